@@ -72,13 +72,13 @@ from collectives.primitives import (
 )
 from minidiff import tree
 from minidiff.arguments import as_value
-from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates
-from minidiff.core import Primitive, Scope, Tracer, Value, current_scope, enter, running, states_of
+from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates, agreed, joined
+from minidiff.core import Primitive, Scope, Tracer, Value, cast_to, current_scope, enter, running, states_of
 from minidiff.dtypes import is_scalar_constant, plain
-from minidiff.errors import VarianceError, show_axes
+from minidiff.errors import VarianceError, check_unreduced, show_axes
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
-from minidiff.types import ShapedArray, typeof
+from minidiff.types import ShapedArray, operand_type, typeof
 
 # ---------------------------------------------------------------- the table
 
@@ -177,6 +177,33 @@ COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all
 
 
 # ---------------------------------------------------------------- inserting casts
+
+
+def agree(primitive: Primitive, args: Sequence[Value]) -> Sequence[Value]:
+    """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.axis_states`)."""
+    given = [None if is_scalar_constant(x) else states_of(x) for x in args]
+    distinct = {states for states in given if states is not None}
+    if len(distinct) <= 1:
+        return args
+    args = list(args)
+    if any(states.unreduced for states in distinct):
+        _cast_zeros(primitive, args, joined(*distinct))
+        check_unreduced(primitive, list(map(operand_type, args)))
+        given = [None if states is None else states_of(x) for x, states in zip(args, given)]
+    wanted = iter(agreed(tuple([states for states in given if states is not None])))
+    for i, states in enumerate(given):
+        if states is not None and states != (new := next(wanted)):
+            args[i] = cast(args[i], new)
+    return args
+
+
+def _cast_zeros(primitive: Primitive, args: list[Value], states: AxisStates) -> None:
+    """Cast constant arrays of zeros to parts of a sum that is zero, if the operation is linear in them too."""
+    parts = {i for i, x in enumerate(args) if states_of(x).unreduced}
+    zeros = {i for i, x in enumerate(args) if isinstance(x, numpy.ndarray) and not x.any()}
+    if primitive.is_linear_in(parts | zeros, len(args)):
+        for i in zeros:
+            args[i] = cast_to(args[i], states)
 
 
 def cast(x: Value, states: AxisStates) -> Value:
@@ -281,15 +308,14 @@ def varying_over(x: Value, run: CollectiveAxes) -> Value:
 
 def parts_over(x: Value, run: CollectiveAxes) -> Value:
     """Cast `x` along the axes of a sum: to unreduced if it is so along one of them, else to varying."""
-    partial = run.scope.typed and not typeof(x).unreduced.isdisjoint(run.axes)
+    partial = run.scope.typed and not states_of(x).unreduced.isdisjoint(run.axes)
     return _cast_over(x, run, UNREDUCED if partial and run.groups is None else VARYING)
 
 
 def _cast_over(x: Value, run: CollectiveAxes, state: str) -> Value:
     if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return x
-    states = typeof(x).states.with_state(run.axes, state)
-    return x if states == typeof(x).states else cast(x, states)
+    return cast_to(x, states_of(x).with_state(run.axes, state))
 
 
 def check_written(name: str, x: Value, run: CollectiveAxes) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from collectives.ops import cast
+from collectives.ops import agree, cast
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
 from minidiff import core
@@ -19,6 +19,7 @@ class Ranks(core.Ranks):
     folders = (os.path.dirname(__file__),)
     passes = (PASSES,)
 
+    agree = staticmethod(agree)
     cast = staticmethod(cast)
 
     def backward_pass(self, backward_pass: Callable, *args: Any) -> list[Value | None]:

@@ -19,6 +19,7 @@ from minidiff.core import (
     current_scope,
     enter,
     name_of,
+    states_of,
     strong,
 )
 from minidiff.dtypes import NATIVE, float0, is_differentiable, is_scalar_constant, plain
@@ -238,6 +239,20 @@ def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tre
     return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
 
 
+def agreeing(ct: Value, type: ShapedArray) -> Value:
+    """Cast a cotangent along mesh axes to its primal's cotangent type, or raise VarianceError."""
+    states, wanted = states_of(ct), type.states.cotangent()
+    extra = states.varying - wanted.varying - wanted.unreduced
+    if extra:
+        axes = show_axes(extra)
+        raise VarianceError(
+            f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {axes}, where the value does "
+            f"not: sum it, psum(ct, {axes}), if each rank has a partial sum; or, if each has its own cotangent, let "
+            f"the value vary too: compute it from pbroadcast(x, {axes})"
+        )
+    return cast_to(ct, wanted)
+
+
 def resharded(ct: Value, type: ShapedArray) -> Value:
     """Reshard a cotangent like its primal's type, if that is sharded."""
     return ct if type.sharding is None else type.sharding.resharded(ct)
@@ -261,7 +276,7 @@ def joint_states(what: str, labels: Sequence[str], values: Sequence[Value]) -> A
     arrays = [(label, typeof(x)) for label, x in zip(labels, values) if not is_scalar_constant(x)]
     if scope is not None and scope.checks and len({t.states for _, t in arrays}) > 1:
         raise disagreement(what, *zip(*arrays))
-    states = joined([typeof(x).states for x in values])
+    states = joined(*[typeof(x).states for x in values])
     for label, x in zip(labels, values) if states.unreduced else ():
         missing = states.unreduced - typeof(x).unreduced
         if missing and (isinstance(x, (Tracer, ShapedArray)) or numpy.any(x)):

@@ -21,6 +21,7 @@ Sources: JEP 17111 for the first two states; JAX, "Autodiff and sharding", for t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -67,12 +68,11 @@ class AxisStates(NamedTuple):
 
     def with_state(self, axes: Iterable[str], state: str) -> AxisStates:
         """These states, changed along some axes."""
-        changed = frozenset(axes)
-        return AxisStates(*[own | changed if state == name else own - changed for name, own in zip(STATES, self)])
+        return _with_state(self, frozenset(axes), state)
 
     def cotangent(self) -> AxisStates:
         """The states of the value's cotangent."""
-        return AxisStates(self.varying, self.reduced, self.unreduced)
+        return AxisStates(self.varying, self.reduced, self.unreduced) if self.unreduced or self.reduced else self
 
     def __repr__(self) -> str:
         marks = [f"{mark}{axis}" for mark, axes in zip(("", "U:", "R:"), self) for axis in sorted(map(str, axes))]
@@ -82,15 +82,22 @@ class AxisStates(NamedTuple):
 ALL_INVARIANT = AxisStates()
 
 
-def joined(states: Iterable[AxisStates]) -> AxisStates:
+@functools.lru_cache(maxsize=4096)
+def _with_state(states: AxisStates, axes: Axes, state: str) -> AxisStates:
+    return AxisStates.of(*[own | axes if state == name else own - axes for name, own in zip(STATES, states)])
+
+
+@functools.lru_cache(maxsize=4096)
+def joined(*states: AxisStates) -> AxisStates:
     """The states of the result of an operation on operands in these states."""
     varying, unreduced, reduced = (NONE.union(*axes) for axes in zip(ALL_INVARIANT, *states))
-    return AxisStates(varying - unreduced, unreduced, reduced - varying - unreduced)
+    return AxisStates.of(varying - unreduced, unreduced, reduced - varying - unreduced)
 
 
-def agreed(states: Sequence[AxisStates]) -> list[AxisStates]:
+@functools.lru_cache(maxsize=4096)
+def agreed(states: tuple[AxisStates, ...]) -> list[AxisStates]:
     """The states that operands are cast to. One that varies beside an unreduced one stays, and is an error."""
-    varying, unreduced, reduced = joined(states)
+    varying, unreduced, reduced = joined(*states)
     return [AxisStates(varying | own.varying, own.unreduced, (reduced | unreduced) - own.held) for own in states]
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from minidiff import location
-from minidiff.axis_states import ALL_INVARIANT, AxisStates, agreed, joined
+from minidiff.axis_states import ALL_INVARIANT, AxisStates, joined
 from minidiff.dtypes import PLAIN, dtype_name, is_scalar_constant
 from minidiff.errors import (
     LeakedTracerError,
@@ -34,7 +34,7 @@ from minidiff.errors import (
     is_misfit,
     leak_message,
 )
-from minidiff.types import ShapedArray, Typed, operand_type, plain_operand, typeof
+from minidiff.types import ShapedArray, Typed, plain_operand, typeof
 
 Value = Any  # an array, a scalar, or a Tracer that stands for one
 
@@ -291,6 +291,10 @@ class Ranks:
     folders: Sequence[str] = ()  # further ones of library code, which source locations skip
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
 
+    def agree(self, primitive: Primitive, args: Sequence[Value]) -> Sequence[Value]:
+        """Insert casts where the operands of an operation disagree along mesh axes."""
+        return args
+
     def cast(self, x: Value, states: AxisStates) -> Value:
         """Change the states of `x` along mesh axes by free casts, such as a `pbroadcast`."""
         raise VarianceError(f"cannot cast {typeof(x)} to {states}: import spmd first")
@@ -330,31 +334,12 @@ def install(installed: Ranks) -> None:
 
 def states_of(x: Value) -> AxisStates:
     """The states of `x` along mesh axes."""
-    return x.type.states if isinstance(x, Tracer) else ALL_INVARIANT
+    return x.states if isinstance(x, Tracer) else ALL_INVARIANT
 
 
 def cast_to(x: Value, states: AxisStates) -> Value:
     """Insert the free casts, if any, from the states of `x` to `states`."""
     return x if states_of(x) == states else ranks.cast(x, states)
-
-
-def agree(primitive: Primitive, args: Sequence[Value], params: dict) -> Sequence[Value]:
-    """Insert casts where operands disagree (JEP, "typing rules"; see `minidiff.axis_states`)."""
-    given = [None if is_scalar_constant(x) else states_of(x) for x in args]
-    distinct = {states for states in given if states is not None}
-    if len(distinct) <= 1:
-        return args
-    args, common = list(args), joined(distinct)
-    if common.unreduced:  # arrays of zeros are parts of a sum that is zero
-        parts = {i for i, states in enumerate(given) if states is not None and states.unreduced}
-        zeros = {i for i, x in enumerate(args) if isinstance(x, numpy.ndarray) and not x.any()}
-        if primitive.is_linear_in(parts | zeros, len(args)):
-            args = [cast_to(x, common) if i in zeros else x for i, x in enumerate(args)]
-        check_unreduced(primitive, list(map(operand_type, args)))
-    arrays = [i for i, states in enumerate(given) if states is not None]
-    for i, states in zip(arrays, agreed([states_of(args[i]) for i in arrays])):
-        args[i] = cast_to(args[i], states)
-    return args
 
 
 # ---------------------------------------------------------------- operations
@@ -442,7 +427,7 @@ class Primitive:
         if interpreter.scope.checks:
             return self.apply_checked(interpreter, values, params)
         if self.operands_agree and len(values) > 1:
-            values = agree(self, values, params)
+            values = ranks.agree(self, values)
         return self.apply(interpreter, values, params)
 
     def strong(self, args: Sequence[Value]) -> list[Value]:
@@ -458,7 +443,7 @@ class Primitive:
                 return self.bind(*args, **params)
         if self.operands_agree and len(args) > 1:
             check_operands(self.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
-            args = agree(self, args, params)  # inserts casts of constants only
+            args = ranks.agree(self, args)  # inserts casts of constants only
         if not self.is_higher_order:
             arrays = [x for x in args if not (self.operands_agree and is_scalar_constant(x))]
             self.check_variance([typeof(x) for x in arrays], params)
@@ -483,8 +468,10 @@ class Primitive:
 
     def result_states(self, types: Sequence[Any], params: dict) -> AxisStates:
         """The states of the results along mesh axes. Raise VarianceError for unreduced operands it cannot take."""
-        given = {t.states for t in types if isinstance(t, ShapedArray)}
-        states = given.pop() if len(given) == 1 else joined(given)
+        states = ALL_INVARIANT
+        for t in types:
+            if isinstance(t, ShapedArray) and t.states is not states:
+                states = joined(states, t.states)
         if states.unreduced:
             check_unreduced(self, types)
         return states
@@ -619,6 +606,10 @@ class Tracer(Typed):
     @property
     def dtype(self) -> numpy.dtype:
         return self.type.dtype
+
+    @property
+    def states(self) -> AxisStates:
+        return self.type.states
 
     @property
     def ndim(self) -> int:

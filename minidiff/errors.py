@@ -88,8 +88,8 @@ def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
 
     A type of None stands for a constant, which agrees with anything.
     """
-    given = [t.states for t in types if t is not None]
-    if len(set(given)) > 1 and agreed(given) != given:
+    given = tuple(t.states for t in types if t is not None)
+    if len(set(given)) > 1 and agreed(given) != [*given]:
         numbers = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
         labelled = {label: t for label, t in zip(numbers, types) if t is not None}
         raise disagreement(f"{name}: operands {_listed([*labelled.values()])}", [*labelled], [*labelled.values()])
@@ -107,7 +107,7 @@ def diverges(what: str, t: ShapedArray, axes: Sequence[str], because: str = "") 
 def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
     """The error that values of these `labels` and `types` disagree along a mesh axis."""
     missing: dict[str, list[str]] = {}
-    for label, t, states in zip(labels, types, agreed([t.states for t in types])):
+    for label, t, states in zip(labels, types, agreed(tuple(t.states for t in types))):
         casts = {"pbroadcast": states.varying - t.variance, "reduced": states.reduced - t.reduced}
         for name, axes in casts.items():
             if axes:

@@ -17,6 +17,7 @@ from minidiff import core, fastpath, tree
 from minidiff.aliasing import apart, keep_residuals
 from minidiff.arguments import (
     Flat,
+    agreeing,
     arguments_of,
     as_value,
     as_values,
@@ -34,22 +35,19 @@ from minidiff.core import (
     Tracer,
     Value,
     become,
-    cast_to,
     checking,
     current_interpreter,
     current_scope,
     name_of,
     running,
-    states_of,
 )
 from minidiff.dtypes import is_differentiable
-from minidiff.errors import VarianceError, show_axes
 from minidiff.forward import JVP, JVPTracer, instantiate
 from minidiff.keywords import transformation
 from minidiff.location import transposes
 from minidiff.promotion import are_weak
 from minidiff.tape import Equation, RecordedTracer, Recorder, Tape, evaluate_equation
-from minidiff.types import ShapedArray, Var, array_type, typeof
+from minidiff.types import Var, array_type, typeof
 
 
 class Linearize(Recorder):
@@ -270,20 +268,6 @@ def linear_part(tape: Tape, linear: Sequence[bool], values: Sequence[Value]) -> 
     out = Tape(inputs, equations, [a if isinstance(a, Var) and a in linear_vars else None for a in tape.outputs])
     out.linear = True
     return out
-
-
-def agreeing(ct: Value, type: ShapedArray) -> Value:
-    """Cast a cotangent along mesh axes to its primal's cotangent type, or raise VarianceError."""
-    states, wanted = states_of(ct), type.states.cotangent()
-    extra = states.varying - wanted.varying - wanted.unreduced
-    if extra:
-        axes = show_axes(extra)
-        raise VarianceError(
-            f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {axes}, where the value does "
-            f"not: sum it, psum(ct, {axes}), if each rank has a partial sum; or, if each has its own cotangent, let "
-            f"the value vary too: compute it from pbroadcast(x, {axes})"
-        )
-    return cast_to(ct, wanted)
 
 
 # ---------------------------------------------------------------- public functions

@@ -11,12 +11,12 @@ from typing import Any
 
 from minidiff import tree
 from minidiff.aliasing import apart
-from minidiff.arguments import checked_cotangents, linear_positions, resharded
+from minidiff.arguments import agreeing, checked_cotangents, linear_positions, resharded
 from minidiff.compiler.simplify import simplified
 from minidiff.core import cast_to, current_interpreter, restores_interpreter, transforming
 from minidiff.dtypes import is_differentiable
 from minidiff.forward import instantiate
-from minidiff.reverse import agreeing, backward_pass
+from minidiff.reverse import backward_pass
 from minidiff.staging import Stage, stage_flat
 from minidiff.tape import Tape
 from minidiff.types import Var, zeros_like

@@ -85,13 +85,10 @@ class ShapedArray:
         """The type of the value's cotangent: where the one is unreduced, the other is reduced."""
         return self.update(states=self.states.cotangent()) if self.unreduced or self.reduced else self
 
-    def update(self, **changes: Any) -> ShapedArray:
+    def update(self, *, states: AxisStates | None = None, **changes: Any) -> ShapedArray:
         """Return a copy with other fields, and no sharding unless that is given."""
-        fields = {"shape": self.shape, "dtype": self.dtype, "states": self.states, **changes}
-        if not changes.keys().isdisjoint(("variance", "unreduced", "reduced")):
-            states = dict(zip(("variance", "unreduced", "reduced"), fields.pop("states")))
-            fields = {**states, **fields}
-        return ShapedArray(**fields)
+        own = dict(zip(("variance", "unreduced", "reduced"), states or self.states))
+        return ShapedArray(**{"shape": self.shape, "dtype": self.dtype, **own, **changes})
 
     def __eq__(self, other: object) -> bool:
         return (

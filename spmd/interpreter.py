@@ -60,17 +60,17 @@ def _type_of_blocks(
 class RankTracer(Tracer):
     """A value on the ranks of a mesh.
 
-    `data` is what the backend holds, `held` the axes along which it may vary. `states` are its states along mesh axes
+    `data` is what the backend holds, `held` the axes along which it may vary. `marked` are its states along mesh axes
     if it is unreduced or reduced along one; otherwise they follow from `held`, and it is None.
     """
 
-    __slots__ = ("data", "held", "states")
+    __slots__ = ("data", "held", "marked")
 
     def __init__(self, interpreter: SPMD, data: numpy.ndarray, held: Axes, states: AxisStates | None = None):
         self.interpreter = interpreter
         self.data = data
         self.held = held
-        self.states = states
+        self.marked = states
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,7 +84,11 @@ class RankTracer(Tracer):
     def type(self) -> ShapedArray:
         interpreter, data, held = self.interpreter, self.data, self.held
         shape = interpreter.mesh.ranks.block_shape(data, held)
-        return _type_of_blocks(shape, data.dtype, held if interpreter.scope.typed else (), self.states)
+        return _type_of_blocks(shape, data.dtype, held if interpreter.scope.typed else (), self.marked)
+
+    @property
+    def states(self) -> AxisStates:
+        return self.marked or _varying(self.held if self.interpreter.scope.typed else ())
 
     def concrete(self, use: str) -> numpy.ndarray:
         self.check_alive()
@@ -151,7 +155,7 @@ class SPMD(Interpreter):
     def _result_states(self, primitive: Primitive, args: Sequence[Value], params: dict) -> AxisStates | None:
         """The states of an operation's results, as `RankTracer` takes them."""
         for x in args:
-            if type(x) is RankTracer and x.states is not None:
+            if type(x) is RankTracer and x.marked is not None:
                 return _beyond_varying(primitive.result_states(list(map(operand_type, args)), params))
         return None
 
@@ -180,9 +184,9 @@ class SPMD(Interpreter):
             found = [ranks.collective(primitive.name, *operands[0], primitive.sends(params), params)]
         results = [RankTracer(self, *x) for x in found]
         each = primitive.each or primitive
-        if each.gives in (UNREDUCED, REDUCED) or any(type(x) is RankTracer and x.states is not None for x in args):
+        if each.gives in (UNREDUCED, REDUCED) or any(type(x) is RankTracer and x.marked is not None for x in args):
             for x, out in zip(args, results):
-                out.states = _beyond_varying(each.result_states([typeof(x)], params))
+                out.marked = _beyond_varying(each.result_states([typeof(x)], params))
         return results if primitive.multiple_results else results[0]
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
@@ -192,7 +196,7 @@ class SPMD(Interpreter):
         whose body then becomes such a program.
         """
         operands = [self.operand(x) for x in values]
-        states = [getattr(x, "states", None) for x in values]
+        states = [getattr(x, "marked", None) for x in values]
         kinds = zip(operands, states)
         key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held, s) for (x, held), s in kinds)
         if self.base is not EVALUATE:
@@ -229,7 +233,7 @@ class SPMD(Interpreter):
         with transforming(inside), transforming(stage), running(inside):
             outs = tape.apply(*blocks)
             results = [inside.operand(x) for x in outs]
-            places = [(held, getattr(x, "states", None)) for x, (_, held) in zip(outs, results)]
+            places = [(held, getattr(x, "marked", None)) for x, (_, held) in zip(outs, results)]
             return stage.tape([x for x, _ in results]), places
 
     def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
@@ -240,7 +244,7 @@ class SPMD(Interpreter):
         operands = [self.operand(x) for x in args]
         changed, places = {}, []
         for name, taken in bodies.items():
-            states = [getattr(args[k], "states", None) for k in taken]
+            states = [getattr(args[k], "marked", None) for k in taken]
             changed[name], places = self._on_data(params[name], [operands[k] for k in taken], states)
         with running(self.base):
             results = primitive.bind(*[x for x, _ in operands], **{**params, **changed})
@@ -270,7 +274,7 @@ class SPMD(Interpreter):
         if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
             # a loop's step is compiled before the shardings are known
             x = Sharding(self.mesh, spec).resharded(x)
-        states = _beyond_varying(spec.states) if self.scope.typed else None
+        states = spec.states if (spec.unreduced or spec.reduced) and self.scope.typed else None
         if isinstance(x, ShardedArray):
             return RankTracer(self, x.data, x.held, states)
         x, _ = self.operand(x)  # raises LeakedTracerError for a leaked tracer
@@ -304,6 +308,9 @@ class SPMD(Interpreter):
             self.compared[id(x)] = x
             check_blocks(self.mesh, [("an array that the body closes over", x, ())])
         return plain_operand(x), ()
+
+
+_varying = functools.lru_cache(maxsize=4096)(AxisStates.of)
 
 
 def _beyond_varying(states: AxisStates) -> AxisStates | None:

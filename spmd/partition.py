@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from minidiff.axis_states import ALL_INVARIANT, AxisStates, joined
+from minidiff.axis_states import ALL_INVARIANT, NONE, AxisStates, joined
 from minidiff.errors import show_axes
 from minidiff.keywords import did_you_mean
 from minidiff.types import ShapedArray
@@ -46,12 +46,12 @@ class PartitionSpec:
                     f"{_shown(entries, {'sum': names(sum)})}: {what} is None, the name of a mesh axis, or a tuple of "
                     "names"
                 )
-        for what, axes in (("unreduced", unreduced), ("reduced", reduced)):
+        for what, axes in (("unreduced", unreduced), ("reduced", reduced)) if unreduced or reduced else ():
             if not (isinstance(axes, (str, tuple, set, frozenset)) and all(isinstance(a, str) for a in _set(axes))):
                 raise TypeError(f"{_shown(entries)}: {what} is {axes!r}; write the set of mesh axes, {what}={{'i'}}")
         self.entries = entries
-        self.unreduced: frozenset[str] = _set(unreduced)
-        self.reduced: frozenset[str] = _set(reduced)
+        self.unreduced: frozenset[str] = _set(unreduced) if unreduced else NONE
+        self.reduced: frozenset[str] = _set(reduced) if reduced else NONE
         self.summed: tuple[str, ...] = names(sum)
         self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
         self._known_key: tuple | None = None
@@ -62,19 +62,19 @@ class PartitionSpec:
         return frozenset().union(*[names(e) for e in self.entries])
 
     @property
-    def held(self) -> frozenset[str]:
-        """The mesh axes along which ranks have different blocks."""
-        return self.axes | self.unreduced
-
-    @property
     def states(self) -> AxisStates:
         """The states of a block along mesh axes."""
         return AxisStates.of(self.axes, self.unreduced, self.reduced)
 
     @property
+    def held(self) -> frozenset[str]:
+        """The mesh axes along which ranks have different blocks."""
+        return self.axes | self.unreduced
+
+    @property
     def is_trivial(self) -> bool:
         """Whether it is that of a plain array, which is the same on all ranks."""
-        return not (self.held or self.reduced)
+        return not (self.unreduced or self.reduced or self.axes)
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
         """For each of `ndim` dimensions, the axes it is split along."""
@@ -106,6 +106,8 @@ class PartitionSpec:
 
     def before_sum(self) -> PartitionSpec:
         """The spec of a result whose sum, over the axes in `sum`, is not taken yet."""
+        if not self.summed:
+            return self
         return self.with_states(self.unreduced.union(self.summed), self.reduced)
 
     def after_sum(self) -> PartitionSpec:
@@ -284,7 +286,7 @@ def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed
     A variance of `t`, which an array outside a body should not have, shows in the block's.
     """
     shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
-    return ShapedArray(shape, t.dtype, states=joined([t.states, spec.states]) if typed else ALL_INVARIANT)
+    return ShapedArray(shape, t.dtype, states=joined(t.states, spec.states) if typed else ALL_INVARIANT)
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:

@@ -255,7 +255,7 @@ def _split(x: Value, spec: PartitionSpec) -> Value:
     """The block of a value that is whole in the enclosing body."""
     for d, axes in enumerate(spec.dims(typeof(x).ndim)):
         x = pscatter(x, axes, axis=d, tiled=True) if axes else x
-    return cast_to(x, joined([typeof(x).states, spec.states])) if current_scope().typed else x
+    return cast_to(x, joined(typeof(x).states, spec.states)) if current_scope().typed else x
 
 
 def _whole(x: Value, spec: PartitionSpec) -> Value:
@@ -345,7 +345,7 @@ def _checked_result(
         x = convert(x, int)
     t = typeof(x)
     check_ndim(spec, t.shape, "out_specs", path)
-    if not scope.typed:
+    if not scope.typed or (t.states == spec.states and not spec.summed):
         return x, spec
     named = spec.states.axes.union(spec.summed)
     for a in axes:

@@ -140,7 +140,7 @@ def check_types(mesh, case: Case) -> None:
         inside = functools.partial(body, f=f)
         spmd.shard_map(inside, mesh=mesh, in_specs=P(), out_specs=P())(numpy.ones(case.shape))
     ours, theirs = found
-    assert ours == theirs.update(variance=frozenset(mesh.axis_names))
+    assert ours == md.ShapedArray(theirs.shape, theirs.dtype, mesh.axis_names)
 
 
 def check_derivatives(mesh, case: Case, axes="i") -> None:

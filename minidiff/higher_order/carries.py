@@ -112,7 +112,7 @@ def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> 
     except TypeError:
         as_named_value(new, f"{what}: the step's result for {path}")
         raise
-    states = joined([a.states, b.states])
+    states = joined(a.states, b.states)
     if not number:
         labels = f"the initial {path}", "the step's result"
         states = joint_states(f"{what}: {path} has type {a}, a step returns {b}; these", labels, (old, new))
@@ -204,7 +204,7 @@ class Carry:
             while any(typeof(x).states != t.states for x, t in zip(init, types)):
                 with for_types_alone():
                     stay = self.recorded(step, list(map(typeof, args)))[1]
-                    types = [t.update(states=joined([t.states, s.states])) for t, s in zip(types, stay)]
+                    types = [t.update(states=joined(t.states, s.states)) for t, s in zip(types, stay)]
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
                 types = self.types(init, new)
