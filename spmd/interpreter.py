@@ -5,6 +5,7 @@ A value is the ranks' data, and the axes along which it may vary.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -32,8 +33,9 @@ from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
 from minidiff.dtypes import check_dtype
 from minidiff.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
 from minidiff.higher_order.bodies import BodyOperation
+from minidiff.higher_order.cond import Cond, communications
 from minidiff.staging import Stage
-from minidiff.tape import Tape
+from minidiff.tape import Tape, has_effects, tapes_of
 from minidiff.types import INVARIANT, ShapedArray, plain_operand, typeof
 from spmd.agreement import check_blocks
 from spmd.arrays.sharded_array import ShardedArray, Sharding
@@ -106,6 +108,7 @@ class SPMD(Interpreter):
 
     name = "shard_map"
     checker: Interpreter | None = None  # the interpreter that evaluated its `shard_map`
+    idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
     compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
 
     def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
@@ -119,6 +122,8 @@ class SPMD(Interpreter):
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.is_higher_order:
+            if isinstance(primitive, Cond) and typeof(args[0]).variance:
+                return self._branch_by_rank(primitive, args, params, recorded)
             if recorded and params.get("length", 0) > UNROLLED:
                 raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
             if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
@@ -146,7 +151,7 @@ class SPMD(Interpreter):
     def _on_each_rank(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
         """Run an operation with an effect, and no results, on each rank's blocks."""
         operands = [self.operand(x) for x in args]
-        by_rank = functools.partial(_by_rank, self.mesh, [held for _, held in operands])
+        by_rank = functools.partial(_by_rank, self.mesh, self.idle, [held for _, held in operands])
         with running(self.base):
             return primitive.bind(*[x for x, _ in operands], **{**params, "by_rank": by_rank})
 
@@ -207,11 +212,59 @@ class SPMD(Interpreter):
             results = [inside.operand(x) for x in tape.apply(*blocks)]
             return stage.tape([x for x, _ in results]), [held for _, held in results]
 
-    def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
-        """Record a cond or a loop as one on data.
+    def _branch_by_rank(self, cond: Cond, args: Sequence[Value], params: dict, recorded: bool) -> list[Value]:
+        """Run or record a cond whose selector varies: each rank has the results of its own branch."""
+        selector, *values = [RankTracer(self, *self.operand(x)) for x in args]
+        cond.check_communication(selector.type, params)
+        ranks, tapes, axes = self.mesh.ranks, tapes_of(params), selector.held
+        for eqn in [eqn for tape in tapes for eqn in communications(tape)]:
+            ranks.connect(eqn.params)
+        if self.mesh.backend == "simulated":
+            outs = self._branches_of_all_ranks(cond, selector, values, tapes, recorded)
+        elif recorded:
+            outs = self._record_bodies(cond, [selector, *values], params, cond.bodies(len(args), params))
+        else:
+            with running(self), self._among([]):
+                outs = tapes[cond.choose(selector.data)](*values)
+        found = [self.operand(x) for x in outs]
+        helds = [ranks.ordered({*held, *axes}) for _, held in found]
+        return [RankTracer(self, ranks.reshard_data(x, held, wanted), wanted) for (x, held), wanted in zip(found, helds)]
 
-        Its predicate is invariant, so all ranks take the same branch.
+    def _branches_of_all_ranks(
+        self, cond: Cond, selector: RankTracer, values: Sequence[RankTracer], tapes: Sequence[Tape], recorded: bool
+    ) -> list[Value]:
+        """Run each branch on all simulated ranks at once, and select.
+
+        Ranks that do not take a branch run it on the operands of one that does, so that it meets no values that it
+        would not meet on real ranks: its square root of -1, say, would warn.
         """
+        if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
+            raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
+        ranks, axes, results = self.mesh.ranks, selector.held, {}
+        for i, tape in enumerate(tapes):
+            with running(self.base):
+                takers = cond.matches(selector.data, i)
+                if not recorded and not takers.any():
+                    continue
+                lent = [RankTracer(self, *ranks.lent(x.data, x.held, axes, takers)) for x in values]
+            idle = [] if recorded else [r for r, taken in enumerate(ranks.local(takers, axes)) if not taken]
+            with running(self), self._among(idle):
+                results[i] = tape(*lent)
+        with running(self):
+            return cond.select(selector, [results.get(i, next(iter(results.values()))) for i in range(len(tapes))])
+
+    @contextlib.contextmanager
+    def _among(self, idle: Collection[int]) -> Iterator[None]:
+        """Run a branch that some ranks do not take: these do not print, and are not there to compare arrays."""
+        before = self.idle, self.compared
+        self.idle, self.compared = self.idle.union(idle), None
+        try:
+            yield
+        finally:
+            self.idle, self.compared = before
+
+    def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
+        """Record a cond or a loop as one on data."""
         operands = [self.operand(x) for x in args]
         changed, helds = {}, []
         for name, taken in bodies.items():
@@ -352,8 +405,11 @@ def _local(ranks: Backend, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
     return blocks if isinstance(blocks, list) else [blocks]
 
 
-def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterator[tuple[str, list[Value]]]:
-    """Yield the name of each rank in this process, and its blocks of these values."""
+def _by_rank(
+    mesh: Mesh, idle: Collection[int], helds: Sequence[Axes], data: Sequence[Value]
+) -> Iterator[tuple[str, list[Value]]]:
+    """Yield the name of each rank in this process that is not idle, and its blocks of these values."""
     columns = [_local(mesh.ranks, x, held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
     for r, (_, *blocks) in enumerate(zip(*columns)):
-        yield place_of(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]
+        if r not in idle:
+            yield place_of(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]

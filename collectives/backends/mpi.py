@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mpi4py
@@ -120,6 +120,10 @@ class Ranks(Backend):
             self.comm.mismatch_check.note(_FIRST, which)
             comms[place] = self.comm.Split(colour, key)
         return comms[place]
+
+    def connect(self, params: Mapping[str, Any]) -> None:
+        """Make the communicator of a collective, which takes all ranks of the mesh."""
+        self._communicator(params["axes"], params["size"], params.get("groups"))
 
     def compare_once(self, name: str, lines: Sequence[str]) -> dict[int, str]:
         """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from minidiff import tree
 from minidiff.arguments import as_values, joint_variance
-from minidiff.core import Tracer, Value, checking, current_scope, name_of, running
+from minidiff.core import Interpreter, Tracer, Value, checking, current_interpreter, current_scope, name_of, pbroadcast_to, running
+from minidiff.errors import VarianceError, show_axes
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
     as_type,
     check_functions,
-    check_invariant,
     fits_weakly,
     for_types_alone,
     if_known,
@@ -24,9 +26,10 @@ from minidiff.higher_order.carries import (
 )
 from minidiff.higher_order.partial_eval import SHARED, Operand, TracedBody, concrete_value, entered
 from minidiff.keywords import explains_keywords
-from minidiff.ops.elementwise import equal, maximum, minimum, not_equal, where
+from minidiff.ops.elementwise import equal, logical_not, maximum, minimum, not_equal, where
 from minidiff.promotion import are_weak, weak_where
-from minidiff.tape import tapes_of
+from minidiff.staging import Stage
+from minidiff.tape import Equation, Tape, tapes_of
 from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import BatchTracer
 
@@ -38,6 +41,10 @@ class Cond(BodyOperation):
 
     Parameters are the branches' tapes; operands are the selector and the branches' operands.
     `choose(selector)` is the number of the branch; `matches(selector, i)` is the traceable test whether it is i.
+
+    Along the mesh axes along which the selector varies, ranks take different branches. So no branch communicates along
+    these, and all results vary along them. Operands may do so where a branch takes one value: the ranks that take it
+    agree on the value, which the branch itself has saved for its derivative.
     """
 
     def __init__(self, name: str, choose: Callable[[Any], int], matches: Callable[[Value, int], Value]):
@@ -64,13 +71,23 @@ class Cond(BodyOperation):
             raise ValueError("it lacks a branch")
 
     def typecheck(self, types, params):
-        branches = tapes_of(params)
-        check_invariant(SELECTORS[self.name], typeof(types[0]))
+        branches, axes = tapes_of(params), typeof(types[0]).variance
+        self.check_communication(typeof(types[0]), params)
         for tape in branches:
-            self._check_operands(types[1:], tape.in_types)
+            self._check_operands(_without(axes, types[1:]), _without(axes, tape.in_types))
             if tape.out_types != branches[0].out_types:
                 raise TypeError(f"{self.name}: branches give {branches[0].out_types} and {tape.out_types}")
-        return branches[0].out_types
+        return [t if axes <= t.variance else t.update(variance=t.variance | axes) for t in branches[0].out_types]
+
+    def check_communication(self, selector: ShapedArray, params: dict) -> None:
+        """Raise VarianceError if a branch communicates along axes along which the selector varies."""
+        if not selector.variance:
+            return
+        for name, tape in params.items():
+            for eqn in communications(tape):
+                over = selector.variance.intersection(eqn.params["axes"])
+                if over:
+                    raise _deadlock(SELECTORS[self.name], selector, name, eqn, over)
 
     def leading(self, params):
         return 1
@@ -95,9 +112,77 @@ class Cond(BodyOperation):
             return self.select(args[0], [branch(*args[1:]) for branch in tapes_of(params)])
 
 
+def communications(tape: Tape) -> Iterator[Equation]:
+    """The equations that communicate between ranks, also in bodies of others."""
+    for eqn in tape.equations:
+        if eqn.primitive.sends(eqn.params):
+            yield eqn
+        for body in eqn.bodies:
+            yield from communications(body)
+
+
+def _without(axes: frozenset, types: Sequence[Any]) -> list[Any]:
+    """The types of values, less their variance along `axes`."""
+    types = list(map(typeof, types))
+    return [t.update(variance=t.variance - axes) if axes & t.variance else t for t in types]
+
+
+def _deadlock(what: str, selector: ShapedArray, parameter: str, eqn: Equation, over: frozenset) -> VarianceError:
+    """The error for a collective `eqn` in a branch that only some of its ranks take."""
+    operation, (kind, _, number) = what.split()[-1], parameter.partition("_")
+    branch = f"branches[{number}]" if kind == "branches" else parameter
+    return VarianceError(
+        f"{what}, {selector}, varies along {', '.join(map(repr, sorted(over)))}, so that ranks take different branches; "
+        f"but {branch} has a {eqn.primitive} over {show_axes(eqn.params['axes'])}"
+        + (f" ({eqn.source})" if eqn.source is not None else "")
+        + f": the ranks that take it would wait for ever for those that do not. Move the {eqn.primitive} out of the "
+        f"{operation}; or make the ranks agree first (psum, pmax or pmin over {show_axes(over)} of what it chooses by); "
+        "or compute both, and choose between values with np.where"
+    )
+
+
 SELECTORS = {"cond": "the predicate of cond", "switch": "the index of switch"}
-cond_p = Cond("cond", lambda pred: 0 if pred else 1, lambda pred, i: pred)
+cond_p = Cond("cond", lambda pred: 0 if pred else 1, lambda pred, i: logical_not(pred) if i else pred)
 switch_p = Cond("switch", int, equal)
+
+# ---------------------------------------------------------------- branches that only some ranks take
+
+
+class RankBranch(Stage):
+    """Record a branch that some ranks take, and others do not: what it closes over varies along the selector's axes.
+
+    The pbroadcasts which that needs are outside the branch, and so are their transposes, psums, which all ranks call.
+    The branch has a scope of its own, so that transformations in it adopt what they close over from here.
+    """
+
+    def __init__(self, below: Interpreter, primitive: Cond, name: str, selector: Value):
+        super().__init__(below)
+        self.scope = copy.copy(below.scope)
+        self.scope.transposed = 0
+        self.varying = functools.partial(varying_as, primitive, selector, label=f"a value that {name} closes over")
+
+    def _adopt(self, x):
+        with running(self.below):
+            return self.varying(self.below.adopt(x))
+
+    def end(self):
+        self.below.scope.transposed += self.scope.transposed
+        super().end()
+
+
+def varying_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
+    """Insert a pbroadcast of `x` along the axes along which the selector varies.
+
+    In an explicit scope the user writes it: raise VarianceError instead.
+    """
+    t, chosen_by, missing = typeof(x), typeof(selector), typeof(selector).variance - typeof(x).variance
+    if missing and current_scope().checks and isinstance(x, Tracer):
+        raise VarianceError(
+            f"{primitive}: ranks take different branches, since {SELECTORS[primitive.name]} is a {chosen_by}; so all "
+            f"that branches use varies as it does: write pbroadcast(x, {show_axes(missing)}) for {label}, {t}"
+        )
+    return pbroadcast_to(x, chosen_by.variance)
+
 
 # ---------------------------------------------------------------- what the branches return
 
@@ -140,20 +225,23 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     given, structure = tree.flatten(operands)
     as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # raises for non-array operands
     scope, batched = current_scope(), isinstance(selector, BatchTracer)
-    known = None if batched else if_known(selector, use)
+    by_rank = bool(typeof(selector).variance) and not batched
+    known = None if batched or by_rank else if_known(selector, use)
     number = None if known is None else primitive.choose(known)
     if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
         return branches[number](*operands)
-    if not batched:
-        check_invariant(use, typeof(selector))
     leaves, weak = list(map(entered, given)), are_weak(given)
+    if by_rank:
+        labels = tree.paths(structure, "operands")
+        leaves = [varying_as(primitive, selector, x, label) for x, label in zip(leaves, labels)]
 
     def flat(f: Callable, values: Sequence[Value]) -> tuple:
         """Apply a branch to leaves: the result's leaves with their paths, its structure."""
         return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
 
-    def traced(f: Callable) -> TracedBody:
-        return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), (primitive.name, name_of(f)))
+    def traced(name: str, f: Callable) -> TracedBody:
+        stage = RankBranch(current_interpreter(), primitive, name, selector) if by_rank else None
+        return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), (primitive.name, name_of(f)), stage)
 
     if number is not None:
         return _typed_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
@@ -163,8 +251,10 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         values = [[numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
         with checking(scope, False):
             return _results(results, primitive.select(selector, values))
-    traced_bodies = list(map(traced, branches))
+    traced_bodies = list(map(traced, names, branches))
     types = _common_types(primitive.name, names, [d.result for d in traced_bodies])
+    if by_rank:
+        types = [t.update(variance=t.variance | typeof(selector).variance) for t in types]
     closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
     shared = [Operand(x, SHARED) for x in leaves]
@@ -186,7 +276,7 @@ def _typed_choice(
     for k, f in enumerate(branches):
         if k != number:
             with for_types_alone():
-                results[k] = traced(f).result
+                results[k] = traced(names[k], f).result
     types = _common_types(primitive.name, names, results)
     return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
 

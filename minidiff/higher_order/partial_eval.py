@@ -38,8 +38,14 @@ class TracedBody:
     """A function traced to a tape of its own; `close` chooses the outputs later."""
 
     @restores_interpreter
-    def __init__(self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None):
-        self.stage = Stage(current_interpreter())
+    def __init__(
+        self,
+        f: Callable,
+        types: Iterable[ShapedArray],
+        origin: tuple[str, str] | None = None,
+        stage: Stage | None = None,
+    ):
+        self.stage = Stage(current_interpreter()) if stage is None else stage
         if origin is not None:
             self.stage.origin, self.stage.name = origin, " of ".join(origin)
         inputs = [self.stage.new_input(t) for t in types]
