@@ -216,19 +216,15 @@ class SPMD(Interpreter):
         """Run or record a cond whose selector varies: each rank has the results of its own branch."""
         selector, *values = [RankTracer(self, *self.operand(x)) for x in args]
         cond.check_communication(selector.type, params)
-        ranks, tapes, axes = self.mesh.ranks, tapes_of(params), selector.held
+        tapes = tapes_of(params)
         for eqn in [eqn for tape in tapes for eqn in communications(tape)]:
-            ranks.connect(eqn.params)
+            self.mesh.ranks.connect(eqn.params)
         if self.mesh.backend == "simulated":
-            outs = self._branches_of_all_ranks(cond, selector, values, tapes, recorded)
-        elif recorded:
-            outs = self._record_bodies(cond, [selector, *values], params, cond.bodies(len(args), params))
-        else:
-            with running(self), self._among([]):
-                outs = tapes[cond.choose(selector.data)](*values)
-        found = [self.operand(x) for x in outs]
-        helds = [ranks.ordered({*held, *axes}) for _, held in found]
-        return [RankTracer(self, ranks.reshard_data(x, held, wanted), wanted) for (x, held), wanted in zip(found, helds)]
+            return self._branches_of_all_ranks(cond, selector, values, tapes, recorded)
+        if recorded:
+            return self._record_bodies(cond, [selector, *values], params, cond.bodies(len(args), params))
+        with running(self), self._among([]):
+            return tapes[cond.choose(selector.data)](*values)
 
     def _branches_of_all_ranks(
         self, cond: Cond, selector: RankTracer, values: Sequence[RankTracer], tapes: Sequence[Tape], recorded: bool

@@ -48,7 +48,7 @@ from minidiff.ops.shape import moveaxis
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, has_effects, tapes_of
-from minidiff.types import ShapedArray, typeof
+from minidiff.types import INVARIANT, ShapedArray, typeof
 from minidiff.vmap import Batch, BatchTracer
 
 
@@ -96,6 +96,10 @@ class BodyOperation(HigherOrder):
 
     def leading(self, params: dict) -> int:
         return 0
+
+    def chosen_along(self, own: Sequence[Value]) -> frozenset:
+        """The mesh axes along which ranks may run different alternatives."""
+        return INVARIANT
 
     def alternatives(self, params: dict) -> list[Tape]:
         return [params["body"]]
@@ -229,7 +233,8 @@ class BodyOperation(HigherOrder):
         parts, linear, is_linear = self.changed(params, linear[len(own) :], partly_evaluated)
         known = [not yes for yes in is_linear]
         operands = self.operands_of(args, params)
-        tapes, passed = merge([p.linear_tape(is_linear, operands, self.repeats) for p in parts])
+        axes = self.chosen_along(own)
+        tapes, passed = merge([p.linear_tape(is_linear, operands, self.repeats, axes) for p in parts])
         saved = [x for x in passed if any(p.stage.owns(x.value) for p in parts)]
         known_tapes = [
             # Another branch saves something else: zeros, which are not used.

@@ -11,7 +11,17 @@ import numpy
 
 from minidiff import tree
 from minidiff.arguments import as_values, joint_variance
-from minidiff.core import Interpreter, Tracer, Value, checking, current_interpreter, current_scope, name_of, pbroadcast_to, running
+from minidiff.core import (
+    Interpreter,
+    Tracer,
+    Value,
+    checking,
+    current_interpreter,
+    current_scope,
+    name_of,
+    pbroadcast_to,
+    running,
+)
 from minidiff.errors import VarianceError, show_axes
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
@@ -43,8 +53,7 @@ class Cond(BodyOperation):
     `choose(selector)` is the number of the branch; `matches(selector, i)` is the traceable test whether it is i.
 
     Along the mesh axes along which the selector varies, ranks take different branches. So no branch communicates along
-    these, and all results vary along them. Operands may do so where a branch takes one value: the ranks that take it
-    agree on the value, which the branch itself has saved for its derivative.
+    these, and all results vary along them.
     """
 
     def __init__(self, name: str, choose: Callable[[Any], int], matches: Callable[[Value, int], Value]):
@@ -74,10 +83,14 @@ class Cond(BodyOperation):
         branches, axes = tapes_of(params), typeof(types[0]).variance
         self.check_communication(typeof(types[0]), params)
         for tape in branches:
-            self._check_operands(_without(axes, types[1:]), _without(axes, tape.in_types))
+            self._check_operands(types[1:], tape.in_types)
             if tape.out_types != branches[0].out_types:
                 raise TypeError(f"{self.name}: branches give {branches[0].out_types} and {tape.out_types}")
-        return [t if axes <= t.variance else t.update(variance=t.variance | axes) for t in branches[0].out_types]
+            if any(axes - t.variance for t in tape.out_types):
+                raise TypeError(
+                    f"{self.name}: all results vary along {show_axes(axes)}, as {SELECTORS[self.name]} does"
+                )
+        return branches[0].out_types
 
     def check_communication(self, selector: ShapedArray, params: dict) -> None:
         """Raise VarianceError if a branch communicates along axes along which the selector varies."""
@@ -91,6 +104,9 @@ class Cond(BodyOperation):
 
     def leading(self, params):
         return 1
+
+    def chosen_along(self, own):
+        return typeof(own[0]).variance
 
     def alternatives(self, params):
         return tapes_of(params)
@@ -108,6 +124,7 @@ class Cond(BodyOperation):
     def batch_body(self, outside, args, params):
         if not outside.owns(args[0]):
             return super().batch_body(outside, args, params)
+        self.check_communication(typeof(args[0]), params)
         with running(outside):
             return self.select(args[0], [branch(*args[1:]) for branch in tapes_of(params)])
 
@@ -119,12 +136,6 @@ def communications(tape: Tape) -> Iterator[Equation]:
             yield eqn
         for body in eqn.bodies:
             yield from communications(body)
-
-
-def _without(axes: frozenset, types: Sequence[Any]) -> list[Any]:
-    """The types of values, less their variance along `axes`."""
-    types = list(map(typeof, types))
-    return [t.update(variance=t.variance - axes) if axes & t.variance else t for t in types]
 
 
 def _deadlock(what: str, selector: ShapedArray, parameter: str, eqn: Equation, over: frozenset) -> VarianceError:
@@ -224,8 +235,8 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     use = SELECTORS[primitive.name]
     given, structure = tree.flatten(operands)
     as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # raises for non-array operands
-    scope, batched = current_scope(), isinstance(selector, BatchTracer)
-    by_rank = bool(typeof(selector).variance) and not batched
+    scope, by_rank = current_scope(), bool(typeof(selector).variance)
+    batched = isinstance(selector, BatchTracer) and not by_rank
     known = None if batched or by_rank else if_known(selector, use)
     number = None if known is None else primitive.choose(known)
     if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
