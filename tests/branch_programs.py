@@ -63,6 +63,9 @@ PROGRAMS = {
     "checkpoint": lambda lax, w, x, rank: lax.cond(
         x[0] > 0, lambda: md.checkpoint(lambda x: np.sin(np.sin(x) * w))(x), lambda: w
     ),
+    "in a checkpoint": lambda lax, w, x, rank: md.checkpoint(
+        lambda x: np.sin(lax.cond(x[0] > 0, lambda: x * w, lambda: np.exp(w)))
+    )(x),
     "custom_vjp": lambda lax, w, x, rank: lax.cond(x[0] > 0, rule_of_its_own, lambda w, x: x, w, x),
     "jit": lambda lax, w, x, rank: lax.cond(x[0] > 0, md.jit(lambda: np.sin(x * w)), lambda: x),
     "grad": lambda lax, w, x, rank: lax.cond(
@@ -81,6 +84,12 @@ W = np.array([0.5, -0.3])
 def on_ranks(program, mesh, **options):
     body = lambda w, x: program(md, w, x, axis_index("i"))  # noqa: E731
     return spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"), **options)
+
+
+def closing_over(program, mesh):
+    """The same, of a weight from outside of the ranks."""
+    spec = {"mesh": mesh, "in_specs": P("i"), "out_specs": P("i")}
+    return lambda w, x: spmd.shard_map(lambda x: program(md, np.sin(w), x, axis_index("i")), **spec)(x)
 
 
 def whole(program):
@@ -138,8 +147,8 @@ def error(x, labels, head):
 def pipeline(mesh):
     """The mean error of microbatches: the first stage embeds them, and the last one computes their errors.
 
-    At each tick a rank does what its stage does, so that none computes what only another needs. What it found then moves
-    on to the next stage, outside of the branches.
+    At each tick a rank does what its stage does, and none computes what only another needs. Then the results move on to
+    the next stage, outside of the branches.
     """
     (stages,) = mesh.shape.values()
     forward = [(k, k + 1) for k in range(stages - 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -140,15 +141,13 @@ def communications(tape: Tape) -> Iterator[Equation]:
 
 def _deadlock(what: str, selector: ShapedArray, parameter: str, eqn: Equation, over: frozenset) -> VarianceError:
     """The error for a collective `eqn` in a branch that only some of its ranks take."""
-    operation, (kind, _, number) = what.split()[-1], parameter.partition("_")
-    branch = f"branches[{number}]" if kind == "branches" else parameter
+    branch = re.sub(r"_(\d+)$", r"[\1]", parameter)
+    where = f" ({eqn.source})" if eqn.source is not None else ""
     return VarianceError(
-        f"{what}, {selector}, varies along {', '.join(map(repr, sorted(over)))}, so that ranks take different branches; "
-        f"but {branch} has a {eqn.primitive} over {show_axes(eqn.params['axes'])}"
-        + (f" ({eqn.source})" if eqn.source is not None else "")
-        + f": the ranks that take it would wait for ever for those that do not. Move the {eqn.primitive} out of the "
-        f"{operation}; or make the ranks agree first (psum, pmax or pmin over {show_axes(over)} of what it chooses by); "
-        "or compute both, and choose between values with np.where"
+        f"{what}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks take different branches. But "
+        f"{branch} has a {eqn.primitive} over {show_axes(eqn.params['axes'])}{where}: ranks that take it would wait for "
+        f"ever for those that do not. Move the {eqn.primitive} out of the branch; or make the ranks agree first (psum, "
+        f"pmax or pmin over {show_axes(over)} of what chooses); or compute all branches, and choose with np.where"
     )
 
 
@@ -186,11 +185,12 @@ def varying_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
 
     In an explicit scope the user writes it: raise VarianceError instead.
     """
-    t, chosen_by, missing = typeof(x), typeof(selector), typeof(selector).variance - typeof(x).variance
+    chosen_by = typeof(selector)
+    missing = chosen_by.variance - typeof(x).variance
     if missing and current_scope().checks and isinstance(x, Tracer):
         raise VarianceError(
-            f"{primitive}: ranks take different branches, since {SELECTORS[primitive.name]} is a {chosen_by}; so all "
-            f"that branches use varies as it does: write pbroadcast(x, {show_axes(missing)}) for {label}, {t}"
+            f"{primitive}: {SELECTORS[primitive.name]} is a {chosen_by}, so ranks take different branches, and all "
+            f"that these use varies too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
         )
     return pbroadcast_to(x, chosen_by.variance)
 
@@ -235,7 +235,8 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     use = SELECTORS[primitive.name]
     given, structure = tree.flatten(operands)
     as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # raises for non-array operands
-    scope, by_rank = current_scope(), bool(typeof(selector).variance)
+    scope = current_scope()
+    by_rank = scope is not None and bool(typeof(selector).variance)
     batched = isinstance(selector, BatchTracer) and not by_rank
     known = None if batched or by_rank else if_known(selector, use)
     number = None if known is None else primitive.choose(known)
@@ -311,8 +312,13 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     branch runs. If it is abstract (under `make_tape`), both are recorded, and must return trees of the same structure
     and types; a result varies along the axes along which it varies in either branch. The same holds in a typed
     `shard_map` even if `pred` is concrete: there the other branch is recorded for its types alone, and ignored if it
-    raises. If `pred` is batched (under `vmap`), both run, and results are selected element by element. Raises TypeError
-    if the branches' types differ, VarianceError if ranks may disagree about `pred`.
+    raises. If `pred` is batched (under `vmap`), both run, and results are selected element by element.
+
+    In a typed `shard_map`, if `pred` varies along mesh axes, each rank runs its own branch. Both are recorded; neither
+    may communicate along these axes; operands, values that the branches close over, and results all vary along them.
+
+    Raises TypeError if the branches' types differ, and VarianceError if a branch communicates along an axis along which
+    `pred` varies, or if `pred` differs between ranks without types.
 
     >>> import numpy as np
     >>> cond(True, lambda x: x + 1.0, lambda x: x - 1.0, 2.0)
@@ -334,7 +340,8 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
 def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     """Return `branches[index](*operands)`; an index out of range is clamped.
 
-    Like `cond`, with any number of branches.
+    Like `cond`, with any number of branches. In a `shard_map` an `index` computed from `axis_index` gives each rank
+    work of its own: the first stage of a pipeline embeds, the last one computes the loss.
 
     >>> [switch(i, [lambda x: x, lambda x: -x], 2.0) for i in (-1, 0, 1, 5)]
     [2.0, 2.0, -2.0, -2.0]

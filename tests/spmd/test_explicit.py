@@ -275,7 +275,7 @@ def test_branches():
 
     with pytest.raises(md.VarianceError, match=message):
         explicit(many, (P("i"), P()), P(None, "i"))(X, W)
-    missing = r"cond: .* bool\[\]\{i\}; .* varies as it does: write pbroadcast\(x, 'i'\) for %s, f64\[2\]$"
+    missing = r"cond: .* bool\[\]\{i\}, .* varies too: write pbroadcast\(x, 'i'\) for %s, f64\[2\]$"
     for label, wrong in {
         "a value that false_fun closes over": lambda x, w: md.cond(x[0] > 0, lambda: x, lambda: 2 * w),
         r"operands\[1\]": lambda x, w: md.cond(x[0] > 0, lambda x, w: x, lambda x, w: w, x, w),
@@ -283,7 +283,7 @@ def test_branches():
         for run in (lambda f: f, staged):
             with pytest.raises(md.VarianceError, match=missing % label):
                 run(explicit(wrong, (P("i"), P()), P("i")))(X, W)
-    right = lambda x, w: md.cond(x[0] > 0, lambda: x, lambda v=pbroadcast(w, "i"): v * np.ones(2))  # noqa: E731
+    right = lambda x, w: md.cond(x[0] > 0, lambda x, w: x, lambda x, w: w * np.ones(2), x, pbroadcast(w, "i"))  # noqa: E731
     np.testing.assert_array_equal(explicit(right, (P("i"), P()), P("i"))(np.sign(X - 2.5), W), [*W, 1, 1])
 
 

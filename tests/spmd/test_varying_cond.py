@@ -1,6 +1,5 @@
 """Ranks that choose their own branch, by `cond` and `switch`: as if each ran its branch alone."""
 
-import functools
 import warnings
 
 import numpy
@@ -16,6 +15,7 @@ from tests.branch_programs import (
     RANKS,
     W,
     X,
+    closing_over,
     loss,
     on_ranks,
     over_the_other_axis_on,
@@ -88,6 +88,12 @@ def test_each_rank_takes_its_branch(name):
                 check(f, expected[kind], *ARGS)
         except Exception as error:
             raise AssertionError(kind) from error
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_from_outside_of_the_ranks(name):
+    program, expected = closing_over(PROGRAMS[name], LINE), whole(PROGRAMS[name])
+    check(md.grad(loss(program), (0, 1)), md.grad(loss(lambda w, x: expected(np.sin(w), x)), (0, 1)), *ARGS)
 
 
 def test_what_branches_use_is_summed_outside_of_them():
@@ -166,7 +172,7 @@ def test_a_branch_that_communicates(name):
     body, message = COMMUNICATING[name]
     f = spmd.shard_map(body, mesh=SQUARE, in_specs=P(("i", "j")), out_specs=P(("i", "j")))
     message += (
-        r".*test_varying_cond\.py:\d+: .*Move the \w+ out of the \w+; .*psum, pmax or pmin over \W*'i'.*np\.where"
+        r".*test_varying_cond\.py:\d+: .*Move the \w+ out of the branch; .*psum, pmax or pmin over \W*'i'.*np\.where"
     )
     for g in (f, md.jit(f), md.make_tape(f), md.grad(lambda x: f(x).sum())):
         with pytest.raises(md.VarianceError, match=message):
@@ -179,8 +185,14 @@ def test_a_backward_rule_that_communicates():
     mapped = spmd.shard_map(by_first(f, same), mesh=LINE, in_specs=P("i"), out_specs=P("i"))
     assert_trees_close(mapped(X), whole(lambda lax, w, x, rank: np.sin(x) if x[0] > 0 else x)(W, X))
     for g in (md.grad(lambda x: mapped(x).sum()), md.make_tape(md.grad(lambda x: mapped(x).sum()))):
-        with pytest.raises(md.VarianceError, match="true_fun has a psum over 'i'.*defvjp"):
+        with pytest.raises(md.VarianceError, match=r"true_fun has a psum over 'i'.*defvjp"):
             g(X)
+
+
+def test_without_types_nothing_says_that_branches_may_differ():
+    f = spmd.shard_map(by_first(same, same), mesh=LINE, in_specs=P("i"), out_specs=P("i"), check_rep=False)
+    with pytest.raises(md.VarianceError, match=r"the predicate of cond needs one value, but bool\[\]\{i\} varies"):
+        f(X)
 
 
 def test_tapes_that_do_not_check():
@@ -217,7 +229,7 @@ def test_nan_checks_see_the_branch_that_is_taken():
     root = spmd.shard_map(by_first(np.sqrt, same), mesh=LINE, in_specs=P("i"), out_specs=P("i"))
     with md.debug_nans():
         root(np.abs(X) * np.sign(np.repeat(X[::2], 2)))
-        with pytest.raises(FloatingPointError, match="sqrt .*on rank 0"):
+        with pytest.raises(FloatingPointError, match=r"sqrt .*on rank 0"):
             root(np.where(np.arange(8) == 1, -1.0, X))
 
 
