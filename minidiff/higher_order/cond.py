@@ -145,9 +145,9 @@ def _deadlock(what: str, selector: ShapedArray, parameter: str, eqn: Equation, o
     where = f" ({eqn.source})" if eqn.source is not None else ""
     return VarianceError(
         f"{what}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks take different branches. But "
-        f"{branch} has a {eqn.primitive} over {show_axes(eqn.params['axes'])}{where}: ranks that take it would wait for "
-        f"ever for those that do not. Move the {eqn.primitive} out of the branch; or make the ranks agree first (psum, "
-        f"pmax or pmin over {show_axes(over)} of what chooses); or compute all branches, and choose with np.where"
+        f"{branch} has a {eqn.primitive} over {show_axes(eqn.params['axes'])}{where}: ranks that take it would wait "
+        f"for ever for those that do not. Move the {eqn.primitive} out of the branch; or make the ranks agree first "
+        f"(psum, pmax or pmin over {show_axes(over)} of what chooses); or compute all branches, and choose with np.where"
     )
 
 
