@@ -40,6 +40,16 @@ def in_a_step(lax, w, x, rank):
     return lax.scan(step, w, np.arange(2))[0]
 
 
+def grad_in_steps(lax, w, x, rank):
+    """Steps of a rank's own gradients, in a carry that all ranks share at first."""
+
+    def step(c, k):
+        slope = lax.cond(rank > 1, lambda: md.grad(lambda v: (v * v * x).sum())(c), lambda: np.cos(c))
+        return c + 0.1 * slope, k
+
+    return lax.scan(step, w, np.arange(2))[0]
+
+
 def nested(lax, w, x, rank):
     inner = lambda x: lax.cond(x[0] > 0, lambda: np.sqrt(x[0]) * w, lambda: x * np.sin(w))  # noqa: E731
     return lax.cond(rank > 0, inner, lambda x: np.exp(w) * lax.switch(rank, [lambda: x, lambda: w]), x)
@@ -71,6 +81,10 @@ PROGRAMS = {
     "grad": lambda lax, w, x, rank: lax.cond(
         x[0] > 0, lambda w: md.grad(lambda v: (np.sin(v * w) * x).sum())(w), lambda w: x, w
     ),
+    "grad in what all ranks share": lambda lax, w, x, rank: lax.cond(
+        x[0] > 0, lambda: md.grad(lambda v: (np.sin(v * v) * x).sum())(w), lambda: w
+    ),
+    "grad in steps": grad_in_steps,
     "grad in what is closed over": lambda lax, w, x, rank: lax.cond(
         x[0] > 0, lambda: x * md.grad(lambda v: (np.sin(v) * np.cos(w)).sum())(x), lambda: w
     ),
@@ -120,6 +134,26 @@ def over_the_other_axis_whole(w, x):
 def over_the_other_axis_on(mesh):
     return spmd.shard_map(over_the_other_axis, mesh=mesh, in_specs=(P(), P(("i", "j"))), out_specs=P(("i", "j")))
 
+
+def within(w, x):
+    """The sum of a shard_map in a branch: along j alone."""
+    total = spmd.shard_map(lambda x: psum(x, "j"), in_specs=P("j"), out_specs=P())
+    return md.cond(axis_index("i") == 0, lambda: np.tile(total(x * x), 2) * w[0], lambda: x)
+
+
+def within_on(mesh):
+    return spmd.shard_map(within, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"), axis_names={"i"})
+
+
+def within_whole(w, x):
+    first = x[:4] ** 2
+    return np.concatenate([np.tile(first[:2] + first[2:], 2) * w[0], x[4:]])
+
+
+OTHER_AXES = {
+    "collectives": (over_the_other_axis_on, over_the_other_axis_whole),
+    "a shard_map": (within_on, within_whole),
+}
 
 # ---------------------------------------------------------------- a pipeline
 

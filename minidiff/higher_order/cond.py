@@ -147,7 +147,7 @@ def _deadlock(what: str, selector: ShapedArray, parameter: str, eqn: Equation, o
         f"{what}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks take different branches. But "
         f"{branch} has a {eqn.primitive} over {show_axes(eqn.params['axes'])}{where}: ranks that take it would wait "
         f"for ever for those that do not. Move the {eqn.primitive} out of the branch; or make the ranks agree first "
-        f"(psum, pmax or pmin over {show_axes(over)} of what chooses); or compute all branches, and choose with np.where"
+        f"(psum, pmax or pmin over {show_axes(over)} of what chooses); or compute all, and choose with np.where"
     )
 
 

@@ -10,14 +10,13 @@ import spmd
 from collectives import axis_index, psum
 from spmd import P
 from tests.branch_programs import (
+    OTHER_AXES,
     PROGRAMS,
     RANKS,
     W,
     X,
     loss,
     on_ranks,
-    over_the_other_axis_on,
-    over_the_other_axis_whole,
     pipeline,
     pipeline_batch,
     pipeline_params,
@@ -51,12 +50,13 @@ def test_each_rank_takes_its_branch(name):
 
 
 @pytest.mark.parallel(4)
-def test_collectives_over_an_axis_that_all_ranks_choose_alike_along():
-    """The mesh is new: its communicators are made by all ranks, whichever branch they take."""
-    fresh = lambda: over_the_other_axis_on(spmd.make_mesh((2, 2), ("i", "j"), backend="mpi"))  # noqa: E731
-    check(lambda w, x: fresh()(w, x), over_the_other_axis_whole, W, X)
-    gradient, expected = (md.grad(loss(f), (0, 1)) for f in (fresh(), over_the_other_axis_whole))
-    check(gradient, expected, W, X)
+@pytest.mark.parametrize("name", OTHER_AXES)
+def test_an_axis_along_which_ranks_choose_alike(name):
+    """The mesh is new: all ranks make its communicators, whichever branch they take."""
+    on, expected = OTHER_AXES[name]
+    fresh = lambda w, x: on(spmd.make_mesh((2, 2), ("i", "j"), backend="mpi"))(w, x)  # noqa: E731
+    check(fresh, expected, W, X)
+    check(md.grad(loss(fresh), (0, 1)), md.grad(loss(expected), (0, 1)), W, X)
 
 
 @pytest.mark.parallel(4)

@@ -11,6 +11,7 @@ import spmd
 from collectives import axis_index, pbroadcast, pmax, ppermute, pscatter, psum
 from spmd import P
 from tests.branch_programs import (
+    OTHER_AXES,
     PROGRAMS,
     RANKS,
     W,
@@ -18,8 +19,6 @@ from tests.branch_programs import (
     closing_over,
     loss,
     on_ranks,
-    over_the_other_axis_on,
-    over_the_other_axis_whole,
     pipeline,
     pipeline_batch,
     pipeline_params,
@@ -115,12 +114,26 @@ def equations_of(tape):
             yield from equations_of(body)
 
 
-def test_collectives_over_an_axis_that_all_ranks_choose_alike_along():
-    args = W, X
-    found, expected = derivatives(over_the_other_axis_on(SQUARE)), derivatives(over_the_other_axis_whole, one_by_one)
+@pytest.mark.parametrize("name", OTHER_AXES)
+def test_an_axis_along_which_ranks_choose_alike(name):
+    on, expected = OTHER_AXES[name]
+    found, expected = derivatives(on(SQUARE)), derivatives(expected, one_by_one)
     for kind, f in found.items():
-        if kind != "vmap":
-            check(f, expected[kind], *args)
+        check(f, expected[kind], *ARGS)
+
+
+def test_transposed_twice():
+    """The transpose of a choice between linear branches is one between their transposes."""
+
+    def body(w, x):
+        return md.cond(axis_index("i") == 0, lambda: 2 * x, lambda: x[::-1] + np.sum(w))
+
+    tape = md.make_tape(spmd.shard_map(body, mesh=LINE, in_specs=(P(), P("i")), out_specs=P("i")))(*ARGS)
+    back = md.transpose(tape)
+    back.check()
+    assert md.transpose(back) == tape
+    expected = [np.full(2, X[2:].sum()), np.array([*(2 * X[:2]), X[3], X[2], X[5], X[4], X[7], X[6]])]
+    assert_trees_close(back(X), expected)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
