@@ -223,7 +223,7 @@ class SPMD(Interpreter):
             return self._branches_of_all_ranks(cond, selector, values, tapes, recorded)
         if recorded:
             return self._record_bodies(cond, [selector, *values], params, cond.bodies(len(args), params))
-        with running(self), self._among([]):
+        with running(self), self._in_branch([]):
             return tapes[cond.choose(selector.data)](*values)
 
     def _branches_of_all_ranks(
@@ -231,8 +231,8 @@ class SPMD(Interpreter):
     ) -> list[Value]:
         """Run each branch on all simulated ranks at once, and select.
 
-        Ranks that do not take a branch run it on the operands of one that does, so that it meets no values that it
-        would not meet on real ranks: its square root of -1, say, would warn.
+        Ranks that do not take a branch run it on the operands of one that does. So it meets no values that it would not
+        meet on real ranks, where its square root, say, would warn of a NaN that is not selected.
         """
         if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
             raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
@@ -244,13 +244,14 @@ class SPMD(Interpreter):
                     continue
                 lent = [RankTracer(self, *ranks.lent(x.data, x.held, axes, takers)) for x in values]
             idle = [] if recorded else [r for r, taken in enumerate(ranks.local(takers, axes)) if not taken]
-            with running(self), self._among(idle):
+            with running(self), self._in_branch(idle):
                 results[i] = tape(*lent)
+        some = next(iter(results.values()))  # stands for those of branches that no rank takes
         with running(self):
-            return cond.select(selector, [results.get(i, next(iter(results.values()))) for i in range(len(tapes))])
+            return cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
 
     @contextlib.contextmanager
-    def _among(self, idle: Collection[int]) -> Iterator[None]:
+    def _in_branch(self, idle: Collection[int]) -> Iterator[None]:
         """Run a branch that some ranks do not take: these do not print, and are not there to compare arrays."""
         before = self.idle, self.compared
         self.idle, self.compared = self.idle.union(idle), None

@@ -118,7 +118,7 @@ class Simulated(Backend):
         return (self.size(held), *shape) if held else shape
 
     def lent(self, x: numpy.ndarray, held: Axes, axes: Axes, takers: Sequence[bool]) -> tuple[numpy.ndarray, Axes]:
-        """Replace the blocks of ranks along `axes` that are no takers by those of the first one that is."""
+        """Give ranks along `axes` that do not take a branch the block of the first one that does."""
         if not set(axes).intersection(held):
             return x, held
         x, rest = self._split(x, held, axes)
