@@ -231,8 +231,8 @@ class SPMD(Interpreter):
     ) -> list[Value]:
         """Run each branch on all simulated ranks at once, and select.
 
-        Ranks that do not take a branch run it on the operands of one that does. So it meets no values that it would not
-        meet on real ranks, where its square root, say, would warn of a NaN that is not selected.
+        Ranks that do not take a branch run it on the operands of one that does: with their own, which it is never given
+        on real ranks, it might warn of a NaN. (In a compiled program it still may, if no rank takes it.)
         """
         if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
             raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
