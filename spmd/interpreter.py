@@ -5,6 +5,7 @@ A value is the ranks' data, and the axes along which it may vary.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -32,8 +33,9 @@ from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
 from minidiff.dtypes import check_dtype
 from minidiff.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
 from minidiff.higher_order.bodies import BodyOperation
+from minidiff.higher_order.cond import Cond, communications
 from minidiff.staging import Stage
-from minidiff.tape import Tape
+from minidiff.tape import Tape, has_effects, tapes_of
 from minidiff.types import ShapedArray, operand_type, plain_operand, typeof
 from spmd.agreement import check_blocks
 from spmd.arrays.sharded_array import ShardedArray, Sharding
@@ -114,6 +116,7 @@ class SPMD(Interpreter):
 
     name = "shard_map"
     checker: Interpreter | None = None  # the interpreter that evaluated its `shard_map`
+    idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
     compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
 
     def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
@@ -127,6 +130,8 @@ class SPMD(Interpreter):
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.is_higher_order:
+            if isinstance(primitive, Cond) and typeof(args[0]).variance:
+                return self._branch_by_rank(primitive, args, params, recorded)
             if recorded and params.get("length", 0) > UNROLLED:
                 raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
             if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
@@ -156,13 +161,13 @@ class SPMD(Interpreter):
         """The states of an operation's results, as `RankTracer` takes them."""
         for x in args:
             if type(x) is RankTracer and x.marked is not None:
-                return _beyond_varying(primitive.result_states(list(map(operand_type, args)), params))
+                return _marks(primitive.result_states(list(map(operand_type, args)), params))
         return None
 
     def _on_each_rank(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
         """Run an operation with an effect, and no results, on each rank's blocks."""
         operands = [self.operand(x) for x in args]
-        by_rank = functools.partial(_by_rank, self.mesh, [held for _, held in operands])
+        by_rank = functools.partial(_by_rank, self.mesh, self.idle, [held for _, held in operands])
         with running(self.base):
             return primitive.bind(*[x for x, _ in operands], **{**params, "by_rank": by_rank})
 
@@ -186,7 +191,7 @@ class SPMD(Interpreter):
         each = primitive.each or primitive
         if each.gives in (UNREDUCED, REDUCED) or any(type(x) is RankTracer and x.marked is not None for x in args):
             for x, out in zip(args, results):
-                out.marked = _beyond_varying(each.result_states([typeof(x)], params))
+                out.marked = _marks(each.result_states([typeof(x)], params))
         return results if primitive.multiple_results else results[0]
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
@@ -236,11 +241,57 @@ class SPMD(Interpreter):
             places = [(held, getattr(x, "marked", None)) for x, (_, held) in zip(outs, results)]
             return stage.tape([x for x, _ in results]), places
 
-    def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
-        """Record a cond or a loop as one on data.
+    def _branch_by_rank(self, cond: Cond, args: Sequence[Value], params: dict, recorded: bool) -> list[Value]:
+        """Run or record a cond whose selector varies: each rank has the results of its own branch."""
+        selector, *values = [RankTracer(self, *self.operand(x), getattr(x, "marked", None)) for x in args]
+        cond.check_communication(selector.type, params)
+        tapes = tapes_of(params)
+        for eqn in [eqn for tape in tapes for eqn in communications(tape)]:
+            self.mesh.ranks.connect(eqn.params)
+        if self.mesh.backend == "simulated":
+            return self._branches_of_all_ranks(cond, selector, values, tapes, recorded)
+        if recorded:
+            return self._record_bodies(cond, [selector, *values], params, cond.bodies(len(args), params))
+        with running(self), self._in_branch([]):
+            return tapes[cond.choose(selector.data)](*values)
 
-        Its predicate is invariant, so all ranks take the same branch.
+    def _branches_of_all_ranks(
+        self, cond: Cond, selector: RankTracer, values: Sequence[RankTracer], tapes: Sequence[Tape], recorded: bool
+    ) -> list[Value]:
+        """Run each branch on all simulated ranks at once, and select.
+
+        Ranks that do not take a branch run it on the operands of one that does: with their own, which it is never given
+        on real ranks, it might warn of a NaN. (In a compiled program it still may, if no rank takes it.)
         """
+        if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
+            raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
+        ranks, axes, results = self.mesh.ranks, selector.held, {}
+        for i, tape in enumerate(tapes):
+            with running(self.base):
+                takers = cond.matches(selector.data, i)
+                if not recorded and not takers.any():
+                    continue
+                lent = [RankTracer(self, *ranks.lent(x.data, x.held, axes, takers), x.marked) for x in values]
+            idle = [] if recorded else [r for r, taken in enumerate(ranks.local(takers, axes)) if not taken]
+            with running(self), self._in_branch(idle):
+                results[i] = [RankTracer(self, *self.operand(x)) for x in tape(*lent)]
+        some = next(iter(results.values()))  # stands for those of branches that no rank takes
+        with running(self):
+            found = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
+        return [RankTracer(self, x.data, x.held, _marks(t.states)) for x, t in zip(found, tapes[0].out_types)]
+
+    @contextlib.contextmanager
+    def _in_branch(self, idle: Collection[int]) -> Iterator[None]:
+        """Run a branch that some ranks do not take: these do not print, and are not there to compare arrays."""
+        before = self.idle, self.compared
+        self.idle, self.compared = self.idle.union(idle), None
+        try:
+            yield
+        finally:
+            self.idle, self.compared = before
+
+    def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
+        """Record a cond or a loop as one on data."""
         operands = [self.operand(x) for x in args]
         changed, places = {}, []
         for name, taken in bodies.items():
@@ -313,8 +364,8 @@ class SPMD(Interpreter):
 _varying = functools.lru_cache(maxsize=4096)(AxisStates.of)
 
 
-def _beyond_varying(states: AxisStates) -> AxisStates | None:
-    """These states if a value in them is unreduced or reduced along an axis, else None."""
+def _marks(states: AxisStates) -> AxisStates | None:
+    """These states, as `RankTracer` takes them: None if they follow from where the value varies."""
     return states if states.unreduced or states.reduced else None
 
 
@@ -387,8 +438,11 @@ def _local(ranks: Backend, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
     return blocks if isinstance(blocks, list) else [blocks]
 
 
-def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterator[tuple[str, list[Value]]]:
-    """Yield the name of each rank in this process, and its blocks of these values."""
+def _by_rank(
+    mesh: Mesh, idle: Collection[int], helds: Sequence[Axes], data: Sequence[Value]
+) -> Iterator[tuple[str, list[Value]]]:
+    """Yield the name of each rank in this process that is not idle, and its blocks of these values."""
     columns = [_local(mesh.ranks, x, held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
     for r, (_, *blocks) in enumerate(zip(*columns)):
-        yield place_of(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]
+        if r not in idle:
+            yield place_of(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]

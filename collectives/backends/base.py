@@ -69,6 +69,9 @@ class Backend(ABC):
     def barrier(self) -> None:  # noqa: B027  (simulated ranks need not wait)
         """Wait until all ranks have reached this call."""
 
+    def connect(self, params: Mapping[str, Any]) -> None:  # noqa: B027  (only MPI needs communicators)
+        """Prepare all ranks for a collective that some of them may call later."""
+
     def count(self, name: str, nbytes: int) -> None:
         """Count a collective that communicates."""
         self.calls[name] += 1

@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mpi4py
@@ -121,6 +121,12 @@ class Ranks(Backend):
             comms[place] = self.comm.Split(colour, key)
         return comms[place]
 
+    def connect(self, params: Mapping[str, Any]) -> None:
+        """Make the communicators of a collective, which takes all ranks of the mesh."""
+        self.along(params["axes"])
+        if "groups" in params:
+            self.group(params["axes"], params["groups"])
+
     def compare_once(self, name: str, lines: Sequence[str]) -> dict[int, str]:
         """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""
         return self.comm.mismatch_check.compare_once(name, self.sizes, lines)
@@ -149,18 +155,18 @@ class Ranks(Backend):
         x = _sendable(x)
         if communicates:
             self.count(name, x.nbytes)
+        if params["size"] == 1:  # simulate the single rank, or the only one of its group
+            alone = {k: v for k, v in params.items() if k != "groups"}
+            out, varies = Simulated(dict.fromkeys(params["axes"], 1)).collective(name, x, (), False, alone)
+            return (out[0] if varies else out), self.held_after(name, held, params)
         if "groups" in params:
             return self._in_groups(name, x, **params), self.held_after(name, held, params)
-        if params["size"] == 1:  # simulate the single rank
-            out, varies = Simulated(dict.fromkeys(params["axes"], 1)).collective(name, x, (), False, params)
-            return (out[0] if varies else out), self.held_after(name, held, params)
         if communicates:
             self.along(params["axes"]).mismatch_check.note(name, params, x)
         return getattr(self, "_" + name)(x, **params), self.held_after(name, held, params)
 
     def _in_groups(self, name, x, axes, size, groups, **params):
-        if self.size(axes) > 1:
-            self.along(axes).mismatch_check.note(name, {"axes": axes, "groups": groups, **params}, x)
+        self.along(axes).mismatch_check.note(name, {"axes": axes, "groups": groups, **params}, x)
         ranks = self.group(axes, groups)
         return ranks.collective(name, x, (), False, {**params, "axes": (GROUP,), "size": ranks.size((GROUP,))})[0]
 

@@ -117,6 +117,13 @@ class Simulated(Backend):
     def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
         return (self.size(held), *shape) if held else shape
 
+    def lent(self, x: numpy.ndarray, held: Axes, axes: Axes, takers: Sequence[bool]) -> tuple[numpy.ndarray, Axes]:
+        """Give ranks along `axes` that do not take a branch the block of the first one that does."""
+        if not set(axes).intersection(held):
+            return x, held
+        x, rest = self._split(x, held, axes)
+        return self._join(x[numpy.where(takers, numpy.arange(len(x)), numpy.argmax(takers))], axes, rest)
+
     def _split(self, x: numpy.ndarray, held: Axes, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         """Return x as (ranks along `axes`, ranks along the rest, *block), and the rest."""
         wanted = self.ordered({*held, *axes})

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.arguments import resharded
+from minidiff.axis_states import NONE
 from minidiff.core import Primitive, Value, running
 from minidiff.forward import JVP, instantiate
 from minidiff.higher_order.partial_eval import (
@@ -96,6 +97,10 @@ class BodyOperation(HigherOrder):
 
     def leading(self, params: dict) -> int:
         return 0
+
+    def chosen_along(self, own: Sequence[Value]) -> frozenset:
+        """The mesh axes along which ranks may run different alternatives."""
+        return NONE
 
     def alternatives(self, params: dict) -> list[Tape]:
         return [params["body"]]
@@ -229,7 +234,8 @@ class BodyOperation(HigherOrder):
         parts, linear, is_linear = self.changed(params, linear[len(own) :], partly_evaluated)
         known = [not yes for yes in is_linear]
         operands = self.operands_of(args, params)
-        tapes, passed = merge([p.linear_tape(is_linear, operands, self.repeats) for p in parts])
+        axes = self.chosen_along(own)
+        tapes, passed = merge([p.linear_tape(is_linear, operands, self.repeats, axes) for p in parts])
         saved = [x for x in passed if any(p.stage.owns(x.value) for p in parts)]
         known_tapes = [
             # Another branch saves something else: zeros, which are not used.

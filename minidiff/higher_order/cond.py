@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from minidiff import tree
 from minidiff.arguments import as_values, joint_states
-from minidiff.core import Tracer, Value, checking, current_scope, name_of, running
+from minidiff.axis_states import VARYING
+from minidiff.core import (
+    Interpreter,
+    Tracer,
+    Value,
+    cast_to,
+    checking,
+    current_interpreter,
+    current_scope,
+    name_of,
+    running,
+)
+from minidiff.errors import VarianceError, show_axes
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
     as_type,
     check_functions,
-    check_invariant,
     fits_weakly,
     for_types_alone,
     if_known,
@@ -24,9 +38,10 @@ from minidiff.higher_order.carries import (
 )
 from minidiff.higher_order.partial_eval import SHARED, Operand, TracedBody, concrete_value, entered
 from minidiff.keywords import explains_keywords
-from minidiff.ops.elementwise import equal, maximum, minimum, not_equal, where
+from minidiff.ops.elementwise import equal, logical_not, maximum, minimum, not_equal, where
 from minidiff.promotion import are_weak, weak_where
-from minidiff.tape import tapes_of
+from minidiff.staging import Stage
+from minidiff.tape import Equation, Tape, tapes_of
 from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import BatchTracer
 
@@ -38,6 +53,9 @@ class Cond(BodyOperation):
 
     Parameters are the branches' tapes; operands are the selector and the branches' operands.
     `choose(selector)` is the number of the branch; `matches(selector, i)` is the traceable test whether it is i.
+
+    Along the mesh axes along which the selector varies, ranks take different branches. So no branch communicates along
+    these, and all results vary along them.
     """
 
     def __init__(self, name: str, choose: Callable[[Any], int], matches: Callable[[Value, int], Value]):
@@ -64,16 +82,33 @@ class Cond(BodyOperation):
             raise ValueError("it lacks a branch")
 
     def typecheck(self, types, params):
-        branches = tapes_of(params)
-        check_invariant(SELECTORS[self.name], typeof(types[0]))
+        branches, axes = tapes_of(params), typeof(types[0]).variance
+        self.check_communication(typeof(types[0]), params)
         for tape in branches:
             self._check_operands(types[1:], tape.in_types)
             if tape.out_types != branches[0].out_types:
                 raise TypeError(f"{self.name}: branches give {branches[0].out_types} and {tape.out_types}")
+            if any(axes - t.states.held for t in tape.out_types):
+                raise TypeError(
+                    f"{self.name}: all results vary along {show_axes(axes)}, as {SELECTORS[self.name]} does"
+                )
         return branches[0].out_types
+
+    def check_communication(self, selector: ShapedArray, params: dict) -> None:
+        """Raise VarianceError if a branch communicates along axes along which the selector varies."""
+        if not selector.variance:
+            return
+        for name, tape in params.items():
+            for eqn in communications(tape):
+                over = selector.variance.intersection(eqn.params["axes"])
+                if over:
+                    raise _deadlock(SELECTORS[self.name], selector, name, eqn, over)
 
     def leading(self, params):
         return 1
+
+    def chosen_along(self, own):
+        return typeof(own[0]).variance
 
     def alternatives(self, params):
         return tapes_of(params)
@@ -91,13 +126,75 @@ class Cond(BodyOperation):
     def batch_body(self, outside, args, params):
         if not outside.owns(args[0]):
             return super().batch_body(outside, args, params)
+        self.check_communication(typeof(args[0]), params)
         with running(outside):
             return self.select(args[0], [branch(*args[1:]) for branch in tapes_of(params)])
 
 
+def communications(tape: Tape) -> Iterator[Equation]:
+    """The equations that communicate between ranks, also in bodies of others."""
+    for eqn in tape.equations:
+        if eqn.primitive.sends(eqn.params):
+            yield eqn
+        for body in eqn.bodies:
+            yield from communications(body)
+
+
+def _deadlock(what: str, selector: ShapedArray, parameter: str, eqn: Equation, over: frozenset) -> VarianceError:
+    """The error for a collective `eqn` in a branch that only some of its ranks take."""
+    branch = re.sub(r"_(\d+)$", r"[\1]", parameter)
+    where = f" ({eqn.source})" if eqn.source is not None else ""
+    return VarianceError(
+        f"{what}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks take different branches. But "
+        f"{branch} has a {eqn.primitive} over {show_axes(eqn.params['axes'])}{where}: ranks that take it would wait "
+        f"for ever for those that do not. Move the {eqn.primitive} out of the branch; or make the ranks agree first "
+        f"(psum, pmax or pmin over {show_axes(over)} of what chooses); or compute all, and choose with np.where"
+    )
+
+
 SELECTORS = {"cond": "the predicate of cond", "switch": "the index of switch"}
-cond_p = Cond("cond", lambda pred: 0 if pred else 1, lambda pred, i: pred)
+cond_p = Cond("cond", lambda pred: 0 if pred else 1, lambda pred, i: logical_not(pred) if i else pred)
 switch_p = Cond("switch", int, equal)
+
+# ---------------------------------------------------------------- branches that only some ranks take
+
+
+class RankBranch(Stage):
+    """Record a branch that some ranks take, and others do not: what it closes over varies along the selector's axes.
+
+    The pbroadcasts which that needs are outside the branch, and so are their transposes, psums, which all ranks call.
+    The branch has a scope of its own, so that transformations in it adopt what they close over from here.
+    """
+
+    def __init__(self, below: Interpreter, primitive: Cond, name: str, selector: Value):
+        super().__init__(below)
+        self.scope = copy.copy(below.scope)
+        self.scope.transposed = 0
+        self.varying = functools.partial(varying_as, primitive, selector, label=f"a value that {name} closes over")
+
+    def _adopt(self, x):
+        with running(self.below):
+            return self.varying(self.below.adopt(x))
+
+    def end(self):
+        self.below.scope.transposed += self.scope.transposed
+        super().end()
+
+
+def varying_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
+    """Insert a pbroadcast of `x` along the axes along which the selector varies.
+
+    In an explicit scope the user writes it: raise VarianceError instead.
+    """
+    chosen_by = typeof(selector)
+    missing = chosen_by.variance - typeof(x).variance
+    if missing and current_scope().checks and isinstance(x, Tracer):
+        raise VarianceError(
+            f"{primitive}: {SELECTORS[primitive.name]} is a {chosen_by}, so ranks take different branches, and all "
+            f"that these use varies too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
+        )
+    return cast_to(x, typeof(x).states.with_state(chosen_by.variance, VARYING))
+
 
 # ---------------------------------------------------------------- what the branches return
 
@@ -139,21 +236,25 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     use = SELECTORS[primitive.name]
     given, structure = tree.flatten(operands)
     as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # raises for non-array operands
-    scope, batched = current_scope(), isinstance(selector, BatchTracer)
-    known = None if batched else if_known(selector, use)
+    scope = current_scope()
+    by_rank = scope is not None and bool(typeof(selector).variance)
+    batched = isinstance(selector, BatchTracer) and not by_rank
+    known = None if batched or by_rank else if_known(selector, use)
     number = None if known is None else primitive.choose(known)
     if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
         return branches[number](*operands)
-    if not batched:
-        check_invariant(use, typeof(selector))
     leaves, weak = list(map(entered, given)), are_weak(given)
+    if by_rank:
+        labels = tree.paths(structure, "operands")
+        leaves = [varying_as(primitive, selector, x, label) for x, label in zip(leaves, labels)]
 
     def flat(f: Callable, values: Sequence[Value]) -> tuple:
         """Apply a branch to leaves: the result's leaves with their paths, its structure."""
         return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
 
-    def traced(f: Callable) -> TracedBody:
-        return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), (primitive.name, name_of(f)))
+    def traced(name: str, f: Callable) -> TracedBody:
+        stage = RankBranch(current_interpreter(), primitive, name, selector) if by_rank else None
+        return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), (primitive.name, name_of(f)), stage)
 
     if number is not None:
         return _typed_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
@@ -163,8 +264,11 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         values = [[numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
         with checking(scope, False):
             return _results(results, primitive.select(selector, values))
-    traced_bodies = list(map(traced, branches))
+    traced_bodies = list(map(traced, names, branches))
     types = _common_types(primitive.name, names, [d.result for d in traced_bodies])
+    if by_rank:
+        axes = typeof(selector).variance
+        types = [t.update(states=t.states.with_state(axes - t.unreduced, VARYING)) for t in types]
     closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
     shared = [Operand(x, SHARED) for x in leaves]
@@ -186,7 +290,7 @@ def _typed_choice(
     for k, f in enumerate(branches):
         if k != number:
             with for_types_alone():
-                results[k] = traced(f).result
+                results[k] = traced(names[k], f).result
     types = _common_types(primitive.name, names, results)
     return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
 
@@ -210,8 +314,13 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     branch runs. If it is abstract (under `make_tape`), both are recorded, and must return trees of the same structure
     and types; a result varies along the axes along which it varies in either branch. The same holds in a typed
     `shard_map` even if `pred` is concrete: there the other branch is recorded for its types alone, and ignored if it
-    raises. If `pred` is batched (under `vmap`), both run, and results are selected element by element. Raises TypeError
-    if the branches' types differ, VarianceError if ranks may disagree about `pred`.
+    raises. If `pred` is batched (under `vmap`), both run, and results are selected element by element.
+
+    In a typed `shard_map`, if `pred` varies along mesh axes, each rank runs its own branch. Both are recorded; neither
+    may communicate along these axes; operands, values that the branches close over, and results all vary along them.
+
+    Raises TypeError if the branches' types differ, and VarianceError if a branch communicates along an axis along which
+    `pred` varies, or if `pred` differs between ranks without types.
 
     >>> import numpy as np
     >>> cond(True, lambda x: x + 1.0, lambda x: x - 1.0, 2.0)
@@ -233,7 +342,8 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
 def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     """Return `branches[index](*operands)`; an index out of range is clamped.
 
-    Like `cond`, with any number of branches.
+    Like `cond`, with any number of branches. In a `shard_map` an `index` computed from `axis_index` gives each rank
+    work of its own: the first stage of a pipeline embeds, the last one computes the loss.
 
     >>> [switch(i, [lambda x: x, lambda x: -x], 2.0) for i in (-1, 0, 1, 5)]
     [2.0, 2.0, -2.0, -2.0]

@@ -38,8 +38,14 @@ class TracedBody:
     """A function traced to a tape of its own; `close` chooses the outputs later."""
 
     @restores_interpreter
-    def __init__(self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None):
-        self.stage = Stage(current_interpreter())
+    def __init__(
+        self,
+        f: Callable,
+        types: Iterable[ShapedArray],
+        origin: tuple[str, str] | None = None,
+        stage: Stage | None = None,
+    ):
+        self.stage = Stage(current_interpreter()) if stage is None else stage
         if origin is not None:
             self.stage.origin, self.stage.name = origin, " of ".join(origin)
         inputs = [self.stage.new_input(t) for t in types]
@@ -240,22 +246,25 @@ class PartialEval:
         self.is_linear = [self.recorder.owns(x) for x in self.outs]
 
     def linear_tape(
-        self, outputs: Sequence[bool], operands: Sequence[Operand], repeats: bool
+        self, outputs: Sequence[bool], operands: Sequence[Operand], repeats: bool, chosen_along: frozenset
     ) -> tuple[Tape, list[Operand]]:
         """The tape of the chosen outputs, and operands for its first inputs, the residuals.
 
         A residual that is not known outside the body stands for itself, a name on `stage`. If the body `repeats`, there
-        is one for each run, and what depends on shared operands alone is computed here, once for all runs.
+        is one for each run, and what depends on shared operands alone is computed here, once for all runs. If ranks
+        choose along some axes whether to run the body, what does not vary along these is computed here, by all of them:
+        a result of the choice would vary.
         """
         tape, residuals = self.recorder.tape(chosen(self.outs, outputs)).close()
         given = list(zip(self.stage.inputs, [x._replace(origin=None) for x in chosen(operands, self.known)]))
         outside = {v: x for v, x in given if x.group != CARRIED}
-        if repeats:
-            shared = {v: x.value for v, x in given if x.group == SHARED}
-            other = dependents(self.stage.equations, [v for v in self.stage.inputs if v not in shared]).union(shared)
-            wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable not in other]
-            computed = prune_tape(Tape(list(shared), self.stage.equations, wanted), effects=False)
-            outside.update((v, Operand(x, SHARED)) for v, x in zip(wanted, computed(*shared.values())))
+        if repeats or chosen_along:
+            changing = dependents(self.stage.equations, [v for v, x in given if x.group != SHARED])
+            wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable not in outside]
+            wanted = [v for v in wanted if (v not in changing if repeats else chosen_along - v.type.states.held)]
+            computed = prune_tape(Tape([v for v, _ in given], self.stage.equations, wanted), effects=False)
+            values = computed(*[x.value for _, x in given])
+            outside.update((v, Operand(x, SHARED)) for v, x in zip(wanted, values))
 
         def operand(x):
             if not self.stage.owns(x):

@@ -251,20 +251,12 @@ def has_two_maps_over_ranks(names):
     return sum(name.startswith("shard_map") for name in names) > 1
 
 
-def chooses_on_ranks(names):
-    return any(
-        name.startswith("shard_map") for cond in ("cond", "cond, closed over") for name in outside_of(cond, names)
-    )
-
-
 #: The errors that say what has no derivative of a kind: of which stacks of layers, the last one being the outermost.
 DOCUMENTED = {
     "has a backward rule only": is_forward_through_a_backward_rule,
     "while_loop cannot be differentiated in reverse": is_reverse_through_a_while_loop,
     "inside the body of another": has_two_maps_over_ranks,
     "the one around it maps over": has_two_maps_over_ranks,
-    "the predicate of cond needs one value": chooses_on_ranks,
-    "the predicate of cond must be the same on all ranks": chooses_on_ranks,
 }
 
 OUTERMOST = {

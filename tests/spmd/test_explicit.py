@@ -275,8 +275,16 @@ def test_branches():
 
     with pytest.raises(md.VarianceError, match=message):
         explicit(many, (P("i"), P()), P(None, "i"))(X, W)
-    with pytest.raises(md.VarianceError, match="the predicate of cond must be the same on all ranks"):
-        staged(explicit(lambda x: md.cond(x[0] > 0, lambda: x, lambda: x), P("i"), P("i")))(X)
+    missing = r"cond: .* bool\[\]\{i\}, .* varies too: write pbroadcast\(x, 'i'\) for %s, f64\[2\]$"
+    for label, wrong in {
+        "a value that false_fun closes over": lambda x, w: md.cond(x[0] > 0, lambda: x, lambda: 2 * w),
+        r"operands\[1\]": lambda x, w: md.cond(x[0] > 0, lambda x, w: x, lambda x, w: w, x, w),
+    }.items():
+        for run in (lambda f: f, staged):
+            with pytest.raises(md.VarianceError, match=missing % label):
+                run(explicit(wrong, (P("i"), P()), P("i")))(X, W)
+    right = lambda x, w: md.cond(x[0] > 0, lambda x, w: x, lambda x, w: w * np.ones(2), x, pbroadcast(w, "i"))  # noqa: E731
+    np.testing.assert_array_equal(explicit(right, (P("i"), P()), P("i"))(np.sign(X - 2.5), W), [*W, 1, 1])
 
 
 def test_a_choice_of_varying_values():

@@ -406,7 +406,7 @@ def test_a_choice_of_many_compiled():
 
 def test_ranks_that_may_disagree():
     def body(x):
-        return md.cond(x.sum() > 0, lambda x: x, lambda x: -x, x)
+        return md.cond(x.sum() > 0, lambda x: x, lambda x: -psum(x, "i"), x)
 
     def loop(x):
         return md.while_loop(lambda x: x.sum() < 3, lambda x: x + 1, x)
@@ -652,8 +652,8 @@ CONDITIONS = {
         r"a bound of fori_loop must be the same on all ranks, but i64\[\]\{j\} varies along 'j'.*psum, pmax or pmin",
     ),
     "an index": (
-        lambda x: md.switch(axis_index("i"), [lambda: x, lambda: -x]),
-        r"the index of switch .* i64\[\]\{i\} varies along 'i'.*psum, pmax or pmin",
+        lambda x: md.switch(axis_index("i"), [lambda: x, lambda: psum(x, "i")]),
+        r"the index of switch, i64\[\]\{i\}, varies along 'i'.* branches\[1\] has a psum over 'i'.*psum, pmax or pmin",
     ),
     "a shape": (
         lambda x: md.scan(lambda c, _: ({"a": np.concatenate([c["a"], x])}, None), {"a": np.ones(2)}, length=2),

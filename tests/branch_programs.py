@@ -1,0 +1,225 @@
+"""Programs in which each rank takes a branch of its own, for simulated ranks and real ones.
+
+A program is a function of a weight, a rank's block and the rank's index. Its meaning, `whole`, runs it in Python on one
+block after another.
+"""
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, ppermute, psum
+from spmd import P
+from tests.control_programs import Unrolled
+
+# ---------------------------------------------------------------- programs of w [2], x [2] and the rank
+
+
+def rule_of_its_own(w, x):
+    f = md.custom_vjp(lambda w, x: np.sin(w) * x)
+    f.defvjp(
+        lambda w, x: (f(w, x), (w, x)), lambda saved, ct: (ct * np.cos(saved[0]) * saved[1], ct * np.sin(saved[0]))
+    )
+    return f(w, x)
+
+
+def counting(lax, w, x, rank):
+    """Steps whose counter all ranks share, though not all of them take these steps."""
+
+    def step(c, k):
+        return lax.cond(k > 1, lambda c: np.sin(c) * w, lambda c: c * np.cos(k * c), c), k * c
+
+    return lax.cond(x[0] > 0, lambda c: sum(lax.scan(step, c, np.arange(3.0))[1]), lambda c: c * w, x)
+
+
+def in_a_step(lax, w, x, rank):
+    """A carry that all ranks share at first."""
+
+    def step(c, k):
+        return lax.switch(rank + k, [lambda c: c * x, lambda c: c + w, lambda c: np.sin(c)], c), k
+
+    return lax.scan(step, w, np.arange(2))[0]
+
+
+def grad_in_steps(lax, w, x, rank):
+    """Steps of a rank's own gradients, in a carry that all ranks share at first."""
+
+    def step(c, k):
+        slope = lax.cond(rank > 1, lambda: md.grad(lambda v: (v * v * x).sum())(c), lambda: np.cos(c))
+        return c + 0.1 * slope, k
+
+    return lax.scan(step, w, np.arange(2))[0]
+
+
+def nested(lax, w, x, rank):
+    inner = lambda x: lax.cond(x[0] > 0, lambda: np.sqrt(x[0]) * w, lambda: x * np.sin(w))  # noqa: E731
+    return lax.cond(rank > 0, inner, lambda x: np.exp(w) * lax.switch(rank, [lambda: x, lambda: w]), x)
+
+
+PROGRAMS = {
+    "operands": lambda lax, w, x, rank: lax.cond(x[0] > 0, lambda x, w: np.sqrt(x[0]) * w, lambda x, w: x, x, w),
+    "closed over": lambda lax, w, x, rank: (lambda b: lax.cond(x[0] > 0, lambda: np.cos(b) * w, lambda: x * b))(
+        np.sin(w)
+    ),
+    "switch": lambda lax, w, x, rank: lax.switch(
+        rank, [lambda x: np.sin(x) * w, lambda x: w * w, lambda x: np.ones(2), lambda x: np.exp(x)], x
+    ),
+    "trees": lambda lax, w, x, rank: (lambda out: out["a"] * out["b"][0])(
+        lax.cond(rank == 1, lambda: {"a": x, "b": (2.0,)}, lambda: {"a": np.ones(2), "b": (w[0],)})
+    ),
+    "nested": nested,
+    "counting": counting,
+    "in a step": in_a_step,
+    "in a vmap": lambda lax, w, x, rank: md.vmap(lambda v: lax.cond(rank > 0, lambda: v * w[0], lambda: np.sin(v)))(x),
+    "checkpoint": lambda lax, w, x, rank: lax.cond(
+        x[0] > 0, lambda: md.checkpoint(lambda x: np.sin(np.sin(x) * w))(x), lambda: w
+    ),
+    "in a checkpoint": lambda lax, w, x, rank: md.checkpoint(
+        lambda x: np.sin(lax.cond(x[0] > 0, lambda: x * w, lambda: np.exp(w)))
+    )(x),
+    "custom_vjp": lambda lax, w, x, rank: lax.cond(x[0] > 0, rule_of_its_own, lambda w, x: x, w, x),
+    "jit": lambda lax, w, x, rank: lax.cond(x[0] > 0, md.jit(lambda: np.sin(x * w)), lambda: x),
+    "grad": lambda lax, w, x, rank: lax.cond(
+        x[0] > 0, lambda w: md.grad(lambda v: (np.sin(v * w) * x).sum())(w), lambda w: x, w
+    ),
+    "grad in what all ranks share": lambda lax, w, x, rank: lax.cond(
+        x[0] > 0, lambda: md.grad(lambda v: (np.sin(v * v) * x).sum())(w), lambda: w
+    ),
+    "grad in steps": grad_in_steps,
+    "grad in what is closed over": lambda lax, w, x, rank: lax.cond(
+        x[0] > 0, lambda: x * md.grad(lambda v: (np.sin(v) * np.cos(w)).sum())(x), lambda: w
+    ),
+}
+
+RANKS = 4
+X = np.array([0.3, -0.2, -0.7, 0.4, 1.1, 0.5, -0.6, -0.9])
+W = np.array([0.5, -0.3])
+
+
+def on_ranks(program, mesh, **options):
+    body = lambda w, x: program(md, w, x, axis_index("i"))  # noqa: E731
+    return spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"), **options)
+
+
+def closing_over(program, mesh):
+    """The same, of a weight from outside of the ranks."""
+    spec = {"mesh": mesh, "in_specs": P("i"), "out_specs": P("i")}
+    return lambda w, x: spmd.shard_map(lambda x: program(md, np.sin(w), x, axis_index("i")), **spec)(x)
+
+
+def whole(program):
+    return lambda w, x: np.concatenate(
+        [program(Unrolled, w, block, rank) for rank, block in enumerate(np.split(x, RANKS))]
+    )
+
+
+def loss(f):
+    return lambda w, x: (f(w, x) ** 3).sum()
+
+
+# ---------------------------------------------------------------- collectives over the other axis
+
+
+def over_the_other_axis(w, x):
+    """Ranks along i choose; those along j take the same branch, and sum."""
+    first = axis_index("i") == 0
+    return md.cond(first, lambda: psum(x * w, "j") * psum(w, "j"), lambda: np.sin(x) - psum(x.sum(), "j"))
+
+
+def over_the_other_axis_whole(w, x):
+    (a, b), (c, d) = (np.split(half, 2) for half in np.split(x, 2))
+    rest = np.concatenate([np.sin(c), np.sin(d)]) - (c + d).sum()
+    return np.concatenate([np.tile((a + b) * w * 2 * w, 2), rest])
+
+
+def over_the_other_axis_on(mesh):
+    return spmd.shard_map(over_the_other_axis, mesh=mesh, in_specs=(P(), P(("i", "j"))), out_specs=P(("i", "j")))
+
+
+def within(w, x):
+    """The sum of a shard_map in a branch: along j alone."""
+    total = spmd.shard_map(lambda x: psum(x, "j"), in_specs=P("j"), out_specs=P())
+    return md.cond(axis_index("i") == 0, lambda: np.tile(total(x * x), 2) * w[0], lambda: x)
+
+
+def within_on(mesh):
+    return spmd.shard_map(within, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"), axis_names={"i"})
+
+
+def within_whole(w, x):
+    first = x[:4] ** 2
+    return np.concatenate([np.tile(first[:2] + first[2:], 2) * w[0], x[4:]])
+
+
+OTHER_AXES = {
+    "collectives": (over_the_other_axis_on, over_the_other_axis_whole),
+    "a shard_map": (within_on, within_whole),
+}
+
+# ---------------------------------------------------------------- a pipeline
+
+TOKENS, FEATURES, CLASSES = 5, 3, 2
+
+
+def pipeline_params(stages):
+    rng = np.random.default_rng(0)
+    return {
+        "embedding": rng.normal(size=(TOKENS, FEATURES)),
+        "layers": rng.normal(size=(stages, FEATURES, FEATURES)) / 2,
+        "head": rng.normal(size=(FEATURES, CLASSES)),
+    }
+
+
+def pipeline_batch(count):
+    rng = np.random.default_rng(1)
+    return rng.integers(TOKENS, size=(count, 4)), rng.integers(CLASSES, size=(count, 4))
+
+
+def error(x, labels, head):
+    return -np.mean(np.take_along_axis(md.nn.log_softmax(x @ head), labels[:, None], 1))
+
+
+def pipeline(mesh):
+    """The mean error of microbatches: the first stage embeds them, and the last one computes their errors.
+
+    At each tick a rank does what its stage does, and none computes what only another needs. Then the results move on to
+    the next stage, outside of the branches.
+    """
+    (stages,) = mesh.shape.values()
+    forward = [(k, k + 1) for k in range(stages - 1)]
+
+    def body(params, tokens, labels):
+        stage, (layer,) = axis_index("stage"), params["layers"]
+        kind = np.where(stage == 0, 0, np.where(stage == stages - 1, 2, 1))
+        x, total = np.zeros((tokens.shape[1], FEATURES)), 0.0
+
+        def at(batch, tick, stage):
+            return batch[np.clip(tick - stage, 0, len(batch) - 1)]
+
+        for tick in range(len(tokens) + stages - 1):
+
+            def first(x, tick=tick):
+                return np.tanh(params["embedding"][at(tokens, tick, 0)] @ layer), 0.0
+
+            def middle(x):
+                return np.tanh(x @ layer), 0.0
+
+            def last(x, tick=tick):
+                found = error(np.tanh(x @ layer), at(labels, tick, stages - 1), params["head"])
+                return x, found if tick >= stages - 1 else 0 * found
+
+            x, found = md.switch(kind, [first, middle, last], x)
+            x, total = ppermute(x, "stage", forward), total + found
+        return psum(total, "stage") / len(tokens)
+
+    specs = {"embedding": P(), "layers": P("stage"), "head": P()}, P(), P()
+    return spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P())
+
+
+def pipeline_whole(params, tokens, labels):
+    def of_microbatch(tokens, labels):
+        x = params["embedding"][tokens]
+        for layer in params["layers"]:
+            x = np.tanh(x @ layer)
+        return error(x, labels, params["head"])
+
+    return sum(map(of_microbatch, tokens, labels)) / len(tokens)

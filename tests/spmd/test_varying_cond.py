@@ -1,0 +1,265 @@
+"""Ranks that choose their own branch, by `cond` and `switch`: as if each ran its branch alone."""
+
+import warnings
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, pbroadcast, pmax, ppermute, pscatter, psum
+from spmd import P
+from tests.branch_programs import (
+    OTHER_AXES,
+    PROGRAMS,
+    RANKS,
+    W,
+    X,
+    closing_over,
+    loss,
+    on_ranks,
+    pipeline,
+    pipeline_batch,
+    pipeline_params,
+    pipeline_whole,
+    whole,
+)
+from tests.programs import assert_trees_close
+
+LINE = spmd.make_mesh((RANKS,), ("i",), backend="simulated")
+SQUARE = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+ARGS = W, X
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    """A branch meets no values that it would not meet on real ranks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def run(f, *args):
+    tape = md.make_tape(f)(*args)
+    tape.check()
+    yield "run", f(*args)
+    yield "tape", tape(*map(np.asarray, md.tree.leaves(args)))
+    yield "jit", md.jit(f)(*args)
+
+
+def check(f, expected, *args):
+    for name, found in run(f, *args):
+        try:
+            assert_trees_close(found, md.tree.leaves(expected(*args)))
+        except Exception as error:
+            raise AssertionError(name) from error
+
+
+def derivatives(f, each=md.vmap):
+    """Of a function of two arrays, to second order and in both modes."""
+    gradient = md.grad(loss(f), (0, 1))
+    return {
+        "value": f,
+        "grad": gradient,
+        "jvp": lambda w, x: md.jvp(f, (w, x), (np.cos(w), np.sin(x))),
+        "linearize": lambda w, x: md.linearize(f, w, x)[1](np.cos(w), np.sin(x)),
+        "grad of grad": md.grad(lambda w, x: sum((g**2).sum() for g in gradient(w, x)), (0, 1)),
+        "jvp of grad": lambda w, x: md.jvp(gradient, (w, x), (np.cos(w), np.sin(x)))[1],
+        "vmap": lambda w, x: md.vmap(f, (0, None))(np.stack([w, np.sin(w)]), x),
+        "vmap of grad": lambda w, x: each(gradient)(np.stack([w, np.sin(w)]), np.stack([x, -x])),
+    }
+
+
+def one_by_one(f):
+    """What `vmap` means, where the choice of each element is Python's."""
+    return lambda *args: [np.stack(found) for found in zip(*[f(*element) for element in zip(*args)])]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_rank_takes_its_branch(name):
+    found, expected = derivatives(on_ranks(PROGRAMS[name], LINE)), derivatives(whole(PROGRAMS[name]), one_by_one)
+    for kind, f in found.items():
+        if name == "custom_vjp" and kind in ("jvp", "linearize", "jvp of grad"):
+            continue
+        try:
+            with numpy.errstate(all="ignore" if kind == "vmap of grad" else "warn"):  # elements run both branches
+                check(f, expected[kind], *ARGS)
+        except Exception as error:
+            raise AssertionError(kind) from error
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_from_outside_of_the_ranks(name):
+    program, expected = closing_over(PROGRAMS[name], LINE), whole(PROGRAMS[name])
+    check(md.grad(loss(program), (0, 1)), md.grad(loss(lambda w, x: expected(np.sin(w), x)), (0, 1)), *ARGS)
+
+
+def test_what_branches_use_is_summed_outside_of_them():
+    """Once for each value, and no branch communicates, forward or backward."""
+    program = on_ranks(PROGRAMS["closed over"], LINE)
+    tape = md.make_tape(md.grad(loss(program), (0, 1)))(*ARGS)
+    conds = [eqn for eqn in equations_of(tape) if eqn.primitive.name == "cond"]
+    assert len(conds) == 2
+    inside = [inner for eqn in conds for body in eqn.bodies for inner in equations_of(body)]
+    assert not any(eqn.primitive.name in ("psum", "pbroadcast") for eqn in inside)
+    report = spmd.communication(md.grad(loss(program), (0, 1)))(*ARGS)
+    assert report.counts == {"psum": 3} and not report.notes
+
+
+def equations_of(tape):
+    for eqn in tape.equations:
+        yield eqn
+        for body in eqn.bodies:
+            yield from equations_of(body)
+
+
+@pytest.mark.parametrize("name", OTHER_AXES)
+def test_an_axis_along_which_ranks_choose_alike(name):
+    on, expected = OTHER_AXES[name]
+    found, expected = derivatives(on(SQUARE)), derivatives(expected, one_by_one)
+    for kind, f in found.items():
+        check(f, expected[kind], *ARGS)
+
+
+def test_transposed_twice():
+    """The transpose of a choice between linear branches is one between their transposes."""
+
+    def body(w, x):
+        return md.cond(axis_index("i") == 0, lambda: 2 * x, lambda: x[::-1] + np.sum(w))
+
+    tape = md.make_tape(spmd.shard_map(body, mesh=LINE, in_specs=(P(), P("i")), out_specs=P("i")))(*ARGS)
+    back = md.transpose(tape)
+    back.check()
+    assert md.transpose(back) == tape
+    expected = [np.full(2, X[2:].sum()), np.array([*(2 * X[:2]), X[3], X[2], X[5], X[4], X[7], X[6]])]
+    assert_trees_close(back(X), expected)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_pipeline(stages):
+    mesh = spmd.make_mesh((stages,), ("stage",), backend="simulated")
+    params, batch = pipeline_params(stages), pipeline_batch(3)
+    for f in (lambda f: f, md.value_and_grad):
+        check(
+            lambda params, f=f: f(pipeline(mesh))(params, *batch), lambda p, f=f: f(pipeline_whole)(p, *batch), params
+        )
+
+
+# ---------------------------------------------------------------- errors
+
+
+def by_first(true_fun, false_fun):
+    return lambda x: md.cond(x[0] > 0, true_fun, false_fun, x)
+
+
+def by_index(*branches):
+    return lambda x: md.switch(axis_index("i"), branches, x)
+
+
+same = lambda x: x  # noqa: E731
+halves = lambda f: lambda x: md.scan(lambda c, _: (f(c), None), x, length=2)[0]  # noqa: E731
+COMMUNICATING = {
+    "psum": (by_first(lambda x: psum(x, "i"), same), "the predicate of cond, .* true_fun has a psum over 'i'"),
+    "pmax": (by_first(same, lambda x: pmax(x, ("i", "j"))), "false_fun has a pmax over .*'i'"),
+    "ppermute": (
+        by_index(same, same, lambda x: ppermute(x, "i", [(0, 1)])),
+        r"the index of switch, i64\[\]\{i\}, .* branches\[2\] has a ppermute over 'i'",
+    ),
+    "in a loop": (by_first(same, halves(lambda x: x + psum(x, "i"))), "false_fun has a psum over 'i'"),
+    "in a checkpoint": (by_first(md.checkpoint(lambda x: x * psum(x, "i")), same), "true_fun has a psum over 'i'"),
+    "in a branch": (
+        by_first(lambda x: md.cond(axis_index("j") > 0, lambda: psum(x, "i"), lambda: x), same),
+        "true_fun has a psum over 'i'",
+    ),
+    "in a vmap": (
+        lambda x: md.vmap(by_first(lambda x: psum(x, "i"), same))(np.stack([x, -x])).sum(0),
+        "true_fun has a psum over 'i'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMUNICATING)
+def test_a_branch_that_communicates(name):
+    """The error names the collective, its branch, its line, and the ways out."""
+    body, message = COMMUNICATING[name]
+    f = spmd.shard_map(body, mesh=SQUARE, in_specs=P(("i", "j")), out_specs=P(("i", "j")))
+    message += (
+        r".*test_varying_cond\.py:\d+: .*Move the \w+ out of the branch; .*psum, pmax or pmin over \W*'i'.*np\.where"
+    )
+    for g in (f, md.jit(f), md.make_tape(f), md.grad(lambda x: f(x).sum())):
+        with pytest.raises(md.VarianceError, match=message):
+            g(X)
+
+
+def test_a_backward_rule_that_communicates():
+    f = md.custom_vjp(lambda x: np.sin(x))
+    f.defvjp(lambda x: (np.sin(x), x), lambda x, ct: (ct * np.cos(x) + psum(ct, "i"),))
+    mapped = spmd.shard_map(by_first(f, same), mesh=LINE, in_specs=P("i"), out_specs=P("i"))
+    assert_trees_close(mapped(X), whole(lambda lax, w, x, rank: np.sin(x) if x[0] > 0 else x)(W, X))
+    for g in (md.grad(lambda x: mapped(x).sum()), md.make_tape(md.grad(lambda x: mapped(x).sum()))):
+        with pytest.raises(md.VarianceError, match=r"true_fun has a psum over 'i'.*defvjp"):
+            g(X)
+
+
+def test_without_types_nothing_says_that_branches_may_differ():
+    f = spmd.shard_map(by_first(same, same), mesh=LINE, in_specs=P("i"), out_specs=P("i"), check_rep=False)
+    with pytest.raises(md.VarianceError, match=r"the predicate of cond needs one value, but bool\[\]\{i\} varies"):
+        f(X)
+
+
+def test_tapes_that_do_not_check():
+    """A recorded choice says along which axes ranks choose, and what its results vary along."""
+    f = spmd.shard_map(by_first(same, lambda x: np.ones(2)), mesh=LINE, in_specs=P("i"), out_specs=P("i"))
+    tape = md.make_tape(f)(X)
+    (cond,) = [eqn for eqn in equations_of(tape) if eqn.primitive.name == "cond"]
+    tape.check()
+    for branch in cond.bodies:
+        branch.outputs = [np.ones(2)]
+    with pytest.raises(TypeError, match="cond: all results vary along 'i', as the predicate of cond does"):
+        tape.check()
+
+
+# ---------------------------------------------------------------- what else runs on ranks
+
+
+@pytest.mark.parametrize("run", [lambda f: f, md.jit, lambda f: md.make_tape(f)(X)], ids=["run", "jit", "tape"])
+def test_only_the_ranks_of_a_branch_print(run, capsys):
+    def loud(x):
+        md.debug.print("{}", axis_index("i"))
+        return md.cond(axis_index("i") > 1, quiet, same, x)
+
+    def quiet(x):
+        md.debug.print("inner")
+        return x
+
+    run(spmd.shard_map(by_first(loud, same), mesh=LINE, in_specs=P("i"), out_specs=P("i")))(X)
+    ranks = [(line.split()[1], line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert ranks == [("0", "0"), ("2", "2"), ("2", "inner")]
+
+
+def test_nan_checks_see_the_branch_that_is_taken():
+    root = spmd.shard_map(by_first(np.sqrt, same), mesh=LINE, in_specs=P("i"), out_specs=P("i"))
+    with md.debug_nans():
+        root(np.abs(X) * np.sign(np.repeat(X[::2], 2)))
+        with pytest.raises(FloatingPointError, match=r"sqrt .*on rank 0"):
+            root(np.where(np.arange(8) == 1, -1.0, X))
+
+
+def test_a_constant_is_scattered_in_a_branch():
+    f = spmd.shard_map(
+        by_first(lambda x: x * pscatter(np.arange(8.0), "i", tiled=True), same),
+        mesh=LINE,
+        in_specs=P("i"),
+        out_specs=P("i"),
+    )
+    expected = np.where(np.repeat(X[::2], 2) > 0, X * np.arange(8.0), X)
+    check(f, lambda x: expected, X)
+    check(md.grad(lambda x: f(x).sum()), lambda x: np.where(np.repeat(X[::2], 2) > 0, np.arange(8.0), 1.0), X)
+
+
+def test_values_that_vary_already_are_named():
+    """In a branch, all it uses varies."""
+    f = lambda w: md.cond(axis_index("i") > 0, lambda: pbroadcast(w, "i"), lambda: w)  # noqa: E731
+    with pytest.raises(md.VarianceError, match=r"f64\[2\]\{i\} already varies along 'i': leave those axes out"):
+        spmd.shard_map(f, mesh=LINE, in_specs=P(), out_specs=P("i"))(W)
