@@ -147,6 +147,7 @@ def test_partial_sums_cost_what_they_must():
         assert mesh.calls == {"psum": 1 if check_rep else 2}  # a body without types is not fused with the sum
         assert_trees_close(found, md.value_and_grad(lambda w: np.sum(np.tanh(x.reshape(RANKS, 2) * w)))(w))
     copies = spmd.shard_map(np.sin, mesh=mesh, in_specs=P(), out_specs=P(sum="i"))
+    mesh.reset_calls()
     value, pullback = md.vjp(copies, w)
     assert_trees_close((value, pullback(w)[0]), (RANKS * np.sin(w), RANKS * np.cos(w) * w))
-    assert mesh.calls == {"psum": 1}
+    assert not mesh.calls
