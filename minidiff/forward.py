@@ -18,12 +18,12 @@ from minidiff.core import (
     cast_to,
     current_interpreter,
     name_of,
-    restores_interpreter,
     running,
     transforming,
 )
 from minidiff.dtypes import float0, is_differentiable
 from minidiff.errors import TracerError
+from minidiff.interrupts import restores_interpreter
 from minidiff.promotion import are_weak
 from minidiff.types import ShapedArray, typeof, zeros_like
 

@@ -13,11 +13,11 @@ from minidiff.core import (
     Interpreter,
     current_interpreter,
     name_of,
-    restores_interpreter,
     running,
     transforming,
 )
 from minidiff.global_random import random_state, warn_if_random
+from minidiff.interrupts import restores_interpreter
 from minidiff.keywords import transformation
 from minidiff.location import LONG, begins, warn_of_loop
 from minidiff.promotion import are_weak, weak_where

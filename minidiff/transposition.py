@@ -13,9 +13,10 @@ from minidiff import tree
 from minidiff.aliasing import apart
 from minidiff.arguments import agreeing, checked_cotangents, linear_positions, resharded
 from minidiff.compiler.simplify import simplified
-from minidiff.core import cast_to, current_interpreter, restores_interpreter, transforming
+from minidiff.core import cast_to, current_interpreter, transforming
 from minidiff.dtypes import is_differentiable
 from minidiff.forward import instantiate
+from minidiff.interrupts import restores_interpreter
 from minidiff.reverse import backward_pass
 from minidiff.staging import Stage, stage_flat
 from minidiff.tape import Tape

@@ -18,12 +18,12 @@ from minidiff.core import (
     Value,
     current_interpreter,
     name_of,
-    restores_interpreter,
     running,
     transforming,
 )
 from minidiff.dtypes import PLAIN
 from minidiff.errors import MisfitError, TracerError
+from minidiff.interrupts import restores_interpreter
 from minidiff.keywords import transformation
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
 from minidiff.promotion import are_weak, weak_where

@@ -39,7 +39,6 @@ from minidiff.core import (
     Tracer,
     Value,
     current_interpreter,
-    restores_interpreter,
     running,
     transforming,
 )
@@ -47,6 +46,7 @@ from minidiff.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.forward import JVP
 from minidiff.higher_order.bodies import HigherOrder
 from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
+from minidiff.interrupts import restores_interpreter
 from minidiff.ops.elementwise import divide
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage

@@ -30,11 +30,12 @@ import numpy
 
 from minidiff import core
 from minidiff.compiler.buffers import copy_p, with_results_copied
-from minidiff.core import EVALUATE, Primitive, Scope, restores_interpreter, running, transforming
+from minidiff.core import EVALUATE, Primitive, Scope, running, transforming
 from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.partial_eval import prune_tape
+from minidiff.interrupts import restores_interpreter
 from minidiff.location import Location
 from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential

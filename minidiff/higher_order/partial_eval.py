@@ -18,12 +18,12 @@ from minidiff.core import (
     cast_to,
     current_interpreter,
     enter,
-    restores_interpreter,
     running,
     transforming,
 )
 from minidiff.forward import JVP, push_forward
 from minidiff.global_random import random_state, warn_if_random
+from minidiff.interrupts import restores_interpreter
 from minidiff.ops.shape import broadcast_to, expand_dims
 from minidiff.reverse import Linearize
 from minidiff.staging import CONSTANTS, Stage
