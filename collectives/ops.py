@@ -16,6 +16,7 @@ psum_scatter          unreduced -> varying    reduce-scatter all_gather_reduced
 all_gather_reduced    varying -> reduced      all-gather     psum_scatter (of unreduced)
 all_gather_invariant  varying -> invariant    all-gather     pscatter
 pscatter              invariant -> varying    no             all_gather_invariant
+pscatter              reduced -> varying      no             placing the slice in zeros
 all_to_all            varying -> varying      all-to-all     all_to_all
 ragged_all_to_all     varying -> varying      all-to-all     ragged_all_to_all
 ppermute              varying -> varying      point to point ppermute, reversed
@@ -214,6 +215,8 @@ def cast(x: Value, states: AxisStates) -> Value:
     communication leads to the new state.
     """
     scope = current_scope()
+    if scope is None:  # outside any body, `reshard` casts
+        return x
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
     key = (id(x), states)
     if key not in owner.casts:
@@ -666,10 +669,11 @@ def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAx
 
 
 def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
-    """The local slice of an invariant value. Invariant -> varying.
+    """The local slice of an invariant or reduced value, which varies.
 
-    It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Transposes to
-    `all_gather_invariant`. Indexing by `axis_index` gives the same numbers, but the compiler does not see that it is a
+    It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Of an invariant value it
+    transposes to `all_gather_invariant`; of a reduced one, to placing the slice in zeros, as a rank's part of a sum,
+    and does not communicate. Indexing by `axis_index` gives the same numbers, but the compiler does not see that it is a
     local slice: only `pscatter` of a psum becomes a `psum_scatter`.
 
     >>> f = lambda x: pscatter(x, 'i', tiled=True)
@@ -683,11 +687,13 @@ def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) ->
 
 
 def local_slice(x: Value, run: CollectiveAxes, axis: int, tiled: bool) -> Value:
-    """`pscatter` of one array; without types, index it by `axis_index`."""
-    if run.scope.typed:
+    """`pscatter` of one array; if it is reduced or untyped, index it by `axis_index`."""
+    is_reduced = not states_of(x).reduced.isdisjoint(run.axes)
+    if run.scope.typed and not is_reduced:
         pscatter_p.check_variance([typeof(x)], run.params)
         return bind_over(pscatter_p, x, run, axis=axis, tiled=tiled)
     index = axis_index(run.axes)
+    x = varying_over(x, run) if is_reduced else x
     if tiled:
         shape = typeof(x).shape
         x = x.reshape((*shape[:axis], run.size, shape[axis] // run.size, *shape[axis + 1 :]))

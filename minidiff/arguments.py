@@ -221,6 +221,12 @@ def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Val
         raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
     value = outs[0]
     if not value.shape and value.dtype.kind == "f":
+        if axes := typeof(value).reduced:
+            raise VarianceError(
+                f"grad: {name} returns {typeof(value)}, whose cotangent is unreduced along {show_axes(axes)}: 1.0 would be "
+                f"one part of it on each rank. Sum terms that vary, psum(loss, {show_axes(axes)}); a value computed from "
+                "reduced ones alone needs no ranks"
+            )
         return value
     if value.shape:
         advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several"
@@ -242,6 +248,8 @@ def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tre
 def agreeing(ct: Value, type: ShapedArray) -> Value:
     """Cast a cotangent along mesh axes to its primal's cotangent type, or raise VarianceError."""
     states, wanted = states_of(ct), type.states.cotangent()
+    if current_scope() is None and states != wanted:
+        return resharded(ct, type.cotangent)
     extra = states.varying - wanted.varying - wanted.unreduced
     if extra:
         axes = show_axes(extra)

@@ -128,8 +128,9 @@ def check_unreduced(primitive: Any, types: Sequence[Any]) -> None:
         varies = any(axis in other.varying for other in states)
         if linear and not varies:
             continue
-        advice = f"write psum(x, {axis!r}) first, or psum_scatter"
-        if parts != {*range(len(types))} and primitive.is_linear_in({*range(len(types))}, len(types)):
+        outside = any(isinstance(t, ShapedArray) and t.sharding is not None for t in types)
+        advice = "write spmd.reshard(x, P()) first" if outside else f"write psum(x, {axis!r}) first, or psum_scatter"
+        if not outside and parts != {*range(len(types))} and primitive.is_linear_in({*range(len(types))}, len(types)):
             part = "x" if varies else "np.zeros(...)"
             advice += f"; or let all operands be parts of sums, with unreduced({part}, {axis!r})"
         raise VarianceError(

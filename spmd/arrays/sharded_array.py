@@ -37,6 +37,10 @@ class Sharding(NamedTuple):
         """Whether both are the same sharding; one may be an element's and the other not."""
         return self.spec == other.spec and self.mesh.is_like(other.mesh)
 
+    def cotangent(self) -> Sharding:
+        """The sharding of the array's cotangent."""
+        return self._replace(spec=self.spec.transposed())
+
     def of_element(self, axis: int, ndim: int) -> Sharding:
         """The sharding of a batch's elements.
 
@@ -216,14 +220,14 @@ def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
     """Shard a copy of an array that every rank has."""
     if want.is_trivial:
         return x
-    if want.unreduced:
+    if want.unreduced and numpy.any(x):
         raise VarianceError(
             f"reshard of {typeof(x)} from {have} to {want}: ranks hold the same value along "
             f"{show_axes(want.unreduced)}, not parts of a sum; make them in a shard_map, with out_specs={want}, or "
             "from each rank's part, with spmd.from_local"
         )
     x = numpy.asarray(x)
-    data, _ = mesh.ranks.place(x, want.dims(x.ndim))
+    data = mesh.ranks.reshard_data(*mesh.ranks.place(x, want.dims(x.ndim)), mesh.ranks.ordered(want.held))
     data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
     return ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
 

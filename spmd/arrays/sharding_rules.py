@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import numpy
 
 import collectives
+from minidiff.axis_states import VARYING
 from minidiff.core import Evaluate, Interpreter, Primitive, Tracer, Value, cast_to, current_scope, running
 from minidiff.dtypes import is_scalar_constant
-from minidiff.errors import LeakedTracerError, leak_message
+from minidiff.errors import LeakedTracerError, check_unreduced, leak_message
 from minidiff.forward import JVP
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels
@@ -254,6 +255,10 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
         )
     dimensions = primitive.sharding(types, outs, given)
     have = [dims for _, dims in operands]
+    if any(t.unreduced for t in types):  # they may be so along an axis that splits another operand
+        split = [frozenset(a for axes in dims for a in axes) for dims in have]
+        blocks = [t.update(states=t.states.with_state(a, VARYING)) for t, a in zip(types, split)]
+        check_unreduced(primitive, [w if type(w) in _WEAK else t for w, t in zip(weak, blocks)])
     way = split_labels(dimensions, types, outs, have, sizes)
     out_shardings = [_sharding(way, labels) for labels in dimensions.results]
     kept = {label for labels in dimensions.results for label in labels}
