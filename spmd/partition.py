@@ -64,9 +64,15 @@ class PartitionSpec:
             entries.pop()
         return cls(*entries)
 
-    def batched(self) -> PartitionSpec:
-        """The spec with an unsplit batch dimension inserted before those of the block."""
-        return self._like(None, *self.entries)
+    def batched(self, axes: tuple[str, ...] = ()) -> PartitionSpec:
+        """The spec with a batch dimension inserted before those of the block, split along `axes`."""
+        return self._like(axes or None, *self.entries)
+
+    def extended(self, minor: PartitionSpec) -> PartitionSpec:
+        """The spec with the dimensions split further, along the axes of another spec."""
+        ndim = max(len(self.entries), len(minor.entries))
+        both = [(*major, *axes) for major, axes in zip(self.dims(ndim), minor.dims(ndim))]
+        return self._like(*PartitionSpec.of_dims(both).entries) if minor.axes else self
 
     def transposed(self) -> PartitionSpec:
         """The spec of the cotangent: a result's spec becomes an input's, and the reverse."""

@@ -23,7 +23,17 @@ from collectives.ops import times
 from minidiff import tree
 from minidiff.arguments import as_values, result_values
 from minidiff.compiler.jit import key_of
-from minidiff.core import EVALUATE, Scope, Value, checking, current_scope, enter, name_of, pbroadcast_to
+from minidiff.core import (
+    EVALUATE,
+    Scope,
+    Value,
+    checking,
+    current_interpreter,
+    current_scope,
+    enter,
+    name_of,
+    pbroadcast_to,
+)
 from minidiff.dtypes import is_scalar_constant
 from minidiff.errors import VarianceError, show_axes
 from minidiff.global_random import random_state, warn_if_random
@@ -31,9 +41,11 @@ from minidiff.keywords import transformation
 from minidiff.ops.base import convert
 from minidiff.promotion import are_weak, weak_where
 from minidiff.types import typeof
+from minidiff.vmap import Batch
 from spmd.agreement import NO_CALL, Call, compare_call, described
+from spmd.auto_axes import with_auto_axes
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, check_divides, check_ndim, check_not_summed, check_spec, is_spec
+from spmd.partition import PartitionSpec, check_divides, check_ndim, check_not_summed, check_spec, is_spec, part_count
 from spmd.primitive import shard_map_p
 from spmd.residuals import Specs
 
@@ -133,7 +145,7 @@ class _Mapped:
     axis_names: Collection[str]
     check_rep: bool
     auto_pbroadcast: bool
-    known: dict[Any, tuple[Specs, Call]] = field(default_factory=dict)  # what `specs_for` has found
+    known: dict[Any, tuple[Specs, Specs, Call]] = field(default_factory=dict)  # what `specs_for` has found
 
     def check_specs(self) -> None:
         """Raise TypeError or ValueError for specs that no arguments fit."""
@@ -153,7 +165,7 @@ class _Mapped:
         values = as_values("shard_map", leaves, lambda: [path for path, _ in tree.flatten_with_paths(args, "args")[0]])
         weak, where = are_weak(leaves), self.where(scope)
         own_axes = where["mesh"].axis_names if scope is None else where["axes"]
-        specs, call = self.specs_for(args, structure, values, where)
+        specs, auto, call = self.specs_for(args, structure, values, where)
         out_structure = None
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
@@ -164,7 +176,9 @@ class _Mapped:
 
         if scope is None:
             options = {name: where[name] for name in ("mesh", "check_rep", "auto_pbroadcast")}
-            results = shard_map_p.bind(*values, body=body, in_specs=specs, call=call, **options)
+            sharded = with_auto_axes(body, where["auto"], auto) if any(spec.axes for spec in auto) else body
+            specs = tuple(map(PartitionSpec.extended, specs, auto))
+            results = shard_map_p.bind(*values, body=sharded, in_specs=specs, call=call, **options)
         else:
             if scope.bottom.base is EVALUATE:
                 compare_call({"mesh": where["mesh"], "call": call})
@@ -185,10 +199,13 @@ class _Mapped:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
         axes = tuple(a for a in mesh.axis_names if a not in around and (a in self.axis_names or not self.axis_names))
         mapped = (*around, *axes)
-        return {"mesh": mesh, "axes": axes, "mapped": mapped, "check_rep": typed, "auto_pbroadcast": not explicit}
+        batch = _batch_axes(current_interpreter())
+        auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
+        options = {"check_rep": typed, "auto_pbroadcast": not explicit}
+        return {"mesh": mesh, "axes": axes, "mapped": mapped, "auto": auto, **options}
 
-    def specs_for(self, args: tuple, structure: Any, values: Sequence[Value], where: dict) -> tuple[Specs, Call]:
-        """The spec of each array in `args`, checked, and the call for ranks to compare."""
+    def specs_for(self, args: tuple, structure: Any, values: Sequence[Value], where: dict) -> tuple[Specs, Specs, Call]:
+        """The spec of each array in `args`, checked, and how it is split along auto axes; the call, to compare."""
         key = structure, *where.values(), *map(key_of, values)
         if key in self.known:
             return self.known[key]
@@ -202,8 +219,9 @@ class _Mapped:
         call = NO_CALL
         if where["mesh"].backend != "simulated":
             call = Call(name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths))
-        self.known[key] = specs, call
-        return specs, call
+        auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
+        self.known[key] = specs, auto, call
+        return self.known[key]
 
     def applied(self, blocks: tuple, where: dict) -> Any:
         """The result of the function, in the running body."""
@@ -223,9 +241,34 @@ class _Mapped:
         return [x for x, _ in checked], tuple(spec for _, spec in checked), structure
 
 
+def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
+    """How an argument that `spec` splits is split further, in the blocks: along auto axes, as it is now if it can."""
+    sharding, sizes, dims = typeof(x).sharding, where["mesh"].shape, []
+    if sharding is None or not sharding.mesh.is_like(where["mesh"]):
+        return PartitionSpec()
+    for n, major, have in zip(x.shape, spec.dims(x.ndim), sharding.spec.dims(x.ndim)):
+        split = [a for a in have if a in where["auto"]]
+        while split and n % part_count((*major, *split), sizes):
+            split.pop()
+        dims.append(tuple(split))
+    return PartitionSpec.of_dims(dims)
+
+
 _EACH_ITS_OWN = (
     "on real ranks each has a generator of its own, and what the body's types say is the same on all ranks may differ"
 )
+
+
+# ---------------------------------------------------------------- auto axes
+
+
+def _batch_axes(interpreter: Any) -> set[str]:
+    """The mesh axes along which the enclosing vmaps split their batches."""
+    axes: set[str] = set()
+    while interpreter is not None:
+        axes.update(interpreter.spmd_axes if isinstance(interpreter, Batch) else ())
+        interpreter = interpreter.below
+    return axes
 
 
 # ---------------------------------------------------------------- inside the body of another
