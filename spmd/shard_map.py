@@ -12,6 +12,7 @@ result is put together, a `psum` where partial sums leave. The types say what th
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from minidiff.core import (
 from minidiff.dtypes import is_scalar_constant
 from minidiff.errors import VarianceError, show_axes
 from minidiff.global_random import random_state, warn_if_random
+from minidiff.higher_order.partial_eval import chosen, placed
 from minidiff.keywords import transformation
 from minidiff.ops.base import convert
 from minidiff.promotion import are_weak, weak_where
@@ -58,7 +60,9 @@ def shard_map(
     out_specs: Any = None,
     *,
     axis_names: Collection[str] = frozenset(),
+    auto: Collection[str] = frozenset(),
     check_rep: bool = True,
+    check_vma: bool | None = None,
     auto_pbroadcast: bool = True,
 ) -> Callable:
     """Run `f` on every rank of `mesh`, each on its blocks of the arguments.
@@ -71,16 +75,21 @@ def shard_map(
     all ranks is multiplied by their number, as by `psum`: nothing is sent.)
 
     Under MPI every rank calls it with the same arguments, and takes its own blocks of them. Arguments and results
-    are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays.
+    are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays. None in `in_specs` marks a
+    static argument, which is no array: `f` gets it as it is.
     Arrays that `f` closes over are unmapped inputs, and can be differentiated with respect to.
 
-    It maps over the axes of the mesh in `axis_names`, by default over all. Along the others every rank computes the
-    same, and values are whole; a further `shard_map` inside `f` may map over these. It has the same mesh (which may be
-    left out), and by default maps over all axes that are not yet in use. Its arguments are split along its own axes,
-    and its results may vary along those of the outer body. A result that it maps over its axes is whole again outside,
-    by an `all_gather_invariant`.
+    It maps over the axes of the mesh in `axis_names`, by default over all. `auto` names the others instead. Along these
+    values are whole to `f`, but an argument that is sharded along them stays so, as do the results of operations on it,
+    which communicate only where sharded arrays outside a body do. (What `f` closes over is gathered, as are the
+    operands of a `while_loop` that is recorded; without types all arguments are.) A further `shard_map` inside `f` may
+    map over these axes. It has the same mesh (which may be left out), and by default maps over all axes that are not
+    yet in use. Its arguments are split along its own axes, and its results may vary along those of the outer body. A
+    result that it maps over its axes is whole again outside: it stays sharded if an argument of the outer one was
+    sharded along these axes, else it is gathered by an `all_gather_invariant`.
 
-    `check_rep=False` turns off the types, the check of `out_specs`, and the savings in transposition.
+    `check_rep=False`, or `check_vma=False`, turns off the types, the check of `out_specs`, and the savings in
+    transposition.
     `auto_pbroadcast=False` inserts no `pbroadcast` in `f`, nor in a `shard_map` inside it: where values disagree in
     variance, `f` must write one, and so say where its derivative sums.
 
@@ -90,7 +99,7 @@ def shard_map(
 
     >>> import numpy as np
     >>> from collectives import psum
-    >>> from spmd import P, make_mesh
+    >>> from spmd import P, distribute, make_mesh
     >>> mesh = make_mesh((4,), ('i',), backend='simulated')
     >>> total = shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())
     >>> total(np.arange(8.0))
@@ -105,6 +114,13 @@ def shard_map(
     >>> shard_map(columns, mesh=mesh, in_specs=P('i'), out_specs=P(), axis_names={'i'})(np.arange(8.0).reshape(2, 4))
     array([[12., 16.]])
 
+    Columns that are sharded along `j` stay so, and the matrix product sums over `j`:
+
+    >>> x = distribute(np.ones((4, 2)), mesh, P('i', 'j'))
+    >>> f = lambda x, n: (x + n, x @ np.ones(2))
+    >>> shard_map(f, mesh, in_specs=(P('i'), None), out_specs=P('i'), axis_names={'i'})(x, 2)[0].spec
+    P('i', 'j')
+
     Source: shard_map tutorial, "API specification"; JEP 17111 for the types, for `sum=` its "Partial solution", for
     `auto_pbroadcast` its "How to make the API convenient".
     """
@@ -115,12 +131,17 @@ def shard_map(
             "shard_map: in_specs says how each argument is split: write in_specs=(P('i'), P()) for two arguments, "
             "the second the same on all ranks; and in_specs=() for none"
         )
-    if not (check_rep or auto_pbroadcast):
+    if not check_rep and check_vma is not None:
+        raise TypeError(
+            f"shard_map: check_vma= is another name of check_rep=, got {check_vma} and {check_rep}: give one"
+        )
+    typed = check_rep if check_vma is None else check_vma
+    if not (typed or auto_pbroadcast):
         raise ValueError(
             "shard_map: auto_pbroadcast=False says that types must agree as they are written, but with check_rep=False "
             "there are no types: leave out one of them"
         )
-    call = _Mapped(f, mesh, in_specs, out_specs, axis_names, check_rep, auto_pbroadcast)
+    call = _Mapped(f, mesh, in_specs, out_specs, axis_names, auto, typed, auto_pbroadcast)
     call.check_specs()
 
     def mapped(*args: Any, **named: Any) -> Any:
@@ -143,16 +164,18 @@ class _Mapped:
     in_specs: Any
     out_specs: Any
     axis_names: Collection[str]
+    auto: Collection[str]
     check_rep: bool
     auto_pbroadcast: bool
     known: dict[Any, tuple[Specs, Specs, Call]] = field(default_factory=dict)  # what `specs_for` has found
+    arrays: dict[tree.Structure, list[bool]] = field(default_factory=dict)  # what `arrays_of` has found
 
     def check_specs(self) -> None:
         """Raise TypeError or ValueError for specs that no arguments fit."""
         self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
         self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]
         if self.mesh is not None:
-            _check_axis_names(self.axis_names, self.mesh)
+            _check_axis_names(self.axis_names, self.auto, self.mesh)
             for path, spec in [*self.in_paths, *self.out_paths]:
                 check_spec(spec, self.mesh.shape, path)
         for path, spec in self.in_paths:
@@ -161,16 +184,22 @@ class _Mapped:
 
     def __call__(self, args: tuple) -> Any:
         scope = current_scope()
+        args = self.with_static_leaves(args)
         leaves, structure = tree.flatten(args)
-        values = as_values("shard_map", leaves, lambda: [path for path, _ in tree.flatten_with_paths(args, "args")[0]])
-        weak, where = are_weak(leaves), self.where(scope)
+        is_array = self.arrays_of(args, structure)
+        paths = lambda: chosen(tree.paths(structure, "args"), is_array)  # noqa: E731
+        arrays, static = chosen(leaves, is_array), [_Static.value_of(x) for x in leaves]
+        values = as_values("shard_map", arrays, paths)
+        weak, where = are_weak(arrays), self.where(scope)
         own_axes = where["mesh"].axis_names if scope is None else where["axes"]
-        specs, auto, call = self.specs_for(args, structure, values, where)
+        told = () if all(is_array) or where["mesh"].backend == "simulated" else _told(structure, is_array, static)
+        specs, auto, call = self.specs_for(args, structure, is_array, values, where, told)
         out_structure = None
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure
-            out = self.applied(tree.unflatten(structure, weak_where(weak, blocks)), where)
+            given = zip(placed(weak_where(weak, blocks), is_array), static, is_array)
+            out = self.applied(tree.unflatten(structure, [x if yes else value for x, value, yes in given]), where)
             outs, result_specs, out_structure = self.checked_results(out, own_axes)
             return outs, result_specs
 
@@ -194,31 +223,53 @@ class _Mapped:
         mesh, around = self.mesh, ()
         if scope is not None:
             mesh, around = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
-            _check_axis_names(self.axis_names, mesh)
+            _check_axis_names(self.axis_names, self.auto, mesh, around)
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
-        axes = tuple(a for a in mesh.axis_names if a not in around and (a in self.axis_names or not self.axis_names))
+        left = [a for a in mesh.axis_names if a not in around and a not in self.auto]
+        axes = tuple(a for a in left if a in self.axis_names or not self.axis_names)
         mapped = (*around, *axes)
         batch = _batch_axes(current_interpreter())
         auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
         options = {"check_rep": typed, "auto_pbroadcast": not explicit}
         return {"mesh": mesh, "axes": axes, "mapped": mapped, "auto": auto, **options}
 
-    def specs_for(self, args: tuple, structure: Any, values: Sequence[Value], where: dict) -> tuple[Specs, Specs, Call]:
+    def with_static_leaves(self, args: tuple) -> tuple:
+        """Make each static argument one leaf, whatever it holds."""
+        entries = self.in_specs
+        if not isinstance(entries, (tuple, list)) or None not in entries or len(entries) != len(args):
+            return args
+        return tuple(_Static(x) if entry is None else x for x, entry in zip(args, entries))
+
+    def arrays_of(self, args: tuple, structure: tree.Structure) -> list[bool]:
+        """Which leaves of the arguments are arrays: those that have a spec, and not None."""
+        if structure not in self.arrays:
+            entries = tree.broadcast_prefix(self.in_specs, args, _is_entry, "in_specs")
+            self.arrays[structure] = [entry is not None for entry in entries]
+        return self.arrays[structure]
+
+    def specs_for(
+        self,
+        args: tuple,
+        structure: tree.Structure,
+        is_array: Sequence[bool],
+        values: Sequence[Value],
+        where: dict,
+        static: tuple[str, ...],
+    ) -> tuple[Specs, Specs, Call]:
         """The spec of each array in `args`, checked, and how it is split along auto axes; the call, to compare."""
-        key = structure, *where.values(), *map(key_of, values)
+        key = structure, *where.values(), *map(key_of, values), static
         if key in self.known:
             return self.known[key]
         _check_axes([*self.in_paths, *self.out_paths], where)
-        names = [path for path, _ in tree.flatten_with_paths(args, "args")[0]]
-        specs = tree.broadcast_prefix(self.in_specs, args, is_spec, "in_specs")
-        specs = tuple(spec.of(path) for spec, path in zip(specs, names))
+        specs = chosen(tree.broadcast_prefix(self.in_specs, args, _is_entry, "in_specs"), is_array)
+        specs = tuple(spec.of(path) for spec, path in zip(specs, chosen(tree.paths(structure, "args"), is_array)))
         for spec, x in zip(specs, values):
             check_ndim(spec, x.shape, "in_specs", spec.path)
             check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
         call = NO_CALL
         if where["mesh"].backend != "simulated":
-            call = Call(name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths))
+            call = Call(name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths, static))
         auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
         self.known[key] = specs, auto, call
         return self.known[key]
@@ -257,6 +308,31 @@ def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
 _EACH_ITS_OWN = (
     "on real ranks each has a generator of its own, and what the body's types say is the same on all ranks may differ"
 )
+
+
+# ---------------------------------------------------------------- static arguments
+
+
+class _Static:
+    """A static argument, which no tree looks into."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    @staticmethod
+    def value_of(x: Any) -> Any:
+        return x.value if type(x) is _Static else x
+
+
+def _is_entry(x: Any) -> bool:
+    """Whether x is an entry of in_specs for a whole subtree; None is the one of static arguments."""
+    return x is None or is_spec(x)
+
+
+def _told(structure: tree.Structure, is_array: Sequence[bool], leaves: Sequence[Any]) -> tuple[str, ...]:
+    """The static arguments as lines for ranks to compare. Addresses in memory, which differ, are left out."""
+    named = zip(tree.paths(structure, "args"), leaves, is_array)
+    return tuple(f"static {path}: {re.sub(' at 0x[0-9a-f]+', '', repr(x)):.200}" for path, x, yes in named if not yes)
 
 
 # ---------------------------------------------------------------- auto axes
@@ -337,12 +413,23 @@ def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
     return outer
 
 
-def _check_axis_names(axis_names: Collection[str], mesh: Mesh) -> None:
-    if isinstance(axis_names, str):
-        raise TypeError(f"shard_map: axis_names is a set of names, {{{axis_names!r}}}, got {axis_names!r}")
-    for a in axis_names:
-        if a not in mesh.shape:
-            raise ValueError(f"shard_map: axis_names names {a!r}, but the axes of the mesh are {mesh.axis_names}")
+def _check_axis_names(
+    axis_names: Collection[str], auto: Collection[str], mesh: Mesh, around: Collection[str] = ()
+) -> None:
+    for name, axes in (("axis_names", axis_names), ("auto", auto)):
+        if isinstance(axes, str):
+            raise TypeError(f"shard_map: {name} is a set of names, {{{axes!r}}}, got {axes!r}")
+        for a in axes:
+            if a not in mesh.shape:
+                raise ValueError(f"shard_map: {name} names {a!r}, but the axes of the mesh are {mesh.axis_names}")
+    others = [a for a in mesh.axis_names if a not in axis_names and a not in around]
+    if auto and axis_names and not set(others) <= set(auto) <= {*others, *around}:
+        raise ValueError(
+            f"shard_map: auto names the axes that it does not map over, but axis_names={set(axis_names)} leaves "
+            f"{set(others)}, and auto is {set(auto)}: give one of them"
+        )
+    if auto and not axis_names and set(mesh.axis_names) <= {*auto, *around}:
+        raise ValueError(f"shard_map: auto={set(auto)} leaves no axis of the mesh {mesh.axis_names} to map over")
 
 
 def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
