@@ -26,6 +26,7 @@ from minidiff.core import (
     Value,
     current_interpreter,
     name_of,
+    pbroadcast_to,
     running,
     transforming,
 )
@@ -164,10 +165,9 @@ class AutoAxes(Interpreter):
         if self.spec(x) == spec:
             return x
         t = typeof(x)
+        steps = route(self.dims(x), spec.dims(t.ndim), t.nbytes, self.sizes)
         with self._on_ranks():
-            return self.sharded(
-                follow(route(self.dims(x), spec.dims(t.ndim), t.nbytes, self.sizes), self.block(x)), spec
-            )
+            return self.sharded(pbroadcast_to(follow(steps, self.block(x)), spec.axes), spec)
 
     def _whole_along(self, x: Value, axes: Sequence[str]) -> Value:
         return self.resharded(x, _without(self.dims(x), axes)) if self.owns(x) else x
@@ -215,9 +215,8 @@ class AutoAxes(Interpreter):
         def run(*blocks: Value) -> list[Value]:
             inside = AutoAxesInside(current_interpreter(), self.axes, outer=self)
             with transforming(inside):
-                outs = list(
-                    map(inside.adopt, f(*[x if x is None else inside.sharded(x, s) for x, s in zip(blocks, specs)]))
-                )
+                values = [x if x is None else inside.sharded(x, spec) for x, spec in zip(blocks, specs)]
+                outs = list(map(inside.adopt, f(*values)))
                 if not out:
                     out.extend(map(inside.spec, outs[: len(outs) // parts]))
                 given = zip(outs, itertools.cycle(out))
