@@ -9,6 +9,8 @@ from collectives import all_gather_invariant, axis_index, psum
 from spmd import P
 from tests.auto_axes_programs import ARGS, GATHERED, MOVED, PROGRAMS, columns, gathers, mapped, summed
 from tests.programs import assert_trees_close
+from tests.samples import each
+from tests.spmd.arrays.test_sharded_array import PROPAGATED, A
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 SINGLE = spmd.make_mesh((2, 1), ("i", "j"), backend="simulated")
@@ -66,6 +68,21 @@ def test_second_derivatives_and_batches(name):
     expected = md.vmap(md.grad(summed(whole), (0, 1)), (0, None))(many, W)
     split = spmd.distribute(many, MESH, P(None, "i", "j"))
     assert_trees_close(md.vmap(md.grad(summed(f), (0, 1)), (0, None))(split, args[1]), expected)
+
+
+WIDE = spmd.make_mesh((2, 2, 2), ("m", "i", "j"), backend="simulated")
+
+
+@each("f, specs, expected, counts", PROPAGATED)
+def test_operations_split_and_communicate_as_on_sharded_arrays(f, specs, expected, counts):
+    arrays = [A, np.cos(np.arange(24.0).reshape(4, 6))][: len(specs)]
+    args = [spmd.distribute(x, WIDE, spec) for x, spec in zip(arrays, specs)]
+    mapped = rows(f, mesh=WIDE, in_specs=P(), out_specs=P(), axis_names={"m"})
+    agrees(mapped, args, f, arrays)
+    assert spmd.spec_of(mapped(*args)) == expected
+    assert spmd.communication(mapped)(*args).counts == counts
+    if md.typeof(f(*arrays)).dtype.kind == "f":
+        agrees(md.grad(summed(mapped)), args, md.grad(summed(f)), arrays)
 
 
 # ---------------------------------------------------------------- types, specs and nested shard_maps
