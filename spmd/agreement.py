@@ -76,11 +76,11 @@ def fused_call(params: Sequence[dict]) -> Call:
 
 
 def described(
-    where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence, static: Sequence[str] = ()
+    where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence, static: str = ""
 ) -> Callable:
     """Return a function that describes a call as lines for ranks to compare.
 
-    `where` has the parameters that say where it maps, and `static` the lines on static arguments.
+    `where` has the parameters that say where it maps, and `static` shows the static arguments.
     """
 
     def lines() -> list[str]:
@@ -92,7 +92,7 @@ def described(
             *[f"{name}={where[name]}" for name in ("check_rep", "auto_pbroadcast")],
             *[f"in_specs of {spec.path}: {spec}" for spec in specs],
             *[f"{path}: {spec}" for path, spec in out_specs],
-            *static,
+            f"static arguments: {static}",
             *[
                 f"{spec.path}: {t}" + (f", a ShardedArray split as {t.sharding.spec}" if t.sharding else "")
                 for spec, t in zip(specs, types)

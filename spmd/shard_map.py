@@ -38,7 +38,6 @@ from minidiff.core import (
 from minidiff.dtypes import is_scalar_constant
 from minidiff.errors import VarianceError, show_axes
 from minidiff.global_random import random_state, warn_if_random
-from minidiff.higher_order.partial_eval import chosen, placed
 from minidiff.keywords import transformation
 from minidiff.ops.base import convert
 from minidiff.promotion import are_weak, weak_where
@@ -168,14 +167,16 @@ class _Mapped:
     check_rep: bool
     auto_pbroadcast: bool
     known: dict[Any, tuple[Specs, Specs, Call]] = field(default_factory=dict)  # what `specs_for` has found
-    arrays: dict[tree.Structure, list[bool]] = field(default_factory=dict)  # what `arrays_of` has found
+    has_static: bool = False  # whether an entry of in_specs is None
 
     def check_specs(self) -> None:
         """Raise TypeError or ValueError for specs that no arguments fit."""
         self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
         self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]
+        structure = tree.structure(self.in_specs)
+        self.has_static = any(node.node is type(None) for node in (structure, *structure.below()))
         if self.mesh is not None:
-            _check_axis_names(self.axis_names, self.auto, self.mesh)
+            self.axes_of(self.mesh, self.mesh.axis_names)  # it may be called in any body
             for path, spec in [*self.in_paths, *self.out_paths]:
                 check_spec(spec, self.mesh.shape, path)
         for path, spec in self.in_paths:
@@ -184,22 +185,20 @@ class _Mapped:
 
     def __call__(self, args: tuple) -> Any:
         scope = current_scope()
-        args = self.with_static_leaves(args)
+        args = _with_static(self.in_specs, args) if self.has_static else args
         leaves, structure = tree.flatten(args)
-        is_array = self.arrays_of(args, structure)
-        paths = lambda: chosen(tree.paths(structure, "args"), is_array)  # noqa: E731
-        arrays, static = chosen(leaves, is_array), [_Static.value_of(x) for x in leaves]
-        values = as_values("shard_map", arrays, paths)
+        arrays = [x for x in leaves if type(x) is not _Static] if self.has_static else leaves
+        values = as_values("shard_map", arrays, lambda: _paths(leaves, structure))
         weak, where = are_weak(arrays), self.where(scope)
         own_axes = where["mesh"].axis_names if scope is None else where["axes"]
-        told = () if all(is_array) or where["mesh"].backend == "simulated" else _told(structure, is_array, static)
-        specs, auto, call = self.specs_for(args, structure, is_array, values, where, told)
+        specs, auto, call = self.specs_for(args, leaves, structure, values, where)
         out_structure = None
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure
-            given = zip(placed(weak_where(weak, blocks), is_array), static, is_array)
-            out = self.applied(tree.unflatten(structure, [x if yes else value for x, value, yes in given]), where)
+            given = iter(weak_where(weak, blocks))
+            given = [x.value if type(x) is _Static else next(given) for x in leaves]
+            out = self.applied(tree.unflatten(structure, given), where)
             outs, result_specs, out_structure = self.checked_results(out, own_axes)
             return outs, result_specs
 
@@ -223,47 +222,46 @@ class _Mapped:
         mesh, around = self.mesh, ()
         if scope is not None:
             mesh, around = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
-            _check_axis_names(self.axis_names, self.auto, mesh, around)
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
-        left = [a for a in mesh.axis_names if a not in around and a not in self.auto]
-        axes = tuple(a for a in left if a in self.axis_names or not self.axis_names)
+        axes = self.axes_of(mesh, around)
         mapped = (*around, *axes)
         batch = _batch_axes(current_interpreter())
         auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
         options = {"check_rep": typed, "auto_pbroadcast": not explicit}
         return {"mesh": mesh, "axes": axes, "mapped": mapped, "auto": auto, **options}
 
-    def with_static_leaves(self, args: tuple) -> tuple:
-        """Make each static argument one leaf, whatever it holds."""
-        entries = self.in_specs
-        if not isinstance(entries, (tuple, list)) or None not in entries or len(entries) != len(args):
-            return args
-        return tuple(_Static(x) if entry is None else x for x, entry in zip(args, entries))
-
-    def arrays_of(self, args: tuple, structure: tree.Structure) -> list[bool]:
-        """Which leaves of the arguments are arrays: those that have a spec, and not None."""
-        if structure not in self.arrays:
-            entries = tree.broadcast_prefix(self.in_specs, args, _is_entry, "in_specs")
-            self.arrays[structure] = [entry is not None for entry in entries]
-        return self.arrays[structure]
+    def axes_of(self, mesh: Mesh, around: Sequence[str]) -> tuple[str, ...]:
+        """The axes that it maps over in a body that maps over those `around`, checked."""
+        for name, axes in (("axis_names", self.axis_names), ("auto", self.auto)):
+            if isinstance(axes, str):
+                raise TypeError(f"shard_map: {name} is a set of names, {{{axes!r}}}, got {axes!r}")
+            for a in axes:
+                if a not in mesh.shape:
+                    raise ValueError(f"shard_map: {name} names {a!r}, but the axes of the mesh are {mesh.axis_names}")
+        others = [a for a in mesh.axis_names if a not in self.auto]
+        own, left = set(self.axis_names or others), {*others}.difference(around)
+        if self.auto and not (left <= own <= {*others}):
+            raise ValueError(
+                f"shard_map: auto={set(self.auto)} and axis_names={own} name axes of the mesh that it does not map over, "
+                f"and those that it does: each axis of {mesh.axis_names} belongs to one of them; give only one"
+            )
+        if self.auto and not others:
+            raise ValueError(f"shard_map: auto names all axes of the mesh, {mesh.axis_names}: none is left to map over")
+        return tuple(a for a in mesh.axis_names if a in own and a not in around)
 
     def specs_for(
-        self,
-        args: tuple,
-        structure: tree.Structure,
-        is_array: Sequence[bool],
-        values: Sequence[Value],
-        where: dict,
-        static: tuple[str, ...],
+        self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: dict
     ) -> tuple[Specs, Specs, Call]:
         """The spec of each array in `args`, checked, and how it is split along auto axes; the call, to compare."""
-        key = structure, *where.values(), *map(key_of, values), static
+        static = _shown(leaves) if self.has_static and where["mesh"].backend != "simulated" else ""
+        key = structure, static, *where.values(), *map(key_of, values)
         if key in self.known:
             return self.known[key]
         _check_axes([*self.in_paths, *self.out_paths], where)
-        specs = chosen(tree.broadcast_prefix(self.in_specs, args, _is_entry, "in_specs"), is_array)
-        specs = tuple(spec.of(path) for spec, path in zip(specs, chosen(tree.paths(structure, "args"), is_array)))
+        entries = tree.broadcast_prefix(self.in_specs, args, _is_entry if self.has_static else is_spec, "in_specs")
+        given = [spec for spec in entries if spec is not None]
+        specs = tuple(spec.of(path) for spec, path in zip(given, _paths(leaves, structure)))
         for spec, x in zip(specs, values):
             check_ndim(spec, x.shape, "in_specs", spec.path)
             check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
@@ -314,25 +312,35 @@ _EACH_ITS_OWN = (
 
 
 class _Static:
-    """A static argument, which no tree looks into."""
+    """A static argument, as a leaf of the tree of arguments."""
 
     def __init__(self, value: Any):
         self.value = value
 
-    @staticmethod
-    def value_of(x: Any) -> Any:
-        return x.value if type(x) is _Static else x
-
 
 def _is_entry(x: Any) -> bool:
-    """Whether x is an entry of in_specs for a whole subtree; None is the one of static arguments."""
+    """Whether x is an entry of in_specs, for all leaves below: None is that of static arguments."""
     return x is None or is_spec(x)
 
 
-def _told(structure: tree.Structure, is_array: Sequence[bool], leaves: Sequence[Any]) -> tuple[str, ...]:
-    """The static arguments as lines for ranks to compare. Addresses in memory, which differ, are left out."""
-    named = zip(tree.paths(structure, "args"), leaves, is_array)
-    return tuple(f"static {path}: {re.sub(' at 0x[0-9a-f]+', '', repr(x)):.200}" for path, x, yes in named if not yes)
+def _with_static(in_specs: Any, args: tuple) -> tuple:
+    """Wrap the arguments whose entry of in_specs is None; in trees, their leaves."""
+    if isinstance(in_specs, (tuple, list)) and len(in_specs) == len(args):
+        args = tuple(_Static(x) if entry is None else x for entry, x in zip(in_specs, args))
+    leaves, structure = tree.flatten(args)
+    entries = tree.broadcast_prefix(in_specs, args, _is_entry, "in_specs")
+    wrapped = [_Static(x) if entry is None and type(x) is not _Static else x for entry, x in zip(entries, leaves)]
+    return tree.unflatten(structure, wrapped)
+
+
+def _paths(leaves: Sequence[Any], structure: tree.Structure) -> list[str]:
+    """The paths of the arrays among the arguments."""
+    return [path for path, x in zip(tree.paths(structure, "args"), leaves) if type(x) is not _Static]
+
+
+def _shown(leaves: Sequence[Any]) -> str:
+    """The static arguments as text for ranks to compare, without addresses in memory, which differ."""
+    return ", ".join(re.sub(" at 0x[0-9a-f]+", "", f"{x.value!r:.200}") for x in leaves if type(x) is _Static)
 
 
 # ---------------------------------------------------------------- auto axes
@@ -411,25 +419,6 @@ def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
             "here, or change it there"
         )
     return outer
-
-
-def _check_axis_names(
-    axis_names: Collection[str], auto: Collection[str], mesh: Mesh, around: Collection[str] = ()
-) -> None:
-    for name, axes in (("axis_names", axis_names), ("auto", auto)):
-        if isinstance(axes, str):
-            raise TypeError(f"shard_map: {name} is a set of names, {{{axes!r}}}, got {axes!r}")
-        for a in axes:
-            if a not in mesh.shape:
-                raise ValueError(f"shard_map: {name} names {a!r}, but the axes of the mesh are {mesh.axis_names}")
-    others = [a for a in mesh.axis_names if a not in axis_names and a not in around]
-    if auto and axis_names and not set(others) <= set(auto) <= {*others, *around}:
-        raise ValueError(
-            f"shard_map: auto names the axes that it does not map over, but axis_names={set(axis_names)} leaves "
-            f"{set(others)}, and auto is {set(auto)}: give one of them"
-        )
-    if auto and not axis_names and set(mesh.axis_names) <= {*auto, *around}:
-        raise ValueError(f"shard_map: auto={set(auto)} leaves no axis of the mesh {mesh.axis_names} to map over")
 
 
 def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:

@@ -300,16 +300,21 @@ def test_other_names():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"auto": {"j"}, "axis_names": {"i", "j"}}, ValueError, "auto names the axes that it does not map over, but"),
+        (
+            {"auto": {"j"}, "axis_names": {"i", "j"}},
+            ValueError,
+            r"auto={'j'} and axis_names={.*} name axes",
+        ),
         ({"auto": {"k"}}, ValueError, "auto names 'k', but the axes of the mesh"),
         ({"auto": "j"}, TypeError, "auto is a set of names, {'j'}"),
-        ({"auto": {"i", "j"}}, ValueError, "leaves no axis"),
+        ({"auto": {"i", "j"}}, ValueError, "auto names all axes of the mesh"),
+        ({"auto": {"j"}, "axis_names": {"i"}, "mesh": CUBE}, ValueError, r"auto={'j'} and axis_names={'i'} name axes"),
         ({"check_rep": False, "check_vma": False}, TypeError, "check_vma= is another name of check_rep="),
     ],
 )
 def test_names_that_disagree(options, error, message):
     with pytest.raises(error, match=message):
-        spmd.shard_map(np.sin, MESH, P("i"), P("i"), **options)(X)
+        spmd.shard_map(np.sin, in_specs=P("i"), out_specs=P("i"), **{"mesh": MESH, **options})(X)
 
 
 class Settings:
