@@ -67,6 +67,7 @@ from spmd.partition import (
     check_not_summed,
     check_spec,
     global_type,
+    names,
 )
 from spmd.residuals import LinearBody, Specs
 
@@ -211,7 +212,7 @@ class ShardMap(HigherOrder):
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         in_specs, batched = params["in_specs"], [outside.owns(x) for x in args]
-        axes, size = outside.spmd_axes, outside.size_of_batch
+        axes, size = names(outside.spmd_axis_name), outside.size_of_batch
         out_batched: list[bool] = []
 
         def body(*blocks):

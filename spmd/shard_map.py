@@ -46,7 +46,16 @@ from minidiff.vmap import Batch
 from spmd.agreement import NO_CALL, Call, compare_call, described
 from spmd.auto_axes import with_auto_axes
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, check_divides, check_ndim, check_not_summed, check_spec, is_spec, part_count
+from spmd.partition import (
+    PartitionSpec,
+    check_divides,
+    check_ndim,
+    check_not_summed,
+    check_spec,
+    is_spec,
+    names,
+    part_count,
+)
 from spmd.primitive import shard_map_p
 from spmd.residuals import Specs
 
@@ -243,8 +252,8 @@ class _Mapped:
         own, left = set(self.axis_names or others), {*others}.difference(around)
         if self.auto and not (left <= own <= {*others}):
             raise ValueError(
-                f"shard_map: auto={set(self.auto)} and axis_names={own} name axes of the mesh that it does not map over, "
-                f"and those that it does: each axis of {mesh.axis_names} belongs to one of them; give only one"
+                f"shard_map: auto={set(self.auto)} and axis_names={own} name the axes that it does not map over, and "
+                f"those that it does: each axis of {mesh.axis_names} belongs to one of them; give only one"
             )
         if self.auto and not others:
             raise ValueError(f"shard_map: auto names all axes of the mesh, {mesh.axis_names}: none is left to map over")
@@ -350,7 +359,7 @@ def _batch_axes(interpreter: Any) -> set[str]:
     """The mesh axes along which the enclosing vmaps split their batches."""
     axes: set[str] = set()
     while interpreter is not None:
-        axes.update(interpreter.spmd_axes if isinstance(interpreter, Batch) else ())
+        axes.update(names(interpreter.spmd_axis_name) if isinstance(interpreter, Batch) else ())
         interpreter = interpreter.below
     return axes
 

@@ -303,12 +303,16 @@ def test_other_names():
         (
             {"auto": {"j"}, "axis_names": {"i", "j"}},
             ValueError,
-            r"auto={'j'} and axis_names={.*} name axes",
+            r"auto={'j'} and axis_names={.*} name the axes",
         ),
         ({"auto": {"k"}}, ValueError, "auto names 'k', but the axes of the mesh"),
         ({"auto": "j"}, TypeError, "auto is a set of names, {'j'}"),
         ({"auto": {"i", "j"}}, ValueError, "auto names all axes of the mesh"),
-        ({"auto": {"j"}, "axis_names": {"i"}, "mesh": CUBE}, ValueError, r"auto={'j'} and axis_names={'i'} name axes"),
+        (
+            {"auto": {"j"}, "axis_names": {"i"}, "mesh": CUBE},
+            ValueError,
+            r"auto={'j'} and axis_names={'i'} name the axes",
+        ),
         ({"check_rep": False, "check_vma": False}, TypeError, "check_vma= is another name of check_rep="),
     ],
 )
