@@ -6,7 +6,8 @@ its results against their specs.
 All axes of a mesh are bound in every body. A shard_map that maps over only some of them has values that do not vary
 along the others, and another one inside it may map over these. In the enclosing body values are whole along them, so an
 inner shard_map is nothing but collectives: a `pscatter` where an argument is split, an `all_gather_invariant` where a
-result is put together, a `psum` where partial sums leave. The types say what their derivatives are.
+result is put together, a `psum` where partial sums leave. The types say what their derivatives are. If arguments of the
+outer one are sharded along these axes, they stay so in its body (`auto_axes.py`).
 """
 
 from __future__ import annotations
@@ -83,18 +84,20 @@ def shard_map(
     all ranks is multiplied by their number, as by `psum`: nothing is sent.)
 
     Under MPI every rank calls it with the same arguments, and takes its own blocks of them. Arguments and results
-    are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays. None in `in_specs` marks a
-    static argument, which is no array: `f` gets it as it is.
+    are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays. None in `in_specs` marks
+    static arguments, such as numbers, strings and functions: `f` gets them as they are, and not as traced values.
     Arrays that `f` closes over are unmapped inputs, and can be differentiated with respect to.
 
-    It maps over the axes of the mesh in `axis_names`, by default over all. `auto` names the others instead. Along these
-    values are whole to `f`, but an argument that is sharded along them stays so, as do the results of operations on it,
-    which communicate only where sharded arrays outside a body do. (What `f` closes over is gathered, as are the
-    operands of a `while_loop` that is recorded; without types all arguments are.) A further `shard_map` inside `f` may
-    map over these axes. It has the same mesh (which may be left out), and by default maps over all axes that are not
-    yet in use. Its arguments are split along its own axes, and its results may vary along those of the outer body. A
-    result that it maps over its axes is whole again outside: it stays sharded if an argument of the outer one was
-    sharded along these axes, else it is gathered by an `all_gather_invariant`.
+    It maps over the axes of the mesh in `axis_names`, by default over all; `auto` names the others instead. Along the
+    others values are whole to `f`. An argument that is sharded along them stays sharded, and operations on it are
+    dispatched to shards as outside a body; results leave as they are then split, and the specs name none of these axes.
+    (Arrays that `f` closes over are gathered, and so are the operands of a `while_loop` on a tape. With
+    `check_rep=False`, all arguments are.)
+
+    A further `shard_map` inside `f` may map over the other axes. It has the same mesh (which may be left out), and by
+    default maps over all axes that are not yet in use. Its arguments are split along its own axes, and its results may
+    vary along those of the outer body. Outside, a result that it maps over its axes is whole again: still sharded if
+    an argument of the outer `shard_map` was, and else gathered, by an `all_gather_invariant`.
 
     `check_rep=False`, or `check_vma=False`, turns off the types, the check of `out_specs`, and the savings in
     transposition.
