@@ -13,9 +13,8 @@ returns stays split. It is inlined as a `pscatter` and an `all_gather_invariant`
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from collectives.ops import all_gather_invariant_p, pscatter_p
@@ -33,12 +32,12 @@ from minidiff.core import (
 from minidiff.dtypes import is_differentiable
 from minidiff.errors import show_axes
 from minidiff.higher_order.bodies import BodyOperation, Call
-from minidiff.higher_order.custom_rules import LinearCall
+from minidiff.higher_order.custom_rules import LinearCall, custom_jvp_p
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, Operand, TracedBody, chosen, cut
 from minidiff.higher_order.while_loop import While
 from minidiff.types import ShapedArray, typeof
 from spmd.arrays.routes import Dims, follow, route
-from spmd.arrays.sharding_rules import plan_of
+from spmd.arrays.sharding_rules import Plan, plan_of
 from spmd.partition import P, PartitionSpec, block_type, global_type, part_count
 
 Body = Callable[..., tuple[list, Sequence[PartitionSpec]]]  # blocks -> results, their specs
@@ -137,10 +136,23 @@ class AutoAxes(Interpreter):
         if plan.decomposed:
             with running(self):
                 return primitive.decomposed(*args, **params)
-        with self._on_ranks():
-            found = plan.on_blocks(list(map(self.block, args)))
+        blocks = list(map(self.block, args))
+        with running(self.below):
+            if plan.over and plan.combine in ("max", "min") and is_differentiable(args[0].dtype):
+                found = self._extremum(primitive, *args, params, plan)
+            else:
+                found = self._on_ranks(plan.on_blocks, blocks)
         results = list(map(self.sharded, found, plan.out_specs))
         return results if primitive.multiple_results else results[0]
+
+    def _extremum(self, primitive: Primitive, x: AutoTracer, params: dict, plan: Plan) -> list[Value]:
+        """Bind an extremum with a rule of its own: elements that attain it, whichever rank has them, are alike."""
+
+        def body(block: Value) -> list[Value]:
+            return self._on_ranks(plan.on_blocks, [block])
+
+        rule = self.on_blocks(lambda x, t: primitive.jvp([x], [t], params), [x.spec] * 2, [*plan.out_specs])
+        return custom_jvp_p.bind(x.block, what=primitive.name, body=body, jvp=rule, consts=0)
 
     # ------------------------------------------------ values
 
@@ -166,8 +178,8 @@ class AutoAxes(Interpreter):
             return x
         t = typeof(x)
         steps = route(self.dims(x), spec.dims(t.ndim), t.nbytes, self.sizes)
-        with self._on_ranks():
-            return self.sharded(pbroadcast_to(follow(steps, self.block(x)), spec.axes), spec)
+        with running(self.below):
+            return self.sharded(pbroadcast_to(self._on_ranks(follow, steps, self.block(x)), spec.axes), spec)
 
     def _whole_along(self, x: Value, axes: Sequence[str]) -> Value:
         return self.resharded(x, _without(self.dims(x), axes)) if self.owns(x) else x
@@ -175,14 +187,12 @@ class AutoAxes(Interpreter):
     def adopt_own(self, x: Any) -> Value:
         return AutoTracer(self, self.below.adopt(x.block), x.spec)
 
-    @contextlib.contextmanager
-    def _on_ranks(self) -> Iterator[None]:
-        """Let operations run on blocks, and collectives over all axes of the mesh."""
+    def _on_ranks(self, f: Callable, *args: Any) -> Any:
+        """Call a function of blocks, whose collectives may be over any axis of the mesh."""
         bottom = self.scope.bottom
         mapped, bottom.mapped = bottom.mapped, ()
         try:
-            with running(self.below):
-                yield
+            return f(*args)
         finally:
             bottom.mapped = mapped
 

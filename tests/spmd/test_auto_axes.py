@@ -169,6 +169,40 @@ def test_several_auto_axes():
     assert [row.collective for row in gathers(f, [x])] == ["all_to_all"]  # the reshape joins what both axes split
 
 
+def test_partial_sums_stay_split():
+    f = rows(lambda x: x.sum(0) * 2, out_specs=P(sum="i"))
+    agrees(f, [SPLIT], lambda x: 2 * x.sum(0), [X])
+    agrees(md.grad(summed(f)), [SPLIT], md.grad(summed(lambda x: 2 * x.sum(0))), [X])
+    assert f(SPLIT).spec == P("j")
+
+
+def test_elements_that_tie_share_the_derivative_whichever_rank_has_them():
+    x = np.array([[1.0, 1, 0, 1], [0, 2, 2, 0], [3, 3, 3, 3], [1, 2, 3, 3]])
+    f, whole = rows(lambda x: x.max(1) * x.min(1)), lambda x: x.max(1) * x.min(1)
+    second = lambda f: md.grad(lambda x: (md.grad(summed(f))(x) ** 2).sum())  # noqa: E731
+    for g, expected in ((md.grad(summed(f)), md.grad(summed(whole))), (second(f), second(whole))):
+        agrees(g, [spmd.distribute(x, MESH, P("i", "j"))], expected, [x])
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_branches_agree_on_how_a_result_is_split(k):
+    branches = [lambda x: x * 2, lambda x: x[:, ::-1], lambda x: x.T]
+    x = X[:, :2]
+    f = rows(lambda x, k: md.switch(k, branches, x), in_specs=(P("i"), P()))
+    whole = lambda x, k: np.concatenate([branches[k](x[:2]), branches[k](x[2:])])  # noqa: E731
+    args = spmd.distribute(x, MESH, P("i", "j")), k
+    agrees(f, args, whole, (x, k))
+    agrees(md.grad(summed(f)), args, md.grad(summed(whole)), (x, k))
+
+
+def test_what_a_body_closes_over_is_gathered_and_its_gradient_is_split():
+    loss = lambda x, w: np.sum(np.sin(rows(lambda x: np.sin(x) @ w)(x)))  # noqa: E731
+    whole = lambda x, w: np.sum(np.sin(np.sin(x) @ w))  # noqa: E731
+    split = spmd.distribute(W, MESH, P("j"))
+    agrees(md.grad(loss, (0, 1)), (SPLIT, split), md.grad(whole, (0, 1)), (X, W))
+    assert [x.spec for x in md.grad(loss, (0, 1))(SPLIT, split)] == [P("i", "j"), P("j")]
+
+
 def test_values_print_and_branch():
     def body(x):
         assert "split as P(None, 'j')" in str(x)
@@ -188,6 +222,9 @@ def test_without_types_and_without_split_arguments_nothing_changes():
 def test_explicit_pbroadcasts():
     f = rows(lambda x: psum(x @ np.ones((4, 2)), "i"), out_specs=P(), auto_pbroadcast=False)
     assert_trees_close(f(SPLIT), (X @ np.ones((4, 2)))[:2] + (X @ np.ones((4, 2)))[2:])
+    f = rows(lambda x, w: x * w[:2], in_specs=(P("i"), P()), auto_pbroadcast=False)
+    with pytest.raises(md.VarianceError, match=r"f64\[2,4\]\{i\} and f64\[2,4\] disagree in variance"):
+        f(SPLIT, spmd.distribute(W, MESH, P(None, "j")))
 
 
 def test_leaked_values_are_named():
@@ -258,6 +295,16 @@ def test_elements_that_are_split_along_the_axis_of_the_batch_are_resharded():
 def test_nested_shard_maps_of_elements_gather_the_batch():
     f = batch_of(rows(lambda x: columns(lambda y: y * psum(y.sum(), ("i", "j")))(x)), 0)
     assert_trees_close(f(BATCH), BATCH * BATCH.sum((1, 2), keepdims=True))
+
+
+def test_elements_that_are_split_along_a_third_axis():
+    x = spmd.distribute(np.sin(np.arange(64.0)).reshape(4, 4, 4), CUBE, P("j", "i", "k"))
+    f = rows(lambda x: (x.sum(1) * 2, psum(np.sin(x), "i")), mesh=CUBE, out_specs=(P("i"), P()))
+    f, whole = md.vmap(f, spmd_axis_name="j"), md.vmap(lambda x: (x.sum(1) * 2, np.sin(x)[:2] + np.sin(x)[2:]))
+    agrees(f, [x], whole, [x.gather()])
+    agrees(md.grad(summed(f)), [x], md.grad(summed(whole)), [x.gather()])
+    assert [y.spec for y in f(x)] == [P("j", "i"), P("j", None, "k")]
+    assert spmd.communication(f)(x).counts == {"psum": 2}
 
 
 @pytest.mark.parametrize(
