@@ -35,6 +35,7 @@ from minidiff.higher_order.bodies import BodyOperation, Call
 from minidiff.higher_order.custom_rules import LinearCall, custom_jvp_p
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, Operand, TracedBody, chosen, cut
 from minidiff.higher_order.while_loop import While
+from minidiff.ops.reduction import max_p, min_p
 from minidiff.types import ShapedArray, typeof
 from spmd.arrays.routes import Dims, follow, route
 from spmd.arrays.sharding_rules import Plan, plan_of
@@ -138,7 +139,7 @@ class AutoAxes(Interpreter):
                 return primitive.decomposed(*args, **params)
         blocks = list(map(self.block, args))
         with running(self.below):
-            if plan.over and plan.combine in ("max", "min") and is_differentiable(args[0].dtype):
+            if plan.over and primitive in (max_p, min_p):
                 found = self._extremum(primitive, *args, params, plan)
             else:
                 found = self._on_ranks(plan.on_blocks, blocks)

@@ -179,6 +179,7 @@ class _Mapped:
     check_rep: bool
     auto_pbroadcast: bool
     known: dict[Any, tuple[Specs, Specs, Call]] = field(default_factory=dict)  # what `specs_for` has found
+    axes: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # what `axes_of` has found
     has_static: bool = False  # whether an entry of in_specs is None
 
     def check_specs(self) -> None:
@@ -208,17 +209,18 @@ class _Mapped:
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure
-            given = iter(weak_where(weak, blocks))
-            given = [x.value if type(x) is _Static else next(given) for x in leaves]
+            given = weak_where(weak, blocks)
+            if self.has_static:
+                rest = iter(given)
+                given = [x.value if type(x) is _Static else next(rest) for x in leaves]
             out = self.applied(tree.unflatten(structure, given), where)
             outs, result_specs, out_structure = self.checked_results(out, own_axes)
             return outs, result_specs
 
         if scope is None:
             options = {name: where[name] for name in ("mesh", "check_rep", "auto_pbroadcast")}
-            sharded = with_auto_axes(body, where["auto"], auto) if any(spec.axes for spec in auto) else body
-            specs = tuple(map(PartitionSpec.extended, specs, auto))
-            results = shard_map_p.bind(*values, body=sharded, in_specs=specs, call=call, **options)
+            on_blocks = with_auto_axes(body, where["auto"], auto) if auto else body
+            results = shard_map_p.bind(*values, body=on_blocks, in_specs=specs, call=call, **options)
         else:
             if scope.bottom.base is EVALUATE:
                 compare_call({"mesh": where["mesh"], "call": call})
@@ -236,7 +238,8 @@ class _Mapped:
             mesh, around = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
-        axes = self.axes_of(mesh, around)
+        key = mesh, around
+        axes = self.axes[key] = self.axes[key] if key in self.axes else self.axes_of(mesh, around)
         mapped = (*around, *axes)
         batch = _batch_axes(current_interpreter())
         auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
@@ -265,7 +268,7 @@ class _Mapped:
     def specs_for(
         self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: dict
     ) -> tuple[Specs, Specs, Call]:
-        """The spec of each array in `args`, checked, and how it is split along auto axes; the call, to compare."""
+        """The spec of each array in `args`, checked; its part on auto axes, if any array is split there; the call."""
         static = _shown(leaves) if self.has_static and where["mesh"].backend != "simulated" else ""
         key = structure, static, *where.values(), *map(key_of, values)
         if key in self.known:
@@ -281,8 +284,10 @@ class _Mapped:
         if where["mesh"].backend != "simulated":
             call = Call(name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths, static))
         auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
+        auto = auto if any(spec.axes for spec in auto) else ()
+        specs = tuple(map(PartitionSpec.extended, specs, auto)) if auto else specs
         self.known[key] = specs, auto, call
-        return self.known[key]
+        return specs, auto, call
 
     def applied(self, blocks: tuple, where: dict) -> Any:
         """The result of the function, in the running body."""
