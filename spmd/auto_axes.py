@@ -33,9 +33,10 @@ from minidiff.dtypes import is_differentiable
 from minidiff.errors import show_axes
 from minidiff.higher_order.bodies import BodyOperation, Call
 from minidiff.higher_order.custom_rules import LinearCall, custom_jvp_p
-from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, Operand, TracedBody, chosen, cut
+from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody, chosen, cut
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.reduction import max_p, min_p
+from minidiff.tape import Tape
 from minidiff.types import ShapedArray, typeof
 from spmd.arrays.routes import Dims, follow, route
 from spmd.arrays.sharding_rules import Plan, plan_of
@@ -269,29 +270,36 @@ class AutoAxes(Interpreter):
 
     def _with_bodies(self, primitive: BodyOperation, args: Sequence[Value], params: dict) -> list[Value]:
         """Bind a loop or branches to tapes of blocks. A carry is split as the first step's result is."""
-        if isinstance(primitive, While):  # its condition takes the carries, too
-            with running(self):
-                return primitive.bind(*[self.resharded(x, WHOLE) for x in args], **params)
         own, args = cut([*args], primitive.leading(params))
         groups, results = primitive.groups(params)
         args = [self._whole_along(x, self.dims(x)[0]) if g == ELEMENT else x for x, g in zip(args, groups)]
         specs = [_of_element(self.dims(x)) if g == ELEMENT else self.spec(x) for x, g in zip(args, groups)]
-        tapes, out, traced = primitive.alternatives(params), [], []
+        out: list[PartitionSpec] = []
         while True:
-            with running(self.below):
-                for tape in tapes:
-                    types = [block_type(t, spec, self.sizes) for t, spec in zip(tape.in_types, specs)]
-                    traced.append(TracedBody(self.on_blocks(tape, specs, out), types))
+            traced = [self._traced(tape, specs, out) for tape in primitive.alternatives(params)]
             carries = iter(out)
             like = [next(carries) if g == CARRIED else spec for spec, g in zip(specs, groups)]
             if like == specs:
                 break
-            specs, traced = like, []
+            specs = like
         given = [s.batched() if g == ELEMENT else s for s, g in zip(specs, groups)]
-        operands = [Operand(self.block(self.resharded(x, s)), g) for x, s, g in zip(args, given, groups)]
+        operands = primitive.operands_of([self.block(self.resharded(x, s)) for x, s in zip(args, given)], params)
+        if isinstance(primitive, While):
+            taken = [*map(self.spec, own), *[spec for spec, g in zip(specs, groups) if g == CARRIED]]
+            test = self._traced(params["cond"], taken, [WHOLE])
+            tape, constants = test.close(list)
+            own = [*constants, *own]
+            params = {**params, "cond": tape, "cond_consts": len(own)}
         with running(self.below):
-            outs = primitive.rebind(own, [b.close(list) for b in traced], operands, results, params)
+            closed = [b.close(list) for b in traced]
+            outs = primitive.rebind(list(map(self.block, own)), closed, operands, results, params)
         return [self.sharded(x, s.batched() if g == ELEMENT else s) for x, s, g in zip(outs, out, results)]
+
+    def _traced(self, tape: Tape, specs: Sequence[PartitionSpec], out: list) -> TracedBody:
+        """A body on blocks, traced: see `on_blocks`."""
+        types = [block_type(t, spec, self.sizes) for t, spec in zip(tape.in_types, specs)]
+        with running(self.below):
+            return TracedBody(self.on_blocks(tape, specs, out), types)
 
 
 class AutoAxesInside(Continued, AutoAxes):

@@ -91,8 +91,7 @@ def shard_map(
     It maps over the axes of the mesh in `axis_names`, by default over all; `auto` names the others instead. Along the
     others values are whole to `f`. An argument that is sharded along them stays sharded, and operations on it are
     dispatched to shards as outside a body; results leave as they are then split, and the specs name none of these axes.
-    (Arrays that `f` closes over are gathered, and so are the operands of a `while_loop` on a tape. With
-    `check_rep=False`, all arguments are.)
+    (Arrays that `f` closes over are gathered; with `check_rep=False`, all arguments are.)
 
     A further `shard_map` inside `f` may map over the other axes. It has the same mesh (which may be left out), and by
     default maps over all axes that are not yet in use. Its arguments are split along its own axes, and its results may

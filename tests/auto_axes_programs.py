@@ -129,6 +129,16 @@ PROGRAMS = {
         [P(("i", "j")), P("i", "j")],
     ),
     "cond": (lambda x, w: branch(x), ROWS, lambda x, w: branch(x), [P("i", "j"), ROWS]),
+    "a while_loop": (
+        lambda x, w: md.while_loop(
+            lambda c: psum(c.sum(), "i") < 50 * abs(w).sum(), lambda c: c + abs(np.sin(c)) + x[0] + 1, x
+        ),
+        ROWS,
+        lambda x, w: md.while_loop(
+            lambda c: c.sum() < 50 * abs(w).sum(), lambda c: c + abs(np.sin(c)) + x[np.array([0, 0, 2, 2])] + 1, x
+        ),
+        [P("i", "j")],
+    ),
     "checkpoint": (recomputed, ROWS, recomputed, [ROWS]),
     "custom_jvp": (lambda x, w: doubled(np.sin(x)), ROWS, lambda x, w: doubled(np.sin(x)), [P("i", "j")]),
     "custom_vjp": (
@@ -173,12 +183,6 @@ MOVED = {
         lambda x, w: md.scan(lambda c, col: (c + col, c * col), np.zeros(2), x.T)[1].T,
         ROWS,
         lambda x, w: md.scan(lambda c, col: (c + col, c * col), np.zeros(4), x.T)[1].T,
-        None,
-    ),
-    "a while_loop": (
-        lambda x, w: md.while_loop(lambda c: psum(c.sum(), "i") < 100.0, lambda c: c + abs(np.sin(c)) + 1, x),
-        ROWS,
-        lambda x, w: md.while_loop(lambda c: c.sum() < 100.0, lambda c: c + abs(np.sin(c)) + 1, x),
         None,
     ),
     "a carry that changes places": (
