@@ -74,7 +74,7 @@ class Batch(Interpreter):
         super().__init__(below, outer)
         self.size_of_batch = size
         self.axis_name = axis_name if outer is None else outer.axis_name
-        self.spmd_axis_name = spmd if outer is None else outer.spmd_axis_name
+        self.spmd_axis_name = spmd if outer is None else outer.spmd_axis_name  # mesh axes that split the batch
 
     def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         with running(self.below):
