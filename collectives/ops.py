@@ -673,8 +673,8 @@ def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) ->
 
     It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Of an invariant value it
     transposes to `all_gather_invariant`; of a reduced one, to placing the slice in zeros, as a rank's part of a sum,
-    and does not communicate. Indexing by `axis_index` gives the same numbers, but the compiler does not see that it is a
-    local slice: only `pscatter` of a psum becomes a `psum_scatter`.
+    and does not communicate. Indexing by `axis_index` gives the same numbers, but the compiler does not see that it is
+    a local slice: only `pscatter` of a psum becomes a `psum_scatter`.
 
     >>> f = lambda x: pscatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1, 4, 1]))

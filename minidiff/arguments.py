@@ -223,9 +223,9 @@ def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Val
     if not value.shape and value.dtype.kind == "f":
         if axes := typeof(value).reduced:
             raise VarianceError(
-                f"grad: {name} returns {typeof(value)}, whose cotangent is unreduced along {show_axes(axes)}: 1.0 would be "
-                f"one part of it on each rank. Sum terms that vary, psum(loss, {show_axes(axes)}); a value computed from "
-                "reduced ones alone needs no ranks"
+                f"grad: {name} returns {typeof(value)}, whose cotangent is unreduced along {show_axes(axes)}: 1.0 "
+                "would be one part of it on each rank. Let reduced values meet others that vary there, and sum the "
+                f"loss: psum(loss, {show_axes(axes)})"
             )
         return value
     if value.shape:

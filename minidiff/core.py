@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from minidiff import location
-from minidiff.axis_states import ALL_INVARIANT, AxisStates, joined
+from minidiff.axis_states import ALL_INVARIANT, VARYING, AxisStates, joined
 from minidiff.dtypes import PLAIN, dtype_name, is_scalar_constant
 from minidiff.errors import (
     LeakedTracerError,
@@ -320,6 +320,11 @@ def states_of(x: Value) -> AxisStates:
 def cast_to(x: Value, states: AxisStates) -> Value:
     """Insert the free casts, if any, from the states of `x` to `states`."""
     return x if states_of(x) == states else ranks.cast(x, states)
+
+
+def vary_along(x: Value, axes: Iterable[str]) -> Value:
+    """Insert the casts, if any, by which `x` varies along `axes`."""
+    return cast_to(x, states_of(x).with_state(axes, VARYING))
 
 
 # ---------------------------------------------------------------- operations

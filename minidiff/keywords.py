@@ -70,7 +70,6 @@ INSTEAD: dict[str, dict[str, str]] = {
     "vmap": {
         "in_dims": "write in_axes=",
         "out_dims": "write out_axes=",
-        "spmd_axis_name": no_counterpart("the mapped axis of a sharded array stays sharded over the mesh"),
     },
     "checkpoint": {
         "static_argnums": _CLOSE_OVER + "checkpoint(lambda x: f(x, n))(x)",
@@ -89,10 +88,6 @@ INSTEAD: dict[str, dict[str, str]] = {
         "linear": no_counterpart("a branch's tape shows in which operands it is linear"),
     },
     "switch": {"operand": "operands follow the functions: switch(index, branches, x)"},
-    "shard_map": {
-        "check_vma": "write check_rep=",
-        "auto": "write axis_names=, the set of the other axes, which it maps over",
-    },
     "make_mesh": {
         "devices": no_counterpart(
             "the ranks are the launcher's, mpirun -n 8; comm=, an MPI communicator, chooses some"

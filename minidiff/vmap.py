@@ -69,11 +69,12 @@ class Batch(Interpreter):
     name = "vmap"
 
     def __init__(
-        self, below: Interpreter | None, size: int, outer: Batch | None = None, axis_name: AxisName | None = None
+        self, below: Interpreter | None, size: int, outer: Batch | None = None, axis_name: Any = None, spmd: Any = None
     ):
         super().__init__(below, outer)
         self.size_of_batch = size
         self.axis_name = axis_name if outer is None else outer.axis_name
+        self.spmd_axis_name = spmd if outer is None else outer.spmd_axis_name  # mesh axes that split the batch
 
     def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         with running(self.below):
@@ -121,21 +122,25 @@ def named_axes(interpreter: Interpreter | None) -> dict[AxisName, int]:
 
 @transformation
 def vmap(
-    f: Callable, in_axes: Any = 0, out_axes: Any = 0, axis_name: AxisName | None = None, axis_size: int | None = None
+    f: Callable,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: AxisName | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: str | tuple[str, ...] | None = None,
 ) -> Callable:
     """Vectorize `f`: apply it along an axis of its arguments, and stack the results.
 
     `in_axes` is an int or None (not mapped) for all arguments, or a tuple with an entry for each: an int, None, or a
     tree of these that is a prefix of the argument. Keyword arguments are mapped along their first axis. `out_axes` is
     the position of the new axis in the results, in the same form. `f` may use collectives over the axis `axis_name`,
-    whose ranks are the elements. `axis_size` is the number of elements, needed if no argument is mapped. Raise
-    ValueError if mapped axes differ in size.
+    whose ranks are the elements; a `shard_map` in `f` splits the batch along the axis `spmd_axis_name` of its mesh.
+    `axis_size` is the number of elements, needed if no argument is mapped. Raise ValueError if mapped sizes differ.
 
     >>> import numpy as np
     >>> vmap(lambda x, y: x * y, in_axes=(0, None))(np.arange(3.0), 2.0)
     array([0., 2., 4.])
     """
-
     check_function("vmap", f)
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -154,7 +159,7 @@ def vmap(
                 raise ValueError(f"vmap: no argument is mapped ({shown}); name an axis in in_axes, or give axis_size")
             given = "" if axis_size is None else f", axis_size={axis_size}"
             raise ValueError(f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown}{given})")
-        batch = Batch(current_interpreter(), sizes.pop(), axis_name=axis_name)
+        batch = Batch(current_interpreter(), sizes.pop(), axis_name=axis_name, spmd=spmd_axis_name)
         batch.origin = "vmap", name_of(f)
         inputs = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
         inputs = weak_where(are_weak(x for _, x in leaves), inputs)

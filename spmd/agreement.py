@@ -75,10 +75,12 @@ def fused_call(params: Sequence[dict]) -> Call:
     return Call(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
 
 
-def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence) -> Callable:
+def described(
+    where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence, static: str = ""
+) -> Callable:
     """Return a function that describes a call as lines for ranks to compare.
 
-    `where` has the parameters that say where it maps.
+    `where` has the parameters that say where it maps, and `static` shows the static arguments.
     """
 
     def lines() -> list[str]:
@@ -90,6 +92,7 @@ def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out
             *[f"{name}={where[name]}" for name in ("check_rep", "auto_pbroadcast")],
             *[f"in_specs of {spec.path}: {spec}" for spec in specs],
             *[f"{path}: {spec}" for path, spec in out_specs],
+            f"static arguments: {static}",
             *[
                 f"{spec.path}: {t}" + (f", a ShardedArray split as {t.sharding.spec}" if t.sharding else "")
                 for spec, t in zip(specs, types)
@@ -106,6 +109,7 @@ _ADVICE = {
         "All ranks split values in the same way: write the same arguments of shard_map on all of them, "
         "independent of the rank"
     ),
+    re.compile("static"): "All ranks pass the same static arguments, those whose entry of in_specs is None",
     re.compile(".* a ShardedArray"): "Split it the same on all ranks: spmd.distribute(x, mesh, spec), with one spec",
     re.compile(""): (
         "All ranks pass the same whole arrays, of which each takes its own blocks. Where only one rank has read the "

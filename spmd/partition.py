@@ -92,9 +92,15 @@ class PartitionSpec:
         """This spec with other axes for each dimension."""
         return PartitionSpec.of_dims(dims, self.unreduced, self.reduced)
 
-    def batched(self) -> PartitionSpec:
-        """The spec with an unsplit batch dimension inserted before those of the block."""
-        return self._like(None, *self.entries)
+    def batched(self, axes: tuple[str, ...] = ()) -> PartitionSpec:
+        """The spec with a batch dimension inserted before those of the block, split along `axes`."""
+        return self._like(axes or None, *self.entries)
+
+    def extended(self, minor: PartitionSpec) -> PartitionSpec:
+        """The spec with the dimensions split further, along the axes of another spec."""
+        ndim = max(len(self.entries), len(minor.entries))
+        both = [(*major, *axes) for major, axes in zip(self.dims(ndim), minor.dims(ndim))]
+        return self._like(*PartitionSpec.of_dims(both).entries) if minor.axes else self
 
     def transposed(self) -> PartitionSpec:
         """The spec of the cotangent: a result's spec becomes an input's, and the reverse."""
@@ -291,10 +297,6 @@ def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:
     """The type of the array whose blocks have the type `block`."""
-    return ShapedArray(
-        [n * part_count(axes, sizes) for n, axes in zip(block.shape, spec.dims(block.ndim))],
-        block.dtype,
-        block.variance.difference(spec.held),
-        unreduced=spec.unreduced,
-        reduced=spec.reduced,
-    )
+    shape = [n * part_count(axes, sizes) for n, axes in zip(block.shape, spec.dims(block.ndim))]
+    unreduced, reduced = block.unreduced | spec.unreduced, block.reduced | spec.reduced
+    return ShapedArray(shape, block.dtype, block.variance - spec.held, unreduced=unreduced, reduced=reduced)

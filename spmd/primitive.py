@@ -55,6 +55,7 @@ from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import Batch, BatchTracer
 from spmd.agreement import NO_CALL, checks_values, compare_call
 from spmd.arrays.sharded_array import ShardedArray, Sharding, with_sharding
+from spmd.auto_axes import check_splits_batch, with_auto_axes
 from spmd.interpreter import axes_and_size, body_interpreter
 from spmd.mesh import Mesh
 from spmd.partition import (
@@ -66,6 +67,7 @@ from spmd.partition import (
     check_not_summed,
     check_spec,
     global_type,
+    names,
 )
 from spmd.residuals import LinearBody, Specs
 
@@ -208,17 +210,22 @@ class ShardMap(HigherOrder):
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         in_specs, batched = params["in_specs"], [outside.owns(x) for x in args]
+        axes, size = names(outside.spmd_axis_name), outside.size_of_batch
         out_batched: list[bool] = []
 
         def body(*blocks):
-            inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
+            inside = Batch(current_interpreter(), size, outer=outside)
             with transforming(inside):
                 outs, specs = run_body(params, [BatchTracer(inside, x, 0) if b else x for x, b in zip(blocks, batched)])
             out_batched.extend(map(inside.owns, outs))
             results = [inside.in_front(x) for x in outs]
+            check_splits_batch(axes, specs, size, params)
             return results, tuple(s.batched() if b else s for s, b in zip(specs, out_batched))
 
-        specs = tuple(s.batched() if b else s for s, b in zip(in_specs, batched))
+        if axes:  # elements are whole along these axes, and the batch is split along them
+            check_splits_batch(axes, in_specs, size, params)
+            body = with_auto_axes(body, axes, [P(axes) if b else P() for b in batched])
+        specs = tuple(s.batched(axes) if b else s for s, b in zip(in_specs, batched))
         results = self._bind_body([outside.in_front(x) for x in args], params, body, specs)
         return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, out_batched)]
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from collectives import ranks
-from spmd.arrays.sharding_rules import dispatch_to_shards
+from spmd.arrays.dispatch import dispatch_to_shards
 from spmd.fuse_shard_maps import PASSES
 from spmd.shard_map import forgetting
 

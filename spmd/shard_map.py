@@ -6,12 +6,14 @@ its results against their specs.
 All axes of a mesh are bound in every body. A shard_map that maps over only some of them has values that do not vary
 along the others, and another one inside it may map over these. In the enclosing body values are whole along them, so an
 inner shard_map is nothing but collectives: a `pscatter` where an argument is split, an `all_gather_invariant` where a
-result is put together, a `psum` where partial sums leave. The types say what their derivatives are.
+result is put together, a `psum` where partial sums leave. The types say what their derivatives are. If arguments of the
+outer one are sharded along these axes, they stay so in its body (`auto_axes.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,7 +26,17 @@ from minidiff import tree
 from minidiff.arguments import as_values, result_values
 from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING, joined
 from minidiff.compiler.jit import key_of
-from minidiff.core import EVALUATE, Scope, Value, cast_to, checking, current_scope, enter, name_of
+from minidiff.core import (
+    EVALUATE,
+    Scope,
+    Value,
+    cast_to,
+    checking,
+    current_interpreter,
+    current_scope,
+    enter,
+    name_of,
+)
 from minidiff.dtypes import is_scalar_constant
 from minidiff.errors import VarianceError, show_axes
 from minidiff.global_random import random_state, warn_if_random
@@ -32,10 +44,20 @@ from minidiff.keywords import transformation
 from minidiff.ops.base import convert
 from minidiff.promotion import are_weak, weak_where
 from minidiff.types import ShapedArray, typeof
+from minidiff.vmap import Batch
 from spmd.agreement import NO_CALL, Call, compare_call, described
-from spmd.arrays.sharded_array import Sharding
+from spmd.auto_axes import with_auto_axes
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, check_divides, check_ndim, check_not_summed, check_spec, is_spec
+from spmd.partition import (
+    PartitionSpec,
+    check_divides,
+    check_ndim,
+    check_not_summed,
+    check_spec,
+    is_spec,
+    names,
+    part_count,
+)
 from spmd.primitive import shard_map_p
 from spmd.residuals import Specs
 
@@ -48,7 +70,9 @@ def shard_map(
     out_specs: Any = None,
     *,
     axis_names: Collection[str] = frozenset(),
+    auto: Collection[str] = frozenset(),
     check_rep: bool = True,
+    check_vma: bool | None = None,
     auto_pbroadcast: bool = True,
 ) -> Callable:
     """Run `f` on every rank of `mesh`, each on its blocks of the arguments.
@@ -62,16 +86,22 @@ def shard_map(
     same on all ranks along i, and its gradient is unreduced there.
 
     Under MPI every rank calls it with the same arguments, and takes its own blocks of them. Arguments and results
-    are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays.
+    are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays. None in `in_specs` marks
+    static arguments, such as numbers, strings and functions: `f` gets them as they are, and not as traced values.
     Arrays that `f` closes over are unmapped inputs, and can be differentiated with respect to.
 
-    It maps over the axes of the mesh in `axis_names`, by default over all. Along the others every rank computes the
-    same, and values are whole; a further `shard_map` inside `f` may map over these. It has the same mesh (which may be
-    left out), and by default maps over all axes that are not yet in use. Its arguments are split along its own axes,
-    and its results may vary along those of the outer body. A result that it maps over its axes is whole again outside,
-    by an `all_gather_invariant`.
+    It maps over the axes of the mesh in `axis_names`, by default over all; `auto` names the others instead. Along the
+    others values are whole to `f`. An argument that is sharded along them stays sharded, and operations on it are
+    dispatched to shards as outside a body; results leave as they are then split, and the specs name none of these axes.
+    (Arrays that `f` closes over are gathered; with `check_rep=False`, all arguments are.)
 
-    `check_rep=False` turns off the types, the check of `out_specs`, and the savings in transposition.
+    A further `shard_map` inside `f` may map over the other axes. It has the same mesh (which may be left out), and by
+    default maps over all axes that are not yet in use. Its arguments are split along its own axes, and its results may
+    vary along those of the outer body. Outside, a result that it maps over its axes is whole again: still sharded if
+    an argument of the outer `shard_map` was, and else gathered, by an `all_gather_invariant`.
+
+    `check_rep=False`, or `check_vma=False`, turns off the types, the check of `out_specs`, and the savings in
+    transposition.
     `auto_pbroadcast=False` inserts no `pbroadcast` in `f`, nor in a `shard_map` inside it: where values disagree in
     variance, `f` must write one, and so say where its derivative sums.
 
@@ -81,7 +111,7 @@ def shard_map(
 
     >>> import numpy as np
     >>> from collectives import psum
-    >>> from spmd import P, make_mesh
+    >>> from spmd import P, distribute, make_mesh
     >>> mesh = make_mesh((4,), ('i',), backend='simulated')
     >>> total = shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())
     >>> total(np.arange(8.0))
@@ -96,6 +126,13 @@ def shard_map(
     >>> shard_map(columns, mesh=mesh, in_specs=P('i'), out_specs=P(), axis_names={'i'})(np.arange(8.0).reshape(2, 4))
     array([[12., 16.]])
 
+    Columns that are sharded along `j` stay so, and the matrix product sums over `j`:
+
+    >>> x = distribute(np.ones((4, 2)), mesh, P('i', 'j'))
+    >>> f = lambda x, n: (x + n, x @ np.ones(2))
+    >>> shard_map(f, mesh, in_specs=(P('i'), None), out_specs=P('i'), axis_names={'i'})(x, 2)[0].spec
+    P('i', 'j')
+
     Source: shard_map tutorial, "API specification"; JEP 17111 for the types, for `sum=` its "Partial solution", for
     `auto_pbroadcast` its "How to make the API convenient".
     """
@@ -106,12 +143,17 @@ def shard_map(
             "shard_map: in_specs says how each argument is split: write in_specs=(P('i'), P()) for two arguments, "
             "the second the same on all ranks; and in_specs=() for none"
         )
-    if not (check_rep or auto_pbroadcast):
+    if not check_rep and check_vma is not None:
+        raise TypeError(
+            f"shard_map: check_vma= is another name of check_rep=, got {check_vma} and {check_rep}: give one"
+        )
+    typed = check_rep if check_vma is None else check_vma
+    if not (typed or auto_pbroadcast):
         raise ValueError(
             "shard_map: auto_pbroadcast=False says that types must agree as they are written, but with check_rep=False "
             "there are no types: leave out one of them"
         )
-    call = _Mapped(f, mesh, in_specs, out_specs, axis_names, check_rep, auto_pbroadcast)
+    call = _Mapped(f, mesh, in_specs, out_specs, axis_names, auto, typed, auto_pbroadcast)
     call.check_specs()
 
     def mapped(*args: Any, **named: Any) -> Any:
@@ -134,16 +176,21 @@ class _Mapped:
     in_specs: Any
     out_specs: Any
     axis_names: Collection[str]
+    auto: Collection[str]
     check_rep: bool
     auto_pbroadcast: bool
-    known: dict[Any, tuple[Specs, Call]] = field(default_factory=dict)  # what `specs_for` has found
+    known: dict[Any, tuple[Specs, Specs, Call]] = field(default_factory=dict)  # what `specs_for` has found
+    axes: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # what `axes_of` has found
+    has_static: bool = False  # whether an entry of in_specs is None
 
     def check_specs(self) -> None:
         """Raise TypeError or ValueError for specs that no arguments fit."""
         self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
         self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]
+        structure = tree.structure(self.in_specs)
+        self.has_static = any(node.node is type(None) for node in (structure, *structure.below()))
         if self.mesh is not None:
-            _check_axis_names(self.axis_names, self.mesh)
+            self.axes_of(self.mesh, self.mesh.axis_names)  # it may be called in any body
             for path, spec in [*self.in_paths, *self.out_paths]:
                 check_spec(spec, self.mesh.shape, path)
         for path, spec in self.in_paths:
@@ -152,26 +199,30 @@ class _Mapped:
 
     def __call__(self, args: tuple) -> Any:
         scope = current_scope()
+        args = _with_static(self.in_specs, args) if self.has_static else args
         leaves, structure = tree.flatten(args)
-        values = as_values("shard_map", leaves, lambda: [path for path, _ in tree.flatten_with_paths(args, "args")[0]])
-        weak, where = are_weak(leaves), self.where(scope)
+        arrays = [x for x in leaves if type(x) is not _Static] if self.has_static else leaves
+        values = as_values("shard_map", arrays, lambda: _paths(leaves, structure))
+        weak, where = are_weak(arrays), self.where(scope)
         own_axes = where["mesh"].axis_names if scope is None else where["axes"]
-        specs, call = self.specs_for(args, structure, values, where)
+        specs, auto, call = self.specs_for(args, leaves, structure, values, where)
         out_structure, result_specs = None, ()
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure, result_specs
-            out = self.applied(tree.unflatten(structure, weak_where(weak, blocks)), where)
+            given = weak_where(weak, blocks)
+            if self.has_static:
+                rest = iter(given)
+                given = [x.value if type(x) is _Static else next(rest) for x in leaves]
+            out = self.applied(tree.unflatten(structure, given), where)
             outs, result_specs, out_structure = self.checked_results(out, own_axes)
             return outs, tuple(spec.before_sum() for spec in result_specs)
 
         if scope is None:
             options = {name: where[name] for name in ("mesh", "check_rep", "auto_pbroadcast")}
-            results = shard_map_p.bind(*values, body=body, in_specs=specs, call=call, **options)
-            results = [
-                Sharding(where["mesh"], spec.after_sum()).resharded(x) if spec.summed else x
-                for x, spec in zip(results, result_specs)
-            ]
+            on_blocks = with_auto_axes(body, where["auto"], auto) if auto else body
+            results = shard_map_p.bind(*values, body=on_blocks, in_specs=specs, call=call, **options)
+            results = [_after_sum(x, spec) for x, spec in zip(results, result_specs)]
         else:
             if scope.bottom.base is EVALUATE:
                 compare_call({"mesh": where["mesh"], "call": call})
@@ -187,30 +238,58 @@ class _Mapped:
         mesh, around = self.mesh, ()
         if scope is not None:
             mesh, around = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
-            _check_axis_names(self.axis_names, mesh)
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
-        axes = tuple(a for a in mesh.axis_names if a not in around and (a in self.axis_names or not self.axis_names))
+        key = mesh, around
+        axes = self.axes[key] = self.axes[key] if key in self.axes else self.axes_of(mesh, around)
         mapped = (*around, *axes)
-        return {"mesh": mesh, "axes": axes, "mapped": mapped, "check_rep": typed, "auto_pbroadcast": not explicit}
+        batch = _batch_axes(current_interpreter())
+        auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
+        options = {"check_rep": typed, "auto_pbroadcast": not explicit}
+        return {"mesh": mesh, "axes": axes, "mapped": mapped, "auto": auto, **options}
 
-    def specs_for(self, args: tuple, structure: Any, values: Sequence[Value], where: dict) -> tuple[Specs, Call]:
-        """The spec of each array in `args`, checked, and the call for ranks to compare."""
-        key = structure, *where.values(), *map(key_of, values)
+    def axes_of(self, mesh: Mesh, around: Sequence[str]) -> tuple[str, ...]:
+        """The axes that it maps over in a body that maps over those `around`, checked."""
+        for name, axes in (("axis_names", self.axis_names), ("auto", self.auto)):
+            if isinstance(axes, str):
+                raise TypeError(f"shard_map: {name} is a set of names, {{{axes!r}}}, got {axes!r}")
+            for a in axes:
+                if a not in mesh.shape:
+                    raise ValueError(f"shard_map: {name} names {a!r}, but the axes of the mesh are {mesh.axis_names}")
+        others = [a for a in mesh.axis_names if a not in self.auto]
+        own, left = set(self.axis_names or others), {*others}.difference(around)
+        if self.auto and not (left <= own <= {*others}):
+            raise ValueError(
+                f"shard_map: auto={set(self.auto)} and axis_names={own} name the axes that it does not map over, and "
+                f"those that it does: each axis of {mesh.axis_names} belongs to one of them; give only one"
+            )
+        if self.auto and not others:
+            raise ValueError(f"shard_map: auto names all axes of the mesh, {mesh.axis_names}: none is left to map over")
+        return tuple(a for a in mesh.axis_names if a in own and a not in around)
+
+    def specs_for(
+        self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: dict
+    ) -> tuple[Specs, Specs, Call]:
+        """The spec of each array in `args`, checked; its part on auto axes, if any array is split there; the call."""
+        static = _shown(leaves) if self.has_static and where["mesh"].backend != "simulated" else ""
+        key = structure, static, *where.values(), *map(key_of, values)
         if key in self.known:
             return self.known[key]
         _check_axes([*self.in_paths, *self.out_paths], where)
-        names = [path for path, _ in tree.flatten_with_paths(args, "args")[0]]
-        specs = tree.broadcast_prefix(self.in_specs, args, is_spec, "in_specs")
-        specs = tuple(spec.of(path) for spec, path in zip(specs, names))
+        entries = tree.broadcast_prefix(self.in_specs, args, _is_entry if self.has_static else is_spec, "in_specs")
+        given = [spec for spec in entries if spec is not None]
+        specs = tuple(spec.of(path) for spec, path in zip(given, _paths(leaves, structure)))
         for spec, x in zip(specs, values):
             check_ndim(spec, x.shape, "in_specs", spec.path)
             check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
         call = NO_CALL
         if where["mesh"].backend != "simulated":
-            call = Call(name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths))
-        self.known[key] = specs, call
-        return specs, call
+            call = Call(name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths, static))
+        auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
+        auto = auto if any(spec.axes for spec in auto) else ()
+        specs = tuple(map(PartitionSpec.extended, specs, auto)) if auto else specs
+        self.known[key] = specs, auto, call
+        return specs, auto, call
 
     def applied(self, blocks: tuple, where: dict) -> Any:
         """The result of the function, in the running body."""
@@ -230,9 +309,69 @@ class _Mapped:
         return [x for x, _ in checked], tuple(spec for _, spec in checked), structure
 
 
+def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
+    """How an argument that `spec` splits is split further, in the blocks: along auto axes, as it is now if it can."""
+    sharding, sizes, dims = typeof(x).sharding, where["mesh"].shape, []
+    if sharding is None or not sharding.mesh.is_like(where["mesh"]):
+        return PartitionSpec()
+    for n, major, have in zip(x.shape, spec.dims(x.ndim), sharding.spec.dims(x.ndim)):
+        split = [a for a in have if a in where["auto"]]
+        while split and n % part_count((*major, *split), sizes):
+            split.pop()
+        dims.append(tuple(split))
+    return PartitionSpec.of_dims(dims)
+
+
 _EACH_ITS_OWN = (
     "on real ranks each has a generator of its own, and what the body's types say is the same on all ranks may differ"
 )
+
+
+# ---------------------------------------------------------------- static arguments
+
+
+class _Static:
+    """A static argument, as a leaf of the tree of arguments."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def _is_entry(x: Any) -> bool:
+    """Whether x is an entry of in_specs, for all leaves below: None is that of static arguments."""
+    return x is None or is_spec(x)
+
+
+def _with_static(in_specs: Any, args: tuple) -> tuple:
+    """Wrap the arguments whose entry of in_specs is None; in trees, their leaves."""
+    if isinstance(in_specs, (tuple, list)) and len(in_specs) == len(args):
+        args = tuple(_Static(x) if entry is None else x for entry, x in zip(in_specs, args))
+    leaves, structure = tree.flatten(args)
+    entries = tree.broadcast_prefix(in_specs, args, _is_entry, "in_specs")
+    wrapped = [_Static(x) if entry is None and type(x) is not _Static else x for entry, x in zip(entries, leaves)]
+    return tree.unflatten(structure, wrapped)
+
+
+def _paths(leaves: Sequence[Any], structure: tree.Structure) -> list[str]:
+    """The paths of the arrays among the arguments."""
+    return [path for path, x in zip(tree.paths(structure, "args"), leaves) if type(x) is not _Static]
+
+
+def _shown(leaves: Sequence[Any]) -> str:
+    """The static arguments as text for ranks to compare, without addresses in memory, which differ."""
+    return ", ".join(re.sub(" at 0x[0-9a-f]+", "", f"{x.value!r:.200}") for x in leaves if type(x) is _Static)
+
+
+# ---------------------------------------------------------------- auto axes
+
+
+def _batch_axes(interpreter: Any) -> set[str]:
+    """The mesh axes along which the enclosing vmaps split their batches."""
+    axes: set[str] = set()
+    while interpreter is not None:
+        axes.update(names(interpreter.spmd_axis_name) if isinstance(interpreter, Batch) else ())
+        interpreter = interpreter.below
+    return axes
 
 
 # ---------------------------------------------------------------- inside the body of another
@@ -301,14 +440,6 @@ def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
     return outer
 
 
-def _check_axis_names(axis_names: Collection[str], mesh: Mesh) -> None:
-    if isinstance(axis_names, str):
-        raise TypeError(f"shard_map: axis_names is a set of names, {{{axis_names!r}}}, got {axis_names!r}")
-    for a in axis_names:
-        if a not in mesh.shape:
-            raise ValueError(f"shard_map: axis_names names {a!r}, but the axes of the mesh are {mesh.axis_names}")
-
-
 def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
     """Raise ValueError for a spec with an axis that this shard_map does not map over."""
     for path, spec in paths:
@@ -327,7 +458,16 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
             )
 
 
-# ---------------------------------------------------------------- checks of results
+# ---------------------------------------------------------------- results
+
+
+def _after_sum(x: Value, spec: PartitionSpec) -> Value:
+    """Take the sum, over the axes in `sum=`, of a result outside the body."""
+    if not spec.summed:
+        return x
+    sharding = typeof(x).sharding
+    left = sharding.spec.with_states(sharding.spec.unreduced.difference(spec.summed), sharding.spec.reduced)
+    return sharding._replace(spec=left).resharded(x)
 
 
 def _checked_result(

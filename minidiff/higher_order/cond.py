@@ -17,12 +17,12 @@ from minidiff.core import (
     Interpreter,
     Tracer,
     Value,
-    cast_to,
     checking,
     current_interpreter,
     current_scope,
     name_of,
     running,
+    vary_along,
 )
 from minidiff.errors import VarianceError, show_axes
 from minidiff.higher_order.bodies import BodyOperation
@@ -193,7 +193,7 @@ def varying_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
             f"{primitive}: {SELECTORS[primitive.name]} is a {chosen_by}, so ranks take different branches, and all "
             f"that these use varies too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
         )
-    return cast_to(x, typeof(x).states.with_state(chosen_by.variance, VARYING))
+    return vary_along(x, chosen_by.variance)
 
 
 # ---------------------------------------------------------------- what the branches return

@@ -104,7 +104,7 @@ class ShardedArray(Tracer):
     returns the whole if all blocks are in this process, and raises otherwise. Printing never communicates.
 
     It behaves like the whole array: operators, indexing, methods and NumPy's functions apply to it, and each operation
-    is a `shard_map` of itself (`sharding_rules.py`), whose result is split as the operands are if the operation has a
+    is a `shard_map` of itself (`dispatch.py`), whose result is split as the operands are if the operation has a
     sharding rule. Functions that are not operations gather it. Under MPI, every rank must call them.
     """
 

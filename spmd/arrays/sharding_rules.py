@@ -1,4 +1,4 @@
-"""Operations on sharded arrays: each runs as a `shard_map` of itself.
+"""Sharding rules: how an operation runs on the blocks of sharded operands.
 
 An operation declares how the dimensions of its operands and results correspond, by labels
 (`minidiff/ops/dimensions.py`). All dimensions of a label may be split along the same mesh axes, and each rank computes
@@ -9,8 +9,8 @@ has them: labels of the results before those that are summed over, larger operan
 a dimension that must be whole split another one of the operand instead, if they can. The operands are then resharded to
 fit; if none needs to be, none is.
 
-All of this is one operation, `shard_map`, whose body reshards blocks, computes and reduces: so it is typed, counted
-and differentiated like any other. Its transpose gives each operand a cotangent with the operand's sharding.
+All of this is a plan, which depends on types and shardings alone. `dispatch.py` follows it for sharded arrays, and
+`spmd/auto_axes.py` for values that are sharded in the body of a `shard_map`, along axes that it does not map over.
 """
 
 from __future__ import annotations
@@ -23,22 +23,17 @@ import numpy
 
 import collectives
 from minidiff.axis_states import VARYING
-from minidiff.core import Evaluate, Interpreter, Primitive, Tracer, Value, cast_to, current_scope, running
-from minidiff.dtypes import is_scalar_constant
-from minidiff.errors import LeakedTracerError, check_unreduced, leak_message
-from minidiff.forward import JVP
+from minidiff.core import Primitive, Value, vary_along
+from minidiff.errors import check_unreduced
 from minidiff.ops import elementwise
-from minidiff.ops.dimensions import Dimensions, Label, Labels
+from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
 from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
 from minidiff.types import ShapedArray, typeof
-from spmd.arrays.reshard import Dims, Route, follow, redistribute, route
-from spmd.arrays.sharded_array import ShardedArray, reshard_p
-from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec, part_count
-from spmd.primitive import everywhere, shard_map_p
+from spmd.arrays.routes import Dims, Route, follow, route
+from spmd.partition import PartitionSpec, part_count
 
 Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labels without an entry are whole
 
@@ -167,64 +162,28 @@ COMBINE = {
     "prod": lambda x, axes: prod_p.bind(collectives.all_gather_invariant(x, axes), axes=(0,)),
 }
 
-# ---------------------------------------------------------------- the operation
 
+def across(types: Types, outs: Types, params: dict) -> Dimensions:
+    """The rule of collectives, of values that are sharded along other axes than theirs.
 
-def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
-    """Run an operation on sharded operands as a `shard_map` of it.
-
-    Returns None if no operand is sharded. If the operands are on several meshes, those on another mesh than the first
-    one's are gathered. Raises LeakedTracerError for tracers of a transformation that has ended.
+    Dimensions that ranks join or split must be whole: blocks of blocks would be in another order.
     """
-    if interpreter.scope is not None:
-        return None
-    shardings = [typeof(x).sharding if isinstance(x, Tracer) else None for x in args]
-    if any(sharding is not None and sharding.is_element for sharding in shardings):
-        return None  # `vmap`, beneath, runs it on all elements at once
-    if primitive is reshard_p:  # its operand was found not to be batched
-        with running(interpreter):
-            return redistribute(*args, **params)
-    if primitive.has_effect and not isinstance(interpreter, Evaluate):
-        return None
-    meshes = [sharding.mesh for sharding in shardings if sharding is not None]
-    if isinstance(interpreter, Evaluate):
-        for x in args:
-            if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
-                raise LeakedTracerError(leak_message(x))
-        if primitive.has_effect:  # it sees sharded arrays as the user does
-            return primitive.impl(*args, **params)
-    if not meshes:
-        return None
-    mesh = meshes[0]
-    if not all(other.is_like(mesh) for other in meshes):
-        here = [t is None or t.mesh.is_like(mesh) for t in shardings]
-        with running(interpreter):
-            args = [x if yes else t.gathered(x) for x, t, yes in zip(args, shardings, here)]
-        shardings = [t if yes else None for t, yes in zip(shardings, here)]
-    types = [typeof(x) for x in args]
-    specs = [WHOLE if sharding is None else sharding.spec for sharding in shardings]
-    dims_of = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
-    operands = tuple((type(x) if type(x) in _WEAK else t, dims) for x, t, dims in zip(args, types, dims_of))
-    what = primitive, operands, tuple(params.items()), tuple(mesh.shape.items())
-    plan = (_known_plan if _can_be_hashed(what) else _plan)(*what)
-    if plan.combine in ("max", "min") and isinstance(interpreter, JVP):
-        return None  # the derivative depends on the whole result
-    with running(interpreter):
-        if plan.decomposed:
-            return primitive.decomposed(*args, **params)
-        return _mapped(primitive, args, mesh, specs, plan)
+    named = [params[name] for name in ("axis", "split_axis", "concat_axis") if name in params]
+    operands = [[(i, d) for d in range(t.ndim)] for i, t in enumerate(types)]
+    results: list[list] = [list(labels) for labels in operands]
+    if named and params.get("tiled", True):
+        for d in named:
+            operands[0][d] = results[0][d] = None
+    elif named:  # a dimension is removed, or inserted, or both
+        if "split_axis" in params or outs[0].ndim < types[0].ndim:
+            operands[0][named[0]] = None
+            del results[0][named[0]]
+        if "concat_axis" in params or outs[0].ndim > types[0].ndim:
+            results[0].insert(named[-1], None)
+    return Dimensions(tuple(map(tuple, operands)), tuple(map(tuple, results)))
 
 
-def _can_be_hashed(x: Any) -> bool:
-    try:
-        hash(x)
-    except TypeError:  # slices cannot
-        return False
-    return True
-
-
-WHOLE = P()
-_WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: a plan depends on their type alone
+# ---------------------------------------------------------------- plans
 
 
 class Plan(NamedTuple):
@@ -238,6 +197,34 @@ class Plan(NamedTuple):
     out_specs: tuple[PartitionSpec, ...]
     decomposed: bool  # whether the operation has a composition for how its first operand is split
 
+    def on_blocks(self, blocks: Sequence[Value]) -> list[Value]:
+        """Compute the results' blocks from those of the operands, in the body of a `shard_map`."""
+        found = self.run(*[follow(route, x, self.varying) for route, x in zip(self.routes, blocks)])
+        found = found if isinstance(found, (list, tuple)) else [found]
+        if self.over and self.combine is not None:
+            found = [COMBINE[self.combine](x, self.over) for x in found]
+        return [vary_along(x, spec.axes) for x, spec in zip(found, self.out_specs)]
+
+
+_WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: a plan depends on their type alone
+
+
+def plan_of(
+    primitive: Primitive, args: Sequence[Value], dims: Sequence[Dims], params: dict, sizes: dict[str, int]
+) -> Plan:
+    """The plan for these operands, which are sharded as `dims` says, on a mesh of these sizes."""
+    operands = tuple((type(x) if type(x) in _WEAK else typeof(x), split) for x, split in zip(args, dims))
+    what = primitive, operands, tuple(params.items()), tuple(sizes.items())
+    return (_known_plan if _can_be_hashed(what) else _plan)(*what)
+
+
+def _can_be_hashed(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:  # slices cannot
+        return False
+    return True
+
 
 def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, mesh_shape: tuple) -> Plan:
     """The plan for operands of these types and shardings.
@@ -248,12 +235,13 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
     types = [typeof(t) for t in weak]
     outs = primitive.typecheck(weak, given)
-    if primitive.sharding is None:
+    rule = across if primitive.on_ranks else primitive.sharding
+    if rule is None:
         raise TypeError(
             f"{primitive.name} does not say how its dimensions correspond, so its operands cannot be sharded: declare "
             "it with sharding=, a rule of minidiff.ops.dimensions (gather, if it needs its operands whole)"
         )
-    dimensions = primitive.sharding(types, outs, given)
+    dimensions = rule(types, outs, given)
     have = [dims for _, dims in operands]
     if any(t.unreduced for t in types):  # they may be so along an axis that splits another operand
         split = [frozenset(a for axes in dims for a in axes) for dims in have]
@@ -290,29 +278,3 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
 
 
 _known_plan = functools.lru_cache(maxsize=4096)(_plan)
-
-
-def _mapped(
-    primitive: Primitive,
-    args: Sequence[Value],
-    mesh: Mesh,
-    specs: Sequence[PartitionSpec],
-    plan: Plan,
-) -> Any:
-    """Run the operation as a `shard_map` with its arguments' specs as `in_specs`."""
-    arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
-
-    def body(*blocks: Value) -> tuple:
-        current_scope().function = primitive.name
-        values = list(args)
-        for i, block in zip(arrays, blocks):
-            values[i] = follow(plan.routes[i], block, plan.varying)
-        found = plan.run(*values)
-        found = found if primitive.multiple_results else [found]
-        if plan.over and plan.combine is not None:
-            found = [COMBINE[plan.combine](x, plan.over) for x in found]
-        return [cast_to(x, spec.states) for x, spec in zip(found, plan.out_specs)], plan.out_specs
-
-    in_specs = tuple(specs[i] for i in arrays)
-    found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **everywhere(mesh))
-    return found if primitive.multiple_results else found[0]

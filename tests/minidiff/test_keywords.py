@@ -265,10 +265,9 @@ EXAMPLES = {
         "jit takes no donate_argnums=: it has no counterpart",
     ),
     "shard_map": (
-        lambda: spmd.shard_map(energy, mesh=MESH, in_specs=P(), out_specs=P(), check_vma=False),
-        "shard_map takes no check_vma=: write check_rep=",
+        lambda: spmd.shard_map(energy, mesh=MESH, in_specs=P(), out_specs=P(), check_reps=False),
+        r"shard_map takes no check_reps=, .* Did you mean 'check_rep'\?",
     ),
-    "shard_map, auto": (lambda: spmd.shard_map(mesh=MESH, auto={"i"}), "takes no auto=: write axis_names="),
     "make_mesh": (lambda: spmd.make_mesh((2,), ("i",), axis_types=None), "make_mesh takes no axis_types=: it has no"),
     "rewrites": (lambda: md.jit(energy, without=("fuse sums",)), "there is no rewrite 'fuse sums' to leave out"),
 }

@@ -1,0 +1,89 @@
+"""Operations on sharded arrays: each runs as a `shard_map` of itself.
+
+The body of the `shard_map` follows the operation's plan (`sharding_rules.py`): it reshards blocks, computes and
+reduces. So it is typed, counted and differentiated like any other. Its transpose gives each operand a cotangent with
+the operand's sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minidiff.core import Evaluate, Interpreter, Primitive, Tracer, Value, current_scope, running
+from minidiff.dtypes import is_scalar_constant
+from minidiff.errors import LeakedTracerError, leak_message
+from minidiff.forward import JVP
+from minidiff.types import typeof
+from spmd.arrays.reshard import redistribute
+from spmd.arrays.sharded_array import ShardedArray, reshard_p
+from spmd.arrays.sharding_rules import Plan, plan_of
+from spmd.mesh import Mesh
+from spmd.partition import P, PartitionSpec
+from spmd.primitive import everywhere, shard_map_p
+
+WHOLE = P()
+
+
+def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+    """Run an operation on sharded operands as a `shard_map` of it.
+
+    Returns None if no operand is sharded. If the operands are on several meshes, those on another mesh than the first
+    one's are gathered. Raises LeakedTracerError for tracers of a transformation that has ended.
+    """
+    if interpreter.scope is not None:
+        return None
+    shardings = [typeof(x).sharding if isinstance(x, Tracer) else None for x in args]
+    if any(sharding is not None and sharding.is_element for sharding in shardings):
+        return None  # `vmap`, beneath, runs it on all elements at once
+    if primitive is reshard_p:  # its operand was found not to be batched
+        with running(interpreter):
+            return redistribute(*args, **params)
+    if primitive.has_effect and not isinstance(interpreter, Evaluate):
+        return None
+    meshes = [sharding.mesh for sharding in shardings if sharding is not None]
+    if isinstance(interpreter, Evaluate):
+        for x in args:
+            if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
+                raise LeakedTracerError(leak_message(x))
+        if primitive.has_effect:  # it sees sharded arrays as the user does
+            return primitive.impl(*args, **params)
+    if not meshes:
+        return None
+    mesh = meshes[0]
+    if not all(other.is_like(mesh) for other in meshes):
+        here = [t is None or t.mesh.is_like(mesh) for t in shardings]
+        with running(interpreter):
+            args = [x if yes else t.gathered(x) for x, t, yes in zip(args, shardings, here)]
+        shardings = [t if yes else None for t, yes in zip(shardings, here)]
+    specs = [WHOLE if sharding is None else sharding.spec for sharding in shardings]
+    dims = [spec.dims(typeof(x).ndim) for spec, x in zip(specs, args)]
+    plan = plan_of(primitive, args, dims, params, mesh.shape)
+    if plan.combine in ("max", "min") and isinstance(interpreter, JVP):
+        return None  # the derivative depends on the whole result
+    with running(interpreter):
+        if plan.decomposed:
+            return primitive.decomposed(*args, **params)
+        return _mapped(primitive, args, mesh, specs, plan)
+
+
+def _mapped(
+    primitive: Primitive,
+    args: Sequence[Value],
+    mesh: Mesh,
+    specs: Sequence[PartitionSpec],
+    plan: Plan,
+) -> Any:
+    """Run the operation as a `shard_map` with its arguments' specs as `in_specs`."""
+    arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
+
+    def body(*blocks: Value) -> tuple:
+        current_scope().function = primitive.name
+        values = list(args)
+        for i, block in zip(arrays, blocks):
+            values[i] = block
+        return plan.on_blocks(values), plan.out_specs
+
+    in_specs = tuple(specs[i] for i in arrays)
+    found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **everywhere(mesh))
+    return found if primitive.multiple_results else found[0]
