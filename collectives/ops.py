@@ -187,6 +187,12 @@ def cast(x: Value, states: AxisStates) -> Value:
     communication leads to the new state.
     """
     scope = current_scope()
+    if scope is None:
+        raise VarianceError(
+            f"{typeof(x)} is needed as {typeof(x).update(states=states)} outside of any shard_map, and only a body "
+            "can cast it. To differentiate with respect to a reduced array, compute the loss from it in a shard_map, "
+            "and sum it there with psum: a loss that is reduced itself has a cotangent that is unreduced"
+        )
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
     key = (id(x), states)
     if key not in owner.casts:

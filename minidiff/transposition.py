@@ -101,7 +101,7 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
         values = [agreeing(zeros_like(t) if x is None else x, t) for x, t in zip(cts, out_types)]
         # A zero that is a constant of the tape belongs to the tape: give the caller a copy.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
-        found = zip(transposed(*values), tape.in_types, known)
+        found = zip(transposed(*values), [t.cotangent for t in tape.in_types], known)
         results = [resharded(instantiate(x if yes else None, t), t) for x, t, yes in found]
         return tree.unflatten(structure, apart(results, values))
 

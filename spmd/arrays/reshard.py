@@ -29,11 +29,11 @@ import collectives
 from minidiff import tree
 from minidiff.arguments import as_value
 from minidiff.axis_states import REDUCED
-from minidiff.core import Tracer, Value, cast_to, current_scope
+from minidiff.core import EVALUATE, Tracer, Value, cast_to, current_scope, running
 from minidiff.errors import VarianceError, show_axes
 from minidiff.text import Text
 from minidiff.types import ShapedArray, typeof
-from spmd.arrays.sharded_array import ShardedArray, Sharding
+from spmd.arrays.sharded_array import ShardedArray, Sharding, reshard_p
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, check_is_spec, check_sharding, is_spec, part_count
 from spmd.primitive import everywhere, shard_map_p
@@ -180,7 +180,10 @@ def _sums(have: PartitionSpec, want: PartitionSpec, t: ShapedArray, sizes: dict[
 
 
 def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """`reshard_p` as a `shard_map`, whose body is the route."""
+    """`reshard_p` as a `shard_map`, whose body is the route; a constant becomes parts of a sum at once."""
+    if want.unreduced and not isinstance(x, Tracer):
+        with running(EVALUATE):
+            return reshard_p.bind(x, mesh=mesh, have=have, want=want)
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:

@@ -37,6 +37,10 @@ class Sharding(NamedTuple):
         """Whether both are the same sharding; one may be an element's and the other not."""
         return self.spec == other.spec and self.mesh.is_like(other.mesh)
 
+    def cotangent(self) -> Sharding:
+        """The sharding of the array's cotangent: parts of a sum, along the axes where the array is reduced."""
+        return self._replace(spec=self.spec.transposed())
+
     def of_element(self, axis: int, ndim: int) -> Sharding:
         """The sharding of a batch's elements.
 
@@ -213,17 +217,18 @@ def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """Shard a copy of an array that every rank has."""
+    """Shard a copy of an array that every rank has; zeros may be parts of a sum that is zero."""
     if want.is_trivial:
         return x
-    if want.unreduced:
+    x = numpy.asarray(x)
+    if want.unreduced and x.any():
         raise VarianceError(
             f"reshard of {typeof(x)} from {have} to {want}: ranks hold the same value along "
             f"{show_axes(want.unreduced)}, not parts of a sum; make them in a shard_map, with out_specs={want}, or "
             "from each rank's part, with spmd.from_local"
         )
-    x = numpy.asarray(x)
-    data, _ = mesh.ranks.place(x, want.dims(x.ndim))
+    data, split = mesh.ranks.place(x, want.dims(x.ndim))
+    data = mesh.ranks.reshard_data(data, split, mesh.ranks.ordered(want.held))
     data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
     return ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
 
