@@ -289,6 +289,32 @@ def operations() -> Iterator[tuple[str, Callable]]:
             for gradient in (False, True):
                 title = f"{'grad ' if gradient else ''}{name}({', '.join(SHORT[s] for s in states)})"
                 yield title, operation(name, op, states, gradient)
+    for given, named in itertools.product(OPERAND, repeat=2):
+        if named != UNREDUCED:  # of which JAX makes no NumPy array
+            yield f"{SHORT[given]} returned as {SHORT[named]}", returned(given, named, False)
+        yield f"grad {SHORT[given]} returned as {SHORT[named]}", returned(given, named, True)
+
+
+def returned(given: str, named: str, gradient: bool) -> Callable:
+    """A program whose body returns a value in one state, where `out_specs` names another."""
+
+    def program(m: Names):
+        specs = {
+            INVARIANT: m.P(None, None),
+            VARYING: m.P("i", None),
+            UNREDUCED: m.P(None, None, unreduced={"i"}),
+            REDUCED: m.P(None, None, reduced={"i"}),
+        }
+        inner = (m.P(None, None), m.P("i", None))
+        f = m.shard_map(lambda c, x: OPERAND[given](m, c, x), inner, specs[named])
+
+        def whole(c, x):
+            y = m.see("result", f(c, x))
+            return m.np.sum((m.reshard(y, m.P(None, None)) if named in (VARYING, UNREDUCED) else y) ** 2)
+
+        return gradient_of(m, whole) if gradient else f, inner, (C, X)
+
+    return program
 
 
 # ---------------------------------------------------------------- examples
@@ -483,6 +509,15 @@ def reduced_in(m: Names) -> tuple:
     return both, (m.P(None, None, reduced={"i"}), m.P("i")), (W, X)
 
 
+def reduced_outside(m: Names, back: bool) -> tuple:
+    """A reduced array outside of any body: the gradient of its own sum, or of its values made invariant again."""
+
+    def loss(w):
+        return m.np.sum(m.np.tanh(m.reshard(w, m.P(None, None)) if back else w))
+
+    return gradient_of(m, loss), (m.P(None, None, reduced={"i"}),), (W,)
+
+
 def gathered_weights(m: Names, to: str) -> tuple:
     """Split weights are gathered for the forward pass; their gradient is reduced and scattered (ZeRO-3)."""
 
@@ -592,6 +627,8 @@ EXAMPLES: dict[str, Callable[[Names], tuple]] = {
     "microbatches, summed outside": microbatches_outside,
     "microbatches, grad of the scan": scanned_loss,
     "a layer of reduced weights": reduced_in,
+    "a reduced array's sum, outside": lambda m: reduced_outside(m, False),
+    "a reduced array, resharded to P()": lambda m: reduced_outside(m, True),
     "ZeRO-3, all_gather": lambda m: gathered_weights(m, VARYING),
     "ZeRO-3, all_gather to reduced": lambda m: gathered_weights(m, REDUCED),
     "ZeRO-2": zero_2,
