@@ -203,8 +203,10 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
     """Split `x` over `mesh` by `spec` into a `ShardedArray`, without communication.
 
     `x` is a tree of arrays, the same on all ranks, and `spec` a tree of partition specs that is a prefix of it. An
-    array that its spec does not split is replicated: it stays a plain array. Differentiable: the cotangent of a whole
-    array is gathered to a whole array. Raises ValueError if a spec does not fit the mesh or the array.
+    array that its spec does not split is replicated: it stays a plain array. Zeros, and nothing else, may be the parts
+    of a sum: `P(unreduced={'i'})`. Differentiable: the cotangent of a whole array is gathered to a whole array; where
+    the array is distributed as reduced, the parts of its cotangent are summed. Raises ValueError if a spec does not fit
+    the mesh or the array.
 
     >>> import numpy as np
     >>> import spmd
