@@ -9,7 +9,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.aliasing import apart
-from minidiff.arguments import Flat, as_value, as_values, check_sequences, checked_tangent
+from minidiff.arguments import Flat, as_value, as_values, check_sequences, checked_tangent, resharded
 from minidiff.core import (
     Interpreter,
     Primitive,
@@ -166,4 +166,5 @@ def instantiate(tangent: Value | None, like: Value) -> Value:
     t = typeof(like)
     if not is_differentiable(t.dtype):
         return numpy.zeros(t.shape, float0)
-    return cast_to(zeros_like(t), t.states)
+    zeros = zeros_like(t)
+    return cast_to(zeros, t.states) if t.sharding is None else resharded(zeros, t)

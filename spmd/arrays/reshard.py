@@ -9,12 +9,12 @@ import numpy
 
 from minidiff import tree
 from minidiff.arguments import as_value
-from minidiff.core import Tracer, Value, cast_to, current_scope
+from minidiff.core import EVALUATE, Tracer, Value, cast_to, current_scope, running
 from minidiff.errors import show_axes
 from minidiff.text import Text
 from minidiff.types import typeof
 from spmd.arrays.routes import Route, follow, route_of_specs
-from spmd.arrays.sharded_array import ShardedArray, Sharding
+from spmd.arrays.sharded_array import ShardedArray, Sharding, reshard_p
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, check_is_spec, check_sharding, is_spec
 from spmd.primitive import everywhere, shard_map_p
@@ -31,7 +31,10 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
 
 def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """`reshard_p` as a `shard_map`, whose body is the route."""
+    """`reshard_p` as a `shard_map`, whose body is the route; a constant becomes parts of a sum at once."""
+    if want.unreduced and not isinstance(x, Tracer):
+        with running(EVALUATE):
+            return reshard_p.bind(x, mesh=mesh, have=have, want=want)
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
@@ -51,8 +54,10 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
     """Split `x` over `mesh` by `spec` into a `ShardedArray`, without communication.
 
     `x` is a tree of arrays, the same on all ranks, and `spec` a tree of partition specs that is a prefix of it. An
-    array that its spec does not split is replicated: it stays a plain array. Differentiable: the cotangent of a whole
-    array is gathered to a whole array. Raises ValueError if a spec does not fit the mesh or the array.
+    array that its spec does not split is replicated: it stays a plain array. Zeros, and nothing else, may be the parts
+    of a sum: `P(unreduced={'i'})`. Differentiable: the cotangent of a whole array is gathered to a whole array; where
+    the array is distributed as reduced, the parts of its cotangent are summed. Raises ValueError if a spec does not fit
+    the mesh or the array.
 
     >>> import numpy as np
     >>> import spmd

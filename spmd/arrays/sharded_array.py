@@ -217,7 +217,7 @@ def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """Shard a copy of an array that every rank has."""
+    """Shard a copy of an array that every rank has; zeros may be parts of a sum that is zero."""
     if want.is_trivial:
         return x
     if want.unreduced and numpy.any(x):
