@@ -1,8 +1,9 @@
 """The rules shared by all collectives, which `ops.py` and `rooted.py` declare.
 
-A collective's declaration is a row of a table: whether its operand varies along its axes and whether its result does,
-its shape rule, its transpose, which is another collective, and the algorithm that prices it. From these follow its
-typing, its batching, and how it runs along a `vmap` axis, in groups of ranks, or on several values in one call.
+A collective's declaration is a row of a table: the states that its operand may have along its axes, and for each the
+transpose, which is another collective; the state of its result; its shape rule; and the algorithm that prices it. From
+these follow its typing, its batching, and how it runs along a `vmap` axis, in groups of ranks, or on several values in
+one call.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ Value = Any  # an array, a scalar, or a Tracer that stands for one
 class Scope:
     """The body of a running `shard_map`: the axes it binds, and whether it is typed.
 
-    `axes` maps each axis name to its size. An untyped scope (`check_rep=False`) does not track
-    variances: every type's variance is empty and no pbroadcast is inserted. An explicit scope
-    (`auto_pbroadcast=False`) inserts none into the user's operations, but checks that their operands agree.
+    `axes` maps each axis name to its size. An untyped scope (`check_rep=False`) does not track states: every
+    value is invariant and no cast is inserted. An explicit scope (`auto_pbroadcast=False`) inserts none into the user's
+    operations, but checks that their operands agree.
     """
 
     __slots__ = ("axes", "typed", "explicit", "checks", "bottom", "views", "function", "transposed")
@@ -336,7 +336,7 @@ class Primitive:
     `impl(*arrays, **params)`
         runs it with NumPy.
     `shape_rule(*types, **params)`
-        returns `(shape, dtype)` of the result. The result's variance is the union of the operands' variances.
+        returns `(shape, dtype)` of the result. The result's states are those of the operands, `axis_states.joined`.
     `fits(*types, **params)`
         says whether the operands and parameters are compatible, if `shape_rule` assumes it because the public
         functions have checked it. Only `Tape.check` calls it.

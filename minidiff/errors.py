@@ -19,7 +19,7 @@ class LeakedTracerError(TracerError):
 
 
 class VarianceError(TypeError):
-    """A value varies along mesh axes along which it must not, or vice versa."""
+    """The state of a value along a mesh axis is not one that it may have there."""
 
 
 class UnboundAxisError(NameError):

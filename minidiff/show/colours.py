@@ -1,7 +1,8 @@
 """Colours of mesh axes, in pictures and in printed types.
 
 Colour-blind readers can tell the hues apart (they are Okabe and Ito's, but lighter), and the first few also differ in
-greyscale. Colour repeats what the type's text says, and adds nothing.
+greyscale. Colour repeats what the type's text says, and adds nothing. An axis has one colour, whatever the state; the
+states differ in the line under the axis, and in pictures in bands and border (`bands_of`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
+from minidiff.axis_states import REDUCED, STATES, UNREDUCED, AxisStates
+
 COLOURS = ("#a6d8f5", "#e69f00", "#bb6d9b", "#f0e442", "#3fae8c", "#d8d8d8")
 INVARIANT_COLOUR = "#ffffff"  # the same value on all ranks
 
 _TYPE = re.compile(r"(?:^|(?<=:))(\w+\[[\d,]*\])(?:\{([^{}]*)\})?")  # alone, or after a name
+
+_UNDERLINED = {"": "", "U": ";border-bottom:2px dashed #000", "R": ";border-bottom:2px dotted #000"}
 
 _known: dict[str, str] = {}
 
@@ -29,14 +34,25 @@ def show_axes(axes: Iterable[str]) -> None:
         colour_of(axis)
 
 
-def colours_of(variance: Iterable[str]) -> list[str]:
-    """The colours of a value that may vary along these axes."""
-    return [colour_of(axis) for axis in sorted(map(str, variance))] or [INVARIANT_COLOUR]
+def bands_of(states: AxisStates) -> list[str]:
+    """The colours of the bands that show a value in these states.
+
+    An axis along which it varies is one band; one along which it is unreduced is cut into parts; one along which it is
+    reduced has white beside it, since ranks hold the same value.
+    """
+    marked = [band for state, axes in zip(STATES, states) for a in sorted(map(str, axes)) for band in bands(a, state)]
+    return marked or [INVARIANT_COLOUR]
+
+
+def bands(axis: str, state: str) -> list[str]:
+    """The bands of one axis, in one state."""
+    colour, white = colour_of(axis), INVARIANT_COLOUR
+    return {UNREDUCED: [colour, white, colour], REDUCED: [colour, white]}.get(state, [colour])
 
 
 def types_as_html(text: str, around: str = "") -> str:
     """Text as HTML with coloured axes in its types, which get the style `around`."""
-    show_axes(axis for found in _TYPE.finditer(text) for axis in _axes(found))
+    show_axes(axis.split(":")[-1] for found in _TYPE.finditer(text) for axis in _axes(found))
     return "".join(_parts(text, around))
 
 
@@ -55,5 +71,8 @@ def _parts(text: str, around: str) -> Iterator[str]:
     yield html.escape(text[end:])
 
 
-def _axis(axis: str) -> str:
-    return f'<span style="background:{colour_of(axis)};color:#000">{html.escape(axis)}</span>'
+def _axis(marked: str) -> str:
+    """The span of an axis, `i` or `U:i`."""
+    mark, _, axis = marked.rpartition(":")
+    style = f"background:{colour_of(axis)};color:#000{_UNDERLINED[mark]}"
+    return f'<span style="{style}">{html.escape(marked)}</span>'

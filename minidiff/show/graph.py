@@ -1,8 +1,9 @@
 """Draw tapes with Graphviz: operations as boxes, values by printed names.
 
 A value's colours are the mesh axes along which it may vary from rank to rank: white for none, two colours for two axes;
-a dashed border means that it is not known, because there are no types. A collective has a double border, an arrow, and
-the bytes that each rank passes to it. A legend explains this.
+a dashed border means that it is not known, because there are no types. The colour of an axis along which the value is
+unreduced is cut into parts. A reduced value has a dotted border, and white beside the colour. A collective has a double
+border, an arrow, and the bytes that each rank passes to it. A legend explains this.
 
 Drawing needs the Python package `graphviz`. Viewing a picture needs Graphviz itself: its program `dot`, or else the
 package `pygraphviz`, whose wheels include Graphviz. Without either there is still the DOT text.
@@ -24,11 +25,12 @@ from typing import Any
 import numpy
 
 from minidiff.arguments import check_function
+from minidiff.axis_states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED, VARYING, AxisStates
 from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order.scan import rounds
 from minidiff.higher_order.while_loop import While
 from minidiff.location import Location, lines_of
-from minidiff.show.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
+from minidiff.show.colours import INVARIANT_COLOUR, bands, bands_of, show_axes
 from minidiff.show.program import letters, names_of
 from minidiff.staging import make_tape
 from minidiff.tape import Atom, Equation, Tape
@@ -70,8 +72,8 @@ def draw(f: Callable | Tape, *args: Any) -> Any:
     """Draw a tape, `draw(tape)`, or the tape of a function, `draw(f)(*args)`.
 
     Arguments are as for `make_tape`. The result is a :class:`Drawing`. In the body of a `shard_map` a value has the
-    colours of the mesh axes along which it may vary, and collectives stand out, with the bytes that each rank passes to
-    them. Raises ImportError if the package `graphviz` is missing, TypeError if `f` is not a function or tape.
+    colours of the mesh axes along which it is not invariant, and collectives stand out, with the bytes that each rank
+    passes to them. Raises ImportError if the package `graphviz` is missing, TypeError if `f` is not a function or tape.
 
     >>> import numpy as np
     >>> picture = draw(lambda x: np.sin(x) * 2)(1.0)
@@ -154,7 +156,7 @@ class _Drawer:
         self.clusters = (f"cluster{i}" for i in itertools.count())
         self.known: dict[Any, str] = {}  # a Var, or the id of a constant -> its name
         self.source: dict[Any, str] = {}  # the same -> the node it comes from
-        self.axes: set[str] = set()  # the axes along which some value varies
+        self.states: set[tuple[int, str]] = set()  # of values: the number of a state in STATES, and an axis
         self.communicates = False
         self.typed, self.untyped = True, False  # whether the current body has variance types; whether some body has not
         self.times = 1  # how often the current body runs
@@ -162,10 +164,10 @@ class _Drawer:
 
     def draw(self, tape: Tape) -> Any:
         graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
-        show_axes(axis for v in names_of(tape, letters()) if isinstance(v, Var) for axis in v.type.variance)
+        show_axes(axis for v in names_of(tape, letters()) if isinstance(v, Var) for axis in v.type.states.axes)
         self.add(graph, tape)
-        if self.axes or self.communicates or self.untyped:
-            graph.node("legend", _legend(sorted(self.axes), self.untyped, self.communicates), shape="plain")
+        if self.states or self.communicates or self.untyped:
+            graph.node("legend", _legend(sorted(self.states), self.untyped, self.communicates), shape="plain")
         return graph
 
     def add(self, graph: Any, tape: Tape) -> tuple[list[str], list[str]]:
@@ -242,14 +244,15 @@ class _Drawer:
         self, graph: Any, look: str, lines: Sequence[str], values: Sequence[Atom], source: Location | None = None
     ) -> str:
         """Add a node with these lines for these values; its tooltip is the source."""
-        node, variance = next(self.nodes), frozenset().union(*[typeof(a).variance for a in values])
-        self.axes.update(map(str, variance))
+        node = next(self.nodes)
+        states = AxisStates(*map(NONE.union, ALL_INVARIANT, *[typeof(a).states for a in values]))
+        self.states.update((i, str(axis)) for i, axes in enumerate(states) for axis in axes)
         self.untyped = self.untyped or not self.typed
         label = "\\n".join(_wrapped(line, _LABEL_WIDTH) for line in lines)
         asked = {"tooltip": _told(source)} if source is not None else {}
-        looks = LOOKS[look] | _fill(LOOKS[look]["shape"], variance)
-        if not self.typed:
-            looks["style"] += ",dashed"
+        looks = LOOKS[look] | _fill(LOOKS[look]["shape"], states)
+        if states.reduced or not self.typed:
+            looks["style"] += ",dotted" if self.typed else ",dashed"
         graph.node(node, label, **looks | asked)
         return node
 
@@ -273,9 +276,9 @@ def _key(a: Atom) -> Any:
     return a if isinstance(a, Var) else None if is_scalar_constant(a) else id(a)
 
 
-def _fill(shape: str, variance: frozenset) -> dict[str, str]:
-    """The attributes that colour the node of a value that varies along these axes."""
-    first, *others = colours_of(variance)
+def _fill(shape: str, states: AxisStates) -> dict[str, str]:
+    """The attributes that colour the node of a value in these states."""
+    first, *others = bands_of(states)
     if len(others) < 2:  # two halves, without a line between them
         return {"fillcolor": ":".join([f"{first};0.5", *others]) if others else first}
     return {"fillcolor": ":".join([first, *others]), **_SEVERAL[shape]}
@@ -288,19 +291,37 @@ def _told(source: Location) -> str:
     return "\\n".join(said)
 
 
-def _legend(axes: Sequence[str], untyped: bool, communicates: bool) -> str:
+#: What the legend says of a value's state along an axis, and its border.
+_MEANINGS = {
+    VARYING: ("may vary along {}", 'BORDER="1"'),
+    UNREDUCED: ("parts of a sum along {}", 'BORDER="1"'),
+    REDUCED: ("the same along {}, its cotangent unreduced", 'BORDER="1" STYLE="dotted"'),
+}
+
+
+def _legend(states: Sequence[tuple[int, str]], untyped: bool, communicates: bool) -> str:
     """The legend of colours and borders, as a table in Graphviz's HTML."""
-    meanings = [(INVARIANT_COLOUR, 'BORDER="1"', "", "the same on all ranks")]
-    meanings += [(colour_of(a), 'BORDER="1"', "", f"may vary along {html.escape(a)}") for a in axes]
+    meanings = [([INVARIANT_COLOUR], 'BORDER="1"', "", "the same on all ranks")]
+    for i, axis in states:
+        text, border = _MEANINGS[STATES[i]]
+        meanings.append((bands(axis, STATES[i]), border, "", text.format(html.escape(axis))))
     if untyped:
-        meanings.append((INVARIANT_COLOUR, 'BORDER="1" STYLE="dashed"', "", "may vary: there are no types"))
+        meanings.append(([INVARIANT_COLOUR], 'BORDER="1" STYLE="dashed"', "", "may vary: there are no types"))
     if communicates:
-        meanings.append((INVARIANT_COLOUR, 'BORDER="2"', _SENDS, "communicates"))
+        meanings.append(([INVARIANT_COLOUR], 'BORDER="2"', _SENDS, "communicates"))
     rows = [
-        f'<TR><TD WIDTH="30" {border} BGCOLOR="{colour}">{mark}</TD><TD ALIGN="LEFT">{text}</TD></TR>'
-        for colour, border, mark, text in meanings
+        f'<TR>{_sample(colours, border, mark)}<TD ALIGN="LEFT">{text}</TD></TR>'
+        for colours, border, mark, text in meanings
     ]
     return f'<<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">{"".join(rows)}</TABLE>>'
+
+
+def _sample(colours: Sequence[str], border: str, mark: str) -> str:
+    """A cell of the legend with these bands and this border."""
+    if len(colours) == 1:
+        return f'<TD WIDTH="30" {border} BGCOLOR="{colours[0]}">{mark}</TD>'
+    cells = "".join(f'<TD WIDTH="{30 // len(colours)}" BGCOLOR="{colour}"></TD>' for colour in colours)
+    return f'<TD><TABLE {border} CELLBORDER="0" CELLSPACING="0" CELLPADDING="0"><TR>{cells}</TR></TABLE></TD>'
 
 
 def _fits(eqn: Equation, body: Tape) -> bool:

@@ -13,6 +13,7 @@ import numpy
 
 from collectives.backends.base import index_along
 from minidiff.core import Tracer
+from minidiff.errors import show_axes
 from minidiff.types import ShapedArray
 from spmd.arrays.reshard import check_mesh
 from spmd.arrays.sharded_array import ShardedArray
@@ -77,13 +78,16 @@ class ShardingPicture:
 
     @property
     def remark(self) -> str:
-        """Which dimensions are shown; empty if all are."""
+        """Whether blocks are parts of a sum, and which dimensions are shown; empty if neither has to be said."""
+        over = self.spec.unreduced
+        parts = f"the ranks of a block hold parts of it, a sum over {show_axes(over)}" if over else ""
         if len(self.shape) < 3:
-            return ""
+            return parts
         down, across = self.shown
         others = [d for d in range(len(self.shape)) if d not in self.shown]
         said = [f"dimension {d} is {'split' if self.parts[d] > 1 else 'not split'}" for d in others]
-        return f"down is dimension {down}, across is dimension {across}; {', '.join(said)}"
+        shown = f"down is dimension {down}, across is dimension {across}; {', '.join(said)}"
+        return "; ".join(filter(None, (parts, shown)))
 
     def _directions(self) -> tuple[int | None, int | None]:
         """The dimensions that run down and across; None for none.
@@ -223,7 +227,8 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
     """A picture of which block of an array is on which rank: `visualize_sharding(x)`.
 
     `x` is a ShardedArray; or an array or a shape, with the `mesh` and the `spec` that split it, or would; or a NumPy
-    array alone, which is one block. A block that is the same on several ranks lists them all. `print` shows the result,
+    array alone, which is one block. A block that is the same on several ranks lists them all; so does one of which
+    they have parts of a sum, and a remark says so. `print` shows the result,
     and notebooks show it as a table; nothing communicates. If an array has more than two dimensions, two are drawn, and
     the others are described in words; of a large mesh the beginning and the end are drawn.
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+import collectives
 import minidiff as md
 import minidiff.numpy as np
 import spmd
@@ -91,3 +92,45 @@ def test_checking_finds_operands_that_disagree():
     tape.check()
     with pytest.raises(md.VarianceError, match=r"add: operands f64\[1\]\{i\} and f64\[1\] disagree in variance"):
         wrong.check()
+
+
+# ---------------------------------------------------------------- the four states outside of bodies
+
+INVARIANT, VARYING, UNREDUCED, REDUCED = P(), P("i"), P(unreduced={"i"}), P(reduced={"i"})
+ARROWS = {
+    ("pbroadcast", INVARIANT, VARYING): "psum",
+    ("reduced", INVARIANT, REDUCED): "psum",
+    ("pbroadcast", REDUCED, VARYING): "unreduced",
+    ("psum_scatter", UNREDUCED, VARYING): "all_gather_reduced",
+}
+
+
+@pytest.mark.parametrize("arrow", ARROWS, ids=lambda arrow: "{}: {} -> {}".format(*arrow))
+def test_tapes_between_states_are_transposed_with_their_specs(arrow):
+    name, before, after = arrow
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    options = {"tiled": True} if name == "psum_scatter" else {}
+    f = lambda x: getattr(collectives, name)(x, "i", **options)  # noqa: E731
+    x = np.ones(4)
+    x = spmd.from_local([x, x], mesh, before) if before == UNREDUCED else spmd.distribute(x, mesh, before)
+    tape = md.make_tape(spmd.shard_map(f, mesh=mesh, in_specs=before, out_specs=after))(x)
+    transposed = md.transpose(tape)
+    (equation,) = transposed.equations
+    assert equation.params["in_specs"] == (after.transposed(),)
+    assert equation.params["out_specs"] == (before.transposed(),)
+    assert [e.primitive.name for e in equation.params["body"].equations] == [ARROWS[arrow]]
+    assert md.transpose(transposed) == tape
+
+
+@pytest.mark.parametrize("w", [INVARIANT, REDUCED])
+@pytest.mark.parametrize("result", [INVARIANT, UNREDUCED])
+def test_a_gradient_has_the_cotangent_s_spec(w, result):
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    ones, x = np.ones(3), np.arange(12.0).reshape(4, 3) / 12
+    loss = lambda w, x: np.sum(np.tanh(x @ w))  # noqa: E731
+    sums = {"sum": "i"} if result == INVARIANT else {"unreduced": {"i"}}
+    f = spmd.shard_map(loss, mesh=mesh, in_specs=(w, P("i")), out_specs=P(**sums))
+    at = ones if w == INVARIANT else spmd.distribute(ones, mesh, w)
+    for gradient in (md.grad(f)(at, x), md.vjp(lambda w: f(w, x), at)[1](1.0)[0]):
+        assert spmd.spec_of(gradient) == w.transposed()
+        np.testing.assert_allclose(gradient, md.grad(loss)(ones, x))

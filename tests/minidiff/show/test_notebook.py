@@ -27,6 +27,21 @@ def test_a_type():
         assert f'<span style="background:{colour_of(axis)};color:#000">{axis}</span>' in shown
 
 
+def test_an_axis_keeps_its_colour_in_every_state_and_each_state_has_its_line():
+    states = {"": {"variance": {"i"}}, "U:": {"unreduced": {"i"}}, "R:": {"reduced": {"i"}}}
+    lines = set()
+    for mark, axes in states.items():
+        t = ShapedArray((3,), float, **axes)
+        assert _text(t._repr_html_()) == str(t) == f"f64[3]{{{mark}i}}"
+        (style,) = re.findall(rf'style="(.*?)">{mark}i</span>', t._repr_html_())
+        assert style.startswith(f"background:{colour_of('i')};color:#000")
+        lines.add(style)
+    assert len(lines) == 3
+    mixed = ShapedArray((3,), float, {"i"}, unreduced={"j"}, reduced={"k"})
+    assert _text(mixed._repr_html_()) == str(mixed)
+    assert [colour_of(a) for a in "ijk"] == re.findall("background:(#\\w+)", mixed._repr_html_())
+
+
 def test_a_tape():
     tape = md.make_tape(lambda x, y: (np.sin(x) * y, np.argmax(x)))(np.ones(3), 2.0)
     shown = tape._repr_html_()

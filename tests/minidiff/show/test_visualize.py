@@ -82,6 +82,14 @@ def test_two_dimensions_are_drawn_and_the_others_said():
     assert [re.findall(r"rank (\d)", part) for part in three.split("[:, :, ")[1:]] == [list("0246"), list("1357")]
 
 
+def test_ranks_that_hold_parts_of_a_block_are_said_to():
+    said = "the ranks of a block hold parts of it, a sum over 'x'"
+    for shape, spec in (((8,), P("y", unreduced={"x"})), ((2, 4, 4), P(None, "y", unreduced={"x"}))):
+        picture = visualize_sharding(shape, PLANE, spec)
+        assert said in str(picture) and html.escape(said) in picture._repr_html_()
+        assert "a sum" not in str(visualize_sharding(shape, PLANE, P(*spec, reduced={"x"})))
+
+
 def test_of_many_pictures_the_first_are_shown():
     mesh = spmd.make_mesh((2, 2, 16), ("x", "y", "z"), backend="simulated")
     sharding = visualize_sharding((2, 2, 16), mesh, P("x", "y", "z"))

@@ -10,7 +10,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, psum, psum_scatter
+from collectives import all_gather, psum, psum_scatter, reduced, unreduced
 from minidiff.core import Primitive
 from minidiff.show.colours import COLOURS, INVARIANT_COLOUR, colour_of
 from minidiff.show.graph import LOOKS
@@ -173,6 +173,34 @@ def test_the_legend_says_what_is_there():
     untyped = spmd.shard_map(lambda x: psum(x, "i"), mesh=PLANE, in_specs=P("i"), out_specs=P(), check_rep=False)
     assert legend(untyped, x) == ["the same on all ranks", "may vary: there are no types", "communicates"]
     assert legend(formula, 2.0, 5.0) == []
+
+
+def test_states_differ_in_bands_and_border_and_the_legend_names_them():
+    def body(w, x):
+        w = reduced(w, "i")
+        return psum(unreduced(np.sum(x * w), "i"), "i"), w
+
+    f = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i")), out_specs=(P(), P(reduced={"i"})))
+    drawing = md.draw(f)(2.0, np.ones(4))
+    colour, white = colour_of("i"), INVARIANT_COLOUR
+    looks = {
+        "\u21c4 psum(": (white, "filled"),
+        "pbroadcast(": (colour, "rounded,filled"),
+        "unreduced(": (f"{colour}:{white}:{colour}", "striped"),
+        "reduced(": (f"{colour};0.5:{white}", "rounded,filled,dotted"),
+    }
+    for label, (fill_, style) in looks.items():
+        assert (fill(drawing, label), node(drawing, label)["style"]) == (fill_, style)
+    assert re.findall(r'ALIGN="LEFT">(.*?)<', drawing.source) == [
+        "the same on all ranks",
+        "may vary along i",
+        "parts of a sum along i",
+        "the same along i, its cotangent unreduced",
+        "communicates",
+    ]
+    assert f'STYLE="dotted" CELLBORDER="0" CELLSPACING="0" CELLPADDING="0"><TR><TD WIDTH="15" BGCOLOR="{colour}"' in (
+        drawing.source
+    )
 
 
 def test_where_there_are_no_types_nothing_is_said_to_be_the_same():
