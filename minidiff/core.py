@@ -344,16 +344,22 @@ def agree(primitive: Primitive, args: Sequence[Value], params: dict) -> Sequence
     distinct = {states for states in given if states is not None}
     if len(distinct) <= 1:
         return args
-    args, common = list(args), joined(distinct)
-    if common.unreduced:  # arrays of zeros are parts of a sum that is zero
-        parts = {i for i, states in enumerate(given) if states is not None and states.unreduced}
+    args = agree_on_sums(primitive, args)
+    arrays = [i for i, states in enumerate(given) if states is not None]
+    for i, states in zip(arrays, agreed([states_of(args[i]) for i in arrays])):
+        args[i] = cast_to(args[i], states)
+    return args
+
+
+def agree_on_sums(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
+    """Cast arrays of zeros to parts of a sum beside an unreduced operand, to which the operation must apply."""
+    args, common = list(args), joined(map(states_of, args))
+    if common.unreduced:
+        parts = {i for i, x in enumerate(args) if states_of(x).unreduced}
         zeros = {i for i, x in enumerate(args) if isinstance(x, numpy.ndarray) and not x.any()}
         if primitive.is_linear_in(parts | zeros, len(args)):
             args = [cast_to(x, common) if i in zeros else x for i, x in enumerate(args)]
         check_unreduced(primitive, list(map(operand_type, args)))
-    arrays = [i for i, states in enumerate(given) if states is not None]
-    for i, states in zip(arrays, agreed([states_of(args[i]) for i in arrays])):
-        args[i] = cast_to(args[i], states)
     return args
 
 
@@ -457,6 +463,7 @@ class Primitive:
             with running(EVALUATE):  # the result of constants is a constant
                 return self.bind(*args, **params)
         if self.operands_agree and len(args) > 1:
+            args = agree_on_sums(self, args)
             check_operands(self.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
             args = agree(self, args, params)  # inserts casts of constants only
         if not self.is_higher_order:
