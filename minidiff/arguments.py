@@ -238,9 +238,9 @@ def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tre
     return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
 
 
-def resharded(ct: Value, type: ShapedArray) -> Value:
-    """Reshard a cotangent like its primal's type, if that is sharded."""
-    return ct if type.sharding is None else type.sharding.resharded(ct)
+def resharded(x: Value, type: ShapedArray) -> Value:
+    """Reshard `x` as its type says, if that is sharded."""
+    return x if type.sharding is None else type.sharding.resharded(x)
 
 
 def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:

@@ -351,7 +351,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         cts = checked_cotangents(ct, out_types, flat.out_structure)
         pulled = iter(pull_back(tape, cts))
         found = [instantiate(next(pulled) if yes else None, typeof(x).cotangent) for x, yes in zip(values, active)]
-        found = [resharded(ct, typeof(x)) for ct, x in zip(found, values)]
+        found = [resharded(ct, typeof(x).cotangent) for ct, x in zip(found, values)]
         return tree.unflatten(structure, apart(found, cts))
 
     return tree.unflatten(flat.out_structure, outs), pullback, *aux
@@ -406,7 +406,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
             cts = pull_back(tape, [value.dtype.type(1)], consume=True)
         grads = [instantiate(ct, typeof(x).cotangent) if ct is None else ct for ct, x in zip(cts, values)]
         if values is not leaves:
-            grads = [resharded(ct, typeof(x)) for ct, x in zip(grads, values)]
+            grads = [resharded(ct, typeof(x).cotangent) for ct, x in zip(grads, values)]
         chosen = tree.unflatten(structure, apart(grads))
         result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
         return result, tuple(chosen) if several else chosen[0]

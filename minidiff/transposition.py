@@ -102,7 +102,7 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
         # A zero that is a constant of the tape belongs to the tape: give the caller a copy.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
         found = zip(transposed(*values), tape.in_types, known)
-        results = [resharded(instantiate(x if yes else None, t), t) for x, t, yes in found]
+        results = [resharded(instantiate(x if yes else None, t), t.cotangent) for x, t, yes in found]
         return tree.unflatten(structure, apart(results, values))
 
     return f_t

@@ -83,7 +83,9 @@ class ShapedArray:
     @property
     def cotangent(self) -> ShapedArray:
         """The type of the value's cotangent: where the one is unreduced, the other is reduced."""
-        return self.update(states=self.states.cotangent()) if self.unreduced or self.reduced else self
+        if not (self.unreduced or self.reduced):
+            return self
+        return self.update(states=self.states.cotangent(), sharding=self.sharding and self.sharding.cotangent())
 
     def update(self, **changes: Any) -> ShapedArray:
         """Return a copy with other fields, and no sharding unless that is given."""

@@ -70,6 +70,10 @@ class Sharding(NamedTuple):
         dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
         return element.with_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
 
+    def cotangent(self) -> Sharding:
+        """The sharding of the array's cotangent."""
+        return self._replace(spec=self.spec.transposed())
+
     def resharded(self, x: Value) -> Value:
         """Reshard `x`, a plain array or one sharded over any mesh, to this sharding."""
         here, have, _ = typeof(x).sharding or Sharding(self.mesh, P())

@@ -8,7 +8,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import reduced, unreduced
+from collectives import all_gather, pbroadcast, pcast, psum, psum_scatter, reduced, unreduced
 from minidiff.errors import VarianceError
 from spmd import P
 from tests.samples import check_each
@@ -138,3 +138,71 @@ def test_operations_on_states(kind):
             if "#" not in states or (f in WITH_NUMBERS and states != ("#", "#")):
                 cases.append((f"{k} {''.join(states)}", lambda f=f, states=states: check_operation(kind, f, states)))
     check_each(cases)
+
+# ---------------------------------------------------------------- the table of collectives
+
+MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+
+#: Name: the collective of a value and axes, the states before and after, and the operation that it transposes to.
+ROWS = {
+    "psum": (psum, "UI", "reduced"),
+    "psum_scatter": (lambda x, a: psum_scatter(x, a, tiled=True), "UV", "all_gather_reduced"),
+    "all_gather": (lambda x, a: all_gather(x, a, tiled=True, to="reduced"), "VR", "psum_scatter"),
+    "pbroadcast": (pbroadcast, "RV", "unreduced"),
+    "reduced": (reduced, "IR", "psum"),
+    "unreduced": (unreduced, "VU", "pbroadcast"),
+    "pcast to varying": (lambda x, a: pcast(x, a, to="varying"), "RV", "unreduced"),
+    "pcast to reduced": (lambda x, a: pcast(x, a, to="reduced"), "IR", "psum"),
+    "pcast to unreduced": (lambda x, a: pcast(x, a, to="unreduced"), "VU", "pbroadcast"),
+    "psum of varying": (psum, "VI", "pbroadcast"),
+    "pbroadcast of invariant": (pbroadcast, "IV", "psum"),
+}
+SWAPPED = dict(zip("IVUR", "IVRU"))
+
+
+def spec_of_states(states):
+    """The spec of a matrix in these states along axes, such as {"i": "V", "j": "U"}: V splits the first dimension."""
+    along = {letter: {a for a in states if states[a] == letter} for letter in "VUR"}
+    return P(tuple(sorted(along["V"])) or None, unreduced=along["U"], reduced=along["R"])
+
+
+def array_of(spec, seed, shape=(4, 3)):
+    """An array of any values with this spec on MESH2, outside of any body."""
+    rows = shape[0] // spmd.partition.part_count(spec.axes, MESH2.shape)
+    seeds = [[seed, *[k for a, k in zip("ij", at) if a in spec.held]] for at in numpy.ndindex(2, 2)]
+    return spmd.from_local([numpy.random.default_rng(s).normal(size=(rows, *shape[1:])) for s in seeds], MESH2, spec)
+
+
+def inner(x, y):
+    return float(numpy.sum(global_value(x) * global_value(y)))
+
+
+def check_row(name, axes, beside):
+    """<f(x), ct> = <x, f_t(ct)>, of the global values; f_t is one operation, and has the types that it should."""
+    collective, (before, after), transpose = ROWS[name]
+    specs = [spec_of_states({"i": beside, "j": beside} | dict.fromkeys(axes, s)) for s in (before, after)]
+    f = spmd.shard_map(lambda x: collective(x, axes), mesh=MESH2, in_specs=specs[0], out_specs=specs[1])
+    x = array_of(specs[0], 1)
+    y = f(x)
+    ct = array_of(specs[1].transposed(), 2, y.shape)
+    tape = md.make_tape(f)(x)
+    f_t = md.transpose(tape)
+    f_t.check()
+    (x_t,) = f_t(ct)
+    numpy.testing.assert_allclose(inner(y, ct), inner(x, x_t))
+    assert md.typeof(x_t) == md.typeof(x).cotangent and spmd.spec_of(x_t) == specs[0].transposed()
+    (equation,) = f_t.equations
+    assert [e.primitive.name for e in equation.params["body"].equations] == [transpose]
+    for g in (md.vjp(f, x)[1], md.linear_transpose(f, x), md.jit(lambda ct: md.vjp(f, x)[1](ct))):
+        (again,) = g(ct)
+        numpy.testing.assert_array_equal(global_value(again), global_value(x_t))
+        assert spmd.spec_of(again) == specs[0].transposed()
+    assert md.transpose(f_t) == tape
+    numpy.testing.assert_allclose(global_value(md.jvp(f, (x,), (x,))[1]), global_value(y))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_transposes_by_the_inner_product(name):
+    """Along one axis, with any state along the other, and along two axes."""
+    cases = [(("i",), s) for s in "IVUR"] + [(("j",), s) for s in "IVUR"] + [(("i", "j"), "I")]
+    check_each((f"{axes} {beside}", lambda a=axes, b=beside: check_row(name, a, b)) for axes, beside in cases)
