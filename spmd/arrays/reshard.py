@@ -32,7 +32,7 @@ from minidiff.axis_states import REDUCED
 from minidiff.core import Tracer, Value, cast_to, current_scope
 from minidiff.errors import VarianceError, show_axes
 from minidiff.text import Text
-from minidiff.types import ShapedArray, typeof
+from minidiff.types import ShapedArray, typeof, zeros_like
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, check_is_spec, check_sharding, is_spec, part_count
@@ -182,9 +182,11 @@ def _sums(have: PartitionSpec, want: PartitionSpec, t: ShapedArray, sizes: dict[
 def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
     """`reshard_p` as a `shard_map`, whose body is the route."""
     steps = route_of(x, mesh, have, want)
+    zero = not isinstance(x, Tracer) and not numpy.any(x)  # constant zeros are parts of a sum that is zero
 
     def body(block: Value) -> tuple:
-        return [cast_to(follow(steps, block), want.states)], (want,)
+        block = follow(steps, block)
+        return [cast_to(zeros_like(block) if zero else block, want.states)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
 

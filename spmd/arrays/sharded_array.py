@@ -220,14 +220,15 @@ def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
     """Shard a copy of an array that every rank has."""
     if want.is_trivial:
         return x
-    if want.unreduced:
+    x = numpy.asarray(x)
+    if want.unreduced and x.any():  # zeros are parts of a sum that is zero
         raise VarianceError(
             f"reshard of {typeof(x)} from {have} to {want}: ranks hold the same value along "
             f"{show_axes(want.unreduced)}, not parts of a sum; make them in a shard_map, with out_specs={want}, or "
             "from each rank's part, with spmd.from_local"
         )
-    x = numpy.asarray(x)
-    data, _ = mesh.ranks.place(x, want.dims(x.ndim))
+    data, held = mesh.ranks.place(x, want.dims(x.ndim))
+    data = mesh.ranks.reshard_data(data, held, mesh.ranks.ordered(want.held))
     data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
     return ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
 
