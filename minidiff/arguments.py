@@ -14,7 +14,7 @@ from minidiff.axis_states import AxisStates, joined
 from minidiff.core import (
     Tracer,
     Value,
-    cast_to,
+    cast_like,
     current_interpreter,
     current_scope,
     enter,
@@ -185,7 +185,7 @@ def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
         raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")
     if t.dtype != p.dtype:
         raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: dtypes must be equal")
-    return cast_to(tangent, p.states)
+    return cast_like(tangent, p)
 
 
 def linear_positions(tape: Any, linear: Any) -> tuple[int, ...]:

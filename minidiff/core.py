@@ -338,6 +338,12 @@ def cast_to(x: Value, states: AxisStates) -> Value:
     return x if states_of(x) == states else ranks.cast(x, states)
 
 
+def cast_like(x: Value, t: ShapedArray) -> Value:
+    """Cast `x` to the states of type `t`: by free casts, or outside of bodies to its sharding."""
+    sharded = t.sharding is not None and states_of(x) != t.states
+    return t.sharding.resharded(x) if sharded else cast_to(x, t.states)
+
+
 def agree(primitive: Primitive, args: Sequence[Value], params: dict) -> Sequence[Value]:
     """Insert casts where operands disagree (JEP, "typing rules"; see `minidiff.axis_states`)."""
     given = [None if is_scalar_constant(x) else states_of(x) for x in args]

@@ -10,13 +10,12 @@ import numpy
 from minidiff import tree
 from minidiff.aliasing import apart
 from minidiff.arguments import Flat, as_value, as_values, check_sequences, checked_tangent
-from minidiff.axis_states import ALL_INVARIANT
 from minidiff.core import (
     Interpreter,
     Primitive,
     Tracer,
     Value,
-    cast_to,
+    cast_like,
     current_interpreter,
     name_of,
     restores_interpreter,
@@ -167,6 +166,4 @@ def instantiate(tangent: Value | None, like: Value) -> Value:
     t = typeof(like)
     if not is_differentiable(t.dtype):
         return numpy.zeros(t.shape, float0)
-    if t.sharding is not None and t.states != ALL_INVARIANT:  # outside of bodies casts know no mesh
-        return t.sharding.resharded(zeros_like(t))
-    return cast_to(zeros_like(t), t.states)
+    return cast_like(zeros_like(t), t)

@@ -34,7 +34,7 @@ from minidiff.core import (
     Tracer,
     Value,
     become,
-    cast_to,
+    cast_like,
     checking,
     current_interpreter,
     current_scope,
@@ -283,7 +283,15 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
             f"not: sum it, psum(ct, {axes}), if each rank has a partial sum; or, if each has its own cotangent, let "
             f"the value vary too: compute it from pbroadcast(x, {axes})"
         )
-    return cast_to(ct, wanted)
+    same = wanted.unreduced - states.held
+    if same and (isinstance(ct, Tracer) or numpy.any(ct)):
+        axes = show_axes(same)
+        raise VarianceError(
+            f"the value of type {type} has a cotangent of type {typeof(ct)}, the same on all ranks along {axes}, where "
+            f"it is to be parts of a sum: in the body, differentiate pmean(x, {axes}) in place of x, which is the same "
+            "number and invariant there; or, to give a cotangent, one that varies or is unreduced"
+        )
+    return cast_like(ct, type.cotangent)
 
 
 # ---------------------------------------------------------------- public functions
