@@ -488,8 +488,9 @@ def unreduced(x: Any, axis_name: Axes) -> Any:
     """Each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
 
     It does not communicate. `psum` or `psum_scatter` takes the sum later; until then linear operations apply to the
-    parts. It transposes to `pbroadcast` of a reduced value, which moves nothing. Raises VarianceError for a value that
-    does not vary along one of the axes, unless it is a constant that is zero.
+    parts. Booleans become integers, so that they are counted. It transposes to `pbroadcast` of a reduced value, which
+    moves nothing. Raises VarianceError for a value that does not vary along one of the axes, unless it is a constant
+    that is zero.
 
     >>> f = lambda x: psum(2 * unreduced(x, 'i'), 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -526,7 +527,7 @@ def _written_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
     scope = current_scope()
 
     def cast_leaf(leaf):
-        leaf = array_of(leaf)
+        leaf = counted(array_of(leaf)) if primitive is unreduced_p else array_of(leaf)
         zeros = primitive is unreduced_p and not isinstance(leaf, Tracer) and not numpy.any(leaf)
         for a in axes if not zeros else ():
             check_operand(primitive.name, primitive.takes, typeof(leaf), {"axes": (a,)})

@@ -33,7 +33,7 @@ from minidiff.core import Tracer, Value, cast_to, current_scope
 from minidiff.errors import VarianceError, show_axes
 from minidiff.text import Text
 from minidiff.types import ShapedArray, typeof, zeros_like
-from spmd.arrays.sharded_array import ShardedArray, Sharding
+from spmd.arrays.sharded_array import ShardedArray, Sharding, not_parts
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, check_is_spec, check_sharding, is_spec, part_count
 from spmd.primitive import everywhere, shard_map_p
@@ -56,7 +56,12 @@ class Step(NamedTuple):
     def __str__(self) -> str:
         over = " and ".join(map(repr, self.axes))
         shown = "".join(f", {k}={v!r}" for k, v in self.options.items() if k != "tiled")
-        return f"{self.collective} over {over}{shown}: {PartitionSpec.of_dims(self.after)}, {self.bytes:,} bytes"
+        return f"{self.collective} over {over}{shown}"
+
+    def spec(self, before: PartitionSpec) -> PartitionSpec:
+        """The spec after the step."""
+        reduced = self.axes if REDUCED in (self.collective, self.options.get("to")) else ()
+        return PartitionSpec.of_dims(self.after, before.unreduced.difference(self.axes), before.reduced.union(reduced))
 
 
 Route = tuple[Step, ...]  # from one sharding to another
@@ -140,7 +145,8 @@ def _axes(sharding: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Route:
     """The route for `x` from the spec `have` to `want`.
 
-    Raises VarianceError if `x` is reduced along an axis, and is not to stay so: its cotangent is unreduced.
+    Raises VarianceError if `x` is reduced along an axis, and is not to stay so: its cotangent is unreduced. Raises it
+    also if `x` is to become unreduced.
     """
     t, sizes = typeof(x), mesh.shape
     if lost := have.reduced - want.reduced:
@@ -149,6 +155,8 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
             f"unreduced there, and must stay so: write {want.with_states(want.unreduced, want.reduced | lost)}, or "
             "reshard the array that it was made from"
         )
+    if not (want.unreduced <= have.unreduced or _is_zero(x)):
+        raise not_parts(t, have, want)
     sums, at = _sums(have, want, t, sizes)
     steps = [*sums, *route(at, want.dims(t.ndim), t.nbytes, sizes)]
     new = tuple(mesh.ranks.ordered(want.reduced - have.reduced))
@@ -179,14 +187,18 @@ def _sums(have: PartitionSpec, want: PartitionSpec, t: ShapedArray, sizes: dict[
     return steps, tuple(at)
 
 
+def _is_zero(x: Value) -> bool:
+    """Whether `x` is constant zeros, which are parts of a sum that is zero."""
+    return not isinstance(x, Tracer) and not numpy.any(x)
+
+
 def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
     """`reshard_p` as a `shard_map`, whose body is the route."""
     steps = route_of(x, mesh, have, want)
-    zero = not isinstance(x, Tracer) and not numpy.any(x)  # constant zeros are parts of a sum that is zero
 
     def body(block: Value) -> tuple:
         block = follow(steps, block)
-        return [cast_to(zeros_like(block) if zero else block, want.states)], (want,)
+        return [cast_to(zeros_like(block) if _is_zero(x) else block, want.states)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
 
@@ -310,7 +322,9 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     steps = route_of(x, mesh, have, spec)
     received = f"{sum(step.bytes for step in steps):,} bytes for each rank" if steps else "as it is"
     head = f"{have} -> {spec} of {typeof(x)}: {received}"
-    return Text("\n  ".join([head, *map(str, steps)]))
+    specs = itertools.accumulate(steps, lambda spec, step: step.spec(spec), initial=have)
+    lines = [f"{step}: {spec}, {step.bytes:,} bytes" for step, spec in zip(steps, itertools.islice(specs, 1, None))]
+    return Text("\n  ".join([head, *lines]))
 
 
 def check_mesh(what: str, mesh: Any) -> None:
