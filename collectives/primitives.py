@@ -148,7 +148,7 @@ def check_operand(name: str, takes: Collection[str], x: ShapedArray, params: dic
             if state == name:
                 instead = "leave those axes out"
             elif state == REDUCED and VARYING not in takes:
-                instead = "write pmean(x, {axes}) for it, or take the value that it was made from"
+                instead = "write pmean(pbroadcast(x, {axes}), {axes}) for it, or take the value that it was made from"
             raise VarianceError(
                 f"{name} over {show_axes(params['axes'])} takes a value that {wanted} there, but {x} {has} "
                 f"{show_axes(axes)}: {instead.format(axes=show_axes(axes))}"

@@ -288,8 +288,8 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
         axes = show_axes(same)
         raise VarianceError(
             f"the value of type {type} has a cotangent of type {typeof(ct)}, the same on all ranks along {axes}, where "
-            f"it is to be parts of a sum: in the body, differentiate pmean(x, {axes}) in place of x, which is the same "
-            "number and invariant there; or, to give a cotangent, one that varies or is unreduced"
+            f"it is to be parts of a sum: in the body, differentiate pmean(pbroadcast(x, {axes}), {axes}) in place of "
+            "x, which is the same number and invariant there; or, to give a cotangent, one that varies or is unreduced"
         )
     return cast_like(ct, type.cotangent)
 

@@ -15,8 +15,19 @@ import numpy
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, at_root, axis_index, axis_size, pbroadcast, pmean, pscatter, psum, psum_scatter
-from collectives import reduced, unreduced
+from collectives import (
+    all_gather,
+    at_root,
+    axis_index,
+    axis_size,
+    pbroadcast,
+    pmean,
+    pscatter,
+    psum,
+    psum_scatter,
+    reduced,
+    unreduced,
+)
 from collectives.ops import shifted
 from spmd import P
 
@@ -60,7 +71,9 @@ def _same(state: Callable, f: Callable) -> Operation:
 
 def _moves(taken: str, gives: str, block: Callable, whole: Callable) -> Operation:
     """A collective of the first operand."""
-    return Operation(lambda a, b: gives if a in taken else None, lambda x, y, axes: block(x, axes), lambda x, y, n: whole(x, n))
+    return Operation(
+        lambda a, b: gives if a in taken else None, lambda x, y, axes: block(x, axes), lambda x, y, n: whole(x, n)
+    )
 
 
 def _scattered(to: str) -> Callable:

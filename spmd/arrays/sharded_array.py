@@ -233,7 +233,8 @@ def not_parts(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> Varia
     """The error that an array is to become unreduced along axes along which it is not."""
     axes = show_axes(want.unreduced - have.unreduced)
     return VarianceError(
-        f"reshard of {t} from {have} to {want}: along {axes} it is not parts of a sum; make them in a shard_map, with out_specs={want}, or from each rank's part, with spmd.from_local"
+        f"reshard of {t} from {have} to {want}: along {axes} it is not parts of a sum; make them in a shard_map, with "
+        f"out_specs={want}, or from each rank's part, with spmd.from_local"
     )
 
 
