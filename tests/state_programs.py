@@ -21,6 +21,7 @@ from collectives import (
     axis_index,
     axis_size,
     pbroadcast,
+    pcast,
     pmean,
     pscatter,
     psum,
@@ -31,9 +32,9 @@ from collectives import (
 from collectives.ops import shifted
 from spmd import P
 
-SIZE = 4
-MATRIX = numpy.cos(numpy.arange(16.0)).reshape(4, 4) / 2
-MASK = numpy.array([True, False, False, True])
+SIZE = 8
+MATRIX = numpy.cos(numpy.arange(64.0)).reshape(8, 8) / 3
+MASK = numpy.arange(8) % 3 == 0
 
 
 class Operation(NamedTuple):
@@ -93,7 +94,7 @@ OPERATIONS: dict[str, Operation] = {
     "sine of a product": _same(_joined, lambda x, y: np.sin(x * y)),
     "cumsum": _same(_linear, lambda x, y: -0.4 * np.cumsum(x, axis=-1)),
     "slices": _same(_linear, lambda x, y: np.concatenate([x[..., 2:], 0.5 * x[..., :2]], axis=-1)),
-    "reshaped": _same(_linear, lambda x, y: (x.reshape(*x.shape[:-1], 2, 2) * 1.5).swapaxes(-1, -2).reshape(x.shape)),
+    "reshaped": _same(_linear, lambda x, y: (x.reshape(*x.shape[:-1], 2, 4) * 1.5).swapaxes(-1, -2).reshape(x.shape)),
     "a matrix": _same(_linear, lambda x, y: x @ MATRIX),
     "add": _same(_sum, lambda x, y: 0.5 * x - y / 3),
     "where": _same(_sum, lambda x, y: np.where(MASK, x, 0.5 * y)),
@@ -214,17 +215,29 @@ def of_global_values(steps: Sequence[Step], n: int, inputs: Sequence[Any]) -> li
 # ---------------------------------------------------------------- as functions of arrays
 
 
-def spec_of_state(state: str, axes: tuple[str, ...]) -> P:
-    return {"I": P(), "V": P(axes), "U": P(unreduced=set(axes)), "R": P(reduced=set(axes))}[state]
+def spec_of_states(states):
+    """The spec of a matrix in these states along axes, such as {"i": "V", "j": "U"}: V splits the first dimension."""
+    along = {letter: {a for a in states if states[a] == letter} for letter in "VUR"}
+    return P(tuple(sorted(along["V"])) or None, unreduced=along["U"], reduced=along["R"])
 
 
-def example(mesh: spmd.Mesh, seed: int = 0) -> tuple[list[Any], list[Any]]:
-    """The inputs x, w, r and u, as arrays for `sharded` and as global values."""
-    n, rng, axes = mesh.size, numpy.random.default_rng(seed), mesh.axis_names
-    x, w, r, parts = (rng.normal(size=(*k, SIZE)) for k in ((n,), (), (), (n,)))
-    own = parts[mesh.ranks.rank] if mesh.backend == "mpi" else list(parts)
-    u = spmd.from_local(own, mesh, spec_of_state("U", axes))
-    return [x, w, spmd.distribute(r, mesh, spec_of_state("R", axes)), u], [x, w, r, parts.sum(0)]
+def array_of(spec: P, mesh: spmd.Mesh, seed: int, shape: tuple[int, ...]) -> spmd.ShardedArray:
+    """An array of any values with this spec, outside of any body."""
+    sizes = mesh.shape
+    rows = shape[0] // spmd.partition.part_count(spec.axes, sizes)
+    seeds = [[seed, *[k for a, k in zip(sizes, at) if a in spec.held]] for at in numpy.ndindex(*sizes.values())]
+    blocks = [numpy.random.default_rng(s).normal(size=(rows, *shape[1:])) for s in seeds]
+    return spmd.from_local(blocks if mesh.backend == "simulated" else blocks[mesh.ranks.rank], mesh, spec)
+
+
+def spec_of_state(state: str, mesh: spmd.Mesh) -> P:
+    return spec_of_states(dict.fromkeys(mesh.axis_names, state))
+
+
+def example(mesh: spmd.Mesh) -> list[Any]:
+    """The inputs x, w, r and u of a program."""
+    shapes = [(mesh.size, SIZE), (SIZE,), (SIZE,), (SIZE,)]
+    return [array_of(spec_of_state(s, mesh), mesh, k, shape) for k, (s, shape) in enumerate(zip("VIRU", shapes))]
 
 
 def sharded(program: Any, mesh: spmd.Mesh, **options: Any) -> Callable:
@@ -238,7 +251,7 @@ def sharded(program: Any, mesh: spmd.Mesh, **options: Any) -> Callable:
             assert "".join(found) == states, (found, states)
         return [v[None] if s == "V" else v for v, s in zip(values, states)]
 
-    specs = [spec_of_state(s, axes) for s in states]
+    specs = [spec_of_state(s, mesh) for s in states]
     return spmd.shard_map(body, mesh=mesh, in_specs=tuple(specs[:4]), out_specs=specs, **options)
 
 
@@ -256,7 +269,7 @@ def loss_of(program: Any, mesh: spmd.Mesh, **options: Any) -> Callable:
         values = on_blocks(steps, axes, [x[0], w, r, u])
         return sum(ends[s](v, x[0]) for s, v in [*zip(states, values)][-3:])
 
-    specs = tuple(spec_of_state(s, axes) for s in states[:4])
+    specs = tuple(spec_of_state(s, mesh) for s in states[:4])
     return spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(), **options)
 
 
@@ -279,3 +292,21 @@ def global_loss(program: Any, n: int) -> Callable:
 
 def global_value(y: Any) -> numpy.ndarray:
     return y.gather() if isinstance(y, spmd.ShardedArray) else numpy.asarray(y)
+
+
+# ---------------------------------------------------------------- the table of collectives
+
+#: Name: the collective of a value and axes, the states before and after, and the operation that it transposes to.
+ROWS = {
+    "psum": (psum, "UI", "reduced"),
+    "psum_scatter": (lambda x, a: psum_scatter(x, a, tiled=True), "UV", "all_gather_reduced"),
+    "all_gather": (lambda x, a: all_gather(x, a, tiled=True, to="reduced"), "VR", "psum_scatter"),
+    "pbroadcast": (pbroadcast, "RV", "unreduced"),
+    "reduced": (reduced, "IR", "psum"),
+    "unreduced": (unreduced, "VU", "pbroadcast"),
+    "pcast to varying": (lambda x, a: pcast(x, a, to="varying"), "RV", "unreduced"),
+    "pcast to reduced": (lambda x, a: pcast(x, a, to="reduced"), "IR", "psum"),
+    "pcast to unreduced": (lambda x, a: pcast(x, a, to="unreduced"), "VU", "pbroadcast"),
+    "psum of varying": (psum, "VI", "pbroadcast"),
+    "pbroadcast of invariant": (pbroadcast, "IV", "psum"),
+}

@@ -19,7 +19,6 @@ from collectives import (
     pmean,
     ppermute,
     psum,
-    psum_scatter,
     reduced,
     unreduced,
 )
@@ -27,7 +26,7 @@ from minidiff.errors import VarianceError
 from spmd import P
 from tests import state_programs
 from tests.samples import check_each, each
-from tests.state_programs import global_value
+from tests.state_programs import ROWS, array_of, global_value, spec_of_states
 
 RANKS = 4
 MESH = spmd.make_mesh((RANKS,), ("i",), backend="simulated")
@@ -156,35 +155,6 @@ def test_operations_on_states(kind):
 
 MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 
-#: Name: the collective of a value and axes, the states before and after, and the operation that it transposes to.
-ROWS = {
-    "psum": (psum, "UI", "reduced"),
-    "psum_scatter": (lambda x, a: psum_scatter(x, a, tiled=True), "UV", "all_gather_reduced"),
-    "all_gather": (lambda x, a: all_gather(x, a, tiled=True, to="reduced"), "VR", "psum_scatter"),
-    "pbroadcast": (pbroadcast, "RV", "unreduced"),
-    "reduced": (reduced, "IR", "psum"),
-    "unreduced": (unreduced, "VU", "pbroadcast"),
-    "pcast to varying": (lambda x, a: pcast(x, a, to="varying"), "RV", "unreduced"),
-    "pcast to reduced": (lambda x, a: pcast(x, a, to="reduced"), "IR", "psum"),
-    "pcast to unreduced": (lambda x, a: pcast(x, a, to="unreduced"), "VU", "pbroadcast"),
-    "psum of varying": (psum, "VI", "pbroadcast"),
-    "pbroadcast of invariant": (pbroadcast, "IV", "psum"),
-}
-SWAPPED = dict(zip("IVUR", "IVRU"))
-
-
-def spec_of_states(states):
-    """The spec of a matrix in these states along axes, such as {"i": "V", "j": "U"}: V splits the first dimension."""
-    along = {letter: {a for a in states if states[a] == letter} for letter in "VUR"}
-    return P(tuple(sorted(along["V"])) or None, unreduced=along["U"], reduced=along["R"])
-
-
-def array_of(spec, seed, shape=(4, 3), mesh=MESH2):
-    """An array of any values with this spec, outside of any body."""
-    rows, sizes = shape[0] // spmd.partition.part_count(spec.axes, mesh.shape), mesh.shape
-    seeds = [[seed, *[k for a, k in zip(sizes, at) if a in spec.held]] for at in numpy.ndindex(*sizes.values())]
-    return spmd.from_local([numpy.random.default_rng(s).normal(size=(rows, *shape[1:])) for s in seeds], mesh, spec)
-
 
 def inner(x, y):
     return float(numpy.sum(global_value(x) * global_value(y)))
@@ -195,9 +165,9 @@ def check_row(name, axes, beside):
     collective, (before, after), transpose = ROWS[name]
     specs = [spec_of_states({"i": beside, "j": beside} | dict.fromkeys(axes, s)) for s in (before, after)]
     f = spmd.shard_map(lambda x: collective(x, axes), mesh=MESH2, in_specs=specs[0], out_specs=specs[1])
-    x = array_of(specs[0], 1)
+    x = array_of(specs[0], MESH2, 1, (4, 3))
     y = f(x)
-    ct = array_of(specs[1].transposed(), 2, y.shape)
+    ct = array_of(specs[1].transposed(), MESH2, 2, y.shape)
     tape = md.make_tape(f)(x)
     f_t = md.transpose(tape)
     f_t.check()
@@ -233,7 +203,8 @@ NUMBERS = st.integers(0, 60)
 @example([(0, 1, 0, 0)] * 3, MESHES[1])  # the gradient in reduced and unreduced arrays that the loss does not use
 def test_random_programs(program, mesh):
     """Values, states, gradients and transposes are those of the global function, compiled and without types too."""
-    (args, whole), (steps, _) = state_programs.example(mesh), state_programs.decoded(program)
+    args, (steps, _) = state_programs.example(mesh), state_programs.decoded(program)
+    whole = [global_value(x) for x in args]
     f, every = state_programs.sharded(program, mesh), (0, 1, 2, 3)
     values = state_programs.of_global_values(steps, mesh.size, whole)
     for found in (f(*args), md.jit(f)(*args), md.make_tape(f)(*args)(*args)):
@@ -472,7 +443,7 @@ def test_reshard():
         y, pull = md.vjp(lambda x, spec=spec: spmd.reshard(x, spec), x)
         assert spmd.spec_of(y) == spec
         assert_alike([y], [x])
-        ct = array_of(spec.transposed(), 3, x.shape, MESH)
+        ct = array_of(spec.transposed(), MESH, 3, x.shape)
         (x_t,) = pull(ct)
         assert spmd.spec_of(x_t) == x.spec.transposed()
         numpy.testing.assert_allclose(inner(y, ct), inner(x, x_t))
