@@ -76,7 +76,7 @@ from minidiff.arguments import as_value
 from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates, agreed, joined
 from minidiff.core import Primitive, Scope, Tracer, Value, cast_to, current_scope, enter, running, states_of
 from minidiff.dtypes import is_scalar_constant, plain
-from minidiff.errors import VarianceError, check_unreduced, show_axes
+from minidiff.errors import VarianceError, check_operands, check_unreduced, show_axes
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
 from minidiff.types import ShapedArray, operand_type, typeof
@@ -180,8 +180,11 @@ COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all
 # ---------------------------------------------------------------- inserting casts
 
 
-def agree(primitive: Primitive, args: Sequence[Value]) -> Sequence[Value]:
-    """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.axis_states`)."""
+def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
+    """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.axis_states`).
+
+    If the user writes casts (`auto_pbroadcast=False`), insert those of constants, and raise VarianceError for others.
+    """
     given = [None if is_scalar_constant(x) else states_of(x) for x in args]
     distinct = {states for states in given if states is not None}
     if len(distinct) <= 1:
@@ -191,6 +194,8 @@ def agree(primitive: Primitive, args: Sequence[Value]) -> Sequence[Value]:
         _cast_zeros(primitive, args, joined(*distinct))
         check_unreduced(primitive, list(map(operand_type, args)))
         given = [None if states is None else states_of(x) for x, states in zip(args, given)]
+    if written:
+        check_operands(primitive.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
     wanted = iter(agreed(tuple([states for states in given if states is not None])))
     for i, states in enumerate(given):
         if states is not None and states != (new := next(wanted)):
@@ -215,8 +220,8 @@ def cast(x: Value, states: AxisStates) -> Value:
     communication leads to the new state.
     """
     scope = current_scope()
-    if scope is None:  # outside any body, `reshard` casts
-        return x
+    if scope is None:
+        raise VarianceError(f"{typeof(x)} is to have the states {states}, outside of the body that binds these axes")
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
     key = (id(x), states)
     if key not in owner.casts:
@@ -515,8 +520,9 @@ def unreduced(x: Any, axis_name: Axes) -> Any:
     """Each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
 
     It does not communicate. `psum` or `psum_scatter` takes the sum later; until then linear operations apply to the
-    parts. It transposes to `pbroadcast` of a reduced value, which moves nothing. Raises VarianceError for a value that
-    does not vary along one of the axes, unless it is a constant that is zero.
+    parts. Booleans become integers, so that they are counted. It transposes to `pbroadcast` of a reduced value, which
+    moves nothing. Raises VarianceError for a value that does not vary along one of the axes, unless it is a constant
+    that is zero.
 
     >>> f = lambda x: psum(2 * unreduced(x, 'i'), 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -553,7 +559,7 @@ def _written_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
     scope = current_scope()
 
     def cast_leaf(leaf):
-        leaf = array_of(leaf)
+        leaf = counted(array_of(leaf)) if primitive is unreduced_p else array_of(leaf)
         zeros = primitive is unreduced_p and not isinstance(leaf, Tracer) and not numpy.any(leaf)
         for a in axes if not zeros else ():
             check_operand(primitive.name, primitive.takes, typeof(leaf), {"axes": (a,)})

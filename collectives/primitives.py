@@ -146,6 +146,10 @@ def check_operand(name: str, takes: Collection[str], x: ShapedArray, params: dic
             wanted, (has, instead) = _WANTED[next(iter(takes))], _FOUND[state]
             if "groups" not in params:
                 instead = _INSTEAD.get(name, instead) if state in (VARYING, INVARIANT) else instead
+            if state == name:
+                instead = "leave those axes out"
+            elif state == REDUCED and VARYING not in takes:
+                instead = "write pmean(pbroadcast(x, {axes}), {axes}) for it, or take the value that it was made from"
             raise VarianceError(
                 f"{name} over {show_axes(params['axes'])} takes a value that {wanted} there, but {x} {has} "
                 f"{show_axes(axes)}: {instead.format(axes=show_axes(axes))}"

@@ -14,7 +14,7 @@ from minidiff.axis_states import AxisStates, joined
 from minidiff.core import (
     Tracer,
     Value,
-    cast_to,
+    cast_like,
     current_interpreter,
     current_scope,
     enter,
@@ -186,7 +186,7 @@ def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
         raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")
     if t.dtype != p.dtype:
         raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: dtypes must be equal")
-    return cast_to(tangent, p.states)
+    return cast_like(tangent, p)
 
 
 def linear_positions(tape: Any, linear: Any) -> tuple[int, ...]:
@@ -221,12 +221,6 @@ def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Val
         raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
     value = outs[0]
     if not value.shape and value.dtype.kind == "f":
-        if axes := typeof(value).reduced:
-            raise VarianceError(
-                f"grad: {name} returns {typeof(value)}, whose cotangent is unreduced along {show_axes(axes)}: 1.0 "
-                "would be one part of it on each rank. Let reduced values meet others that vary there, and sum the "
-                f"loss: psum(loss, {show_axes(axes)})"
-            )
         return value
     if value.shape:
         advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several"
@@ -248,8 +242,8 @@ def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tre
 def agreeing(ct: Value, type: ShapedArray) -> Value:
     """Cast a cotangent along mesh axes to its primal's cotangent type, or raise VarianceError."""
     states, wanted = states_of(ct), type.states.cotangent()
-    if current_scope() is None and states != wanted:
-        return resharded(ct, type.cotangent)
+    if states == wanted:
+        return ct
     extra = states.varying - wanted.varying - wanted.unreduced
     if extra:
         axes = show_axes(extra)
@@ -258,7 +252,15 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
             f"not: sum it, psum(ct, {axes}), if each rank has a partial sum; or, if each has its own cotangent, let "
             f"the value vary too: compute it from pbroadcast(x, {axes})"
         )
-    return cast_to(ct, wanted)
+    same = wanted.unreduced - states.held
+    if same and (isinstance(ct, Tracer) or numpy.any(ct)):
+        axes = show_axes(same)
+        raise VarianceError(
+            f"the value of type {type} has a cotangent of type {typeof(ct)}, the same on all ranks along {axes}, where "
+            f"it is to be parts of a sum: in the body, differentiate pmean(pbroadcast(x, {axes}), {axes}) in place of "
+            "x, which is the same number and invariant there; or, to give a cotangent, one that varies or is unreduced"
+        )
+    return cast_like(ct, type.cotangent)
 
 
 def resharded(ct: Value, type: ShapedArray) -> Value:

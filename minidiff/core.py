@@ -271,8 +271,8 @@ class Ranks:
     folders: Sequence[str] = ()  # further ones of library code, which source locations skip
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
 
-    def agree(self, primitive: Primitive, args: Sequence[Value]) -> Sequence[Value]:
-        """Insert casts where the operands of an operation disagree along mesh axes."""
+    def agree(self, primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
+        """Insert casts where operands disagree along mesh axes; if the user writes them, of constants only."""
         return args
 
     def cast(self, x: Value, states: AxisStates) -> Value:
@@ -320,6 +320,12 @@ def states_of(x: Value) -> AxisStates:
 def cast_to(x: Value, states: AxisStates) -> Value:
     """Insert the free casts, if any, from the states of `x` to `states`."""
     return x if states_of(x) == states else ranks.cast(x, states)
+
+
+def cast_like(x: Value, t: ShapedArray) -> Value:
+    """Cast `x` to the states of type `t`: by free casts, or outside of bodies to its sharding."""
+    sharded = t.sharding is not None and states_of(x) != t.states
+    return t.sharding.resharded(x) if sharded else cast_to(x, t.states)
 
 
 def vary_along(x: Value, axes: Iterable[str]) -> Value:
@@ -427,8 +433,7 @@ class Primitive:
             with running(EVALUATE):  # the result of constants is a constant
                 return self.bind(*args, **params)
         if self.operands_agree and len(args) > 1:
-            check_operands(self.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
-            args = ranks.agree(self, args)  # inserts casts of constants only
+            args = ranks.agree(self, args, written=True)
         if not self.is_higher_order:
             arrays = [x for x in args if not (self.operands_agree and is_scalar_constant(x))]
             self.check_variance([typeof(x) for x in arrays], params)

@@ -9,13 +9,13 @@ import numpy
 
 from minidiff import tree
 from minidiff.aliasing import apart
-from minidiff.arguments import Flat, as_value, as_values, check_sequences, checked_tangent, resharded
+from minidiff.arguments import Flat, as_value, as_values, check_sequences, checked_tangent
 from minidiff.core import (
     Interpreter,
     Primitive,
     Tracer,
     Value,
-    cast_to,
+    cast_like,
     current_interpreter,
     name_of,
     running,
@@ -166,5 +166,4 @@ def instantiate(tangent: Value | None, like: Value) -> Value:
     t = typeof(like)
     if not is_differentiable(t.dtype):
         return numpy.zeros(t.shape, float0)
-    zeros = zeros_like(t)
-    return cast_to(zeros, t.states) if t.sharding is None else resharded(zeros, t)
+    return cast_like(zeros_like(t), t)

@@ -10,7 +10,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.arguments import Flat, arguments_of, as_values, check_sequences, chosen_arguments, named_argument
-from minidiff.core import Value, cast_to, name_of
+from minidiff.core import Value, cast_like, name_of
 from minidiff.dtypes import is_differentiable
 from minidiff.forward import instantiate, jvp
 from minidiff.keywords import transformation
@@ -64,7 +64,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
         at = _Linearized("jacrev", f, args, kwargs, argnums, has_aux)
         _check_kinds("jacrev", at.in_names, at.in_types, "c" if holomorphic else "fc", holomorphic)
         _check_kinds("jacrev", at.out_names, at.out_types, "c" if holomorphic else "f", holomorphic)
-        rows = vmap(at.pull_back, axis_size=_size(at.out_types))(*_basis(at.out_types))
+        rows = vmap(at.pull_back, axis_size=_size(at.out_types))(*_basis([t.cotangent for t in at.out_types]))
         return at.result(list(zip(*[_parts(row, at.out_types, 0) for row in rows])))
 
     return jacobian
@@ -139,7 +139,7 @@ class _Linearized:
 
     def pull_back(self, *cts: Value) -> list[Value]:
         cts = pull_back(self.tape, cts)
-        return [instantiate(ct, like) for ct, like in zip(cts, self.in_types)]
+        return [instantiate(ct, like.cotangent) for ct, like in zip(cts, self.in_types)]
 
     def result(self, parts: Sequence[Sequence[Value]]) -> Any:
         """Build the Jacobian's tree from its blocks, `parts[output leaf][input leaf]`."""
@@ -155,12 +155,13 @@ def _size(types: Sequence[ShapedArray]) -> int:
 def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
     """The standard basis of a list of arrays along a new axis: a slice per array.
 
-    Each slice varies along the same mesh axes as its array: under vmap it is traced, and no longer a constant that
-    agrees with any variance.
+    Each slice has the states of its array along mesh axes: under vmap it is traced, and no longer a constant that
+    agrees with any states.
     """
     total, start = _size(types), 0
     for t in types:
-        yield cast_to(numpy.eye(total, t.size, -start, t.dtype).reshape(total, *t.shape), t.states)
+        basis = t.update(shape=(total, *t.shape), sharding=t.sharding and t.sharding.of_stack())
+        yield cast_like(numpy.eye(total, t.size, -start, t.dtype).reshape(basis.shape), basis)
         start += t.size
 
 

@@ -13,7 +13,7 @@ from minidiff import tree
 from minidiff.aliasing import apart
 from minidiff.arguments import agreeing, checked_cotangents, linear_positions, resharded
 from minidiff.compiler.simplify import simplified
-from minidiff.core import cast_to, current_interpreter, transforming
+from minidiff.core import cast_like, current_interpreter, transforming
 from minidiff.dtypes import is_differentiable
 from minidiff.forward import instantiate
 from minidiff.interrupts import restores_interpreter
@@ -76,7 +76,7 @@ def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
     wanted = [t.cotangent for t, yes in zip(tape.in_types, linear) if yes]
     with transforming(stage):
         found = backward_pass(tape, linear, values, cts)
-        zeros = [cast_to(zeros_like(t), t.states) if ct is None else ct for ct, t in zip(found, wanted)]
+        zeros = [cast_like(zeros_like(t), t) if ct is None else ct for ct, t in zip(found, wanted)]
         return simplified(stage.tape(zeros))
 
 

@@ -95,7 +95,8 @@ class RankTracer(Tracer):
     def concrete(self, use: str) -> numpy.ndarray:
         self.check_alive()
         if self.held:
-            raise diverges(f"{use} needs one value", ShapedArray(self.shape, self.dtype, self.held), self.held)
+            shown = self.type if self.interpreter.scope.typed else ShapedArray(self.shape, self.dtype, self.held)
+            raise diverges(f"{use} needs one value", shown, self.held)
         return self.data
 
     def __str__(self) -> str:

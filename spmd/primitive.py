@@ -328,21 +328,20 @@ def _show(specs: Specs) -> str:
 
 
 def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
-    """Divide a cotangent by the number of ranks with a copy of it.
-
-    Axes along which the result is parts of a sum do not count.
-    """
-    copies = mesh.ranks.size(a for a in mesh.axis_names if a not in spec.held)
+    """Divide a cotangent by the number of ranks that got a copy of all of it."""
+    copies = mesh.ranks.size(_unmapped(spec, mesh))
     return divide(ct, copies) if copies != 1 else ct
 
 
 def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
-    """Sum an unmapped input's cotangent over the ranks that got copies of it.
-
-    Axes along which it leaves as parts of a sum are left out.
-    """
-    axes = tuple(a for a in mesh.axis_names if a not in spec.axes and a not in spec.reduced)
+    """Sum an unmapped input's cotangent over the ranks that got copies of it."""
+    axes = _unmapped(spec, mesh)
     return untyped_psum_p.bind(ct, **axes_and_size(mesh.ranks, axes)) if axes else ct
+
+
+def _unmapped(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
+    """The axes that a spec does not name. Where it says reduced, the cotangent is parts of a sum, and the reverse."""
+    return tuple(a for a in mesh.axis_names if a not in spec.states.axes)
 
 
 # ---------------------------------------------------------------- operands and results

@@ -481,7 +481,7 @@ def _checked_result(
     `axes` that `spec` does not name; in an explicit scope also if it lacks a cast.
     """
     x = enter(x)
-    if spec.summed and x.dtype == bool:
+    if (spec.summed or spec.unreduced) and x.dtype == bool:
         x = convert(x, int)
     t = typeof(x)
     check_ndim(spec, t.shape, "out_specs", path)

@@ -457,7 +457,10 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = Fals
         axes = repr(extra[0] if len(extra) == 1 else tuple(extra))
         varies = f"{what} must have the type {like}, got {t}, which varies along {', '.join(map(repr, extra))}: "
         raise VarianceError(varies + advice.format(axes=axes))
-    return cast_to(x, like.states)
+    try:
+        return cast_to(x, like.states)
+    except VarianceError as error:
+        raise VarianceError(f"{what} must have the type {like}: {error}") from None
 
 
 class custom_jvp(_Function):

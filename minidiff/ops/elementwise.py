@@ -264,6 +264,7 @@ stop_gradient = function_of(
     Elementwise("stop_gradient", lambda x: x if hasattr(x, "dtype") else numpy.asarray(x)[()], (None,))
 )
 stop_gradient.primitive.shares_memory = True
+stop_gradient.primitive.is_linear_in = lambda positions, count: True  # of parts of a sum it gives the same parts
 
 
 def divisor(x: Value) -> Value:

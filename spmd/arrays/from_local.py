@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from collectives.ops import counted
 from minidiff import tree
 from minidiff.arguments import as_named_value, as_value
 from minidiff.core import Tracer, Value
@@ -80,6 +81,7 @@ def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Me
     These are the blocks of all ranks, if they are simulated, or of this one.
     """
     blocks = [as_named_value(x, f"from_local: {path}") for x in blocks]
+    blocks = [counted(x) if spec.unreduced and not isinstance(x, Tracer) else x for x in blocks]
     type, ranks, every = typeof(blocks[0]), mesh.ranks, mesh.axis_names
     if isinstance(blocks[0], Tracer):
         raise TypeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -9,12 +10,12 @@ import numpy
 
 from minidiff import tree
 from minidiff.arguments import as_value
-from minidiff.core import EVALUATE, Tracer, Value, cast_to, current_scope, running
+from minidiff.core import Tracer, Value, cast_to, current_scope
 from minidiff.errors import show_axes
 from minidiff.text import Text
-from minidiff.types import typeof
+from minidiff.types import typeof, zeros_like
 from spmd.arrays.routes import Route, follow, route_of_specs
-from spmd.arrays.sharded_array import ShardedArray, Sharding, reshard_p
+from spmd.arrays.sharded_array import ShardedArray, Sharding, not_parts
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, check_is_spec, check_sharding, is_spec
 from spmd.primitive import everywhere, shard_map_p
@@ -25,20 +26,25 @@ from spmd.primitive import everywhere, shard_map_p
 def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Route:
     """The route for `x` from the spec `have` to `want`.
 
-    Raises VarianceError if `x` is reduced along an axis, and is not to stay so: its cotangent is unreduced.
+    Raises VarianceError if `x` is to become unreduced, or is reduced and is not to stay so: its cotangent is unreduced.
     """
+    if not (want.unreduced <= have.unreduced or _is_zero(x)):
+        raise not_parts(typeof(x), have, want)
     return route_of_specs(typeof(x), have, want, mesh.shape)
 
 
+def _is_zero(x: Value) -> bool:
+    """Whether `x` is constant zeros, which are parts of a sum that is zero."""
+    return not isinstance(x, Tracer) and not numpy.any(x)
+
+
 def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """`reshard_p` as a `shard_map`, whose body is the route; a constant becomes parts of a sum at once."""
-    if want.unreduced and not isinstance(x, Tracer):
-        with running(EVALUATE):
-            return reshard_p.bind(x, mesh=mesh, have=have, want=want)
+    """`reshard_p` as a `shard_map`, whose body is the route."""
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
-        return [cast_to(follow(steps, block), want.states)], (want,)
+        block = follow(steps, block)
+        return [cast_to(zeros_like(block) if _is_zero(x) else block, want.states)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
 
@@ -164,7 +170,9 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     steps = route_of(x, mesh, have, spec)
     received = f"{sum(step.bytes for step in steps):,} bytes for each rank" if steps else "as it is"
     head = f"{have} -> {spec} of {typeof(x)}: {received}"
-    return Text("\n  ".join([head, *map(str, steps)]))
+    specs = itertools.accumulate(steps, lambda spec, step: step.spec(spec), initial=have)
+    lines = [f"{step}: {spec}, {step.bytes:,} bytes" for step, spec in zip(steps, itertools.islice(specs, 1, None))]
+    return Text("\n  ".join([head, *lines]))
 
 
 def check_mesh(what: str, mesh: Any) -> None:

@@ -48,7 +48,12 @@ class Step(NamedTuple):
     def __str__(self) -> str:
         over = " and ".join(map(repr, self.axes))
         shown = "".join(f", {k}={v!r}" for k, v in self.options.items() if k != "tiled")
-        return f"{self.collective} over {over}{shown}: {PartitionSpec.of_dims(self.after)}, {self.bytes:,} bytes"
+        return f"{self.collective} over {over}{shown}"
+
+    def spec(self, before: PartitionSpec) -> PartitionSpec:
+        """The spec after the step."""
+        reduced = self.axes if REDUCED in (self.collective, self.options.get("to")) else ()
+        return PartitionSpec.of_dims(self.after, before.unreduced.difference(self.axes), before.reduced.union(reduced))
 
 
 Route = tuple[Step, ...]  # from one sharding to another

@@ -220,16 +220,22 @@ def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
     """Shard a copy of an array that every rank has; zeros may be parts of a sum that is zero."""
     if want.is_trivial:
         return x
-    if want.unreduced and numpy.any(x):
-        raise VarianceError(
-            f"reshard of {typeof(x)} from {have} to {want}: ranks hold the same value along "
-            f"{show_axes(want.unreduced)}, not parts of a sum; make them in a shard_map, with out_specs={want}, or "
-            "from each rank's part, with spmd.from_local"
-        )
     x = numpy.asarray(x)
-    data = mesh.ranks.reshard_data(*mesh.ranks.place(x, want.dims(x.ndim)), mesh.ranks.ordered(want.held))
+    if want.unreduced and x.any():  # zeros are parts of a sum that is zero
+        raise not_parts(typeof(x), have, want)
+    data, held = mesh.ranks.place(x, want.dims(x.ndim))
+    data = mesh.ranks.reshard_data(data, held, mesh.ranks.ordered(want.held))
     data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
     return ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
+
+
+def not_parts(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> VarianceError:
+    """The error that an array is to become unreduced along axes along which it is not."""
+    axes = show_axes(want.unreduced - have.unreduced)
+    return VarianceError(
+        f"reshard of {t} from {have} to {want}: along {axes} it is not parts of a sum; make them in a shard_map, with "
+        f"out_specs={want}, or from each rank's part, with spmd.from_local"
+    )
 
 
 def _reshard_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want) -> Value:

@@ -1,0 +1,520 @@
+"""The four states of a value along a mesh axis: how operations combine them, and how collectives change them."""
+
+import itertools
+
+import hypothesis.strategies as st
+import numpy
+import pytest
+from hypothesis import example, given, settings
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import (
+    all_gather,
+    at_root,
+    pbroadcast,
+    pcast,
+    pmax,
+    pmean,
+    ppermute,
+    psum,
+    reduced,
+    unreduced,
+)
+from minidiff.errors import VarianceError
+from spmd import P
+from tests import state_programs
+from tests.samples import check_each, each
+from tests.state_programs import ROWS, array_of, global_value, spec_of_states
+
+RANKS = 4
+MESH = spmd.make_mesh((RANKS,), ("i",), backend="simulated")
+BLOCKS = numpy.random.default_rng(0).normal(size=(RANKS, 3, 3))
+SAME = numpy.random.default_rng(1).normal(size=(3, 3)) + 4
+
+# ---------------------------------------------------------------- every kind of operation, on all states
+
+#: A state's letter: its name, and the spec that takes it out of a body.
+STATES = {"I": "invariant", "V": "varying", "U": "unreduced", "R": "reduced"}
+SPECS = {"I": P(), "V": P("i"), "U": P(unreduced={"i"}), "R": P(reduced={"i"})}
+
+MASK = numpy.eye(3, dtype=bool)
+OPERATIONS = {
+    "nonlinear": [np.tanh, np.square, np.sort, np.max, np.linalg.inv, lambda x: x > 0, lambda x: MASK & x.astype(bool)],
+    "linear": [
+        np.negative,
+        lambda x: np.sum(x, axis=0),
+        lambda x: np.mean(x, axis=1, keepdims=True),
+        lambda x: np.reshape(x, (9, 1)),
+        np.transpose,
+        lambda x: x.astype("float32"),
+        lambda x: x[1:, ::2],
+        lambda x: x[numpy.array([0, 0, 2])],
+        lambda x: np.cumsum(x, axis=1),
+        lambda x: np.pad(x, 1),
+        lambda x: np.real(np.fft.ifft(np.fft.fft(x) * np.fft.fft(numpy.eye(3)))),
+    ],
+    "sum": [
+        np.add,
+        np.subtract,
+        lambda x, y: np.where(MASK, x, y),
+        lambda x, y: np.concatenate([x, y]),
+        lambda x, y: np.stack([x, y], axis=1),
+    ],
+    "product": [np.multiply, np.matmul, lambda x, y: np.einsum("ij,kj->ik", x, y), np.kron],
+    "quotient": [np.divide],
+    "other": [np.maximum, np.less, np.hypot, lambda x, y: np.where(x > y, x, y)],
+}
+WITH_NUMBERS = (np.add, np.subtract, np.multiply, np.divide, np.maximum, np.less, np.hypot)
+
+
+def result_state(kind, states):
+    """The rules, a second time: the letter of the result's state, or None for an error. `#` is a Python number."""
+    if "U" not in states:
+        return next(s for s in "VRI" if s in states)
+    parts = [s == "U" for s in states]
+    linear = {
+        "linear": True,
+        "sum": all(parts),
+        "product": sum(parts) == 1,
+        "quotient": parts == [True, False],
+    }
+    return "U" if linear.get(kind, False) and "V" not in states else None
+
+
+def cast_to_write(states):
+    """What `auto_pbroadcast=False` asks for where operands disagree; None where they agree, numbers left out."""
+    given = set(states) - {"#"}
+    if "V" in given and len(given) > 1:
+        return "pbroadcast(x, 'i')"
+    return "reduced(x, 'i')" if "I" in given and len(given) > 1 else None
+
+
+def in_state(state, block, same):
+    """An operand in a state, made in a body from a rank's block and from what all ranks have."""
+    made = {"V": lambda: block, "U": lambda: unreduced(block, "i"), "R": lambda: reduced(same, "i")}
+    return 2.0 if state == "#" else made.get(state, lambda: same)()
+
+
+def run(f, states, seen, **options):
+    """`f` of operands in these states, as a function of global values; `seen` gets the type of its result."""
+
+    def body(blocks, sames):
+        y = f(*[in_state(s, x, same) for s, x, same in zip(states, blocks[0], sames)])
+        seen.append(md.typeof(y))
+        return y[None] if seen[-1].variance else y
+
+    state = next((s for s in "VUR" if s in states and (s != "R" or "V" not in states)), "I")
+    return spmd.shard_map(body, mesh=MESH, in_specs=(P("i"), P()), out_specs=SPECS[state], **options)
+
+
+def check_operation(kind, f, states):
+    blocks = numpy.stack([numpy.roll(BLOCKS, k) for k in range(len(states))], axis=1)
+    sames = numpy.stack([SAME * (k + 1) for k in range(len(states))])
+    expected, seen = result_state(kind, states), []
+    g, written = (run(f, states, seen, **options) for options in ({}, {"auto_pbroadcast": False}))
+    if expected is None:
+        for make in (g, md.make_tape(g), written):
+            with pytest.raises(VarianceError, match=r"hold parts of a sum; write psum\(x, 'i'\) first"):
+                make(blocks, sames)
+        return
+    global_values = {"V": blocks, "U": blocks.sum(0), "#": [2.0, 2.0]}
+    on_rank = [
+        [global_values["V"][r, k] if s == "V" else global_values.get(s, sames)[k] for k, s in enumerate(states)]
+        for r in range(RANKS)
+    ]
+    whole = numpy.asarray([f(*xs) for xs in on_rank] if expected == "V" else f(*on_rank[0]))
+    tape = md.make_tape(g)(blocks, sames)
+    tape.check()
+    rtol = 1e-5 if whole.dtype == "float32" else 1e-9
+    for y in (g(blocks, sames), tape(blocks, sames)[0], md.jit(g)(blocks, sames)):
+        assert global_value(y).dtype == whole.dtype
+        numpy.testing.assert_allclose(global_value(y), whole, rtol, rtol)
+    assert {STATES[expected]} == {t.states.along("i") for t in seen}
+    if missing := cast_to_write(states):
+        with pytest.raises(VarianceError) as error:
+            written(blocks, sames)
+        assert missing in str(error.value)
+    else:
+        numpy.testing.assert_allclose(global_value(written(blocks, sames)), whole, rtol, rtol)
+
+
+@pytest.mark.parametrize("kind", OPERATIONS)
+def test_operations_on_states(kind):
+    """The type of the result or the error, eagerly and on a tape, and the global value."""
+    cases = []
+    for k, f in enumerate(OPERATIONS[kind]):
+        for states in itertools.product("IVUR#", repeat=1 if kind in ("nonlinear", "linear") else 2):
+            if "#" not in states or (f in WITH_NUMBERS and states != ("#", "#")):
+                cases.append((f"{k} {''.join(states)}", lambda f=f, states=states: check_operation(kind, f, states)))
+    check_each(cases)
+
+
+# ---------------------------------------------------------------- the table of collectives
+
+MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+
+
+def inner(x, y):
+    return float(numpy.sum(global_value(x) * global_value(y)))
+
+
+def check_row(name, axes, beside):
+    """<f(x), ct> = <x, f_t(ct)>, of the global values; f_t is one operation, and has the types that it should."""
+    collective, (before, after), transpose = ROWS[name]
+    specs = [spec_of_states({"i": beside, "j": beside} | dict.fromkeys(axes, s)) for s in (before, after)]
+    f = spmd.shard_map(lambda x: collective(x, axes), mesh=MESH2, in_specs=specs[0], out_specs=specs[1])
+    x = array_of(specs[0], MESH2, 1, (4, 3))
+    y = f(x)
+    ct = array_of(specs[1].transposed(), MESH2, 2, y.shape)
+    tape = md.make_tape(f)(x)
+    f_t = md.transpose(tape)
+    f_t.check()
+    (x_t,) = f_t(ct)
+    numpy.testing.assert_allclose(inner(y, ct), inner(x, x_t))
+    assert md.typeof(x_t) == md.typeof(x).cotangent and spmd.spec_of(x_t) == specs[0].transposed()
+    (equation,) = f_t.equations
+    assert [e.primitive.name for e in equation.params["body"].equations] == [transpose]
+    for g in (md.vjp(f, x)[1], md.linear_transpose(f, x), md.jit(lambda ct: md.vjp(f, x)[1](ct))):
+        (again,) = g(ct)
+        numpy.testing.assert_array_equal(global_value(again), global_value(x_t))
+        assert spmd.spec_of(again) == specs[0].transposed()
+    assert md.transpose(f_t) == tape
+    numpy.testing.assert_allclose(global_value(md.jvp(f, (x,), (x,))[1]), global_value(y))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_transposes_by_the_inner_product(name):
+    """Along one axis, with any state along the other, and along two axes."""
+    cases = [(("i",), s) for s in "IVUR"] + [(("j",), s) for s in "IVUR"] + [(("i", "j"), "I")]
+    check_each((f"{axes} {beside}", lambda a=axes, b=beside: check_row(name, a, b)) for axes, beside in cases)
+
+
+# ---------------------------------------------------------------- random programs
+
+MESHES = [spmd.make_mesh(s, ("i", "j")[: len(s)], backend="simulated") for s in ((2,), (4,), (2, 2), (1,))]
+NUMBERS = st.integers(0, 60)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=6), st.sampled_from(MESHES))
+@example([(0, 7, 2, 2)], MESHES[0])  # without types, the gradient in what is unreduced or reduced
+@example([(0, 1, 0, 0)] * 3, MESHES[1])  # the gradient in reduced and unreduced arrays that the loss does not use
+def test_random_programs(program, mesh):
+    """Values, states, gradients and transposes are those of the global function, compiled and without types too."""
+    args, (steps, _) = state_programs.example(mesh), state_programs.decoded(program)
+    whole = [global_value(x) for x in args]
+    f, every = state_programs.sharded(program, mesh), (0, 1, 2, 3)
+    values = state_programs.of_global_values(steps, mesh.size, whole)
+    for found in (f(*args), md.jit(f)(*args), md.make_tape(f)(*args)(*args)):
+        assert_alike(found, values)
+
+    loss, expected = state_programs.loss_of(program, mesh), state_programs.global_loss(program, mesh.size)
+    grads = md.grad(expected, every)(*whole)
+    for g in (md.grad(loss, every), md.jit(md.grad(loss, every)), md.grad(md.jit(loss), every)):
+        found = g(*args)
+        assert_alike(found, grads)
+        assert [spmd.spec_of(ct) for ct in found[1:]] == [spmd.spec_of(x).transposed() for x in args[1:]]
+    md.make_tape(md.grad(loss, every))(*args).check()
+    if "vjp" not in {step.way for step in steps}:  # in a body, without types, it has another meaning
+        untyped = md.value_and_grad(state_programs.loss_of(program, mesh, check_rep=False), every)(*args)
+        assert_alike([untyped[0], *untyped[1]], [expected(*whole), *grads])
+
+    linear = md.make_tape(md.linearize(f, *args)[1])(*args)
+    again = md.transpose(md.transpose(linear))
+    again.check()
+    assert_alike(again(*args), linear(*args))
+
+
+def assert_alike(found, expected):
+    for x, y in zip(found, expected, strict=True):
+        x, y = global_value(x), global_value(y)
+        numpy.testing.assert_allclose(x, y.reshape(x.shape), 1e-7, 1e-8)
+
+
+# ---------------------------------------------------------------- higher-order operations, derivatives in a body
+
+X, W = BLOCKS[:, 0], numpy.array([0.3, -0.7, 1.2])
+
+
+def u(x):
+    return unreduced(x, "i")
+
+
+def r(w):
+    return reduced(w, "i")
+
+
+def loop(init, step):
+    return md.scan(lambda c, _: (step(c), None), init, None, 2)[0]
+
+
+def counting(init, step):
+    return md.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, step(c[1])), (0, init))[1]
+
+
+def over_two(f):
+    return md.vmap(f, axis_name="k")
+
+
+def with_rule(backward):
+    """The product of w and x, with a rule for its cotangents."""
+    f = md.custom_vjp(lambda w, x: w * x)
+    f.defvjp(lambda w, x: (w * x, (w, x)), lambda known, ct: (backward(ct, *known), ct * known[0]))
+    return lambda w, x: md.vjp(lambda w: f(w, x), w)[1](x)[0]
+
+
+@md.custom_jvp
+def product(w, x):
+    return w * x
+
+
+product.defjvp(lambda xs, ts: (xs[0] * xs[1], ts[0] * xs[1] + xs[0] * ts[1]))
+
+
+def loss(w, x):
+    return np.sum(np.tanh(w * x))
+
+
+def mean(x):
+    return pmean(pbroadcast(x, "i"), "i")
+
+
+SLOPE = sum(md.grad(loss)(W, x) for x in X)
+
+#: Name: a body of a rank's x and of w; the state of its result, and the global value.
+BODIES = {
+    "cond: zeros": (lambda x, w: md.cond(w[0] < 0, lambda: np.zeros(3), lambda: u(x)), "U", X.sum(0)),
+    "cond: reduced and invariant": (lambda x, w: md.cond(w[0] > 0, lambda: w, lambda: r(w)), "R", W),
+    "cond: reduced and varying": (lambda x, w: md.cond(w[0] > 0, lambda: x, lambda: r(w)), "V", X),
+    "cond on reduced": (lambda x, w: md.cond(r(w)[0] > 0, lambda: u(x), lambda: -u(x)), "U", X.sum(0)),
+    "if on reduced": (lambda x, w: u(x) if r(w)[1] < 0 else u(-x), "U", X.sum(0)),
+    "scan from zeros": (lambda x, w: loop(u(np.zeros(3)), lambda c: c + u(x)), "U", 2 * X.sum(0)),
+    "scan to reduced": (lambda x, w: loop(w, lambda c: c * r(w)), "R", W**3),
+    "scan to varying": (lambda x, w: loop(r(w), lambda c: c * x), "V", W * X**2),
+    "while": (lambda x, w: counting(u(np.zeros(3)), lambda c: c + u(x)), "U", 2 * X.sum(0)),
+    "a rule's varying cotangent": (lambda x, w: with_rule(lambda ct, w, x: ct * x)(r(w), x), "U", (X * X).sum(0)),
+    "a rule's unreduced one": (lambda x, w: with_rule(lambda ct, w, x: u(ct * x))(r(w), x), "U", (X * X).sum(0)),
+    "a rule's sum": (lambda x, w: with_rule(lambda ct, w, x: psum(ct * x, "i"))(w, x), "I", (X * X).sum(0)),
+    "custom_jvp": (lambda x, w: md.vjp(lambda w: product(w, x), r(w))[1](x)[0], "U", (X * X).sum(0)),
+    "custom_jvp of unreduced": (lambda x, w: product(u(x), w), "U", X.sum(0) * W),
+    "vmap axis": (
+        lambda x, w: md.vmap(lambda a: psum(u(a), ("i", "k")), axis_name="k")(np.stack([x, x]))[1],
+        "I",
+        2 * X.sum(0),
+    ),
+    "grad of unreduced": (lambda x, w: md.grad(lambda w: u(loss(w, x)))(r(w)), "U", SLOPE),
+    "grad of unreduced in invariant": (lambda x, w: md.grad(lambda w: u(loss(w, x)))(w), "I", SLOPE),
+    "grad of varying": (lambda x, w: md.grad(loss)(r(w), x), "U", SLOPE),
+    "grad in unreduced": (lambda x, w: md.grad(lambda y: np.sum(w * y))(u(x)), "R", W),
+    "grad of a mean": (
+        lambda x, w: md.grad(lambda w: pmean(pbroadcast(loss(w, 2.0), "i"), "i"))(r(w)),
+        "U",
+        md.grad(loss)(W, 2.0),
+    ),
+    "grad of zero": (lambda x, w: md.grad(lambda w: u(np.sum(x)))(r(w)), "U", 0 * W),
+    "twice used": (lambda x, w: md.grad(lambda w: u(loss(w, x) + np.sum(w * x)))(r(w)), "U", SLOPE + X.sum(0)),
+    "jacrev of reduced": (lambda x, w: np.diag(md.jacrev(lambda w: np.tanh(w * x))(r(w))), "U", SLOPE),
+    "jacfwd of reduced": (lambda x, w: np.diag(md.jacfwd(lambda w: u(np.tanh(w * x)))(r(w))), "U", SLOPE),
+    "jacrev of unreduced": (lambda x, w: np.diag(md.jacrev(lambda y: w * y)(u(x))), "R", W),
+    "booleans": (lambda x, w: psum(u(x > 0), "i"), "I", (X > 0).sum(0)),
+    "integers": (lambda x, w: u((9 * x).astype(int)) * 2, "U", 2 * (9 * X).astype(int).sum(0)),
+    "complex": (lambda x, w: np.real(np.conj(u(x * 1j)) * (1 + 2j)), "U", 2 * X.sum(0)),
+    "a number": (lambda x, w: u(0.0) + u(x[0]) * w[0], "U", X.sum(0)[0] * W[0]),
+    "stop_gradient": (lambda x, w: md.stop_gradient(u(x)), "U", X.sum(0)),
+    "mean of parts": (lambda x, w: pmean(u(x), "i"), "I", X.mean(0)),
+}
+NOT_UNREDUCED = r"that of (true|false)_fun is not unreduced along 'i', as the other is. Write unreduced\(x, 'i'\)"
+NOT_PARTS = r"needed as unreduced there: there ranks hold the same value; .* write unreduced\(at_root\(x, 'i'\), 'i'\)"
+ERRORS = {
+    "cond: unreduced and varying": (lambda x, w: md.cond(w[0] > 0, lambda: u(x), lambda: x), NOT_UNREDUCED),
+    "cond: unreduced and invariant": (lambda x, w: md.cond(w[0] > 0, lambda: w, lambda: u(x)), NOT_UNREDUCED),
+    "cond: unreduced and reduced": (lambda x, w: md.cond(w[0] > 0, lambda: r(w), lambda: u(x)), NOT_UNREDUCED),
+    "cond on unreduced": (
+        lambda x, w: md.cond(u(x > 0)[0], lambda: w, lambda: w),
+        r"i64\[\]\{U:i\} .*hold parts of a sum",
+    ),
+    "if on unreduced": (lambda x, w: w if u(x)[0] else -w, r"f64\[\]\{U:i\} .*: the ranks would go different ways"),
+    "scan: a sum": (lambda x, w: loop(w, lambda c: c + u(x)), r"add .*with unreduced\(np.zeros\(...\), 'i'\)"),
+    "scan: a step": (
+        lambda x, w: loop(w, lambda c: u(x)),
+        "the initial init is not unreduced along 'i'",
+    ),
+    "scan: from unreduced": (lambda x, w: loop(u(x), lambda c: x), "the step's result is not unreduced along 'i'"),
+    "while": (lambda x, w: counting(w, lambda c: u(x)), r"not unreduced along 'i'.* Write unreduced\(x, 'i'\)"),
+    "a rule's invariant one": (
+        lambda x, w: with_rule(lambda ct, w, x: psum(ct * x, "i"))(r(w), x),
+        rf"cotangent of argument 0: it must have the type f64\[3\]\{{U:i\}}: .*{NOT_PARTS}",
+    ),
+    "a rule's reduced one": (lambda x, w: with_rule(lambda ct, w, x: w)(r(w), x), NOT_PARTS),
+    "a rule's varying one": (lambda x, w: with_rule(lambda ct, w, x: ct * x)(w, x), r"psum\(cotangent, 'i'\)"),
+    "grad of reduced": (
+        lambda x, w: md.grad(lambda w: np.sum(w * w))(r(w)),
+        r"pmean\(pbroadcast\(x, 'i'\), 'i'\)",
+    ),
+    "jacfwd of unreduced": (lambda x, w: md.jacfwd(lambda y: w * y)(u(x)), NOT_PARTS),
+    "integer division": (lambda x, w: u((9 * x).astype(int)) // 2, "floor_divide .*hold parts of a sum"),
+    "unreduced of invariant": (lambda x, w: u(w), r"unreduced\(pbroadcast\(x, 'i'\), 'i'\)"),
+    "unreduced twice": (lambda x, w: u(u(x)), "is unreduced along 'i': leave those axes out"),
+    "reduced of varying": (lambda x, w: r(x), r"write all_gather\(x, 'i', to='reduced'\)"),
+    "reduced twice": (lambda x, w: r(r(w)), "is reduced along 'i': leave those axes out"),
+    "at_root of reduced": (lambda x, w: at_root(r(w), "i"), r"write pmean\(pbroadcast\(x, 'i'\), 'i'\) for it"),
+    "pmax": (lambda x, w: pmax(u(x), "i"), "pmax .*hold parts of a sum"),
+    "ppermute": (lambda x, w: ppermute(u(x), "i", [(0, 1)]), r"take the sum, with psum\(x, 'i'\)"),
+    "groups": (lambda x, w: psum(u(x), "i", axis_index_groups=[[0, 1], [2, 3]]), "is unreduced along 'i'"),
+    "pcast": (lambda x, w: pcast(x, "i", to="invariant"), "write one of 'varying', 'reduced', 'unreduced'"),
+    "all_gather": (lambda x, w: all_gather(x, "i", to="unreduced"), "write one of 'varying', 'invariant', 'reduced'"),
+    "not named": (lambda x, w: u(x), r"name it there: unreduced=\{'i'\}; or take the sum, with psum\(x, 'i'\)"),
+    "not named, reduced": (
+        lambda x, w: r(w),
+        r"P\(\) does not say: name it there: reduced=\{'i'\}",
+    ),
+}
+
+
+def mapped(body, state, mesh=MESH):
+    g = (lambda x, w: body(x[0], w)[None]) if state == "V" else lambda x, w: body(x[0], w)
+    return spmd.shard_map(g, mesh=mesh, in_specs=(P("i"), P()), out_specs=SPECS[state])
+
+
+@each("name", BODIES)
+def test_bodies(name):
+    body, state, expected = BODIES[name]
+    f = mapped(body, state)
+    tape = None if name.startswith("if") else md.make_tape(f)(X, W)
+    for y in (f(X, W), *(() if tape is None else (md.jit(f)(X, W), tape(X, W)[0]))):
+        numpy.testing.assert_allclose(global_value(y), expected, 1e-10, 1e-12)
+
+
+@each("name", ERRORS)
+def test_errors(name):
+    body, message = ERRORS[name]
+    with pytest.raises((VarianceError, ValueError), match=message):
+        mapped(body, "I")(X, W)
+
+
+def test_nested():
+    """Outer states go through inner shard_maps, whose specs name the states along their own axes."""
+
+    def body(x, w):
+        parts = spmd.shard_map(lambda x, w: unreduced(x * w, "j"), axis_names={"j"}, **inner)(u(x), w)
+        assert str(md.typeof(parts)) == "f64[2,2]{U:i,U:j}"
+        total = {"in_specs": P(unreduced={"j"}), "out_specs": P()}
+        return psum(spmd.shard_map(lambda y: psum(y, "j"), axis_names={"j"}, **total)(parts), "i")
+
+    inner = {"in_specs": (P(None, "j"), P(reduced={"j"})), "out_specs": P(unreduced={"j"})}
+    f = spmd.shard_map(body, mesh=MESH2, axis_names={"i"}, in_specs=(P("i"), P()), out_specs=P())
+    g = lambda x, w: (x[:2] + x[2:]).reshape(2, 2, 2).sum(1) * w  # noqa: E731
+    x, w = numpy.arange(16.0).reshape(4, 4), numpy.array([1.0, -2.0])
+    assert_alike([f(x, w), md.jit(f)(x, w)], [g(x, w)] * 2)
+    assert_alike(*[md.grad(lambda x, w, h=h: np.sum(h(x, w) ** 2), (0, 1))(x, w) for h in (f, g)])
+    inner["in_specs"] = P(unreduced={"i"}), P()
+    with pytest.raises(ValueError, match=r"names the axis 'i', but this shard_map maps over \{'j'\}"):
+        f(x, w)
+
+
+# ---------------------------------------------------------------- arrays outside of bodies
+
+PARTS = spmd.from_local(list(X), MESH, P(unreduced={"i"}))
+COPIES = spmd.distribute(W, MESH, P(reduced={"i"}))
+SPLIT = spmd.distribute(numpy.arange(8.0), MESH, P("i"))
+EIGHT = spmd.from_local(list(numpy.arange(32.0).reshape(4, 8)), MESH, P(unreduced={"i"}))
+
+#: An array, the spec to reshard to, the steps, and the specs that cotangents have and get.
+RESHARDS = [
+    (EIGHT, P(), "psum over 'i': P(), 96 bytes"),
+    (EIGHT, P("i"), "psum_scatter over 'i', scatter_dimension=0: P('i'), 48 bytes"),
+    (EIGHT, P(unreduced={"i"}), ""),
+    (EIGHT, P(reduced={"i"}), "psum over 'i': P(), 96 bytes\n  reduced over 'i': P(reduced={'i'}), 0 bytes"),
+    (SPLIT, P(reduced={"i"}), "all_gather over 'i', axis=0, to='reduced': P(reduced={'i'}), 48 bytes"),
+    (COPIES, P(reduced={"i"}), ""),
+]
+
+
+def test_reshard():
+    """The steps with their bytes, what is counted, and the transpose, whose specs swap unreduced and reduced."""
+    for x, spec, steps in RESHARDS:
+        shown = spmd.explain_reshard(x, spec)
+        assert shown.partition("\n  ")[2] == steps
+        sent = dict.fromkeys((line.split()[0] for line in steps.split("\n  ") if " 0 bytes" not in line and line), 1)
+        counts = spmd.communication(lambda x, spec=spec: spmd.reshard(x, spec))(x).counts
+        assert {k.removesuffix("_reduced"): n for k, n in counts.items()} == sent
+        y, pull = md.vjp(lambda x, spec=spec: spmd.reshard(x, spec), x)
+        assert spmd.spec_of(y) == spec
+        assert_alike([y], [x])
+        ct = array_of(spec.transposed(), MESH, 3, x.shape)
+        (x_t,) = pull(ct)
+        assert spmd.spec_of(x_t) == x.spec.transposed()
+        numpy.testing.assert_allclose(inner(y, ct), inner(x, x_t))
+    whole = spmd.distribute(W, MESH, P(reduced={"i"}))
+    (w_t,) = md.vjp(lambda w: spmd.distribute(w, MESH, P(reduced={"i"})), W)[1](PARTS)
+    assert_alike([whole, w_t], [W, X.sum(0)])
+    assert type(w_t) is numpy.ndarray
+
+
+OUTSIDE = {
+    "U + U": (lambda: PARTS + PARTS, P(unreduced={"i"}), 2 * X.sum(0)),
+    "U * 2": (lambda: PARTS * 2, P(unreduced={"i"}), 2 * X.sum(0)),
+    "U * R": (lambda: PARTS * COPIES, P(unreduced={"i"}), X.sum(0) * W),
+    "U[1:]": (lambda: md.jit(lambda y: y[1:])(PARTS), P(unreduced={"i"}), X.sum(0)[1:]),
+    "where": (lambda: np.where(W > 0, PARTS, 0.0), P(unreduced={"i"}), np.where(W > 0, X.sum(0), 0.0)),
+    "zeros_like": (lambda: np.zeros_like(PARTS), P(unreduced={"i"}), 0 * W),
+    "vmap": (lambda: md.vmap(lambda y: 3 * y)(PARTS), P(unreduced={"i"}), 3 * X.sum(0)),
+    "tanh(R)": (lambda: np.tanh(COPIES), P(reduced={"i"}), np.tanh(W)),
+    "R + plain": (lambda: COPIES + W, P(reduced={"i"}), 2 * W),
+    "R * V": (lambda: COPIES * spmd.distribute(X, MESH, P("i")), P("i"), X * W),
+    "gather": (lambda: spmd.gather(PARTS), P(), X.sum(0)),
+    "asarray": (lambda: numpy.asarray(PARTS), P(), X.sum(0)),
+    "zeros to parts": (lambda: spmd.distribute(0 * W, MESH, P(unreduced={"i"})), P(unreduced={"i"}), 0 * W),
+    "booleans": (lambda: spmd.from_local(list(X > 0), MESH, P(unreduced={"i"})), P(unreduced={"i"}), (X > 0).sum(0)),
+    "grad of gather": (lambda: md.grad(lambda y: np.sum(spmd.gather(y) ** 2))(PARTS), P(reduced={"i"}), 2 * X.sum(0)),
+    "grad of U": (lambda: md.grad(lambda y: np.sum(y * W))(PARTS), P(reduced={"i"}), W),
+    "grad in R": (lambda: md.grad(lambda w: spmd.gather(np.sum(w * PARTS)))(COPIES), P(unreduced={"i"}), X.sum(0)),
+    "jvp": (lambda: md.jvp(np.sin, (COPIES,), (W,))[1], P(reduced={"i"}), np.cos(W) * W),
+    "vjp": (lambda: md.vjp(lambda y: 2 * y, PARTS)[1](W)[0], P(reduced={"i"}), 2 * W),
+    "jacrev": (lambda: md.jacrev(lambda y: 2 * y)(PARTS), P(reduced={"i"}), 2 * numpy.eye(3)),
+    "jacfwd": (lambda: md.jacfwd(np.sin)(COPIES), P(reduced={"i"}), np.diag(np.cos(W))),
+}
+
+
+@each("name", OUTSIDE)
+def test_operations_outside(name):
+    make, spec, expected = OUTSIDE[name]
+    y = make()
+    assert spmd.spec_of(y) == spec
+    assert_alike([y], [numpy.asarray(expected)])
+    if isinstance(y, spmd.ShardedArray):
+        assert repr(y).endswith(f", {y.spec})")
+        assert_alike([spmd.from_local(y.local, MESH, spec)], [y])
+
+
+def as_argument(spec):
+    return lambda: spmd.shard_map(lambda x: x, mesh=MESH, in_specs=spec, out_specs=spec)(X)
+
+
+ERRORS_OUTSIDE = [
+    (lambda: np.tanh(PARTS), VarianceError, r"tanh of f64\[3\]\{U:i\}"),
+    (lambda: PARTS + 1, VarianceError, "let all operands be parts of sums"),
+    (lambda: PARTS * spmd.distribute(X, MESH, P("i")), VarianceError, "multiply of .*hold parts of a sum"),
+    (lambda: PARTS == PARTS, VarianceError, "equal of .*hold parts of a sum"),
+    (as_argument(P(unreduced={"i"})), VarianceError, r"is not parts of a sum; make them .*with spmd.from_local"),
+    (lambda: spmd.reshard(SPLIT, P(unreduced={"i"})), VarianceError, "is not parts of a sum"),
+    (lambda: spmd.explain_reshard(SPLIT, P(unreduced={"i"})), VarianceError, "is not parts of a sum"),
+    (lambda: spmd.reshard(COPIES, P()), VarianceError, "and must stay so: write P\\(reduced={'i'}\\)"),
+    (lambda: md.grad(lambda w: np.sum(w * w))(COPIES), VarianceError, "it is to be parts of a sum"),
+    (lambda: md.vjp(np.sin, COPIES)[1](W), VarianceError, "it is to be parts of a sum"),
+    (lambda: P(unreduced={1}), TypeError, "write the set of mesh axes"),
+    (lambda: P(reduced=["i"]), TypeError, "write the set of mesh axes"),
+    *[
+        (f(spec), ValueError, "names the axis 'i' twice")
+        for spec in (P("i", "i"), P("i", unreduced={"i"}), P(unreduced={"i"}, reduced={"i"}), P("i", sum="i"))
+        for f in (as_argument, lambda s: lambda: spmd.distribute(X, MESH, s))
+    ],
+]
+
+
+@each("f, error, message", ERRORS_OUTSIDE)
+def test_errors_outside(f, error, message):
+    with pytest.raises(error, match=message):
+        f()
