@@ -7,14 +7,13 @@ from point-to-point messages; `collectives.cost` has their costs.
 import importlib as _importlib
 import typing as _typing
 
+from collectives.casts import pbroadcast, pcast, pvary, reduced, unreduced
 from collectives.ops import (
     all_gather,
     all_gather_invariant,
     all_to_all,
     axis_index,
     axis_size,
-    pbroadcast,
-    pcast,
     pmax,
     pmean,
     pmin,
@@ -22,9 +21,6 @@ from collectives.ops import (
     pscatter,
     psum,
     psum_scatter,
-    pvary,
-    reduced,
-    unreduced,
 )
 from collectives.ranks import Ranks as _Ranks
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter

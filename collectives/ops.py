@@ -25,7 +25,8 @@ pmax, pmin            varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ============================
 
 Related modules: `primitives.py` has the rules common to all collectives, `rooted.py` those with a root (broadcast,
-reduce, gather, scatter), `reference.py` the meaning of each, `axes.py` the axes argument, and `backends/` runs them.
+reduce, gather, scatter), `casts.py` the casts that users write and that are inserted, `reference.py` the meaning of
+each, `axes.py` the axes argument, and `backends/` runs them.
 
 With `axis_index_groups`, a collective runs separately within each group of ranks. Results may differ between groups, so
 they always vary; the transpose is the ungrouped transpose, run in the same groups. `ragged_all_to_all` is `all_to_all`
@@ -45,7 +46,7 @@ device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -54,7 +55,6 @@ from collectives.axes import (
     Axes,
     AxisName,
     CollectiveAxes,
-    axes_in_scope,
     check_perm,
     check_split,
     check_splits,
@@ -73,13 +73,13 @@ from collectives.primitives import (
 )
 from minidiff import tree
 from minidiff.arguments import as_value
-from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates, agreed, joined
-from minidiff.core import Primitive, Scope, Tracer, Value, cast_to, current_scope, enter, running, states_of
+from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING
+from minidiff.core import Primitive, Tracer, Value, cast_to, enter, states_of
 from minidiff.dtypes import is_scalar_constant, plain
-from minidiff.errors import VarianceError, check_operands, check_unreduced, show_axes
+from minidiff.errors import VarianceError
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
-from minidiff.types import ShapedArray, operand_type, typeof
+from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- the table
 
@@ -175,112 +175,6 @@ axis_index_p = AxisIndex()
 #: The collectives of this table, those with a root left out.
 COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p, psum_scatter_p,
                all_to_all_p, ragged_all_to_all_p, ppermute_p, pscatter_p, *CASTS)  # fmt: skip
-
-
-# ---------------------------------------------------------------- inserting casts
-
-
-def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
-    """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.axis_states`).
-
-    If the user writes casts (`auto_pbroadcast=False`), insert those of constants, and raise VarianceError for others.
-    """
-    given = [None if is_scalar_constant(x) else states_of(x) for x in args]
-    distinct = {states for states in given if states is not None}
-    if len(distinct) <= 1:
-        return args
-    args = list(args)
-    if any(states.unreduced for states in distinct):
-        _cast_zeros(primitive, args, joined(*distinct))
-        check_unreduced(primitive, list(map(operand_type, args)))
-        given = [None if states is None else states_of(x) for x, states in zip(args, given)]
-    if written:
-        check_operands(primitive.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
-    wanted = iter(agreed(tuple([states for states in given if states is not None])))
-    for i, states in enumerate(given):
-        if states is not None and states != (new := next(wanted)):
-            args[i] = cast(args[i], new)
-    return args
-
-
-def _cast_zeros(primitive: Primitive, args: list[Value], states: AxisStates) -> None:
-    """Cast constant arrays of zeros to parts of a sum that is zero, if the operation is linear in them too."""
-    parts = {i for i, x in enumerate(args) if states_of(x).unreduced}
-    zeros = {i for i, x in enumerate(args) if isinstance(x, numpy.ndarray) and not x.any()}
-    if primitive.is_linear_in(parts | zeros, len(args)):
-        for i in zeros:
-            args[i] = cast_to(args[i], states)
-
-
-def cast(x: Value, states: AxisStates) -> Value:
-    """Change the states of `x` along mesh axes by free casts, once per value and states.
-
-    Later uses find the first one's result. The value's own interpreter runs the casts; for a plain array, the body's
-    bottom interpreter does. For a view, cast its base and take the view again. Raises VarianceError where only
-    communication leads to the new state.
-    """
-    scope = current_scope()
-    if scope is None:
-        raise VarianceError(f"{typeof(x)} is to have the states {states}, outside of the body that binds these axes")
-    owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
-    key = (id(x), states)
-    if key not in owner.casts:
-        with running(owner):
-            owner.casts.update(((id(old), states), (old, new)) for old, new in _inserted_casts(x, states, scope))
-    return owner.casts[key][1]
-
-
-def _inserted_casts(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
-    """Pair `x` with its cast.
-
-    If `x` is a view, pair all results of the viewing operation with theirs.
-    """
-    view = scope.views.get(id(x))
-    if view is None or view[1] in CASTS:
-        return [(x, _cast(x, states, scope))]
-    views, primitive, operand, params = view
-    found = primitive.bind(cast(operand, states), **params)
-    return zip(views, found if primitive.multiple_results else [found])
-
-
-def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
-    """Apply one operation for each pair of states along axes, the state of `x` and the new one."""
-    before = states_of(x)
-    if states.unreduced and not isinstance(x, Tracer) and not numpy.any(x):  # zeros: parts of a sum that is zero
-        x = _apply_cast(pbroadcast_p, x, states.unreduced, scope)
-        before = states_of(x)
-    moves: dict[tuple[str, str], list[str]] = {}
-    for a in scope.axes:
-        if before.along(a) != states.along(a):
-            moves.setdefault((before.along(a), states.along(a)), []).append(a)
-    for move, axes in moves.items():
-        if move not in _FREE:
-            raise VarianceError(
-                f"{typeof(x)} is {move[0]} along {show_axes(axes)}, and is needed as {move[1]} there: "
-                f"{_INSTEAD_OF_CAST.get(move[0], _OF_THE_SAME).format(axes=show_axes(axes))}"
-            )
-        x = _apply_cast(_FREE[move], x, axes, scope)
-    return x
-
-
-def _apply_cast(primitive: Collective, x: Value, axes: Collection[str], scope: Scope) -> Value:
-    return primitive.bind(x, **axes_in_scope(scope, axes).params)
-
-
-def cast_type(t: ShapedArray, primitive: Collective, axes: Collection[str]) -> ShapedArray:
-    """The type of a cast of type `t`, along some axes."""
-    return t.update(states=t.states.with_state(axes, primitive.gives))
-
-
-#: The cast from one state to another, where there is one that moves nothing.
-_FREE = {(state, p.gives): p for p in CASTS for state in p.takes}
-_INSTEAD_OF_CAST = {
-    VARYING: "sum it, with psum over {axes}, or join it, with all_gather(x, {axes}, to='reduced')",
-    UNREDUCED: "take the sum, with psum(x, {axes}) or psum_scatter",
-}
-_OF_THE_SAME = (
-    "there ranks hold the same value; to use it as one part of a sum, write unreduced(at_root(x, {axes}), {axes})"
-)
 
 
 # ---------------------------------------------------------------- operands
@@ -477,98 +371,6 @@ def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
         return leaf
 
     return each_leaf(extremum, x)
-
-
-def pbroadcast(x: Any, axis_name: Axes) -> Any:
-    """The same value, typed as varying. Of an invariant value it transposes to `psum`.
-
-    Of a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
-    their operands disagree, once per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it,
-    and each call counts. Raises VarianceError for a value that already varies along one of the axes, or is unreduced
-    there. (To send one rank's value to all, use `broadcast`.) `pvary` is another name for it.
-
-    >>> f = lambda x: pbroadcast(x, 'i')
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
-    ShardedArray([3, 1, 3, 1], P('i'))
-
-    Source: JEP 17111, "Full solution".
-    """
-    return _written_cast(pbroadcast_p, x, axis_name)
-
-
-pvary = pbroadcast
-
-
-def reduced(x: Any, axis_name: Axes) -> Any:
-    """The same value, with a cotangent that is unreduced. Invariant -> reduced.
-
-    It does not communicate. It transposes to the `psum` of an unreduced value: the backward pass sums where this is
-    written, and not where the value is used. Each use adds its part to the cotangent, so several uses share one sum.
-    Raises VarianceError for a value that varies or is unreduced along one of the axes.
-
-    >>> loss = lambda w, x: psum(np.sum(reduced(w, 'i') * x), 'i')
-    >>> f = spmd.shard_map(loss, mesh=mesh, in_specs=(P(), P('i')), out_specs=P())
-    >>> float(md.grad(f)(2.0, np.array([3.0, 1.0])))
-    4.0
-
-    Source: JAX, "Autodiff and sharding".
-    """
-    return _written_cast(reduced_p, x, axis_name)
-
-
-def unreduced(x: Any, axis_name: Axes) -> Any:
-    """Each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
-
-    It does not communicate. `psum` or `psum_scatter` takes the sum later; until then linear operations apply to the
-    parts. Booleans become integers, so that they are counted. It transposes to `pbroadcast` of a reduced value, which
-    moves nothing. Raises VarianceError for a value that does not vary along one of the axes, unless it is a constant
-    that is zero.
-
-    >>> f = lambda x: psum(2 * unreduced(x, 'i'), 'i')
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
-    array([14,  4])
-
-    Source: JAX, "Autodiff and sharding".
-    """
-    return _written_cast(unreduced_p, x, axis_name)
-
-
-def pcast(x: Any, axis_name: Axes, *, to: str) -> Any:
-    """Change the state of `x` along mesh axes, moving nothing: `to` is the new state.
-
-    `to="varying"` is `pbroadcast`, `to="reduced"` is `reduced`, `to="unreduced"` is `unreduced`. Raises ValueError for
-    another `to`, VarianceError if only communication leads there.
-
-    >>> f = lambda x: pcast(x, 'i', to='varying')
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
-    ShardedArray([3, 1, 3, 1], P('i'))
-    """
-    for primitive in CASTS:
-        if primitive.gives == to:
-            return _written_cast(primitive, x, axis_name)
-    raise ValueError(f"pcast: to={to!r}; write one of {', '.join(repr(p.gives) for p in CASTS)}")
-
-
-def _written_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
-    """Apply a cast that the user writes."""
-    axes = tuple(
-        a for run in collective_axes(primitive.name, axis_name, ordered=False) if run.scope.typed for a in run.axes
-    )
-    if not axes:
-        return x
-    scope = current_scope()
-
-    def cast_leaf(leaf):
-        leaf = counted(array_of(leaf)) if primitive is unreduced_p else array_of(leaf)
-        zeros = primitive is unreduced_p and not isinstance(leaf, Tracer) and not numpy.any(leaf)
-        for a in axes if not zeros else ():
-            check_operand(primitive.name, primitive.takes, typeof(leaf), {"axes": (a,)})
-        states = typeof(leaf).states.with_state(axes, primitive.gives)
-        if scope.checks:  # with auto_pbroadcast=False every cast that the user writes is its own equation
-            return _cast(leaf, states, scope)
-        return cast(leaf, states)
-
-    return each_leaf(cast_leaf, x)
 
 
 def all_gather(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from collectives.ops import agree, cast
+from collectives.casts import agree, cast
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
 from minidiff import core

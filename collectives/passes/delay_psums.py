@@ -25,7 +25,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from collectives.axes import axes_in_scope
-from collectives.ops import cast_type, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
+from collectives.casts import cast_type
+from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
 from collectives.primitives import Collective
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.core import Scope

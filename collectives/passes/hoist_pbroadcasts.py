@@ -17,7 +17,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 
-from collectives.ops import cast_type, pbroadcast_p, reduced_p
+from collectives.casts import cast_type
+from collectives.ops import pbroadcast_p, reduced_p
 from minidiff.higher_order.checkpoint import Checkpoint
 from minidiff.higher_order.partial_eval import cut, names_used, needed_equations
 from minidiff.higher_order.scan import scan_p

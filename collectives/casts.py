@@ -1,0 +1,223 @@
+"""Casts: change the state of a value along mesh axes, and move nothing.
+
+The library inserts them where the operands of an operation disagree; users write them to say where sums over ranks are
+taken. Their rows, with the transposes, are in the table of `ops.py`; the states are those of `minidiff.axis_states`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy
+
+from collectives.axes import Axes, axes_in_scope, collective_axes
+from collectives.ops import CASTS, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
+from collectives.primitives import Collective, check_operand
+from minidiff.axis_states import UNREDUCED, VARYING, AxisStates, agreed, joined
+from minidiff.core import Primitive, Scope, Tracer, Value, cast_to, current_scope, running, states_of
+from minidiff.dtypes import is_scalar_constant
+from minidiff.errors import VarianceError, check_operands, check_unreduced, show_axes
+from minidiff.types import ShapedArray, operand_type, typeof
+
+# ---------------------------------------------------------------- inserting casts
+
+
+def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
+    """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.axis_states`).
+
+    If the user writes casts (`auto_pbroadcast=False`), insert those of constants, and raise VarianceError for others.
+    """
+    given = [None if is_scalar_constant(x) else states_of(x) for x in args]
+    distinct = {states for states in given if states is not None}
+    if len(distinct) <= 1:
+        return args
+    args = list(args)
+    if any(states.unreduced for states in distinct):
+        _cast_zeros(primitive, args, joined(*distinct))
+        check_unreduced(primitive, list(map(operand_type, args)))
+        given = [None if states is None else states_of(x) for x, states in zip(args, given)]
+    if written:
+        check_operands(primitive.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
+    wanted = iter(agreed(tuple([states for states in given if states is not None])))
+    for i, states in enumerate(given):
+        if states is not None and states != (new := next(wanted)):
+            args[i] = cast(args[i], new)
+    return args
+
+
+def _cast_zeros(primitive: Primitive, args: list[Value], states: AxisStates) -> None:
+    """Cast constant arrays of zeros to parts of a sum that is zero, if the operation is linear in them too."""
+    parts = {i for i, x in enumerate(args) if states_of(x).unreduced}
+    zeros = {i for i, x in enumerate(args) if isinstance(x, numpy.ndarray) and not x.any()}
+    if primitive.is_linear_in(parts | zeros, len(args)):
+        for i in zeros:
+            args[i] = cast_to(args[i], states)
+
+
+def cast(x: Value, states: AxisStates) -> Value:
+    """Change the states of `x` along mesh axes by free casts, once per value and states.
+
+    Later uses find the first one's result. The value's own interpreter runs the casts; for a plain array, the body's
+    bottom interpreter does. For a view, cast its base and take the view again. Raises VarianceError where only
+    communication leads to the new state.
+    """
+    scope = current_scope()
+    if scope is None:
+        raise VarianceError(f"{typeof(x)} is to have the states {states}, outside of the body that binds these axes")
+    owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
+    key = (id(x), states)
+    if key not in owner.casts:
+        with running(owner):
+            owner.casts.update(((id(old), states), (old, new)) for old, new in _inserted_casts(x, states, scope))
+    return owner.casts[key][1]
+
+
+def _inserted_casts(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
+    """Pair `x` with its cast.
+
+    If `x` is a view, pair all results of the viewing operation with theirs.
+    """
+    view = scope.views.get(id(x))
+    if view is None or view[1] in CASTS:
+        return [(x, _cast(x, states, scope))]
+    views, primitive, operand, params = view
+    found = primitive.bind(cast(operand, states), **params)
+    return zip(views, found if primitive.multiple_results else [found])
+
+
+def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
+    """Apply one operation for each pair of states along axes, the state of `x` and the new one."""
+    before = states_of(x)
+    if states.unreduced and not isinstance(x, Tracer) and not numpy.any(x):  # zeros: parts of a sum that is zero
+        x = _apply_cast(pbroadcast_p, x, states.unreduced, scope)
+        before = states_of(x)
+    moves: dict[tuple[str, str], list[str]] = {}
+    for a in scope.axes:
+        if before.along(a) != states.along(a):
+            moves.setdefault((before.along(a), states.along(a)), []).append(a)
+    for move, axes in moves.items():
+        if move not in _FREE:
+            raise VarianceError(
+                f"{typeof(x)} is {move[0]} along {show_axes(axes)}, and is needed as {move[1]} there: "
+                f"{_INSTEAD_OF_CAST.get(move[0], _OF_THE_SAME).format(axes=show_axes(axes))}"
+            )
+        x = _apply_cast(_FREE[move], x, axes, scope)
+    return x
+
+
+def _apply_cast(primitive: Collective, x: Value, axes: Collection[str], scope: Scope) -> Value:
+    return primitive.bind(x, **axes_in_scope(scope, axes).params)
+
+
+def cast_type(t: ShapedArray, primitive: Collective, axes: Collection[str]) -> ShapedArray:
+    """The type of a cast of type `t`, along some axes."""
+    return t.update(states=t.states.with_state(axes, primitive.gives))
+
+
+#: The cast from one state to another, where there is one that moves nothing.
+_FREE = {(state, p.gives): p for p in CASTS for state in p.takes}
+_INSTEAD_OF_CAST = {
+    VARYING: "sum it, with psum over {axes}, or join it, with all_gather(x, {axes}, to='reduced')",
+    UNREDUCED: "take the sum, with psum(x, {axes}) or psum_scatter",
+}
+_OF_THE_SAME = (
+    "there ranks hold the same value; to use it as one part of a sum, write unreduced(at_root(x, {axes}), {axes})"
+)
+
+
+# ---------------------------------------------------------------- public functions
+
+
+def pbroadcast(x: Any, axis_name: Axes) -> Any:
+    """The same value, typed as varying. Of an invariant value it transposes to `psum`.
+
+    Of a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
+    their operands disagree, once per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it,
+    and each call counts. Raises VarianceError for a value that already varies along one of the axes, or is unreduced
+    there. (To send one rank's value to all, use `broadcast`.) `pvary` is another name for it.
+
+    >>> f = lambda x: pbroadcast(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
+    ShardedArray([3, 1, 3, 1], P('i'))
+
+    Source: JEP 17111, "Full solution".
+    """
+    return _written_cast(pbroadcast_p, x, axis_name)
+
+
+pvary = pbroadcast
+
+
+def reduced(x: Any, axis_name: Axes) -> Any:
+    """The same value, with a cotangent that is unreduced. Invariant -> reduced.
+
+    It does not communicate. It transposes to the `psum` of an unreduced value: the backward pass sums where this is
+    written, and not where the value is used. Each use adds its part to the cotangent, so several uses share one sum.
+    Raises VarianceError for a value that varies or is unreduced along one of the axes.
+
+    >>> from collectives import psum
+    >>> loss = lambda w, x: psum(np.sum(reduced(w, 'i') * x), 'i')
+    >>> f = spmd.shard_map(loss, mesh=mesh, in_specs=(P(), P('i')), out_specs=P())
+    >>> float(md.grad(f)(2.0, np.array([3.0, 1.0])))
+    4.0
+
+    Source: JAX, "Autodiff and sharding".
+    """
+    return _written_cast(reduced_p, x, axis_name)
+
+
+def unreduced(x: Any, axis_name: Axes) -> Any:
+    """Each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
+
+    It does not communicate. `psum` or `psum_scatter` takes the sum later; until then linear operations apply to the
+    parts. Booleans become integers, so that they are counted. It transposes to `pbroadcast` of a reduced value, which
+    moves nothing. Raises VarianceError for a value that does not vary along one of the axes, unless it is a constant
+    that is zero.
+
+    >>> from collectives import psum
+    >>> f = lambda x: psum(2 * unreduced(x, 'i'), 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    array([14,  4])
+
+    Source: JAX, "Autodiff and sharding".
+    """
+    return _written_cast(unreduced_p, x, axis_name)
+
+
+def pcast(x: Any, axis_name: Axes, *, to: str) -> Any:
+    """Change the state of `x` along mesh axes, moving nothing: `to` is the new state.
+
+    `to="varying"` is `pbroadcast`, `to="reduced"` is `reduced`, `to="unreduced"` is `unreduced`. Raises ValueError for
+    another `to`, VarianceError if only communication leads there.
+
+    >>> f = lambda x: pcast(x, 'i', to='varying')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
+    ShardedArray([3, 1, 3, 1], P('i'))
+    """
+    for primitive in CASTS:
+        if primitive.gives == to:
+            return _written_cast(primitive, x, axis_name)
+    raise ValueError(f"pcast: to={to!r}; write one of {', '.join(repr(p.gives) for p in CASTS)}")
+
+
+def _written_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
+    """Apply a cast that the user writes."""
+    axes = tuple(
+        a for run in collective_axes(primitive.name, axis_name, ordered=False) if run.scope.typed for a in run.axes
+    )
+    if not axes:
+        return x
+    scope = current_scope()
+
+    def cast_leaf(leaf):
+        leaf = counted(array_of(leaf)) if primitive is unreduced_p else array_of(leaf)
+        zeros = primitive is unreduced_p and not isinstance(leaf, Tracer) and not numpy.any(leaf)
+        for a in axes if not zeros else ():
+            check_operand(primitive.name, primitive.takes, typeof(leaf), {"axes": (a,)})
+        states = typeof(leaf).states.with_state(axes, primitive.gives)
+        if scope.checks:  # with auto_pbroadcast=False every cast that the user writes is its own equation
+            return _cast(leaf, states, scope)
+        return cast(leaf, states)
+
+    return each_leaf(cast_leaf, x)
