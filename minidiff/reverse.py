@@ -166,7 +166,7 @@ class Cotangents:
 
     def add(self, a: Var, ct: Value) -> None:
         """Add `ct` to the cotangent of variable `a`, which may be used several times."""
-        if isinstance(ct, Tracer) or a.type.states is not ALL_INVARIANT:
+        if a.type.states is not ALL_INVARIANT or isinstance(ct, Tracer):
             ct = agreeing(ct, a.type)
         known, owned = self.known, self.owned
         if a not in known:
