@@ -62,6 +62,7 @@ experts (`expert.py`). They document what they communicate.
 True
 """
 
+from spmd.parallel.attention import attention, chunked_attention
 from spmd.parallel.data import data_parallel
 from spmd.parallel.expert import mixture_of_experts, routed
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
@@ -76,7 +77,7 @@ from spmd.parallel.matmul import (
 )
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
-from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
+from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
 from spmd.parallel.tensor import (
     column_parallel,
     row_parallel,
@@ -88,6 +89,7 @@ from spmd.parallel.tensor import (
 __all__ = [
     "attention",
     "attention_by_heads",
+    "chunked_attention",
     "column_parallel",
     "cross_entropy",
     "data_parallel",
@@ -118,4 +120,5 @@ __all__ = [
     "tensor_parallel",
     "tensor_parallel_dense",
     "unstacked_layers",
+    "zigzag",
 ]

@@ -1,78 +1,119 @@
 """Sequence parallelism: a long sequence is split over the ranks, token by token.
 
 Most of a transformer works on each token alone and needs no communication. For attention, in which each token looks at
-all others, there are two ways, for bodies of `shard_map`. With p ranks, a rank has t/p tokens; per rank, forward:
+all others, there are two ways, for bodies of `shard_map`. With p ranks, a rank has t/p tokens, with h heads of queries
+and g of keys and values; per rank, forward:
 
 ==================  ==========  =====  =========================================  ================================
 attention           collective  count  elements in all                            a rank holds
 ==================  ==========  =====  =========================================  ================================
-attention_by_heads  all_to_all  2      (3 + 1) * t/p * heads * d                  all tokens of heads/p heads
-ring_attention      ppermute    p-1    2*(p-1) * t/p * heads * d                  t/p tokens, and another rank's
+attention_by_heads  all_to_all  4      (2 h + 2 g) * t/p * d                      all tokens of h/p heads
+ring_attention      ppermute    p-1    2 (p-1) * g * t/p * d                      t/p tokens, and another rank's
 ==================  ==========  =====  =========================================  ================================
 
-The backward pass has as many collectives, of as many elements, in the other direction.
+(If h = g, `attention_by_heads` sends queries, keys and values at once: 2 all_to_all.) The backward pass has as many
+collectives, of as many elements, in the other direction.
 
-Source: Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training of extreme long sequence
-transformer models"; Liu et al., "Ring attention with blockwise transformers for near-infinite context".
+With `causal`, a token attends to itself and those before. A ring then skips the blocks that are after a rank's own
+tokens. If tokens are split in order, the last rank skips none, and all wait for it. So `ring_attention` has them in
+zig-zag order: of 2 p blocks, rank r has blocks r and 2 p - 1 - r. Of the 4 pairs of a block of queries and a block of
+keys, in each step of the ring, every rank then computes 2 (in the first step, of its own tokens, 3).
+
+Sources: Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training of extreme long sequence
+transformer models"; Liu et al., "Ring attention with blockwise transformers for near-infinite context"; Brandon et al.,
+"Striped attention: Faster ring attention for causal transformers", for the balance.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
+
+import numpy
 
 import minidiff as md
 import minidiff.numpy as np
-from collectives import all_to_all, axis_size
+from collectives import all_to_all, axis_index, axis_size
 from collectives.ops import shifted
-from minidiff.nn import softmax
+from spmd.parallel.attention import accumulated, attention, finished, nothing_yet
 
 
-def attention(q: Any, k: Any, v: Any) -> Any:
-    """The mean of the values v for each query and head.
-
-    The weights say how well the query q matches their keys k.
-
-    [queries, heads, d], [tokens, heads, d], [tokens, heads, d] -> [queries, heads, d].
-
-    >>> q, k, v = np.zeros((1, 1, 2)), np.ones((3, 1, 2)), np.arange(6.0).reshape(3, 1, 2)
-    >>> attention(q, k, v)
-    array([[[2., 3.]]])
-    """
-    return np.einsum("hqt,thd->qhd", softmax(_scores(q, k)), v)
-
-
-def _scores(q: Any, k: Any) -> Any:
-    return np.einsum("qhd,thd->hqt", q, k) / math.sqrt(q.shape[-1])
-
-
-def attention_by_heads(q: Any, k: Any, v: Any, axis: str) -> Any:
-    """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each.
+def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> Any:
+    """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each, in order.
 
     Heads are independent. So an `all_to_all` exchanges tokens for heads: each rank then has all tokens of some heads,
-    and applies attention to these; a second `all_to_all` reverses the exchange. The number of ranks must divide the
-    number of heads. The result has the shape of q.
+    and applies attention to these; a second `all_to_all` reverses the exchange. The result has the shape of q. Raises
+    ValueError if the number of ranks does not divide that of the heads of queries, or of keys and values.
     """
-    q, k, v = all_to_all(np.stack([q, k, v]), axis, split_axis=2, concat_axis=1, tiled=True)
-    return all_to_all(attention(q, k, v), axis, split_axis=0, concat_axis=1, tiled=True)
+    ranks = axis_size(axis)
+    for name, x in (("queries", q), ("keys and values", k)):
+        if x.shape[1] % ranks:
+            raise ValueError(
+                f"attention_by_heads: {x.shape[1]} heads of {name} cannot be split over the {ranks} ranks along "
+                f"{axis!r}; their number must be a multiple of {ranks}"
+            )
+    by_heads = lambda x: all_to_all(x, axis, split_axis=x.ndim - 2, concat_axis=x.ndim - 3, tiled=True)  # noqa: E731
+    q, k, v = by_heads(np.stack([q, k, v])) if q.shape == k.shape else (by_heads(q), by_heads(k), by_heads(v))
+    positions = (np.arange(len(q)),) * 2 if causal else ()
+    return all_to_all(attention(q, k, v, *positions), axis, split_axis=0, concat_axis=1, tiled=True)
 
 
-def ring_attention(q: Any, k: Any, v: Any, axis: str) -> Any:
-    """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each.
+def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> Any:
+    """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each; in `zigzag` order if `causal`.
 
     Keys and values go around a ring, by a `ppermute` for each step, and every rank accumulates the weighted values for
-    its own queries. No rank ever has all tokens. The weights are exponentials: they are kept relative to the largest
-    score so far, so that none overflows, and the sums are scaled down when a larger score comes. The result has the
-    shape of q.
+    its own queries. No rank ever has all tokens. The result has the shape of q. Raises ValueError for an odd number of
+    tokens on a rank, if `causal`.
     """
-    ranks, pair = axis_size(axis), np.stack([k, v])
-    largest, total, result = -np.inf, 0.0, 0.0
+    ranks, pair, so_far = axis_size(axis), np.stack([k, v]), nothing_yet(q)
+    queries, blocks = [(so_far, q, None)], 1
+    if causal:
+        if len(q) % 2:
+            raise ValueError(f"ring_attention: a rank has two blocks of tokens, but {len(q)} tokens are not even")
+        blocks = 2
+        halves = zip(_halves(so_far, 1), np.split(q, 2), _positions(axis_index(axis), ranks, len(q)))
+        queries = [(sums, block, places) for sums, block, places in halves]
     for step in range(ranks):
-        scores = _scores(q, pair[0])
-        before, largest = largest, np.maximum(largest, np.max(md.stop_gradient(scores), axis=-1, keepdims=True))
-        weights, scale = np.exp(scores - largest), np.exp(before - largest)
-        total = total * scale + np.sum(weights, axis=-1, keepdims=True)
-        result = result * scale + np.einsum("hqt,thd->hqd", weights, pair[1])
+        keys = np.split(pair, blocks, axis=1)
+        source = (axis_index(axis) - step) % ranks if causal else None
+        k_positions = _positions(source, ranks, len(q)) if causal else [None]
+        for (k, v), places in zip(keys, k_positions):
+            queries = [(_attended(sums, q, k, v, at, places), q, at) for sums, q, at in queries]
         if step < ranks - 1:
             pair = shifted(pair, axis, 1)
-    return np.moveaxis(result / total, 0, 1)
+    return np.concatenate([finished(sums) for sums, _, _ in queries])
+
+
+def _attended(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any) -> tuple:
+    """Attend to a block of keys; skip it if all of it is after the queries. Ranks choose for themselves."""
+    if q_positions is None:
+        return accumulated(so_far, q, k, v)
+    attend = lambda *given: accumulated(given[:3], *given[3:])  # noqa: E731
+    skip = lambda *given: given[:3]  # noqa: E731
+    return md.cond(q_positions[-1] >= k_positions[0], attend, skip, *so_far, q, k, v, q_positions, k_positions)
+
+
+def _halves(sums: tuple, axis: int) -> list[tuple]:
+    return list(zip(*[np.split(x, 2, axis=axis) for x in sums]))
+
+
+def _positions(rank: Any, ranks: int, tokens: int) -> list:
+    """The positions of a rank's two blocks of tokens in zig-zag order."""
+    half = np.arange(tokens // 2)
+    return [block * (tokens // 2) + half for block in (rank, 2 * ranks - 1 - rank)]
+
+
+def zigzag(tokens: int, ranks: int) -> numpy.ndarray:
+    """The order of tokens for a causal `ring_attention`: `x[zigzag(t, p)]` is split evenly over p ranks.
+
+    `numpy.argsort` of it restores the order. Raises ValueError unless 2 p divides the number of tokens.
+
+    >>> zigzag(8, 2)
+    array([0, 1, 6, 7, 2, 3, 4, 5])
+    """
+    if tokens % (2 * ranks):
+        raise ValueError(
+            f"zigzag: {tokens} tokens cannot be split into two blocks for each of {ranks} ranks; pad them to a "
+            f"multiple of {2 * ranks}"
+        )
+    blocks = numpy.arange(tokens).reshape(2 * ranks, -1)
+    return blocks[[b for rank in range(ranks) for b in (rank, 2 * ranks - 1 - rank)]].ravel()
