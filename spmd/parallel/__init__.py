@@ -77,6 +77,7 @@ from spmd.parallel.matmul import (
 )
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
+from spmd.parallel.search import search
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
 from spmd.parallel.tensor import (
     column_parallel,
@@ -115,6 +116,7 @@ __all__ = [
     "routed",
     "row_parallel",
     "row_parallel_scattered",
+    "search",
     "squared_error",
     "stacked_layers",
     "tensor_parallel",

@@ -1,0 +1,150 @@
+"""Search for partition specs: try all for a few named dimensions, and price each by its tape.
+
+The loss is a function of whole arrays. Parameters and batch are sharded by specs, and operations on them communicate as
+on any sharded arrays. So the tape of the loss and its gradient says what each choice of specs costs a rank:
+
+- bytes of collectives, and their time by the α–β model of `spmd.CostModel`;
+- floating-point operations of matrix products, on the blocks that it has;
+- bytes of its blocks of the parameters and the batch.
+
+Nothing is computed. The specs of a choice follow from an assignment of mesh axes to names: a dimension with that name
+is split along the axis, wherever the name occurs. With a axes and n names there are (a + 1)^n assignments.
+
+Source: Xu et al., "GSPMD: General and scalable parallelization for ML computation graphs".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import minidiff as md
+from minidiff import tree
+from minidiff.types import typeof
+from spmd.arrays.reshard import distribute
+from spmd.mesh import Mesh
+from spmd.partition import PartitionSpec, part_count
+from spmd.report.communication import communication
+from spmd.report.flops import flops
+from spmd.report.forecast import CostModel, show_number, show_seconds
+from spmd.report.table import Tabular
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An assignment of mesh axes to names of dimensions, and what it costs a rank.
+
+    It sends `bytes` and holds `memory` bytes; `seconds` are those of communication and of products, `flops`.
+    """
+
+    axes: dict[str, str]  # name of a dimension -> axis of the mesh
+    specs: tuple
+    bytes: int
+    memory: int
+    flops: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} along {axis}" for name, axis in self.axes.items()) or "nothing is split"
+
+
+@dataclass(frozen=True, repr=False)
+class Search(Tabular):
+    """The best choices, the fastest first: a table to print."""
+
+    choices: tuple[Choice, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Choice:
+        return self.choices[0]
+
+    def _table(self):
+        header = ["split", "time", "bytes sent", "bytes held", "flops"]
+        lines = [
+            [str(c), show_seconds(c.seconds), *map(show_number, (c.bytes, c.memory, c.flops))] for c in self.choices
+        ]
+        return header, lines, None, range(1, len(header))
+
+    def _remarks(self):
+        return list(self.notes)
+
+
+def search(
+    loss: Callable,
+    params: Any,
+    batch: Any,
+    mesh: Mesh,
+    names: tuple,
+    *,
+    model: CostModel | None = None,
+    flops_per_second: float = 1e11,
+    memory: float = math.inf,
+    count: int = 10,
+) -> Search:
+    """Find the partition specs with which a step of `loss(params, batch)` takes the least time.
+
+    `names` are the names of the dimensions of (params, batch): a prefix of that tree, of strings such as
+    "features hidden"; "_" is a dimension that is not split. Choices are left out if an axis does not divide a
+    dimension, and if a rank would hold more than `memory` bytes of parameters and batch. `model` says what
+    communication costs, by default 1 µs a step and 1 ns a byte. Raises ValueError if no choice is left, and for names
+    that do not fit their array.
+
+    >>> import minidiff.numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
+    >>> loss = lambda w, x: np.sum((x @ w) ** 2)
+    >>> found = search(loss, np.ones((8, 8)), np.ones((4096, 8)), mesh, ('k n', 'batch k'))
+    >>> str(found.best)
+    'n along i'
+    """
+    model = model or CostModel(alpha=1e-6, beta=1e-9)
+    leaves, structure = tree.flatten((params, batch))
+    labels = [
+        label.split() for label in tree.broadcast_prefix(names, (params, batch), lambda x: isinstance(x, str), "names")
+    ]
+    for path, label, x in zip(tree.paths(structure, "arrays"), labels, leaves):
+        if len(label) != typeof(x).ndim:
+            raise ValueError(
+                f"search: {path} has type {typeof(x)}, but its dimensions have {len(label)} names: {label}"
+            )
+    known = [*dict.fromkeys(name for label in labels for name in label if name != "_")]
+    choices, too_large = [], 0
+    for axes in itertools.product((None, *mesh.axis_names), repeat=len(known)):
+        chosen = {name: axis for name, axis in zip(known, axes) if axis is not None}
+        specs = [_spec(label, typeof(x).shape, chosen, mesh.shape) for label, x in zip(labels, leaves)]
+        if None in specs:
+            continue
+        held = sum(typeof(x).nbytes // part_count(spec.axes, mesh.shape) for x, spec in zip(leaves, specs))
+        if held > memory:
+            too_large += 1
+            continue
+        choices.append(_priced(loss, leaves, structure, chosen, specs, held, mesh, model, flops_per_second))
+    if not choices:
+        raise ValueError(
+            f"search: of {(len(mesh.axis_names) + 1) ** len(known)} assignments of {mesh} to {known}, {too_large} need "
+            f"more than {memory:,.0f} bytes on a rank, and for the others an axis does not divide a dimension"
+        )
+    notes = (f"{too_large} choices need more than {memory:,.0f} bytes on a rank",) if too_large else ()
+    return Search(tuple(sorted(choices, key=lambda c: (c.seconds, c.memory))[:count]), notes)
+
+
+def _spec(label: Sequence[str], shape: tuple[int, ...], axes: dict[str, str], sizes: dict) -> PartitionSpec | None:
+    """The spec of an array; None if an axis would split two dimensions, or does not divide one."""
+    dims = [(axes[name],) if name in axes else () for name in label]
+    used = [axis for dim in dims for axis in dim]
+    fits = all(n % part_count(dim, sizes) == 0 for n, dim in zip(shape, dims))
+    return PartitionSpec.of_dims(dims) if fits and len(set(used)) == len(used) else None
+
+
+def _priced(loss, leaves, structure, axes, specs, held, mesh, model, flops_per_second) -> Choice:
+    """The cost of a choice, from the tape of the loss and its gradient."""
+    arrays = tree.unflatten(structure, [distribute(x, mesh, spec) for x, spec in zip(leaves, specs)])
+    tape = md.make_tape(md.value_and_grad(loss))(*arrays)
+    rows, products = communication(tape).rows, flops(tape)
+    sent = sum(row.count * model.seconds(row.collective, row.ranks, row.bytes // row.count) for row in rows)
+    seconds = sent + products / flops_per_second
+    return Choice(axes, tree.unflatten(structure, specs), sum(row.bytes for row in rows), held, products, seconds)
