@@ -8,6 +8,7 @@ from spmd.arrays.sharded_array import ShardedArray
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, barrier, make_mesh, process_count, process_index
 from spmd.partition import P, PartitionSpec
+from spmd.placement import list_schedule, partition_tape
 from spmd.ranks import Ranks as _Ranks
 from spmd.report.calibrate import calibrate
 from spmd.report.communication import communication, compare
@@ -33,7 +34,9 @@ __all__ = [
     "explain_reshard",
     "from_local",
     "gather",
+    "list_schedule",
     "make_mesh",
+    "partition_tape",
     "process_count",
     "process_index",
     "reshard",

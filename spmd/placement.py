@@ -1,0 +1,213 @@
+"""A graph cut in pieces: the operations of a tape, placed on the ranks of a mesh.
+
+Every rank runs its own operations, and sends a value that another one needs by a `ppermute`, once for each rank that
+needs it. The program is a sequence of rounds: in each, a `md.switch` by the rank's index runs the operations whose
+operands are there, and then values move. Arguments are the same on all ranks; results are sent to all by their owners.
+Since all this is in a `shard_map`, it is differentiated like any other: where the forward pass sends from one rank to
+another, the backward pass sends a cotangent back.
+
+`list_schedule` finds a placement. It takes operations in the order of their distance to the end, the longest first, and
+gives each to the rank that can finish it first, given when its operands are computed and how long they take to arrive.
+
+Sources: Abadi et al., "TensorFlow: Large-scale machine learning on heterogeneous distributed systems", section 3.2;
+Graham, "Bounds on multiprocessing timing anomalies", for list scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+
+import minidiff as md
+from collectives import axis_index, broadcast, ppermute
+from minidiff.axis_states import VARYING
+from minidiff.core import enter, vary_along
+from minidiff.tape import Equation, Tape, evaluate_equation
+from minidiff.types import Var, zeros_like
+from spmd.mesh import Mesh
+from spmd.partition import P
+from spmd.report.flops import flops
+from spmd.report.forecast import CostModel, show_seconds
+from spmd.shard_map import shard_map
+
+
+def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable:
+    """The function of a tape whose operation number k runs on rank `placement[k]`: f(*args) -> list of results.
+
+    `mesh` has one axis, of as many ranks as there are pieces. Raises ValueError if the placement does not give each
+    operation one of the ranks.
+
+    >>> import minidiff.numpy as np
+    >>> import spmd
+    >>> tape = md.make_tape(lambda x, y: np.log(x) + x * y - np.sin(y))(2.0, 5.0)
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> f = partition_tape(tape, [0, 0, 0, 1, 1], mesh)  # log, multiply, add; sin, subtract
+    >>> [round(float(d), 3) for d in md.grad(lambda x, y: f(x, y)[0], argnums=(0, 1))(2.0, 5.0)]
+    [5.5, 1.716]
+    """
+    if len(mesh.axis_names) != 1:
+        raise ValueError(f"partition_tape: {mesh} has {len(mesh.axis_names)} axes; pieces are on the ranks along one")
+    if len(placement) != len(tape.equations) or not all(0 <= rank < mesh.size for rank in placement):
+        raise ValueError(
+            f"partition_tape: the placement {list(placement)} must have one of the ranks 0 to {mesh.size - 1} for each "
+            f"of the {len(tape.equations)} operations of the tape"
+        )
+    (axis,) = mesh.axis_names
+    tape = _varying(tape, axis)
+    ranks = dict(zip(tape.equations, placement))
+    owner = {v: rank for eqn, rank in ranks.items() for v in eqn.outputs}
+
+    def body(*args: Any) -> list:
+        known: dict[Var, Any] = dict(zip(tape.inputs, [vary_along(enter(x), (axis,)) for x in args]))
+        here = {v: set(range(mesh.size)) for v in tape.inputs}  # value -> the ranks that have it
+        left = list(tape.equations)
+        while left:
+            pieces = _round(left, ranks, here, mesh.size)
+            made = [v for piece in pieces for eqn in piece for v in eqn.outputs]
+            branches = [_branch(piece, made, known, axis) for piece in pieces]
+            known.update(zip(made, md.switch(axis_index(axis), branches)))
+            here.update((v, {owner[v]}) for v in made)
+            left = [eqn for eqn in left if eqn.outputs[0] not in here]
+            for v, rank in _sends(left, ranks, here, made):
+                # Other ranks hold zeros: the sum is the value there, and here.
+                known[v] = known[v] + ppermute(known[v], axis, [(owner[v], rank)])
+                here[v].add(rank)
+        given = dict(zip(tape.inputs, args))
+        return [broadcast(known[a], axis, owner[a]) if a in owner else given.get(a, a) for a in tape.outputs]
+
+    return shard_map(body, mesh=mesh, in_specs=P(), out_specs=P())
+
+
+def _round(left: Sequence[Equation], ranks: dict, here: dict, size: int) -> list[list[Equation]]:
+    """For each rank, its operations whose operands it has, or computes in this round."""
+    pieces: list[list[Equation]] = [[] for _ in range(size)]
+    made: dict[Var, int] = {}
+    for eqn in left:
+        rank = ranks[eqn]
+        operands = [a for a in eqn.inputs if isinstance(a, Var)]
+        if all(rank in here.get(a, ()) or made.get(a) == rank for a in operands):
+            pieces[rank].append(eqn)
+            made.update(dict.fromkeys(eqn.outputs, rank))
+    return pieces
+
+
+def _varying(tape: Tape, axis: str) -> Tape:
+    """The same tape with all its values varying along an axis, also in bodies."""
+    names: dict[Var, Var] = {}
+
+    def name(a: Any) -> Any:
+        if not isinstance(a, Var):
+            return a
+        return names.setdefault(a, Var(a.type.update(states=a.type.states.with_state((axis,), VARYING))))
+
+    def params(eqn: Equation) -> dict:
+        return {k: _varying(x, axis) if isinstance(x, Tape) else x for k, x in eqn.params.items()}
+
+    equations = [
+        Equation(eqn.primitive, [*map(name, eqn.inputs)], params(eqn), [*map(name, eqn.outputs)], eqn.source)
+        for eqn in tape.equations
+    ]
+    return Tape([*map(name, tape.inputs)], equations, [*map(name, tape.outputs)])
+
+
+def _branch(piece: Sequence[Equation], made: Sequence[Var], known: dict, axis: str) -> Callable[[], list]:
+    """Run a rank's piece: the values that all ranks make in the round, zeros for those of others."""
+
+    def run() -> list:
+        env = dict(known)
+        for eqn in piece:
+            if eqn.primitive.is_higher_order:  # its body takes varying values, constants too
+                operands = [a if isinstance(a, Var) else vary_along(a, (axis,)) for a in eqn.inputs]
+                eqn = Equation(eqn.primitive, operands, eqn.params, eqn.outputs, eqn.source)
+            evaluate_equation(eqn, env)
+        own = {v for eqn in piece for v in eqn.outputs}
+        return [env[v] if v in own else zeros_like(v.type)[()] for v in made]
+
+    return run
+
+
+def _sends(left: Sequence[Equation], ranks: dict, here: dict, made: Sequence[Var]) -> list[tuple[Var, int]]:
+    """The values just made that another rank needs, with each rank that needs them."""
+    needed = dict.fromkeys((a, ranks[eqn]) for eqn in left for a in eqn.inputs if isinstance(a, Var))
+    return [(a, rank) for a, rank in needed if a in made and rank not in here[a]]
+
+
+# ---------------------------------------------------------------- finding a placement
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A schedule of a tape's operations: for each, its name, its rank, and when it starts and ends, in seconds.
+
+    Printing it draws a lane for each rank.
+    """
+
+    operations: tuple[tuple[str, int, float, float], ...]
+    ranks: int
+
+    @property
+    def placement(self) -> list[int]:
+        return [rank for _, rank, _, _ in self.operations]
+
+    @property
+    def seconds(self) -> float:
+        return max((end for *_, end in self.operations), default=0.0)
+
+    def __str__(self) -> str:
+        lines, width = [], 72
+        for rank in range(self.ranks):
+            line = [" "] * width
+            for name, _, start, end in (op for op in self.operations if op[1] == rank):
+                first, last = (min(int(width * t / (self.seconds or 1.0)), width) for t in (start, end))
+                cell = f"[{name[: max(last - first - 2, 0)]}".ljust(last - first - 1, "-") + "]"
+                line[first:last] = cell[: last - first]
+            lines.append(f"rank {rank} |{''.join(line)}|")
+        return "\n".join([*lines, f"{show_seconds(self.seconds)} in all"])
+
+
+def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_per_second: float = 1e9) -> Lanes:
+    """Place a tape's operations on ranks by list scheduling.
+
+    An operation takes a floating-point operation for each number of its results; a product those of its terms. A value
+    takes the time of a `ppermute` to another rank, by the α–β model. If one rank alone is as fast, all is placed there.
+
+    >>> import minidiff.numpy as np
+    >>> x = np.ones((64, 64))
+    >>> tape = md.make_tape(lambda a, b: np.tanh(a @ a) + np.tanh(b @ b))(x, x)
+    >>> list_schedule(tape, ranks=2, model=CostModel(1e-6, 1e-9)).placement
+    [0, 0, 1, 1, 0]
+    """
+    model = model or CostModel(alpha=1e-6, beta=1e-9)
+    seconds = [_flops_of(eqn) / flops_per_second for eqn in tape.equations]
+    number = {v: k for k, eqn in enumerate(tape.equations) for v in eqn.outputs}
+    needs = [[number[a] for a in eqn.inputs if isinstance(a, Var) and a in number] for eqn in tape.equations]
+    distance = list(seconds)
+    for k in reversed(range(len(needs))):
+        for j in needs[k]:
+            distance[j] = max(distance[j], seconds[j] + distance[k])
+    free, done, found = [0.0] * ranks, {}, {}
+    while len(found) < len(needs):
+        k = max((k for k in range(len(needs)) if k not in found and all(j in found for j in needs[k])),
+                key=lambda k: distance[k])  # fmt: skip
+        starts = []
+        for rank in range(ranks):
+            arrivals = [done[j] + (found[j][1] != rank) * _delay(tape, j, model) for j in needs[k]]
+            starts.append(max([free[rank], *arrivals]))
+        rank = int(numpy.argmin(starts))
+        free[rank] = done[k] = starts[rank] + seconds[k]
+        found[k] = str(tape.equations[k].primitive), rank, starts[rank], done[k]
+    lanes = Lanes(tuple(found[k] for k in range(len(needs))), ranks)
+    if ranks > 1 and sum(seconds) <= lanes.seconds:
+        return replace(list_schedule(tape, 1, model, flops_per_second), ranks=ranks)
+    return lanes
+
+
+def _flops_of(eqn: Equation) -> int:
+    return flops(Tape([], [eqn], [])) or sum(v.type.size for v in eqn.outputs)
+
+
+def _delay(tape: Tape, k: int, model: CostModel) -> float:
+    return model.seconds("ppermute", 2, sum(v.type.nbytes for v in tape.equations[k].outputs))

@@ -1,0 +1,43 @@
+"""Tapes and placements, and what they compute and send on any backend."""
+
+import numpy
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from minidiff.types import Var
+from tests.programs import assert_trees_close
+
+POINT = 2.0, 5.0
+FORMULA = md.make_tape(lambda x, y: np.log(x) + x * y - np.sin(y))(*POINT)
+
+ARGS = np.linspace(0.1, 1.0, 6).reshape(2, 3), np.linspace(1.0, 2.0, 6).reshape(3, 2)
+
+
+def mixed(x, y):
+    z = np.tanh(x @ y)
+    return np.sum(z * z + np.exp(-z)), md.scan(lambda c, row: (c * row, np.sum(c)), np.ones(3), x)[1], y
+
+
+TAPE = md.make_tape(mixed)(*ARGS)
+
+
+def random_placement(seed, ranks):
+    return numpy.random.default_rng(seed).integers(ranks, size=len(TAPE.equations)).tolist()
+
+
+def cut(placement):
+    """The number of values and other ranks that need them."""
+    owner = {v: rank for eqn, rank in zip(TAPE.equations, placement) for v in eqn.outputs}
+    uses = {(a, rank) for eqn, rank in zip(TAPE.equations, placement) for a in eqn.inputs if isinstance(a, Var)}
+    return sum(a in owner and owner[a] != rank for a, rank in uses)
+
+
+def check_placement(mesh, placement):
+    f = spmd.partition_tape(TAPE, placement, mesh)
+    assert_trees_close(f(*ARGS), list(mixed(*ARGS)), rtol=1e-12)
+    loss = lambda f: lambda *args: sum(np.sum(np.sin(x)) for x in f(*args))  # noqa: E731
+    gradient = md.grad(loss(f), argnums=(0, 1))
+    assert_trees_close(gradient(*ARGS), md.grad(loss(mixed), argnums=(0, 1))(*ARGS), rtol=1e-10)
+    md.make_tape(gradient)(*ARGS).check()
+    assert spmd.communication(f)(*ARGS).counts.get("ppermute", 0) == (cut(placement) if mesh.size > 1 else 0)

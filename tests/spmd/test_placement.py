@@ -1,0 +1,50 @@
+"""Tapes whose operations are placed on ranks: values, derivatives and sends; and placements that are found."""
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from tests.placement_programs import FORMULA, POINT, check_placement, random_placement
+
+MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
+
+
+def test_the_formula_on_two_ranks():
+    """log, multiply and add on the first rank, sin and subtract on the second: the sum is sent, its cotangent back."""
+    f = spmd.partition_tape(FORMULA, [0, 0, 0, 1, 1], MESH)
+    gradient = md.grad(lambda x, y: f(x, y)[0], argnums=(0, 1))
+    numpy.testing.assert_allclose(gradient(*POINT), (5.5, 2.0 - np.cos(5.0)), rtol=1e-12)
+    sends = [row for row in spmd.communication(gradient)(*POINT).rows if row.collective == "ppermute"]
+    assert [(row.direction, row.count, row.bytes) for row in sends] == [("forward", 1, 8), ("backward", 1, 8)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_placement(seed, ranks):
+    check_placement(spmd.make_mesh((ranks,), ("i",), backend="simulated"), random_placement(seed, ranks))
+
+
+def test_list_schedule():
+    """Independent chains go to different ranks if it pays; a slow network keeps all on one."""
+    x = np.ones((32, 32))
+    tape = md.make_tape(lambda a, b: np.sum(np.tanh(a @ a) @ a) + np.sum(np.tanh(b @ b) @ b))(x, x)
+    fast, slow = (spmd.list_schedule(tape, 2, spmd.CostModel(alpha, 1e-10)) for alpha in (1e-7, 1.0))
+    alone = spmd.list_schedule(tape, 1)
+    assert len({*fast.placement}) == 2 and fast.seconds < 0.6 * alone.seconds
+    assert slow.seconds <= alone.seconds * (1 + 1e-12)
+    first, second, total = str(fast).splitlines()
+    assert first.startswith("rank 0 |[matmul") and second.startswith("rank 1 |[matmul") and "in all" in total
+    for (name, rank, start, end), eqn in zip(fast.operations, tape.equations):
+        assert name == eqn.primitive.name and end > start
+        assert not any(r == rank and s < end and start < e for n, r, s, e in fast.operations if (n, s) != (name, start))
+    f = spmd.partition_tape(tape, fast.placement, MESH)
+    numpy.testing.assert_allclose(f(0.1 * x, 0.2 * x)[0], tape(0.1 * x, 0.2 * x)[0])
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"must have one of the ranks 0 to 1 for each of the 5 operations"):
+        spmd.partition_tape(FORMULA, [0, 0, 0, 2, 1], MESH)
+    with pytest.raises(ValueError, match="has 2 axes; pieces are on the ranks along one"):
+        spmd.partition_tape(FORMULA, [0] * 5, spmd.make_mesh((2, 1), ("i", "j"), backend="simulated"))
