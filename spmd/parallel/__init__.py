@@ -84,20 +84,26 @@ from spmd.parallel.tensor import (
     tensor_parallel,
     tensor_parallel_dense,
 )
+from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
+from spmd.parallel.vocabulary import embed, label_cross_entropy
 
 __all__ = [
+    "Config",
     "attention",
     "attention_by_heads",
     "column_parallel",
     "cross_entropy",
     "data_parallel",
     "dense",
+    "embed",
     "fully_sharded",
     "fully_sharded_tensor_parallel",
     "gathered",
     "gathering",
     "gathering_again",
     "init_params",
+    "init_transformer",
+    "label_cross_entropy",
     "loss",
     "matmul_all_gather",
     "matmul_all_gather_bidirectional",
@@ -106,6 +112,7 @@ __all__ = [
     "matmul_psum_scatter_bidirectional",
     "matmul_psum_scatter_overlapped",
     "mixture_of_experts",
+    "next_token_loss",
     "pipeline",
     "pipeline_parallel",
     "predict",
@@ -117,5 +124,6 @@ __all__ = [
     "stacked_layers",
     "tensor_parallel",
     "tensor_parallel_dense",
+    "transformer",
     "unstacked_layers",
 ]
