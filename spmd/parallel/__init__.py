@@ -49,7 +49,8 @@ Where these counts come from:
   gradient with respect to the inputs is taken, and no biases.
 
 Two more files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
-experts (`expert.py`). They document what they communicate.
+experts (`expert.py`). A transformer (`transformer.py`) with integer tokens and labels (`vocabulary.py`) is tensor
+parallel in `megatron.py`. They document what they communicate.
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
@@ -74,6 +75,7 @@ from spmd.parallel.matmul import (
     matmul_psum_scatter_bidirectional,
     matmul_psum_scatter_overlapped,
 )
+from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer, transformer_specs
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
@@ -124,6 +126,9 @@ __all__ = [
     "stacked_layers",
     "tensor_parallel",
     "tensor_parallel_dense",
+    "tensor_parallel_options",
+    "tensor_parallel_transformer",
     "transformer",
+    "transformer_specs",
     "unstacked_layers",
 ]
