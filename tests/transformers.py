@@ -14,7 +14,9 @@ from minidiff.nn import gelu
 from spmd import P
 from spmd.parallel import (
     Config,
+    embed,
     init_transformer,
+    label_cross_entropy,
     next_token_loss,
     tensor_parallel_options,
     tensor_parallel_transformer,
@@ -116,28 +118,47 @@ def check_labels(mesh):
                 f(params, batch)
 
 
+def check_vocabulary(mesh):
+    """The look-up and the cross entropy are those of one device, also where exponentials overflow."""
+    rng, numbers = numpy.random.default_rng(0), numpy.array([[0, 7, 3], [4, 4, 1]])
+    table, logits = rng.normal(size=(8, 5)), rng.normal(size=(2, 3, 8))
+    row, element = 8 * numbers.size * 5, 8 * numbers.size
+    traffic = {"embed": {"psum": (1, row)}, "label_cross_entropy": {"pmax": (1, element), "psum": (2, 2 * element)}}
+    for f, x, split in ((embed, table, P(AXIS)), *((label_cross_entropy, s * logits, LAST) for s in (1, 1e4))):
+        local = partial(f, axis=AXIS)
+        mapped = spmd.shard_map(local, mesh=mesh, in_specs=(split, P()), out_specs=P())
+        weights = rng.normal(size=f(x, numbers).shape)
+        of_sum = [md.value_and_grad(lambda x, h=h: np.sum(weights * h(x, numbers))) for h in (mapped, f)]  # noqa: B023
+        assert_trees_close(md.tree.map(whole, of_sum[0](x)), of_sum[1](x), rtol=1e-10, atol=1e-12)
+        expected = {("forward", name, AXIS): sent for name, sent in traffic[f.__name__].items()}
+        assert communicated(spmd.communication(of_sum[0])(x)) == expected
+        for h in (mapped, f):  # on a tape there are no values to check
+            for wrong in (-1, 8):
+                found = md.jit(h)(x, numpy.array([[wrong, 2, 3]] * 2))
+                assert numpy.isnan(found[:, 0]).all()
+                assert numpy.isfinite(found[:, 1:]).all()
+
+
+LAST = P(None, None, AXIS)
+
 # ---------------------------------------------------------------- f and g written by hand
 
 
 @md.custom_vjp
-def own_f(x):
+def custom_f(x):
     return x
 
 
 @md.custom_vjp
-def own_g(x):
+def custom_g(x):
     return psum(x, AXIS)
 
 
-own_f.defvjp(lambda x: (x, None), lambda _, ct: (psum(ct, AXIS),))
-own_g.defvjp(lambda x: (psum(x, AXIS), None), lambda _, ct: (ct,))
+custom_f.defvjp(lambda x: (x, None), lambda _, ct: (psum(ct, AXIS),))
+custom_g.defvjp(lambda x: (psum(x, AXIS), None), lambda _, ct: (ct,))
 
-ENDS = {
-    "types' f, g": (lambda x: x, partial(psum, axis_name=AXIS)),
-    "own f, g": (own_f, own_g),
-    "own f, types' g": (own_f, partial(psum, axis_name=AXIS)),
-    "types' f, own g": (lambda x: x, own_g),
-}
+BEGIN = {"inserted": lambda x: x, "custom": custom_f}
+END = {"psum": partial(psum, axis_name=AXIS), "custom": custom_g}
 
 
 def gradients(mesh, f, g, typed, inside):
@@ -159,19 +180,20 @@ def check_pairs(mesh):
     rng = numpy.random.default_rng(0)
     x, A, B = rng.normal(size=(3, 4)), rng.normal(size=(4, 8)), rng.normal(size=(8, 4))
     right = md.grad(lambda x, A, B: np.sum((gelu(x @ A) @ B) ** 2), argnums=(0, 1, 2))(x, A, B)
-    settings = {"typed outside": (True, False), "typed inside": (True, True)}
-    settings |= {"inside": (False, True), "outside": (False, False)}
-    assert len(PAIRS) == len(ENDS)
-    for line in PAIRS:
-        name, cells = line[:15].rstrip(), line[15:].split()
+    assert len(PAIRS) == 4
+    for f, g, *cells in map(str.split, PAIRS):
         typed, inside, outside = cells[:3], cells[3:6], cells[6:]
-        factors = {"typed outside": typed, "typed inside": typed, "inside": inside, "outside": outside}
-        for setting, (check_rep, within) in settings.items():
-            found = map(whole, gradients(mesh, *ENDS[name], check_rep, within)(x, A, B))
-            for factor, y, z in zip(factors[setting], found, right):
-                times, parts = eval(factor, {}, {"p": mesh.size, "part": None}), y.reshape(-1, *z.shape)
-                if times is None:  # the terms of all ranks have the sum that A's gradient has
-                    times, parts = eval(inside[1], {}, {"p": mesh.size}), numpy.sum(parts, axis=0, keepdims=True)
-                    assert not numpy.allclose(y[: len(z)], times * z)
-                for part in parts:
-                    numpy.testing.assert_allclose(part, times * z, rtol=1e-10, err_msg=f"{name}, {setting}")
+        for check_rep, within, factors in (
+            (True, False, typed),
+            (True, True, typed),
+            (False, True, inside),
+            (False, False, outside),
+        ):
+            found = map(whole, gradients(mesh, BEGIN[f], END[g], check_rep, within)(x, A, B))
+            for factor, y, z in zip(factors, found, right):
+                parts = y.reshape(-1, *z.shape)  # the rank's each, of x in the body
+                if factor == "term":
+                    assert not numpy.allclose(parts[0], parts[1])
+                    parts, factor = numpy.sum(parts, axis=0, keepdims=True), inside[1]
+                expected = eval(factor, {}, {"p": mesh.size}) * numpy.stack([z] * len(parts))
+                numpy.testing.assert_allclose(parts, expected, rtol=1e-10, err_msg=f"{f}, {g}, {check_rep}, {within}")

@@ -19,24 +19,28 @@ the same on all ranks.
 
 **f and g.** Megatron marks the two ends of a half layer by a conjugate pair of functions: f is the identity forward and
 an all-reduce backward, g the reverse. Types have both. f is the `pbroadcast` that they insert where x, the same on all
-ranks, meets split weights: once for query, key and value, since it is inserted once for a value and axes. g is `psum`
-of a varying value, whose transpose is a `pbroadcast`. Written by hand, as two `custom_vjp`, the pair is right in one of
-three settings. With p ranks, the gradients of x, of columns and of rows of the weights are the right ones times:
+ranks, meets split weights: one for query, key and value together. g is `psum`, whose transpose is a `pbroadcast`.
+Written by hand, each as a `custom_vjp`, the pair is right in one of three settings. A perceptron g(gelu(f(x) @ A) @ B)
+on p ranks has the gradients in x, A and B, relative to the right ones:
 
-===============  =========  ============================  =============================
-of x, A and B    typed      check_rep=False, grad inside  check_rep=False, grad outside
-===============  =========  ============================  =============================
-types' f, g      1 1 1      part p p                      1 1 1
-own f, g         p 1 1      1 1 1                         1 1/p 1/p
-own f, types' g  p 1 1      p p p                         p 1 1
-types' f, own g  1 1 1      part 1 1                      1/p 1/p 1/p
-===============  =========  ============================  =============================
+========  ======  =======  ============================  =============================
+f         g       typed    check_rep=False, grad inside  check_rep=False, grad outside
+========  ======  =======  ============================  =============================
+inserted  psum    1 1 1    term p p                      1 1 1
+custom    custom  p 1 1    1 1 1                         1 1/p 1/p
+custom    psum    p 1 1    p p p                         p 1 1
+inserted  custom  1 1 1    term 1 1                      1/p 1/p 1/p
+========  ======  =======  ============================  =============================
 
-(part: the rank's term alone.) With types, the own f sums a cotangent that has been summed: where its result, still the
-same on all ranks, meets the weights, a `pbroadcast` is inserted all the same. Without types `psum` is its own
-transpose, right only if the cotangents of the ranks add up to one, as `shard_map` then arranges: it divides those of
-unmapped results by p, and sums those of unmapped arguments. The pair assumes instead that each rank has the whole
-cotangent. That holds where each rank takes the gradient of its loss, as Megatron's processes do: in the body.
+- Typed, whether the gradient is taken inside the body or outside: the result of a custom f is still the same on all
+  ranks, so a `pbroadcast` is inserted after it. Its cotangent is a sum already, and f sums p equal numbers.
+- Without types nothing is inserted, and `psum` is its own transpose. Inside the body that is wrong, since each rank
+  begins with the whole cotangent, 1: f and g are needed there ("term": a rank has but its own term of the sum). It is
+  the setting that Megatron is written for, where each process differentiates its own loss.
+- Outside, `shard_map` makes up for it: it divides the cotangent of an unmapped result by p, and sums those of unmapped
+  arguments. Then g must sum, and f must not.
+
+With types the place of a gradient changes nothing, and no function has to be conjugated by hand.
 
 Source: Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model parallelism",
 section 3; JEP 17111, "Efficient transposition of replication-inducing collectives".

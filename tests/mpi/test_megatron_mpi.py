@@ -33,6 +33,11 @@ def test_f_and_g_by_hand():
 
 
 @everywhere
+def test_the_vocabulary_is_split():
+    transformers.check_vocabulary(mesh_of_all())
+
+
+@everywhere
 def test_labels_out_of_range():
     transformers.check_labels(mesh_of_all())
 

@@ -35,6 +35,11 @@ def test_examples_split_along_a_second_axis():
     transformers.check_split_batch(spmd.make_mesh((2, 2), ("batch", AXIS), backend="simulated"))
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_vocabulary_is_split(ranks):
+    transformers.check_vocabulary(mesh_of(ranks))
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_labels_out_of_range(ranks):
     transformers.check_labels(mesh_of(ranks))

@@ -100,7 +100,7 @@ MISFITS = {
     "a negative label": (IndexError, TEXT, TEXT - 1, r"label -1 is not in the vocabulary of 7"),
     "a token beyond": (IndexError, TEXT + 1, TEXT, r"token 7 is not in the vocabulary of 7"),
     "one-hot labels": (TypeError, TEXT, one_hot(TEXT, 7), r"labels are integers from 0 to 6, got f64\[2,6,7\]"),
-    "a label too few": (ValueError, TEXT, TEXT[:, 1:], r"labels are \(2, 6\) for logits \(2, 6, 7\), got \(2, 5\)"),
+    "a label too few": (ValueError, TEXT, TEXT[:, 1:], r"of logits \(2, 6, 7\) have the shape \(2, 6\), got \(2, 5\)"),
 }
 
 
