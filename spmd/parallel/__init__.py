@@ -49,7 +49,8 @@ Where these counts come from:
   gradient with respect to the inputs is taken, and no biases.
 
 Two more files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
-experts (`expert.py`). They document what they communicate.
+experts (`expert.py`). A transformer (`transformer.py`) with integer tokens and labels (`vocabulary.py`) is tensor
+parallel in `megatron.py`. They document what they communicate.
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
@@ -75,6 +76,7 @@ from spmd.parallel.matmul import (
     matmul_psum_scatter_bidirectional,
     matmul_psum_scatter_overlapped,
 )
+from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer, transformer_specs
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.search import search
@@ -86,8 +88,11 @@ from spmd.parallel.tensor import (
     tensor_parallel,
     tensor_parallel_dense,
 )
+from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
+from spmd.parallel.vocabulary import embed, label_cross_entropy
 
 __all__ = [
+    "Config",
     "attention",
     "attention_by_heads",
     "chunked_attention",
@@ -95,12 +100,15 @@ __all__ = [
     "cross_entropy",
     "data_parallel",
     "dense",
+    "embed",
     "fully_sharded",
     "fully_sharded_tensor_parallel",
     "gathered",
     "gathering",
     "gathering_again",
     "init_params",
+    "init_transformer",
+    "label_cross_entropy",
     "loss",
     "matmul_all_gather",
     "matmul_all_gather_bidirectional",
@@ -109,6 +117,7 @@ __all__ = [
     "matmul_psum_scatter_bidirectional",
     "matmul_psum_scatter_overlapped",
     "mixture_of_experts",
+    "next_token_loss",
     "pipeline",
     "pipeline_parallel",
     "predict",
@@ -121,6 +130,10 @@ __all__ = [
     "stacked_layers",
     "tensor_parallel",
     "tensor_parallel_dense",
+    "tensor_parallel_options",
+    "tensor_parallel_transformer",
+    "transformer",
+    "transformer_specs",
     "unstacked_layers",
     "zigzag",
 ]

@@ -1,0 +1,150 @@
+"""A decoder-only transformer, as plain functions on a tree of parameters.
+
+A block has two half layers, attention and a multilayer perceptron. Each reads the residual stream x through a norm and
+adds its result to it. The functions take `combine`, which closes a half layer; on one device it does nothing. A
+parallelism whose ranks each compute a part of a half layer's result passes the sum over ranks, and its own `embed` and
+`error`; the rest does not change. `dimensions` names the dimensions of each parameter: initialisation gives each name a
+size, and a parallelism says which names it splits. There are no biases.
+
+Source: Vaswani et al., "Attention is all you need"; Su et al., "RoFormer: Enhanced transformer with rotary position
+embedding"; Zhang and Sennrich, "Root mean square layer normalization"; Shazeer, "GLU variants improve transformer";
+Ainslie et al., "GQA: Training generalized multi-query transformer models from multi-head checkpoints".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+from minidiff.nn import dot_product_attention, gelu, silu
+from spmd.parallel.vocabulary import embed, label_cross_entropy
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and options of a transformer.
+
+    Each of the `kv_heads` heads of keys and values (by default `heads`) serves heads / kv_heads heads of queries.
+    Options are layer norm in place of RMS norm, SwiGLU or GELU, and a head that is `tied` to the embedding, as its
+    transpose. Raises ValueError for sizes that do not fit: rotary positions turn the features of a head in pairs.
+    """
+
+    vocabulary: int
+    features: int
+    heads: int
+    layers: int
+    hidden: int
+    kv_heads: int | None = None
+    layer_norm: bool = False
+    swiglu: bool = True
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        if self.features % (2 * self.heads) or self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"{self}: features must be a multiple of 2 * heads, and heads of kv_heads")
+
+
+def dimensions(config: Config) -> dict:
+    """The tree of parameters, with the names of its dimensions as leaves.
+
+    >>> dimensions(Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6, tied=True))['layers'][0]['mlp']
+    {'up': 'features hidden', 'down': 'hidden features', 'gate': 'features hidden'}
+    """
+    pair = "features kv_heads size"
+    attention = {"query": "features heads size", "key": pair, "value": pair, "out": "heads size features"}
+    mlp = {"up": "features hidden", "down": "hidden features", **({"gate": "features hidden"} if config.swiglu else {})}
+    layer = {"attention_norm": "features", "attention": attention, "mlp_norm": "features", "mlp": mlp}
+    head = {} if config.tied else {"head": "features vocabulary"}
+    return {"embedding": "vocabulary features", "layers": [layer] * config.layers, "norm": "features", **head}
+
+
+def sizes(config: Config) -> dict[str, int]:
+    """The size of each dimension that `dimensions` names."""
+    return {**vars(config), "kv_heads": config.kv_heads or config.heads, "size": config.features // config.heads}
+
+
+def init_transformer(rng: Any, config: Config) -> dict:
+    """Random weights of standard deviation 1 / sqrt(features), and scales of 1.
+
+    >>> init_transformer(np.random.default_rng(0), Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)).keys()
+    dict_keys(['embedding', 'head', 'layers', 'norm'])
+    """
+
+    def initial(names: str) -> Any:
+        shape = [sizes(config)[name] for name in names.split()]
+        return rng.normal(size=shape) / np.sqrt(config.features) if len(shape) > 1 else np.ones(shape)
+
+    return md.tree.map(initial, dimensions(config))
+
+
+def normalized(config: Config, scale: Any, x: Any) -> Any:
+    """RMS norm over the features; layer norm is the same of centred features: [..., features] -> same."""
+    x = x - np.mean(x, axis=-1, keepdims=True) if config.layer_norm else x
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
+
+
+def rotary(x: Any, positions: Any) -> Any:
+    """Rotate pairs of features by angles that grow with the position: [..., tokens, heads, size] -> same.
+
+    The product of a query and a key then depends on the difference of their positions [tokens] alone.
+    """
+    half = x.shape[-1] // 2
+    angles = positions[:, None, None] * 10000.0 ** (-np.arange(half) / half)
+    a, b, cos, sin = x[..., :half], x[..., half:], *(f(angles).astype(x.dtype) for f in (np.cos, np.sin))
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
+def causal_attention(params: dict, x: Any) -> Any:
+    """Each token attends to itself and those before it: [batch, tokens, features] -> same."""
+    positions = np.arange(x.shape[-2])
+    query, key, value = (np.einsum("btf,fhs->bths", x, params[name]) for name in ("query", "key", "value"))
+    attended = dot_product_attention(rotary(query, positions), rotary(key, positions), value, is_causal=True)
+    return np.einsum("bths,hsf->btf", attended, params["out"])
+
+
+def mlp(params: dict, x: Any) -> Any:
+    """SwiGLU if there is a gate, else GELU: [..., features] -> same."""
+    up = x @ params["up"]
+    return (silu(x @ params["gate"]) * up if "gate" in params else gelu(up)) @ params["down"]
+
+
+def block(config: Config, params: dict, x: Any, combine: Callable = lambda x: x) -> Any:
+    """Attention, then the perceptron, each added to the residual stream: [batch, tokens, features] -> same."""
+    x = x + combine(causal_attention(params["attention"], normalized(config, params["attention_norm"], x)))
+    return x + combine(mlp(params["mlp"], normalized(config, params["mlp_norm"], x)))
+
+
+def transformer(
+    config: Config, params: dict, tokens: Any, combine: Callable = lambda x: x, embed: Callable = embed
+) -> Any:
+    """The logits of each next token: [batch, tokens] -> [batch, tokens, vocabulary].
+
+    `combine(x)` closes each half layer; `embed(table, tokens)` looks up rows. Raises IndexError for other tokens.
+
+    >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
+    >>> transformer(config, init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2]])).shape
+    (1, 3, 8)
+    """
+    x = embed(params["embedding"], tokens)
+    for layer in params["layers"]:
+        x = block(config, layer, x, combine)
+    return normalized(config, params["norm"], x) @ (params["embedding"].T if config.tied else params["head"])
+
+
+def next_token_loss(
+    config: Config, params: dict, tokens: Any, labels: Any, error: Callable = label_cross_entropy, **options: Any
+) -> Any:
+    """The mean of `error(logits, labels)` over all tokens: [batch, tokens], [batch, tokens] -> [].
+
+    The label of a token is the next one. `options` are those of `transformer`. Raises IndexError for tokens and labels
+    that are not in the vocabulary. With zero weights, all tokens are equally probable:
+
+    >>> config, text = Config(vocabulary=8, features=4, heads=2, layers=0, hidden=6), np.array([[0, 1, 2, 3]])
+    >>> params = md.tree.map(np.zeros_like, init_transformer(np.random.default_rng(0), config))
+    >>> float(next_token_loss(config, params, text[:, :-1], text[:, 1:]) / np.log(2))
+    3.0
+    """
+    return np.mean(error(transformer(config, params, tokens, **options), labels))

@@ -1,0 +1,120 @@
+"""The transformer on one device: derivatives, causality, rotary positions, integer labels."""
+
+from dataclasses import replace
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+from minidiff.nn import one_hot
+from spmd.parallel import Config, cross_entropy, init_transformer, label_cross_entropy, next_token_loss, transformer
+from spmd.parallel.transformer import normalized, rotary
+
+SMALL = Config(vocabulary=7, features=8, heads=4, layers=2, hidden=6)
+VARIANTS = {
+    "rms norm, SwiGLU": SMALL,
+    "layer norm, GELU": replace(SMALL, layer_norm=True, swiglu=False),
+    "grouped queries, tied": replace(SMALL, kv_heads=2, tied=True),
+    "one head of keys": replace(SMALL, kv_heads=1, layers=1),
+}
+TEXT = numpy.random.default_rng(0).integers(SMALL.vocabulary, size=(2, 6))
+
+
+def params_of(config):
+    return init_transformer(numpy.random.default_rng(1), config)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_derivatives_are_those_of_finite_differences(name):
+    config = VARIANTS[name]
+    md.testing.check_grads(
+        lambda params: next_token_loss(config, params, TEXT[:, :-1], TEXT[:, 1:]), (params_of(config),), order=1
+    )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_logit_depends_on_the_tokens_up_to_its_own(name):
+    config, params = VARIANTS[name], params_of(VARIANTS[name])
+    logits = transformer(config, params, TEXT)
+    for changed in range(TEXT.shape[1]):
+        tokens = TEXT.copy()
+        tokens[:, changed] = (tokens[:, changed] + 1) % config.vocabulary
+        same = numpy.all(numpy.isclose(transformer(config, params, tokens), logits, rtol=0, atol=1e-12), axis=(0, 2))
+        assert same.tolist() == [position < changed for position in range(TEXT.shape[1])]
+
+
+def test_every_parameter_has_a_gradient():
+    for config in VARIANTS.values():
+        gradients = md.grad(lambda params: next_token_loss(config, params, TEXT, TEXT))(params_of(config))  # noqa: B023
+        for path, gradient in md.tree.flatten_with_paths(gradients)[0]:
+            assert numpy.any(gradient), path
+
+
+def test_rotary_products_depend_on_the_difference_of_positions():
+    rng = numpy.random.default_rng(0)
+    query, key = rng.normal(size=(2, 1, 1, 8))
+
+    def product(i, j):
+        return np.sum(rotary(query, np.array([i])) * rotary(key, np.array([j])))
+
+    numpy.testing.assert_allclose(product(0, 0), np.sum(query * key), rtol=1e-12)
+    for shift in (1, 5, 100):
+        numpy.testing.assert_allclose(product(3 + shift, 1 + shift), product(3, 1), rtol=1e-10)
+        assert not numpy.isclose(product(3 + shift, 1), product(3, 1))
+
+
+def test_norms():
+    x = numpy.random.default_rng(0).normal(size=(3, 8)) + 5
+    for config in (SMALL, replace(SMALL, layer_norm=True)):
+        y = normalized(config, np.ones(8), x)
+        numpy.testing.assert_allclose(np.mean(y**2, axis=-1), 1, rtol=1e-5)
+        assert numpy.allclose(np.mean(y, axis=-1), 0) == config.layer_norm
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])  # of which no exponential overflows
+def test_integer_labels_are_one_hot_targets(scale):
+    logits, labels = scale * numpy.random.default_rng(0).normal(size=(2, 5, 7)), TEXT[:, :5]
+    targets = one_hot(labels, 7)
+    found = md.value_and_grad(lambda logits: np.sum(label_cross_entropy(logits, labels)))(logits)
+    expected = md.value_and_grad(lambda logits: np.sum(cross_entropy(logits, targets)))(logits)
+    for x, y in zip(found, expected):
+        numpy.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+
+
+def test_single_precision_stays_so():
+    params = md.tree.map(lambda x: x.astype("float32"), params_of(SMALL))
+    assert transformer(SMALL, params, TEXT).dtype == "float32"
+
+
+def test_compiled_it_is_the_same():
+    params = params_of(SMALL)
+    loss = lambda params, tokens, labels: next_token_loss(SMALL, params, tokens, labels)  # noqa: E731
+    args = params, TEXT[:, :-1], TEXT[:, 1:]
+    for x, y in zip(md.tree.leaves(md.jit(md.grad(loss))(*args)), md.tree.leaves(md.grad(loss)(*args))):
+        numpy.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+
+
+MISFITS = {
+    "a label beyond": (IndexError, TEXT, TEXT + 1, r"label 7 is not in the vocabulary of 7: from 0 to 6"),
+    "a negative label": (IndexError, TEXT, TEXT - 1, r"label -1 is not in the vocabulary of 7"),
+    "a token beyond": (IndexError, TEXT + 1, TEXT, r"token 7 is not in the vocabulary of 7"),
+    "one-hot labels": (TypeError, TEXT, one_hot(TEXT, 7), r"labels are integers from 0 to 6, got f64\[2,6,7\]"),
+    "a label too few": (ValueError, TEXT, TEXT[:, 1:], r"of logits \(2, 6, 7\) have the shape \(2, 6\), got \(2, 5\)"),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_what_does_not_fit(what):
+    error, tokens, labels, message = MISFITS[what]
+    assert TEXT.min() == 0
+    assert TEXT.max() == 6
+    for loss in (next_token_loss, md.value_and_grad(next_token_loss, argnums=1)):
+        with pytest.raises(error, match=message):
+            loss(SMALL, params_of(SMALL), tokens, labels)
+
+
+@pytest.mark.parametrize("sizes", [{"heads": 3}, {"features": 12}, {"kv_heads": 3}])
+def test_sizes_that_do_not_fit(sizes):
+    with pytest.raises(ValueError, match=r"Config\(.*\): features must be a multiple of 2 \* heads, and heads of kv"):
+        replace(SMALL, **sizes)
