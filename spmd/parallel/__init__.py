@@ -77,6 +77,7 @@ from spmd.parallel.matmul import (
     matmul_psum_scatter_overlapped,
 )
 from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer, transformer_specs
+from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_parallel_transformer
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.search import search
@@ -126,6 +127,8 @@ __all__ = [
     "row_parallel",
     "row_parallel_scattered",
     "search",
+    "sequence_parallel_options",
+    "sequence_parallel_transformer",
     "squared_error",
     "stacked_layers",
     "tensor_parallel",

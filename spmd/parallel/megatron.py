@@ -92,12 +92,14 @@ def tensor_parallel_options(axis: str) -> dict[str, Callable]:
     }
 
 
-def tensor_parallel_transformer(mesh: spmd.Mesh, config: Config, **options: Any) -> Callable:
+def tensor_parallel_transformer(
+    mesh: spmd.Mesh, config: Config, ends: Callable = tensor_parallel_options, **options: Any
+) -> Callable:
     """`next_token_loss`, as a function of (params, (tokens, labels)), which all are whole.
 
-    Parameters are split along the mesh's axis, tokens and labels [batch, tokens] are not; `options` are those of
-    `shard_map`. Raises ValueError if the number of ranks does not divide the vocabulary, the heads, those of keys and
-    values, or the hidden features.
+    Parameters are split along the mesh's axis, tokens and labels [batch, tokens] are not; `ends(axis)` are options of
+    `next_token_loss`, `options` those of `shard_map`. Raises ValueError if the number of ranks does not divide the
+    vocabulary, the heads, those of keys and values, or the hidden features.
 
     >>> from spmd.parallel.transformer import init_transformer
     >>> import minidiff.numpy as np
@@ -118,7 +120,7 @@ def tensor_parallel_transformer(mesh: spmd.Mesh, config: Config, **options: Any)
             )
 
     def on_each_rank(params, block):
-        return next_token_loss(config, params, *block, **tensor_parallel_options(axis))
+        return next_token_loss(config, params, *block, **ends(axis))
 
     in_specs = (transformer_specs(config, axis), P())
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)

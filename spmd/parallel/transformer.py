@@ -1,10 +1,10 @@
 """A decoder-only transformer, as plain functions on a tree of parameters.
 
 A block has two half layers, attention and a multilayer perceptron. Each reads the residual stream x through a norm and
-adds its result to it. The functions take `combine`, which closes a half layer; on one device it does nothing. A
-parallelism whose ranks each compute a part of a half layer's result passes the sum over ranks, and its own `embed` and
-`error`; the rest does not change. `dimensions` names the dimensions of each parameter: initialisation gives each name a
-size, and a parallelism says which names it splits. There are no biases.
+adds its result to it. The functions take `gather` and `combine`, which open and close a half layer; on one device they
+do nothing. A parallelism whose ranks each compute a part of a half layer's result passes the sum over ranks, and its
+own `embed` and `error`. `dimensions` names the dimensions of each parameter: initialisation gives each name a size, and
+a parallelism says which names it splits. There are no biases.
 
 Source: Vaswani et al., "Attention is all you need"; Su et al., "RoFormer: Enhanced transformer with rotary position
 embedding"; Zhang and Sennrich, "Root mean square layer normalization"; Shazeer, "GLU variants improve transformer";
@@ -111,18 +111,20 @@ def mlp(params: dict, x: Any) -> Any:
     return (silu(x @ params["gate"]) * up if "gate" in params else gelu(up)) @ params["down"]
 
 
-def block(config: Config, params: dict, x: Any, combine: Callable = lambda x: x) -> Any:
+def same(x: Any) -> Any:
+    return x
+
+
+def block(config: Config, params: dict, x: Any, combine: Callable = same, gather: Callable = same) -> Any:
     """Attention, then the perceptron, each added to the residual stream: [batch, tokens, features] -> same."""
-    x = x + combine(causal_attention(params["attention"], normalized(config, params["attention_norm"], x)))
-    return x + combine(mlp(params["mlp"], normalized(config, params["mlp_norm"], x)))
+    x = x + combine(causal_attention(params["attention"], gather(normalized(config, params["attention_norm"], x))))
+    return x + combine(mlp(params["mlp"], gather(normalized(config, params["mlp_norm"], x))))
 
 
-def transformer(
-    config: Config, params: dict, tokens: Any, combine: Callable = lambda x: x, embed: Callable = embed
-) -> Any:
+def transformer(config: Config, params: dict, tokens: Any, embed: Callable = embed, **ends: Callable) -> Any:
     """The logits of each next token: [batch, tokens] -> [batch, tokens, vocabulary].
 
-    `combine(x)` closes each half layer; `embed(table, tokens)` looks up rows. Raises IndexError for other tokens.
+    `embed(table, tokens)` looks up rows; `ends` are `gather` and `combine`. Raises IndexError for other tokens.
 
     >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> transformer(config, init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2]])).shape
@@ -130,8 +132,9 @@ def transformer(
     """
     x = embed(params["embedding"], tokens)
     for layer in params["layers"]:
-        x = block(config, layer, x, combine)
-    return normalized(config, params["norm"], x) @ (params["embedding"].T if config.tied else params["head"])
+        x = block(config, layer, x, **ends)
+    x = ends.get("gather", same)(normalized(config, params["norm"], x))
+    return x @ (params["embedding"].T if config.tied else params["head"])
 
 
 def next_token_loss(

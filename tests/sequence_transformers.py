@@ -1,0 +1,46 @@
+"""Transformers whose tokens are split between half layers: numbers, communication, memory, on any backend."""
+
+import minidiff as md
+import spmd
+from spmd.parallel import (
+    megatron_sequence,
+    next_token_loss,
+    sequence_parallel_transformer,
+    tensor_parallel_transformer,
+)
+from tests.collective_checks import whole
+from tests.networks import communicated
+from tests.programs import assert_trees_close
+from tests.transformers import AXIS, example
+
+LINES = megatron_sequence.__doc__.splitlines()
+_, BEGIN, END = (i for i, line in enumerate(LINES) if line.startswith("==="))
+
+
+def check_numbers_and_communication(config, mesh):
+    params, batch = example(config, examples=2, tokens=8)
+    loss = sequence_parallel_transformer(mesh, config)
+    expected = md.value_and_grad(lambda params: next_token_loss(config, params, *batch))(params)
+    for f in (md.value_and_grad(loss), md.jit(md.value_and_grad(loss))):
+        assert_trees_close(md.tree.map(whole, f(params, batch)), expected, rtol=1e-10, atol=1e-12)
+    report = spmd.communication(md.grad(loss))(params, batch)
+    names = {"L": config.layers, "N": batch[0].size, "F": config.features, "p": mesh.size}
+    assert communicated(report) == {
+        (direction, collective, AXIS): (eval(count, {}, names), 8 * eval(numbers, {}, names))
+        for direction, collective, count, numbers, _ in (line.split(maxsplit=4) for line in LINES[BEGIN + 1 : END])
+    }
+    mesh.reset_calls()
+    md.grad(loss)(params, batch)
+    assert mesh.calls == report.counts
+
+
+def kept(make, config, mesh):
+    """The bytes that a rank keeps for the backward pass: all results of the linearised forward body."""
+    tape = md.make_tape(md.grad(make(mesh, config)))(*example(config, examples=2, tokens=8))
+    forward = next(eqn for eqn in tape.equations if eqn.primitive.binds_axes)
+    return sum(t.nbytes for t in forward.params["body"].out_types)
+
+
+def check_memory(config, mesh):
+    """The same without what is split over the ranks; the rest is inside half layers, and as large as before."""
+    assert kept(sequence_parallel_transformer, config, mesh) < 0.7 * kept(tensor_parallel_transformer, config, mesh)

@@ -1,0 +1,27 @@
+"""Transformers whose tokens are split between half layers, on simulated ranks."""
+
+import pytest
+
+import spmd
+from spmd.parallel import sequence_parallel_transformer
+from tests.sequence_transformers import check_memory, check_numbers_and_communication
+from tests.transformers import AXIS, CONFIGS, WIDE, example
+
+
+def mesh_of(ranks):
+    return spmd.make_mesh((ranks,), (AXIS,), backend="simulated")
+
+
+@pytest.mark.parametrize("name, ranks", [(name, ranks) for ranks in (2, 4) for name in CONFIGS if name != "tied"])
+def test_numbers_and_communication(name, ranks):
+    check_numbers_and_communication(CONFIGS[name], mesh_of(ranks))
+
+
+def test_memory():
+    check_memory(WIDE, mesh_of(4))
+
+
+def test_tokens_that_ranks_do_not_divide():
+    params, batch = example(WIDE, tokens=5)
+    with pytest.raises(ValueError, match=r"axis 1 of f64\[4,5,16\] is split over 4 ranks, which do not divide 5"):
+        sequence_parallel_transformer(mesh_of(4), WIDE)(params, batch)
