@@ -1,6 +1,7 @@
 """The transformer on one device: derivatives, causality, rotary positions, integer labels."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy
 import pytest
@@ -46,7 +47,7 @@ def test_a_logit_depends_on_the_tokens_up_to_its_own(name):
 
 def test_every_parameter_has_a_gradient():
     for config in VARIANTS.values():
-        gradients = md.grad(lambda params: next_token_loss(config, params, TEXT, TEXT))(params_of(config))  # noqa: B023
+        gradients = md.grad(next_token_loss, argnums=1)(config, params_of(config), TEXT, TEXT)
         for path, gradient in md.tree.flatten_with_paths(gradients)[0]:
             assert numpy.any(gradient), path
 
@@ -88,9 +89,7 @@ def test_single_precision_stays_so():
 
 
 def test_compiled_it_is_the_same():
-    params = params_of(SMALL)
-    loss = lambda params, tokens, labels: next_token_loss(SMALL, params, tokens, labels)  # noqa: E731
-    args = params, TEXT[:, :-1], TEXT[:, 1:]
+    loss, args = partial(next_token_loss, SMALL), (params_of(SMALL), TEXT[:, :-1], TEXT[:, 1:])
     for x, y in zip(md.tree.leaves(md.jit(md.grad(loss))(*args)), md.tree.leaves(md.grad(loss)(*args))):
         numpy.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
 
