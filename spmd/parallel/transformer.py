@@ -111,11 +111,7 @@ def mlp(params: dict, x: Any) -> Any:
     return (silu(x @ params["gate"]) * up if "gate" in params else gelu(up)) @ params["down"]
 
 
-def same(x: Any) -> Any:
-    return x
-
-
-def block(config: Config, params: dict, x: Any, combine: Callable = same, gather: Callable = same) -> Any:
+def block(config: Config, params: dict, x: Any, combine: Callable = lambda x: x, gather: Callable = lambda x: x) -> Any:
     """Attention, then the perceptron, each added to the residual stream: [batch, tokens, features] -> same."""
     x = x + combine(causal_attention(params["attention"], gather(normalized(config, params["attention_norm"], x))))
     return x + combine(mlp(params["mlp"], gather(normalized(config, params["mlp_norm"], x))))
@@ -133,7 +129,7 @@ def transformer(config: Config, params: dict, tokens: Any, embed: Callable = emb
     x = embed(params["embedding"], tokens)
     for layer in params["layers"]:
         x = block(config, layer, x, **ends)
-    x = ends.get("gather", same)(normalized(config, params["norm"], x))
+    x = ends.get("gather", lambda x: x)(normalized(config, params["norm"], x))
     return x @ (params["embedding"].T if config.tied else params["head"])
 
 
