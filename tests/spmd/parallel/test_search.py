@@ -7,7 +7,9 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff.nn import softmax
-from spmd.parallel import search
+from spmd.parallel import Config, init_transformer, next_token_loss, search, transformer_specs
+from spmd.parallel.megatron import SPLIT
+from spmd.parallel.transformer import dimensions
 
 BATCH, TOKENS, FEATURES, HEADS, D, HIDDEN = 2, 16, 64, 8, 8, 256
 QKV = (FEATURES, HEADS, D)
@@ -47,6 +49,20 @@ def test_it_finds_megatron_s_layout():
         spmd.P("feats"),
     ]
     assert "hidden along feats, heads along feats" in str(found) and "choices need more than" in str(found)
+
+
+def test_on_the_transformer_it_finds_what_tensor_parallelism_splits():
+    config = Config(vocabulary=64, features=32, heads=4, layers=1, hidden=64)
+    params, text = init_transformer(numpy.random.default_rng(0), config), numpy.arange(18).reshape(2, 9)
+    memory = 0.3 * sum(x.nbytes for x in md.tree.leaves(params))
+    mesh = spmd.make_mesh((4,), ("feats",), backend="simulated")
+    loss = lambda params, batch: next_token_loss(config, params, *batch)  # noqa: E731
+    names = dimensions(config), "batch tokens"
+    found = search(loss, params, (text[:, :-1], text[:, 1:]), mesh, names, memory=memory)
+    assert found.best.axes == dict.fromkeys(SPLIT, "feats")
+    assert md.tree.structure(found.best.specs[0]) == md.tree.structure(transformer_specs(config, "feats"))
+    for spec, expected in zip(*map(md.tree.leaves, (found.best.specs[0], transformer_specs(config, "feats")))):
+        assert spec == expected
 
 
 def test_prices_are_those_of_the_program():
