@@ -48,8 +48,9 @@ Where these counts come from:
 - In the backward pass, `fully_sharded` gathers again only what it needs: all weights but the first layer's, since no
   gradient with respect to the inputs is taken, and no biases.
 
-Two more files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
-experts (`expert.py`). They document what they communicate.
+More files document what they communicate themselves: attention over a split sequence (`sequence.py`), mixtures of
+experts (`expert.py`), and networks on a square grid of ranks (`tensor_2d.py`, by the products of `summa.py` and
+`cannon.py`).
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
@@ -62,6 +63,7 @@ experts (`expert.py`). They document what they communicate.
 True
 """
 
+from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
 from spmd.parallel.data import data_parallel
 from spmd.parallel.expert import mixture_of_experts, routed
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
@@ -77,6 +79,7 @@ from spmd.parallel.matmul import (
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
+from spmd.parallel.summa import summa, summa_nt, summa_tn
 from spmd.parallel.tensor import (
     column_parallel,
     row_parallel,
@@ -84,14 +87,19 @@ from spmd.parallel.tensor import (
     tensor_parallel,
     tensor_parallel_dense,
 )
+from spmd.parallel.tensor_2d import dense_2d, mlp_2d, mlp_bytes, tensor_parallel_2d
 
 __all__ = [
     "attention",
     "attention_by_heads",
+    "cannon",
+    "cannon_nt",
+    "cannon_tn",
     "column_parallel",
     "cross_entropy",
     "data_parallel",
     "dense",
+    "dense_2d",
     "fully_sharded",
     "fully_sharded_tensor_parallel",
     "gathered",
@@ -106,6 +114,8 @@ __all__ = [
     "matmul_psum_scatter_bidirectional",
     "matmul_psum_scatter_overlapped",
     "mixture_of_experts",
+    "mlp_2d",
+    "mlp_bytes",
     "pipeline",
     "pipeline_parallel",
     "predict",
@@ -115,7 +125,11 @@ __all__ = [
     "row_parallel_scattered",
     "squared_error",
     "stacked_layers",
+    "summa",
+    "summa_nt",
+    "summa_tn",
     "tensor_parallel",
+    "tensor_parallel_2d",
     "tensor_parallel_dense",
     "unstacked_layers",
 ]
