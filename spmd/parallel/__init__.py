@@ -51,6 +51,9 @@ Where these counts come from:
 Two more files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
 experts (`expert.py`). A transformer (`transformer.py`) with integer tokens and labels (`vocabulary.py`) is tensor
 parallel in `megatron.py`. They document what they communicate.
+More files document what they communicate themselves: attention over a split sequence (`sequence.py`), mixtures of
+experts (`expert.py`), embedding tables (`dlrm.py`), and networks on a square grid of ranks (`tensor_2d.py`, by the
+products of `summa.py` and `cannon.py`).
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
@@ -64,7 +67,9 @@ True
 """
 
 from spmd.parallel.attention import attention, chunked_attention
+from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
 from spmd.parallel.data import data_parallel
+from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm, lookup_by_columns, lookup_by_rows, lookup_by_tables
 from spmd.parallel.expert import mixture_of_experts, routed
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
@@ -82,6 +87,7 @@ from spmd.parallel.network import cross_entropy, dense, init_params, loss, predi
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.search import search
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
+from spmd.parallel.summa import summa, summa_nt, summa_tn
 from spmd.parallel.tensor import (
     column_parallel,
     row_parallel,
@@ -89,6 +95,7 @@ from spmd.parallel.tensor import (
     tensor_parallel,
     tensor_parallel_dense,
 )
+from spmd.parallel.tensor_2d import dense_2d, mlp_2d, mlp_bytes, tensor_parallel_2d
 from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
 from spmd.parallel.vocabulary import embed, label_cross_entropy
 
@@ -96,20 +103,30 @@ __all__ = [
     "Config",
     "attention",
     "attention_by_heads",
+    "cannon",
+    "cannon_nt",
+    "cannon_tn",
     "chunked_attention",
     "column_parallel",
     "cross_entropy",
     "data_parallel",
     "dense",
+    "dense_2d",
+    "dlrm",
+    "dlrm_loss",
     "embed",
     "fully_sharded",
     "fully_sharded_tensor_parallel",
     "gathered",
     "gathering",
     "gathering_again",
+    "init_dlrm",
     "init_params",
     "init_transformer",
     "label_cross_entropy",
+    "lookup_by_columns",
+    "lookup_by_rows",
+    "lookup_by_tables",
     "loss",
     "matmul_all_gather",
     "matmul_all_gather_bidirectional",
@@ -118,6 +135,8 @@ __all__ = [
     "matmul_psum_scatter_bidirectional",
     "matmul_psum_scatter_overlapped",
     "mixture_of_experts",
+    "mlp_2d",
+    "mlp_bytes",
     "next_token_loss",
     "pipeline",
     "pipeline_parallel",
@@ -131,7 +150,11 @@ __all__ = [
     "sequence_parallel_transformer",
     "squared_error",
     "stacked_layers",
+    "summa",
+    "summa_nt",
+    "summa_tn",
     "tensor_parallel",
+    "tensor_parallel_2d",
     "tensor_parallel_dense",
     "tensor_parallel_options",
     "tensor_parallel_transformer",

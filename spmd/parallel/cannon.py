@@ -1,0 +1,103 @@
+"""Cannon's algorithm: products of matrices whose blocks are on a square grid of ranks, by shifts around rings.
+
+Blocks are placed as for `summa.py`. They are never broadcast: they are first skewed, so that each rank has two that
+may be multiplied, and then move to the neighbour, A's along the rows of the grid and B's along its columns. In each of
+q steps a rank multiplies the two blocks that it has. In the products with a transposed operand, that operand's blocks
+move, and so do the sums, which are complete after q steps and then go to their places. With blocks of a, b and c bytes:
+
+=========  ======  =================  ==========  =============  ===================
+product    value   blocks that move   collective  count, a pass  bytes, in each pass
+=========  ======  =================  ==========  =============  ===================
+cannon     A @ B   A and B            ppermute    2*q            q*a + q*b
+cannon_nt  A @ Bᵀ  B and C            ppermute    2*q            q*b + q*c
+cannon_tn  Aᵀ @ B  A and C            ppermute    2*q            q*a + q*c
+=========  ======  =================  ==========  =============  ===================
+
+Of each pair, q - 1 calls are shifts along one axis, and one is a permutation of the whole grid. The backward pass has
+as many, in the other direction. These are the bytes of `summa.py`, but each goes over one link: a broadcast to q ranks
+passes its block on about log2(q) times, one after the other.
+
+Source: Cannon, "A cellular computer to implement the Kalman filter algorithm" (1969).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collectives import ppermute
+from collectives.ops import shifted
+from minidiff.core import Value
+from spmd.parallel.grid import Axes, check_blocks
+
+
+def cannon(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
+    """``A @ B``: blocks of A move along the rows of the grid, those of B along its columns.
+
+    Blocks on a q×q mesh: ``[m/q, k/q], [k/q, n/q] -> [m/q, n/q]``. In step s, rank (r, c) multiplies the blocks (r, l)
+    and (l, c), l = r + c + s modulo q. Raises ValueError if the blocks do not fit, or if the mesh is not square.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh, spec = make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
+    >>> f = shard_map(cannon, mesh, in_specs=(spec, spec), out_specs=spec)
+    >>> f(np.arange(4.0).reshape(2, 2), np.array([[1.0, 2.0], [3.0, 4.0]]))
+    ShardedArray([[ 3.,  4.],
+                  [11., 16.]], P('rows', 'columns'))
+    """
+    q, (rows, columns) = check_blocks("cannon", a, b, axes, (1, 0)), axes
+    a = _permuted(a, axes, q, lambda r, c: (r, c - r))
+    b = _permuted(b, axes, q, lambda r, c: (r - c, c))
+    out = a @ b
+    for _ in range(q - 1):
+        a, b = shifted(a, columns, -1), shifted(b, rows, -1)
+        out = out + a @ b
+    return out
+
+
+def cannon_nt(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
+    """``A @ Bᵀ``: blocks of B move along the columns of the grid, sums along its rows.
+
+    Blocks on a q×q mesh: ``[m/q, k/q], [n/q, k/q] -> [m/q, n/q]``. In step s, rank (r, c) adds the product of the
+    blocks (r, c) of A and (l, c) of B, l = r + c + s modulo q, to the sum (r, l). Raises ValueError as `cannon` does.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh, spec = make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
+    >>> f = shard_map(cannon_nt, mesh, in_specs=(spec, spec), out_specs=spec)
+    >>> f(np.arange(4.0).reshape(2, 2), np.array([[1.0, 3.0], [2.0, 4.0]]))
+    ShardedArray([[ 3.,  4.],
+                  [11., 16.]], P('rows', 'columns'))
+    """
+    q, (rows, columns) = check_blocks("cannon_nt", a, b, axes, (1, 1)), axes
+    b = _permuted(b, axes, q, lambda r, c: (r - c, c))
+    out = a @ b.T
+    for _ in range(q - 1):
+        b = shifted(b, rows, -1)
+        out = shifted(out, columns, -1) + a @ b.T
+    return _permuted(out, axes, q, lambda r, c: (r, r + c - 1))
+
+
+def cannon_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
+    """``Aᵀ @ B``: blocks of A move along the rows of the grid, sums along its columns.
+
+    Blocks on a q×q mesh: ``[k/q, m/q], [k/q, n/q] -> [m/q, n/q]``. It is the transpose of ``Bᵀ @ A``, on the transposed
+    grid. Raises ValueError as `cannon` does.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh, spec = make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
+    >>> f = shard_map(cannon_tn, mesh, in_specs=(spec, spec), out_specs=spec)
+    >>> f(np.array([[0.0, 2.0], [1.0, 3.0]]), np.array([[1.0, 2.0], [3.0, 4.0]]))
+    ShardedArray([[ 3.,  4.],
+                  [11., 16.]], P('rows', 'columns'))
+    """
+    check_blocks("cannon_tn", a, b, axes, (0, 0))
+    return cannon_nt(b.T, a.T, tuple(axes)[::-1]).T
+
+
+def _permuted(x: Value, axes: Axes, q: int, place: Callable[[int, int], tuple[int, int]]) -> Value:
+    """Send the block at (r, c) to `place(r, c)`, modulo q."""
+    if q == 1:
+        return x
+    places = [place(r, c) for r in range(q) for c in range(q)]
+    return ppermute(x, tuple(axes), [(rank, r % q * q + c % q) for rank, (r, c) in enumerate(places)])

@@ -1,0 +1,150 @@
+"""Recommendation models (DLRM): embedding tables are split over the ranks, the rest is data-parallel.
+
+A bottom MLP makes d features of an example's dense ones; each of its T categorical ones selects a row of a table, a
+vector of d. The dot products of all pairs of these T + 1 vectors, and the bottom MLP's result, go through a top MLP.
+The MLPs are the same on all ranks; the tables [T, R, d], which have nearly all parameters, are split, and so are the
+examples. A rank looks up, in its part of the tables, vectors for all examples, and a collective exchanges them for
+whole vectors of its own examples. With p ranks, the gradient of the loss communicates:
+
+=======  =========  ============  =====  ================
+split    direction  collective    count  numbers per rank
+=======  =========  ============  =====  ================
+tables   forward    all_to_all    2      N/p*T + N*T*d/p
+tables   forward    psum          1      1
+tables   backward   all_to_all    1      N*T*d/p
+tables   backward   psum          1      mlps
+
+columns  forward    all_gather    1      N/p*T
+columns  forward    all_to_all    1      N*T*d/p
+columns  forward    psum          1      1
+columns  backward   all_to_all    1      N*T*d/p
+columns  backward   psum          1      mlps
+
+rows     forward    all_gather    1      N/p*T
+rows     forward    psum_scatter  1      N*T*d
+rows     forward    psum          1      1
+rows     backward   all_gather    1      N*T*d/p
+rows     backward   psum          1      mlps
+=======  =========  ============  =====  ================
+
+N is the number of examples, mlps that of the MLPs' parameters; N/p*T indices are sent. Whole tables cannot be balanced
+if a few are large; columns can; rows are for tables too long for a rank. Tables' gradients are split as the tables are.
+
+Source: Naumov et al., "Deep learning recommendation model for personalization and recommendation systems" (2019).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+import minidiff.numpy as np
+import spmd
+from collectives import all_gather, all_to_all, axis_index, pmean, psum_scatter
+from minidiff.nn import softplus
+from spmd.parallel.network import axes_of, init_params, predict
+from spmd.partition import P
+
+
+def lookup(tables: Any, indices: Any) -> Any:
+    """A row of each table for each example: [T, R, d], [n, T] -> [n, T, d]."""
+    return tables[numpy.arange(tables.shape[0]), indices]
+
+
+def lookup_by_tables(tables: Any, indices: Any, axis: str) -> Any:
+    """`lookup` in tables split one by one: [T/p, R, d], [n/p, T] -> [n/p, T, d]."""
+    indices = all_to_all(indices, axis, split_axis=1, concat_axis=0, tiled=True)  # [n, T/p]
+    return all_to_all(lookup(tables, indices), axis, split_axis=0, concat_axis=1, tiled=True)
+
+
+def lookup_by_columns(tables: Any, indices: Any, axis: str) -> Any:
+    """`lookup` in tables split by columns: [T, R, d/p], [n/p, T] -> [n/p, T, d]."""
+    found = lookup(tables, all_gather(indices, axis, tiled=True))  # [n, T, d/p]
+    return all_to_all(found, axis, split_axis=0, concat_axis=2, tiled=True)
+
+
+def lookup_by_rows(tables: Any, indices: Any, axis: str) -> Any:
+    """`lookup` in tables split by rows: [T, R/p, d], [n/p, T] -> [n/p, T, d].
+
+    Each rank looks up the rows that it has, and zeros for others: the sum over the ranks is `lookup`.
+    """
+    rows = tables.shape[1]
+    local = all_gather(indices, axis, tiled=True) - axis_index(axis) * rows  # [n, T]
+    here = np.expand_dims((local >= 0) & (local < rows), 2)
+    return psum_scatter(np.where(here, lookup(tables, np.clip(local, 0, rows - 1)), 0.0), axis, tiled=True)
+
+
+#: How tables may be split: the lookup, and the dimension of [T, R, d] that is split.
+SPLITS = {"tables": (lookup_by_tables, 0), "columns": (lookup_by_columns, 2), "rows": (lookup_by_rows, 1)}
+
+
+def init_dlrm(rng: Any, tables: tuple[int, int, int], bottom: Sequence[int], top: Sequence[int]) -> dict[str, Any]:
+    """Random parameters: of tables [T, R, d], and of MLPs with so many inputs and hidden features.
+
+    >>> params = init_dlrm(np.random.default_rng(0), tables=(2, 10, 4), bottom=(3, 8), top=(16,))
+    >>> params['tables'].shape, [W.shape for W, b in params['bottom']], [W.shape for W, b in params['top']]
+    ((2, 10, 4), [(3, 8), (8, 4)], [(7, 16), (16, 1)])
+    """
+    count, _, d = tables
+    sizes = {"bottom": (*bottom, d), "top": (d + count * (count + 1) // 2, *top, 1)}
+    return {"tables": rng.normal(size=tables) / numpy.sqrt(d), **{k: init_params(rng, v) for k, v in sizes.items()}}
+
+
+def dlrm_loss(params: dict[str, Any], batch: tuple, lookup: Callable = lookup) -> Any:
+    """The mean binary cross entropy of clicks; params are those of `init_dlrm`.
+
+    The batch has dense features [n, F], indices [n, T] of rows of the tables, and clicks [n], 0 or 1. `lookup(tables,
+    indices)` returns the vectors [n, T, d].
+    """
+    dense, indices, clicks = batch
+    x, vectors = predict(params["bottom"], dense), lookup(params["tables"], indices)
+    vectors = np.concatenate([np.expand_dims(x, 1), vectors], axis=1)
+    first, second = numpy.triu_indices(vectors.shape[1], 1)
+    dots = np.einsum("nid,njd->nij", vectors, vectors)[:, first, second]
+    logits = predict(params["top"], np.concatenate([x, dots], axis=1))[:, 0]
+    return np.mean(softplus(logits) - clicks * logits)
+
+
+def dlrm(mesh: spmd.Mesh, split: str = "tables", **options: Any) -> Callable:
+    """The loss, as a function of (params, (dense, indices, clicks)): that of `dlrm_loss`.
+
+    Tables are split by "tables", "columns" or "rows"; the batch by examples; `options` are those of `shard_map`. Raises
+    ValueError if the ranks do not divide the examples or the tables, and IndexError for a NumPy array of indices with
+    rows that tables do not have.
+
+    >>> import minidiff as md
+    >>> mesh, rng = spmd.make_mesh((2,), ('ranks',), backend='simulated'), np.random.default_rng(0)
+    >>> params = init_dlrm(rng, tables=(2, 10, 4), bottom=(3, 8), top=(16,))
+    >>> batch = rng.normal(size=(6, 3)), rng.integers(10, size=(6, 2)), np.array([0, 1, 1, 0, 0, 1])
+    >>> bool(np.isclose(dlrm(mesh, 'rows')(params, batch), dlrm_loss(params, batch)))
+    True
+    >>> md.grad(dlrm(mesh, 'columns'))(params, batch)['tables'].spec
+    P(None, None, 'ranks')
+    """
+    (axis,) = axes_of(mesh, "dlrm", "ranks")
+    if split not in SPLITS:
+        raise ValueError(f"dlrm: split={split!r}; write one of {', '.join(map(repr, SPLITS))}")
+    by, dimension = SPLITS[split]
+
+    def on_each_rank(params, block):
+        return pmean(dlrm_loss(params, block, functools.partial(by, axis=axis)), axis)
+
+    def loss(params, batch):
+        _check(params["tables"].shape, batch[1], split, mesh.size)
+        specs = {"tables": P(*[None] * dimension, axis), "bottom": P(), "top": P()}, P(axis)
+        return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)(params, batch)
+
+    return loss
+
+
+def _check(tables: tuple, indices: Any, split: str, ranks: int) -> None:
+    if (size := tables[SPLITS[split][1]]) % ranks:
+        more = -(-size // ranks) * ranks
+        raise ValueError(f"dlrm: {size} {split} cannot be split evenly over {ranks} ranks: pad the tables to {more}")
+    if indices.shape[1:] != tables[:1]:
+        raise ValueError(f"dlrm: {tables[0]} tables need indices of shape [n, {tables[0]}]; got {indices.shape}")
+    if isinstance(indices, numpy.ndarray) and indices.size and not 0 <= indices.min() <= indices.max() < tables[1]:
+        raise IndexError(f"dlrm: tables have {tables[1]} rows; got indices from {indices.min()} to {indices.max()}")

@@ -1,0 +1,123 @@
+"""Products and layers on a square grid of ranks, beside whole ones: values, gradients, and what they communicate."""
+
+import re
+import sys
+from collections import Counter
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+from spmd.parallel import cannon, cannon_nt, cannon_tn, init_params, loss, summa, summa_nt, summa_tn, tensor_parallel_2d
+from tests.networks import communicated
+from tests.programs import assert_trees_close
+
+M, K, N = 2, 3, 4  # the sizes of a block, of each dimension
+AXES = ("rows", "cols")
+GRID = P(*AXES)
+
+
+def grid(q, backend=None):
+    return spmd.make_mesh((q, q), AXES, backend=backend)
+
+
+def lines_of(function, number):
+    """The lines of a table of the docstring of a function's module, in columns."""
+    parts = re.split(r"^=[= ]+\n", sys.modules[function.__module__].__doc__, flags=re.M)
+    return [re.split(r" {2,}", line) for line in parts[3 * number + 2].splitlines() if line]
+
+
+def summed(key, *reports):
+    """Counts and bytes of reports, added up by a key of (direction, collective, axes): {key: (count, bytes)}."""
+    found = {}
+    for what, counts in (item for report in reports for item in communicated(report).items()):
+        found[key(what)] = tuple(map(sum, zip(found.get(key(what), (0, 0)), counts)))
+    return found
+
+
+def run_and_count(f, mesh, report, *args):
+    """The result of f; what the mesh counts meanwhile is what the report says."""
+    mesh.reset_calls()
+    out = f(*args)
+    assert not report.notes
+    assert (Counter(mesh.calls), sum(mesh.bytes.values())) == (Counter(report.counts), report.bytes)
+    return out
+
+
+# ---------------------------------------------------------------- products
+
+#: The whole product, and the shapes of the blocks of a, b and the product.
+FORMS = {
+    "nn": (lambda a, b: a @ b, (M, K), (K, N), (M, N)),
+    "nt": (lambda a, b: a @ b.T, (M, K), (N, K), (M, N)),
+    "tn": (lambda a, b: a.T @ b, (K, M), (K, N), (M, N)),
+}
+PRODUCTS = dict(zip((summa, summa_nt, summa_tn, cannon, cannon_nt, cannon_tn), [*FORMS] * 2))
+
+
+def on_grid(product, mesh, **options):
+    return spmd.shard_map(lambda a, b: product(a, b, AXES), mesh, in_specs=(GRID, GRID), out_specs=GRID, **options)
+
+
+def operands(form, q):
+    """a, b and weights for the product: whole matrices."""
+    return [np.random.default_rng(k).normal(size=(q * m, q * n)) for k, (m, n) in enumerate(FORMS[form][1:])]
+
+
+def documented(product, q):
+    """What the docstring of its module says: {(direction, collective, axes): (count, bytes)}."""
+    blocks = {name: 8 * m * n for name, (m, n) in zip("abc", FORMS[PRODUCTS[product]][1:])} | {"q": q}
+    found = {}
+    if product.__name__.startswith("summa"):
+        for name, direction, collective, axis, count, nbytes in lines_of(product, 1):
+            if name == product.__name__:
+                found[direction, collective, axis] = eval(count, {}, blocks), eval(nbytes, {}, blocks)
+    else:
+        ((collective, count, nbytes),) = (line[3:] for line in lines_of(product, 0) if line[0] == product.__name__)
+        for direction in ("forward", "backward"):
+            found[direction, collective] = eval(count, {}, blocks), eval(nbytes, {}, blocks)
+    return found if q > 1 else {}
+
+
+def check_product(product, q, backend=None):
+    """Values and gradients are those of whole matrices; what is communicated is what the docstring says."""
+    mesh, form = grid(q, backend), PRODUCTS[product]
+    a, b, weights = operands(form, q)
+    split = on_grid(product, mesh)
+    out, pull = md.vjp(FORMS[form][0], a, b)
+
+    def value_and_gradients(a, b):
+        out, pull = md.vjp(split, a, b)
+        return out, pull(weights)
+
+    report = spmd.communication(value_and_gradients)(a, b)
+    found = run_and_count(value_and_gradients, mesh, report, a, b)
+    assert_trees_close(found, (out, pull(weights)), rtol=1e-10)
+    with_axes = 3 if product.__name__.startswith("summa") else 2
+    assert summed(lambda what: what[:with_axes], report) == documented(product, q)
+
+
+# ---------------------------------------------------------------- networks
+
+SIZES, EXAMPLES = (12, 6, 18, 12), 24
+
+
+def network(sizes=SIZES, examples=EXAMPLES):
+    rng = np.random.default_rng(0)
+    return init_params(rng, sizes), (rng.normal(size=(examples, sizes[0])), rng.normal(size=(examples, sizes[-1])))
+
+
+def check_network(product, q, backend=None):
+    """Loss and gradients are those of the whole network; with SUMMA, it communicates what the docstring says."""
+    mesh, (params, batch) = grid(q, backend), network()
+    split = tensor_parallel_2d(mesh, product=product)
+    report = spmd.communication(md.grad(split))(params, batch)
+    found = run_and_count(md.value_and_grad(split), mesh, report, params, batch)
+    assert_trees_close(found, md.value_and_grad(loss)(params, batch), rtol=1e-10)
+    if product is summa and q > 1:
+        names = {"q": q, "L": len(params), "N": EXAMPLES, "inputs": sum(SIZES[:-1]), "outputs": sum(SIZES[1:])}
+        names |= {"first": SIZES[0], "weights": sum(W.size for W, _ in params)}
+        expected = {}
+        for direction, collective, axis, count, numbers in lines_of(tensor_parallel_2d, 0):
+            expected[direction, collective, axis] = eval(count, {}, names), 8 * eval(numbers, {}, names)
+        assert communicated(report) == expected

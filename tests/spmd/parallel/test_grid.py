@@ -1,0 +1,137 @@
+"""Products and networks on a square grid of simulated ranks."""
+
+from functools import partial
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from minidiff.nn import relu
+from spmd import P
+from spmd.parallel import (
+    cannon,
+    column_parallel,
+    mlp_2d,
+    mlp_bytes,
+    row_parallel,
+    summa,
+    summa_nt,
+    summa_tn,
+    tensor_parallel_2d,
+)
+from tests.grid_programs import (
+    AXES,
+    FORMS,
+    GRID,
+    PRODUCTS,
+    check_network,
+    check_product,
+    grid,
+    network,
+    on_grid,
+    operands,
+    summed,
+)
+from tests.programs import assert_trees_close
+from tests.samples import each
+
+SIMULATED = partial(grid, backend="simulated")
+
+
+@each("q", [1, 2, 3])
+@each("product", PRODUCTS)
+def test_products_are_those_of_whole_matrices_and_communicate_as_documented(product, q):
+    check_product(product, q, "simulated")
+
+
+@each("options", [{"check_rep": False}, {"auto_pbroadcast": False}], ids=str)
+@each("product", PRODUCTS)
+def test_products_without_types_and_with_written_casts(product, options):
+    form = PRODUCTS[product]
+    a, b, weights = operands(form, 2)
+    expected, found = (md.vjp(f, a, b)[1](weights) for f in (FORMS[form][0], on_grid(product, SIMULATED(2), **options)))
+    assert_trees_close(found, expected, rtol=1e-10)
+
+
+@each("q", [2, 3])
+def test_the_backward_pass_of_summa_is_the_two_other_products(q):
+    """With blocks broadcast again, `md.checkpoint`: as many calls and bytes as dC @ Bᵀ and Aᵀ @ dC by hand."""
+    (a, b, weights), mesh = operands("nn", q), SIMULATED(q)
+
+    def again(a, b, axes):
+        return md.checkpoint(partial(summa, axes=axes))(a, b)
+
+    both = spmd.communication(lambda a, b: md.vjp(on_grid(again, mesh), a, b)[1](weights))(a, b)
+    by_hand = [
+        spmd.communication(on_grid(product, mesh))(*args)
+        for product, args in ((summa, (a, b)), (summa_nt, (weights, b)), (summa_tn, (a, weights)))
+    ]
+    assert summed(lambda what: what[1:], both) == summed(lambda what: what[1:], *by_hand)
+
+
+@each("q", [1, 2, 3])
+@each("product", [summa, cannon])
+def test_networks_are_whole_ones_and_communicate_as_documented(product, q):
+    check_network(product, q, "simulated")
+
+
+@each("q", [2, 3])
+def test_bytes_against_1d_tensor_parallelism(q):
+    n, d, h = 6, 12, 36
+    params, (x, _) = network((d, h, d), n)
+
+    def bytes_of(body, mesh, *specs):
+        split = spmd.shard_map(body, mesh, in_specs=specs, out_specs=specs[1])
+        report = spmd.communication(lambda *args: md.vjp(split, *args)[1](np.ones((n, d))))(params, x)
+        return {way: nbytes for way, (_, nbytes) in summed(lambda what: what[0], report).items()}
+
+    def pair(params, x):
+        return row_parallel(relu(column_parallel(x, *params[0])), *params[1], "feats")
+
+    line = spmd.make_mesh((q * q,), ("feats",), backend="simulated")
+    one = bytes_of(pair, line, [(P(None, "feats"), P("feats")), (P("feats"), P())], P())
+    two = bytes_of(partial(mlp_2d, axes=AXES), SIMULATED(q), [(GRID, P("cols"))] * 2, GRID)
+    for found, expected in zip((one, two), mlp_bytes(q, n, d, h).values()):
+        assert found == {way: expected[way] for way in ("forward", "backward")}
+
+
+ERRORS = {
+    "not square": (
+        lambda: tensor_parallel_2d(spmd.make_mesh((2, 3), AXES, backend="simulated"))(*network()),
+        r"summa takes a square grid of ranks; 'rows' has size 2 and 'cols' has size 3: write make_mesh\(\(2, 2\)",
+    ),
+    "one axis": (
+        lambda: tensor_parallel_2d(spmd.make_mesh((4,), ("i",), backend="simulated")),
+        r"2 axes, for rows and columns, such as make_mesh\(\(2, 2\), \('rows', 'columns'\)\); got Mesh\(i: 4",
+    ),
+    "one axis twice": (
+        lambda: on_grid(lambda a, b, axes: summa(a, b, ("rows", "rows")), SIMULATED(2))(
+            np.ones((2, 2)), np.ones((2, 2))
+        ),
+        r"axes=\('rows', 'rows'\); write two axes of the mesh",
+    ),
+    "no such axis": (
+        lambda: on_grid(lambda a, b, axes: cannon(a, b), SIMULATED(2))(np.ones((2, 2)), np.ones((2, 2))),
+        r"'columns'",
+    ),
+    "sizes": (
+        lambda: on_grid(summa_nt, SIMULATED(2))(np.ones((2, 4)), np.ones((2, 6))),
+        r"summa_nt: a has as many columns as b has columns; got blocks f64\[1,2\]\{cols,rows\} and f64\[1,3\]",
+    ),
+    "no matrices": (
+        lambda: on_grid(cannon, SIMULATED(2))(np.ones((2, 2, 2)), np.ones((2, 2))),
+        r"cannon multiplies blocks of matrices; got f64\[1,1,2\]",
+    ),
+    "features": (
+        lambda: tensor_parallel_2d(SIMULATED(2))(*network((4, 7, 4))),
+        r"args\[0\]\[0\]\[0\] has shape \(4, 7\): dimension 1, of size 7, cannot be split evenly along 'cols' \(2\)",
+    ),
+    "bytes": (lambda: mlp_bytes(3, 9, 9, 12), r"a multiple of q\*q as hidden=12"),
+}
+
+
+@each("call, message", ERRORS.values(), ids=ERRORS)
+def test_what_does_not_fit(call, message):
+    with pytest.raises((ValueError, md.UnboundAxisError), match=message):
+        call()
