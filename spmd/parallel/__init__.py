@@ -48,8 +48,8 @@ Where these counts come from:
 - In the backward pass, `fully_sharded` gathers again only what it needs: all weights but the first layer's, since no
   gradient with respect to the inputs is taken, and no biases.
 
-Two more files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
-experts (`expert.py`). They document what they communicate.
+More files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
+experts (`expert.py`, `assigned.py`, `gates.py`). They document what they communicate.
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
@@ -62,10 +62,19 @@ experts (`expert.py`). They document what they communicate.
 True
 """
 
+from spmd.parallel.assigned import assigned_experts
 from spmd.parallel.data import data_parallel
-from spmd.parallel.expert import mixture_of_experts, routed
+from spmd.parallel.expert import feed_forward, mixture_of_experts
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
+from spmd.parallel.gates import (
+    expert_capacity,
+    gate_weights,
+    load_balancing_loss,
+    routed,
+    router_z_loss,
+    top_experts,
+)
 from spmd.parallel.matmul import (
     matmul_all_gather,
     matmul_all_gather_bidirectional,
@@ -86,18 +95,23 @@ from spmd.parallel.tensor import (
 )
 
 __all__ = [
+    "assigned_experts",
     "attention",
     "attention_by_heads",
     "column_parallel",
     "cross_entropy",
     "data_parallel",
     "dense",
+    "expert_capacity",
+    "feed_forward",
     "fully_sharded",
     "fully_sharded_tensor_parallel",
+    "gate_weights",
     "gathered",
     "gathering",
     "gathering_again",
     "init_params",
+    "load_balancing_loss",
     "loss",
     "matmul_all_gather",
     "matmul_all_gather_bidirectional",
@@ -111,11 +125,13 @@ __all__ = [
     "predict",
     "ring_attention",
     "routed",
+    "router_z_loss",
     "row_parallel",
     "row_parallel_scattered",
     "squared_error",
     "stacked_layers",
     "tensor_parallel",
     "tensor_parallel_dense",
+    "top_experts",
     "unstacked_layers",
 ]
