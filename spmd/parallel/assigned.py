@@ -6,12 +6,12 @@ sake. The assignment may be a hash of the tokens, or come from a router or a bal
 
 With p ranks, T/p tokens of d features on each, and at most R tokens received by a rank, the collectives take, per rank:
 
-================  =========  =================  =====  ===========
-layer             direction  collective         count  elements
-================  =========  =================  =====  ===========
-assigned_experts  forward    ragged_all_to_all  2      (T/p + R)*d
-assigned_experts  backward   ragged_all_to_all  2      (T/p + R)*d
-================  =========  =================  =====  ===========
+================  =========  =================  =======  =====  ===========
+layer             direction  collective         axes     count  elements
+================  =========  =================  =======  =====  ===========
+assigned_experts  forward    ragged_all_to_all  experts  2      (T/p + R)*d
+assigned_experts  backward   ragged_all_to_all  experts  2      (T/p + R)*d
+================  =========  =================  =======  =====  ===========
 
 (All blocks have R rows, that of the rank that receives most; only the rows of tokens are sent.)
 

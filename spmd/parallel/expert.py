@@ -6,22 +6,23 @@ tokens, another returns the experts' outputs. Tokens beyond the capacity get zer
 layer expects. Gates, and losses that keep experts equally busy, are in `gates.py`; a layer that drops no token, because
 it knows the experts of all tokens before, is in `assigned.py`.
 
-An expert may itself be split, along another axis of the mesh: `feed_forward`. With E experts, capacity C and tokens of
-d features, the collectives take, per rank:
+An expert may itself be split, along another axis of the mesh: `feed_forward`. Tokens may be split along further axes,
+too (data parallelism), along which the experts are the same. On a mesh of three axes, with E experts, capacity C,
+tokens of d features, and `params` the elements of the experts' parameters on one rank, the collectives take, per rank:
 
-==================  =========  ==========  =====  ========
-layer               direction  collective  count  elements
-==================  =========  ==========  =====  ========
-mixture_of_experts  forward    all_to_all  2      2*E*C*d
-mixture_of_experts  backward   all_to_all  2      2*E*C*d
-mixture_of_experts  backward   psum        1      d*E
+==================  =========  ==========  ============  =====  ========
+layer               direction  collective  axes          count  elements
+==================  =========  ==========  ============  =====  ========
+mixture_of_experts  forward    all_to_all  experts       2      2*E*C*d
+mixture_of_experts  backward   all_to_all  experts       2      2*E*C*d
+mixture_of_experts  backward   psum        data,experts  1      d*E
+mixture_of_experts  backward   psum        data          1      params
 
-feed_forward        forward    psum        1      E*C*d
-feed_forward        backward   psum        1      E*C*d
-==================  =========  ==========  =====  ========
+feed_forward        forward    psum        model         1      E*C*d
+feed_forward        backward   psum        model         1      E*C*d
+==================  =========  ==========  ============  =====  ========
 
-The psum of a mixture is that of the gradient of the router, which is the same on all ranks. If tokens are split along
-further axes (data parallelism), it runs over these, too, and the gradients of the experts are summed over these alone.
+The psums of a mixture are those of gradients: of the router, which is the same on all ranks, and of the experts.
 
 Source: Lepikhin et al., "GShard: Scaling giant models with conditional computation and automatic sharding"; Fedus et
 al., "Switch transformers: Scaling to trillion parameter models with simple and efficient sparsity".

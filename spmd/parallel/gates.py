@@ -1,15 +1,15 @@
 """Gates: which experts a token goes to, with which weight, and losses that keep experts equally busy.
 
-A gate takes the router's probabilities [tokens, experts], and makes decisions on one rank's tokens alone: it does not
+A gate takes the router's probabilities [tokens, experts], and decides on the tokens of its rank alone: it does not
 communicate. The losses are means over the tokens of all ranks, if they are given the axes along which tokens are split.
-Per rank, with E experts:
+With E experts, and tokens split along two axes, the collectives take, per rank:
 
-======================  =========  ==========  =====  ========
-loss                    direction  collective  count  elements
-======================  =========  ==========  =====  ========
-load_balancing_loss     forward    psum        1      2*E
-router_z_loss           forward    psum        1      1
-======================  =========  ==========  =====  ========
+===================  =========  ==========  ============  =====  ========
+loss                 direction  collective  axes          count  elements
+===================  =========  ==========  ============  =====  ========
+load_balancing_loss  forward    psum        data,experts  1      2*E
+router_z_loss        forward    psum        data,experts  1      1
+===================  =========  ==========  ============  =====  ========
 
 Source: Shazeer et al., "Outrageously large neural networks: The sparsely-gated mixture-of-experts layer"; Lepikhin et
 al., "GShard" (two experts a token); Fedus et al., "Switch transformers" (one; load-balancing loss); Zoph et al.,
