@@ -49,7 +49,9 @@ Where these counts come from:
   gradient with respect to the inputs is taken, and no biases.
 
 More files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
-experts (`expert.py`, `assigned.py`, `gates.py`). They document what they communicate.
+experts (`expert.py`, `assigned.py`, `gates.py`). They document what they communicate. In training with a
+parameter server, one rank keeps the parameters (`parameter_server.py`); a simulation shows what happens if it does not
+wait for all workers (`asynchronous.py`).
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
@@ -63,6 +65,7 @@ True
 """
 
 from spmd.parallel.assigned import assigned_experts
+from spmd.parallel.asynchronous import Training, Update, simulate_parameter_server
 from spmd.parallel.data import data_parallel
 from spmd.parallel.expert import feed_forward, mixture_of_experts
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
@@ -84,6 +87,7 @@ from spmd.parallel.matmul import (
     matmul_psum_scatter_overlapped,
 )
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
+from spmd.parallel.parameter_server import server_step
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
 from spmd.parallel.tensor import (
@@ -95,6 +99,8 @@ from spmd.parallel.tensor import (
 )
 
 __all__ = [
+    "Training",
+    "Update",
     "assigned_experts",
     "attention",
     "attention_by_heads",
@@ -128,6 +134,8 @@ __all__ = [
     "router_z_loss",
     "row_parallel",
     "row_parallel_scattered",
+    "server_step",
+    "simulate_parameter_server",
     "squared_error",
     "stacked_layers",
     "tensor_parallel",
