@@ -8,6 +8,7 @@ from spmd.arrays.sharded_array import ShardedArray
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, barrier, make_mesh, process_count, process_index
 from spmd.partition import P, PartitionSpec
+from spmd.partition_tape import partition_tape
 from spmd.ranks import Ranks as _Ranks
 from spmd.report.calibrate import calibrate
 from spmd.report.communication import communication, compare
@@ -34,6 +35,7 @@ __all__ = [
     "from_local",
     "gather",
     "make_mesh",
+    "partition_tape",
     "process_count",
     "process_index",
     "reshard",
