@@ -54,6 +54,10 @@ parallel in `megatron.py`. They document what they communicate.
 More files document what they communicate themselves: attention over a split sequence (`sequence.py`), mixtures of
 experts (`expert.py`), embedding tables (`dlrm.py`), and networks on a square grid of ranks (`tensor_2d.py`, by the
 products of `summa.py` and `cannon.py`).
+More files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
+experts (`expert.py`, `assigned.py`, `gates.py`). They document what they communicate. In training with a
+parameter server, one rank keeps the parameters (`parameter_server.py`); a simulation shows what happens if it does not
+wait for all workers (`asynchronous.py`).
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
@@ -66,13 +70,16 @@ products of `summa.py` and `cannon.py`).
 True
 """
 
+from spmd.parallel.assigned import assigned_experts
+from spmd.parallel.asynchronous import Training, Update, simulate_parameter_server
 from spmd.parallel.attention import attention, chunked_attention
 from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
 from spmd.parallel.data import data_parallel
 from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm, lookup_by_columns, lookup_by_rows, lookup_by_tables
-from spmd.parallel.expert import mixture_of_experts, routed
+from spmd.parallel.expert import feed_forward, mixture_of_experts, routed
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
+from spmd.parallel.gates import expert_capacity, gate_weights, load_balancing_loss, routed, router_z_loss, top_experts
 from spmd.parallel.matmul import (
     matmul_all_gather,
     matmul_all_gather_bidirectional,
@@ -84,6 +91,7 @@ from spmd.parallel.matmul import (
 from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer, transformer_specs
 from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_parallel_transformer
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
+from spmd.parallel.parameter_server import server_step
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.search import search
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
@@ -101,6 +109,9 @@ from spmd.parallel.vocabulary import embed, label_cross_entropy
 
 __all__ = [
     "Config",
+    "Training",
+    "Update",
+    "assigned_experts",
     "attention",
     "attention_by_heads",
     "cannon",
@@ -115,8 +126,11 @@ __all__ = [
     "dlrm",
     "dlrm_loss",
     "embed",
+    "expert_capacity",
+    "feed_forward",
     "fully_sharded",
     "fully_sharded_tensor_parallel",
+    "gate_weights",
     "gathered",
     "gathering",
     "gathering_again",
@@ -124,6 +138,7 @@ __all__ = [
     "init_params",
     "init_transformer",
     "label_cross_entropy",
+    "load_balancing_loss",
     "lookup_by_columns",
     "lookup_by_rows",
     "lookup_by_tables",
@@ -143,11 +158,14 @@ __all__ = [
     "predict",
     "ring_attention",
     "routed",
+    "router_z_loss",
     "row_parallel",
     "row_parallel_scattered",
     "search",
     "sequence_parallel_options",
     "sequence_parallel_transformer",
+    "server_step",
+    "simulate_parameter_server",
     "squared_error",
     "stacked_layers",
     "summa",
@@ -158,6 +176,7 @@ __all__ = [
     "tensor_parallel_dense",
     "tensor_parallel_options",
     "tensor_parallel_transformer",
+    "top_experts",
     "transformer",
     "transformer_specs",
     "unstacked_layers",

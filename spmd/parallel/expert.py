@@ -1,12 +1,28 @@
-"""Expert parallelism: each token is sent to one of many experts.
+"""Expert parallelism: each token is sent to one or two of many experts.
 
-The experts of a layer and the tokens are split over the same ranks. A router chooses an expert for each token. An
+The experts of a layer and the tokens are split over the same ranks. A router chooses the experts of each token. An
 expert takes at most `capacity` tokens from each rank: so all messages have one size, and one `all_to_all` sends the
 tokens, another returns the experts' outputs. Tokens beyond the capacity get zeros, as a residual connection around the
-layer expects.
+layer expects. Gates, and losses that keep experts equally busy, are in `gates.py`; a layer that drops no token, because
+it knows the experts of all tokens before, is in `assigned.py`.
 
-Forward: 2 `all_to_all` of experts * capacity * d numbers on each rank. Backward: as many, the other way; and a `psum`
-of the gradient of the router, which is the same on all ranks.
+An expert may itself be split, along another axis of the mesh: `feed_forward`. Tokens may be split along further axes,
+too (data parallelism), along which the experts are the same. On a mesh of three axes, with E experts, capacity C,
+tokens of d features, and `params` the elements of the experts' parameters on one rank, the collectives take, per rank:
+
+==================  =========  ==========  ============  =====  ========
+layer               direction  collective  axes          count  elements
+==================  =========  ==========  ============  =====  ========
+mixture_of_experts  forward    all_to_all  experts       2      2*E*C*d
+mixture_of_experts  backward   all_to_all  experts       2      2*E*C*d
+mixture_of_experts  backward   psum        data,experts  1      d*E
+mixture_of_experts  backward   psum        data          1      params
+
+feed_forward        forward    psum        model         1      E*C*d
+feed_forward        backward   psum        model         1      E*C*d
+==================  =========  ==========  ============  =====  ========
+
+The psums of a mixture are those of gradients: of the router, which is the same on all ranks, and of the experts.
 
 Source: Lepikhin et al., "GShard: Scaling giant models with conditional computation and automatic sharding"; Fedus et
 al., "Switch transformers: Scaling to trillion parameter models with simple and efficient sparsity".
@@ -19,36 +35,64 @@ from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
-from collectives import all_to_all
-from minidiff.nn import one_hot, softmax
+from collectives import all_to_all, axis_size, psum
+from minidiff.nn import relu, softmax
+from spmd.parallel.gates import gate_weights, routed
 
 
-def routed(probabilities: Any, capacity: int) -> Any:
-    """Route tokens to experts: [tokens, experts] -> [tokens, experts, capacity].
-
-    The result is 1 at each token's expert and its place there, else 0. Each token goes to its most probable expert, in
-    the order of tokens; tokens beyond an expert's capacity are dropped: all zeros.
-
-    >>> places = routed(np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]]), capacity=2)
-    >>> [tuple(map(int, np.argwhere(token)[0])) if token.any() else None for token in places]
-    [(0, 0), (1, 0), (0, 1), None]
-    """
-    chosen = one_hot(np.argmax(probabilities, axis=-1), probabilities.shape[-1])
-    place = (np.cumsum(chosen, axis=0) - 1) * chosen  # among the tokens of its expert
-    # one_hot of a place beyond the capacity is zero.
-    return np.expand_dims(chosen, -1) * one_hot(np.astype(np.sum(place, axis=-1), int), capacity)[:, None, :]
-
-
-def mixture_of_experts(expert: Callable, params: Any, router: Any, x: Any, capacity: int, axis: str) -> Any:
+def mixture_of_experts(
+    expert: Callable, params: Any, router: Any, x: Any, capacity: int, axis: str, k: int = 1, priorities: Any = None
+) -> Any:
     """A layer of experts: [tokens / ranks, d] -> [tokens / ranks, d].
 
     It is called in the body of a `shard_map`. `expert(params, x)` applies one expert to tokens [n, d]; `params` are
     those of this rank's experts, stacked: leaves [experts / ranks, …]. `router` [d, experts] is the same on all ranks.
-    A token's result is its expert's output times the probability that the router gave to this expert.
+    A token's result is the sum of its k experts' outputs, times their `gate_weights`; `priorities` [tokens / ranks]
+    decide which tokens are dropped, as in `routed`. Raises ValueError if the number of ranks does not divide that of
+    experts, or the params are those of another number of experts.
+
+    >>> import spmd
+    >>> mesh, router, x = spmd.make_mesh((2,), ('experts',), backend='simulated'), np.eye(2), np.eye(2)[[0, 1, 0, 0]]
+    >>> layer = lambda scale, x: mixture_of_experts(lambda s, x: s * x, scale, router, x, capacity=1, axis='experts')
+    >>> mapped = spmd.shard_map(layer, mesh=mesh, in_specs=spmd.P('experts'), out_specs=spmd.P('experts'))
+    >>> np.round(np.asarray(mapped(np.array([1.0, 10.0]), x)), 2)  # the second rank sends one of its tokens
+    array([[0.73, 0.  ],
+           [0.  , 7.31],
+           [0.73, 0.  ],
+           [0.  , 0.  ]])
     """
+    _check_experts("mixture_of_experts: router", router.shape[-1], params, axis)
     probabilities = softmax(x @ router)
-    places = routed(probabilities, capacity)
+    places = routed(probabilities, capacity, k, priorities)
     sent = np.einsum("nec,nd->ecd", places, x)
     received = all_to_all(sent, axis, split_axis=0, concat_axis=1, tiled=True)  # [experts/ranks, ranks*capacity, d]
     made = all_to_all(md.vmap(expert)(params, received), axis, split_axis=1, concat_axis=0, tiled=True)
-    return np.einsum("nec,ecd->nd", places * np.expand_dims(probabilities, -1), made)
+    return np.einsum("nec,ecd->nd", places * np.expand_dims(gate_weights(probabilities, k), -1), made)
+
+
+def _check_experts(what: str, experts: int, params: Any, axis: str) -> None:
+    ranks, local = axis_size(axis), {leaf.shape[0] for leaf in md.tree.leaves(params)}
+    if experts % ranks:
+        raise ValueError(
+            f"{what} has {experts} experts, which the {ranks} ranks along {axis!r} do not divide: "
+            f"take {experts - experts % ranks or ranks} or {experts - experts % ranks + ranks} experts"
+        )
+    if local != {experts // ranks}:
+        raise ValueError(
+            f"{what} has {experts} experts, {experts // ranks} on each rank along {axis!r}, but params are those of "
+            f"{', '.join(map(str, sorted(local)))}: split them by their first dimension, in_specs=P({axis!r})"
+        )
+
+
+def feed_forward(params: Any, x: Any, axis: str | None = None) -> Any:
+    """An expert of two dense layers, relu between: [n, d] -> [n, d].
+
+    `params` are W [d, hidden], b [hidden], V [hidden, d], c [d]. With `axis`, hidden features are split along that axis
+    of the mesh: a column-parallel layer, then a row-parallel one, as in `tensor.py`, with one `psum`.
+
+    >>> feed_forward((np.eye(2), np.zeros(2), np.eye(2), np.ones(2)), np.array([[2.0, -3.0]]))
+    array([[3., 1.]])
+    """
+    W, b, V, c = params
+    made = relu(x @ W + b) @ V
+    return (made if axis is None else psum(made, axis)) + c

@@ -1,0 +1,89 @@
+"""Experts whose tokens are known before: messages of different lengths, and no token is dropped.
+
+If all ranks know the expert of every token, they know how many tokens each rank sends to each other. So the messages of
+`all_to_all` have just these lengths (`splits`), there is no capacity, and no expert computes padding for another rank's
+sake. The assignment may be a hash of the tokens, or come from a router or a balanced assignment that ran before.
+
+With p ranks, T/p tokens of d features on each, and at most R tokens received by a rank, the collectives take, per rank:
+
+================  =========  =================  =======  =====  ===========
+layer             direction  collective         axes     count  elements
+================  =========  =================  =======  =====  ===========
+assigned_experts  forward    ragged_all_to_all  experts  2      (T/p + R)*d
+assigned_experts  backward   ragged_all_to_all  experts  2      (T/p + R)*d
+================  =========  =================  =======  =====  ===========
+
+(All blocks have R rows, that of the rank that receives most; only the rows of tokens are sent.)
+
+Source: Roller et al., "Hash layers for large sparse models"; Lewis et al., "BASE layers: Simplifying training of large,
+sparse models".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+import minidiff as md
+import minidiff.numpy as np
+from collectives import all_to_all, axis_index, axis_size
+
+
+def assigned_experts(expert: Callable, params: Any, x: Any, assignment: Any, axis: str) -> Any:
+    """A layer of experts, each token's known before: [tokens / ranks, d] -> [tokens / ranks, d].
+
+    It is called in the body of a `shard_map`. `assignment` [tokens] has integers, the same on all ranks: the expert of
+    each token, for all tokens along `axis`. A token's result is its expert's output; weights are left to the caller.
+    `expert(params, x)` applies one expert to tokens [n, d]; `params` are those of this rank's experts, stacked: leaves
+    [experts / ranks, …]. Raises ValueError for an assignment of another length, or to an expert that does not exist.
+
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('experts',), backend='simulated')
+    >>> layer = lambda scale, x: assigned_experts(lambda s, x: s * x, scale, x, [0, 0, 0, 1], 'experts')
+    >>> mapped = spmd.shard_map(layer, mesh=mesh, in_specs=spmd.P('experts'), out_specs=spmd.P('experts'))
+    >>> mapped(np.array([1.0, 10.0]), np.ones((4, 1))).reshape(4)
+    ShardedArray([ 1.,  1.,  1., 10.], P('experts'))
+    """
+    ranks, local, tokens = axis_size(axis), len(md.tree.leaves(params)[0]), x.shape[0]
+    assigned = numpy.asarray(assignment)
+    if assigned.shape != (ranks * tokens,) or assigned.dtype.kind not in "iu":
+        raise ValueError(
+            f"assigned_experts: assignment is {assigned.dtype}{list(assigned.shape)}: give an integer, the expert, for "
+            f"each of the {ranks * tokens} tokens along {axis!r}"
+        )
+    if wrong := [*assigned[(assigned < 0) | (assigned >= ranks * local)]]:
+        raise ValueError(
+            f"assigned_experts: assignment has expert {wrong[0]}, but the {ranks} ranks along {axis!r} have experts 0 "
+            f"to {ranks * local - 1}, {local} each"
+        )
+    splits, *tables = _plan(assigned.reshape(ranks, tokens), local)
+    order, inputs, outputs, back = (np.take(table, axis_index(axis), axis=0) for table in tables)
+    received = all_to_all(x[order], axis, 0, 0, splits=splits)
+    made = md.vmap(expert)(params, received[inputs])  # [experts/ranks, most tokens of an expert, d]
+    returned = made.reshape(-1, *made.shape[2:])[outputs]
+    return all_to_all(returned, axis, 0, 0, splits=splits.T)[back]
+
+
+def _plan(assigned: numpy.ndarray, local: int) -> tuple[numpy.ndarray, ...]:
+    """What each rank sends and takes, of the experts of its tokens [ranks, tokens].
+
+    The splits; and tables of indices, one row a rank: tokens in the order of their experts; for each local expert, the
+    rows that it takes of those received; for each row received, the place of its result; and where each token's is
+    when all came back. Indices that fill a table up belong to rows that no one reads.
+    """
+    ranks = range(len(assigned))
+    order = numpy.argsort(assigned, axis=1, kind="stable")
+    splits = numpy.stack([numpy.bincount(row // local, minlength=len(assigned)) for row in assigned])
+    sent = numpy.take_along_axis(assigned, order, axis=1)
+    experts = [numpy.concatenate([row[row // local == rank] for row in sent]) for rank in ranks]  # of rows received
+    most = numpy.bincount(assigned.ravel()).max()
+    inputs = numpy.zeros((len(assigned), local, most), int)
+    outputs = numpy.zeros((len(assigned), splits.sum(axis=0).max()), int)
+    for rank in ranks:
+        for i in range(local):
+            rows = numpy.flatnonzero(experts[rank] == rank * local + i)
+            inputs[rank, i, : len(rows)] = rows
+            outputs[rank, rows] = i * most + numpy.arange(len(rows))
+    return splits, order, inputs, outputs, numpy.argsort(order, axis=1)

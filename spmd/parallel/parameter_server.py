@@ -1,0 +1,55 @@
+"""A parameter server: one rank keeps the parameters, the others compute gradients.
+
+Each step, the server sends its parameters to all ranks, each computes the gradient for its block of the batch, and the
+server subtracts their mean. This is data parallelism with a root: what `psum` does for all ranks at once is a `reduce`
+to the server and a `broadcast` from it. For parameters of so many leaves and elements, a step takes, per rank:
+
+===========  =========  =================  =======  ======  ========
+step         direction  collective         axes     count   elements
+===========  =========  =================  =======  ======  ========
+server_step  forward    broadcast_varying  workers  leaves  params
+server_step  forward    psum               workers  1       1
+server_step  backward   reduce             workers  leaves  params
+===========  =========  =================  =======  ======  ========
+
+Nobody writes the `reduce`: it is the transpose of the broadcast. Servers that do not wait for all workers are simulated
+in `asynchronous.py`.
+
+Source: Li et al., "Scaling distributed machine learning with the parameter server".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import minidiff as md
+from collectives import pmean
+from collectives.rooted import broadcast_varying
+
+
+def server_step(loss: Callable, server: Any, block: Any, rate: float, axis: str, root: int = 0) -> tuple[Any, Any]:
+    """One step of gradient descent: the loss before it, and the server's new parameters.
+
+    It is called in the body of a `shard_map`. `server` has the parameters on the rank `root` and zeros on the others,
+    as `at_root(params, axis, root)` gives them; so has the result, of which `broadcast` is the parameters on all ranks.
+    `loss(params, block)` is the mean over the examples of this rank's block. Raises ValueError for a root out of range.
+
+    >>> import numpy as np, spmd
+    >>> from collectives import at_root, broadcast
+    >>> mesh = spmd.make_mesh((2,), ('workers',), backend='simulated')
+    >>> def train(w, targets):
+    ...     server = at_root(w, 'workers')
+    ...     for _ in range(2):
+    ...         value, server = server_step(lambda w, t: np.mean((w - t) ** 2), server, targets, 0.25, 'workers')
+    ...     return broadcast(server, 'workers')
+    >>> specs = {'in_specs': (spmd.P(), spmd.P('workers')), 'out_specs': spmd.P()}
+    >>> float(spmd.shard_map(train, mesh=mesh, **specs)(0.0, np.arange(4.0)))
+    1.125
+    """
+
+    def mean_loss(server: Any) -> Any:
+        return pmean(loss(broadcast_varying(server, axis, root), block), axis)
+
+    value, gradients = md.value_and_grad(mean_loss)(server)
+    return value, md.tree.map(lambda p, g: p - rate * g, server, gradients)

@@ -1,0 +1,139 @@
+"""Mixtures of experts on three axes: values, gradients and communication, on simulated and real ranks."""
+
+from functools import partial
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pmean
+from spmd import P
+from spmd.parallel import assigned, expert, gates
+from tests.networks import _between_rules, communicated
+from tests.programs import assert_trees_close, run_and_count
+
+AXES = "data", "experts", "model"
+TOKENS = "data", "experts"
+EXPERTS, T, D, HIDDEN = 4, 16, 3, 4
+SPECS = P("experts", None, "model"), P("experts", "model"), P("experts", "model"), P("experts")
+SHAPES = {1: [(1, 1, 1)], 2: [(1, 2, 1), (2, 1, 1)], 4: [(1, 4, 1), (2, 2, 1), (1, 2, 2)], 8: [(2, 2, 2)]}
+
+RNG = np.random.default_rng(0)
+PARAMS = tuple(RNG.normal(size=(EXPERTS, *shape)) for shape in ((D, HIDDEN), (HIDDEN,), (HIDDEN, D), (D,)))
+ROUTER, X, WEIGHTS = RNG.normal(size=(D, EXPERTS)), *RNG.normal(size=(2, T, D))
+PRIORITIES = np.random.default_rng(3).random(T)
+
+#: (k, capacity, priorities): tokens are dropped in the order of tokens, at random, or not at all.
+GATES = [(1, 1, None), (1, 2, PRIORITIES), (2, 1, None), (2, 2, PRIORITIES), (2, T, None)]
+
+
+def of_experts(params, i):
+    return [leaf[i] for leaf in params]
+
+
+def one_by_one(params, router, x, blocks, k, capacity, priorities):
+    """What each token gets, of which those of a block queue for each expert: first choices before second choices."""
+    out, taken = [0.0] * len(x), {}
+    probabilities = md.nn.softmax(x @ router)
+    ranking = np.argsort(-probabilities, axis=-1)
+    order = range(len(x)) if priorities is None else np.argsort(-priorities)
+    for choice in range(k):
+        for token in map(int, order):
+            i = int(ranking[token, choice])
+            queue = i, token * blocks // len(x)
+            taken[queue] = taken.get(queue, 0) + 1
+            among = sum(probabilities[token, int(j)] for j in ranking[token, :k]) if k > 1 else 1.0
+            fits = float(taken[queue] <= capacity)
+            made = expert.feed_forward(of_experts(params, i), x[token])
+            out[token] = out[token] + fits * probabilities[token, i] / among * made
+    return np.stack(out)
+
+
+def whole_loss(params, router, x, blocks, k, capacity, priorities):
+    logits = x @ router
+    probabilities = md.nn.softmax(logits)
+    chosen = np.bincount(np.argmax(probabilities, axis=-1), minlength=EXPERTS) / T
+    balance = EXPERTS * np.sum(chosen * np.mean(probabilities, axis=0))
+    z = np.mean(np.log(np.sum(np.exp(logits), axis=-1)) ** 2)
+    made = one_by_one(params, router, x, blocks, k, capacity, priorities)
+    return np.mean(WEIGHTS * made) + 0.1 * balance + 0.01 * z
+
+
+def sharded_loss(mesh, k, capacity, priorities):
+    def body(params, router, x, weights, priorities):
+        one = partial(expert.feed_forward, axis="model")
+        made = expert.mixture_of_experts(one, params, router, x, capacity, "experts", k, priorities)
+        logits = x @ router
+        balance = gates.load_balancing_loss(md.nn.softmax(logits), TOKENS)
+        return pmean(np.mean(weights * made), TOKENS) + 0.1 * balance + 0.01 * gates.router_z_loss(logits, TOKENS)
+
+    split = None if priorities is None else P(TOKENS)
+    specs = (SPECS, P(), P(TOKENS), P(TOKENS), split)
+    mapped = spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P())
+    return lambda params, router, x: mapped(params, router, x, WEIGHTS, priorities)
+
+
+# ---------------------------------------------------------------- communication
+
+
+def documented(module, shape, **names):
+    """The table of a module, for a mesh of this shape: {(direction, collective, *axes): (count, bytes)}."""
+    sizes, found = dict(zip(AXES, shape)), {}
+    for line in filter(None, _between_rules(module.__doc__)[2].splitlines()):
+        _, *what, count, elements = line.split(maxsplit=5)
+        direction, collective, axes = what
+        key = direction, collective, *axes.split(",")
+        if np.prod([sizes[axis] for axis in key[2:]]) > 1:
+            add(found, key, int(count), 8 * eval(elements, {}, names))
+    return found
+
+
+def add(found, key, count, nbytes):
+    before = found.get(key, (0, 0))
+    found[key] = before[0] + count, before[1] + nbytes
+
+
+# ---------------------------------------------------------------- checks
+
+
+def check_mixture(shape, k, capacity, priorities, backend=None):
+    """Loss and gradients, with balancing losses, are those of one token after the other on whole arrays."""
+    mesh, args = spmd.make_mesh(shape, AXES, backend=backend), (PARAMS, ROUTER, X)
+    gradient = md.value_and_grad(sharded_loss(mesh, k, capacity, priorities), argnums=(0, 1, 2))
+    whole_network = partial(whole_loss, blocks=shape[0] * shape[1], k=k, capacity=capacity, priorities=priorities)
+    found = run_and_count(gradient, mesh, *args)
+    assert_trees_close(found, md.value_and_grad(whole_network, argnums=(0, 1, 2))(*args), atol=1e-10)
+    p, q = shape[1:]
+    local = sum(leaf.size // (q if "model" in str(spec) else 1) for leaf, spec in zip(PARAMS, SPECS)) // p
+    names = {"E": EXPERTS, "C": capacity, "d": D, "params": local}
+    expected = documented(expert, shape, **names)
+    for key, (count, nbytes) in documented(gates, shape, **names).items():
+        add(expected, key, count, nbytes)
+    if shape[0] * p > 1:
+        add(expected, ("forward", "psum", *TOKENS), 1, 8)  # of the loss itself
+    assert communicated(spmd.communication(gradient)(*args)) == expected
+
+
+#: Experts of all tokens: balanced, all on one rank, some idle.
+ASSIGNMENTS = [np.arange(T) % EXPERTS, np.full(T, EXPERTS - 1), np.random.default_rng(1).integers(0, 3, T)]
+
+
+def check_assigned(ranks, assignment, backend=None):
+    """Every token gets its expert's output, of messages that are as long as the assignment says."""
+    mesh, args = spmd.make_mesh((1, ranks, 1), AXES, backend=backend), (PARAMS, X)
+
+    def body(params, x):
+        return assigned.assigned_experts(expert.feed_forward, params, x, assignment, "experts")
+
+    layer = spmd.shard_map(body, mesh=mesh, in_specs=P("experts"), out_specs=P("experts"))
+
+    def one_after_the_other(params, x):
+        return np.stack([expert.feed_forward(of_experts(params, i), row) for i, row in zip(map(int, assignment), x)])
+
+    def with_cotangents(f):
+        return lambda *args: (f(*args), md.vjp(f, *args)[1](WEIGHTS))
+
+    found = run_and_count(with_cotangents(layer), mesh, *args)
+    assert_trees_close(found, with_cotangents(one_after_the_other)(*args), atol=1e-10)
+    names = {"T": T, "p": ranks, "R": np.bincount(assignment // (EXPERTS // ranks)).max(), "d": D}
+    report = spmd.communication(lambda *args: md.vjp(layer, *args)[1](WEIGHTS))(*args)
+    assert communicated(report) == documented(assigned, (1, ranks, 1), **names)

@@ -1,0 +1,22 @@
+"""Mixtures of experts on MPI ranks: those of whole arrays, with the documented communication."""
+
+import pytest
+from mpi4py import MPI
+
+from tests import expert_programs as programs
+
+everywhere = pytest.mark.parallel([2, 4, 8])
+RANKS = MPI.COMM_WORLD.size
+
+
+@everywhere
+def test_mixtures_are_those_of_whole_arrays():
+    for shape in programs.SHAPES[RANKS]:
+        for gate in programs.GATES:
+            programs.check_mixture(shape, *gate)
+
+
+@pytest.mark.parallel([2, 4])
+def test_assigned_experts_drop_no_token():
+    for assignment in programs.ASSIGNMENTS:
+        programs.check_assigned(RANKS, assignment)

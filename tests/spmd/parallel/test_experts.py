@@ -1,0 +1,120 @@
+"""Mixtures of experts: those of whole arrays, with the documented communication; gates; what does not fit."""
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+from spmd.parallel import assigned_experts, gate_weights, load_balancing_loss, mixture_of_experts, routed, router_z_loss
+from tests import expert_programs as programs
+
+SIMULATED = [(1, 1, 1), *programs.SHAPES[2], *programs.SHAPES[4], *programs.SHAPES[8]]
+
+
+@pytest.mark.parametrize("shape", SIMULATED, ids=str)
+def test_mixtures_are_those_of_whole_arrays(shape):
+    for gate in programs.GATES:
+        programs.check_mixture(shape, *gate, backend="simulated")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_assigned_experts_drop_no_token(ranks):
+    for assignment in programs.ASSIGNMENTS:
+        programs.check_assigned(ranks, assignment, "simulated")
+
+
+# ---------------------------------------------------------------- gates
+
+RNG = np.random.default_rng(2)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("capacity", [1, 3, 100])
+@pytest.mark.parametrize("random", [False, True])
+def test_places_are_taken_once_and_given_by_priority(k, capacity, random):
+    probabilities = md.nn.softmax(RNG.normal(size=(20, 4)))
+    priorities = RNG.random(20) if random else None
+    places = routed(probabilities, capacity, k, priorities)
+    assert set(np.unique(places)) <= {0.0, 1.0}
+    assert np.all(places.sum(axis=0) <= 1)  # one token a place
+    kept, ranking = places.sum(axis=2), np.argsort(np.argsort(-probabilities, axis=1), axis=1)
+    assert np.all(kept <= (ranking < k))
+    before = (lambda t: t) if priorities is None else (lambda t: -priorities[t])
+    for i in range(4):
+        queue = sorted(np.flatnonzero(ranking[:, i] < k), key=lambda t: (ranking[t, i], before(t)))
+        assert set(np.flatnonzero(kept[:, i])) == set(queue[:capacity])
+
+
+def test_weights_of_a_gate():
+    probabilities = md.nn.softmax(RNG.normal(size=(6, 5)))
+    top = np.sort(probabilities, axis=1)[:, ::-1]
+    np.testing.assert_allclose(gate_weights(probabilities).sum(axis=1), top[:, 0])
+    np.testing.assert_allclose(np.sort(gate_weights(probabilities, 2))[:, -2:].sum(axis=1), 1)
+    np.testing.assert_allclose(gate_weights(probabilities, 2).max(axis=1), top[:, 0] / top[:, :2].sum(axis=1))
+    for k in (1, 2):
+        md.testing.check_grads(lambda p, k=k: gate_weights(p, k), (probabilities,), order=2, modes=("fwd", "rev"))
+
+
+def test_losses_that_keep_experts_busy():
+    """They fall towards experts that are chosen equally often, and small logits."""
+    logits = RNG.normal(size=(32, 4)) + np.array([2.0, 0.0, 0.0, 0.0])
+
+    def loss(logits):
+        return load_balancing_loss(md.nn.softmax(logits))
+
+    busiest = [np.bincount(np.argmax(logits, axis=1)).max()]
+    assert loss(logits) > 1.5
+    for _ in range(100):
+        logits = logits - 10 * md.grad(loss)(logits)
+    busiest.append(np.bincount(np.argmax(logits, axis=1)).max())
+    assert busiest[1] < busiest[0] / 2 and loss(logits) < 1.1
+    md.testing.check_grads(router_z_loss, (logits,), order=2, modes=("fwd", "rev"))
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+def mixture(experts, stacked, **options):
+    def body(params, router, x):
+        options.setdefault("capacity", 2)
+        return mixture_of_experts(lambda w, x: x * w, params, router, x, axis="experts", **options)
+
+    return body, (np.ones(stacked), np.ones((3, experts)), np.ones((8, 3)))
+
+
+def assigned(assignment):
+    return lambda params, _, x: assigned_experts(lambda w, x: x * w, params, x, assignment, "experts"), (
+        np.ones(4),
+        np.ones((3, 4)),
+        np.ones((8, 3)),
+    )
+
+
+MISFITS = {
+    "experts that ranks do not divide": (
+        mixture(6, 4),
+        r"router has 6 experts, which the 4 ranks along 'experts' do not divide: take 4 or 8 experts",
+    ),
+    "params of other experts": (mixture(8, 4), r"router has 8 experts, 2 on each rank .* params are those of 1"),
+    "no capacity": (mixture(4, 4, capacity=0), r"capacity is 0: an expert takes at least 1 token"),
+    "more choices than experts": (mixture(4, 4, k=5), r"k is 5: .* at least 1 expert, and at most to all 4"),
+    "other priorities": (
+        mixture(4, 4, priorities=np.ones(3)),
+        r"priorities have shape \(3,\): .* each of the 2 tokens",
+    ),
+    "a short assignment": (assigned([0, 1]), r"assignment is int64\[2\]: give an integer.* each of the 8 tokens"),
+    "an expert too many": (
+        assigned([4] * 8),
+        r"assignment has expert 4, but the 4 ranks .* have experts 0 to 3, 1 each",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_what_does_not_fit(what):
+    (body, args), message = MISFITS[what]
+    mesh = spmd.make_mesh((4,), ("experts",), backend="simulated")
+    specs = P("experts"), P(), P("experts")
+    with pytest.raises(ValueError, match=message):
+        spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("experts"))(*args)

@@ -1,0 +1,123 @@
+"""Parameter servers: synchronous training is data parallelism; others are as stale, and wait as long, as they say."""
+
+import math
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+from spmd.parallel import simulate_parameter_server
+from tests import server_programs as programs
+from tests.programs import assert_trees_close
+
+RATE = programs.RATE
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_server_on_ranks_is_data_parallelism(ranks):
+    for root in range(ranks):
+        programs.check_steps(ranks, root, "simulated")
+
+
+def test_a_root_out_of_range():
+    with pytest.raises(ValueError, match=r"the root 2 is not an index along 'workers', which has 2 ranks"):
+        programs.check_steps(2, 2, "simulated")
+
+
+# ---------------------------------------------------------------- simulated time
+
+
+def train(seconds, until, bound, rate=RATE):
+    params, batches = programs.example(len(seconds))
+    return simulate_parameter_server(programs.loss, params, batches, rate, seconds, until, bound)
+
+
+@pytest.mark.parametrize("seconds", [[1.0], [1.0] * 4, [1.0, 2.5, 1.5, 0.5]])
+def test_synchronous_training_is_data_parallelism(seconds):
+    steps = 5
+    trained = train(seconds, steps * max(seconds), bound=0)
+    params, losses = programs.data_parallel(len(seconds), steps)
+    assert_trees_close(trained.params, params, rtol=1e-12)
+    np.testing.assert_allclose(trained.losses, [(max(seconds) * (i + 1), loss) for i, loss in enumerate(losses)])
+    assert trained.staleness == {0: steps * len(seconds)}
+    np.testing.assert_allclose(trained.waited, steps * (max(seconds) - np.array(seconds)))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_staleness_of_workers_of_equal_speed(workers):
+    rounds = 4
+    trained = train([1.0] * workers, rounds, math.inf)
+    first = dict.fromkeys(range(workers), 1)
+    assert trained.staleness == {**first, workers - 1: 1 + (rounds - 1) * workers}
+    assert trained.waited == [0.0] * workers
+
+
+SPEEDS = [np.random.default_rng(seed).uniform(0.5, 4, size=5).tolist() for seed in range(4)] + [[1.0, 1.0, 1.0, 12.0]]
+
+
+@pytest.mark.parametrize("seconds", SPEEDS, ids=lambda seconds: f"{max(seconds):.2f}")
+def test_staleness_is_bounded_and_waiting_buys_it(seconds):
+    """A larger bound is reached, never exceeded, and lets workers compute more gradients."""
+    found = [train(seconds, 60, bound) for bound in (0, 1, 2, 4, 8, math.inf)]
+    assert [max(trained.staleness) for trained in found[:4]] == [0, 1, 2, 4]
+    assert max(found[4].staleness) <= 8
+    gradients = [sum(trained.staleness.values()) for trained in found]
+    assert gradients == sorted(gradients)
+    assert found[-1].waited == [0.0] * len(seconds) and all(sum(trained.waited) > 0 for trained in found[:3])
+    assert gradients[-1] == sum(math.floor(60 / s) for s in seconds)
+    for trained in found:  # each worker computes or waits, all the time
+        done = np.bincount([w for update in trained.updates for w in update.workers], minlength=len(seconds))
+        busy = done * np.array(seconds) + trained.waited
+        assert np.all(busy <= 60 + 1e-9) and np.all(busy > 60 - 2 * np.array(seconds))
+
+
+def test_a_straggler_slows_those_who_wait_for_it():
+    """Ten times slower: synchronous training takes ten times as long, asynchronous training loses one worker."""
+    seconds = {"even": [1.0] * 4, "straggler": [1.0] * 3 + [10.0]}
+    found = {(name, bound): train(seconds[name], 40, bound) for name in seconds for bound in (0, math.inf)}
+    updates = {key: len(trained.updates) for key, trained in found.items()}
+    assert updates == {("even", 0): 40, ("straggler", 0): 4, ("even", math.inf): 160, ("straggler", math.inf): 124}
+    batch = programs.whole_batch(programs.example(4)[1])
+    loss = {key: programs.loss(trained.params, batch) for key, trained in found.items()}
+    assert loss["straggler", 0] > 1.7 * loss["even", 0]
+    assert loss["straggler", math.inf] < 1.1 * loss["even", math.inf]
+    assert found["straggler", 0].waited == [36.0, 36.0, 36.0, 0.0]
+
+
+def test_the_same_arguments_give_the_same_training():
+    first, second = (train(SPEEDS[0], 20, 2) for _ in range(2))
+    assert first.updates == second.updates and first.waited == second.waited
+    assert all(map(np.array_equal, md.tree.leaves(first.params), md.tree.leaves(second.params)))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_staleness_limits_the_step(workers):
+    """On a parabola, a * curvature < 2 sin(pi / (4 s + 2)), of staleness s: a smaller step converges, a larger not."""
+    limit = workers * 2 * math.sin(math.pi / (4 * workers - 2))
+    for share, converges in ((0.95, True), (1.05, False)):
+        trained = simulate_parameter_server(
+            lambda w, curvature: curvature * w**2 / 2,
+            1.0,
+            [[1.0]] * workers,
+            share * limit,
+            [1] * workers,
+            200,
+            math.inf,
+        )
+        assert (abs(trained.params) < 0.1) == converges
+
+
+@pytest.mark.parametrize(
+    "batches, seconds, bound, message",
+    [
+        ([], [], 0, r"batches are \[\]: give at least one worker"),
+        ([[1.0], []], [1, 1], 0, r"batches are \[1, 0\]: .* at least one batch to each"),
+        ([[1.0]], [1, 2], 0, r"seconds are \[1, 2\]: give a positive number for each of the 1 workers"),
+        ([[1.0]], [0], 0, r"seconds are \[0\]: give a positive number"),
+        ([[1.0]], [1], -1, r"bound is -1: give 0 \(synchronous\), a positive number, or math.inf"),
+        ([[1.0]], [1], math.nan, r"bound is nan"),
+    ],
+)
+def test_what_does_not_fit(batches, seconds, bound, message):
+    with pytest.raises(ValueError, match=message):
+        simulate_parameter_server(lambda w, x: w * x, 0.0, batches, 0.1, seconds, 1, bound)
