@@ -28,9 +28,9 @@ fully_sharded_tensor_parallel  backward   all_gather    batch   L-1            (
 fully_sharded_tensor_parallel  backward   all_gather    feats   L              N/p*outputs/q
 fully_sharded_tensor_parallel  backward   psum_scatter  batch   2*L            params/q
 
-pipeline_parallel              forward    ppermute      stages  M+L-4+2*(p-1)  (M+L-4)*N/M*F + 2*(p-1)*N/p*F
+pipeline_parallel              forward    ppermute      stages  M+p-2+2*(p-1)  (M+p-2)*N/M*F + 2*(p-1)*N/p*F
 pipeline_parallel              forward    psum          stages  1              1
-pipeline_parallel              backward   ppermute      stages  M+L-4+2*(p-1)  (M+L-4)*N/M*F + 2*(p-1)*N/p*F
+pipeline_parallel              backward   ppermute      stages  M+p-2+2*(p-1)  (M+p-2)*N/M*F + 2*(p-1)*N/p*F
 pipeline_parallel              backward   psum          stages  1              ends
 =============================  =========  ============  ======  =============  ===========================
 
