@@ -76,6 +76,8 @@ from spmd.parallel.matmul import (
 )
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
+from spmd.parallel.schedule import Schedule, Step
+from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders
 from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
 from spmd.parallel.tensor import (
     column_parallel,
@@ -86,6 +88,8 @@ from spmd.parallel.tensor import (
 )
 
 __all__ = [
+    "Schedule",
+    "Step",
     "attention",
     "attention_by_heads",
     "column_parallel",
@@ -97,7 +101,9 @@ __all__ = [
     "gathered",
     "gathering",
     "gathering_again",
+    "gpipe",
     "init_params",
+    "interleaved",
     "loss",
     "matmul_all_gather",
     "matmul_all_gather_bidirectional",
@@ -106,6 +112,7 @@ __all__ = [
     "matmul_psum_scatter_bidirectional",
     "matmul_psum_scatter_overlapped",
     "mixture_of_experts",
+    "one_f_one_b",
     "pipeline",
     "pipeline_parallel",
     "predict",
@@ -113,6 +120,7 @@ __all__ = [
     "routed",
     "row_parallel",
     "row_parallel_scattered",
+    "scheduled_orders",
     "squared_error",
     "stacked_layers",
     "tensor_parallel",
