@@ -48,6 +48,9 @@ Where these counts come from:
 - In the backward pass, `fully_sharded` gathers again only what it needs: all weights but the first layer's, since no
   gradient with respect to the inputs is taken, and no biases.
 
+`pipeline_parallel` runs all forward passes before the backward passes. In `scheduled.py` a schedule says when a stage
+does which; `schedules.py` has GPipe's, 1F1B and interleaved 1F1B.
+
 Two more files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
 experts (`expert.py`). They document what they communicate.
 
@@ -77,6 +80,8 @@ from spmd.parallel.matmul import (
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.schedule import Schedule, Step
+from spmd.parallel.scheduled import scheduled
+from spmd.parallel.scheduled_network import scheduled_value_and_grad
 from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders
 from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
 from spmd.parallel.tensor import (
@@ -120,7 +125,9 @@ __all__ = [
     "routed",
     "row_parallel",
     "row_parallel_scattered",
+    "scheduled",
     "scheduled_orders",
+    "scheduled_value_and_grad",
     "squared_error",
     "stacked_layers",
     "tensor_parallel",

@@ -47,7 +47,7 @@ class SchedulePicture:
             ax.barh(stage, 1, 0.9, tick, color=COLOURS[direction], alpha=shade, edgecolor="white")
             ax.text(tick + 0.5, stage, microbatch, ha="center", va="center", fontsize="small")
         for direction, colour in COLOURS.items():
-            ax.barh([], [], color=colour, label=direction)
+            ax.barh(0, 0, color=colour, label=direction)  # for the legend
         ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, fontsize="small")
         ax.set(xlim=(0, schedule.ticks), xlabel="tick")
         ax.set_title(self._remark(), loc="left", fontsize="medium")
