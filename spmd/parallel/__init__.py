@@ -81,7 +81,7 @@ from spmd.parallel.network import cross_entropy, dense, init_params, loss, predi
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.schedule import Schedule, Step
 from spmd.parallel.scheduled import scheduled
-from spmd.parallel.scheduled_network import scheduled_value_and_grad
+from spmd.parallel.scheduled_network import blocked_layers, scheduled_value_and_grad, unblocked_layers
 from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders
 from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
 from spmd.parallel.tensor import (
@@ -97,6 +97,7 @@ __all__ = [
     "Step",
     "attention",
     "attention_by_heads",
+    "blocked_layers",
     "column_parallel",
     "cross_entropy",
     "data_parallel",
@@ -132,5 +133,6 @@ __all__ = [
     "stacked_layers",
     "tensor_parallel",
     "tensor_parallel_dense",
+    "unblocked_layers",
     "unstacked_layers",
 ]

@@ -6,7 +6,7 @@ the next stage, and cotangents back to the previous one. A stage stashes what it
 computes the layers again from that (rematerialization).
 
 At each tick there are two `ppermute`s of a microbatch's activations, whether or not stages have something to send, and
-at the end one `psum`, of the loss and the gradients of what all ranks have.
+at the end a `psum` of the loss and of the gradients of what all ranks have.
 
 Sources: those of `schedules.py`; Chen et al., "Training deep nets with sublinear memory cost" (rematerialization).
 """
@@ -47,9 +47,9 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
     def block(params, x, entry):
         """What a block of layers makes of a microbatch: (x, loss), where only the last block has a loss."""
         number = rank + schedule.stages * entry.chunk
-        x = md.cond(number == 0, lambda x: first(params[0], inputs[entry.microbatch]), lambda x: x, x)
-        x = stage(md.tree.map(lambda leaf: leaf[entry.chunk], params[1]), x)
-        ending = lambda x: last(params[2], x, targets[entry.microbatch])  # noqa: E731
+        x = md.cond(number == 0, lambda x: first(params[0], _at(inputs, entry.microbatch)), lambda x: x, x)
+        x = stage(md.tree.map(lambda leaf: _at(leaf, entry.chunk), params[1]), x)
+        ending = lambda x: last(params[2], x, _at(targets, entry.microbatch))  # noqa: E731
         return x, md.cond(number == blocks - 1, ending, lambda x: zeros(loss_type), x)
 
     def idle(entry, x, cotangent, loss, gradients):
@@ -75,7 +75,7 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
     table, slots = allocate(schedule)
     stashes = tuple(zeros(x_type, max(1, *counts)) for counts in zip(*slots, strict=True))
     start = zeros(x_type), zeros(x_type), stashes, zeros(loss_type), md.tree.map(lambda leaf: zeros(leaf), params)
-    rows = Entry(*(np.take(column, rank, axis=0) for column in table))
+    rows = Entry(*(_at(column, rank) for column in table))
     (*_, loss, (of_first, of_blocks, of_last)), _ = md.scan(tick, start, rows)
     mean = lambda x: x / schedule.microbatches  # noqa: E731
     loss, of_first, of_last = psum(md.tree.map(mean, (loss, of_first, of_last)), axis)
@@ -83,11 +83,15 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
 
 
 def _put(stash: Any, slot: Any, value: Any) -> Any:
-    return np.at(stash)[slot].set(np.where(slot == NOTHING, stash[slot], value))
+    return np.at(stash)[slot].set(np.where(slot == NOTHING, _at(stash, slot), value))
 
 
 def _get(stash: Any, slot: Any) -> Any:
-    return np.where(slot == NOTHING, 0, stash[slot])
+    return np.where(slot == NOTHING, 0, _at(stash, slot))
+
+
+def _at(x: Any, i: Any) -> Any:
+    return np.take(x, i, axis=0)  # which takes plain arrays too
 
 
 def _check(schedule: Schedule, blocks: Any, inputs: Any, targets: Any, axis: str) -> None:
