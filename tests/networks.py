@@ -14,12 +14,15 @@ from spmd import P
 from spmd.parallel import (
     attention,
     attention_by_heads,
+    blocked_layers,
     cross_entropy,
     init_params,
     loss,
     mixture_of_experts,
+    scheduled_network,
     squared_error,
     stacked_layers,
+    unblocked_layers,
     unstacked_layers,
 )
 from tests.collective_checks import whole
@@ -169,6 +172,42 @@ def check_communication(name, shape, backend=None, sizes=SIZES, examples=EXAMPLE
     gradient(arranged, batch)
     assert mesh.calls == report.counts
     assert sum(mesh.bytes.values()) == report.bytes == math.fsum(nbytes for _, nbytes in expected.values())
+
+
+# ---------------------------------------------------------------- schedules
+
+SCHEDULES = {
+    "gpipe": spmd.parallel.gpipe,
+    "one_f_one_b": spmd.parallel.one_f_one_b,
+    "interleaved": partial(spmd.parallel.interleaved, chunks=2),
+}
+
+
+def check_schedule(name, microbatches, mesh):
+    """Loss and gradients are those of the whole network; what is communicated is what the documentation says."""
+    schedule, (params, batch) = SCHEDULES[name](mesh.size, microbatches), example()
+    run, blocked = spmd.parallel.scheduled_value_and_grad(mesh, schedule), blocked_layers(params, schedule)
+    for f in (run, md.jit(run)):
+        value, gradients = f(blocked, batch)
+        assert_trees_close((value, unblocked_layers(md.tree.map(whole, gradients))), of_whole_network(squared_error))
+    ends = sum(x.size for x in md.tree.leaves((params[0], params[-1])))
+    sizes = {"ticks": schedule.ticks, "N": EXAMPLES, "M": microbatches, "F": params[0][1].size, "ends": ends}
+    _, _, table, _ = _between_rules(scheduled_network.__doc__)
+    lines = [line.split() for line in table.splitlines()]
+    expected = {
+        (collective, axis): (eval(count, {}, sizes), 8 * eval(" ".join(numbers), {}, sizes))
+        for collective, axis, count, *numbers in lines
+    }
+    report = spmd.communication(run)(blocked, batch)
+    found = {}
+    for row in report.rows:
+        count, nbytes = found.get((row.collective, *row.axes), (0, 0))
+        found[(row.collective, *row.axes)] = count + row.count, nbytes + row.bytes
+    assert found == (expected if mesh.size > 1 else {})
+    mesh.reset_calls()
+    run(blocked, batch)
+    assert mesh.calls == report.counts
+    assert sum(mesh.bytes.values()) == report.bytes
 
 
 # ---------------------------------------------------------------- sequences

@@ -28,9 +28,9 @@ fully_sharded_tensor_parallel  backward   all_gather    batch   L-1            (
 fully_sharded_tensor_parallel  backward   all_gather    feats   L              N/p*outputs/q
 fully_sharded_tensor_parallel  backward   psum_scatter  batch   2*L            params/q
 
-pipeline_parallel              forward    ppermute      stages  M+L-4+2*(p-1)  (M+L-4)*N/M*F + 2*(p-1)*N/p*F
+pipeline_parallel              forward    ppermute      stages  M+p-2+2*(p-1)  (M+p-2)*N/M*F + 2*(p-1)*N/p*F
 pipeline_parallel              forward    psum          stages  1              1
-pipeline_parallel              backward   ppermute      stages  M+L-4+2*(p-1)  (M+L-4)*N/M*F + 2*(p-1)*N/p*F
+pipeline_parallel              backward   ppermute      stages  M+p-2+2*(p-1)  (M+p-2)*N/M*F + 2*(p-1)*N/p*F
 pipeline_parallel              backward   psum          stages  1              ends
 =============================  =========  ============  ======  =============  ===========================
 
@@ -47,6 +47,9 @@ Where these counts come from:
 - The transpose of a gather is a `psum_scatter`, and the reverse; the transpose of a `ppermute` sends the other way.
 - In the backward pass, `fully_sharded` gathers again only what it needs: all weights but the first layer's, since no
   gradient with respect to the inputs is taken, and no biases.
+
+`pipeline_parallel` runs all forward passes before the backward passes. In `scheduled.py` a schedule says when a stage
+does which; `schedules.py` has GPipe's, 1F1B and interleaved 1F1B.
 
 Two more files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
 experts (`expert.py`). A transformer (`transformer.py`) with integer tokens and labels (`vocabulary.py`) is tensor
@@ -76,7 +79,7 @@ from spmd.parallel.attention import attention, chunked_attention
 from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
 from spmd.parallel.data import data_parallel
 from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm, lookup_by_columns, lookup_by_rows, lookup_by_tables
-from spmd.parallel.expert import feed_forward, mixture_of_experts, routed
+from spmd.parallel.expert import feed_forward, mixture_of_experts
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
 from spmd.parallel.gates import expert_capacity, gate_weights, load_balancing_loss, routed, router_z_loss, top_experts
@@ -93,6 +96,10 @@ from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.parameter_server import server_step
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
+from spmd.parallel.schedule import Schedule, Step
+from spmd.parallel.scheduled import scheduled
+from spmd.parallel.scheduled_network import blocked_layers, scheduled_value_and_grad, unblocked_layers
+from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders
 from spmd.parallel.search import search
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
 from spmd.parallel.summa import summa, summa_nt, summa_tn
@@ -109,11 +116,14 @@ from spmd.parallel.vocabulary import embed, label_cross_entropy
 
 __all__ = [
     "Config",
+    "Schedule",
+    "Step",
     "Training",
     "Update",
     "assigned_experts",
     "attention",
     "attention_by_heads",
+    "blocked_layers",
     "cannon",
     "cannon_nt",
     "cannon_tn",
@@ -134,9 +144,11 @@ __all__ = [
     "gathered",
     "gathering",
     "gathering_again",
+    "gpipe",
     "init_dlrm",
     "init_params",
     "init_transformer",
+    "interleaved",
     "label_cross_entropy",
     "load_balancing_loss",
     "lookup_by_columns",
@@ -153,6 +165,7 @@ __all__ = [
     "mlp_2d",
     "mlp_bytes",
     "next_token_loss",
+    "one_f_one_b",
     "pipeline",
     "pipeline_parallel",
     "predict",
@@ -161,6 +174,9 @@ __all__ = [
     "router_z_loss",
     "row_parallel",
     "row_parallel_scattered",
+    "scheduled",
+    "scheduled_orders",
+    "scheduled_value_and_grad",
     "search",
     "sequence_parallel_options",
     "sequence_parallel_transformer",
@@ -179,6 +195,7 @@ __all__ = [
     "top_experts",
     "transformer",
     "transformer_specs",
+    "unblocked_layers",
     "unstacked_layers",
     "zigzag",
 ]

@@ -1,10 +1,10 @@
 """Pipeline parallelism (GPipe).
 
 Layers are split over the ranks, which work on different microbatches at a time. A rank is a stage: it has some
-consecutive layers, and for each of them a slot in its `state`. At each tick every layer processes the microbatch in its
-slot; then all microbatches move on by one slot, from the last of a stage to the first of the next by a `ppermute`. With
-M microbatches and L layers that takes M + L - 1 ticks, and each layer is busy in M of them. The rest, a fraction
-(L - 1) / (M + L - 1) of the time, is the bubble: a layer then computes on filler values, and its result is not used.
+consecutive layers. At each tick every stage applies all its layers to one microbatch; then all microbatches move on to
+the next stage by a `ppermute`. With M microbatches and p stages that takes M + p - 1 ticks, and each stage is busy in M
+of them. The rest, a fraction (p - 1) / (M + p - 1) of the time, is the bubble: a stage then computes on filler values,
+and its result is not used. With k layers a stage, a rank evaluates k (M + p - 1) layers, of which k (p - 1) in vain.
 
 Source: shard_map tutorial, "SPMD pipeline parallelism (PP)"; Huang et al., "GPipe: Efficient training of giant neural
 networks using pipeline parallelism".
@@ -39,23 +39,21 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     came from. The forward pass has one `ppermute` of a microbatch for each tick but the last, and 2 (stages - 1) of a
     share. The backward pass has the same, in the other direction.
     """
-    stage, stages = axis_index(axis), axis_size(axis)
-    per_stage, share = md.tree.leaves(params)[0].shape[0], microbatches.shape[0]
-    count, layers = share * stages, per_stage * stages
-    # Slots that no microbatch has reached yet hold finite numbers, since reverse mode multiplies these by 0.
-    state = np.zeros((per_stage, *microbatches.shape[1:]), microbatches.dtype)
-    results = np.zeros_like(microbatches)
-    for tick in range(count + layers - 1):
-        entering, leaving = tick % share, (tick - layers + 1) % share
-        state = np.at(state)[0].set(np.where(stage == 0, microbatches[entering], state[0]))
-        state = md.vmap(layer)(params, state)
-        results = np.at(results)[leaving].set(np.where(stage == stages - 1, state[-1], results[leaving]))
-        if tick == count + layers - 2:
+    stage, stages, share = axis_index(axis), axis_size(axis), len(microbatches)
+    count = share * stages
+    # A stage that no microbatch has reached yet gets finite numbers, since reverse mode multiplies these by 0.
+    x, results = np.zeros_like(microbatches[0]), np.zeros_like(microbatches)
+    for tick in range(count + stages - 1):
+        entering, leaving = tick % share, (tick - stages + 1) % share
+        x = np.where(stage == 0, microbatches[entering], x)
+        x, _ = md.scan(lambda x, own: (layer(own, x), None), x, params)
+        results = np.at(results)[leaving].set(np.where(stage == stages - 1, x, results[leaving]))
+        if tick == count + stages - 2:
             return results
-        state = np.at(np.roll(state, 1, axis=0))[0].set(shifted(state[-1], axis, 1))
+        x = shifted(x, axis, 1)
         if entering == share - 1 and tick < count - 1:
             microbatches = shifted(microbatches, axis, -1)
-        if leaving == share - 1 and tick >= layers - 1:
+        if leaving == share - 1 and tick >= stages - 1:
             results = shifted(results, axis, -1)
 
 

@@ -194,7 +194,7 @@ class Fit(Tabular):
 
         Returns the axes; needs matplotlib.
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         names = dict.fromkeys(m.collective for m in self.model.measurements)
         for name in names:
             points = [m for m in self.model.measurements if m.collective == name]
@@ -309,7 +309,7 @@ class Race(Tabular):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw times over ranks, on logarithmic axes. Returns the axes; needs matplotlib."""
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         for name, seconds in self.seconds.items():
             ax.loglog(self.ranks, seconds, "o--" if name == TOTAL else "o-", label=name)
         if len(self.ranks) < 10:
@@ -401,7 +401,8 @@ def show_number(x: Number) -> str:
     return f"{round(x):,}"
 
 
-def _axes(ax: Any) -> Any:
+def axes_or_new(ax: Any) -> Any:
+    """`ax`, or new matplotlib axes if it is None."""
     if ax is not None:
         return ax
     try:

@@ -172,17 +172,19 @@ def test_a_pipeline_is_its_layers_one_after_the_other(stages, per_stage, share):
     """Of any length; and layers that do not commute, so that their order matters, and that of the microbatches."""
     params = RNG.normal(size=(stages * per_stage, 2, 2))
     microbatches = RNG.normal(size=(stages * share, 3, 2))
+    calls, ticks = [], stages * share + stages - 1
     piped = spmd.shard_map(
-        lambda params, x: pipeline(layer, params, x, "stages"),
+        lambda params, x: pipeline(lambda W, x: calls.append(W) or layer(W, x), params, x, "stages"),
         mesh=mesh_of(stages, "stages"),
         in_specs=P("stages"),
         out_specs=P("stages"),
     )
     assert_trees_close(piped(params, microbatches), in_sequence(params, microbatches))
+    assert len(calls) == per_stage * ticks  # a rank evaluates each of its layers once a tick
     weights = RNG.normal(size=microbatches.shape)
     found, expected = (md.vjp(f, params, microbatches)[1](weights) for f in (piped, in_sequence))
     assert_trees_close(found, expected)
-    report, ticks = spmd.communication(piped)(params, microbatches), stages * (share + per_stage) - 1
+    report = spmd.communication(piped)(params, microbatches)
     assert report.counts == ({"ppermute": ticks - 1 + 2 * (stages - 1)} if stages > 1 else {})
 
 

@@ -1,0 +1,119 @@
+"""Pipeline schedules as data: tables of what each stage does at each tick.
+
+A stage has a row, with an entry for each tick: the forward or backward pass of a microbatch through a chunk of the
+stage's layers, or None where the stage is idle. All passes take one tick. A stage has one chunk of consecutive layers,
+or several; the chunks of all stages are blocks of layers, and chunk c of stage i of p is block c*p + i of the network.
+
+A schedule is checked when it is made, so no schedule that exists has a stage wait for what never comes. `schedules.py`
+makes those of the literature.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+class Step(NamedTuple):
+    """An entry of a schedule: the pass of a microbatch through a chunk of a stage's layers."""
+
+    direction: str  # FORWARD or BACKWARD
+    microbatch: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.direction} of microbatch {self.microbatch}" + (f", chunk {self.chunk}" if self.chunk else "")
+
+    def needs(self, stage: int, stages: int, chunks: int) -> tuple[int, Step] | None:
+        """The step that has to be done before this one, and its stage; None if nothing has to."""
+        ahead = -1 if self.direction == FORWARD else 1
+        block = self.chunk * stages + stage + ahead  # blocks of layers are numbered in their order in the network
+        if block < 0:
+            return None
+        if block == stages * chunks:
+            return stage, Step(FORWARD, self.microbatch, self.chunk)
+        return block % stages, Step(self.direction, self.microbatch, block // stages)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A table of steps, [stages][ticks], with None where a stage is idle.
+
+    Raises ValueError, which names stage, tick and microbatch, for a step that is missing or repeated, or that is not
+    later than the one it needs: a forward pass needs that of the previous stage, a backward pass that of the next
+    stage, and on the last stage its own forward pass.
+
+    >>> f, b = Step(FORWARD, 0), Step(BACKWARD, 0)
+    >>> Schedule(((f, None, None, b), (None, f, b, None))).bubble
+    0.5
+    """
+
+    table: tuple[tuple[Step | None, ...], ...]
+
+    def __post_init__(self):
+        for stage, tick, step in self.steps:
+            if not isinstance(step, Step):
+                raise TypeError(f"stage {stage}, tick {tick}: an entry is a Step or None, not {step!r}")
+        lengths = [len(row) for row in self.table]
+        if not any(map(any, self.table)) or len({*lengths}) > 1:
+            raise ValueError(f"a schedule has steps, and as many ticks for each stage as for others; not {lengths}")
+        blocks = [(m, c) for m in range(self.microbatches) for c in range(self.chunks)]
+        everything = {Step(direction, *block): None for block in blocks for direction in (FORWARD, BACKWARD)}
+        for stage, tick, step in self.steps:
+            if step not in everything:
+                raise ValueError(f"stage {stage}, tick {tick}: {step!r} is neither a forward nor a backward pass")
+            if (first := self.table[stage].index(step)) < tick:
+                raise ValueError(f"stage {stage}, tick {tick}: the {step} has been at tick {first} already")
+        for stage, row in enumerate(self.table):
+            if missing := [str(step) for step in everything if step not in row]:
+                raise ValueError(f"stage {stage} lacks the {missing[0]}")
+        for stage, tick, step in self.steps:
+            if (needed := step.needs(stage, self.stages, self.chunks)) and self.tick(*needed) >= tick:
+                raise ValueError(
+                    f"stage {stage}, tick {tick}: the {step} needs the {needed[1]} on stage {needed[0]}, which is at "
+                    f"tick {self.tick(*needed)} and must be earlier"
+                )
+
+    @property
+    def steps(self) -> Iterator[tuple[int, int, Step]]:
+        """All steps: (stage, tick, step)."""
+        return ((i, tick, step) for i, row in enumerate(self.table) for tick, step in enumerate(row) if step)
+
+    @property
+    def stages(self) -> int:
+        return len(self.table)
+
+    @property
+    def ticks(self) -> int:
+        return len(self.table[0])
+
+    @property
+    def microbatches(self) -> int:
+        return 1 + max(step.microbatch for _, _, step in self.steps)
+
+    @property
+    def chunks(self) -> int:
+        return 1 + max(step.chunk for _, _, step in self.steps)
+
+    def tick(self, stage: int, step: Step) -> int:
+        """The tick at which a stage does a step."""
+        return self.table[stage].index(step)
+
+    @property
+    def bubble(self) -> float:
+        """The fraction of ticks in which a stage is idle."""
+        return sum(row.count(None) for row in self.table) / (self.stages * self.ticks)
+
+    @property
+    def stashed(self) -> list[int]:
+        """For each stage, the most activations that wait for their backward pass."""
+        change = {FORWARD: 1, BACKWARD: -1}
+        return [max(itertools.accumulate(change[step.direction] for step in row if step)) for row in self.table]
+
+    def layer_evaluations(self, layers: int) -> int:
+        """How many layers of a network of `layers` a stage evaluates, if a backward pass evaluates them again."""
+        return 2 * self.microbatches * layers // self.stages

@@ -1,0 +1,111 @@
+"""Pipelines that follow a schedule: loss and gradients, with few activations stashed.
+
+Differentiating `pipeline` gives all forward passes, then all backward passes. Here the schedule says which of the two a
+stage does at each tick, and for which microbatch: each rank takes its branch of a `switch`. Then activations move on to
+the next stage, and cotangents back to the previous one. A stage stashes what it received, and its backward pass
+computes the layers again from that (rematerialization).
+
+At each tick there are two `ppermute`s of a microbatch's activations, whether or not stages have something to send, and
+at the end a `psum` of the loss and of the gradients of what all ranks have.
+
+Sources: those of `schedules.py`; Chen et al., "Training deep nets with sublinear memory cost" (rematerialization).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+from collectives import axis_index, axis_size, pbroadcast, psum
+from collectives.ops import shifted
+from spmd.parallel.schedule import Schedule
+from spmd.parallel.slots import NOTHING, Entry, allocate
+
+
+def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, targets: Any, axis: str) -> tuple:
+    """The mean loss over the microbatches and its gradients: (loss, gradients), computed in the order of a schedule.
+
+    It is called in the body of a `shard_map`. `layers` are three functions: `first(params, inputs) -> x`, with which
+    the network begins; `stage(params, x) -> x`, a block of layers, whose result has the shape of x; and `last(params,
+    x, targets) -> loss`, with which it ends. `params` are those of each: of the first and last, invariant along the
+    axis; of this stage's blocks, with leaves [chunks, …]. `inputs` and `targets` are [microbatches, …], on all ranks.
+    The functions do not communicate along the axis, since each rank does another step.
+
+    `gradients` are arranged as `params`. Raises ValueError if the schedule has another number of stages, chunks or
+    microbatches.
+    """
+    _check(schedule, params[1], inputs, targets, axis)
+    rank, blocks, (first, stage, last) = axis_index(axis), schedule.stages * schedule.chunks, layers
+    params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)  # no branch sums their gradients
+    x_type = md.eval_shape(lambda: first(params[0], inputs[0]))
+    loss_type = md.eval_shape(lambda x: last(params[2], x, targets[0]), x_type)
+
+    def zeros(t, *leading):
+        return pbroadcast(np.zeros((*leading, *t.shape), t.dtype), axis)
+
+    def block(params, x, entry):
+        """What a block of layers makes of a microbatch: (x, loss), where only the last block has a loss."""
+        number = rank + schedule.stages * entry.chunk
+        x = md.cond(number == 0, lambda x: first(params[0], _at(inputs, entry.microbatch)), lambda x: x, x)
+        x = stage(md.tree.map(lambda leaf: _at(leaf, entry.chunk), params[1]), x)
+        ending = lambda x: last(params[2], x, _at(targets, entry.microbatch))  # noqa: E731
+        return x, md.cond(number == blocks - 1, ending, lambda x: zeros(loss_type), x)
+
+    def idle(entry, x, cotangent, loss, gradients):
+        return zeros(x_type), zeros(x_type), loss, gradients
+
+    def forward(entry, x, cotangent, loss, gradients):
+        x, more = block(params, x, entry)
+        return x, zeros(x_type), loss + more, gradients
+
+    def backward(entry, x, cotangent, loss, gradients):
+        (_, more), pull = md.vjp(lambda params, x: block(params, x, entry), params, x)
+        of_params, cotangent = pull((cotangent, np.ones_like(more)))
+        return zeros(x_type), cotangent, loss, md.tree.map(np.add, gradients, of_params)
+
+    def tick(carry, entry):
+        x, cotangent, (activations, cotangents), *sums = carry
+        activations = _put(activations, entry.arriving_activation, x)
+        cotangents = _put(cotangents, entry.arriving_cotangent, cotangent)
+        operands = _get(activations, entry.activation), _get(cotangents, entry.cotangent), *sums
+        x, cotangent, *sums = md.switch(entry.kind, [idle, forward, backward], entry, *operands)
+        return (shifted(x, axis, 1), shifted(cotangent, axis, -1), (activations, cotangents), *sums), None
+
+    table, slots = allocate(schedule)
+    stashes = tuple(zeros(x_type, max(1, *counts)) for counts in zip(*slots, strict=True))
+    start = zeros(x_type), zeros(x_type), stashes, zeros(loss_type), md.tree.map(lambda leaf: zeros(leaf), params)
+    rows = Entry(*(_at(column, rank) for column in table))
+    (*_, loss, (of_first, of_blocks, of_last)), _ = md.scan(tick, start, rows)
+    mean = lambda x: x / schedule.microbatches  # noqa: E731
+    loss, of_first, of_last = psum(md.tree.map(mean, (loss, of_first, of_last)), axis)
+    return loss, (of_first, md.tree.map(mean, of_blocks), of_last)
+
+
+def _put(stash: Any, slot: Any, value: Any) -> Any:
+    return np.at(stash)[slot].set(np.where(slot == NOTHING, _at(stash, slot), value))
+
+
+def _get(stash: Any, slot: Any) -> Any:
+    return np.where(slot == NOTHING, 0, _at(stash, slot))
+
+
+def _at(x: Any, i: Any) -> Any:
+    return np.take(x, i, axis=0)  # which takes plain arrays too
+
+
+def _check(schedule: Schedule, blocks: Any, inputs: Any, targets: Any, axis: str) -> None:
+    """Raise ValueError if the schedule is for another number of stages, chunks or microbatches."""
+    leaves, _ = md.tree.flatten_with_paths(blocks, "params[1]")
+    given = {
+        "stages": (schedule.stages, {f"axis {axis!r}": axis_size(axis)}),
+        "chunks": (schedule.chunks, {path: len(leaf) for path, leaf in leaves}),
+        "microbatches": (schedule.microbatches, {"inputs": len(inputs), "targets": len(targets)}),
+    }
+    for what, (count, sizes) in given.items():
+        for name, size in sizes.items():
+            if size != count:
+                raise ValueError(
+                    f"scheduled: the schedule has {count} {what}, but {name} has size {size}: make a schedule for "
+                    f"{size} {what}"
+                )

@@ -1,0 +1,99 @@
+"""The network of `network.py` in a pipeline that follows a schedule.
+
+Loss and gradients communicate:
+
+==========  ======  ========  ===============
+collective  axes    count     numbers per rank
+==========  ======  ========  ===============
+ppermute    stages  2*ticks   2*ticks*N/M*F
+psum        stages  5         1 + ends
+==========  ======  ========  ===============
+
+There are N examples in M microbatches, and F features between the layers; ends is the number of parameters of the first
+and last layers, which all ranks have. The sums are those of the loss, and of the gradients of these layers' weights and
+biases; `jit` fuses them into one. `pipeline_parallel` is a pipeline of the same network, in the order of GPipe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from minidiff.nn import relu
+from spmd.parallel.network import Layer, axes_of, dense, squared_error
+from spmd.parallel.pipeline import stacked_layers, unstacked_layers
+from spmd.parallel.schedule import Schedule
+from spmd.parallel.scheduled import scheduled
+from spmd.partition import P
+
+
+def blocked_layers(params: Sequence[Layer], schedule: Schedule) -> tuple:
+    """(first, inner, last) layers, the inner ones stacked in blocks: a block for each chunk of each stage.
+
+    With n features their weights are [chunks, stages, layers, n, n], their biases [chunks, stages, layers, n]. Raises
+    ValueError if the inner layers do not make blocks of one size.
+
+    >>> from spmd.parallel import init_params, interleaved
+    >>> params = init_params(np.random.default_rng(0), (3, *[4] * 9, 2))
+    >>> [x.shape for x in blocked_layers(params, interleaved(2, 4, chunks=2))[1]]
+    [(2, 2, 2, 4, 4), (2, 2, 2, 4)]
+    """
+    first, inner, last = stacked_layers(params)
+    blocks = schedule.chunks, schedule.stages
+    return first, tuple(_split("blocked_layers", "inner layers", leaf, *blocks) for leaf in inner), last
+
+
+def unblocked_layers(params: tuple) -> list[Layer]:
+    """The inverse of `blocked_layers`: a list of layers."""
+    first, inner, last = params
+    return unstacked_layers((first, tuple(leaf.reshape(-1, *leaf.shape[3:]) for leaf in inner), last))
+
+
+def scheduled_value_and_grad(
+    mesh: spmd.Mesh, schedule: Schedule, error: Callable = squared_error, **options: Any
+) -> Callable:
+    """Loss and gradients, as a function of (blocked_layers(params, schedule), (inputs, targets)).
+
+    The blocks of inner layers are split along the mesh's axis. The first layer is part of the first block's work, the
+    last layer and the error of the last's. All ranks have the first and last layers, and the batch. `error(predictions,
+    targets)` is the error of each example; `options` are those of `shard_map`, which has to be typed: types tell which
+    branches are a rank's own. Raises ValueError if the microbatches do not divide the batch, or the schedule is for
+    another number of stages.
+
+    >>> from spmd.parallel import init_params, one_f_one_b
+    >>> mesh, schedule = spmd.make_mesh((2,), ('stages',), backend='simulated'), one_f_one_b(2, 4)
+    >>> params = blocked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)), schedule)
+    >>> batch = np.ones((16, 8)), np.zeros((16, 2))
+    >>> value, gradients = scheduled_value_and_grad(mesh, schedule)(params, batch)
+    >>> spmd.communication(scheduled_value_and_grad(mesh, schedule))(params, batch).counts
+    {'ppermute': 20, 'psum': 5}
+    """
+    (axis,) = axes_of(mesh, "scheduled_value_and_grad", "stages")
+
+    def stage(params, x):
+        return md.scan(lambda x, layer: (relu(dense(x, *layer)), None), x, tuple(leaf[0] for leaf in params))[0]
+
+    layers = (
+        lambda params, inputs: relu(dense(inputs, *params)),
+        stage,
+        lambda params, x, targets: np.mean(error(dense(x, *params), targets)),
+    )
+
+    def on_each_rank(params, batch):
+        microbatches = [_split("scheduled_value_and_grad", "examples", x, schedule.microbatches) for x in batch]
+        return scheduled(schedule, layers, params, *microbatches, axis)
+
+    split = (P(), P(None, axis), P())
+    return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=(split, P()), out_specs=(P(), split), **options)
+
+
+def _split(name: str, what: str, x: Any, *parts: int) -> Any:
+    """[n, …] -> [*parts, n / product of parts, …]"""
+    size = math.prod(parts)
+    if len(x) % size:
+        raise ValueError(f"{name}: {len(x)} {what} do not make {size} equal parts: choose a multiple of {size}")
+    return x.reshape(*parts, len(x) // size, *x.shape[1:])

@@ -1,0 +1,128 @@
+"""Pipeline schedules of the literature: GPipe, 1F1B, interleaved 1F1B.
+
+Each is an order of forward and backward passes for every stage; the ticks follow from what the passes need of each
+other. With p stages, counted from 0, and M microbatches:
+
+=================  ====================  =====================  ===================================
+schedule           ticks                 bubble                 most activations stage i stashes
+=================  ====================  =====================  ===================================
+gpipe              2*(M + p - 1)         (p - 1)/(M + p - 1)    M
+one_f_one_b        2*(M + p - 1)         (p - 1)/(M + p - 1)    min(M, p - i)
+interleaved        2*(M*v + p - 1)       (p - 1)/(M*v + p - 1)  min(M*v, 2*(p - i) - 1 + (v - 1)*p)
+=================  ====================  =====================  ===================================
+
+The bubble is the fraction of ticks in which a stage is idle. With v chunks a stage has v blocks of layers, p blocks
+apart, and a tick, the pass through one of them, takes a v-th of the time. An activation is stashed from the forward
+pass of its microbatch to the backward pass.
+
+Sources: Huang et al., "GPipe: Efficient training of giant neural networks using pipeline parallelism"; Narayanan et
+al., "Memory-efficient pipeline-parallel DNN training" (PipeDream-flush, which is 1F1B) and "Efficient large-scale
+language model training on GPU clusters using Megatron-LM" (interleaved).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule, Step
+
+
+def gpipe(stages: int, microbatches: int) -> Schedule:
+    """All forward passes, then all backward passes, those of the last microbatch first.
+
+    >>> gpipe(4, 8).ticks, gpipe(4, 8).stashed
+    (22, [8, 8, 8, 8])
+    """
+    forward, backward = _passes("gpipe", stages, microbatches)
+    return scheduled_orders([forward + backward[::-1]] * stages)
+
+
+def one_f_one_b(stages: int, microbatches: int) -> Schedule:
+    """One forward, one backward (1F1B): stage i begins with `stages - i` forward passes, then alternates.
+
+    >>> one_f_one_b(4, 8).ticks, one_f_one_b(4, 8).stashed
+    (22, [4, 3, 2, 1])
+    """
+    forward, backward = _passes("one_f_one_b", stages, microbatches)
+    return scheduled_orders([_alternating(forward, backward, stages - i) for i in range(stages)])
+
+
+def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
+    """1F1B in which a stage has `chunks` blocks of layers: stage i has blocks i, stages + i, 2*stages + i, …
+
+    `stages` microbatches at a time pass through a chunk, then through the next. Raises ValueError if `stages` does not
+    divide `microbatches`.
+
+    >>> round(one_f_one_b(4, 8).bubble, 3), round(interleaved(4, 8, chunks=2).bubble, 3)
+    (0.273, 0.158)
+    """
+    forward, backward = _passes("interleaved", stages, microbatches, chunks)
+    if microbatches % stages:
+        raise ValueError(
+            f"interleaved: {microbatches} microbatches do not make groups of {stages}, the number of stages: choose "
+            f"a multiple of {stages} microbatches"
+        )
+    warmup = [2 * (stages - i) - 1 + (chunks - 1) * stages for i in range(stages)]
+    return scheduled_orders([_alternating(forward, backward, n) for n in warmup])
+
+
+def _passes(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[list[Step], list[Step]]:
+    """All forward and all backward steps of a stage, in groups of as many microbatches as there are stages."""
+    counts = {"stages": stages, "microbatches": microbatches, "chunks": chunks}
+    for what, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name}: {what} is a number from 1, got {count}")
+    groups = [range(m, min(m + stages, microbatches)) for m in range(0, microbatches, stages)]
+    forward = [Step(FORWARD, m, c) for group in groups for c in range(chunks) for m in group]
+    return forward, [Step(BACKWARD, step.microbatch, chunks - 1 - step.chunk) for step in forward]
+
+
+def _alternating(forward: list[Step], backward: list[Step], warmup: int) -> list[Step]:
+    """`warmup` forward steps, then a backward and a forward step in turn."""
+    pairs = itertools.zip_longest(backward, forward[warmup:])
+    return forward[:warmup] + [step for pair in pairs for step in pair if step]
+
+
+# ---------------------------------------------------------------- from orders to ticks
+
+
+def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
+    """The schedule in which each stage does its steps in the given order, as early as it can.
+
+    A forward pass is then delayed up to the tick before its result is used, if nothing else is thereby: so no stage
+    holds activations that it does not work on yet. Raises ValueError if stages wait for each other.
+
+    >>> scheduled_orders([[Step(BACKWARD, 0), Step(FORWARD, 0)]])
+    Traceback (most recent call last):
+    ...
+    ValueError: deadlock at tick 0: stage 0's backward of microbatch 0 waits for the forward of microbatch 0 on stage 0
+    """
+    left, stages = [list(order) for order in orders], len(orders)
+    chunks = 1 + max((step.chunk for order in orders for step in order), default=0)
+    table: list[list[Step | None]] = [[] for _ in orders]
+    while any(left):
+        waits = {i: order[0].needs(i, stages, chunks) for i, order in enumerate(left) if order}
+        waits = {i: needed for i, needed in waits.items() if needed and needed[1] not in table[needed[0]]}
+        ready = [bool(order) and i not in waits for i, order in enumerate(left)]
+        if not any(ready):
+            what = [f"stage {i}'s {left[i][0]} waits for the {step} on stage {j}" for i, (j, step) in waits.items()]
+            raise ValueError(f"deadlock at tick {len(table[0])}: " + "; ".join(what))
+        for row, order, now in zip(table, left, ready):
+            row.append(order.pop(0) if now else None)
+    _delay_forwards(table)
+    return Schedule(tuple(map(tuple, table)))
+
+
+def _delay_forwards(table: list[list[Step | None]]) -> None:
+    """Move forward passes to the last idle tick before the next step of the stage, and before they are used."""
+    stages, chunks = len(table), 1 + max(step.chunk for row in table for step in row if step)
+    used = {step.needs(i, stages, chunks): (i, step) for i, row in enumerate(table) for step in row if step}
+    for tick in reversed(range(len(table[0]))):
+        for stage, row in enumerate(table):
+            if (step := row[tick]) and step.direction == FORWARD and (stage, step) in used:
+                user, by = used[stage, step]
+                later, end = tick, table[user].index(by)
+                while later + 1 < end and row[later + 1] is None:
+                    later += 1
+                row[tick], row[later] = None, step

@@ -1,0 +1,70 @@
+"""Where the stages of a scheduled pipeline stash what they receive.
+
+What a stage sends at a tick has arrived at the next. It gets a slot of the receiver's stash until its backward pass;
+then the slot is free for another. Under GPipe and 1F1B a stage needs as many slots for activations as its schedule
+stashes (`Schedule.stashed`), and one for cotangents, which are used when they arrive. The first block of the network
+receives no activations: its backward pass begins with the microbatch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy
+
+from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule
+
+NOTHING = -1  # the slot of what is not there
+KINDS = (None, FORWARD, BACKWARD)  # None is idle
+
+
+class Entry(NamedTuple):
+    """An entry of a schedule as integers; or as arrays of them, of several stages and ticks.
+
+    An `arriving` slot is that of what was sent at the tick before. The others are those of what the step works on.
+    """
+
+    kind: Any
+    microbatch: Any
+    chunk: Any
+    activation: Any
+    cotangent: Any
+    arriving_activation: Any
+    arriving_cotangent: Any
+
+
+def allocate(schedule: Schedule) -> tuple[Entry, list[tuple[int, int]]]:
+    """The entries of a schedule, in arrays [stages, ticks], and for each stage how many slots it needs.
+
+    The slots are for activations and for cotangents.
+
+    >>> from spmd.parallel import gpipe, one_f_one_b
+    >>> [allocate(schedule)[1] for schedule in (gpipe(3, 8), one_f_one_b(3, 8))]
+    [[(0, 1), (8, 1), (8, 0)], [(0, 1), (2, 1), (1, 0)]]
+    """
+    shape = schedule.stages, schedule.ticks
+    table = Entry(*(numpy.full(shape, i if i == 0 else NOTHING) for i in (0, 0, 0, 1, 1, 1, 1)))
+    for stage, tick, step in schedule.steps:
+        at = stage, tick
+        table.kind[at], table.microbatch[at], table.chunk[at] = KINDS.index(step.direction), *step[1:]
+    activations, cotangents = (table.activation, table.arriving_activation), (table.cotangent, table.arriving_cotangent)
+    counts = [
+        (_allocate(schedule, stage, FORWARD, *activations), _allocate(schedule, stage, BACKWARD, *cotangents))
+        for stage in range(schedule.stages)
+    ]
+    return table, counts
+
+
+def _allocate(schedule: Schedule, stage: int, direction: str, used: numpy.ndarray, arriving: numpy.ndarray) -> int:
+    """Write a stage's slots for what the steps of a direction receive; the number of slots."""
+    free_at: list[int] = []  # for each slot
+    steps = [step for step in schedule.table[stage] if step and step.direction == direction]
+    for step in steps:  # in the order in which what they need arrives
+        needed = step.needs(stage, schedule.stages, schedule.chunks)
+        if needed and needed[1].direction == direction:
+            arrival = schedule.tick(*needed) + 1
+            uses = [schedule.tick(stage, step), schedule.tick(stage, step._replace(direction=BACKWARD))]
+            slot = next((i for i, tick in enumerate(free_at) if tick <= arrival), len(free_at))
+            free_at[slot : slot + 1] = [uses[-1] + 1]
+            arriving[stage, arrival], used[stage, uses] = slot, slot
+    return len(free_at)

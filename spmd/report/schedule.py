@@ -1,0 +1,77 @@
+"""Pictures of pipeline schedules: what each stage does at each tick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spmd.report.forecast import axes_or_new
+
+if TYPE_CHECKING:  # which most programs do without
+    from spmd.parallel.schedule import Schedule, Step
+
+IDLE = "."
+COLOURS = {"forward": "#7fb3d9", "backward": "#82c98f"}
+
+
+@dataclass(frozen=True, repr=False)
+class SchedulePicture:
+    """The result of `show_schedule`: text if it is printed, and a picture by `plot`."""
+
+    schedule: Schedule
+
+    def __str__(self) -> str:
+        chunked = self.schedule.chunks > 1
+        rows = [["tick", *map(str, range(self.schedule.ticks))]]
+        for stage, row in enumerate(self.schedule.table):
+            rows.append([f"stage {stage}", *(IDLE if step is None else _cell(step, chunked) for step in row)])
+        label = max(len(first) for first, *_ in rows)
+        width = max(len(cell) for _, *cells in rows for cell in cells)
+        lines = [" ".join([first.ljust(label), *(cell.ljust(width) for cell in cells)]) for first, *cells in rows]
+        return "\n".join(line.rstrip() for line in [*lines, self._remark()])
+
+    __repr__ = __str__
+
+    def _remark(self) -> str:
+        stashed = ", ".join(map(str, self.schedule.stashed))
+        return f"{self.schedule.ticks} ticks, bubble {self.schedule.bubble:.0%}, activations stashed {stashed}"
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw stages down and ticks across. Returns the axes; needs matplotlib.
+
+        An entry has the number of its microbatch; the bubble is white. Later chunks of a stage are paler.
+        """
+        ax, schedule = axes_or_new(ax), self.schedule
+        for stage, tick, (direction, microbatch, chunk) in schedule.steps:
+            shade = 1 - 0.7 * chunk / schedule.chunks
+            ax.barh(stage, 1, 0.9, tick, color=COLOURS[direction], alpha=shade, edgecolor="white")
+            ax.text(tick + 0.5, stage, microbatch, ha="center", va="center", fontsize="small")
+        for direction, colour in COLOURS.items():
+            ax.barh(0, 0, color=colour, label=direction)  # for the legend
+        ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, fontsize="small")
+        ax.set(xlim=(0, schedule.ticks), xlabel="tick")
+        ax.set_title(self._remark(), loc="left", fontsize="medium")
+        ax.set_yticks(range(schedule.stages), [f"stage {i}" for i in range(schedule.stages)])
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.invert_yaxis()
+        return ax
+
+
+def _cell(step: Step, chunked: bool) -> str:
+    chunk = (chr(ord("a") + step.chunk) if step.chunk < 26 else f":{step.chunk}") if chunked else ""
+    return f"{step.direction[0].upper()}{step.microbatch}{chunk}"
+
+
+def show_schedule(schedule: Schedule) -> SchedulePicture:
+    """Show what each stage of a pipeline does at each tick: F and B with the microbatch's number, dots where idle.
+
+    >>> from spmd.parallel import one_f_one_b
+    >>> show_schedule(one_f_one_b(2, 3))
+    tick    0  1  2  3  4  5  6  7
+    stage 0 F0 .  F1 B0 F2 B1 .  B2
+    stage 1 .  F0 B0 F1 B1 F2 B2 .
+    8 ticks, bubble 25%, activations stashed 2, 1
+
+    With several chunks a stage, a letter says which one. `.plot()` draws the picture with matplotlib.
+    """
+    return SchedulePicture(schedule)

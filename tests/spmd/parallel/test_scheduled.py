@@ -1,0 +1,94 @@
+"""Pipelines that follow a schedule: loss and gradients of the whole network, as few activations as it says."""
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+from spmd.parallel import blocked_layers, scheduled, scheduled_value_and_grad
+from spmd.parallel.slots import allocate
+from tests import networks
+from tests.branch_programs import error, pipeline_batch, pipeline_params, pipeline_whole
+from tests.programs import assert_trees_close
+
+
+def stages(count):
+    return spmd.make_mesh((count,), ("stages",), backend="simulated")
+
+
+@pytest.mark.parametrize("name", networks.SCHEDULES)
+@pytest.mark.parametrize("p, M", [(1, 2), (2, 4), (4, 8)])
+def test_loss_and_gradients_are_those_of_the_whole_network(name, p, M):
+    networks.check_schedule(name, M, stages(p))
+
+
+def test_fewer_microbatches_than_stages():
+    networks.check_schedule("one_f_one_b", 2, stages(4))
+
+
+@pytest.mark.parametrize("p, M", [(2, 1), (2, 4), (4, 2), (4, 8)])
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b"])
+def test_a_stage_stashes_as_many_activations_as_its_schedule(name, p, M):
+    """But for the first, which has its microbatches. Arrays for more are nowhere in the program."""
+    schedule = networks.SCHEDULES[name](p, M)
+    _, slots = allocate(schedule)
+    assert slots[0] == (0, 1)
+    assert [activations for activations, _ in slots[1:]] == schedule.stashed[1:]
+    assert all(cotangents <= 1 for _, cotangents in slots)
+    params, batch = networks.example(sizes=(8, 5, *[5] * p, 6), examples=3 * M)
+    tape = str(md.make_tape(scheduled_value_and_grad(stages(p), schedule))(blocked_layers(params, schedule), batch))
+    assert f"f64[{max(schedule.stashed[1:])},3,5]" in tape
+    assert not any(f"f64[{n},3,5]" in tape for n in range(max(schedule.stashed[1:]) + 1, 20))
+
+
+@pytest.mark.parametrize("name, p, M", [("gpipe", 2, 3), ("one_f_one_b", 4, 3), ("interleaved", 2, 4)])
+def test_the_first_stage_embeds_and_the_last_classifies(name, p, M):
+    """With functions of the user's, and tokens, which have no gradient."""
+    schedule = networks.SCHEDULES[name](p, M)
+    params, batch = pipeline_params(p * schedule.chunks), pipeline_batch(M)
+    layers = (
+        lambda table, tokens: table[tokens],
+        lambda layer, x: np.tanh(x @ layer[0]),
+        lambda head, x, labels: error(x, labels, head),
+    )
+    specs = P(), P(None, "stages"), P()
+    run = spmd.shard_map(
+        lambda params, *batch: scheduled(schedule, layers, params, *batch, "stages"),
+        mesh=stages(p),
+        in_specs=(specs, P(), P()),
+        out_specs=(P(), specs),
+    )
+    blocks = params["layers"].reshape(schedule.chunks, p, *params["layers"].shape[1:])
+    value, (embedding, layers, head) = run((params["embedding"], blocks, params["head"]), *batch)
+    gradients = {"embedding": embedding, "layers": layers.reshape(params["layers"].shape), "head": head}
+    assert_trees_close((value, gradients), md.value_and_grad(pipeline_whole)(params, *batch))
+
+
+MISFITS = {
+    # message: (stages of the schedule, microbatches, inner layers, examples)
+    "the schedule has 4 stages, but axis 'stages' has size 2: make a schedule for 2 stages": (4, 4, 4, 8),
+    "blocked_layers: 5 inner layers do not make 2 equal parts: choose a multiple of 2": (2, 4, 5, 8),
+    "scheduled_value_and_grad: 6 examples do not make 4 equal parts: choose a multiple of 4": (2, 4, 2, 6),
+}
+
+
+@pytest.mark.parametrize("message", MISFITS)
+def test_what_does_not_fit(message):
+    p, M, inner, examples = MISFITS[message]
+    params, batch = networks.example(sizes=(3,) * (inner + 3), examples=examples)
+    schedule = networks.SCHEDULES["one_f_one_b"](p, M)
+    with pytest.raises(ValueError, match=message):
+        scheduled_value_and_grad(stages(2), schedule)(blocked_layers(params, schedule), batch)
+
+
+@pytest.mark.parametrize("chunks, count, message", [(2, 4, r"1 chunks, but params\[1\] has size 2"), (1, 3, "inputs")])
+def test_blocks_and_microbatches_that_the_schedule_does_not_have(chunks, count, message):
+    run = spmd.shard_map(
+        lambda W, x: scheduled(networks.SCHEDULES["gpipe"](2, 4), (None,) * 3, (W, W, W), x, x, "stages"),
+        mesh=stages(2),
+        in_specs=(P(None, "stages"), P()),
+        out_specs=P(),
+    )
+    with pytest.raises(ValueError, match=message):
+        run(np.ones((chunks, 2)), np.ones((count, 2)))
