@@ -48,19 +48,22 @@ Where these counts come from:
 - In the backward pass, `fully_sharded` gathers again only what it needs: all weights but the first layer's, since no
   gradient with respect to the inputs is taken, and no biases.
 
-`pipeline_parallel` runs all forward passes before the backward passes. In `scheduled.py` a schedule says when a stage
-does which; `schedules.py` has GPipe's, 1F1B and interleaved 1F1B.
+More files have other networks and layers, and document what these communicate:
 
-Two more files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
-experts (`expert.py`). A transformer (`transformer.py`) with integer tokens and labels (`vocabulary.py`) is tensor
-parallel in `megatron.py`. They document what they communicate.
-More files document what they communicate themselves: attention over a split sequence (`sequence.py`), mixtures of
-experts (`expert.py`), embedding tables (`dlrm.py`), and networks on a square grid of ranks (`tensor_2d.py`, by the
-products of `summa.py` and `cannon.py`).
-More files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
-experts (`expert.py`, `assigned.py`, `gates.py`). They document what they communicate. In training with a
-parameter server, one rank keeps the parameters (`parameter_server.py`); a simulation shows what happens if it does not
-wait for all workers (`asynchronous.py`).
+=========================================  ==========================================================================
+files                                      what is split, or sent
+=========================================  ==========================================================================
+transformer, vocabulary                    nothing: a decoder, its tokens and integer labels
+megatron, megatron_sequence                the weights of a transformer; between half layers also the tokens
+attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
+summa, cannon, tensor_2d                   both dimensions of matrices, on a square grid of ranks
+schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, interleaved 1F1B, as data
+scheduled, scheduled_network               the same, run by such a schedule
+expert, gates, assigned                    experts, each of which gets the tokens that a gate chooses for it
+dlrm                                       embedding tables: by tables, columns or rows
+parameter_server, asynchronous             parameters on one rank; in simulated time without waiting for all workers
+search                                     what costs least, for given names of dimensions
+=========================================  ==========================================================================
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
