@@ -49,8 +49,8 @@ Where these counts come from:
   gradient with respect to the inputs is taken, and no biases.
 
 More files document what they communicate themselves: attention over a split sequence (`sequence.py`), mixtures of
-experts (`expert.py`), embedding tables (`dlrm.py`), and networks on a square grid of ranks (`tensor_2d.py`, by the
-products of `summa.py` and `cannon.py`).
+experts (`expert.py`), recommendation models (`dlrm.py`, by the lookups of `embedding.py`), and networks on a square
+grid of ranks (`tensor_2d.py`, by the products of `summa.py` and `cannon.py`).
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
@@ -65,7 +65,8 @@ True
 
 from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
 from spmd.parallel.data import data_parallel
-from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm, lookup_by_columns, lookup_by_rows, lookup_by_tables
+from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm
+from spmd.parallel.embedding import lookup_by_columns, lookup_by_rows, lookup_by_tables
 from spmd.parallel.expert import mixture_of_experts, routed
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
