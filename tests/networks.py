@@ -111,7 +111,7 @@ def check_numbers(name, shape, backend=None):
 
 def documented():
     """The table of `spmd.parallel`: for each loss, (direction, collective, axis, count, numbers) of each line."""
-    _, _, lines, _ = (part.strip("\n") for part in _between_rules(spmd.parallel.__doc__))
+    _, _, lines, *_ = (part.strip("\n") for part in _between_rules(spmd.parallel.__doc__))
     found = {}
     for line in filter(None, lines.splitlines()):
         name, direction, collective, axis, count, numbers = line.split(maxsplit=5)

@@ -60,7 +60,7 @@ summa, cannon, tensor_2d                   both dimensions of matrices, on a squ
 schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, interleaved 1F1B, as data
 scheduled, scheduled_network               the same, run by such a schedule
 expert, gates, assigned                    experts, each of which gets the tokens that a gate chooses for it
-dlrm                                       embedding tables: by tables, columns or rows
+dlrm, embedding                            embedding tables: by tables, columns or rows
 parameter_server, asynchronous             parameters on one rank; in simulated time without waiting for all workers
 search                                     what costs least, for given names of dimensions
 =========================================  ==========================================================================
@@ -81,7 +81,8 @@ from spmd.parallel.asynchronous import Training, Update, simulate_parameter_serv
 from spmd.parallel.attention import attention, chunked_attention
 from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
 from spmd.parallel.data import data_parallel
-from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm, lookup_by_columns, lookup_by_rows, lookup_by_tables
+from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm
+from spmd.parallel.embedding import lookup_by_columns, lookup_by_rows, lookup_by_tables
 from spmd.parallel.expert import feed_forward, mixture_of_experts
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel

@@ -3,8 +3,7 @@
 A bottom MLP makes d features of an example's dense ones; each of its T categorical ones selects a row of a table, a
 vector of d. The dot products of all pairs of these T + 1 vectors, and the bottom MLP's result, go through a top MLP.
 The MLPs are the same on all ranks; the tables [T, R, d], which have nearly all parameters, are split, and so are the
-examples. A rank looks up, in its part of the tables, vectors for all examples, and a collective exchanges them for
-whole vectors of its own examples. With p ranks, the gradient of the loss communicates:
+examples. The lookups are those of `embedding.py`. With p ranks, the gradient of the loss communicates:
 
 =======  =========  ============  =====  ================
 split    direction  collective    count  numbers per rank
@@ -28,7 +27,8 @@ rows     backward   psum          1      mlps
 =======  =========  ============  =====  ================
 
 N is the number of examples, mlps that of the MLPs' parameters; N/p*T indices are sent. Whole tables cannot be balanced
-if a few are large; columns can; rows are for tables too long for a rank. Tables' gradients are split as the tables are.
+if a few are large; columns can; rows are for tables that are too long for one rank. The gradients of tables are split
+as the tables are.
 
 Source: Naumov et al., "Deep learning recommendation model for personalization and recommendation systems" (2019).
 """
@@ -43,42 +43,11 @@ import numpy
 
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, all_to_all, axis_index, pmean, psum_scatter
+from collectives import pmean
 from minidiff.nn import softplus
+from spmd.parallel.embedding import SPLITS, lookup
 from spmd.parallel.network import axes_of, init_params, predict
 from spmd.partition import P
-
-
-def lookup(tables: Any, indices: Any) -> Any:
-    """A row of each table for each example: [T, R, d], [n, T] -> [n, T, d]."""
-    return tables[numpy.arange(tables.shape[0]), indices]
-
-
-def lookup_by_tables(tables: Any, indices: Any, axis: str) -> Any:
-    """`lookup` in tables split one by one: [T/p, R, d], [n/p, T] -> [n/p, T, d]."""
-    indices = all_to_all(indices, axis, split_axis=1, concat_axis=0, tiled=True)  # [n, T/p]
-    return all_to_all(lookup(tables, indices), axis, split_axis=0, concat_axis=1, tiled=True)
-
-
-def lookup_by_columns(tables: Any, indices: Any, axis: str) -> Any:
-    """`lookup` in tables split by columns: [T, R, d/p], [n/p, T] -> [n/p, T, d]."""
-    found = lookup(tables, all_gather(indices, axis, tiled=True))  # [n, T, d/p]
-    return all_to_all(found, axis, split_axis=0, concat_axis=2, tiled=True)
-
-
-def lookup_by_rows(tables: Any, indices: Any, axis: str) -> Any:
-    """`lookup` in tables split by rows: [T, R/p, d], [n/p, T] -> [n/p, T, d].
-
-    Each rank looks up the rows that it has, and zeros for others: the sum over the ranks is `lookup`.
-    """
-    rows = tables.shape[1]
-    local = all_gather(indices, axis, tiled=True) - axis_index(axis) * rows  # [n, T]
-    here = np.expand_dims((local >= 0) & (local < rows), 2)
-    return psum_scatter(np.where(here, lookup(tables, np.clip(local, 0, rows - 1)), 0.0), axis, tiled=True)
-
-
-#: How tables may be split: the lookup, and the dimension of [T, R, d] that is split.
-SPLITS = {"tables": (lookup_by_tables, 0), "columns": (lookup_by_columns, 2), "rows": (lookup_by_rows, 1)}
 
 
 def init_dlrm(rng: Any, tables: tuple[int, int, int], bottom: Sequence[int], top: Sequence[int]) -> dict[str, Any]:

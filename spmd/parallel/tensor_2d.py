@@ -61,6 +61,12 @@ def mlp_2d(params: Sequence[Layer], x: Any, axes: Axes = ("rows", "columns"), pr
     """Dense layers with relu between them, on a q×q grid: [n/q, k/q] -> [n/q, m/q].
 
     It is `predict` with `dense_2d` as its layer.
+
+    >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
+    >>> mlp = spmd.shard_map(mlp_2d, mesh, in_specs=([(spec, P('columns'))] * 2, spec), out_specs=spec)
+    >>> mlp([(np.eye(4), np.zeros(4)), (np.ones((4, 2)), np.zeros(2))], np.array([[1.0, 2, 3, 4], [-1, -2, -3, 4]]))
+    ShardedArray([[10., 10.],
+                  [ 4.,  4.]], P('rows', 'columns'))
     """
     return predict(params, x, functools.partial(dense_2d, axes=axes, product=product))
 
@@ -131,17 +137,8 @@ def mlp_bytes(q: int, examples: int, features: int, hidden: int, itemsize: int =
             f"mlp_bytes: a grid of q={q} by q ranks needs q > 1, multiples of q as examples={n} and features={d}, "
             f"and a multiple of q*q as hidden={h}"
         )
-    flat = {
-        "forward": n * d,
-        "backward": n * d,
-        "weights": 2 * d * h // ranks,
-        "activations": 2 * n * d + n * h // ranks,
-    }
-    forward = (n * (d + h) + 2 * d * h) // q
-    square = {
-        "forward": forward,
-        "backward": forward + (d + h) // q,
-        "weights": 2 * d * h // ranks,
-        "activations": n * (2 * d + h) // ranks,
-    }
-    return {name: {key: itemsize * x for key, x in row.items()} for name, row in (("1D", flat), ("2D", square))}
+    weights, sent = 2 * d * h // ranks, (n * (d + h) + 2 * d * h) // q
+    flat = n * d, n * d, weights, 2 * n * d + n * h // ranks
+    square = sent, sent + (d + h) // q, weights, n * (2 * d + h) // ranks
+    keys = ("forward", "backward", "weights", "activations")
+    return {name: {key: itemsize * x for key, x in zip(keys, row)} for name, row in (("1D", flat), ("2D", square))}

@@ -3,7 +3,7 @@
 import pytest
 from mpi4py import MPI
 
-from spmd.parallel.dlrm import SPLITS
+from spmd.parallel.embedding import SPLITS
 from tests.dlrm_programs import check_dlrm
 
 

@@ -96,6 +96,22 @@ def test_bytes_against_1d_tensor_parallelism(q):
         assert found == {way: expected[way] for way in ("forward", "backward")}
 
 
+@each("q", [2, 3])
+def test_bytes_held_against_1d_tensor_parallelism(q):
+    n, d, h = 6, 12, 36
+    line, split = spmd.make_mesh((q * q,), ("feats",), backend="simulated"), P(None, "feats")
+    weights, activations = [(d, h), (h, d)], [(n, d), (n, h), (n, d)]
+
+    def held(mesh, specs, shapes):
+        return sum(spmd.distribute(np.zeros(s), mesh, spec).local[0].nbytes for spec, s in zip(specs, shapes))
+
+    one, two = mlp_bytes(q, n, d, h).values()
+    assert one["weights"] == held(line, [split, P("feats")], weights)
+    assert one["activations"] == 2 * 8 * n * d + held(line, [split], [(n, h)])  # the input and the output are whole
+    assert two["weights"] == held(SIMULATED(q), [GRID] * 2, weights)
+    assert two["activations"] == held(SIMULATED(q), [GRID] * 3, activations)
+
+
 ERRORS = {
     "not square": (
         lambda: tensor_parallel_2d(spmd.make_mesh((2, 3), AXES, backend="simulated"))(*network()),
