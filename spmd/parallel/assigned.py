@@ -1,8 +1,9 @@
 """Experts whose tokens are known before: messages of different lengths, and no token is dropped.
 
 If all ranks know the expert of every token, they know how many tokens each rank sends to each other. So the messages of
-`all_to_all` have just these lengths (`splits`), there is no capacity, and no expert computes padding for another rank's
-sake. The assignment may be a hash of the tokens, or come from a router or a balanced assignment that ran before.
+`all_to_all` have just these lengths (`splits`), and there is no capacity: each expert computes a block that has as many
+rows as the busiest expert has tokens. The assignment may be a hash of the tokens, or come from a router or a balanced
+assignment that ran before.
 
 With p ranks, T/p tokens of d features on each, and at most R tokens received by a rank, the collectives take, per rank:
 
@@ -13,7 +14,7 @@ assigned_experts  forward    ragged_all_to_all  experts  2      (T/p + R)*d
 assigned_experts  backward   ragged_all_to_all  experts  2      (T/p + R)*d
 ================  =========  =================  =======  =====  ===========
 
-(All blocks have R rows, that of the rank that receives most; only the rows of tokens are sent.)
+(All ranks pad what they receive to R rows, which reports count. Padding is not sent.)
 
 Source: Roller et al., "Hash layers for large sparse models"; Lewis et al., "BASE layers: Simplifying training of large,
 sparse models".

@@ -1,4 +1,4 @@
-"""Expert parallelism: each token is sent to one or two of many experts.
+"""Expert parallelism: each token is sent to a few of many experts.
 
 The experts of a layer and the tokens are split over the same ranks. A router chooses the experts of each token. An
 expert takes at most `capacity` tokens from each rank: so all messages have one size, and one `all_to_all` sends the
@@ -75,7 +75,7 @@ def _check_experts(what: str, experts: int, params: Any, axis: str) -> None:
     if experts % ranks:
         raise ValueError(
             f"{what} has {experts} experts, which the {ranks} ranks along {axis!r} do not divide: "
-            f"take {experts - experts % ranks or ranks} or {experts - experts % ranks + ranks} experts"
+            f"take a multiple of {ranks} experts"
         )
     if local != {experts // ranks}:
         raise ValueError(

@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import minidiff as md
 import minidiff.numpy as np
 from collectives import pmean
 from minidiff.nn import logsumexp, one_hot
@@ -51,7 +50,7 @@ def top_experts(probabilities: Any, k: int) -> Any:
     experts = typeof(probabilities).shape[-1]
     if not 1 <= k <= experts:
         raise ValueError(f"k is {k!r}: a token goes to at least 1 expert, and at most to all {experts}")
-    left, choices = md.stop_gradient(probabilities), []
+    left, choices = probabilities, []
     for _ in range(k):
         choices.append(one_hot(np.argmax(left, axis=-1), experts))
         left = left - 2 * choices[-1]  # below all probabilities that are left

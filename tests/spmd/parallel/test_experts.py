@@ -94,7 +94,7 @@ def assigned(assignment):
 MISFITS = {
     "experts that ranks do not divide": (
         mixture(6, 4),
-        r"router has 6 experts, which the 4 ranks along 'experts' do not divide: take 4 or 8 experts",
+        r"router has 6 experts, which the 4 ranks along 'experts' do not divide: take a multiple of 4 experts",
     ),
     "params of other experts": (mixture(8, 4), r"router has 8 experts, 2 on each rank .* params are those of 1"),
     "no capacity": (mixture(4, 4, capacity=0), r"capacity is 0: an expert takes at least 1 token"),
