@@ -34,6 +34,17 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
 
     `gradients` are arranged as `params`. Raises ValueError if the schedule has another number of stages, chunks or
     microbatches.
+
+    >>> from spmd import P, make_mesh, shard_map
+    >>> from spmd.parallel import one_f_one_b
+    >>> layers = (lambda v, t: v * t, lambda w, x: w[0] * x, lambda u, x, y: (u * x - y) ** 2)
+    >>> params, specs = (2.0, np.array([[1.0, 3.0]]), 1.0), (P(), P(None, 'stages'), P())
+    >>> f = lambda *args: scheduled(one_f_one_b(2, 4), layers, *args, 'stages')
+    >>> mesh = make_mesh((2,), ('stages',), backend='simulated')
+    >>> run = shard_map(f, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+    >>> loss, (v, w, u) = run(params, np.ones(4), np.full(4, 5.0))
+    >>> print(loss, v, w, u)
+    1.0 6.0 [[12.  4.]] 12.0
     """
     _check(schedule, params[1], inputs, targets, axis)
     rank, blocks, (first, stage, last) = axis_index(axis), schedule.stages * schedule.chunks, layers

@@ -9,7 +9,7 @@ def two_layers(x, W1, W2):
     return {}
 """
 
-FEWEST = "import math\n\ndef fewest_microbatches(L, most):\n    return {}"
+FEWEST = "import math\n\ndef fewest_microbatches(p, most):\n    return {}"
 
 ROWS = """
 def rows_of_rank(b, f, n):
@@ -40,11 +40,11 @@ EXERCISES = [
         ],
     },
     {
-        "right": FEWEST.format("max(1, math.ceil(round((L - 1) * (1 - most) / most, 9)))"),
+        "right": FEWEST.format("max(1, math.ceil(round((p - 1) * (1 - most) / most, 9)))"),
         "wrong": [
-            FEWEST.format("math.ceil(L / most)"),
-            FEWEST.format("math.ceil((L - 1) / most)"),
-            FEWEST.format("max(1, math.floor((L - 1) * (1 - most) / most) - 1)"),
+            FEWEST.format("math.ceil(p / most)"),
+            FEWEST.format("math.ceil((p - 1) / most)"),
+            FEWEST.format("max(1, math.floor((p - 1) * (1 - most) / most) - 1)"),
         ],
     },
     {
