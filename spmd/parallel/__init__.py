@@ -59,6 +59,7 @@ attention, sequence                        nothing, or chunks of keys; a sequenc
 summa, cannon, tensor_2d                   both dimensions of matrices, on a square grid of ranks
 schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, interleaved 1F1B, as data
 scheduled, scheduled_network               the same, run by such a schedule
+weight_versions                            pipelines without a flush: PipeDream, 2BW
 expert, gates, assigned                    experts, each of which gets the tokens that a gate chooses for it
 dlrm, embedding                            embedding tables: by tables, columns or rows
 parameter_server, asynchronous             parameters on one rank; in simulated time without waiting for all workers
@@ -117,6 +118,12 @@ from spmd.parallel.tensor import (
 from spmd.parallel.tensor_2d import dense_2d, mlp_2d, mlp_bytes, tensor_parallel_2d
 from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
 from spmd.parallel.vocabulary import embed, label_cross_entropy
+from spmd.parallel.weight_versions import (
+    double_buffered_versions,
+    pipedream_versions,
+    show_versions,
+    train_with_versions,
+)
 
 __all__ = [
     "Config",
@@ -139,6 +146,7 @@ __all__ = [
     "dense_2d",
     "dlrm",
     "dlrm_loss",
+    "double_buffered_versions",
     "embed",
     "expert_capacity",
     "feed_forward",
@@ -170,6 +178,7 @@ __all__ = [
     "mlp_bytes",
     "next_token_loss",
     "one_f_one_b",
+    "pipedream_versions",
     "pipeline",
     "pipeline_parallel",
     "predict",
@@ -185,6 +194,7 @@ __all__ = [
     "sequence_parallel_options",
     "sequence_parallel_transformer",
     "server_step",
+    "show_versions",
     "simulate_parameter_server",
     "squared_error",
     "stacked_layers",
@@ -197,6 +207,7 @@ __all__ = [
     "tensor_parallel_options",
     "tensor_parallel_transformer",
     "top_experts",
+    "train_with_versions",
     "transformer",
     "transformer_specs",
     "unblocked_layers",

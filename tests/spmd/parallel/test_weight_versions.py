@@ -1,0 +1,80 @@
+"""Versions of the weights in pipelines without a flush, and training with them."""
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b
+from spmd.parallel.weight_versions import (
+    double_buffered_versions,
+    pipedream_versions,
+    show_versions,
+    train_with_versions,
+)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("microbatches", [5, 8, 13])
+def test_the_table_of_the_documentation(stages, microbatches):
+    versions = pipedream_versions(one_f_one_b(stages, microbatches))
+    expected = [[max(0, m - (stages - 1 - i)) for m in range(microbatches)] for i in range(stages)]
+    assert versions == expected
+    schedule = one_f_one_b(stages, microbatches)
+    assert schedule.stashed == [min(microbatches, stages - i) for i in range(stages)]  # a version for each, at most
+    assert pipedream_versions(gpipe(stages, microbatches)) == [[0] * microbatches] * stages
+    double = double_buffered_versions(stages, microbatches, group=stages)
+    for row in double:
+        assert all(m // stages - version in (0, 1) for m, version in enumerate(row))
+
+
+def network(params, x):
+    for w in params:
+        x = np.tanh(x @ w)
+    return np.sum((x - 0.5) ** 2)
+
+
+def test_training():
+    """One stage: gradient descent. More: the loss falls too, though gradients are of weights of some updates ago."""
+    rng = numpy.random.default_rng(0)
+    batches, params = [rng.normal(size=(4, 3))] * 30, [0.5 * rng.normal(size=(3, 3)) for _ in range(3)]
+    plain, losses = [md.tree.map(numpy.copy, params)], []
+    for x in batches:
+        value, gradient = md.value_and_grad(network)(plain[-1], x)
+        losses.append(value)
+        plain.append(md.tree.map(lambda p, g: p - 0.02 * g, plain[-1], gradient))
+    latest = [list(range(30))] * 3
+    found = train_with_versions(network, params, batches, latest, rate=0.02)
+    numpy.testing.assert_allclose(found[1], losses)
+    rules = {
+        "pipedream": (pipedream_versions(one_f_one_b(3, 30)), 1),
+        "double": (double_buffered_versions(3, 30, group=3), 3),
+    }
+    for name, (versions, group) in rules.items():
+        _, stale = train_with_versions(network, params, batches, versions, rate=0.02 * group, group=group)
+        numpy.testing.assert_allclose(stale[0], losses[0])
+        assert not numpy.allclose(stale, losses) and numpy.mean(stale[-10:]) < 0.9 * numpy.mean(stale[:5]), name
+    assert numpy.mean(losses[-10:]) < 0.9 * numpy.mean(losses[:5])
+
+
+def test_a_stale_gradient_by_hand():
+    """Two stages, rate 1: the first stage's second gradient is of its weights before the first update."""
+    loss = lambda params, x: params[0] * params[1] * x  # noqa: E731
+    versions = pipedream_versions(one_f_one_b(2, 2))
+    assert versions == [[0, 0], [0, 1]]
+    params, losses = train_with_versions(loss, [2.0, 3.0], [1.0, 1.0], versions, rate=1.0)
+    # First gradient (3, 2): weights (-1, 1). Second, seen at (2, 1): (1, 2), weights (-2, -1).
+    assert [float(p) for p in params] == [-2.0, -1.0] and [float(x) for x in losses] == [6.0, 2.0]
+
+
+def test_what_is_shown_and_refused():
+    assert show_versions(pipedream_versions(one_f_one_b(2, 3))).splitlines()[1:] == [
+        "stage 0    0 0 1",
+        "stage 1    0 1 2",
+    ]
+    with pytest.raises(ValueError, match="a group of 2 microbatches ends before 3 stages have begun it"):
+        double_buffered_versions(3, 6, group=2)
+    with pytest.raises(ValueError, match="microbatch 0 sees version 1 on stage 0, after 0 updates"):
+        train_with_versions(network, [np.eye(3)], [np.ones((1, 3))], [[1]], rate=0.1)
+    with pytest.raises(ValueError, match="stage 0 has several chunks"):
+        pipedream_versions(interleaved(2, 4, 2))
