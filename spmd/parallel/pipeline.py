@@ -13,6 +13,7 @@ networks using pipeline parallelism".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import minidiff as md
@@ -30,24 +31,31 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
 
     It is called in the body of a `shard_map`.
 
-    `params` are those of this stage's layers, stacked: leaves [layers per stage, …]. `microbatches` [k, …] are this
-    stage's share of them; the result is the same share of the results, [k, …]. The result of `layer(params, x)` has the
-    shape of x.
+    `params` are those of this stage's layers, stacked: leaves [layers per stage, …]. `microbatches`, an array or a tree
+    of arrays [k, …], are this stage's share of them; the result is the same share of the results, [k, …]. The result of
+    `layer(params, x)` has the structure and shapes of x.
 
     The first stage takes microbatches from its share; when that is used up, all shares move on by one stage, towards
     the first. Results are written into the last stage's share, and move in the same way: each share arrives where it
     came from. The forward pass has one `ppermute` of a microbatch for each tick but the last, and 2 (stages - 1) of a
     share. The backward pass has the same, in the other direction.
     """
-    stage, stages, share = axis_index(axis), axis_size(axis), len(microbatches)
+    stage, stages, share = axis_index(axis), axis_size(axis), len(md.tree.leaves(microbatches)[0])
     count = share * stages
     # A stage that no microbatch has reached yet gets finite numbers, since reverse mode multiplies these by 0.
-    x, results = np.zeros_like(microbatches[0]), np.zeros_like(microbatches)
+    x, results = md.tree.map(lambda leaf: np.zeros_like(leaf[0]), microbatches), md.tree.map(np.zeros_like, microbatches)
+
+    def entered(x, leaf, i):
+        return np.where(stage == 0, leaf[i], x)
+
+    def left(leaf, x, i):
+        return np.at(leaf)[i].set(np.where(stage == stages - 1, x, leaf[i]))
+
     for tick in range(count + stages - 1):
         entering, leaving = tick % share, (tick - stages + 1) % share
-        x = np.where(stage == 0, microbatches[entering], x)
+        x = md.tree.map(partial(entered, i=entering), x, microbatches)
         x, _ = md.scan(lambda x, own: (layer(own, x), None), x, params)
-        results = np.at(results)[leaving].set(np.where(stage == stages - 1, x, results[leaving]))
+        results = md.tree.map(partial(left, i=leaving), results, x)
         if tick == count + stages - 2:
             return results
         x = shifted(x, axis, 1)

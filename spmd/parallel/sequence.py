@@ -102,6 +102,11 @@ def _positions(rank: Any, ranks: int, tokens: int) -> list:
     return [block * (tokens // 2) + half for block in (rank, 2 * ranks - 1 - rank)]
 
 
+def zigzag_positions(tokens: int, axis: str) -> Any:
+    """The positions of a rank's tokens in `zigzag` order, [tokens], where it has `tokens` of them."""
+    return np.concatenate(_positions(axis_index(axis), axis_size(axis), tokens))
+
+
 def zigzag(tokens: int, ranks: int) -> numpy.ndarray:
     """The order of tokens for a causal `ring_attention`: `x[zigzag(t, p)]` is split evenly over p ranks.
 

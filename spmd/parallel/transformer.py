@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import minidiff as md
@@ -97,11 +98,16 @@ def rotary(x: Any, positions: Any) -> Any:
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
-def causal_attention(params: dict, x: Any) -> Any:
-    """Each token attends to itself and those before it: [batch, tokens, features] -> same."""
-    positions = np.arange(x.shape[-2])
+def causal_attention(
+    params: dict, x: Any, positions: Any = None, attend: Callable = partial(dot_product_attention, is_causal=True)
+) -> Any:
+    """Each token attends to itself and those before it: [batch, tokens, features] -> same.
+
+    Other tokens than the first ones have their `positions` [tokens], and an `attend(query, key, value)` that knows them.
+    """
+    positions = np.arange(x.shape[-2]) if positions is None else positions
     query, key, value = (np.einsum("btf,fhs->bths", x, params[name]) for name in ("query", "key", "value"))
-    attended = dot_product_attention(rotary(query, positions), rotary(key, positions), value, is_causal=True)
+    attended = attend(rotary(query, positions), rotary(key, positions), value)
     return np.einsum("bths,hsf->btf", attended, params["out"])
 
 
