@@ -39,9 +39,13 @@ def gathering(dense: Callable, axis: str) -> Callable:
     return lambda x, *parts: dense(x, *gathered(parts, axis))
 
 
+#: Gathers, and the operations that present a gathered array in another way, without computing.
+GATHERED = ("all_gather", "pbroadcast", "reshape", "transpose", "broadcast_to")
+
+
 def not_gathered(operation: Any, *_: Any, **__: Any) -> bool:
-    """The `checkpoint` policy that keeps the results of all but `all_gather`."""
-    return str(operation) != "all_gather"
+    """The `checkpoint` policy that keeps the results of all but `all_gather`, in whatever shape."""
+    return str(operation) not in GATHERED
 
 
 #: `checkpoint` that keeps all residuals but gathered arrays, which the backward pass gathers again.

@@ -43,7 +43,10 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     stage, stages, share = axis_index(axis), axis_size(axis), len(md.tree.leaves(microbatches)[0])
     count = share * stages
     # A stage that no microbatch has reached yet gets finite numbers, since reverse mode multiplies these by 0.
-    x, results = md.tree.map(lambda leaf: np.zeros_like(leaf[0]), microbatches), md.tree.map(np.zeros_like, microbatches)
+    x, results = (
+        md.tree.map(lambda leaf: np.zeros_like(leaf[0]), microbatches),
+        md.tree.map(np.zeros_like, microbatches),
+    )
 
     def entered(x, leaf, i):
         return np.where(stage == 0, leaf[i], x)

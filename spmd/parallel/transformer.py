@@ -98,14 +98,14 @@ def rotary(x: Any, positions: Any) -> Any:
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
-def causal_attention(
-    params: dict, x: Any, positions: Any = None, attend: Callable = partial(dot_product_attention, is_causal=True)
-) -> Any:
+def causal_attention(params: dict, x: Any, positions: Any = None, attend: Callable | None = None) -> Any:
     """Each token attends to itself and those before it: [batch, tokens, features] -> same.
 
-    Other tokens than the first ones have their `positions` [tokens], and an `attend(query, key, value)` that knows them.
+    Other tokens than the first ones have their `positions` [tokens], and an `attend(query, key, value)`
+    that knows them.
     """
     positions = np.arange(x.shape[-2]) if positions is None else positions
+    attend = attend or partial(dot_product_attention, is_causal=True)
     query, key, value = (np.einsum("btf,fhs->bths", x, params[name]) for name in ("query", "key", "value"))
     attended = attend(rotary(query, positions), rotary(key, positions), value)
     return np.einsum("bths,hsf->btf", attended, params["out"])

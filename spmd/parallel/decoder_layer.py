@@ -1,0 +1,60 @@
+"""A layer of a decoder that is split along every axis of a mesh: what one rank computes of it.
+
+The layer is that of `transformer.py`. A rank has some heads and hidden features, and a `psum` along "feats" closes each
+half layer. Its tokens attend to those of all ranks along "tokens". With experts, each rank along "experts" has some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+from collectives import all_gather, axis_size, psum
+from minidiff.nn import dot_product_attention, softmax
+from spmd.parallel.decoder_params import DecoderConfig
+from spmd.parallel.expert import mixture_of_experts
+from spmd.parallel.gates import load_balancing_loss
+from spmd.parallel.sequence import ring_attention, zigzag_positions
+from spmd.parallel.transformer import causal_attention, mlp, normalized
+
+
+def gathered(params: Any, names: Any) -> Any:
+    """Parameters whose features are whole: an `all_gather` along the shards for each leaf."""
+    return md.tree.map(
+        lambda names, leaf: all_gather(leaf, "shards", axis=names.split().index("features"), tiled=True), names, params
+    )
+
+
+def perceptron(config: DecoderConfig, params: dict, x: Any) -> tuple[Any, Any]:
+    """A rank's term of the half layer's result, [batch, tokens, features], and its balancing loss, [batch]."""
+    if not config.experts:
+        return mlp(params, x), None
+    tokens = x.reshape(-1, config.features)
+    made = mixture_of_experts(mlp, params["experts"], params["router"], tokens, len(tokens), "experts", config.chosen)
+    balance = md.vmap(partial(load_balancing_loss, axis="tokens"))(softmax(x @ params["router"]))
+    return made.reshape(x.shape), config.balance * balance
+
+
+def layer(config: DecoderConfig, params: dict, carried: tuple, positions: Any, attend: Callable) -> tuple:
+    """Both half layers: (x, balancing loss so far) -> same."""
+    x, balance = carried
+    attended = causal_attention(params["attention"], normalized(config, params["attention_norm"], x), positions, attend)
+    x = x + psum(attended, "feats")
+    made, more = perceptron(config, params["mlp"], normalized(config, params["mlp_norm"], x))
+    return x + psum(made, "feats"), None if more is None else balance + more
+
+
+def logits(config: DecoderConfig, params: dict, x: Any) -> Any:
+    """Of the tokens of a rank's part of the vocabulary: [..., features] -> [..., vocabulary / ranks]."""
+    return normalized(config, params["norm"], x) @ (params["embedding"].T if config.tied else params["head"])
+
+
+def attention_along_tokens(tokens: int) -> tuple[Any, Callable]:
+    """The positions of a rank's tokens, and the attention of these to those of all ranks."""
+    if axis_size("tokens") == 1:
+        return np.arange(tokens), partial(dot_product_attention, is_causal=True)
+    ring = partial(ring_attention, axis="tokens", causal=True)
+    return zigzag_positions(tokens, "tokens"), md.vmap(ring)

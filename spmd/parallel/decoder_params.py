@@ -1,0 +1,92 @@
+"""The parameters of a decoder that is split along every axis of a mesh, and how they are split.
+
+`dimensions` names the dimensions of each parameter, and `SPLIT` the axis along which each name is split: that is all
+that a parallelism says of parameters. `decoder.py` says what the axes are for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd.parallel.transformer import Config, sizes
+from spmd.parallel.transformer import dimensions as dimensions_of_transformer
+from spmd.partition import P
+
+AXES = ("data", "shards", "experts", "stages", "tokens", "feats")
+EXAMPLES = AXES[:4]  # along which examples are split
+
+#: The axis along which each dimension of a parameter is split.
+SPLIT = {"layers": "stages", "features": "shards", "experts": "experts"}
+SPLIT |= dict.fromkeys(("vocabulary", "heads", "kv_heads", "hidden"), "feats")
+
+
+@dataclass(frozen=True)
+class DecoderConfig(Config):
+    """Sizes of a decoder: those of a transformer; how many experts, none by default; how many of them a token takes.
+
+    `balance` is the coefficient of the experts' balancing loss.
+    """
+
+    experts: int = 0
+    chosen: int = 2
+    balance: float = 0.01
+
+
+def dimensions(config: DecoderConfig) -> dict:
+    """The tree of parameters, with the names of their dimensions as leaves. Layers are stacked."""
+    whole = dimensions_of_transformer(config)
+    layer = whole["layers"][0]
+    if config.experts:
+        experts = md.tree.map(lambda names: f"experts {names}", layer["mlp"])
+        layer = {**layer, "mlp": {"router": "features choices", "experts": experts}}
+    return {**whole, "layers": md.tree.map(lambda names: f"layers {names}", layer)}
+
+
+def all_sizes(config: DecoderConfig) -> dict[str, int]:
+    """The size of each dimension that `dimensions` names."""
+    return {**sizes(config), "choices": config.experts}
+
+
+def decoder_mesh(backend: str | None = None, **sizes: int) -> spmd.Mesh:
+    """A mesh with all axes: those that are not given have size 1. Raises ValueError for an axis that does not exist.
+
+    >>> decoder_mesh(data=2, feats=2, backend='simulated')
+    Mesh(data: 2, shards: 1, experts: 1, stages: 1, tokens: 1, feats: 2; 4 ranks, simulated)
+    """
+    if unknown := sorted(set(sizes) - set(AXES)):
+        raise ValueError(f"there is no axis {unknown[0]!r}: a decoder is split along {', '.join(AXES)}")
+    return spmd.make_mesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES, backend=backend)
+
+
+def decoder_specs(config: DecoderConfig) -> dict:
+    """The tree of parameters, with partition specs as leaves."""
+    return md.tree.map(lambda names: P(*map(SPLIT.get, names.split())), dimensions(config))
+
+
+def init_decoder(rng: Any, config: DecoderConfig) -> dict:
+    """Whole random weights, of standard deviation 1 / sqrt(features), and scales of 1."""
+    sizes = all_sizes(config)
+
+    def initial(names: str) -> Any:
+        shape = [sizes[name] for name in names.split()]
+        weights = set(names.split()) - {"layers", "features"}
+        return rng.normal(size=shape) / np.sqrt(config.features) if weights else np.ones(shape)
+
+    return md.tree.map(initial, dimensions(config))
+
+
+def check_decoder(mesh: spmd.Mesh, config: DecoderConfig) -> None:
+    """Raise ValueError for a mesh without the axes, or an axis that does not divide what is split along it."""
+    if missing := [axis for axis in AXES if axis not in mesh.axis_names]:
+        raise ValueError(f"decoder: {mesh} has no axis {missing[0]!r}: give it all of {AXES}, of size 1 if not used")
+    for name, axis in SPLIT.items():
+        size, ranks = all_sizes(config).get(name, 0), mesh.shape[axis]
+        if size % ranks:
+            raise ValueError(
+                f"decoder: {name}={size} is not a multiple of the {ranks} ranks along {axis!r}, over which it is "
+                f"split: choose a multiple, or fewer ranks"
+            )

@@ -1,0 +1,120 @@
+"""Text from a decoder, token by token, on one rank.
+
+A new token attends to the keys and values of those before it, which are kept: the KV cache, [layers, batch, context,
+kv_heads, size] each. So a token costs one pass of its own, not of all tokens before. When the cache is full, a new
+token takes the place of the oldest: each attends to at most `context` tokens. Rotary positions depend on differences
+alone, so they may grow without end.
+
+Source: Shazeer, "Fast transformer decoding: One write-head is all you need" (what is kept); Holtzman et al., "The
+curious case of neural text degeneration" (sampling); Beltagy et al., "Longformer" (a sliding window of attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from minidiff.nn import dot_product_attention
+from spmd.parallel.decoder_layer import layer, logits
+from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh
+from spmd.parallel.transformer import sizes
+from spmd.parallel.vocabulary import embed
+from spmd.partition import P
+
+
+def empty_cache(config: DecoderConfig, batch: int, context: int) -> tuple[Any, Any]:
+    """Keys and values of no token yet, of `context` tokens at most."""
+    size = sizes(config)
+    shape = config.layers, batch, context, size["kv_heads"], size["size"]
+    return np.zeros(shape), np.zeros(shape)
+
+
+def decode_step(config: DecoderConfig) -> Callable:
+    """The logits of the next token, as a function of (params, cache, position, tokens [batch]).
+
+    It returns (logits [batch, vocabulary], the new cache). `position` is the number of tokens before.
+
+    >>> from spmd.parallel.decoder_params import init_decoder
+    >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
+    >>> params, cache = init_decoder(np.random.default_rng(0), config), empty_cache(config, batch=1, context=4)
+    >>> for position, token in enumerate([3, 1]):
+    ...     found, cache = decode_step(config)(params, cache, position, np.array([token]))
+    >>> found.shape
+    (1, 8)
+    """
+
+    def body(params, cache, position, tokens):
+        context = cache[0].shape[2]
+
+        def apply(carried, of_layer):
+            params, *kept = of_layer
+            updated = []
+
+            def attend(query, key, value):
+                updated[:] = [np.at(old)[:, position % context].set(new[:, 0]) for old, new in zip(kept, (key, value))]
+                return dot_product_attention(query, *updated, mask=np.arange(context) <= position)
+
+            carried = layer(config, params, carried, np.reshape(position, 1), attend)
+            return carried, tuple(updated)
+
+        x = embed(params["embedding"], tokens, "feats")[:, None]
+        balance = np.zeros_like(x[:, 0, 0]) if config.experts else None
+        (x, _), cache = md.scan(apply, (x, balance), (params["layers"], *cache))
+        return logits(config, params, x[:, 0]), cache
+
+    return spmd.shard_map(body, mesh=decoder_mesh(backend="simulated"), in_specs=P(), out_specs=P())
+
+
+def generate(
+    config: DecoderConfig,
+    params: dict,
+    prompt: Any,
+    count: int,
+    context: int,
+    rng: numpy.random.Generator,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+) -> numpy.ndarray:
+    """`count` tokens that follow the prompt: [tokens] -> [count], integers.
+
+    Each is drawn with its probability at that `temperature`, among the `top_k` most probable tokens; at temperature 0
+    it is the most probable one. Raises ValueError for an empty prompt, a negative temperature, and a top_k below 1.
+
+    >>> from spmd.parallel.decoder_params import init_decoder
+    >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
+    >>> params, rng = init_decoder(np.random.default_rng(0), config), np.random.default_rng(0)
+    >>> generate(config, params, np.array([3, 1]), 5, context=4, rng=rng, top_k=3).shape
+    (5,)
+    """
+    if len(prompt) == 0:
+        raise ValueError("generate: the prompt is empty: give one token at least")
+    step, cache, position, found = md.jit(decode_step(config)), empty_cache(config, 1, context), 0, []
+    for token in prompt:
+        row, cache = step(params, cache, position, numpy.array([token]))
+        position += 1
+    while len(found) < count:
+        found.append(chosen(numpy.asarray(row)[0], rng, temperature, top_k))
+        row, cache = step(params, cache, position, numpy.array([found[-1]]))
+        position += 1
+    return numpy.array(found)
+
+
+def chosen(logits: numpy.ndarray, rng: numpy.random.Generator, temperature: float, top_k: int | None = None) -> int:
+    """A token drawn by its logits [vocabulary].
+
+    >>> chosen(np.array([0.0, 3.0, 2.0]), np.random.default_rng(0), temperature=0.0)
+    1
+    """
+    if temperature < 0 or (top_k is not None and top_k < 1):
+        raise ValueError(f"temperature is {temperature} and top_k {top_k}: at least 0, and at least 1 or None")
+    if temperature == 0:
+        return int(numpy.argmax(logits))
+    if top_k is not None and top_k < len(logits):
+        logits = numpy.where(logits >= numpy.sort(logits)[-top_k], logits, -numpy.inf)
+    weights = numpy.exp((logits - logits.max()) / temperature)
+    return int(rng.choice(len(logits), p=weights / weights.sum()))
