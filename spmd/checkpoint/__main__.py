@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from spmd.checkpoint.files import Array, CheckpointError, Saved, Scalar, steps
-from spmd.launch import ends_when_unread
+from spmd.launch import ends_when_unread, first_rank_speaks
 from spmd.report.table import text_table
 
 HEADER = ("leaf", "dtype", "shape or value", "spec", "mesh", "blocks", "bytes")
@@ -20,11 +20,12 @@ def main(argv: list[str] | None = None) -> int:
         "damaged, or nothing is complete.",
     )
     parser.add_argument("path", type=Path, help="the directory of a run, or of one of its steps")
-    path = parser.parse_args(argv).path
+    with first_rank_speaks():
+        path = parser.parse_args(argv).path
     chosen = steps(path, complete=False)
     if not chosen and path.name.startswith("step-") and path.name[5:].isdigit():
         path, chosen = path.parent, [int(path.name[5:])]
-    with ends_when_unread():
+    with ends_when_unread(), first_rank_speaks():
         found = [show(path, step) for step in chosen]
         if not any(found):
             print(f"{path} has no complete step")

@@ -172,6 +172,12 @@ def latest(path: str | os.PathLike) -> int | None:
     return next(reversed(steps(Path(path))), None)
 
 
+def _leaf_of(told: dict[str, Any]) -> Array | Scalar:
+    if "blocks" not in told:
+        return Scalar(**told)
+    return Array(**{**told, "blocks": [Block(**block) for block in told["blocks"]]})
+
+
 class Saved:
     """A saved step: what is in its index, and slices of its arrays.
 
@@ -186,12 +192,7 @@ class Saved:
         index = self._index()
         self.notes: dict[str, Any] = index["notes"]
         self.backend: str = index["backend"]
-        self.leaves: dict[str, Array | Scalar] = {}
-        for name, leaf in index["leaves"].items():
-            is_array = "blocks" in leaf
-            self.leaves[name] = (
-                Array(**{**leaf, "blocks": [Block(**b) for b in leaf["blocks"]]}) if is_array else Scalar(**leaf)
-            )
+        self.leaves = {name: _leaf_of(told) for name, told in index["leaves"].items()}
         self.sizes: dict[str, int] = index["files"]
         self._maps: dict[str, np.ndarray] = {}
         self._intact: set[tuple] = set()
@@ -218,6 +219,8 @@ class Saved:
 
     def damage(self, file: Path, what: str) -> CheckpointError:
         """The error that a file is damaged, with what to do."""
+        if not self.file.exists():
+            return CheckpointError(f"{self.folder} was removed while it was read: load the last step again")
         others = [step for step in steps(self.path) if step < self.step]
         before = f"go on from step {others[-1]}" if others else "start from the beginning"
         return CheckpointError(f"{file} is damaged: {what}. Remove {self.folder} to {before}")
@@ -225,8 +228,8 @@ class Saved:
     def leaf(self, name: str) -> Array | Scalar:
         if name not in self.leaves:
             raise CheckpointError(
-                f"{self.file} has no array {name}{did_you_mean(name, self.leaves)}. "
-                f"It has {', '.join(self.leaves):.500}"
+                f"{self.file} has no array {name}; it has {', '.join(self.leaves):.500}"
+                f"{did_you_mean(name, self.leaves)}"
             )
         return self.leaves[name]
 

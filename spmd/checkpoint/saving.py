@@ -91,7 +91,7 @@ class Checkpoints:
         It returns when the arrays are copied, so they can be written into. They are written in the background. The
         next call of a method waits until they are, and raises what went wrong.
         """
-        arrays, leaves, blocks = _described(tree, self.mesh.rank == 0)
+        leaves, blocks = _described(tree, self.mesh.rank == 0)
         index = {"step": step, "backend": self.mesh.backend, "notes": _copied_notes(notes or {}), "leaves": leaves}
         self.wait()
         folder = folder_of(self.path, step)
@@ -103,7 +103,7 @@ class Checkpoints:
         own = self._on_all_ranks("written", copied)
         self._patience = PATIENCE
         written = self._thread.submit(self._write, folder, own)
-        self._pending = written, self._thread.submit(self._complete, written, folder, index, arrays)
+        self._pending = written, self._thread.submit(self._complete, written, folder, index)
 
     def wait(self) -> None:
         """Wait until the last step saved is complete."""
@@ -202,7 +202,7 @@ class Checkpoints:
         size = {f"{name}.npz": (folder / f"{name}.npz").stat().st_size} if found else {}
         write_json(folder / f"{name}.json", {"files": size, "blocks": [(path, b._asdict()) for path, b in found]})
 
-    def _complete(self, written: Future, folder: Path, index: dict[str, Any], arrays: dict[str, Array]) -> None:
+    def _complete(self, written: Future, folder: Path, index: dict[str, Any]) -> None:
         """Complete a step, on rank 0, when all ranks have written their blocks."""
         written.result()  # raises if this rank could not
         if self.mesh.ranks.rank:
@@ -215,9 +215,8 @@ class Checkpoints:
             found = json.loads(part.read_bytes())
             files |= found["files"]
             for name, block in found["blocks"]:
-                arrays[name].blocks.append(block)
-        leaves = index["leaves"] | {name: array._asdict() for name, array in arrays.items()}
-        write_index(folder, {**index, "leaves": leaves, "files": files})
+                index["leaves"][name]["blocks"].append(block)
+        write_index(folder, {**index, "files": files})
         for part in parts:
             part.unlink()
         self._remove_old()
@@ -261,27 +260,28 @@ def save(path: str | os.PathLike, step: int, tree: Any, notes: dict[str, Any] | 
 # ---------------------------------------------------------------- trees
 
 
-def _described(x: Any, first: bool) -> tuple[dict[str, Array], dict[str, Any], list[tuple[str, Start, np.ndarray]]]:
-    """The arrays of a tree, without their blocks; its other leaves as JSON; and the blocks that this rank writes.
+def _described(x: Any, first: bool) -> tuple[dict[str, dict], list[tuple[str, Start, np.ndarray]]]:
+    """The leaves of a tree as the index has them, but without blocks, and the blocks that this rank writes.
 
     The first rank writes what is the same on all. Blocks are not copied.
     """
-    arrays, scalars, blocks = {}, {}, []
+    leaves: dict[str, dict] = {}
+    blocks: list[tuple[str, Start, np.ndarray]] = []
     for name, leaf in tree.flatten_with_paths(x)[0]:
         check_leaf("save", name, leaf)
-        if name in arrays or name in scalars:
+        if name in leaves:
             raise ValueError(f"checkpoint.save: the tree has two leaves at {name}: give its keys different names")
         if type(leaf) in SCALARS:
             value = [leaf.real, leaf.imag] if isinstance(leaf, complex) else leaf
-            scalars[name] = Scalar(type(leaf).__name__, value)._asdict()
+            leaves[name] = Scalar(type(leaf).__name__, value)._asdict()
         elif isinstance(leaf, ShardedArray):
-            arrays[name] = Array(leaf.dtype.str, leaf.shape, repr(leaf.spec), leaf.mesh.shape, [])
+            leaves[name] = Array(leaf.dtype.str, leaf.shape, repr(leaf.spec), leaf.mesh.shape, [])._asdict()
             blocks += [(name, start, block) for start, block in blocks_to_save(leaf)]
         else:
             whole = np.asarray(leaf)
-            arrays[name] = Array(whole.dtype.str, whole.shape, "P()", {}, [])
+            leaves[name] = Array(whole.dtype.str, whole.shape, "P()", {}, [])._asdict()
             blocks += [(name, (0,) * whole.ndim, whole)] * first
-    return arrays, scalars, blocks
+    return leaves, blocks
 
 
 def _copied_notes(notes: dict[str, Any]) -> dict[str, Any]:
