@@ -22,7 +22,14 @@ ELSEWHERE = {
 LATER = {
     "minidiff": ("collectives", "spmd", *ELSEWHERE),
     "collectives": ("collectives.algorithms", "collectives.cost", "collectives.reference", "spmd", *ELSEWHERE),
-    "spmd": ("collectives.algorithms", "collectives.reference", "spmd.environment", "spmd.parallel", *ELSEWHERE),
+    "spmd": (
+        "collectives.algorithms",
+        "collectives.reference",
+        "spmd.checkpoint",
+        "spmd.environment",
+        "spmd.parallel",
+        *ELSEWHERE,
+    ),
 }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 import minidiff as md
 import spmd
-from spmd.examples.checkpoints import CheckpointError, Checkpoints
+from spmd.checkpoint import CheckpointError, Checkpoints
 from spmd.launch import end_job, ends_when_unread, first_rank_speaks, launcher_size
 from spmd.parallel import init_params, predict
 
@@ -79,13 +79,26 @@ class Batches:
 
     data: tuple
     rng: np.random.Generator
-    order: np.ndarray = field(default_factory=lambda: np.array([], int))  # the rest of this epoch
+    order: np.ndarray = field(init=False)  # of this epoch
+    position: int = field(init=False)  # in it
+
+    def __post_init__(self) -> None:
+        self.order = np.arange(len(self.data[0]))
+        self.position = len(self.order)
 
     def __next__(self) -> tuple:
-        if len(self.order) < BATCH:
-            self.order = self.rng.permutation(len(self.data[0]))
-        chosen, self.order = self.order[:BATCH], self.order[BATCH:]
+        if self.position + BATCH > len(self.order):
+            self.order, self.position = self.rng.permutation(len(self.order)), 0
+        chosen = self.order[self.position : self.position + BATCH]
+        self.position += BATCH
         return tuple(x[chosen] for x in self.data)
+
+    def state(self) -> dict[str, Any]:
+        return {"rng": self.rng.bit_generator.state, "order": self.order, "position": self.position}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rng.bit_generator.state = state["rng"]
+        self.order, self.position = state["order"], state["position"]
 
 
 # ---------------------------------------------------------------- training
@@ -115,20 +128,13 @@ class Run:
         self.params = md.tree.map(lambda p, v: p + v, self.params, self.velocity)
         self.losses.append(float(loss))
 
-    # ------------------------------------------------ the state to save: the order of batches follows from the seed
+    def state(self) -> dict[str, Any]:
+        """The tree to save."""
+        return {"params": self.params, "velocity": self.velocity, "batches": self.batches.state()}
 
-    def arrays(self) -> dict[str, Any]:
-        return dict(md.tree.flatten_with_paths({"params": self.params, "velocity": self.velocity})[0])
-
-    def notes(self) -> dict[str, Any]:
-        return {"losses": self.losses}
-
-    def restore(self, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
-        structure = md.tree.structure({"params": self.params, "velocity": self.velocity})
-        found = md.tree.unflatten(structure, arrays.values())
-        self.params, self.velocity, self.losses = found["params"], found["velocity"], notes["losses"]
-        for _ in self.losses:
-            next(self.batches)
+    def restore(self, state: dict[str, Any], losses: list[float]) -> None:
+        self.params, self.velocity, self.losses = state["params"], state["velocity"], losses
+        self.batches.restore(state["batches"])
 
 
 def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
@@ -164,20 +170,19 @@ def train(
 ) -> Run:
     """Train for `steps` steps in all.
 
-    With `checkpoint`, a directory, resume the run that was saved there. The run is saved every `every` steps, and at
-    the end. Raises CheckpointError if the saved run is damaged, or was made with other options, or if another run is
-    saving there.
+    With `checkpoint`, a directory, resume the run that was saved there, on any number of ranks. The run is saved every
+    `every` steps, and at the end. Raises CheckpointError if the saved run is damaged, or was made with other options,
+    or if another run is saving there.
     """
     run = start(example, mesh, seed)
-    same = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
-    saved = None if checkpoint is None else Checkpoints(checkpoint, mesh, same)
+    options = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
     loss_and_gradient = (md.jit if jit else lambda f: f)(md.value_and_grad(example.loss(mesh)))
     with contextlib.ExitStack() as stack:
-        if saved:
-            stack.callback(saved.close)
-            saved.prepare()
-        if saved and (found := saved.load(run.arrays(), run.notes())):
-            run.restore(*found)
+        saved = None if checkpoint is None else stack.enter_context(Checkpoints(checkpoint, mesh, keep=2))
+        if saved and saved.latest() is not None:
+            _, notes = saved.load({})
+            check_same_run(checkpoint, notes.get("options", {}), options)
+            run.restore(saved.load(run.state())[0], notes["losses"])
             if progress:
                 print(f"Going on from step {run.step}, saved in {checkpoint}.\n", flush=True)
         if run.step > steps:
@@ -194,8 +199,18 @@ def train(
                 bar.set_postfix(loss=f"{run.losses[-1]:.4f}", refresh=False)
                 bar.update()
             if saved and (run.step % every == 0 or run.step == steps):
-                saved.save(run.step, run.arrays(), run.notes())
+                saved.save(run.step, run.state(), notes={"options": options, "losses": run.losses})
     return run
+
+
+def check_same_run(checkpoint: str, was: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise CheckpointError if a saved run was made with other options, which its numbers depend on."""
+    if names := [name for name in now if was.get(name) != now[name]]:
+        one, other = (", ".join(f"{name} = {options.get(name)}" for name in names) for options in (was, now))
+        raise CheckpointError(
+            f"{checkpoint} was made by a run with {one}; this one has {other}. Use the same options, or another "
+            "--checkpoint"
+        )
 
 
 # ---------------------------------------------------------------- output

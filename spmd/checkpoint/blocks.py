@@ -1,0 +1,49 @@
+"""Which blocks of sharded arrays this process has, and where they start in the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from collectives.backends.base import coordinates_of, index_along
+from minidiff.types import ShapedArray
+from spmd.arrays.sharded_array import ShardedArray, Sharding
+from spmd.partition import block_type
+
+Start = tuple[int, ...]  # of a block, in each dimension
+
+
+def starts_here(sharding: Sharding, block: Sequence[int]) -> list[Start]:
+    """Where this process's blocks start: one block, or those of all ranks if they are simulated.
+
+    `block` is a block's shape. Blocks are in mesh order, and one that several ranks have is listed once.
+    """
+    mesh, spec = sharding.mesh, sharding.spec
+    if mesh.backend == "simulated":
+        held = mesh.ranks.ordered(spec.held)
+        places = [dict(zip(held, index)) for index in np.ndindex(*[mesh.shape[a] for a in held])]
+    else:
+        places = [coordinates_of(mesh.rank, mesh.shape)]
+    dims = spec.dims(len(block))
+    return [tuple(index_along(axes, c, mesh.shape) * n for axes, n in zip(dims, block)) for c in places]
+
+
+def blocks_to_save(x: ShardedArray) -> list[tuple[Start, np.ndarray]]:
+    """This process's blocks that no rank before it has."""
+    mesh, spec = x.mesh, x.spec
+    if mesh.backend == "simulated":
+        blocks = list(x.data) if x.held else [x.data]
+    else:
+        place = coordinates_of(mesh.rank, mesh.shape)
+        blocks = [] if any(place[a] for a in mesh.axis_names if a not in spec.held) else [x.data]
+    shape = block_type(ShapedArray(x.shape, x.dtype), spec, mesh.shape).shape
+    return list(zip(starts_here(Sharding(mesh, spec), shape), blocks))
+
+
+def from_blocks(t: ShapedArray, sharding: Sharding, blocks: Sequence[np.ndarray]) -> ShardedArray:
+    """The sharded array of this process's blocks, in the order of `starts_here`."""
+    mesh, spec = sharding.mesh, sharding.spec
+    stacked = mesh.backend == "simulated" and bool(spec.held)
+    block = block_type(ShapedArray(t.shape, t.dtype), spec, mesh.shape)
+    return ShardedArray(mesh, spec, block, np.stack(blocks) if stacked else blocks[0])

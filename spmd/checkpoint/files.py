@@ -1,0 +1,273 @@
+"""The files of a checkpoint.
+
+    PATH/step-00000100/rank-00000.npz   blocks of arrays, written by rank 0
+                       rank-00001.npz   those that rank 1 has, and no rank before it
+                       index.json       written last: the tree's leaves, and where their blocks are
+         lock                           held by the run that saves here, until its process ends
+
+A step is complete when its `index.json` is there. Files appear atomically: they are written under another name, flushed
+to the disk, and renamed.
+
+Blocks are in NumPy's format, one `.npz` file for each process, without compression. So `numpy.load` and `unzip` read
+them without this module, the index knows each block's offset, and a slice is read from a memory map. (A `.npy` file
+for each block takes forty times as long for many small arrays, since each file is flushed. safetensors has no complex
+numbers and no checksums. zarr is a dependency, and leaves it to others to make a set of files appear at once.) The
+index has the CRC-32 of each block, which is that of its zip entry, and a checksum of itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minidiff.keywords import did_you_mean
+
+VERSION = 1
+INDEX = "index.json"
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be used or written; the message says what to do."""
+
+
+class Block(NamedTuple):
+    """A block of an array, and where it is: the entry of an `.npz` file from byte `offset`."""
+
+    start: Sequence[int]  # in the array
+    shape: Sequence[int]
+    file: str
+    offset: int
+    nbytes: int  # of the entry, which has a header before the block
+    crc32: int
+
+    def __str__(self) -> str:
+        return show_slices(self.start, self.shape)
+
+
+class Array(NamedTuple):
+    """An array in the index."""
+
+    dtype: str
+    shape: Sequence[int]
+    spec: str
+    mesh: dict[str, int]
+    blocks: Sequence[Block]
+
+    def __str__(self) -> str:
+        return f"{np.dtype(self.dtype)}{list(self.shape)}"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class Scalar(NamedTuple):
+    """A Python number or string in the index."""
+
+    type: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"a Python {self.type}"
+
+
+#: The types of the leaves that are not arrays, with how to read each from JSON.
+SCALARS: dict[type, Callable] = {bool: bool, int: int, float: float, str: str, complex: lambda parts: complex(*parts)}
+
+
+def show_slices(start: Sequence[int], shape: Sequence[int]) -> str:
+    """
+    >>> show_slices((0, 4), (2, 4))
+    '[0:2, 4:8]'
+    """
+    return f"[{', '.join(f'{i}:{i + n}' for i, n in zip(start, shape))}]"
+
+
+# ---------------------------------------------------------------- writing
+
+
+def replace(file: Path, write: Callable) -> None:
+    """Write a file atomically."""
+    hidden = file.with_name(f".{file.name}")
+    with hidden.open("wb") as opened:
+        write(opened)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.replace(hidden, file)
+    flush_folder(file.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush a folder's list of files to the disk, where the system can."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def write_json(file: Path, content: Any) -> None:
+    replace(file, lambda opened: opened.write(json.dumps(content, indent=1).encode() + b"\n"))
+
+
+def write_blocks(file: Path, blocks: Iterable[tuple[str, Sequence[int], np.ndarray]]) -> list[tuple[str, Block]]:
+    """Write blocks (path of the array, start, contiguous block) to an `.npz` file.
+
+    Returns the paths, and where the blocks are. Without blocks, no file is written.
+    """
+    found, blocks = [], list(blocks)
+
+    def write(opened: Any) -> None:
+        with zipfile.ZipFile(opened, "w") as archive:
+            for path, start, x in blocks:
+                entry = zipfile.ZipInfo(f"{path}{show_slices(start, x.shape) if x.shape else ''}.npy")
+                with archive.open(entry, "w", force_zip64=True) as inside:
+                    offset = opened.tell()
+                    np.lib.format.write_array(inside, x, allow_pickle=False)
+                found.append((path, Block(start, x.shape, file.name, offset, entry.file_size, entry.CRC)))
+
+    if blocks:
+        replace(file, write)
+    return found
+
+
+def write_index(folder: Path, content: dict[str, Any]) -> None:
+    content = {"format": "spmd.checkpoint", "version": VERSION, **content}
+    write_json(folder / INDEX, {**content, "checksum": _checksum(content)})
+
+
+def _checksum(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def folder_of(path: Path, step: int) -> Path:
+    return path / f"step-{step:08}"
+
+
+def steps(path: Path, complete: bool = True) -> list[int]:
+    """The saved steps, in order; with `complete=False`, also those that a killed run has left unfinished."""
+    found = [f for f in path.glob("step-*") if f.name[5:].isdigit()]
+    return sorted(int(f.name[5:]) for f in found if not complete or (f / INDEX).exists())
+
+
+def latest(path: str | os.PathLike) -> int | None:
+    """The last complete step in a directory; None if there is none.
+
+    >>> latest('nowhere')
+    """
+    return next(reversed(steps(Path(path))), None)
+
+
+def _leaf_of(told: dict[str, Any]) -> Array | Scalar:
+    if "blocks" not in told:
+        return Scalar(**told)
+    return Array(**{**told, "blocks": [Block(**block) for block in told["blocks"]]})
+
+
+class Saved:
+    """A saved step: what is in its index, and slices of its arrays.
+
+    Raises CheckpointError for what is missing or damaged, naming the file, the array, and what was expected. `verify`:
+    whether to compare the checksum of every block that is read, for which the whole of it is read.
+    """
+
+    def __init__(self, path: Path, step: int, verify: bool = True):
+        self.path, self.step, self.verify = path, step, verify
+        self.folder = folder_of(path, step)
+        self.file = self.folder / INDEX
+        index = self._index()
+        self.notes: dict[str, Any] = index["notes"]
+        self.backend: str = index["backend"]
+        self.leaves = {name: _leaf_of(told) for name, told in index["leaves"].items()}
+        self.sizes: dict[str, int] = index["files"]
+        self._maps: dict[str, np.ndarray] = {}
+        self._intact: set[tuple] = set()
+
+    def _index(self) -> dict[str, Any]:
+        if not self.file.exists():
+            there = ", ".join(map(str, steps(self.path))) or "none"
+            raise CheckpointError(f"{self.path} has no complete step {self.step}; complete steps: {there}")
+        try:
+            found = json.loads(self.file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise self.damage(self.file, f"it is not JSON ({error})") from error
+        if not isinstance(found, dict):
+            raise self.damage(self.file, f"it has {found!r:.40}, expected a JSON object")
+        if "version" in found and found["version"] != VERSION:
+            raise CheckpointError(
+                f"{self.file} has version {found['version']!r:.40} of the format, expected {VERSION}: load it with the "
+                "version of spmd that saved it"
+            )
+        expected = found.pop("checksum", None)
+        if expected != _checksum(found):
+            raise self.damage(self.file, f"its checksum is {_checksum(found)}, expected {expected!r:.80}")
+        return found
+
+    def damage(self, file: Path, what: str) -> CheckpointError:
+        """The error that a file is damaged, with what to do."""
+        if not self.file.exists():
+            return CheckpointError(f"{self.folder} was removed while it was read: load the last step again")
+        others = [step for step in steps(self.path) if step < self.step]
+        before = f"go on from step {others[-1]}" if others else "start from the beginning"
+        return CheckpointError(f"{file} is damaged: {what}. Remove {self.folder} to {before}")
+
+    def leaf(self, name: str) -> Array | Scalar:
+        if name not in self.leaves:
+            raise CheckpointError(
+                f"{self.file} has no array {name}; it has {', '.join(self.leaves):.500}"
+                f"{did_you_mean(name, self.leaves)}"
+            )
+        return self.leaves[name]
+
+    def scalar(self, name: str) -> Any:
+        """The value of a leaf that is not an array."""
+        leaf = self.leaf(name)
+        return {kind.__name__: read for kind, read in SCALARS.items()}[leaf.type](leaf.value)
+
+    def read(self, name: str, start: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+        """A slice of an array, from the blocks that overlap it."""
+        array = self.leaves[name]
+        out = np.empty(shape, array.dtype)
+        for block in array.blocks:
+            low = [max(i, j) for i, j in zip(start, block.start)]
+            high = [min(i + n, j + m) for i, n, j, m in zip(start, shape, block.start, block.shape)]
+            if all(i < j for i, j in zip(low, high)):
+                there, here = (
+                    tuple(slice(i - o, j - o) for i, j, o in zip(low, high, origin)) for origin in (block.start, start)
+                )
+                out[here] = self.block(name, block)[there]
+        return out
+
+    def block(self, name: str, block: Block) -> np.ndarray:
+        """A block of an array, memory-mapped."""
+        file, what = self.folder / block.file, f"block {block} of array {name}"
+        if block.file not in self._maps:
+            try:
+                self._maps[block.file] = np.memmap(file, np.uint8, "r")
+            except (OSError, ValueError) as error:  # ValueError: it is empty
+                raise self.damage(file, f"{what} cannot be read ({type(error).__name__}: {error})") from error
+        bytes, expected = self._maps[block.file], self.sizes[block.file]
+        if len(bytes) != expected:
+            raise self.damage(file, f"it has {len(bytes)} bytes, expected {expected}; {what} is in it")
+        entry = bytes[block.offset : block.offset + block.nbytes]
+        if self.verify and (block.file, block.offset) not in self._intact:
+            if (found := zlib.crc32(entry)) != block.crc32:
+                raise self.damage(file, f"{what} has the CRC-32 {found:08x}, expected {block.crc32:08x}")
+            self._intact.add((block.file, block.offset))
+        dtype = np.dtype(self.leaves[name].dtype)
+        size = math.prod(block.shape) * dtype.itemsize
+        return entry[block.nbytes - size :].view(dtype).reshape(block.shape)

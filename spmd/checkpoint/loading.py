@@ -1,0 +1,145 @@
+"""Load a saved tree: each process reads the slices that it needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidiff import tree
+from minidiff.core import Tracer
+from minidiff.types import ShapedArray
+from spmd.agreement import everyone
+from spmd.arrays.sharded_array import ShardedArray, Sharding
+from spmd.checkpoint.blocks import from_blocks, starts_here
+from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, steps
+from spmd.mesh import Mesh
+from spmd.partition import block_type, check_sharding
+
+
+def load(
+    path: str | os.PathLike, like: Any = None, step: int | None = None, *, verify: bool = True
+) -> tuple[Any, dict[str, Any]]:
+    """The saved tree, and the notes, of a step: by default of the last one.
+
+    `like` is a tree with the structure to load: the saved one, or a part of it. An array stands for one of its shape
+    and dtype, with its sharding; so does a `ShapedArray`, as `md.eval_shape` returns them, and a number or string for
+    one of its type. It may be sharded in another way than what was saved, over another mesh, of another number of
+    ranks. Without `like`, all leaves are returned by their paths, as whole arrays.
+
+    With `verify`, each process reads every block whole of which it needs a slice, and compares its checksum.
+
+    If `like` has sharded arrays, all ranks of their mesh must call it; if one fails, all raise the same error. Raises
+    CheckpointError, which names the file, the array, and what was expected, for what is missing, damaged, or not like
+    `like`. Nothing is overwritten or removed.
+    """
+    return load_on(path, mesh_of(like), like, step, verify)
+
+
+def load_on(
+    path: str | os.PathLike, mesh: Mesh | None, like: Any, step: int | None, verify: bool
+) -> tuple[Any, dict[str, Any]]:
+    """`load`, on all ranks of a mesh, or with None on this process alone."""
+    folder = Path(path)
+    leaves, structure = tree.flatten_with_paths(like)
+    for name, leaf in leaves:
+        check_leaf("load", name, leaf)
+
+    def read(step: int) -> tuple[Any, dict[str, Any]]:
+        saved = Saved(folder, step, verify)
+        if like is None:
+            return {name: _whole(saved, name) for name in saved.leaves}, saved.notes
+        return tree.unflatten(structure, [_read_like(saved, name, leaf) for name, leaf in leaves]), saved.notes
+
+    if step is None:
+        step = latest_on(folder, mesh)
+    if step is None:
+        raise CheckpointError(f"{path} has no complete step: there is nothing to load")
+    return on_all_ranks(mesh, folder, "read", lambda: read(step))
+
+
+def latest_on(path: Path, mesh: Mesh | None) -> int | None:
+    """The last complete step, which all ranks of a mesh must see."""
+    seen = str(steps(path)[-1:])
+    found = sorted(set(everyone(mesh, seen))) if mesh else [seen]
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{path}: ranks see different steps there, {', '.join(found)}: save in a directory on a file system that "
+            "all ranks share"
+        )
+    return int(found[0][1:-1]) if found[0] != "[]" else None
+
+
+def on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -> Any:
+    """Call `act` on all ranks of a mesh, and wait for all of them.
+
+    If it fails on one, its error is raised on all. `what` the error says cannot be done.
+    """
+    result, cause, failure = None, None, ""
+    try:
+        result = act()
+    except CheckpointError as error:
+        cause, failure = error, str(error)
+    except (OSError, MemoryError) as error:
+        cause, failure = error, f"{path}: it cannot be {what}: {type(error).__name__}: {error}"
+    if failures := [x for x in (everyone(mesh, failure) if mesh else [failure]) if x]:
+        raise CheckpointError(failures[0]) from cause
+    return result
+
+
+def mesh_of(x: Any) -> Mesh | None:
+    """The mesh of the first sharded array in a tree; None if there is none."""
+    shardings = [_sharding(leaf) for leaf in tree.leaves(x)]
+    return next((sharding.mesh for sharding in shardings if sharding is not None), None)
+
+
+def check_leaf(what: str, name: str, leaf: Any) -> None:
+    """Raise TypeError for a leaf that cannot be saved."""
+    if isinstance(leaf, Tracer) and not isinstance(leaf, ShardedArray):
+        raise TypeError(f"checkpoint.{what}: {name} is traced: {what} outside of jit, derivatives and shard_map")
+    sharding = _sharding(leaf)
+    if sharding is not None and sharding.spec.unreduced:
+        raise TypeError(
+            f"checkpoint.{what}: {name} is split as {sharding.spec}, parts of a sum: take the sum first, by "
+            f"spmd.reshard(x, {sharding.spec.summed_up()})"
+        )
+    if type(leaf) in SCALARS or sharding is not None or isinstance(leaf, ShapedArray):
+        return
+    dtype = np.asarray(leaf).dtype
+    if dtype.hasobject or np.dtype(dtype.str) != dtype:
+        raise TypeError(
+            f"checkpoint.{what}: {name} is {leaf!r:.60} of type {type(leaf).__name__}, which is not saved: make it a "
+            "number, a string, or an array of numbers; of a random generator, rng.bit_generator.state"
+        )
+
+
+def _sharding(leaf: Any) -> Sharding | None:
+    if isinstance(leaf, ShardedArray):
+        return Sharding(leaf.mesh, leaf.spec)
+    return leaf.sharding if isinstance(leaf, ShapedArray) else None
+
+
+def _whole(saved: Saved, name: str) -> Any:
+    leaf = saved.leaf(name)
+    return saved.read(name, (0,) * len(leaf.shape), leaf.shape) if isinstance(leaf, Array) else saved.scalar(name)
+
+
+def _read_like(saved: Saved, name: str, like: Any) -> Any:
+    """A leaf with the type and the sharding of `like`."""
+    if type(like) in SCALARS:
+        expected = f"a Python {type(like).__name__}"
+    else:
+        t = like if isinstance(like, (ShapedArray, ShardedArray)) else np.asarray(like)
+        expected = f"{t.dtype}{list(t.shape)}"
+    if str(saved.leaf(name)) != expected:
+        raise CheckpointError(f"{saved.file}: {name} is {saved.leaf(name)}, expected {expected}")
+    sharding = _sharding(like)
+    if sharding is None:
+        found = _whole(saved, name)
+        return found[()] if isinstance(like, np.generic) else found
+    check_sharding(sharding.spec, t.shape, sharding.mesh.shape, name)
+    block = block_type(ShapedArray(t.shape, t.dtype), sharding.spec, sharding.mesh.shape).shape
+    return from_blocks(t, sharding, [saved.read(name, start, block) for start in starts_here(sharding, block)])

@@ -1,0 +1,293 @@
+"""Save trees of arrays, in the background, so that a run that is killed loses nothing that was complete.
+
+Each rank's thread writes the rank's blocks, and then where they are in a file `rank-00001.json`. When those of all
+ranks are there, the thread of rank 0 writes the index, which completes the step. So ranks need only the file system
+while training goes on; they communicate in the next call, where an error of one is raised on all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from minidiff import tree
+from spmd.arrays.sharded_array import ShardedArray
+from spmd.checkpoint.blocks import Start, blocks_to_save
+from spmd.checkpoint.files import (
+    INDEX,
+    SCALARS,
+    Array,
+    CheckpointError,
+    Scalar,
+    flush_folder,
+    folder_of,
+    latest,
+    steps,
+    write_blocks,
+    write_index,
+    write_json,
+)
+from spmd.checkpoint.loading import check_leaf, latest_on, load_on, mesh_of, on_all_ranks
+from spmd.mesh import Mesh, make_mesh, process_count
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
+
+LOCK = "lock"
+PATIENCE = 600.0  # seconds that rank 0 waits for the blocks of others, after it has written its own
+
+
+class Checkpoints:
+    """The saved steps of a run, in a directory on a file system that all ranks of `mesh` share.
+
+    Opening it checks that steps can be saved there, before there is a result that could be lost, and locks the
+    directory: no other run can save there until it is closed, or the process has ended in any way. `keep` is the number
+    of steps to keep; by default all. Use it in a `with` statement, or `close` it.
+
+    All ranks of the mesh must call all methods. If one rank fails, all raise the same CheckpointError.
+    """
+
+    def __init__(self, path: str | os.PathLike, mesh: Mesh, *, keep: int | None = None):
+        if not str(path).strip():
+            raise CheckpointError("the directory to save in is '': name one")
+        if keep is not None and keep < 1:
+            raise ValueError(f"Checkpoints: keep is the number of steps to keep, at least 1, or None; got {keep!r}")
+        self.path, self.mesh, self.keep = Path(path), mesh, keep
+        self._lock: BinaryIO | None = None
+        self._pending: tuple[Future, Future] | None = None  # this rank's blocks are written; the step is complete
+        self._patience = PATIENCE
+        self._on_all_ranks("written", self._open)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")  # Python waits for its tasks before it exits
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is None:
+            self.close()
+        else:  # perhaps on this rank alone: the others may never come
+            self._patience = 1.0
+            self._release()
+
+    def save(self, step: int, tree: Any, notes: dict[str, Any] | None = None) -> None:
+        """Save a tree, and notes, as a step that is greater than all before it.
+
+        Leaves of the tree are sharded arrays, of which each rank saves its blocks; arrays, numbers and strings, which
+        are the same on all ranks; and Python scalars. The state of a random generator is `rng.bit_generator.state`.
+        Notes must be JSON. They can be loaded without any array, by `load({})`.
+
+        It returns when the arrays are copied, so they can be written into. They are written in the background. The
+        next call of a method waits until they are, and raises what went wrong.
+        """
+        leaves, blocks = _described(tree, self.mesh.rank == 0)
+        index = {"step": step, "backend": self.mesh.backend, "notes": _copied_notes(notes or {}), "leaves": leaves}
+        self.wait()
+        folder = folder_of(self.path, step)
+
+        def copied() -> list:
+            self._prepare(step, folder)
+            return [(name, start, np.array(x, order="C")) for name, start, x in blocks]
+
+        own = self._on_all_ranks("written", copied)
+        self._patience = PATIENCE
+        written = self._thread.submit(self._write, folder, own)
+        self._pending = written, self._thread.submit(self._complete, written, folder, index)
+
+    def wait(self) -> None:
+        """Wait until the last step saved is complete."""
+        if self._pending is None:
+            return
+        (written, complete), self._pending = self._pending, None
+        try:
+            self._on_all_ranks("written", written.result)
+        except CheckpointError:
+            self._patience = 0.0
+            complete.exception()  # rank 0 no longer waits for blocks that do not come
+            raise
+        self._on_all_ranks("written", complete.result)
+
+    def latest(self) -> int | None:
+        """The last complete step; None if there is none."""
+        self.wait()
+        return latest_on(self.path, self.mesh)
+
+    def load(self, like: Any = None, step: int | None = None, *, verify: bool = True) -> tuple[Any, dict[str, Any]]:
+        """As `spmd.checkpoint.load`, of this directory."""
+        self.wait()
+        return load_on(self.path, self.mesh, like, step, verify)
+
+    def close(self) -> None:
+        """Wait until the last step saved is complete, and unlock the directory."""
+        try:
+            self.wait()
+        finally:
+            self._release()
+
+    # ------------------------------------------------ the directory
+
+    def _on_all_ranks(self, what: str, act: Any) -> Any:
+        return on_all_ranks(self.mesh, self.path, what, act)
+
+    def _open(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.path):
+            pass
+        if self.mesh.rank == 0 and fcntl is not None:
+            self._take_lock()
+
+    def _take_lock(self) -> None:
+        """Lock the file LOCK, which names its holder.
+
+        The system unlocks it when the process ends.
+        """
+        self._lock = file = (self.path / LOCK).open("a+b")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            who = file.read(200).decode(errors="replace").strip() or "an unknown process"
+            self._unlock()
+            raise CheckpointError(
+                f"{self.path}: another run is saving there ({who}). Wait until it has ended, or save to another place"
+            ) from None
+        except OSError:  # this file system has no locks
+            return
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        file.flush()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _release(self) -> None:
+        """Finish this rank's writing, and unlock the directory."""
+        self._thread.shutdown()
+        self._unlock()
+
+    def _prepare(self, step: int, folder: Path) -> None:
+        """Make room for a step, on rank 0: remove what a killed run has left of it."""
+        if self.mesh.rank:
+            return
+        last = latest(self.path)
+        if last is not None and step <= last:
+            raise CheckpointError(
+                f"{self.path} has step {last} already, so step {step} cannot be saved: steps increase, and none is "
+                "overwritten. Go on from the last step, or save to another place"
+            )
+        if folder.exists():
+            shutil.rmtree(folder)
+
+    # ------------------------------------------------ in the background
+
+    def _write(self, folder: Path, own: Sequence[tuple[str, Start, np.ndarray]]) -> None:
+        """Write this rank's blocks, and then where they are."""
+        folder.mkdir(exist_ok=True)
+        flush_folder(self.path)
+        name = f"rank-{self.mesh.ranks.rank:05}"
+        found = write_blocks(folder / f"{name}.npz", own)
+        size = {f"{name}.npz": (folder / f"{name}.npz").stat().st_size} if found else {}
+        write_json(folder / f"{name}.json", {"files": size, "blocks": [(path, b._asdict()) for path, b in found]})
+
+    def _complete(self, written: Future, folder: Path, index: dict[str, Any]) -> None:
+        """Complete a step, on rank 0, when all ranks have written their blocks."""
+        written.result()  # raises if this rank could not
+        if self.mesh.ranks.rank:
+            return
+        count = 1 if self.mesh.backend == "simulated" else self.mesh.size
+        parts, files = [folder / f"rank-{rank:05}.json" for rank in range(count)], {}
+        began = time.monotonic()
+        for part in parts:
+            self._wait_for(part, began)
+            found = json.loads(part.read_bytes())
+            files |= found["files"]
+            for name, block in found["blocks"]:
+                index["leaves"][name]["blocks"].append(block)
+        write_index(folder, {**index, "files": files})
+        for part in parts:
+            part.unlink()
+        self._remove_old()
+
+    def _wait_for(self, part: Path, began: float) -> None:
+        while not part.exists():
+            if time.monotonic() > began + self._patience:
+                raise CheckpointError(f"{part} is not there: that rank has not written its blocks")
+            time.sleep(0.01)
+
+    def _remove_old(self) -> None:
+        if self.keep is None:
+            return
+        kept = steps(self.path)[-self.keep :]
+        for step in steps(self.path, complete=False):
+            if step not in kept:
+                folder = folder_of(self.path, step)
+                (folder / INDEX).unlink(missing_ok=True)  # first: then a half-deleted step is incomplete
+                shutil.rmtree(folder)
+
+
+def save(path: str | os.PathLike, step: int, tree: Any, notes: dict[str, Any] | None = None) -> None:
+    """Save a tree, and notes, as a step, and wait until it is complete.
+
+    It is a step of `Checkpoints`, which saves in the background, for a tree that is saved once. All ranks must call it.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> path = tempfile.mkdtemp()
+    >>> save(path, 1, {'w': np.arange(3.0), 'name': 'linear'}, notes={'loss': 0.5})
+    >>> latest(path)
+    1
+    """
+    mesh = mesh_of(tree)
+    if mesh is None:
+        mesh = make_mesh((process_count(),), ("process",), backend=None if process_count() > 1 else "simulated")
+    with Checkpoints(path, mesh) as saved:
+        saved.save(step, tree, notes)
+
+
+# ---------------------------------------------------------------- trees
+
+
+def _described(x: Any, first: bool) -> tuple[dict[str, dict], list[tuple[str, Start, np.ndarray]]]:
+    """The leaves of a tree as the index has them, but without blocks, and the blocks that this rank writes.
+
+    The first rank writes what is the same on all. Blocks are not copied.
+    """
+    leaves: dict[str, dict] = {}
+    blocks: list[tuple[str, Start, np.ndarray]] = []
+    for name, leaf in tree.flatten_with_paths(x)[0]:
+        check_leaf("save", name, leaf)
+        if name in leaves:
+            raise ValueError(f"checkpoint.save: the tree has two leaves at {name}: give its keys different names")
+        if type(leaf) in SCALARS:
+            value = [leaf.real, leaf.imag] if isinstance(leaf, complex) else leaf
+            leaves[name] = Scalar(type(leaf).__name__, value)._asdict()
+        elif isinstance(leaf, ShardedArray):
+            leaves[name] = Array(leaf.dtype.str, leaf.shape, repr(leaf.spec), leaf.mesh.shape, [])._asdict()
+            blocks += [(name, start, block) for start, block in blocks_to_save(leaf)]
+        else:
+            whole = np.asarray(leaf)
+            leaves[name] = Array(whole.dtype.str, whole.shape, "P()", {}, [])._asdict()
+            blocks += [(name, (0,) * whole.ndim, whole)] * first
+    return leaves, blocks
+
+
+def _copied_notes(notes: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(notes, dict):
+        raise TypeError(f"checkpoint.save: notes is a dict of JSON values, got {notes!r:.60}")
+    try:
+        return json.loads(json.dumps(notes))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"checkpoint.save: notes are not JSON ({error}); arrays belong in the tree") from error

@@ -1,0 +1,157 @@
+"""Checkpoints on MPI ranks: written and read by other numbers of ranks and the other backend; errors on all alike."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import spmd
+from spmd import P
+from spmd.checkpoint import CheckpointError, Checkpoints, load, save, saving
+from tests.saved_trees import MESHES, assert_like, tree_on
+
+WORLD = MPI.COMM_WORLD
+RANKS = WORLD.size
+MESH = spmd.make_mesh((RANKS,), ("i",), backend="mpi")
+
+
+@pytest.fixture
+def path():
+    """A directory that all ranks have, and nobody else."""
+    found = tempfile.TemporaryDirectory() if WORLD.rank == 0 else None
+    yield Path(WORLD.bcast(found and found.name))
+    WORLD.barrier()
+    if found:
+        found.cleanup()
+
+
+def split(x=0.0):
+    return {"w": spmd.distribute(np.arange(8.0) + x, MESH, P("i")), "alike": np.full(3, x), "n": 3}
+
+
+def on_all(match):
+    """Expect one error, the same on all ranks."""
+    return pytest.raises(CheckpointError, match=match)
+
+
+@pytest.mark.parallel([2, 4])
+@pytest.mark.parametrize("shape", [s for s in MESHES if np.prod(s) == RANKS])
+def test_other_meshes_and_backends(path, shape):
+    """Saved by MPI ranks, loaded by simulated ones and by half of the MPI ranks; and the other way round."""
+    mesh, rng = spmd.make_mesh(shape, ("x", "y"), backend="mpi"), np.random.default_rng(0)
+    save(path / "mpi", 1, tree_on(mesh, rng))
+    half = WORLD.Split(WORLD.rank % 2)
+    meshes = [mesh, spmd.make_mesh((half.size, 1), ("x", "y"), comm=half)]
+    meshes += [spmd.make_mesh(other, ("x", "y"), backend="simulated") for other in MESHES]
+    for k, other in enumerate(meshes):
+        expected = tree_on(other, np.random.default_rng(0))
+        assert_like(load(path / "mpi", expected)[0], expected)
+        if other.backend == "simulated" and WORLD.rank == 0:
+            save(path / str(k), 1, expected)
+    WORLD.barrier()
+    for k, other in enumerate(meshes):
+        if other.backend == "simulated":
+            expected = tree_on(mesh, np.random.default_rng(0))
+            assert_like(load(path / str(k), expected)[0], expected)
+    half.Free()
+
+
+@pytest.mark.parallel([2, 4])
+def test_written_while_training_goes_on(path):
+    """What is written into after `save` is not in it, and each rank writes its own blocks."""
+    with Checkpoints(path, MESH, keep=2) as saved:
+        for step in range(1, 6):
+            state = split(float(step))
+            saved.save(step, state)
+            state["alike"] += 100.0
+        assert saved.latest() == 5
+        assert_like(saved.load(split())[0], split(5.0))
+    names = sorted(f.name for f in (path / "step-00000005").iterdir())
+    assert names == ["index.json", *[f"rank-{rank:05}.npz" for rank in range(RANKS)]]
+    assert sorted(f.name for f in path.iterdir()) == ["lock", "step-00000004", "step-00000005"]
+
+
+@pytest.mark.parallel([2, 4])
+def test_a_rank_that_cannot_write(path):
+    """It is an error on all ranks at the next call, and the step is not complete; nor is one that rank 0 cannot."""
+    saved = Checkpoints(path, MESH)
+    saved.save(1, split(1.0))
+    saved.wait()
+    for rank, name in ((RANKS - 1, "write_blocks"), (0, "write_index")):
+        with pytest.MonkeyPatch.context() as patch:
+            if WORLD.rank == rank:
+                patch.setattr(saving, name, lambda *args: os.stat("nowhere"))
+            saved.save(2, split(2.0))
+            with on_all("it cannot be written: FileNotFoundError: .*nowhere") as error:
+                saved.save(3, split(3.0))
+        assert len(set(WORLD.allgather(str(error.value)))) == 1
+        assert saved.latest() == 1
+    saved.save(2, split(2.0))
+    saved.close()
+    assert_like(load(path, split())[0], split(2.0))
+
+
+@pytest.mark.parallel([2, 4])
+def test_what_a_killed_run_left(path):
+    """Of the same step, by more ranks: nothing of it gets into what is saved."""
+    save(path, 1, split(-1.0))
+    folder = path / "step-00000001"
+    if WORLD.rank == 0:
+        (folder / "index.json").unlink()
+        for rank in range(RANKS + 2):
+            (folder / f"rank-{rank:05}.json").write_text('{"files": {}, "blocks": []}')
+        (folder / f"rank-{RANKS + 1:05}.npz").write_text("")
+    WORLD.barrier()
+    save(path, 1, split(1.0))
+    assert_like(load(path, split())[0], split(1.0))
+    assert sorted(f.name for f in folder.iterdir()) == ["index.json", *[f"rank-{k:05}.npz" for k in range(RANKS)]]
+
+
+@pytest.mark.parallel([2, 4])
+def test_a_directory_in_the_way(path):
+    if WORLD.rank == 0:
+        (path / "step-00000001").write_text("in the way")
+    WORLD.barrier()
+    with on_all("it cannot be written: NotADirectoryError"):
+        save(path, 1, split())
+
+
+@pytest.mark.parallel([2, 4])
+def test_what_one_rank_cannot_read(path):
+    save(path, 1, split())
+    file = path / "step-00000001" / f"rank-{RANKS - 1:05}.npz"
+    if WORLD.rank == 0:
+        file.write_bytes(file.read_bytes()[:100])
+    WORLD.barrier()
+    with on_all(rf"{file.name} is damaged: it has 100 bytes, expected \d+; block \[\d:8\] of array \['w'\]") as error:
+        load(path, split())
+    assert len(set(WORLD.allgather(str(error.value)))) == 1
+
+
+@pytest.mark.parallel([2, 4])
+def test_ranks_that_see_different_directories(path):
+    save(path, 1, split())
+    with on_all(r"different steps there, \[1\], \[\]: .*that all ranks share"):
+        load(path if WORLD.rank else path / "elsewhere", split())
+
+
+@pytest.mark.parallel([2, 4])
+def test_files_that_were_swapped(path):
+    """Of two ranks, or with that of another run of the same types."""
+    for run in ("one", "other"):
+        save(path / run, 1, split(float(run == "other")))
+    mine, next_one = (path / "one" / "step-00000001" / f"rank-{rank:05}.npz" for rank in (RANKS - 1, RANKS - 2))
+    if WORLD.rank == 0:
+        next_one.rename(path / "between")
+    WORLD.barrier()
+    for other in (path / "other" / "step-00000001" / mine.name, path / "between"):
+        if WORLD.rank == 0:
+            mine.write_bytes(other.read_bytes())
+            next_one.write_bytes((path / "between").read_bytes())
+        WORLD.barrier()
+        with on_all(rf"{mine.name} is damaged: (it has|block .* has the CRC-32)"):
+            load(path / "one", split())
+        WORLD.barrier()

@@ -1,0 +1,51 @@
+"""Trees to save on any mesh of axes x and y, and meshes to load them on."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import spmd
+from minidiff import tree
+from spmd import P
+
+MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (3, 2), (2, 4)]
+SPECS = [P(), P("x"), P("y"), P(None, "x"), P("y", "x"), P(("x", "y")), P(None, ("y", "x")), P("x", reduced={"y"})]
+DTYPES = ["f8", "f4", "c16", "i4", "u1", "?", ">f8", "i8"]
+
+
+class Layer(NamedTuple):
+    w: Any
+    b: Any
+
+
+def draw(rng, shape, dtype):
+    return rng.integers(-100, 100, shape).astype(dtype)
+
+
+def tree_on(mesh, rng, specs=SPECS, shape=(24, 24)):
+    """A tree of every kind of leaves, whose numbers depend on rng alone; its shardings on the mesh and the specs."""
+    split = [spmd.distribute(draw(rng, shape, d), mesh, spec) for d, spec in zip(DTYPES, specs)]
+    layers = [Layer(x, draw(rng, (3,), "f8")) for x in split]
+    scalars = {"step": int(rng.integers(9)), "rate": float(rng.random()), "on": True, "z": 1 - 2j, "name": "é"}
+    rest = {
+        "empty": np.ones((0, 3)),
+        "one": np.float32(rng.random()),
+        "rng": rng.bit_generator.state,
+        "none": None,
+        "s": np.array(["aé", ""]),
+    }
+    return {"layers": layers, "scalars": scalars, "rest": (rest, draw(rng, (), "f4"))}
+
+
+def held(x):
+    """The type of a leaf and what this process has of it, to the last bit."""
+    if isinstance(x, spmd.ShardedArray):
+        return x.spec, x.mesh.shape, x.data.dtype.str, x.data.shape, x.data.tobytes()
+    return type(x), x if isinstance(x, (int, str)) else (np.asarray(x).dtype.str, np.shape(x), np.asarray(x).tobytes())
+
+
+def assert_like(found, expected):
+    """Two trees are the same: leaves, their types and shardings."""
+    (leaves, structure), (others, same) = (tree.flatten_with_paths(x) for x in (found, expected))
+    assert structure == same
+    assert [name for (name, x), (_, y) in zip(leaves, others) if held(x) != held(y)] == []
