@@ -105,7 +105,6 @@ def test_a_file_of_another_run(path):
     """With the same options, of the same rank and step, and of other numbers."""
     train("fully_sharded", RANKS, path / "one", steps=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "MOMENTUM", 0.5)
         patch.setattr(training, "BATCH", 120)
         train("fully_sharded", RANKS, path / "other", steps=1)
     name = f"rank-{RANKS - 1:05}.npz"
