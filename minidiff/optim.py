@@ -6,8 +6,8 @@ transformations, and an optimizer is a chain: Adam is `chain(scale_by_adam(), sc
 rate is a number, or a schedule: a function from the number of the step, which starts at 0, to the rate.
 
 Parameters are trees of floating-point arrays, and so are states: named tuples of trees like the parameters, and of the
-number of steps. They can be saved, and passed to `jit` and `shard_map`. The state and the updates have the parameters'
-dtypes, whatever the dtype of a rate.
+number of steps. They can be saved, and passed to `jit` and `shard_map`. States and new parameters keep the parameters'
+dtypes, whatever the dtype of a rate. Conjugate the gradients of complex parameters: `md.tree.map(np.conj, gradients)`.
 
 Everything but the norm of the gradients is elementwise. So the state of a sharded array is sharded as the array is, and
 its update communicates nothing.
@@ -355,8 +355,7 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
         sums = tree.map(lambda s, g: convert(s + _squared(g), typeof(s).dtype), state.sum_of_squares, gradients)
 
         def scaled(g: Value, s: Value) -> Value:
-            root = numpy.sqrt(where(s > 0, s + convert(eps, typeof(s).dtype), 1))
-            return convert(where(s > 0, g / root, 0), typeof(s).dtype)
+            return g / numpy.sqrt(where(s > 0, s + convert(eps, typeof(s).dtype), 1))  # 0 where all gradients were 0
 
         return tree.map(scaled, gradients, sums), RssState(sums)
 
@@ -496,7 +495,7 @@ def warmup_cosine_decay_schedule(
     decay = cosine_decay_schedule(1.0, decay_steps - warmup_steps)
 
     def schedule(step: Value) -> Value:
-        decayed = (peak_value - end_value) * decay(numpy.maximum(step - warmup_steps, 0)) + end_value
+        decayed = (peak_value - end_value) * decay(step - warmup_steps) + end_value
         return where(step < warmup_steps, warmup(step), decayed)
 
     return schedule

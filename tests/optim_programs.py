@@ -26,7 +26,7 @@ PARAMS = {"w": RNG.normal(size=(8, 4)), "b": RNG.normal(size=4).astype("f4"), "s
 SHARDINGS = {
     "along one axis": ({"w": P("i"), "b": P("i"), "s": P(None, "i")}, 1),
     "along one axis, or whole": ({"w": P("i"), "b": P(), "s": P("i")}, 1),
-    "along two axes": ({"w": P("i", "j"), "b": P(("i", "j")), "s": P("j", "i")}, 1),
+    "along two axes": ({"w": P("j", "i"), "b": P(("i", "j")), "s": P(None, ("i", "j"))}, 1),
     "along several axes": ({"w": P("i"), "b": P("j"), "s": P("i", "j")}, 3),
     "whole": ({"w": P(), "b": P(), "s": P()}, 0),
 }
@@ -70,6 +70,7 @@ def assert_communicates(optimizer, mesh, specs, counts):
             params, state = f(params, state)
             assert mesh.calls == counts
         assert spmd.communication(f, optimized=True)(params, state).counts == counts
+        assert counts or not spmd.communication(f)(params, state).rows
         for name, p in params.items():
             assert spmd.spec_of(p) == specs[name] and p.dtype == PARAMS[name].dtype
             numpy.testing.assert_allclose(spmd.gather(p), expected[name], rtol=1e-5 if p.dtype == "f4" else 1e-12)

@@ -9,6 +9,7 @@ first and last layers are on all ranks, and each rank applies them to its shard 
 
 from functools import partial
 
+from minidiff.optim import sgd
 from spmd import P
 from spmd.examples.training import BATCH, Example, main
 from spmd.parallel import cross_entropy, pipeline_parallel, stacked_layers, unstacked_layers
@@ -23,7 +24,7 @@ EXAMPLE = Example(
     params=(P(), P("stages"), P()),
     arranged=stacked_layers,
     restored=unstacked_layers,
-    learning_rate=0.05,
+    optimizer=sgd(0.05, momentum=0.9),
     jit=True,
 )
 

@@ -18,6 +18,7 @@ import numpy as np
 
 import minidiff as md
 import spmd
+from minidiff.optim import GradientTransformation, apply_updates, sgd
 from spmd.checkpoint import CheckpointError, Checkpoints
 from spmd.launch import end_job, ends_when_unread, first_rank_speaks, launcher_size
 from spmd.parallel import init_params, predict
@@ -29,7 +30,7 @@ except ImportError:  # without it there is no progress bar
 
 BATCH = 240  # divisible by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks
 TRAINING = 1440
-MOMENTUM = 0.9
+OPTIMIZER = sgd(0.1, momentum=0.9)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Example:
     shape: Callable[[int], tuple[int, ...]] = lambda ranks: (ranks,)  # of the mesh
     arranged: Callable = lambda params: params  # from the list of layers' parameters to the loss's argument
     restored: Callable = lambda params: params  # the inverse
-    learning_rate: float = 0.1
+    optimizer: GradientTransformation = OPTIMIZER
     tape: bool = False  # whether to show the tape by default, since it is short
     jit: bool = False  # whether to compile by default, since a step has many small operations
 
@@ -108,11 +109,11 @@ class Batches:
 class Run:
     """The state of training.
 
-    Under MPI, `params` and `velocity` may be sharded; the rest is the same on all ranks.
+    `state` is that of the optimizer. Under MPI, `params` and `state` may be sharded; the rest is the same on all ranks.
     """
 
     params: Any
-    velocity: Any
+    state: Any
     batches: Batches
     held_out: tuple
     losses: list[float] = field(default_factory=list)
@@ -121,20 +122,20 @@ class Run:
     def step(self) -> int:
         return len(self.losses)
 
-    def advance(self, loss_and_gradient: Callable, learning_rate: float) -> None:
-        """One step of stochastic gradient descent with momentum."""
+    def advance(self, loss_and_gradient: Callable, optimizer: GradientTransformation) -> None:
+        """One training step."""
         loss, grads = loss_and_gradient(self.params, next(self.batches))
-        self.velocity = md.tree.map(lambda v, g: MOMENTUM * v - learning_rate * g, self.velocity, grads)
-        self.params = md.tree.map(lambda p, v: p + v, self.params, self.velocity)
+        updates, self.state = optimizer.update(grads, self.state, self.params)
+        self.params = apply_updates(self.params, updates)
         self.losses.append(float(loss))
 
-    def state(self) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         """The tree to save."""
-        return {"params": self.params, "velocity": self.velocity, "batches": self.batches.state()}
+        return {"params": self.params, "state": self.state, "batches": self.batches.state()}
 
-    def restore(self, state: dict[str, Any], losses: list[float]) -> None:
-        self.params, self.velocity, self.losses = state["params"], state["velocity"], losses
-        self.batches.restore(state["batches"])
+    def restore(self, saved: dict[str, Any], losses: list[float]) -> None:
+        self.params, self.state, self.losses = saved["params"], saved["state"], losses
+        self.batches.restore(saved["batches"])
 
 
 def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
@@ -145,7 +146,7 @@ def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
     rng = np.random.default_rng(seed)
     training, held_out = load_digits(rng, example.layers[-1])
     params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
-    return Run(params, md.tree.map(lambda p: 0 * p, params), Batches(training, rng), held_out)
+    return Run(params, example.optimizer.init(params), Batches(training, rng), held_out)
 
 
 def accuracy(example: Example, run: Run) -> float:
@@ -182,7 +183,7 @@ def train(
         if saved and saved.latest() is not None:
             _, notes = saved.load({})
             check_same_run(checkpoint, notes.get("options", {}), options)
-            run.restore(saved.load(run.state())[0], notes["losses"])
+            run.restore(saved.load(run.saved())[0], notes["losses"])
             if progress:
                 print(f"Going on from step {run.step}, saved in {checkpoint}.\n", flush=True)
         if run.step > steps:
@@ -194,12 +195,12 @@ def train(
         if tqdm is not None and progress:
             bar = stack.enter_context(tqdm(initial=run.step, total=steps, unit="step"))
         while run.step < steps:
-            run.advance(loss_and_gradient, example.learning_rate)
+            run.advance(loss_and_gradient, example.optimizer)
             if bar is not None:
                 bar.set_postfix(loss=f"{run.losses[-1]:.4f}", refresh=False)
                 bar.update()
             if saved and (run.step % every == 0 or run.step == steps):
-                saved.save(run.step, run.state(), notes={"options": options, "losses": run.losses})
+                saved.save(run.step, run.saved(), notes={"options": options, "losses": run.losses})
     return run
 
 

@@ -126,9 +126,9 @@ def test_dtypes_of_parameters_are_kept(optimizer, dtype, wide):
     "rate", [0.1, numpy.float64(0.1), numpy.array(0.1), lambda step: numpy.float64(0.1) / (1 + step)]
 )
 def test_settings_of_double_precision_keep_single_precision(rate):
-    w = numpy.ones(3, "f4")
-    for optimizer in (optim.sgd(rate, numpy.float64(0.9)), optim.adam(rate, *map(numpy.float64, (0.9, 0.99, 1e-8)))):
-        found = md.tree.leaves(optimizer.update(w, optimizer.init(w)))
+    w, one = numpy.ones(3, "f4"), numpy.float64(0.1)
+    for optimizer in (optim.sgd(rate, one), optim.adamw(rate, one, one, one, one), optim.adagrad(rate, one, one)):
+        found = md.tree.leaves(optimizer.update(w, optimizer.init(w), w))
         assert {x.dtype for x in found} - {numpy.dtype("int64")} == {w.dtype}
 
 
@@ -154,6 +154,25 @@ def test_a_step_has_derivatives_by_its_settings():
 
     for f in (after_a_step, md.jit(after_a_step)):
         assert md.grad(f)(0.1) == pytest.approx(-12 * (3 - 0.6))
+
+
+def test_adagrad_from_0_does_not_divide_by_0():
+    optimizer = optim.adagrad(0.1, initial_accumulator_value=0.0, eps=0.0)
+    update, _ = optimizer.update(numpy.array([0.0, 2.0]), optimizer.init(numpy.ones(2)))
+    numpy.testing.assert_array_equal(update, [0.0, -0.1])
+
+
+def test_complex_parameters_descend_by_conjugated_gradients():
+    def loss(z):
+        return (z.real**2 + z.imag**2).sum()
+
+    for optimizer in (optim.sgd(0.1, 0.5), optim.adam(0.05), optim.adagrad(0.5)):
+        z = numpy.array([1 + 2j, -0.5j])
+        state = optimizer.init(z)
+        for _ in range(300):
+            updates, state = optimizer.update(md.grad(loss)(z).conj(), state)
+            z = optim.apply_updates(z, updates)
+        assert loss(z) < 1e-4 and z.dtype == complex
 
 
 # ---------------------------------------------------------------- clipping

@@ -14,7 +14,6 @@ import spmd
 from minidiff.compiler.jit import Jitted
 from spmd import P
 from tests.collective_checks import whole
-from tests.optimisers import adam, momentum, sgd
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {2: [(2,)], 4: [(4,), (2, 2)]}
@@ -122,21 +121,6 @@ def test_programs_equal_those_of_the_whole(name):
                     numpy.testing.assert_allclose(whole(g), e, rtol=1e-7, atol=1e-9)
             tangent = run_and_count(lambda x, w: md.jvp(f, (x, w), (x, w)), mesh, x, w, counted=not loop)[1]
             numpy.testing.assert_allclose(whole(tangent), sum(np.sum(e * a) for e, a in zip(expected, (X, W))))
-
-
-@everywhere
-def test_an_update_communicates_nothing():
-    for mesh in meshes():
-        p, g = (spmd.distribute(a, mesh, P(None, mesh.axis_names)) for a in (X, W))
-        m, v = np.zeros_like(p), np.zeros_like(p)
-
-        for update, states in ((sgd, ()), (momentum, (m,)), (adam, (m, v)), (md.jit(adam), (m, v))):
-            new = run_and_count(update, mesh, p, g, *states)
-            assert mesh.calls == {}
-            expected = update(X, W, *[0 * X for _ in states])
-            for x, e in zip(new if states else [new], expected if states else [expected]):
-                assert x.spec == p.spec
-                numpy.testing.assert_allclose(x.gather(), whole(e))
 
 
 @everywhere

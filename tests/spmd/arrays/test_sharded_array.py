@@ -16,7 +16,6 @@ from collectives import psum
 from minidiff.compiler.jit import Jitted
 from minidiff.core import Primitive
 from spmd import P
-from tests.optimisers import adam, momentum, sgd
 from tests.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
@@ -552,26 +551,6 @@ def test_carries_are_sharded_as_steps_leave_them():
         h = spmd.distribute(numpy.ones((4, 4)), MESH, start)
         assert spmd.communication(loop)(h).counts == {"psum": 5, **moved}
         assert md.jit(loop)(h).spec == P("i")
-
-
-# ---------------------------------------------------------------- training
-
-
-@pytest.mark.parametrize("update, state", [(sgd, 0), (momentum, 1), (adam, 2)])
-@pytest.mark.parametrize("spec", [P("i"), P("j", "i"), P(None, ("i", "j"))])
-def test_an_update_of_sharded_parameters_communicates_nothing(update, state, spec):
-    p, g = (spmd.distribute(x, MESH, spec) for x in (B[:4], numpy.sin(B[:4])))
-    states = [np.zeros_like(p) for _ in range(state)]
-    assert all(s.spec == spec for s in states)
-    MESH.reset_calls()
-    outs = update(p, g, *states)
-    assert MESH.calls == {} and not spmd.communication(update)(p, g, *states).rows
-    md.jit(update)(p, g, *states)
-    assert MESH.calls == {}
-    expected = update(B[:4], numpy.sin(B[:4]), *[numpy.zeros((4, 8))] * state)
-    for x, e in zip(outs if state else [outs], expected if state else [expected]):
-        assert x.spec == spec
-        numpy.testing.assert_allclose(x, e)
 
 
 # ---------------------------------------------------------------- NumPy's ways in

@@ -27,9 +27,9 @@ def alone(example, steps):
     rng = np.random.default_rng(0)
     data, held_out = training.load_digits(rng, example.layers[-1])
     params = init_params(rng, example.layers)
-    run = training.Run(params, md.tree.map(np.zeros_like, params), training.Batches(data, rng), held_out)
+    run = training.Run(params, example.optimizer.init(params), training.Batches(data, rng), held_out)
     for _ in range(steps):
-        run.advance(md.value_and_grad(partial(loss, error=cross_entropy)), example.learning_rate)
+        run.advance(md.value_and_grad(partial(loss, error=cross_entropy)), example.optimizer)
     return run.losses
 
 
