@@ -6,8 +6,6 @@ Each example describes itself by an `Example`; its script calls `main` with that
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +17,8 @@ import numpy as np
 import minidiff as md
 import spmd
 from minidiff.optim import GradientTransformation, apply_updates, sgd
-from spmd.checkpoint import CheckpointError, Checkpoints
-from spmd.launch import end_job, ends_when_unread, first_rank_speaks, launcher_size
+from spmd.examples.loop import positive, run_script, train_loop
+from spmd.launch import first_rank_speaks, launcher_size
 from spmd.parallel import init_params, predict
 
 try:
@@ -178,40 +176,9 @@ def train(
     run = start(example, mesh, seed)
     options = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
     loss_and_gradient = (md.jit if jit else lambda f: f)(md.value_and_grad(example.loss(mesh)))
-    with contextlib.ExitStack() as stack:
-        saved = None if checkpoint is None else stack.enter_context(Checkpoints(checkpoint, mesh, keep=2))
-        if saved and saved.latest() is not None:
-            _, notes = saved.load({})
-            check_same_run(checkpoint, notes.get("options", {}), options)
-            run.restore(saved.load(run.saved())[0], notes["losses"])
-            if progress:
-                print(f"Going on from step {run.step}, saved in {checkpoint}.\n", flush=True)
-        if run.step > steps:
-            raise CheckpointError(
-                f"{checkpoint}: this run has made {run.step} steps already, more than {steps}: ask for at least as "
-                "many (--steps), or save to another place (--checkpoint)"
-            )
-        bar = None
-        if tqdm is not None and progress:
-            bar = stack.enter_context(tqdm(initial=run.step, total=steps, unit="step"))
-        while run.step < steps:
-            run.advance(loss_and_gradient, example.optimizer)
-            if bar is not None:
-                bar.set_postfix(loss=f"{run.losses[-1]:.4f}", refresh=False)
-                bar.update()
-            if saved and (run.step % every == 0 or run.step == steps):
-                saved.save(run.step, run.saved(), notes={"options": options, "losses": run.losses})
+    advance = lambda: run.advance(loss_and_gradient, example.optimizer)  # noqa: E731
+    train_loop(run, advance, mesh, steps, options, checkpoint, every, progress)
     return run
-
-
-def check_same_run(checkpoint: str, was: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise CheckpointError if a saved run was made with other options, which its numbers depend on."""
-    if names := [name for name in now if was.get(name) != now[name]]:
-        one, other = (", ".join(f"{name} = {options.get(name)}" for name in names) for options in (was, now))
-        raise CheckpointError(
-            f"{checkpoint} was made by a run with {one}; this one has {other}. Use the same options, or another "
-            "--checkpoint"
-        )
 
 
 # ---------------------------------------------------------------- output
@@ -229,13 +196,6 @@ def show_communication(example: Example, mesh: spmd.Mesh, run: Run, jit: bool) -
 
 
 # ---------------------------------------------------------------- scripts
-
-
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"a number of at least 1, got {number}")
-    return number
 
 
 def parse(example: Example, description: str, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -259,18 +219,8 @@ def parse(example: Example, description: str, argv: Sequence[str] | None) -> arg
 
 
 def main(example: Example, description: str, argv: Sequence[str] | None = None) -> None:
-    """Run the script of an example. Ctrl-C and SIGTERM end it, on all ranks."""
-    options = parse(example, description, argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with ends_when_unread():
-            _main(example, options)
-    except CheckpointError as error:
-        end_job(str(error), 1)
-    except KeyboardInterrupt:
-        go_on = "Started again, with the same options, it goes on from what was saved last."
-        text = f"Interrupted. {go_on if options.checkpoint else 'Nothing was saved: see --checkpoint.'}"
-        end_job(text, 130, patience=0.3)  # launchers give ranks no more than a second until they kill them
+    """Run the script of an example."""
+    run_script(lambda options: _main(example, options), parse(example, description, argv))
 
 
 def _main(example: Example, options: argparse.Namespace) -> None:

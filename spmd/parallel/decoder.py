@@ -36,11 +36,11 @@ backward   psum          data,experts,stages,tokens  1                  ends/s
 backward   psum          data,experts,tokens         1                  L/g*layer/s
 =========  ============  ==========================  =================  ==========================
 
-With `experts`, each layer has a mixture of experts for its perceptron: two `all_to_all` along "experts" each way, and no
-token is dropped. The balancing loss is that of each example, so that it does not depend on how examples are split.
+With `experts`, each layer has a mixture of experts for its perceptron: two `all_to_all` along "experts" each way, and
+no token is dropped. The balancing loss is that of each example: it does not depend on how examples are split.
 
-Sources: those of `fully_sharded.py`, `expert.py`, `pipeline.py`, `sequence.py`, `megatron.py`; DeepSeek-AI, "DeepSeek-V3
-technical report", section 2.1.2 (balancing loss of each sequence).
+Sources: those of `fully_sharded.py`, `expert.py`, `pipeline.py`, `sequence.py` and `megatron.py`; DeepSeek-AI,
+"DeepSeek-V3 technical report", section 2.1.2 (balancing loss of each sequence).
 """
 
 from __future__ import annotations

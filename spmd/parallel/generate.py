@@ -79,11 +79,13 @@ def generate(
     rng: numpy.random.Generator,
     temperature: float = 1.0,
     top_k: int | None = None,
+    vocabulary: int | None = None,
 ) -> numpy.ndarray:
     """`count` tokens that follow the prompt: [tokens] -> [count], integers.
 
     Each is drawn with its probability at that `temperature`, among the `top_k` most probable tokens; at temperature 0
-    it is the most probable one. Raises ValueError for an empty prompt, a negative temperature, and a top_k below 1.
+    it is the most probable one. Only tokens below `vocabulary` are drawn, by default all. Raises ValueError for an
+    empty prompt, a negative temperature, and a top_k below 1.
 
     >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
@@ -98,7 +100,7 @@ def generate(
         row, cache = step(params, cache, position, numpy.array([token]))
         position += 1
     while len(found) < count:
-        found.append(chosen(numpy.asarray(row)[0], rng, temperature, top_k))
+        found.append(chosen(numpy.asarray(row)[0, :vocabulary], rng, temperature, top_k))
         row, cache = step(params, cache, position, numpy.array([found[-1]]))
         position += 1
     return numpy.array(found)

@@ -1,0 +1,219 @@
+"""Train a decoder on characters of Paradise Lost, split along any axes of a mesh.
+
+The axes are data, shards (fully sharded), experts, stages (pipeline), tokens (sequence) and feats (tensor). All
+combinations compute the same numbers; `spmd/parallel/decoder.py` says what each splits.
+
+    mpirun -n 8 python -m spmd.examples.gpt --mesh data=2,stages=2,feats=2
+    python -m spmd.examples.gpt --mesh shards=2,tokens=2 --report
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import minidiff as md
+import spmd
+from minidiff import optim
+from minidiff.types import typeof
+from spmd.examples.loop import positive, run_script, train_loop
+from spmd.examples.text import Text, load_text, ngram_loss
+from spmd.launch import first_rank_speaks, launcher_size
+from spmd.parallel.decoder import decoder_loss
+from spmd.parallel.decoder_params import AXES, DecoderConfig, decoder_mesh, decoder_specs, init_decoder
+from spmd.parallel.generate import generate
+from spmd.partition import block_type
+from spmd.report.table import text_table
+
+VOCABULARY = 72  # of 65 characters: as many as 2, 3, 4, 6 and 8 ranks divide
+
+
+@dataclass
+class Run:
+    """The state of training: parameters and the optimizer's state are sharded, the losses the same on all ranks."""
+
+    params: Any
+    state: Any
+    losses: list[float] = field(default_factory=list)
+
+    def saved(self) -> dict[str, Any]:
+        """The tree to save. Batches follow from the seed and the number of steps."""
+        return {"params": self.params, "state": self.state}
+
+    def restore(self, saved: dict[str, Any], losses: list[float]) -> None:
+        """Go on from what was saved."""
+        self.params, self.state, self.losses = saved["params"], saved["state"], losses
+
+
+def optimizer(options: argparse.Namespace) -> optim.GradientTransformation:
+    """AdamW, with a warm-up and a cosine decay of the learning rate; the norm of gradients is at most 1."""
+    peak, warmup = options.learning_rate, max(1, options.steps // 20)
+    rate = optim.warmup_cosine_decay_schedule(0.0, peak, warmup, max(options.steps, warmup + 1), 0.1 * peak)
+    return optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(rate, b2=0.99, weight_decay=0.01))
+
+
+def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.Namespace, progress: bool) -> Run:
+    """Train for `options.steps` steps in all."""
+    params = spmd.distribute(init_decoder(np.random.default_rng(options.seed), config), mesh, decoder_specs(config))
+    optimize = optimizer(options)
+    run = Run(params, optimize.init(params))
+    loss = decoder_loss(mesh, config, options.microbatches)
+
+    def step(params, state, batch):
+        loss_now, gradients = md.value_and_grad(loss)(params, batch)
+        updates, state = optimize.update(gradients, state, params)
+        return loss_now, optim.apply_updates(params, updates), state
+
+    compiled = md.jit(step)
+
+    def advance():
+        batch = text.batch(options.seed, len(run.losses), options.batch, options.context)
+        loss_now, run.params, run.state = compiled(run.params, run.state, batch)
+        run.losses.append(float(loss_now))
+
+    same = {name: getattr(options, name) for name in ("steps", "seed", "batch", "context", "learning_rate")}
+    if options.report and progress:
+        report(mesh, run, step, text.batch(options.seed, 0, options.batch, options.context))
+    tokens = options.batch * options.context
+    train_loop(
+        run, advance, mesh, options.steps, {**vars(config), **same}, options.checkpoint, options.every, progress, tokens
+    )
+    return run
+
+
+def held_out_loss(mesh: spmd.Mesh, config: DecoderConfig, text: Text, run: Run, options: argparse.Namespace) -> float:
+    """The mean cross entropy of the held-out text, in nats a character. Under MPI this is a collective."""
+    loss = md.jit(decoder_loss(mesh, config, options.microbatches))
+    return float(np.mean([loss(run.params, batch) for batch in text.held_out_batches(options.batch, options.context)]))
+
+
+def sample(config: DecoderConfig, text: Text, params: Any, options: argparse.Namespace) -> str:
+    """Characters that follow the prompt."""
+    rng, prompt = np.random.default_rng(options.seed), text.encode(options.prompt)
+    drawn = {"temperature": options.temperature, "top_k": options.top_k, "vocabulary": len(text.characters)}
+    return options.prompt + text.decode(generate(config, params, prompt, options.sample, options.context, rng, **drawn))
+
+
+# ---------------------------------------------------------------- what is held and communicated
+
+
+def report(mesh: spmd.Mesh, run: Run, step: Any, batch: tuple) -> None:
+    """Print what a rank holds, and what a step communicates along each axis."""
+    print("\nWhat a rank holds:\n")
+    print(holdings(mesh, {"params": run.params, "state": run.state}))
+    print("\nWhat a step communicates:\n")
+    counts: Counter[tuple[str, str, str]] = Counter()
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    for row in spmd.communication(step, optimized=True)(run.params, run.state, batch).rows:
+        key = ", ".join(axis for axis in row.axes if mesh.shape[axis] > 1), row.direction, row.collective
+        counts[key] += row.count
+        sizes[key] += row.bytes
+    lines = [[*key, f"{counts[key]:,}", f"{sizes[key]:,}"] for key in sorted(counts)]
+    total = ["total", "", "", f"{counts.total():,}", f"{sizes.total():,}"]
+    print(text_table(["axes", "direction", "collective", "count", "bytes per rank"], lines, total, [3, 4]), flush=True)
+
+
+def holdings(mesh: spmd.Mesh, tree: Any) -> str:
+    """A table of the sharded arrays of a tree: their shapes, partition specs, and bytes on each rank."""
+    lines, all_bytes = [], [0, 0]
+    for path, x in md.tree.flatten_with_paths(tree)[0]:
+        t = typeof(x)
+        sharded = isinstance(x, spmd.ShardedArray)
+        block = block_type(t, x.spec, mesh.shape) if sharded else t
+        lines.append([path, str(list(t.shape)), str(x.spec) if sharded else "", f"{t.nbytes:,}", f"{block.nbytes:,}"])
+        all_bytes = [all_bytes[0] + t.nbytes, all_bytes[1] + block.nbytes]
+    total = ["total", "", "", *(f"{n:,}" for n in all_bytes)]
+    return text_table(["array", "shape", "spec", "bytes", "bytes on a rank"], lines, total, [3, 4])
+
+
+# ---------------------------------------------------------------- the script
+
+
+def mesh_sizes(text: str) -> dict[str, int]:
+    """The sizes of a mesh's axes, written as in `--mesh`.
+
+    >>> mesh_sizes('data=2,feats=4')
+    {'data': 2, 'feats': 4}
+    """
+    found = {}
+    for part in text.split(","):
+        axis, _, size = part.partition("=")
+        if axis not in AXES or axis in found or not size.isdecimal() or int(size) < 1:
+            raise argparse.ArgumentTypeError(
+                f"{part!r} in {text!r}: write axis=size, as in data=2,feats=4, once for each axis; they are "
+                f"{', '.join(AXES)}"
+            )
+        found[axis] = int(size)
+    return found
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m spmd.examples.gpt",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    default = " (default: %(default)s)"
+    add("--mesh", type=mesh_sizes, metavar="AXIS=SIZE,…", help="sizes of the axes (default: data=all ranks)")
+    add("--steps", type=positive, default=400, help="training steps, in all" + default)
+    add("--batch", type=positive, default=16, help="examples in a batch" + default)
+    add("--context", type=positive, default=64, help="characters of an example" + default)
+    add("--microbatches", type=positive, default=1, help="microbatches of each stage of a pipeline" + default)
+    add("--features", type=positive, default=64, help="of the residual stream" + default)
+    add("--heads", type=positive, default=4, help="of attention" + default)
+    add("--layers", type=positive, default=4, help=default.strip())
+    add("--hidden", type=positive, default=128, help="features in a perceptron" + default)
+    add(
+        "--experts", type=int, default=0, help="perceptrons of each layer, of which a character takes 2; 0: one for all"
+    )
+    add("--learning-rate", type=float, default=0.006, help="the largest one" + default)
+    add("--seed", type=int, default=0, help="of parameters, batches and the sample" + default)
+    add("--checkpoint", metavar="PATH", help="save the run in this directory, and go on from what is saved there")
+    add("--every", type=positive, default=50, metavar="N", help="save after each N steps" + default)
+    add("--report", action="store_true", help="print what each rank holds, and what each axis communicates")
+    add("--sample", type=int, default=400, metavar="N", help="characters to write at the end" + default)
+    add("--prompt", default="Of Man's first disobedience", help="how the sample begins" + default)
+    add("--temperature", type=float, default=0.8, help="of the sample; 0: the most probable character" + default)
+    add("--top-k", type=positive, default=10, help="draw from the K most probable characters" + default)
+    with first_rank_speaks():
+        return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the script."""
+    run_script(_main, parse(argv))
+
+
+def _main(options: argparse.Namespace) -> None:
+    sizes = options.mesh or {"data": launcher_size() or 1}
+    mesh = decoder_mesh(**sizes)
+    first, text = mesh.rank == 0, load_text()
+    config = DecoderConfig(
+        VOCABULARY, options.features, options.heads, options.layers, options.hidden, experts=options.experts
+    )
+    if first:
+        print(mesh)
+        if mesh.backend == "simulated":
+            print(f"No MPI launcher: {mesh.size} ranks are simulated in this process. For real ones, mpirun.")
+        count = sum(math.prod(x.shape) for x in md.tree.leaves(init_decoder(np.random.default_rng(0), config)))
+        print(f"\nTraining a decoder of {count:,} parameters for {options.steps} steps:\n", flush=True)
+    began = time.perf_counter()
+    run = train(mesh, config, text, options, progress=first)
+    seconds, error = time.perf_counter() - began, held_out_loss(mesh, config, text, run, options)
+    params = spmd.gather(run.params)
+    if first:
+        print(f"\nfinal loss {run.losses[-1]:.6f}, {seconds:.1f} s")
+        print(f"held-out loss {error:.4f}, of a trigram model {ngram_loss(text, 3):.4f} nats a character")
+        print(f"\n{sample(config, text, params, options)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

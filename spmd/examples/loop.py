@@ -1,0 +1,108 @@
+"""The training loop of the examples: checkpoints, progress, and how a script ends."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import spmd
+from spmd.checkpoint import CheckpointError, Checkpoints
+from spmd.launch import end_job, ends_when_unread
+
+try:
+    from tqdm import tqdm
+except ImportError:  # without it there is no progress bar
+    tqdm = None
+
+
+class Run(Protocol):
+    """The state of a training run: the losses so far, and what `saved` says, which `restore` takes back."""
+
+    losses: list[float]
+
+    def saved(self) -> Any:
+        """The tree to save."""
+
+    def restore(self, saved: Any, losses: list[float]) -> None:
+        """Go on from what was saved."""
+
+
+def train_loop(
+    run: Run,
+    advance: Callable[[], None],
+    mesh: spmd.Mesh,
+    steps: int,
+    options: dict[str, Any],
+    checkpoint: str | None = None,
+    every: int = 50,
+    progress: bool = False,
+    tokens: int = 0,
+) -> None:
+    """Call `advance` until the run has made `steps` steps, each of which adds to `run.losses`.
+
+    With `checkpoint`, a directory, resume the run that was saved there, on any number of ranks. The run is saved every
+    `every` steps, and at the end. `options` are what its numbers depend on; `tokens`, how many a step sees, are shown
+    by the second. Raises CheckpointError if the saved run is damaged, or was made with other options, or if another run
+    is saving there.
+    """
+    with contextlib.ExitStack() as stack:
+        saved = None if checkpoint is None else stack.enter_context(Checkpoints(checkpoint, mesh, keep=2))
+        if saved and saved.latest() is not None:
+            _, notes = saved.load({})
+            check_same_run(checkpoint, notes.get("options", {}), options)
+            run.restore(saved.load(run.saved())[0], notes["losses"])
+            if progress:
+                print(f"Going on from step {len(run.losses)}, saved in {checkpoint}.\n", flush=True)
+        if len(run.losses) > steps:
+            raise CheckpointError(
+                f"{checkpoint}: this run has made {len(run.losses)} steps already, more than {steps}: ask for at least "
+                "as many (--steps), or save to another place (--checkpoint)"
+            )
+        bar = None
+        if tqdm is not None and progress:
+            bar = stack.enter_context(tqdm(initial=len(run.losses), total=steps, unit="step"))
+        while (step := len(run.losses)) < steps:
+            advance()
+            if bar is not None:
+                speed = {"tokens/s": f"{tokens * (bar.format_dict['rate'] or 0):,.0f}"} if tokens else {}
+                bar.set_postfix(loss=f"{run.losses[-1]:.4f}", **speed, refresh=False)
+                bar.update()
+            if saved and ((step + 1) % every == 0 or step + 1 == steps):
+                saved.save(step + 1, run.saved(), notes={"options": options, "losses": run.losses})
+
+
+def check_same_run(checkpoint: str | None, was: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise CheckpointError if a saved run was made with other options, which its numbers depend on."""
+    if names := [name for name in now if was.get(name) != now[name]]:
+        one, other = (", ".join(f"{name} = {options.get(name)}" for name in names) for options in (was, now))
+        raise CheckpointError(
+            f"{checkpoint} was made by a run with {one}; this one has {other}. Use the same options, or another "
+            "--checkpoint"
+        )
+
+
+# ---------------------------------------------------------------- scripts
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"a number of at least 1, got {number}")
+    return number
+
+
+def run_script(act: Callable, options: argparse.Namespace) -> None:
+    """Call `act(options)` as a script does. Ctrl-C and SIGTERM end it, on all ranks."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with ends_when_unread():
+            act(options)
+    except CheckpointError as error:
+        end_job(str(error), 1)
+    except KeyboardInterrupt:
+        go_on = "Started again, with the same options, it goes on from what was saved last."
+        text = f"Interrupted. {go_on if options.checkpoint else 'Nothing was saved: see --checkpoint.'}"
+        end_job(text, 130, patience=0.3)  # launchers give ranks no more than a second until they kill them
