@@ -52,6 +52,12 @@ class Run:
         self.params, self.state, self.losses = saved["params"], saved["state"], losses
 
 
+def config_of(options: argparse.Namespace) -> DecoderConfig:
+    """The sizes that the options ask for."""
+    names = "features", "heads", "layers", "hidden", "experts"
+    return DecoderConfig(VOCABULARY, **{name: getattr(options, name) for name in names})
+
+
 def optimizer(options: argparse.Namespace) -> optim.GradientTransformation:
     """AdamW, with a warm-up and a cosine decay of the learning rate; the norm of gradients is at most 1."""
     peak, warmup = options.learning_rate, max(1, options.steps // 20)
@@ -196,9 +202,7 @@ def _main(options: argparse.Namespace) -> None:
     sizes = options.mesh or {"data": launcher_size() or 1}
     mesh = decoder_mesh(**sizes)
     first, text = mesh.rank == 0, load_text()
-    config = DecoderConfig(
-        VOCABULARY, options.features, options.heads, options.layers, options.hidden, experts=options.experts
-    )
+    config = config_of(options)
     if first:
         print(mesh)
         if mesh.backend == "simulated":

@@ -1,0 +1,189 @@
+"""A decoder on all axes of a mesh: numbers and communication, on simulated and real ranks."""
+
+import dataclasses
+import math
+
+import numpy
+
+import minidiff as md
+import spmd
+from minidiff.nn import silu, softmax
+from spmd.examples import gpt
+from spmd.examples.text import Text, load_text
+from spmd.parallel import decoder, next_token_loss
+from spmd.parallel.decoder_params import AXES, DecoderConfig, decoder_mesh, init_decoder
+from spmd.parallel.transformer import causal_attention, normalized
+from spmd.parallel.vocabulary import label_cross_entropy
+from tests.collective_checks import whole
+from tests.networks import communicated
+from tests.programs import assert_trees_close
+
+CONFIG = DecoderConfig(vocabulary=16, features=16, heads=8, layers=8, hidden=16)
+EXAMPLES, TOKENS = 16, 16
+
+#: For each number of ranks, the sizes of axes, and the microbatches of each stage.
+MESHES = {
+    1: [({}, 1), ({}, 2)],
+    2: [({axis: 2}, 2 if axis == "stages" else 1) for axis in AXES if axis != "experts"],
+    4: [({"stages": 2, "tokens": 2}, 1), ({"shards": 2, "feats": 2}, 1), ({"stages": 4}, 2)],
+    8: [({"data": 2, "stages": 2, "feats": 2}, 2), ({"shards": 2, "tokens": 2, "feats": 2}, 1), ({"shards": 8}, 1)],
+}
+WITH_EXPERTS = {
+    1: [({}, 1)],
+    2: [({"experts": 2}, 1), ({"data": 2}, 1)],
+    4: [({"experts": 2, "stages": 2}, 2), ({"experts": 2, "feats": 2}, 1)],
+    8: [({"shards": 2, "experts": 2, "tokens": 2}, 1), ({"experts": 4, "data": 2}, 1)],
+}
+
+
+def example(config=CONFIG):
+    text = numpy.random.default_rng(0).integers(config.vocabulary, size=(EXAMPLES, TOKENS + 1))
+    return init_decoder(numpy.random.default_rng(1), config), (text[:, :-1], text[:, 1:])
+
+
+def of_one_device(config):
+    """Loss and gradient of the same parameters as a list of layers, by `transformer.py`."""
+    params, batch = example(config)
+
+    def loss(params):
+        layers = [md.tree.map(lambda leaf, i=i: leaf[i], params["layers"]) for i in range(config.layers)]
+        return next_token_loss(config, {**params, "layers": layers}, *batch)
+
+    return md.value_and_grad(loss)(params)
+
+
+def check_numbers(sizes, microbatches, backend=None, config=CONFIG, expected=None):
+    """Loss and gradient are those of one device; compiled too."""
+    mesh, (params, batch) = decoder_mesh(backend, **sizes), example(config)
+    f = md.value_and_grad(decoder.decoder_loss(mesh, config, microbatches))
+    expected = of_one_device(config) if expected is None else expected
+    assert_trees_close(md.tree.map(whole, f(params, batch)), expected, rtol=1e-10, atol=1e-12)
+    compiled = md.tree.map(whole, md.jit(f)(params, batch))
+    assert_trees_close(compiled, expected, rtol=1e-10, atol=1e-12)
+
+
+# ---------------------------------------------------------------- communication
+
+
+LINES = decoder.__doc__.splitlines()
+RULES = [i for i, line in enumerate(LINES) if line.startswith("===")]
+
+
+def documented(mesh, config, microbatches):
+    """What the table of the module's documentation says of loss and gradient: (count, bytes) of each collective."""
+    d, s, e, g, t, f = (mesh.shape[axis] for axis in AXES)
+    n, heads = EXAMPLES * TOKENS // (d * s * e * g * t), 2 * config.features
+    names = {**dict(zip("dsegtf", (d, s, e, g, t, f))), "F": config.features, "K": config.features // f, "n": n}
+    names |= {"M": microbatches, "m": n // microbatches, "L": config.layers, "leaves": 9}
+    names["R"] = config.layers // g * (microbatches * g + g - 1)
+    weights = 4 * config.features**2 + 3 * config.features * config.hidden
+    names |= {"layer": weights // f + heads, "ends": 2 * config.vocabulary * config.features // f + config.features}
+    found = {}
+    for line in LINES[RULES[-2] + 1 : RULES[-1]]:
+        direction, collective, axes, count, numbers = line.split(maxsplit=4)
+        axes = tuple(AXES[:5] if "…" in axes else axes.split(","))
+        if math.prod(mesh.shape[axis] for axis in axes) > 1:
+            before = found.get((direction, collective, *axes), (0, 0))
+            now = eval(count, {}, names), 8 * eval(numbers, {}, names)
+            found[(direction, collective, *axes)] = tuple(map(sum, zip(before, now)))
+    return found
+
+
+def check_communication(sizes, microbatches, backend=None):
+    """The report is what the table says, and what the mesh counts."""
+    mesh, (params, batch) = decoder_mesh(backend, **sizes), example()
+    f = md.value_and_grad(decoder.decoder_loss(mesh, CONFIG, microbatches))
+    report = spmd.communication(f)(params, batch)
+    assert communicated(report) == documented(mesh, CONFIG, microbatches)
+    mesh.reset_calls()
+    f(params, batch)
+    assert mesh.calls == report.counts
+
+
+# ---------------------------------------------------------------- experts
+
+
+MIXTURE = DecoderConfig(vocabulary=16, features=8, heads=2, layers=2, hidden=8, experts=4)
+
+
+def mixture_by_hand(config, params, x):
+    """A layer of experts for one example, [tokens, features], token by token; and its balancing loss."""
+    probabilities = softmax(x @ params["router"])
+    made = []
+    for token, row in zip(x, probabilities):
+        best = numpy.argsort(-md.stop_gradient(row))[: config.chosen].tolist()
+        total = sum(row[i] for i in best)
+        up, gate, down = (params["experts"][name] for name in ("up", "gate", "down"))
+        made.append(sum(row[i] / total * ((silu(token @ gate[i]) * (token @ up[i])) @ down[i]) for i in best))
+    first = numpy.argmax(md.stop_gradient(probabilities), axis=-1)
+    busy = numpy.bincount(numpy.asarray(first), minlength=config.experts) / len(x)
+    balance = config.balance * config.experts * (busy * probabilities.mean(axis=0)).sum()
+    return md.numpy.stack(made), balance
+
+
+def mixture_of_one_device():
+    """Loss and gradient of a decoder with experts, example by example, layer by layer."""
+    params, batch = example(MIXTURE)
+
+    def loss(params):
+        total = 0.0
+        for tokens, labels in zip(*batch):
+            x = params["embedding"][tokens]
+            for i in range(MIXTURE.layers):
+                layer = md.tree.map(lambda leaf, i=i: leaf[i], params["layers"])
+                normed = normalized(MIXTURE, layer["attention_norm"], x)
+                x = x + causal_attention(layer["attention"], normed[None])[0]
+                made, balance = mixture_by_hand(MIXTURE, layer["mlp"], normalized(MIXTURE, layer["mlp_norm"], x))
+                x, total = x + made, total + balance
+            logits = normalized(MIXTURE, params["norm"], x) @ params["head"]
+            total = total + label_cross_entropy(logits, labels).mean()
+        return total / EXAMPLES
+
+    return md.value_and_grad(loss)(params)
+
+
+# ---------------------------------------------------------------- the example
+
+
+SMALL = [*"--features 8 --heads 8 --layers 8 --hidden 16 --batch 16 --context 16 --every 4".split()]
+
+
+class Killed(BaseException):
+    """As if by SIGKILL: nobody catches it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UntilKilled(Text):
+    """A text whose reader is killed when it asks for the batch of step `last`."""
+
+    last: int
+
+    def batch(self, seed, step, examples, length):
+        if step == self.last:
+            raise Killed
+        return super().batch(seed, step, examples, length)
+
+
+def train(sizes, microbatches=1, backend=None, arguments=(), last=None):
+    """A run of the example, of a small network; it is killed before step `last`."""
+    options = gpt.parse([*SMALL, "--microbatches", str(microbatches), *map(str, arguments)])
+    text = load_text() if last is None else UntilKilled(**vars(load_text()), last=last)
+    mesh = decoder_mesh(backend, **sizes)
+    try:
+        return gpt.train(mesh, gpt.config_of(options), text, options, progress=False)
+    except Killed:
+        return None
+
+
+def check_resumed(sizes, other, path, backend=None):
+    """A run that was killed twice ends bit-equal; on another mesh, with the same losses."""
+    arguments = "--steps", 9, "--checkpoint", path
+    assert train(sizes, 1, backend, arguments, last=6) is None
+    assert train(sizes, 1, backend, arguments, last=8) is None
+    if other is None:
+        resumed, expected = train(sizes, 1, backend, arguments), train(sizes, 1, backend, arguments[:2])
+        assert resumed.losses == expected.losses
+        assert all(map(numpy.array_equal, *(map(whole, md.tree.leaves(run.saved())) for run in (resumed, expected))))
+    else:
+        resumed, expected = train(other, 1, backend, arguments), train(sizes, 1, backend, arguments[:2])
+        numpy.testing.assert_allclose(resumed.losses, expected.losses, atol=1e-6, rtol=0)
