@@ -68,6 +68,7 @@ __all__ = [
     "nn",
     "numerical",
     "numpy",
+    "random",
     "remat",
     "scan",
     "stop_gradient",
@@ -111,13 +112,14 @@ _LATER = {
     "draw": ("minidiff.show.graph", True),
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.checks", True),
+    "random": ("minidiff.random", False),
     "testing": ("minidiff.checks", True),
     "trace_table": ("minidiff.show.trace_table", True),
 }
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
-    from minidiff import nn
+    from minidiff import nn, random
     from minidiff.checks import numerical, testing
     from minidiff.debug import debug_nans
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat

@@ -18,6 +18,7 @@ from minidiff.ops.base import Elementwise, batch_leading
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes, normalize_axis
+from minidiff.ops.special import erf_p, erfc_of, erfc_p
 from minidiff.types import ShapedArray, typeof
 
 __all__ = [
@@ -26,24 +27,6 @@ __all__ = [
 ]
 
 # ---------------------------------------------------------------- the error function
-
-
-def _of_numbers(f: Callable[[float], float]) -> Callable:
-    """Apply a function of `math`, which is accurate to the last digit, to arrays."""
-
-    def impl(x: numpy.ndarray) -> numpy.ndarray:
-        x = numpy.asarray(x)
-        x = x if is_differentiable(x.dtype) else x.astype(float)
-        return numpy.fromiter(map(f, x.ravel().tolist()), x.dtype, x.size).reshape(x.shape)[()]
-
-    return impl
-
-
-_SLOPE = 2 / math.sqrt(math.pi)
-_erfc = _of_numbers(math.erfc)
-
-erf_p = Elementwise("erf", _of_numbers(math.erf), (lambda out, x: _SLOPE * exp(-x * x),))
-erfc_p = Elementwise("erfc", _erfc, (lambda out, x: -_SLOPE * exp(-x * x),))
 
 
 def erf(x: Value) -> Value:
@@ -82,7 +65,7 @@ def _gelu_tanh_slope(out: Value, x: Value) -> Value:
 
 
 def _gelu_erf(x: numpy.ndarray) -> numpy.ndarray:
-    return numpy.maximum(x, -_LIMIT) * (0.5 * _erfc(x * -math.sqrt(0.5)))
+    return numpy.maximum(x, -_LIMIT) * (0.5 * erfc_of(x * -math.sqrt(0.5)))
 
 
 def _gelu_erf_slope(out: Value, x: Value) -> Value:
