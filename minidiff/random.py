@@ -31,6 +31,7 @@ from minidiff.dtypes import dtype_name
 from minidiff.ops.base import bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, aligned
 from minidiff.ops.discrete import Discrete
+from minidiff.ops.indexing import take
 from minidiff.ops.shape import normalize_axis
 from minidiff.ops.special import BLOCK, erfc_p, ndtri_p
 from minidiff.types import ShapedArray, typeof
@@ -122,7 +123,8 @@ class Block:
     inside the whole.
 
     >>> import minidiff as md
-    >>> md.random.bits(md.random.key(0), (3, 4))[1:, 2:] == md.random.bits(md.random.key(0), Block((2, 2), (1, 2), (3, 4)))
+    >>> key = md.random.key(0)
+    >>> md.random.bits(key, (3, 4))[1:, 2:] == md.random.bits(key, Block((2, 2), (1, 2), (3, 4)))
     array([[ True,  True],
            [ True,  True]])
     """
@@ -308,9 +310,7 @@ def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
     return convert(ndtri_p.bind(_inside_unit("normal", key, shape)), dtype)
 
 
-def truncated_normal(
-    key: Value, lower: Value, upper: Value, shape: Shape | None = None, dtype: Any = float
-) -> Value:
+def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the standard normal distribution, given that the number is in [lower, upper].
 
     The bounds broadcast to the shape, by default their own. They may be infinite; between bounds that are beyond 37 on
@@ -358,7 +358,8 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
                 f"randint: [{minval}, {maxval}) is not an interval of integers of dtype {dtype_name(dtype)}"
             )
     first, end = _unsigned(minval), _unsigned(maxval)
-    return convert(first + numpy.remainder(_random_bits("randint", key, shape), end - first), dtype)
+    offset = numpy.remainder(_random_bits("randint", key, shape), numpy.subtract(end, first))
+    return convert(numpy.add(first, offset), dtype)  # modulo 2**64; the operators of NumPy's scalars would warn
 
 
 def bernoulli(key: Value, p: Value = 0.5, shape: Shape | None = None) -> Value:
@@ -390,7 +391,7 @@ def permutation(key: Value, x: Any, axis: int = 0) -> Value:
     if not t.shape:
         raise TypeError(f"permutation: x is an array with an axis, or a number of integers that is known; got {t}")
     axis = normalize_axis(axis, t.ndim, "permutation")
-    return numpy.take(x, numpy.argsort(_random_bits("permutation", key, t.shape[axis])), axis)
+    return take(x, numpy.argsort(_random_bits("permutation", key, t.shape[axis])), axis)
 
 
 def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None = None) -> Value:

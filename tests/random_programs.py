@@ -1,0 +1,110 @@
+"""Random numbers on ranks, simulated and real: types, blocks of large draws, and dropout in transformers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import spmd
+from collectives import axis_index
+from spmd import P
+from spmd.parallel import next_token_loss, sequence_parallel_transformer, tensor_parallel_transformer
+from tests.collective_checks import whole
+from tests.programs import assert_trees_close
+from tests.transformers import AXIS, WIDE, example
+
+KEY = md.random.key(3)
+
+DRAWS = {
+    "normal": md.random.normal,
+    "uniform": lambda k, shape: md.random.uniform(k, shape, np.float32),
+    "randint": lambda k, shape: md.random.randint(k, shape, 0, 100),
+    "truncated_normal": lambda k, shape: md.random.truncated_normal(k, -1.0, 1.0, shape),
+    "bernoulli": lambda k, shape: md.random.bernoulli(k, 0.3, shape),
+    "dropout": lambda k, shape: md.nn.dropout(k, np.ones(getattr(shape, "shape", shape)), 0.4, shape),
+}
+
+
+def check_states(mesh):
+    """A key that is the same on all ranks draws the same numbers; with the rank folded in, each its own."""
+    types = []
+
+    def body(key):
+        own = md.random.fold_in(key, axis_index("i"))
+        pair = md.random.split(own)
+        draws = md.random.normal(key, 3), md.random.normal(own, 3), md.nn.dropout(pair[0], np.ones(3), 0.5)
+        types.extend(map(str, (key, *map(md.typeof, (own, pair, *draws)))))
+        return draws
+
+    specs = P(), P("i"), P("i")
+    mapped = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=specs)
+    own = [md.random.fold_in(KEY, i) for i in range(mesh.shape["i"])]
+    expected = (
+        md.random.normal(KEY, 3),
+        np.concatenate([md.random.normal(k, 3) for k in own]),
+        np.concatenate([md.nn.dropout(md.random.split(k)[0], np.ones(3), 0.5) for k in own]),
+    )
+    for f in (mapped, md.jit(mapped)):
+        types.clear()
+        for x, y in zip(f(KEY), expected, strict=True):
+            np.testing.assert_array_equal(whole(x), y)
+        assert types[1:] == ["u32[2]{i}", "u32[2,2]{i}", "f64[3]", "f64[3]{i}", "f64[3]{i}"]
+    wrong = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P())
+    with pytest.raises(md.VarianceError, match=r"has type f64\[3\]\{i\}: it may differ from rank to rank along 'i'"):
+        wrong(KEY)
+
+
+def check_keys_for_each_rank(mesh):
+    """Keys that are split over the ranks, and a loop over them on each."""
+    n = mesh.shape["i"]
+    keys = md.random.split(KEY, 2 * n)
+    expected = np.stack([md.random.normal(k, 3) for k in keys])
+    bodies = [
+        md.vmap(lambda k: md.random.normal(k, 3)),
+        lambda ks: md.scan(lambda c, k: (c, md.random.normal(k, 3)), 0, ks)[1],
+    ]
+    for body in bodies:
+        mapped = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+        for f in (mapped, md.jit(mapped)):
+            np.testing.assert_array_equal(whole(f(keys)), expected)
+    sharded = spmd.distribute(keys, mesh, P("i"))  # outside of a body
+    found = at_once(sharded)
+    assert found.spec == P("i")
+    np.testing.assert_array_equal(whole(found), expected)
+
+
+def check_blocks(mesh, specs):
+    """The blocks of a draw are those of the whole, which no rank draws."""
+    shape = (4, 8, 3)
+    for spec in specs:
+        for name, draw in DRAWS.items():
+            drawn = []
+
+            def body(key, draw=draw, spec=spec, drawn=drawn):
+                x = draw(key, spmd.local_block(shape, spec))
+                drawn.append(md.typeof(x))
+                return x
+
+            mapped = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=spec)
+            for f in (mapped, md.jit(mapped)):
+                x = f(KEY)
+                np.testing.assert_array_equal(whole(x), draw(KEY, shape), err_msg=name)
+                assert drawn[-1].variance == spec.axes
+                assert md.typeof(x).size == drawn[-1].size * np.prod([mesh.shape[a] for a in spec.axes])
+
+
+def check_dropout_of_transformers(mesh):
+    """Loss and gradients are those of one device with the same key; and without dropout they are not."""
+    config = replace(WIDE, dropout=0.3)
+    params, batch = example(config, examples=2, tokens=8)
+    expected = md.value_and_grad(lambda params: next_token_loss(config, params, *batch, key=KEY))(params)
+    assert abs(expected[0] - next_token_loss(config, params, *batch)) > 1e-3
+    for make in (tensor_parallel_transformer, sequence_parallel_transformer):
+        f = md.value_and_grad(make(mesh, config))
+        for g in (f, md.jit(f), md.value_and_grad(make(mesh, config, check_rep=False))):
+            assert_trees_close(md.tree.map(whole, g(params, batch, KEY)), expected, rtol=1e-10, atol=1e-12)
+
+
+def mesh_for(ranks, backend=None):
+    return spmd.make_mesh((ranks,), ("i",), backend=backend), spmd.make_mesh((ranks,), (AXIS,), backend=backend)
