@@ -60,11 +60,8 @@ def check_keys_for_each_rank(mesh):
     n = mesh.shape["i"]
     keys = md.random.split(KEY, 2 * n)
     expected = np.stack([md.random.normal(k, 3) for k in keys])
-    bodies = [
-        md.vmap(lambda k: md.random.normal(k, 3)),
-        lambda ks: md.scan(lambda c, k: (c, md.random.normal(k, 3)), 0, ks)[1],
-    ]
-    for body in bodies:
+    at_once = md.vmap(lambda k: md.random.normal(k, 3))
+    for body in (at_once, lambda keys: md.scan(lambda c, k: (c, md.random.normal(k, 3)), 0, keys)[1]):
         mapped = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
         for f in (mapped, md.jit(mapped)):
             np.testing.assert_array_equal(whole(f(keys)), expected)

@@ -299,3 +299,28 @@ def test_large_draws_are_the_same_in_parts():
     found = random.bits(KEY, Block((2, 1), (2**31, 5), (2**32, 8)))
     assert found[1, 0] >> 32 == random.fold_in(KEY, (2**31 + 1) * 8 + 5)[0]
     same(md.vmap(lambda k: random.bits(k, 20_000))(random.split(KEY))[1], random.bits(random.split(KEY)[1], 20_000))
+
+
+# ---------------------------------------------------------------- dropout
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_dropout(dtype):
+    x = (np.arange(N) + 1).astype(dtype).reshape(100, -1)
+    y = md.nn.dropout(KEY, x, 0.25)
+    kept = y != 0
+    assert y.dtype == dtype
+    assert abs(kept.mean() - 0.75) < 4 * math.sqrt(0.25 * 0.75 / N)
+    np.testing.assert_allclose(y[kept], x[kept] / 0.75, rtol=1e-6)
+    assert md.nn.dropout(KEY, x, 0) is x
+    same(md.jit(lambda k, x: md.nn.dropout(k, x, 0.25))(KEY, x), y)
+    rows = md.nn.dropout(KEY, x, 0.5, (100, 1))
+    assert set((rows != 0).mean(axis=1)) == {0, 1}
+    gradient = md.grad(lambda x: np.sum(md.nn.dropout(KEY, x, 0.25) ** 2))(x)
+    np.testing.assert_allclose(gradient, 2 * y / 0.75, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [1, -0.1, 1.5, float("nan")])
+def test_dropout_of_no_rate(rate):
+    with pytest.raises(ValueError, match=r"the rate is a probability in \[0, 1\), got"):
+        md.nn.dropout(KEY, np.ones(3), rate)

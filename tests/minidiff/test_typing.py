@@ -14,7 +14,7 @@ from minidiff import core
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["minidiff", "collectives", "spmd"]
-PUBLIC = [*PACKAGES, "collectives.algorithms", "minidiff.nn", "minidiff.tree", "spmd.parallel"]
+PUBLIC = [*PACKAGES, "collectives.algorithms", "minidiff.nn", "minidiff.random", "minidiff.tree", "spmd.parallel"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
