@@ -29,7 +29,7 @@ import numpy
 from minidiff.core import Tracer, Value
 from minidiff.dtypes import dtype_name
 from minidiff.ops.base import bind_aligned, convert
-from minidiff.ops.dimensions import Dimensions, Types, aligned
+from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.indexing import take
 from minidiff.ops.shape import normalize_axis
@@ -100,8 +100,7 @@ def _random_bits_shape(k0, k1, first, sizes, strides):
 def _random_bits_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Batches of keys may be in parts, each of which draws its own numbers."""
     lead = outs[0].shape[: outs[0].ndim - len(params["sizes"])]
-    drawn = (*range(len(lead)), *[None] * len(params["sizes"]))
-    return Dimensions(tuple(aligned(t.shape, lead) for t in types), (drawn,))
+    return Dimensions(tuple(aligned(t.shape, lead) for t in types), numbered(outs))
 
 
 #: The hash of the counters `first + i @ strides`, for all indices i below `sizes`, by the key of words k0 and k1: u64

@@ -91,6 +91,60 @@ def check_blocks(mesh, specs):
                 assert md.typeof(x).size == drawn[-1].size * np.prod([mesh.shape[a] for a in spec.axes])
 
 
+def init(key):
+    """Parameters of a network, drawn and made in many ways."""
+    keys = md.random.split(key, 6)
+    w = md.random.normal(keys[0], (8, 12)) / np.sqrt(8)
+    return {
+        "scaled": w,
+        "also whole": w.sum() + np.zeros(8),
+        "product": w @ md.random.uniform(keys[1], (12, 4)),
+        "constant": np.arange(8.0),
+        "of several keys": md.vmap(lambda k: md.random.truncated_normal(k, -1, 1, (8,)))(keys),
+        "broadcast": np.broadcast_to(md.random.normal(keys[2], (8,)), (4, 8)),
+        "per row": md.random.normal(keys[3], (8, 4)) * md.random.bernoulli(keys[4], 0.5, (8, 1)),
+        "permuted": md.random.permutation(keys[5], 8),
+        "reshaped": md.random.normal(keys[3], (8, 4)).reshape(32),
+        "whole": md.random.randint(keys[4], (3,), 0, 9),
+        "cut": md.random.normal(keys[1], (16, 3))[4:12],
+        "pair": np.stack([w, 2 * w]),
+    }
+
+
+def check_initialize(mesh, axes):
+    """Each rank makes its blocks of what one device makes; nothing is communicated."""
+    a, b = axes
+    specs = {
+        **{name: P(a) for name in ("also whole", "constant", "product", "permuted", "reshaped", "cut")},
+        **{"scaled": P(b, a), "of several keys": P(None, a), "broadcast": P(b, a), "per row": P(a, b)},
+        **{"whole": P(), "pair": P(None, a, b)},
+    }
+    expected = init(KEY)
+    f = spmd.initialize(init, mesh, specs)
+    for g in (f, md.jit(f)):
+        found = g(KEY)
+        assert spmd.spec_of(found) == specs
+        for name, x in md.tree.map(whole, found).items():
+            np.testing.assert_allclose(x, expected[name], rtol=1e-13, err_msg=name)
+    assert spmd.communication(f)(KEY).counts == {}
+
+
+def drawn_sizes(tape):
+    """The numbers that each draw of a tape, and its bodies, makes."""
+    for eqn in tape.equations:
+        if eqn.primitive.name == "random_bits":
+            yield eqn.outputs[0].type.size
+        yield from (n for inner in md.tape.tapes_of(eqn.params) for n in drawn_sizes(inner))
+
+
+def check_that_no_rank_draws_the_whole(mesh, axis):
+    def f(key):
+        return 1 + 0.1 * md.random.normal(key, (16, 6))
+
+    for draws in (spmd.initialize(f, mesh, P(axis)), spmd.initialize(f, mesh, P(None, axis))):
+        assert [*drawn_sizes(md.make_tape(draws)(KEY))] == [16 * 6 // mesh.shape[axis]]
+
+
 def check_dropout_of_transformers(mesh):
     """Loss and gradients are those of one device with the same key; and without dropout they are not."""
     config = replace(WIDE, dropout=0.3)

@@ -25,6 +25,24 @@ def test_blocks_are_slices_of_the_whole_draw():
     random_programs.check_blocks(mesh, [P("i"), P("i", "j"), P("j", "i"), P(None, ("j", "i")), P(None, ("i", "j"))])
 
 
+def test_initialize():
+    mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+    for axes in (("i", "j"), ("j", None), (("i", "j"), None)):
+        random_programs.check_initialize(mesh, axes)
+    random_programs.check_that_no_rank_draws_the_whole(mesh, "j")
+
+
+def test_initialize_with_specs_that_do_not_fit():
+    mesh = mesh_for(2, "simulated")[0]
+    for spec, message in (
+        (P("i"), "cannot be split evenly"),
+        (P("j"), "names the axis 'j'"),
+        (P(None, "i"), "entries"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            spmd.initialize(lambda k: md.random.normal(k, (3,)), mesh, spec)(KEY)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_dropout_of_transformers(ranks):
     random_programs.check_dropout_of_transformers(mesh_for(ranks, "simulated")[1])
