@@ -93,7 +93,7 @@ def check_blocks(mesh, specs):
 
 def init(key):
     """Parameters of a network, drawn and made in many ways."""
-    keys = md.random.split(key, 6)
+    keys = md.random.split(key, 8)
     w = md.random.normal(keys[0], (8, 12)) / np.sqrt(8)
     return {
         "scaled": w,
@@ -101,6 +101,7 @@ def init(key):
         "product": w @ md.random.uniform(keys[1], (12, 4)),
         "constant": np.arange(8.0),
         "of several keys": md.vmap(lambda k: md.random.truncated_normal(k, -1, 1, (8,)))(keys),
+        "of split keys": md.vmap(lambda k: md.random.normal(k, 3))(keys),
         "broadcast": np.broadcast_to(md.random.normal(keys[2], (8,)), (4, 8)),
         "per row": md.random.normal(keys[3], (8, 4)) * md.random.bernoulli(keys[4], 0.5, (8, 1)),
         "permuted": md.random.permutation(keys[5], 8),
@@ -115,7 +116,9 @@ def check_initialize(mesh, axes):
     """Each rank makes its blocks of what one device makes; nothing is communicated."""
     a, b = axes
     specs = {
-        **{name: P(a) for name in ("also whole", "constant", "product", "permuted", "reshaped", "cut")},
+        **{
+            name: P(a) for name in ("also whole", "constant", "product", "permuted", "reshaped", "cut", "of split keys")
+        },
         **{"scaled": P(b, a), "of several keys": P(None, a), "broadcast": P(b, a), "per row": P(a, b)},
         **{"whole": P(), "pair": P(None, a, b)},
     }

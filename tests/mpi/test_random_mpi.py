@@ -16,6 +16,7 @@ def test_states_and_blocks():
     random_programs.check_states(mesh)
     random_programs.check_keys_for_each_rank(mesh)
     random_programs.check_blocks(mesh, [P("i"), P(None, "i")])
+    random_programs.check_initialize(mesh, ("i", None))
 
 
 @everywhere
