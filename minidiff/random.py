@@ -33,7 +33,7 @@ from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.indexing import take
 from minidiff.ops.shape import normalize_axis
-from minidiff.ops.special import BLOCK, erfc_p, ndtri_p
+from minidiff.ops.special import CHUNK, erfc_p, ndtri_p
 from minidiff.types import ShapedArray, typeof
 
 __all__ = [
@@ -69,28 +69,26 @@ def threefry2x32(
 
 
 def _random_bits_impl(k0, k1, first, sizes, strides):
-    k0, k1, counters = keys = [numpy.asarray(x) for x in (k0, k1, first)]
-    lead = numpy.broadcast_shapes(*[x.shape for x in keys])
-    counters = numpy.broadcast_to(counters, lead)
+    lead = numpy.broadcast_shapes(*map(numpy.shape, (k0, k1, first)))
+    counters = numpy.broadcast_to(first, lead)
     for n, stride in zip(sizes, strides):
         counters = numpy.add.outer(counters, numpy.arange(n, dtype=numpy.uint64) * numpy.uint64(stride))
-    out, inner = numpy.empty(counters.shape, numpy.uint64), (1,) * len(sizes)
-    k0, k1 = (
-        k.reshape(1) if k.size == 1 else _repeated(numpy.broadcast_to(k, lead).reshape(*lead, *inner), out.shape)
-        for k in (k0, k1)
-    )
+    out, keys = numpy.empty(counters.shape, numpy.uint64), [_of_each(k, lead, counters.shape) for k in (k0, k1)]
     counters, flat, word = counters.reshape(-1), out.reshape(-1), numpy.uint64(32)
-    for i in range(0, flat.size, BLOCK):  # a block at a time stays in the cache
-        part = slice(i, i + BLOCK)
-        x = counters[part]
-        own = [k if k.size == 1 else k[part] for k in (k0, k1)]
+    for i in range(0, flat.size, CHUNK):
+        part = slice(i, i + CHUNK)
+        x, own = counters[part], [k if k.size == 1 else k[part] for k in keys]
         high, low = threefry2x32(*own, (x >> word).astype(numpy.uint32), x.astype(numpy.uint32))
         flat[part] = (high.astype(numpy.uint64) << word) | low
     return out[()]
 
 
-def _repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    return numpy.broadcast_to(x, shape).reshape(-1)
+def _of_each(k: Any, lead: tuple[int, ...], shape: tuple[int, ...]) -> numpy.ndarray:
+    """The words of keys for each number of a draw of this shape, flat; a single one if it is the same for all."""
+    if numpy.size(k) == 1:
+        return numpy.reshape(k, 1)
+    own = numpy.broadcast_to(k, lead)
+    return numpy.broadcast_to(own.reshape(*lead, *[1] * (len(shape) - len(lead))), shape).reshape(-1)
 
 
 def _random_bits_shape(k0, k1, first, sizes, strides):

@@ -149,7 +149,7 @@ def check_that_no_rank_draws_the_whole(mesh, axis):
 
 
 def check_dropout_of_transformers(mesh):
-    """Loss and gradients are those of one device with the same key; and without dropout they are not."""
+    """Loss and gradients are those of one device with the same key, and nothing more is communicated."""
     config = replace(WIDE, dropout=0.3)
     params, batch = example(config, examples=2, tokens=8)
     expected = md.value_and_grad(lambda params: next_token_loss(config, params, *batch, key=KEY))(params)
@@ -158,6 +158,8 @@ def check_dropout_of_transformers(mesh):
         f = md.value_and_grad(make(mesh, config))
         for g in (f, md.jit(f), md.value_and_grad(make(mesh, config, check_rep=False))):
             assert_trees_close(md.tree.map(whole, g(params, batch, KEY)), expected, rtol=1e-10, atol=1e-12)
+        without = spmd.communication(md.grad(make(mesh, WIDE)))(params, batch)
+        assert spmd.communication(f)(params, batch, KEY).counts == without.counts
 
 
 def mesh_for(ranks, backend=None):

@@ -31,7 +31,7 @@ erfc_p = Elementwise("erfc", erfc_of, (lambda out, x: -_SLOPE * exp(-x * x),))
 
 # ---------------------------------------------------------------- quantiles of the normal distribution
 
-BLOCK = 1 << 15  # elements: arrays that are computed in so many passes that a part at a time should stay in the cache
+CHUNK = 1 << 15  # elements: so many are computed at a time, in many passes, that they stay in the cache
 
 # Numerator and denominator of rational functions, highest power first. Source: Wichura, "Algorithm AS 241: The
 # percentage points of the normal distribution", PPND16.
@@ -101,8 +101,8 @@ def _ndtri(p: numpy.ndarray) -> numpy.ndarray:
     dtype = p.dtype if is_differentiable(p.dtype) else numpy.dtype(float)
     flat, out = p.reshape(-1), numpy.empty(p.shape, dtype)
     found = out.reshape(-1)
-    for i in range(0, flat.size, BLOCK):
-        found[i : i + BLOCK] = _quantiles(flat[i : i + BLOCK].astype(float))
+    for i in range(0, flat.size, CHUNK):
+        found[i : i + CHUNK] = _quantiles(flat[i : i + CHUNK].astype(float))
     return out[()]
 
 

@@ -49,8 +49,8 @@ def sequence_parallel_options(axis: str) -> dict[str, Callable]:
 
     def dropout_of_tokens(key: Any, x: Any, rate: float) -> Any:
         batch, tokens, features = x.shape
-        whole = spmd.local_block((batch, tokens * axis_size(axis), features), P(None, axis))
-        return dropout(key, x, rate, whole)
+        own = spmd.local_block((batch, tokens * axis_size(axis), features), P(None, axis))
+        return dropout(key, x, rate, own)
 
     return {
         **tensor_parallel_options(axis),
