@@ -69,6 +69,7 @@ __all__ = [
     "numerical",
     "numpy",
     "optim",
+    "random",
     "remat",
     "scan",
     "stop_gradient",
@@ -113,13 +114,14 @@ _LATER = {
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.checks", True),
     "optim": ("minidiff.optim", False),
+    "random": ("minidiff.random", False),
     "testing": ("minidiff.checks", True),
     "trace_table": ("minidiff.show.trace_table", True),
 }
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
-    from minidiff import nn, optim
+    from minidiff import nn, optim, random
     from minidiff.checks import numerical, testing
     from minidiff.debug import debug_nans
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat

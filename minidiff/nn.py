@@ -18,32 +18,28 @@ from minidiff.ops.base import Elementwise, batch_leading
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes, normalize_axis
+from minidiff.ops.special import erf_p, erfc_of, erfc_p
+from minidiff.random import Shape, bernoulli
 from minidiff.types import ShapedArray, typeof
 
 __all__ = [
-    *("celu", "dot_product_attention", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu", "log_sigmoid"),
-    *("log_softmax", "logsumexp", "mish", "one_hot", "relu", "sigmoid", "silu", "softmax", "softplus", "swish"),
+    *("celu", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu"),
+    *(
+        "log_sigmoid",
+        "log_softmax",
+        "logsumexp",
+        "mish",
+        "one_hot",
+        "relu",
+        "sigmoid",
+        "silu",
+        "softmax",
+        "softplus",
+        "swish",
+    ),
 ]
 
 # ---------------------------------------------------------------- the error function
-
-
-def _of_numbers(f: Callable[[float], float]) -> Callable:
-    """Apply a function of `math`, which is accurate to the last digit, to arrays."""
-
-    def impl(x: numpy.ndarray) -> numpy.ndarray:
-        x = numpy.asarray(x)
-        x = x if is_differentiable(x.dtype) else x.astype(float)
-        return numpy.fromiter(map(f, x.ravel().tolist()), x.dtype, x.size).reshape(x.shape)[()]
-
-    return impl
-
-
-_SLOPE = 2 / math.sqrt(math.pi)
-_erfc = _of_numbers(math.erfc)
-
-erf_p = Elementwise("erf", _of_numbers(math.erf), (lambda out, x: _SLOPE * exp(-x * x),))
-erfc_p = Elementwise("erfc", _erfc, (lambda out, x: -_SLOPE * exp(-x * x),))
 
 
 def erf(x: Value) -> Value:
@@ -82,7 +78,7 @@ def _gelu_tanh_slope(out: Value, x: Value) -> Value:
 
 
 def _gelu_erf(x: numpy.ndarray) -> numpy.ndarray:
-    return numpy.maximum(x, -_LIMIT) * (0.5 * _erfc(x * -math.sqrt(0.5)))
+    return numpy.maximum(x, -_LIMIT) * (0.5 * erfc_of(x * -math.sqrt(0.5)))
 
 
 def _gelu_erf_slope(out: Value, x: Value) -> Value:
@@ -344,6 +340,28 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> 
     axis = normalize_axis(axis, ndim + 1, "one_hot")
     classes = numpy.arange(num_classes).reshape(-1, *[1] * (ndim - axis))
     return (numpy.expand_dims(x, axis) == classes).astype(dtype)
+
+
+# ---------------------------------------------------------------- dropout
+
+
+def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Value:
+    """Set numbers of `x` to 0, each with probability `rate`, and divide the others by `1 - rate`.
+
+    Which ones is drawn from a key of `minidiff.random`, for the shape, by default that of x. Numbers along a dimension
+    of size 1 are dropped together; a `Block` drops those that it has of a larger array. Raises ValueError for a rate
+    that is not in [0, 1).
+
+    >>> import minidiff as md
+    >>> dropout(md.random.key(0), numpy.ones(5), 0.5)
+    array([2., 2., 0., 0., 0.])
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout: the rate is a probability in [0, 1), got {rate}")
+    if rate == 0:
+        return x
+    kept = bernoulli(key, 1 - rate, typeof(x).shape if shape is None else shape)
+    return elementwise.where(kept, elementwise.multiply(x, 1 / (1 - rate)), 0.0)
 
 
 # ---------------------------------------------------------------- attention

@@ -9,6 +9,7 @@ from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, barrier, make_mesh, process_count, process_index
 from spmd.partition import P, PartitionSpec
 from spmd.placement import list_schedule, partition_tape
+from spmd.random import initialize, local_block
 from spmd.ranks import Ranks as _Ranks
 from spmd.report.calibrate import calibrate
 from spmd.report.communication import communication, compare
@@ -34,7 +35,9 @@ __all__ = [
     "explain_reshard",
     "from_local",
     "gather",
+    "initialize",
     "list_schedule",
+    "local_block",
     "make_mesh",
     "partition_tape",
     "process_count",

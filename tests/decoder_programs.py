@@ -18,8 +18,8 @@ from tests.collective_checks import whole
 from tests.networks import communicated
 from tests.programs import assert_trees_close
 
-CONFIG = DecoderConfig(vocabulary=16, features=16, heads=8, layers=8, hidden=16)
-EXAMPLES, TOKENS = 16, 16
+CONFIG = DecoderConfig(vocabulary=8, features=8, heads=4, layers=4, hidden=8)
+EXAMPLES, TOKENS = 8, 8
 
 #: For each number of ranks, the sizes of axes, and the microbatches of each stage.
 MESHES = {
@@ -38,7 +38,7 @@ WITH_EXPERTS = {
 
 def example(config=CONFIG):
     text = numpy.random.default_rng(0).integers(config.vocabulary, size=(EXAMPLES, TOKENS + 1))
-    return init_decoder(numpy.random.default_rng(1), config), (text[:, :-1], text[:, 1:])
+    return init_decoder(md.random.key(1), config), (text[:, :-1], text[:, 1:])
 
 
 def of_one_device(config):
@@ -53,7 +53,7 @@ def of_one_device(config):
 
 
 def check_numbers(sizes, microbatches, backend=None, config=CONFIG, expected=None):
-    """Loss and gradient are those of one device; compiled too."""
+    """Compiled, and run as they are, loss and gradient are those of one device."""
     mesh, (params, batch) = decoder_mesh(backend, **sizes), example(config)
     f = md.value_and_grad(decoder.decoder_loss(mesh, config, microbatches))
     expected = of_one_device(config) if expected is None else expected
@@ -103,7 +103,7 @@ def check_communication(sizes, microbatches, backend=None):
 # ---------------------------------------------------------------- experts
 
 
-MIXTURE = DecoderConfig(vocabulary=16, features=8, heads=2, layers=2, hidden=8, experts=4)
+MIXTURE = DecoderConfig(vocabulary=8, features=8, heads=2, layers=2, hidden=8, experts=4)
 
 
 def mixture_by_hand(config, params, x):
@@ -145,7 +145,8 @@ def mixture_of_one_device():
 # ---------------------------------------------------------------- the example
 
 
-SMALL = [*"--features 8 --heads 8 --layers 8 --hidden 16 --batch 16 --context 16 --every 4".split()]
+OPTIONS = {"features": 8, "heads": 4, "layers": 4, "hidden": 8, "batch": 8, "context": 8, "every": 4}
+SMALL = [f"--{name}={value}" for name, value in OPTIONS.items()]
 
 
 class Killed(BaseException):

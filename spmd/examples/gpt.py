@@ -10,7 +10,6 @@ combinations compute the same numbers; `spmd/parallel/decoder.py` says what each
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -67,7 +66,8 @@ def optimizer(options: argparse.Namespace) -> optim.GradientTransformation:
 
 def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.Namespace, progress: bool) -> Run:
     """Train for `options.steps` steps in all."""
-    params = spmd.distribute(init_decoder(np.random.default_rng(options.seed), config), mesh, decoder_specs(config))
+    initial = spmd.initialize(lambda key: init_decoder(key, config), mesh, decoder_specs(config))
+    params = initial(md.random.key(options.seed))
     optimize = optimizer(options)
     run = Run(params, optimize.init(params))
     loss = decoder_loss(mesh, config, options.microbatches)
@@ -102,9 +102,9 @@ def held_out_loss(mesh: spmd.Mesh, config: DecoderConfig, text: Text, run: Run, 
 
 def sample(config: DecoderConfig, text: Text, params: Any, options: argparse.Namespace) -> str:
     """Characters that follow the prompt."""
-    rng, prompt = np.random.default_rng(options.seed), text.encode(options.prompt)
+    key, prompt = md.random.key(options.seed), text.encode(options.prompt)
     drawn = {"temperature": options.temperature, "top_k": options.top_k, "vocabulary": len(text.characters)}
-    return options.prompt + text.decode(generate(config, params, prompt, options.sample, options.context, rng, **drawn))
+    return options.prompt + text.decode(generate(config, params, prompt, options.sample, options.context, key, **drawn))
 
 
 # ---------------------------------------------------------------- what is held and communicated
@@ -207,7 +207,8 @@ def _main(options: argparse.Namespace) -> None:
         print(mesh)
         if mesh.backend == "simulated":
             print(f"No MPI launcher: {mesh.size} ranks are simulated in this process. For real ones, mpirun.")
-        count = sum(math.prod(x.shape) for x in md.tree.leaves(init_decoder(np.random.default_rng(0), config)))
+        shapes = md.eval_shape(lambda key: init_decoder(key, config), md.random.key(0))
+        count = sum(x.size for x in md.tree.leaves(shapes))
         print(f"\nTraining a decoder of {count:,} parameters for {options.steps} steps:\n", flush=True)
     began = time.perf_counter()
     run = train(mesh, config, text, options, progress=first)

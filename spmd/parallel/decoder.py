@@ -76,7 +76,7 @@ def decoder_loss(mesh: spmd.Mesh, config: DecoderConfig, microbatches: int = 1, 
 
     >>> from spmd.parallel.decoder_params import decoder_mesh, init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)
-    >>> params, text = init_decoder(np.random.default_rng(0), config), np.arange(20).reshape(4, 5) % 8
+    >>> params, text = init_decoder(md.random.key(0), config), np.arange(20).reshape(4, 5) % 8
     >>> def loss(**sizes):
     ...     mesh = decoder_mesh(**sizes, backend='simulated')
     ...     return float(decoder_loss(mesh, config)(params, (text[:, :-1], text[:, 1:])))

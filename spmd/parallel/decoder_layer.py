@@ -13,12 +13,13 @@ from typing import Any
 import minidiff as md
 import minidiff.numpy as np
 from collectives import all_gather, axis_size, psum
-from minidiff.nn import dot_product_attention, softmax
+from minidiff.nn import softmax
+from spmd.parallel.causal_attention import causal, causal_attention
 from spmd.parallel.decoder_params import DecoderConfig
 from spmd.parallel.expert import mixture_of_experts
 from spmd.parallel.gates import load_balancing_loss
 from spmd.parallel.sequence import ring_attention, zigzag_positions
-from spmd.parallel.transformer import causal_attention, mlp, normalized
+from spmd.parallel.transformer import mlp, normalized
 
 
 def gathered(params: Any, names: Any) -> Any:
@@ -55,6 +56,6 @@ def logits(config: DecoderConfig, params: dict, x: Any) -> Any:
 def attention_along_tokens(tokens: int) -> tuple[Any, Callable]:
     """The positions of a rank's tokens, and the attention of these to those of all ranks."""
     if axis_size("tokens") == 1:
-        return np.arange(tokens), partial(dot_product_attention, is_causal=True)
+        return np.arange(tokens), causal
     ring = partial(ring_attention, axis="tokens", causal=True)
     return zigzag_positions(tokens, "tokens"), md.vmap(ring)

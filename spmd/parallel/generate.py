@@ -41,7 +41,7 @@ def decode_step(config: DecoderConfig) -> Callable:
 
     >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
-    >>> params, cache = init_decoder(np.random.default_rng(0), config), empty_cache(config, batch=1, context=4)
+    >>> params, cache = init_decoder(md.random.key(0), config), empty_cache(config, batch=1, context=4)
     >>> for position, token in enumerate([3, 1]):
     ...     found, cache = decode_step(config)(params, cache, position, np.array([token]))
     >>> found.shape
@@ -76,7 +76,7 @@ def generate(
     prompt: Any,
     count: int,
     context: int,
-    rng: numpy.random.Generator,
+    key: Any,
     temperature: float = 1.0,
     top_k: int | None = None,
     vocabulary: int | None = None,
@@ -84,39 +84,36 @@ def generate(
     """`count` tokens that follow the prompt: [tokens] -> [count], integers.
 
     Each is drawn with its probability at that `temperature`, among the `top_k` most probable tokens; at temperature 0
-    it is the most probable one. Only tokens below `vocabulary` are drawn, by default all. Raises ValueError for an
-    empty prompt, a negative temperature, and a top_k below 1.
+    it is the most probable one. Only tokens below `vocabulary` are drawn, by default all. `key` is one of
+    `minidiff.random`. Raises ValueError for an empty prompt, a negative temperature, and a top_k below 1.
 
     >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
-    >>> params, rng = init_decoder(np.random.default_rng(0), config), np.random.default_rng(0)
-    >>> generate(config, params, np.array([3, 1]), 5, context=4, rng=rng, top_k=3).shape
+    >>> params = init_decoder(md.random.key(0), config)
+    >>> generate(config, params, np.array([3, 1]), 5, context=4, key=md.random.key(1), top_k=3).shape
     (5,)
     """
     if len(prompt) == 0:
         raise ValueError("generate: the prompt is empty: give one token at least")
-    step, cache, position, found = md.jit(decode_step(config)), empty_cache(config, 1, context), 0, []
-    for token in prompt:
-        row, cache = step(params, cache, position, numpy.array([token]))
-        position += 1
-    while len(found) < count:
-        found.append(chosen(numpy.asarray(row)[0, :vocabulary], rng, temperature, top_k))
-        row, cache = step(params, cache, position, numpy.array([found[-1]]))
-        position += 1
-    return numpy.array(found)
+    step, cache, found = md.jit(decode_step(config)), empty_cache(config, 1, context), []
+    for position in range(len(prompt) + count - 1):
+        token = prompt[position] if position < len(prompt) else found[-1]
+        logits, cache = step(params, cache, position, numpy.array([token]))
+        if position >= len(prompt) - 1:
+            found.append(int(draw(md.random.fold_in(key, position), logits[0, :vocabulary], temperature, top_k)))
+    return numpy.array(found, int)
 
 
-def chosen(logits: numpy.ndarray, rng: numpy.random.Generator, temperature: float, top_k: int | None = None) -> int:
-    """A token drawn by its logits [vocabulary].
+def draw(key: Any, logits: Any, temperature: float, top_k: int | None = None) -> Any:
+    """A token drawn by its logits: [vocabulary] -> [].
 
-    >>> chosen(np.array([0.0, 3.0, 2.0]), np.random.default_rng(0), temperature=0.0)
+    >>> int(draw(md.random.key(0), np.array([0.0, 3.0, 2.0]), temperature=0.0))
     1
     """
     if temperature < 0 or (top_k is not None and top_k < 1):
         raise ValueError(f"temperature is {temperature} and top_k {top_k}: at least 0, and at least 1 or None")
     if temperature == 0:
-        return int(numpy.argmax(logits))
+        return np.argmax(logits)
     if top_k is not None and top_k < len(logits):
-        logits = numpy.where(logits >= numpy.sort(logits)[-top_k], logits, -numpy.inf)
-    weights = numpy.exp((logits - logits.max()) / temperature)
-    return int(rng.choice(len(logits), p=weights / weights.sum()))
+        logits = np.where(logits >= np.sort(logits)[-top_k], logits, -np.inf)
+    return md.random.categorical(key, logits / temperature)

@@ -98,8 +98,9 @@ def tensor_parallel_transformer(
     """`next_token_loss`, as a function of (params, (tokens, labels)), which all are whole.
 
     Parameters are split along the mesh's axis, tokens and labels [batch, tokens] are not; `ends(axis)` are options of
-    `next_token_loss`, `options` those of `shard_map`. Raises ValueError if the number of ranks does not divide the
-    vocabulary, the heads, those of keys and values, or the hidden features.
+    `next_token_loss`, `options` those of `shard_map`. With `config.dropout` it is a function of (params, (tokens,
+    labels), key), and all ranks drop the same numbers, since the key is the same. Raises ValueError if the number of
+    ranks does not divide the vocabulary, the heads, those of keys and values, or the hidden features.
 
     >>> from spmd.parallel.transformer import init_transformer
     >>> import minidiff.numpy as np
@@ -119,8 +120,8 @@ def tensor_parallel_transformer(
                 f"along {axis!r}, over which it is split: choose a multiple, or fewer ranks"
             )
 
-    def on_each_rank(params, block):
-        return next_token_loss(config, params, *block, **ends(axis))
+    def on_each_rank(params, block, key=None):
+        return next_token_loss(config, params, *block, key=key, **ends(axis))
 
-    in_specs = (transformer_specs(config, axis), P())
+    in_specs = (transformer_specs(config, axis), P(), *[P()] * (config.dropout > 0))
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)

@@ -29,24 +29,32 @@ from functools import partial
 from typing import Any
 
 import spmd
-from collectives import all_gather, pscatter, psum_scatter
+from collectives import all_gather, axis_size, pscatter, psum_scatter
+from minidiff.nn import dropout
 from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer
 from spmd.parallel.transformer import Config
 from spmd.parallel.vocabulary import embed
+from spmd.partition import P
 
 
 def sequence_parallel_options(axis: str) -> dict[str, Callable]:
     """The options of `next_token_loss` for weights that are split as in `megatron.py`, and tokens split between.
 
     >>> sorted(sequence_parallel_options('feats'))
-    ['combine', 'embed', 'error', 'gather']
+    ['combine', 'dropout', 'embed', 'error', 'gather']
     """
 
     def embed_and_split(table: Any, tokens: Any) -> Any:
         return pscatter(embed(table, tokens, axis), axis, axis=1, tiled=True)
 
+    def dropout_of_tokens(key: Any, x: Any, rate: float) -> Any:
+        batch, tokens, features = x.shape
+        own = spmd.local_block((batch, tokens * axis_size(axis), features), P(None, axis))
+        return dropout(key, x, rate, own)
+
     return {
         **tensor_parallel_options(axis),
+        "dropout": dropout_of_tokens,
         "embed": embed_and_split,
         "gather": partial(all_gather, axis_name=axis, axis=1, tiled=True),
         "combine": partial(psum_scatter, axis_name=axis, scatter_dimension=1, tiled=True),
@@ -56,8 +64,8 @@ def sequence_parallel_options(axis: str) -> dict[str, Callable]:
 def sequence_parallel_transformer(mesh: spmd.Mesh, config: Config, **options: Any) -> Callable:
     """`next_token_loss`, as a function of (params, (tokens, labels)), which all are whole.
 
-    As `tensor_parallel_transformer`; a rank holds the residual stream of its tokens alone. Raises ValueError also if
-    the number of ranks does not divide the number of tokens of an example.
+    As `tensor_parallel_transformer`; a rank holds the residual stream of its tokens alone, and drops what one device
+    drops of it. Raises ValueError also if the number of ranks does not divide the number of tokens of an example.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.transformer import init_transformer

@@ -6,21 +6,21 @@ do nothing. A parallelism whose ranks each compute a part of a half layer's resu
 own `embed` and `error`. `dimensions` names the dimensions of each parameter: initialisation gives each name a size, and
 a parallelism says which names it splits. There are no biases.
 
-Source: Vaswani et al., "Attention is all you need"; Su et al., "RoFormer: Enhanced transformer with rotary position
-embedding"; Zhang and Sennrich, "Root mean square layer normalization"; Shazeer, "GLU variants improve transformer";
-Ainslie et al., "GQA: Training generalized multi-query transformer models from multi-head checkpoints".
+Source: Vaswani et al., "Attention is all you need"; Zhang and Sennrich, "Root mean square layer normalization";
+Shazeer, "GLU variants improve transformer"; Ainslie et al., "GQA: Training generalized multi-query transformer models
+from multi-head checkpoints"; Srivastava et al., "Dropout: A simple way to prevent neural networks from overfitting".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.nn import dot_product_attention, gelu, silu
+from minidiff.nn import dropout, gelu, silu
+from spmd.parallel.causal_attention import causal_attention
 from spmd.parallel.vocabulary import embed, label_cross_entropy
 
 
@@ -29,8 +29,9 @@ class Config:
     """Sizes and options of a transformer.
 
     Each of the `kv_heads` heads of keys and values (by default `heads`) serves heads / kv_heads heads of queries.
-    Options are layer norm in place of RMS norm, SwiGLU or GELU, and a head that is `tied` to the embedding, as its
-    transpose. Raises ValueError for sizes that do not fit: rotary positions turn the features of a head in pairs.
+    Options are layer norm in place of RMS norm, SwiGLU or GELU, a head that is `tied` to the embedding, as its
+    transpose, and the rate of `dropout` of the half layers' results. Raises ValueError for sizes that do not fit:
+    rotary positions turn the features of a head in pairs.
     """
 
     vocabulary: int
@@ -42,6 +43,7 @@ class Config:
     layer_norm: bool = False
     swiglu: bool = True
     tied: bool = False
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if self.features % (2 * self.heads) or self.heads % (self.kv_heads or self.heads):
@@ -87,54 +89,46 @@ def normalized(config: Config, scale: Any, x: Any) -> Any:
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
 
 
-def rotary(x: Any, positions: Any) -> Any:
-    """Rotate pairs of features by angles that grow with the position: [..., tokens, heads, size] -> same.
-
-    The product of a query and a key then depends on the difference of their positions [tokens] alone.
-    """
-    half = x.shape[-1] // 2
-    angles = positions[:, None, None] * 10000.0 ** (-np.arange(half) / half)
-    a, b, cos, sin = x[..., :half], x[..., half:], *(f(angles).astype(x.dtype) for f in (np.cos, np.sin))
-    return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
-
-
-def causal_attention(params: dict, x: Any, positions: Any = None, attend: Callable | None = None) -> Any:
-    """Each token attends to itself and those before it: [batch, tokens, features] -> same.
-
-    Other tokens than the first ones have their `positions` [tokens], and an `attend(query, key, value)`
-    that knows them.
-    """
-    positions = np.arange(x.shape[-2]) if positions is None else positions
-    attend = attend or partial(dot_product_attention, is_causal=True)
-    query, key, value = (np.einsum("btf,fhs->bths", x, params[name]) for name in ("query", "key", "value"))
-    attended = attend(rotary(query, positions), rotary(key, positions), value)
-    return np.einsum("bths,hsf->btf", attended, params["out"])
-
-
 def mlp(params: dict, x: Any) -> Any:
     """SwiGLU if there is a gate, else GELU: [..., features] -> same."""
     up = x @ params["up"]
     return (silu(x @ params["gate"]) * up if "gate" in params else gelu(up)) @ params["down"]
 
 
-def block(config: Config, params: dict, x: Any, combine: Callable = lambda x: x, gather: Callable = lambda x: x) -> Any:
-    """Attention, then the perceptron, each added to the residual stream: [batch, tokens, features] -> same."""
-    x = x + combine(causal_attention(params["attention"], gather(normalized(config, params["attention_norm"], x))))
-    return x + combine(mlp(params["mlp"], gather(normalized(config, params["mlp_norm"], x))))
+def block(
+    config: Config,
+    params: dict,
+    x: Any,
+    combine: Callable = lambda x: x,
+    gather: Callable = lambda x: x,
+    key: Any = None,
+    dropout: Callable = dropout,
+) -> Any:
+    """Attention, then the perceptron, each added to the residual stream: [batch, tokens, features] -> same.
+
+    With a key, `dropout(key, result, config.dropout)` is added, for a key of each half layer.
+    """
+    for i, (name, half) in enumerate((("attention", causal_attention), ("mlp", mlp))):
+        y = combine(half(params[name], gather(normalized(config, params[f"{name}_norm"], x))))
+        x = x + (y if key is None else dropout(md.random.fold_in(key, i), y, config.dropout))
+    return x
 
 
-def transformer(config: Config, params: dict, tokens: Any, embed: Callable = embed, **ends: Callable) -> Any:
+def transformer(
+    config: Config, params: dict, tokens: Any, embed: Callable = embed, key: Any = None, **ends: Callable
+) -> Any:
     """The logits of each next token: [batch, tokens] -> [batch, tokens, vocabulary].
 
-    `embed(table, tokens)` looks up rows; `ends` are `gather` and `combine`. Raises IndexError for other tokens.
+    `embed(table, tokens)` looks up rows; `ends` are those of `block`. Without a key (of `minidiff.random`), nothing is
+    dropped, as in evaluation. Raises IndexError for other tokens.
 
     >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> transformer(config, init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2]])).shape
     (1, 3, 8)
     """
     x = embed(params["embedding"], tokens)
-    for layer in params["layers"]:
-        x = block(config, layer, x, **ends)
+    for i, layer in enumerate(params["layers"]):
+        x = block(config, layer, x, key=None if key is None else md.random.fold_in(key, i), **ends)
     x = ends.get("gather", lambda x: x)(normalized(config, params["norm"], x))
     return x @ (params["embedding"].T if config.tied else params["head"])
 

@@ -14,7 +14,8 @@ from minidiff import core
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["minidiff", "collectives", "spmd"]
-PUBLIC = [*PACKAGES, "collectives.algorithms", "minidiff.nn", "minidiff.optim", "minidiff.tree", "spmd.parallel"]
+PUBLIC = [*PACKAGES, *("collectives.algorithms", "minidiff.nn", "minidiff.optim", "minidiff.random", "minidiff.tree")]
+PUBLIC += ["spmd.parallel"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

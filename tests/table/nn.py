@@ -33,5 +33,6 @@ ROWS = [
     row(nn.logsumexp, real(2, 3), real(2, 3), f=lambda x, b: np.stack(nn.logsumexp(x, b=b, return_sign=True))),
     row(nn.logsumexp, real(2, 3), f=lambda x: np.stack(nn.logsumexp(x, (0, 1), keepdims=True, return_sign=True))),
     *(row(nn.one_hot, np.array([0, 2, 5]), f=lambda n, axis: nn.one_hot(n, 4, axis=axis), axis=a) for a in (-1, 0)),
+    row(nn.dropout, real(3, 4), f=lambda x: nn.dropout(md.random.key(0), x, 0.4)),
     form("cross entropy", "labels", lambda x: -(nn.one_hot([0, 2], 3) * nn.log_softmax(x)).sum(), distinct(2, 3)),
 ]

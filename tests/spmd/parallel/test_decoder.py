@@ -10,7 +10,7 @@ from spmd.examples import gpt
 from spmd.examples.text import load_text, ngram_loss
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, init_decoder
-from spmd.parallel.generate import chosen, decode_step, empty_cache, generate
+from spmd.parallel.generate import decode_step, draw, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, mlp, normalized
 from tests import decoder_programs as programs
 
@@ -35,9 +35,9 @@ def test_communication_is_what_the_documentation_says(sizes, microbatches):
     programs.check_communication(sizes, microbatches, "simulated")
 
 
-@pytest.mark.parametrize("options", [{"tied": True}, {"layer_norm": True, "swiglu": False}, {"kv_heads": 4}], ids=str)
+@pytest.mark.parametrize("options", [{"tied": True}, {"layer_norm": True, "swiglu": False}, {"kv_heads": 2}], ids=str)
 def test_options_of_the_transformer(options):
-    config = DecoderConfig(vocabulary=16, features=16, heads=8, layers=2, hidden=16, **options)
+    config = DecoderConfig(vocabulary=8, features=8, heads=4, layers=1, hidden=8, **options)
     programs.check_numbers({"shards": 2, "tokens": 2, "feats": 2}, 1, "simulated", config)
 
 
@@ -55,7 +55,7 @@ def test_sizes_that_do_not_fit():
         decoder_mesh(rows=2)
     loss = decoder_loss(decoder_mesh(backend="simulated", data=2), programs.CONFIG, microbatches=3)
     params, batch = programs.example()
-    with pytest.raises(ValueError, match="16 examples are not a multiple of 6, the 2 ranks along data, shards, "):
+    with pytest.raises(ValueError, match="8 examples are not a multiple of 6, the 2 ranks along data, shards, "):
         loss(params, batch)
 
 
@@ -66,7 +66,7 @@ def test_sizes_that_do_not_fit():
 def test_cached_logits_are_those_of_the_whole_text(experts):
     """Beyond the context, those of attention to the last tokens alone."""
     config = DecoderConfig(vocabulary=16, features=16, heads=4, layers=2, hidden=8, kv_heads=2, experts=experts)
-    params, text = init_decoder(np.random.default_rng(0), config), np.random.default_rng(1).integers(16, size=(2, 12))
+    params, text = init_decoder(md.random.key(0), config), np.random.default_rng(1).integers(16, size=(2, 12))
     context = 12 if experts else 5
     cache, step = empty_cache(config, 2, context), md.jit(decode_step(config))
     found = []
@@ -101,31 +101,31 @@ def sliding(config, params, text, context):
 
 
 def test_sampling():
-    rng, logits = np.random.default_rng(0), np.array([0.0, 1.0, 3.0, 2.0])
-    assert chosen(logits, rng, temperature=0.0) == 2
-    drawn = np.bincount([chosen(logits, rng, 0.5, top_k=3) for _ in range(4000)], minlength=4) / 4000
+    key, logits = md.random.key(0), np.array([0.0, 1.0, 3.0, 2.0])
+    assert draw(key, logits, temperature=0.0) == 2
+    drawn = md.vmap(lambda key: draw(key, logits, 0.5, top_k=3))(md.random.split(key, 4000))
     weights = np.exp(logits / 0.5) * (logits > 0)
-    np.testing.assert_allclose(drawn, weights / weights.sum(), atol=0.03)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, weights / weights.sum(), atol=0.03)
     config = DecoderConfig(vocabulary=16, features=8, heads=2, layers=1, hidden=8)
-    params = init_decoder(rng, config)
-    assert max(generate(config, params, [1], 50, 4, rng, temperature=9.0, vocabulary=5)) < 5
+    params = init_decoder(key, config)
+    assert max(generate(config, params, [1], 50, 4, key, temperature=9.0, vocabulary=5)) < 5
     for options, error in (({"temperature": -1.0}, "temperature is -1.0"), ({"top_k": 0}, "top_k 0")):
         with pytest.raises(ValueError, match=error):
-            generate(config, params, [1], 1, 4, rng, **options)
+            generate(config, params, [1], 1, 4, key, **options)
     with pytest.raises(ValueError, match="the prompt is empty"):
-        generate(config, params, [], 1, 4, rng)
+        generate(config, params, [], 1, 4, key)
 
 
 # ---------------------------------------------------------------- the example
 
 
 def test_all_meshes_have_the_same_losses():
-    for experts, meshes in ((0, programs.MESHES), (8, programs.WITH_EXPERTS)):
+    for experts, meshes in ((0, programs.MESHES), (4, programs.WITH_EXPERTS)):
         arguments = "--steps", 20, "--experts", experts
         first, *others = [programs.train(*pair, "simulated", arguments).losses for pair in (meshes[1][0], *meshes[8])]
         for losses in others:
             np.testing.assert_allclose(losses, first, atol=1e-6, rtol=0)
-        assert len(first) == 20 and first[-1] < first[0] - 0.5
+        assert len(first) == 20 and first[-1] < first[0] - 0.2
 
 
 @pytest.mark.parametrize("other", [None, {"data": 4}])
@@ -142,7 +142,7 @@ def test_the_script(capsys):
     )
     shown = capsys.readouterr().out
     assert re.search(r"\['params'\]\['embedding'\] +\[72, 8\] +P\('feats', 'shards'\) +4,608 +1,152\n", shown)
-    assert re.search(r"shards +backward +psum_scatter +75 ", shown)
+    assert re.search(r"shards +backward +psum_scatter +39 ", shown)
     assert re.search(
         r"held-out loss \d\.\d{4}, of a trigram model 1\.98\d\d nats a character\n\nThus.{5}\n", shown, re.S
     )

@@ -10,7 +10,8 @@ import minidiff as md
 import minidiff.numpy as np
 from minidiff.nn import one_hot
 from spmd.parallel import Config, cross_entropy, init_transformer, label_cross_entropy, next_token_loss, transformer
-from spmd.parallel.transformer import normalized, rotary
+from spmd.parallel.causal_attention import rotary
+from spmd.parallel.transformer import normalized
 
 SMALL = Config(vocabulary=7, features=8, heads=4, layers=2, hidden=6)
 VARIANTS = {

@@ -1,0 +1,160 @@
+"""Random numbers in shards: each rank draws its block of a large array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from collectives import axis_index, pscatter
+from minidiff import tree
+from minidiff.arguments import check_function
+from minidiff.core import Value, current_scope
+from minidiff.errors import UnboundAxisError
+from minidiff.ops.base import convert
+from minidiff.ops.elementwise import add
+from minidiff.ops.indexing import gather_p, slice_p
+from minidiff.random import Block, random_bits_p
+from minidiff.staging import stage_flat
+from minidiff.tape import Atom, Equation, Tape
+from minidiff.types import Var, typeof
+from spmd.arrays.reshard import specs_for
+from spmd.arrays.routes import Dims
+from spmd.mesh import Mesh
+from spmd.partition import P, PartitionSpec, check_sharding, part_count
+from spmd.shard_map import shard_map
+
+
+def local_block(shape: Sequence[int], spec: PartitionSpec) -> Block:
+    """The rank's block of a draw of this shape that is split by `spec`, in the body of a `shard_map`.
+
+    Give it to a function of `minidiff.random` in place of a shape. The numbers equal the block's of the whole draw, and
+    vary along the axes that the spec names; no rank draws the whole. Raises ValueError if the spec does not fit.
+
+    >>> import minidiff as md
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> draw = lambda key: md.random.randint(key, local_block((2, 3), spmd.P('i')), 0, 100)
+    >>> spmd.shard_map(draw, mesh=mesh, in_specs=spmd.P(), out_specs=spmd.P('i'))(md.random.key(0))
+    ShardedArray([[30, 57, 89],
+                  [66, 90, 45]], P('i'))
+    >>> md.random.randint(md.random.key(0), (2, 3), 0, 100)
+    array([[30, 57, 89],
+           [66, 90, 45]])
+    """
+    scope, shape = current_scope(), tuple(shape)
+    if scope is None:
+        raise UnboundAxisError(f"local_block({shape}, {spec}) is for the body of a shard_map, on whose mesh axes are")
+    check_sharding(spec, shape, scope.axes, "the draw")
+    dims = spec.dims(len(shape))
+    sizes = tuple(n // part_count(axes, scope.axes) for n, axes in zip(shape, dims))
+    return Block(sizes, tuple(axis_index(axes) * n if axes else 0 for n, axes in zip(sizes, dims)), shape)
+
+
+def initialize(f: Callable, mesh: Mesh, specs: Any) -> Callable:
+    """Return a function that computes `f(*args)` in shards: sharded arrays, equal to `spmd.distribute(f(*args), …)`.
+
+    `specs` is a tree of partition specs that is a prefix of the result. Each rank draws and computes its blocks of the
+    results alone, back through elementwise operations, broadcasts and others whose dimensions may be split; what is
+    left is computed whole on every rank, and sliced. Nothing is communicated. The arguments are whole. Raises
+    ValueError if a spec does not fit.
+
+    >>> import minidiff as md, numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> init = lambda key: {'w': md.random.normal(key, (4, 3)) / 2, 'b': np.zeros(3)}
+    >>> params = initialize(init, mesh, {'w': spmd.P('i'), 'b': spmd.P()})(md.random.key(0))
+    >>> params['w'].spec, bool((params['w'].gather() == init(md.random.key(0))['w']).all())
+    (P('i'), True)
+    """
+    check_function("initialize", f)
+
+    def initialized(*args: Any) -> Any:
+        tape, _, structure = stage_flat(f, args, "initialize")
+        shapes = tree.unflatten(structure, tape.out_types)
+        dims = []
+        for spec, t in zip(specs_for(shapes, specs), tape.out_types):
+            check_sharding(spec, t.shape, mesh.shape, f"the result {t}")
+            dims.append(spec.dims(t.ndim))
+
+        def body(*args: Any) -> Any:
+            return tree.unflatten(structure, _in_blocks(tape, tree.leaves(args), dims, mesh.shape))
+
+        return shard_map(body, mesh=mesh, in_specs=P(), out_specs=specs)(*args)
+
+    return initialized
+
+
+def _in_blocks(tape: Tape, args: Sequence[Value], outs: Sequence[Dims], sizes: dict[str, int]) -> list[Value]:
+    """Run a tape in the body of a `shard_map`, for the blocks of its results that `outs` says."""
+    needed: dict[Var, Dims] = {}
+
+    def need(a: Atom, dims: Dims) -> None:
+        if isinstance(a, Var):
+            needed[a] = dims if needed.get(a, dims) == dims else _whole(a)
+
+    for a, dims in zip(tape.outputs, outs):
+        need(a, dims)
+    operands = {}
+    for eqn in reversed(tape.equations):  # all that uses the results comes before
+        operands[eqn] = _operand_dims(eqn, [needed.get(v, _whole(v)) for v in eqn.outputs], sizes)
+        for a, dims in zip(eqn.inputs, operands[eqn] or map(_whole, eqn.inputs)):
+            need(a, dims)
+
+    have: dict[Var, tuple[Value, Dims]] = {v: (x, _whole(v)) for v, x in zip(tape.inputs, args)}
+
+    def block(a: Atom, dims: Dims) -> Value:
+        x, own = have[a] if isinstance(a, Var) else (a, _whole(a))
+        return x if own == dims else _sliced(x, dims)
+
+    for eqn in tape.equations:
+        dims = operands[eqn]
+        values = [block(a, d) for a, d in zip(eqn.inputs, dims or map(_whole, eqn.inputs))]
+        if dims is None:
+            found = eqn.primitive.bind(*values, **eqn.params)
+            found = found if eqn.primitive.multiple_results else [found]
+            have.update((v, (x, _whole(v))) for v, x in zip(eqn.outputs, found))
+        else:
+            have[eqn.outputs[0]] = _block_of(eqn, values, needed[eqn.outputs[0]], sizes), needed[eqn.outputs[0]]
+    return [block(a, dims) for a, dims in zip(tape.outputs, outs)]
+
+
+def _whole(a: Atom) -> Dims:
+    return ((),) * typeof(a).ndim
+
+
+def _sliced(x: Value, dims: Dims) -> Value:
+    """The rank's block of a value that is whole."""
+    for d, axes in enumerate(dims):
+        x = pscatter(x, axes, axis=d, tiled=True) if axes else x
+    return x
+
+
+def _operand_dims(eqn: Equation, outs: Sequence[Dims], sizes: dict[str, int]) -> list[Dims] | None:
+    """How the operands are split if the result is; None if the operation needs them whole, or its result is."""
+    primitive, types = eqn.primitive, [typeof(a) for a in eqn.inputs]
+    must_know_the_block = (slice_p, gather_p)
+    if not any(map(any, outs)) or len(outs) > 1 or primitive.sharding is None or primitive in must_know_the_block:
+        return None
+    labelled = primitive.sharding(types, [v.type for v in eqn.outputs], eqn.params)
+    way = {label: axes for label, axes in zip(labelled.results[0], outs[0]) if axes}
+    lengths = [pair for labels, t in zip(labelled.operands, types) for pair in zip(labels, t.shape)]
+    found = {label for label, _ in lengths}
+    makes_any_shape = primitive is random_bits_p or "shape" in eqn.params
+    if None in way or not (makes_any_shape or found.issuperset(way)):
+        return None
+    if any(n % part_count(way.get(label, ()), sizes) for label, n in lengths):
+        return None
+    return [tuple(way.get(label, ()) for label in labels) for labels in labelled.operands]
+
+
+def _block_of(eqn: Equation, values: list[Value], dims: Dims, sizes: dict[str, int]) -> Value:
+    """The rank's block of the result, of the operands' blocks."""
+    t, params = eqn.outputs[0].type, dict(eqn.params)
+    params.update(eqn.primitive.sharding([typeof(a) for a in eqn.inputs], [t], eqn.params).params)
+    if "shape" in params:
+        params["shape"] = tuple(n // part_count(axes, sizes) for n, axes in zip(t.shape, dims))
+    if eqn.primitive is random_bits_p:
+        block = local_block(params["sizes"], PartitionSpec.of_dims(dims[t.ndim - len(params["sizes"]) :]))
+        first = sum(start * stride for start, stride in zip(block.starts, params["strides"]))
+        values[2], params["sizes"] = add(values[2], convert(first, values[2].dtype)), block.shape
+    return eqn.primitive.bind(*values, **params)

@@ -1,0 +1,326 @@
+"""minidiff.random: the published answers of its hash, distributions, transformations, blocks, and keys."""
+
+import math
+import statistics
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import minidiff as md
+from minidiff.checks.testing import check_grads
+from minidiff.ops.special import ndtri_p
+from minidiff.random import Block, threefry2x32
+
+random = md.random
+KEY = random.key(7)
+N = 40_000
+
+KNOWN_ANSWERS = [  # of threefry2x32 with 20 rounds in Random123: counter, key, result
+    ("00000000 00000000", "00000000 00000000", "6b200159 99ba4efe"),
+    ("ffffffff ffffffff", "ffffffff ffffffff", "1cb996fc bb002be7"),
+    ("243f6a88 85a308d3", "13198a2e 03707344", "c4923a9c 483df7a0"),
+]
+
+
+def words(text):
+    return [np.array([int(word, 16)], np.uint32) for word in text.split()]
+
+
+@pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)
+def test_known_answers(counter, key, result):
+    assert [f"{x:08x}" for (x,) in threefry2x32(*words(key), *words(counter))] == result.split()
+    pair, (high, low) = np.concatenate(words(key)), (int(w[0]) for w in words(counter))
+    assert "{:08x} {:08x}".format(*random.fold_in(pair, (high << 32) + low)) == result
+
+
+def test_keys_are_those_of_jax():
+    """`jax.random.key_data` of key(42) and of split(key(0)), and fold_in; a seed has 64 bits."""
+    assert random.key(42).tolist() == [0, 42]
+    assert random.key(-1).tolist() == random.key(2**64 - 1).tolist() == [2**32 - 1] * 2
+    assert random.split(random.key(0)).tolist() == [[1797259609, 2579123966], [928981903, 3453687069]]
+    assert random.fold_in(random.key(0), 1).tolist() == [928981903, 3453687069]
+
+
+# ---------------------------------------------------------------- distributions
+
+normal = statistics.NormalDist()
+cdf_of_normal = np.vectorize(normal.cdf)
+
+
+def truncated_cdf(low, high):
+    """The distribution function between bounds that are not far in the upper tail."""
+    return lambda x: (cdf_of_normal(x) - normal.cdf(low)) / (normal.cdf(high) - normal.cdf(low))
+
+
+CONTINUOUS = {  # draws -> their distribution function
+    "uniform": (random.uniform, lambda x: x),
+    "uniform, scaled": (lambda k, shape: random.uniform(k, shape, float, -3.0, 2.0), lambda x: (x + 3) / 5),
+    "uniform, f32": (lambda k, shape: random.uniform(k, shape, np.float32), lambda x: x.astype(float)),
+    "normal": (random.normal, cdf_of_normal),
+    "normal, f32": (lambda k, shape: random.normal(k, shape, np.float32), cdf_of_normal),
+    "truncated": (lambda k, shape: random.truncated_normal(k, -1.0, 2.0, shape), truncated_cdf(-1, 2)),
+    "tail": (lambda k, shape: -random.truncated_normal(k, 6.0, np.inf, shape), truncated_cdf(-np.inf, -6)),
+}
+
+
+def distance(x, cdf):
+    """Kolmogorov and Smirnov's: the largest difference of the empirical distribution function and `cdf`."""
+    found = cdf(np.sort(x))
+    places = np.arange(len(x) + 1) / len(x)
+    return max(np.max(places[1:] - found), np.max(found - places[:-1]))
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_distributions(name):
+    draw, cdf = CONTINUOUS[name]
+    for key in random.split(KEY, 3):
+        x = draw(key, (N,))
+        assert distance(x, cdf) < 2 / math.sqrt(N)  # exceeded with probability 0.0007
+        assert abs(np.corrcoef(x[1:], x[:-1])[0, 1]) < 4 / math.sqrt(N)
+    assert x.dtype == (np.float32 if "f32" in name else float)
+
+
+def test_moments_of_normals():
+    x = random.normal(KEY, (N,))
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(np.mean(x**power) - moment) < 4 * math.sqrt(variance / N)
+
+
+def assert_frequencies(found, probabilities):
+    """Pearson's statistic of how often each integer is found, against 1e-4 of its normal approximation."""
+    expected = len(found) * np.asarray(probabilities)
+    counts = np.bincount(found, minlength=len(expected))
+    freedom = len(expected) - 1
+    assert np.sum((counts - expected) ** 2 / expected) < freedom + 4 * math.sqrt(2 * freedom) + 8
+
+
+def test_frequencies():
+    p, axes = np.array([0.1, 0.2, 0.3, 0.4]), (N,)
+    assert_frequencies(random.randint(KEY, axes, -3, 4) + 3, np.full(7, 1 / 7))
+    assert_frequencies(random.bernoulli(KEY, 0.3, axes).astype(int), [0.7, 0.3])
+    assert_frequencies(random.categorical(KEY, np.log(p), shape=axes), p)
+    assert_frequencies(random.categorical(KEY, np.tile(np.log(p)[:, None], N), axis=0), p)
+    assert_frequencies(random.bits(KEY, axes, np.uint8).astype(int), np.full(256, 1 / 256))
+    of_three = np.stack([random.permutation(k, 3) for k in random.split(KEY, 3000)])
+    assert_frequencies(np.unique(of_three, axis=0, return_inverse=True)[1].ravel(), np.full(6, 1 / 6))
+
+
+def test_quantiles():
+    for p in (*np.linspace(0.001, 0.999, 101), 1e-9, 1e-14, 1e-30, 1e-300, 1 - 1e-12):
+        np.testing.assert_allclose(ndtri_p.bind(p), normal.inv_cdf(p), rtol=4e-15, atol=1e-15)
+    np.testing.assert_array_equal(ndtri_p.bind(np.array([0, 1, -1, 2, np.nan])), [-np.inf, np.inf, *[np.nan] * 3])
+    check_grads(ndtri_p.bind, (np.array([0.01, 0.4, 0.97]),), order=1, rtol=1e-4)
+
+
+# ---------------------------------------------------------------- transformations
+
+DRAWS = {
+    "bits": lambda k: random.bits(k, (2, 3), np.uint32),
+    "uniform": lambda k: random.uniform(k, (2, 3), np.float32, 1.0, 4.0),
+    "normal": lambda k: random.normal(k, 5),
+    "truncated_normal": lambda k: random.truncated_normal(k, np.array([-1.0, 2.0]), 3.0, (4, 2)),
+    "randint": lambda k: random.randint(k, (3,), np.array([0, 5, 100]), 1000, np.int16),
+    "bernoulli": lambda k: random.bernoulli(k, np.linspace(0.2, 0.7, 20)),
+    "permutation": lambda k: random.permutation(k, np.arange(12.0).reshape(3, 4), axis=1),
+    "categorical": lambda k: random.categorical(k, np.zeros((3, 4)), axis=0, shape=(2, 4)),
+    "split": lambda k: random.split(k, (2, 2)),
+    "fold_in": lambda k: random.fold_in(k, k[0]),
+    "key": lambda k: random.key(k[1]),
+    "of several keys": lambda k: random.normal(random.split(random.fold_in(k, 3), 3)[1]),
+}
+
+
+def same(found, expected):
+    assert md.typeof(found) == md.typeof(expected)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_transformations_draw_the_same_numbers(name):
+    draw, keys = DRAWS[name], random.split(KEY, 4)
+    expected = np.stack([draw(k) for k in keys])
+    assert len(np.unique(expected.reshape(4, -1), axis=0)) == 4
+    same(md.jit(draw)(keys[0]), expected[0])
+    same(md.vmap(draw)(keys), expected)
+    same(md.jit(md.vmap(draw))(keys), expected)
+    same(md.scan(lambda c, k: (c, draw(k)), 0, keys)[1], expected)
+    nested = md.vmap(md.vmap(draw), in_axes=1, out_axes=1)(keys.reshape(2, 2, 2))
+    same(nested, expected.reshape(2, 2, *expected.shape[1:]))
+    tape = md.make_tape(draw)(keys[0])
+    tape.check()
+    same(tape(keys[0])[0], expected[0])
+
+
+def test_one_key_for_batches_of_numbers():
+    """Operands with and without the batch axis."""
+    found = md.vmap(lambda i: random.normal(random.fold_in(KEY, i), 3))(np.arange(4))
+    same(found, np.stack([random.normal(random.fold_in(KEY, i), 3) for i in range(4)]))
+    rates = np.array([0.1, 0.9])
+    same(
+        md.vmap(lambda p: random.bernoulli(KEY, p, (5,)))(rates), np.stack([random.bernoulli(KEY, p, 5) for p in rates])
+    )
+    starts = md.vmap(lambda i: random.bits(KEY, Block((2,), (i,), (6,))))(np.array([0, 2, 4]))
+    same(starts, random.bits(KEY, 6).reshape(3, 2))
+
+
+def test_draws_have_no_derivative_but_in_their_bounds():
+    assert md.grad(lambda x: np.sum(x * random.normal(KEY, 3)))(1.0) == random.normal(KEY, 3).sum()
+    assert md.grad(lambda x: random.normal(random.key(x.astype(int)) if x > 5 else KEY) + 0 * x)(1.0) == 0
+    for draw in (lambda a, b: random.uniform(KEY, 4, float, a, b), lambda a, b: random.truncated_normal(KEY, a, b, 4)):
+        check_grads(draw, (0.3, 1.4))
+        check_grads(draw, (-1.3, 1.4))
+
+
+# ---------------------------------------------------------------- keys
+
+
+@hypothesis.given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**32 - 1))
+@hypothesis.settings(max_examples=30, deadline=None)
+def test_new_keys(seed, number):
+    key = random.key(seed)
+    made = np.concatenate([[key], random.split(key, 5), [random.fold_in(key, 5 + number)]])
+    assert len(np.unique(made, axis=0)) == 7
+    same(random.fold_in(key, 3), random.split(key, 5)[3])
+    same(random.split(key, 5)[:2], random.split(key))
+    assert len(np.unique(md.vmap(lambda k: random.bits(k, 9))(made))) == 7 * 9
+
+
+def test_numbers_of_split_keys_are_independent():
+    draws = md.vmap(lambda k: random.normal(k, 1000))(random.split(KEY, 20))
+    assert np.max(np.abs(np.corrcoef(draws) - np.eye(20))) < 5 / math.sqrt(1000)
+
+
+WRONG_KEYS = {
+    "an integer": (0, r"normal: a key is an array u32\[2\], got 0: make one by md.random.key\(seed\)"),
+    "floats": (np.zeros(2), r"got f64\[2\]: make one by md.random.key"),
+    "a list": ([0, 1], r"got \[0, 1\]: make one by md.random.key"),
+    "of another length": (np.zeros(4, np.uint32), r"got u32\[4\]: make one by md.random.key"),
+    "of 64 bits": (np.zeros(2, np.uint64), r"got u64\[2\]: make one by md.random.key"),
+    "several": (np.zeros((3, 2), np.uint32), r"got u32\[3,2\]: call it on each key of the stack, by vmap"),
+    "none": (None, "got None: make one by md.random.key"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_KEYS)
+def test_wrong_keys(name):
+    wrong, message = WRONG_KEYS[name]
+    with pytest.raises(TypeError, match=message):
+        random.normal(wrong, 3)
+    for f in DRAWS.values():
+        if f is not DRAWS["key"]:
+            with pytest.raises((TypeError, IndexError)):
+                f(wrong)
+    if isinstance(wrong, np.ndarray):
+        with pytest.raises(TypeError, match=message):
+            md.jit(random.normal)(wrong)
+
+
+WRONG = {
+    "seed": (lambda: random.key(1.0), TypeError, "the seed is one integer, got 1.0"),
+    "seed of bool": (lambda: random.key(True), TypeError, "the seed is one integer"),
+    "long seed": (lambda: random.key(2**64), ValueError, "64 bits"),
+    "data": (lambda: random.fold_in(KEY, np.zeros(2, int)), TypeError, r"the data is one integer, got i64\[2\]"),
+    "shape": (lambda: random.normal(KEY, (-1,)), ValueError, "no negative sizes"),
+    "dtype": (lambda: random.normal(KEY, 3, int), TypeError, "normal: the dtype is one of real"),
+    "bits": (lambda: random.bits(KEY, 3, int), TypeError, "unsigned integers, got i64"),
+    "p": (lambda: random.bernoulli(KEY, np.ones(3), (2,)), ValueError, "p, f64.3., does not broadcast to the shape"),
+    "interval": (lambda: random.randint(KEY, 3, 5, 5), ValueError, r"\[5, 5\) is not an interval"),
+    "int8": (lambda: random.randint(KEY, 3, 0, 129, np.int8), ValueError, "of integers of dtype i8"),
+    "float bounds": (lambda: random.randint(KEY, 3, 0.0, 5.0), TypeError, "the bounds are integers"),
+    "permutation": (lambda: random.permutation(KEY, np.array(3)), TypeError, "an array with an axis"),
+    "block": (lambda: Block((2,), (5,), (6,)), ValueError, "is not inside a draw of shape"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_other_wrong_arguments(name):
+    call, error, message = WRONG[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+# ---------------------------------------------------------------- ranges, permutations, blocks
+
+
+@hypothesis.given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 2**64 - 1))
+@hypothesis.settings(max_examples=30, deadline=None)
+def test_ranges(low, width):
+    high = min(low + width, 2**63)
+    if high > low:
+        x = random.randint(KEY, 100, low, high)
+        assert (x.dtype, low <= x.min(), x.max() < high) == (int, True, True)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_uniform_numbers_are_below_one(dtype):
+    x = random.uniform(KEY, 100_000, dtype)
+    assert (x.min() >= 0, x.max() < 1) == (True, True)
+
+
+@hypothesis.given(st.integers(0, 50), st.integers(0, 99))
+@hypothesis.settings(max_examples=30, deadline=None)
+def test_permutations(n, seed):
+    key = random.key(seed)
+    p = random.permutation(key, n)
+    same(np.sort(p), np.arange(n))
+    x = np.arange(2.0 * n).reshape(2, n)
+    same(random.permutation(key, x, axis=1), x[:, p])
+
+
+BLOCKED = {
+    "bits": random.bits,
+    "uniform": random.uniform,
+    "normal": random.normal,
+    "randint": lambda k, shape: random.randint(k, shape, 0, 50),
+    "bernoulli": lambda k, shape: random.bernoulli(k, 0.4, shape),
+    "truncated_normal": lambda k, shape: random.truncated_normal(k, -1, 1.0, shape),
+    "split": random.split,
+    "categorical": lambda k, shape: random.categorical(k, np.arange(4.0), shape=shape),
+}
+
+
+@hypothesis.given(st.data(), st.sampled_from(sorted(BLOCKED)))
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_a_block_is_a_slice_of_the_whole(data, name):
+    whole = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
+    ends = [sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for n in whole]
+    block = Block(tuple(b - a for a, b in ends), tuple(a for a, _ in ends), whole)
+    draw = BLOCKED[name]
+    same(draw(KEY, block), draw(KEY, whole)[tuple(slice(a, b) for a, b in ends)])
+
+
+def test_large_draws_are_the_same_in_parts():
+    """Longer than the blocks in which they are computed, and counters of more than 32 bits."""
+    whole = random.bits(KEY, 100_000)
+    for start in (0, 1, 32_768, 99_000):
+        same(random.bits(KEY, Block((1000,), (start,), (100_000,))), whole[start : start + 1000])
+    found = random.bits(KEY, Block((2, 1), (2**31, 5), (2**32, 8)))
+    assert found[1, 0] >> 32 == random.fold_in(KEY, (2**31 + 1) * 8 + 5)[0]
+    same(md.vmap(lambda k: random.bits(k, 20_000))(random.split(KEY))[1], random.bits(random.split(KEY)[1], 20_000))
+
+
+# ---------------------------------------------------------------- dropout
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_dropout(dtype):
+    x = (np.arange(N) + 1).astype(dtype).reshape(100, -1)
+    y = md.nn.dropout(KEY, x, 0.25)
+    kept = y != 0
+    assert y.dtype == dtype
+    assert abs(kept.mean() - 0.75) < 4 * math.sqrt(0.25 * 0.75 / N)
+    np.testing.assert_allclose(y[kept], x[kept] / 0.75, rtol=1e-6)
+    assert md.nn.dropout(KEY, x, 0) is x
+    same(md.jit(lambda k, x: md.nn.dropout(k, x, 0.25))(KEY, x), y)
+    rows = md.nn.dropout(KEY, x, 0.5, (100, 1))
+    assert set((rows != 0).mean(axis=1)) == {0, 1}
+    gradient = md.grad(lambda x: np.sum(md.nn.dropout(KEY, x, 0.25) ** 2))(x)
+    np.testing.assert_allclose(gradient, 2 * y / 0.75, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [1, -0.1, 1.5, float("nan")])
+def test_dropout_of_no_rate(rate):
+    with pytest.raises(ValueError, match=r"the rate is a probability in \[0, 1\), got"):
+        md.nn.dropout(KEY, np.ones(3), rate)
