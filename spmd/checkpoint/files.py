@@ -241,7 +241,7 @@ class Saved:
     def read(self, name: str, start: Sequence[int], shape: Sequence[int]) -> np.ndarray:
         """A slice of an array, from the blocks that overlap it."""
         array = self.leaves[name]
-        out = np.empty(shape, array.dtype)
+        out, filled = np.empty(shape, array.dtype), 0
         for block in array.blocks:
             low = [max(i, j) for i, j in zip(start, block.start)]
             high = [min(i + n, j + m) for i, n, j, m in zip(start, shape, block.start, block.shape)]
@@ -250,6 +250,10 @@ class Saved:
                     tuple(slice(i - o, j - o) for i, j, o in zip(low, high, origin)) for origin in (block.start, start)
                 )
                 out[here] = self.block(name, block)[there]
+                filled += math.prod(j - i for i, j in zip(low, high))
+        if filled != out.size:
+            what = f"blocks of array {name} have {filled} of the {out.size} numbers of {show_slices(start, shape)}"
+            raise self.damage(self.file, what)
         return out
 
     def block(self, name: str, block: Block) -> np.ndarray:
