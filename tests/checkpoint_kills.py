@@ -2,7 +2,8 @@
 
 Each process is forked, and saves one step after the other, of which all numbers are the same. It is killed before its
 n-th operation on files, where n is drawn, or after a time that is drawn, wherever it is then. After each kill, the last
-step that was complete must load, or a later one; and the next process goes on from there, in the same directory.
+step that was complete must be there, or a later one, and the one before it; both must load. The next process goes on
+from there, in the same directory.
 """
 
 import gc
@@ -12,12 +13,13 @@ import signal
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 
 import spmd
 from spmd import P
-from spmd.checkpoint import Checkpoints, latest, load
+from spmd.checkpoint import Checkpoints, files, latest, load
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 #: Audited operations on files, besides those that write: these are `os.fsync` here, which need not flush.
@@ -79,13 +81,14 @@ def run(kills, seed=0):
             assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
             counts[timed] += 1
             reported = max(reported, last_reported(reader))
-            found = latest(path)
-            assert (found or 0) in (reported, reported + 1), (found, reported)
-            if found is not None:
-                tree, _ = load(path, state(0))
+            found = latest(path) or 0
+            assert found in (reported, reported + 1), (found, reported)
+            for step in files.steps(Path(path)):
+                tree, _ = load(path, state(0), step)
                 values = {*np.asarray(tree["split"]), *tree["whole"], tree["n"]}
-                assert values == {found}, (found, values)
-                reported = found
+                assert values == {step}, (step, values)
+            assert len(files.steps(Path(path))) >= min(found, 2)
+            reported = found
     return *counts, reported
 
 

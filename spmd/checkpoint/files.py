@@ -80,13 +80,17 @@ class Scalar(NamedTuple):
     def __str__(self) -> str:
         return f"a Python {self.type}"
 
+    def read(self) -> Any:
+        return complex(*self.value) if self.type == "complex" else self.value
 
-#: The types of the leaves that are not arrays, with how to read each from JSON.
-SCALARS: dict[type, Callable] = {bool: bool, int: int, float: float, str: str, complex: lambda parts: complex(*parts)}
+
+#: The types of leaves that are not arrays. JSON has all of them but complex numbers, which are pairs there.
+SCALARS = {bool, int, float, str, complex}
 
 
 def show_slices(start: Sequence[int], shape: Sequence[int]) -> str:
-    """
+    """Show a block's slices of an array.
+
     >>> show_slices((0, 4), (2, 4))
     '[0:2, 4:8]'
     """
@@ -233,15 +237,11 @@ class Saved:
             )
         return self.leaves[name]
 
-    def scalar(self, name: str) -> Any:
-        """The value of a leaf that is not an array."""
-        leaf = self.leaf(name)
-        return {kind.__name__: read for kind, read in SCALARS.items()}[leaf.type](leaf.value)
-
     def read(self, name: str, start: Sequence[int], shape: Sequence[int]) -> np.ndarray:
         """A slice of an array, from the blocks that overlap it."""
-        array = self.leaves[name]
-        out = np.empty(shape, array.dtype)
+        array = self.leaf(name)
+        assert isinstance(array, Array)
+        out, filled = np.empty(shape, array.dtype), 0
         for block in array.blocks:
             low = [max(i, j) for i, j in zip(start, block.start)]
             high = [min(i + n, j + m) for i, n, j, m in zip(start, shape, block.start, block.shape)]
@@ -250,6 +250,10 @@ class Saved:
                     tuple(slice(i - o, j - o) for i, j, o in zip(low, high, origin)) for origin in (block.start, start)
                 )
                 out[here] = self.block(name, block)[there]
+                filled += math.prod(j - i for i, j in zip(low, high))
+        if filled != out.size:
+            what = f"blocks of array {name} have {filled} of the {out.size} numbers of {show_slices(start, shape)}"
+            raise self.damage(self.file, what)
         return out
 
     def block(self, name: str, block: Block) -> np.ndarray:
@@ -260,10 +264,10 @@ class Saved:
                 self._maps[block.file] = np.memmap(file, np.uint8, "r")
             except (OSError, ValueError) as error:  # ValueError: it is empty
                 raise self.damage(file, f"{what} cannot be read ({type(error).__name__}: {error})") from error
-        bytes, expected = self._maps[block.file], self.sizes[block.file]
-        if len(bytes) != expected:
-            raise self.damage(file, f"it has {len(bytes)} bytes, expected {expected}; {what} is in it")
-        entry = bytes[block.offset : block.offset + block.nbytes]
+        mapped, expected = self._maps[block.file], self.sizes[block.file]
+        if len(mapped) != expected:
+            raise self.damage(file, f"it has {len(mapped)} bytes, expected {expected}; {what} is in it")
+        entry = mapped[block.offset : block.offset + block.nbytes]
         if self.verify and (block.file, block.offset) not in self._intact:
             if (found := zlib.crc32(entry)) != block.crc32:
                 raise self.damage(file, f"{what} has the CRC-32 {found:08x}, expected {block.crc32:08x}")

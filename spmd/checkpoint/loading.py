@@ -97,7 +97,7 @@ def mesh_of(x: Any) -> Mesh | None:
 
 
 def check_leaf(what: str, name: str, leaf: Any) -> None:
-    """Raise TypeError for a leaf that cannot be saved."""
+    """Raise TypeError for a leaf that cannot be saved, or does not say what to load."""
     if isinstance(leaf, Tracer) and not isinstance(leaf, ShardedArray):
         raise TypeError(f"checkpoint.{what}: {name} is traced: {what} outside of jit, derivatives and shard_map")
     sharding = _sharding(leaf)
@@ -106,7 +106,7 @@ def check_leaf(what: str, name: str, leaf: Any) -> None:
             f"checkpoint.{what}: {name} is split as {sharding.spec}, parts of a sum: take the sum first, by "
             f"spmd.reshard(x, {sharding.spec.summed_up()})"
         )
-    if type(leaf) in SCALARS or sharding is not None or isinstance(leaf, ShapedArray):
+    if type(leaf) in SCALARS or isinstance(leaf, ShardedArray) or (what == "load" and isinstance(leaf, ShapedArray)):
         return
     dtype = np.asarray(leaf).dtype
     if dtype.hasobject or np.dtype(dtype.str) != dtype:
@@ -124,7 +124,7 @@ def _sharding(leaf: Any) -> Sharding | None:
 
 def _whole(saved: Saved, name: str) -> Any:
     leaf = saved.leaf(name)
-    return saved.read(name, (0,) * len(leaf.shape), leaf.shape) if isinstance(leaf, Array) else saved.scalar(name)
+    return saved.read(name, (0,) * len(leaf.shape), leaf.shape) if isinstance(leaf, Array) else leaf.read()
 
 
 def _read_like(saved: Saved, name: str, like: Any) -> Any:

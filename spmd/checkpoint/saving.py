@@ -91,6 +91,9 @@ class Checkpoints:
         It returns when the arrays are copied, so they can be written into. They are written in the background. The
         next call of a method waits until they are, and raises what went wrong.
         """
+        if not isinstance(step, (int, np.integer)) or step < 0:
+            raise ValueError(f"checkpoint.save: step is a number of steps, an integer of at least 0; got {step!r}")
+        step = int(step)
         leaves, blocks = _described(tree, self.mesh.rank == 0)
         index = {"step": step, "backend": self.mesh.backend, "notes": _copied_notes(notes or {}), "leaves": leaves}
         self.wait()

@@ -85,7 +85,7 @@ def test_a_slice_needs_only_the_blocks_that_overlap_it(tmp_path):
     assert len(saved._intact) == 1 and all(isinstance(x, np.memmap) for x in saved._maps.values())
 
 
-@pytest.mark.parametrize("leaf", [np.random.default_rng(0), [1, "a", object()], {1, 2}], ids=type)
+@pytest.mark.parametrize("leaf", [np.random.default_rng(0), state()["w"].type, {1, 2}], ids=type)
 def test_leaves_that_are_not_saved(tmp_path, leaf):
     with pytest.raises(TypeError, match=r"checkpoint.save: \['x'\].* which is not saved: make it a number.*\.state"):
         save(tmp_path, 1, {"x": leaf})
@@ -274,6 +274,17 @@ def test_an_index_that_says_something_else(tmp_path_factory, kept, data):
             load(path, state())
 
 
+def test_an_index_without_a_block(tmp_path, kept):
+    """With a checksum that is right: no number is made up."""
+    path = shutil.copytree(kept, tmp_path / "run")
+    folder = path / "step-00000004"
+    told = json.loads((folder / "index.json").read_text())
+    told["leaves"]["['w']"]["blocks"].pop()
+    files.write_index(folder, {k: v for k, v in told.items() if k != "checksum"})
+    with pytest.raises(CheckpointError, match=r"blocks of array \['w'\] have 0 of the 4 numbers of \[2:4, 0:2\]"):
+        load(path, state())
+
+
 LIKE = {
     "no such leaf": ({"v": np.ones(3)}, r"has no array \['v'\]; it has \['b'\], \['n'\], \['w'\]\. Did"),
     "a shape": ({"b": np.ones(4)}, r"\['b'\] is float64\[3\], expected float64\[4\]"),
@@ -323,6 +334,11 @@ def test_two_runs_that_save_in_one_place(tmp_path):
 
 @pytest.mark.parametrize("keep", [0, -1])
 def test_arguments(tmp_path, keep):
+    for step in (keep - 1, 0.5, "1"):
+        with pytest.raises(ValueError, match=rf"step is .*an integer of at least 0; got {step!r}"):
+            save(tmp_path, step, state())
+    save(tmp_path, np.int32(1 - keep), state())
+    assert_like(load(tmp_path, state(), step=1 - keep)[0], state())
     with pytest.raises(ValueError, match=f"keep is the number of steps to keep, at least 1, or None; got {keep}"):
         Checkpoints(tmp_path, MESH, keep=keep)
     with pytest.raises(CheckpointError, match="the directory to save in is '': name one"):
