@@ -21,7 +21,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff.nn import dot_product_attention
 from spmd.parallel.decoder_layer import layer, logits
-from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh
+from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, decoder_mesh
 from spmd.parallel.transformer import sizes
 from spmd.parallel.vocabulary import embed
 from spmd.partition import P
@@ -67,7 +67,9 @@ def decode_step(config: DecoderConfig) -> Callable:
         (x, _), cache = md.scan(apply, (x, balance), (params["layers"], *cache))
         return logits(config, params, x[:, 0]), cache
 
-    return spmd.shard_map(body, mesh=decoder_mesh(backend="simulated"), in_specs=P(), out_specs=P())
+    batch, cache = P(EXAMPLES), P(None, EXAMPLES)  # on one rank; types tell how experts split them
+    specs = {"in_specs": (P(), cache, P(), batch), "out_specs": (batch, cache)}
+    return spmd.shard_map(body, mesh=decoder_mesh(backend="simulated"), **specs)
 
 
 def generate(

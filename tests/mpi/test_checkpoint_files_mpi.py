@@ -1,8 +1,6 @@
 """Checkpoints on MPI ranks: written and read by other numbers of ranks and the other backend; errors on all alike."""
 
 import os
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,16 +14,6 @@ from tests.saved_trees import MESHES, assert_like, tree_on
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size
 MESH = spmd.make_mesh((RANKS,), ("i",), backend="mpi")
-
-
-@pytest.fixture
-def path():
-    """A directory that all ranks have, and nobody else."""
-    found = tempfile.TemporaryDirectory() if WORLD.rank == 0 else None
-    yield Path(WORLD.bcast(found and found.name))
-    WORLD.barrier()
-    if found:
-        found.cleanup()
 
 
 def split(x=0.0):

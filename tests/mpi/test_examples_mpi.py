@@ -1,8 +1,5 @@
 """The examples on MPI ranks: the numbers of simulated ones; killed and taken up again, also on more ranks."""
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -14,16 +11,6 @@ from tests.runs import EXAMPLES, assert_same_run, run_program_of_the_readme, tra
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size
 everywhere = pytest.mark.parallel([4, 8])
-
-
-@pytest.fixture
-def path():
-    """A directory that all ranks have, and nobody else."""
-    found = tempfile.TemporaryDirectory() if WORLD.rank == 0 else None
-    yield Path(WORLD.bcast(found and found.name))
-    WORLD.barrier()
-    if found:
-        found.cleanup()
 
 
 @everywhere
