@@ -12,7 +12,7 @@ from collectives import ppermute
 from spmd import P
 from tests.matmul_programs import PRODUCTS, operands, plain_loss, sharded, sharded_loss
 
-everywhere = pytest.mark.parallel([2, 4])
+everywhere = pytest.mark.parallel([2, 4, 8])
 
 
 @everywhere
