@@ -199,14 +199,14 @@ class SPMD(Interpreter):
         """Run a body as one compiled program on this process's data.
 
         Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop,
-        whose body then becomes such a program.
+        whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
         """
+        if self.base is not EVALUATE or (self.idle and any(map(has_effects, tape.equations))):
+            return None
         operands = [self.operand(x) for x in values]
         states = [getattr(x, "marked", None) for x in values]
         kinds = zip(operands, states)
         key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held, s) for (x, held), s in kinds)
-        if self.base is not EVALUATE:
-            return None
         if key not in tape.lowered:
             try:
                 recorded, places = self._on_data(tape, operands, states)
