@@ -15,6 +15,7 @@ from spmd.report.calibrate import calibrate
 from spmd.report.communication import communication, compare
 from spmd.report.draw import visualize_sharding
 from spmd.report.forecast import CostModel, Forecast
+from spmd.report.schedule import show_schedule
 from spmd.rewritten import rewritten
 from spmd.shard_map import shard_map
 
@@ -45,6 +46,7 @@ __all__ = [
     "reshard",
     "rewritten",
     "shard_map",
+    "show_schedule",
     "spec_of",
     "visualize_sharding",
 ]

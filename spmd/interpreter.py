@@ -36,7 +36,7 @@ from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.cond import Cond, communications
 from minidiff.staging import Stage
 from minidiff.tape import Tape, has_effects, tapes_of
-from minidiff.types import ShapedArray, operand_type, plain_operand, typeof
+from minidiff.types import ShapedArray, Var, operand_type, plain_operand, typeof
 from spmd.agreement import check_blocks
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
@@ -199,14 +199,14 @@ class SPMD(Interpreter):
         """Run a body as one compiled program on this process's data.
 
         Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop,
-        whose body then becomes such a program.
+        whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
         """
+        if self.base is not EVALUATE or (self.idle and any(map(has_effects, tape.equations))):
+            return None
         operands = [self.operand(x) for x in values]
         states = [getattr(x, "marked", None) for x in values]
         kinds = zip(operands, states)
         key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held, s) for (x, held), s in kinds)
-        if self.base is not EVALUATE:
-            return None
         if key not in tape.lowered:
             try:
                 recorded, places = self._on_data(tape, operands, states)
@@ -262,20 +262,26 @@ class SPMD(Interpreter):
         """Run each branch on all simulated ranks at once, and select.
 
         Ranks that do not take a branch run it on the operands of one that does: with their own, which it is never given
-        on real ranks, it might warn of a NaN. (In a compiled program it still may, if no rank takes it.)
+        on real ranks, it might warn of a NaN. (In a compiled program it still may, if no rank takes it.) What a branch
+        does not compute with is not copied for that; if all return the same operand, there is nothing to select.
         """
         if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
             raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
-        ranks, axes, results = self.mesh.ranks, selector.held, {}
+        ranks, axes, results, returned = self.mesh.ranks, selector.held, {}, {}
         for i, tape in enumerate(tapes):
             with running(self.base):
                 takers = cond.matches(selector.data, i)
                 if not recorded and not takers.any():
                     continue
-                lent = [RankTracer(self, *ranks.lent(x.data, x.held, axes, takers), x.marked) for x in values]
+                used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
+                lent = [
+                    RankTracer(self, *ranks.lent(x.data, x.held, axes, takers), x.marked) if v in used else x
+                    for v, x in zip(tape.inputs, values)
+                ]
             idle = [] if recorded else [r for r, taken in enumerate(ranks.local(takers, axes)) if not taken]
             with running(self), self._in_branch(idle):
-                results[i] = [RankTracer(self, *self.operand(x)) for x in tape(*lent)]
+                outs = map(self.operand, tape(*lent))
+                results[i] = [returned.setdefault((id(x), held), RankTracer(self, x, held)) for x, held in outs]
         some = next(iter(results.values()))  # stands for those of branches that no rank takes
         with running(self):
             found = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])

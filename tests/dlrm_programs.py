@@ -7,7 +7,7 @@ from spmd.parallel import dlrm, dlrm_loss, init_dlrm
 from tests.grid_programs import lines_of, run_and_count, summed
 from tests.programs import assert_trees_close
 
-TABLES, EXAMPLES, FEATURES = (4, 8, 12), 24, 3  # which 1, 2 and 4 ranks divide
+TABLES, EXAMPLES, FEATURES = (8, 8, 16), 24, 3  # which 1, 2, 4 and 8 ranks divide
 
 
 def example(tables=TABLES, examples=EXAMPLES):

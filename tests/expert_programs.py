@@ -13,9 +13,9 @@ from tests.programs import assert_trees_close, run_and_count
 
 AXES = "data", "experts", "model"
 TOKENS = "data", "experts"
-EXPERTS, T, D, HIDDEN = 4, 16, 3, 4
+EXPERTS, T, D, HIDDEN = 8, 16, 3, 4
 SPECS = P("experts", None, "model"), P("experts", "model"), P("experts", "model"), P("experts")
-SHAPES = {1: [(1, 1, 1)], 2: [(1, 2, 1), (2, 1, 1)], 4: [(1, 4, 1), (2, 2, 1), (1, 2, 2)], 8: [(2, 2, 2)]}
+SHAPES = {1: [(1, 1, 1)], 2: [(1, 2, 1), (2, 1, 1)], 4: [(1, 4, 1), (2, 2, 1), (1, 2, 2)], 8: [(1, 8, 1), (2, 2, 2)]}
 
 RNG = np.random.default_rng(0)
 PARAMS = tuple(RNG.normal(size=(EXPERTS, *shape)) for shape in ((D, HIDDEN), (HIDDEN,), (HIDDEN, D), (D,)))

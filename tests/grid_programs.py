@@ -7,18 +7,35 @@ from collections import Counter
 import minidiff as md
 import minidiff.numpy as np
 import spmd
+from collectives import pbroadcast, pmean
 from spmd import P
-from spmd.parallel import cannon, cannon_nt, cannon_tn, init_params, loss, summa, summa_nt, summa_tn, tensor_parallel_2d
+from spmd.parallel import (
+    cannon,
+    cannon_nt,
+    cannon_tn,
+    init_params,
+    loss,
+    mlp_2d,
+    squared_error,
+    summa,
+    summa_nt,
+    summa_tn,
+    tensor_parallel_2d,
+)
 from tests.networks import communicated
 from tests.programs import assert_trees_close
 
 M, K, N = 2, 3, 4  # the sizes of a block, of each dimension
 AXES = ("rows", "cols")
 GRID = P(*AXES)
+EXAMPLES_SPLIT = P(("batch", "rows"), "cols")  # of several grids, each has its own examples
 
 
-def grid(q, backend=None):
-    return spmd.make_mesh((q, q), AXES, backend=backend)
+def grid(q, backend=None, copies=1):
+    """A square grid, or several along a third axis."""
+    if copies == 1:
+        return spmd.make_mesh((q, q), AXES, backend=backend)
+    return spmd.make_mesh((copies, q, q), ("batch", *AXES), backend=backend)
 
 
 def lines_of(function, number):
@@ -59,9 +76,17 @@ def on_grid(product, mesh, **options):
     return spmd.shard_map(lambda a, b: product(a, b, AXES), mesh, in_specs=(GRID, GRID), out_specs=GRID, **options)
 
 
-def operands(form, q):
+def on_grids(product, mesh):
+    """On several grids, each of which has a part of the product's first dimension, and all of b."""
+    a = P("rows", ("batch", "cols")) if PRODUCTS[product] == "tn" else EXAMPLES_SPLIT
+    body = lambda a, b: product(a, pbroadcast(b, "batch"), AXES)  # noqa: E731
+    return spmd.shard_map(body, mesh, in_specs=(a, GRID), out_specs=EXAMPLES_SPLIT)
+
+
+def operands(form, q, copies=1):
     """a, b and weights for the product: whole matrices."""
-    return [np.random.default_rng(k).normal(size=(q * m, q * n)) for k, (m, n) in enumerate(FORMS[form][1:])]
+    sizes = {M: copies * q * M, K: q * K, N: q * N}
+    return [np.random.default_rng(k).normal(size=[sizes[n] for n in block]) for k, block in enumerate(FORMS[form][1:])]
 
 
 def documented(product, q):
@@ -79,11 +104,14 @@ def documented(product, q):
     return found if q > 1 else {}
 
 
-def check_product(product, q, backend=None):
-    """Values and gradients are those of whole matrices; what is communicated is what the docstring says."""
-    mesh, form = grid(q, backend), PRODUCTS[product]
-    a, b, weights = operands(form, q)
-    split = on_grid(product, mesh)
+def check_product(product, q, backend=None, copies=1):
+    """Values and gradients are those of whole matrices; what is communicated is what the docstring says.
+
+    Several grids also sum the gradient of b, which all have.
+    """
+    mesh, form = grid(q, backend, copies), PRODUCTS[product]
+    a, b, weights = operands(form, q, copies)
+    split = on_grid(product, mesh) if copies == 1 else on_grids(product, mesh)
     out, pull = md.vjp(FORMS[form][0], a, b)
 
     def value_and_gradients(a, b):
@@ -94,7 +122,8 @@ def check_product(product, q, backend=None):
     found = run_and_count(value_and_gradients, mesh, report, a, b)
     assert_trees_close(found, (out, pull(weights)), rtol=1e-10)
     with_axes = 3 if product.__name__.startswith("summa") else 2
-    assert summed(lambda what: what[:with_axes], report) == documented(product, q)
+    sums = {("backward", "psum", "batch")[:with_axes]: (1, b.nbytes // q**2)} if copies > 1 else {}
+    assert summed(lambda what: what[:with_axes], report) == documented(product, q) | sums
 
 
 # ---------------------------------------------------------------- networks
@@ -107,17 +136,35 @@ def network(sizes=SIZES, examples=EXAMPLES):
     return init_params(rng, sizes), (rng.normal(size=(examples, sizes[0])), rng.normal(size=(examples, sizes[-1])))
 
 
-def check_network(product, q, backend=None):
+def data_and_tensor_parallel(mesh, product):
+    """`tensor_parallel_2d` on several grids, each of which has its own examples: the loss."""
+
+    def on_each_rank(params, block):
+        predictions = mlp_2d(pbroadcast(params, "batch"), block[0], AXES, product)
+        return pmean(pmean(np.mean(squared_error(predictions, block[1], "cols")), "rows"), "batch")
+
+    specs = [(GRID, P("cols"))] * (len(SIZES) - 1), EXAMPLES_SPLIT
+    return spmd.shard_map(on_each_rank, mesh, in_specs=specs, out_specs=P())
+
+
+def check_network(product, q, backend=None, copies=1):
     """Loss and gradients are those of the whole network; with SUMMA, it communicates what the docstring says."""
-    mesh, (params, batch) = grid(q, backend), network()
-    split = tensor_parallel_2d(mesh, product=product)
+    mesh, (params, batch) = grid(q, backend, copies), network()
+    split = (tensor_parallel_2d if copies == 1 else data_and_tensor_parallel)(mesh, product=product)
     report = spmd.communication(md.grad(split))(params, batch)
     found = run_and_count(md.value_and_grad(split), mesh, report, params, batch)
     assert_trees_close(found, md.value_and_grad(loss)(params, batch), rtol=1e-10)
     if product is summa and q > 1:
-        names = {"q": q, "L": len(params), "N": EXAMPLES, "inputs": sum(SIZES[:-1]), "outputs": sum(SIZES[1:])}
-        names |= {"first": SIZES[0], "weights": sum(W.size for W, _ in params)}
+        names = {"q": q, "L": len(params), "N": EXAMPLES // copies, "inputs": sum(SIZES[:-1])}
+        names |= {"outputs": sum(SIZES[1:]), "first": SIZES[0], "weights": sum(W.size for W, _ in params)}
         expected = {}
         for direction, collective, axis, count, numbers in lines_of(tensor_parallel_2d, 0):
             expected[direction, collective, axis] = eval(count, {}, names), 8 * eval(numbers, {}, names)
+        if copies > 1:  # each parameter is cast to vary along `batch` first, so the biases' sums are one by one
+            biases, weights = names["outputs"] // q, names["weights"] // q**2
+            expected["backward", "psum", "rows"] = len(params), 8 * biases
+            expected |= {
+                ("forward", "psum", "batch"): (1, 8),
+                ("backward", "psum", "batch"): (1, 8 * (biases + weights)),
+            }
         assert communicated(report) == expected

@@ -89,8 +89,8 @@ def example(error=squared_error, sizes=SIZES, examples=EXAMPLES):
 
 
 @functools.cache
-def of_whole_network(error):
-    params, batch = example(error)
+def of_whole_network(error, sizes=SIZES):
+    params, batch = example(error, sizes)
     return md.value_and_grad(partial(loss, error=error))(params, batch)
 
 
@@ -185,17 +185,21 @@ SCHEDULES = {
 
 def check_schedule(name, microbatches, mesh):
     """Loss and gradients are those of the whole network; what is communicated is what the documentation says."""
-    schedule, (params, batch) = SCHEDULES[name](mesh.size, microbatches), example()
+    schedule = SCHEDULES[name](mesh.size, microbatches)
+    sizes = SIZES if schedule.chunks * mesh.size <= 8 else (16, *[8] * (schedule.chunks * mesh.size + 1), 16)
+    params, batch = example(sizes=sizes)
     run, blocked = spmd.parallel.scheduled_value_and_grad(mesh, schedule), blocked_layers(params, schedule)
     for f in (run, md.jit(run)):
         value, gradients = f(blocked, batch)
-        assert_trees_close((value, unblocked_layers(md.tree.map(whole, gradients))), of_whole_network(squared_error))
+        assert_trees_close(
+            (value, unblocked_layers(md.tree.map(whole, gradients))), of_whole_network(squared_error, sizes)
+        )
     ends = sum(x.size for x in md.tree.leaves((params[0], params[-1])))
-    sizes = {"ticks": schedule.ticks, "N": EXAMPLES, "M": microbatches, "F": params[0][1].size, "ends": ends}
+    names = {"ticks": schedule.ticks, "N": EXAMPLES, "M": microbatches, "F": params[0][1].size, "ends": ends}
     _, _, table, _ = _between_rules(scheduled_network.__doc__)
     lines = [line.split() for line in table.splitlines()]
     expected = {
-        (collective, axis): (eval(count, {}, sizes), 8 * eval(" ".join(numbers), {}, sizes))
+        (collective, axis): (eval(count, {}, names), 8 * eval(" ".join(numbers), {}, names))
         for collective, axis, count, *numbers in lines
     }
     report = spmd.communication(run)(blocked, batch)
@@ -212,7 +216,7 @@ def check_schedule(name, microbatches, mesh):
 
 # ---------------------------------------------------------------- sequences
 
-HEADS = 4
+HEADS = 8
 
 
 def check_attention(attend, mesh):
@@ -234,7 +238,7 @@ def check_attention(attend, mesh):
 
 # ---------------------------------------------------------------- experts
 
-EXPERTS, TOKENS, FEATURES = 4, 24, 3
+EXPERTS, TOKENS, FEATURES = 8, 24, 3
 
 
 def expert(params, x):

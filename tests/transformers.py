@@ -28,12 +28,12 @@ from tests.collective_checks import whole
 from tests.networks import communicated
 from tests.programs import assert_trees_close
 
-WIDE = Config(vocabulary=8, features=16, heads=4, layers=2, hidden=12)
+WIDE = Config(vocabulary=8, features=16, heads=8, layers=2, hidden=16)  # which 2, 4 and 8 ranks divide
 CONFIGS = {
     "rms norm, SwiGLU": WIDE,
     "layer norm, GELU": replace(WIDE, layer_norm=True, swiglu=False, layers=1),
     "tied": replace(WIDE, tied=True),
-    "grouped queries": replace(WIDE, heads=8, kv_heads=4, layers=1),
+    "grouped queries": replace(WIDE, features=32, heads=16, kv_heads=8, layers=1),
 }
 AXIS = "feats"
 

@@ -105,6 +105,7 @@ class Source:
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
         self.earlier: dict[Var, list[str]] = {}  # earlier names of a value's memory
         self.reused: set[Var] = set()  # values whose memory belongs to another value now
+        self.compiled: dict[Equation, Equation] = {}  # equations with bodies, and the same with compiled ones
         self._numbers: dict[str, int] = {}
         #: By line of the generated source: the user's line that it comes from.
         self.asked_for: dict[int, Location | None] = {}
@@ -177,6 +178,7 @@ class Source:
         if primitive.is_higher_order:
             function = functools.partial(_evaluated, primitive)
             params = {k: self._compiled(primitive, k, v) for k, v in params.items()}
+            self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
             function = primitive.impl
         shown = {k: v.name if isinstance(v, CompiledTape) else repr(v) for k, v in params.items() if _is_shown(v)}
@@ -280,13 +282,17 @@ def _is_shown(value: Any) -> bool:
 
 
 class CompiledTape(Tape):
-    """A tape that runs as compiled source on plain arrays."""
+    """A tape that runs as compiled source on plain arrays.
+
+    Where an interpreter applies its operations one by one, their bodies are compiled tapes.
+    """
 
     def __init__(self, tape: Tape, name: str, bodies: dict[str, str], options: dict):
         super().__init__(tape.inputs, tape.equations, tape.outputs)
         self.name = name
         self.options = options
         self.source = Source(self, name, bodies=bodies, options=options)
+        self.equations = [self.source.compiled.get(eqn, eqn) for eqn in tape.equations]
         self.lowered: dict[Any, Any] = {}  # lowered forms, cached by interpreters
 
     def __call__(self, *values: Value) -> list[Value]:

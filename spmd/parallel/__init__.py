@@ -53,7 +53,8 @@ More files have other networks and layers, and document what these communicate:
 =========================================  ==========================================================================
 files                                      what is split, or sent
 =========================================  ==========================================================================
-transformer, vocabulary                    nothing: a decoder, its tokens and integer labels
+transformer, causal_attention, vocabulary  nothing: a decoder, its tokens and integer labels
+decoder (_layer, _params), generate        all of a transformer, along six axes at once; text from it, with a KV cache
 megatron, megatron_sequence                the weights of a transformer; between half layers also the tokens
 attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
 summa, cannon, tensor_2d                   both dimensions of matrices, on a square grid of ranks
@@ -82,12 +83,15 @@ from spmd.parallel.asynchronous import Training, Update, simulate_parameter_serv
 from spmd.parallel.attention import attention, chunked_attention
 from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
 from spmd.parallel.data import data_parallel
+from spmd.parallel.decoder import decoder_loss
+from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, decoder_specs, init_decoder
 from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm
 from spmd.parallel.embedding import lookup_by_columns, lookup_by_rows, lookup_by_tables
 from spmd.parallel.expert import feed_forward, mixture_of_experts
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
 from spmd.parallel.gates import expert_capacity, gate_weights, load_balancing_loss, routed, router_z_loss, top_experts
+from spmd.parallel.generate import decode_step, empty_cache, generate
 from spmd.parallel.matmul import (
     matmul_all_gather,
     matmul_all_gather_bidirectional,
@@ -126,91 +130,21 @@ from spmd.parallel.weight_versions import (
 )
 
 __all__ = [
-    "Config",
-    "Schedule",
-    "Step",
-    "Training",
-    "Update",
-    "assigned_experts",
-    "attention",
-    "attention_by_heads",
-    "blocked_layers",
-    "cannon",
-    "cannon_nt",
-    "cannon_tn",
-    "chunked_attention",
-    "column_parallel",
-    "cross_entropy",
-    "data_parallel",
-    "dense",
-    "dense_2d",
-    "dlrm",
-    "dlrm_loss",
-    "double_buffered_versions",
-    "embed",
-    "expert_capacity",
-    "feed_forward",
-    "fully_sharded",
-    "fully_sharded_tensor_parallel",
-    "gate_weights",
-    "gathered",
-    "gathering",
-    "gathering_again",
-    "gpipe",
-    "init_dlrm",
-    "init_params",
-    "init_transformer",
-    "interleaved",
-    "label_cross_entropy",
-    "load_balancing_loss",
-    "lookup_by_columns",
-    "lookup_by_rows",
-    "lookup_by_tables",
-    "loss",
-    "matmul_all_gather",
-    "matmul_all_gather_bidirectional",
-    "matmul_all_gather_overlapped",
-    "matmul_psum_scatter",
-    "matmul_psum_scatter_bidirectional",
-    "matmul_psum_scatter_overlapped",
-    "mixture_of_experts",
-    "mlp_2d",
-    "mlp_bytes",
-    "next_token_loss",
-    "one_f_one_b",
-    "pipedream_versions",
-    "pipeline",
-    "pipeline_parallel",
-    "predict",
-    "ring_attention",
-    "routed",
-    "router_z_loss",
-    "row_parallel",
-    "row_parallel_scattered",
-    "scheduled",
-    "scheduled_orders",
-    "scheduled_value_and_grad",
-    "search",
-    "sequence_parallel_options",
-    "sequence_parallel_transformer",
-    "server_step",
-    "show_versions",
-    "simulate_parameter_server",
-    "squared_error",
-    "stacked_layers",
-    "summa",
-    "summa_nt",
-    "summa_tn",
-    "tensor_parallel",
-    "tensor_parallel_2d",
-    "tensor_parallel_dense",
-    "tensor_parallel_options",
-    "tensor_parallel_transformer",
-    "top_experts",
-    "train_with_versions",
-    "transformer",
-    "transformer_specs",
-    "unblocked_layers",
-    "unstacked_layers",
-    "zigzag",
-]
+    "Config", "DecoderConfig", "Schedule", "Step", "Training", "Update", "assigned_experts", "attention",
+    "attention_by_heads", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
+    "column_parallel", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
+    "decoder_specs", "dense", "dense_2d", "dlrm", "dlrm_loss", "double_buffered_versions", "embed", "empty_cache",
+    "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights", "gathered",
+    "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_params",
+    "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss", "lookup_by_columns",
+    "lookup_by_rows", "lookup_by_tables", "loss", "matmul_all_gather", "matmul_all_gather_bidirectional",
+    "matmul_all_gather_overlapped", "matmul_psum_scatter", "matmul_psum_scatter_bidirectional",
+    "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss", "one_f_one_b",
+    "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "ring_attention", "routed", "router_z_loss",
+    "row_parallel", "row_parallel_scattered", "scheduled", "scheduled_orders", "scheduled_value_and_grad", "search",
+    "sequence_parallel_options", "sequence_parallel_transformer", "server_step", "show_versions",
+    "simulate_parameter_server", "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn",
+    "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_dense", "tensor_parallel_options",
+    "tensor_parallel_transformer", "top_experts", "train_with_versions", "transformer", "transformer_specs",
+    "unblocked_layers", "unstacked_layers", "zigzag",
+]  # fmt: skip

@@ -13,6 +13,7 @@ Sources: those of `schedules.py`; Chen et al., "Training deep nets with sublinea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import minidiff as md
@@ -47,33 +48,50 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
     1.0 6.0 [[12.  4.]] 12.0
     """
     _check(schedule, params[1], inputs, targets, axis)
-    rank, blocks, (first, stage, last) = axis_index(axis), schedule.stages * schedule.chunks, layers
     params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)  # no branch sums their gradients
-    x_type = md.eval_shape(lambda: first(params[0], inputs[0]))
-    loss_type = md.eval_shape(lambda x: last(params[2], x, targets[0]), x_type)
+    x = _zeros(md.eval_shape(layers[0], params[0], inputs[0]), axis)
+    loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
+    gradients = md.tree.map(lambda leaf: _zeros(leaf, axis), params)
+    table, slots = allocate(schedule)
+    stashes = tuple(_zeros(x, axis, max(1, *counts)) for counts in zip(*slots, strict=True))
+    rows = Entry(*(_at(column, axis_index(axis)) for column in table))
+    tick = _tick(params, _block(schedule, layers, inputs, targets, loss, axis), axis)
+    # `jit` records one tick for all of them: run one by one, each would record its branches again.
+    loop = md.jit(lambda start, rows: md.scan(tick, start, rows)[0])
+    *_, loss, gradients = loop((x, x, stashes, loss, gradients), rows)
+    loss, (of_first, of_blocks, of_last) = md.tree.map(lambda x: x / schedule.microbatches, (loss, gradients))
+    loss, of_first, of_last = psum((loss, of_first, of_last), axis)
+    return loss, (of_first, of_blocks, of_last)
 
-    def zeros(t, *leading):
-        return pbroadcast(np.zeros((*leading, *t.shape), t.dtype), axis)
+
+def _block(schedule: Schedule, layers: tuple, inputs: Any, targets: Any, no_loss: Any, axis: str) -> Callable:
+    """What a block of layers makes of a microbatch: (x, loss), where only the last block has a loss."""
+    first, stage, last = layers
 
     def block(params, x, entry):
-        """What a block of layers makes of a microbatch: (x, loss), where only the last block has a loss."""
-        number = rank + schedule.stages * entry.chunk
+        number = axis_index(axis) + schedule.stages * entry.chunk
         x = md.cond(number == 0, lambda x: first(params[0], _at(inputs, entry.microbatch)), lambda x: x, x)
-        x = stage(md.tree.map(lambda leaf: _at(leaf, entry.chunk), params[1]), x)
+        x = stage(params[1], x)
         ending = lambda x: last(params[2], x, _at(targets, entry.microbatch))  # noqa: E731
-        return x, md.cond(number == blocks - 1, ending, lambda x: zeros(loss_type), x)
+        return x, md.cond(number == schedule.stages * schedule.chunks - 1, ending, lambda x: no_loss, x)
 
-    def idle(entry, x, cotangent, loss, gradients):
-        return zeros(x_type), zeros(x_type), loss, gradients
+    return block
+
+
+def _tick(params: tuple, block: Callable, axis: str) -> Callable:
+    """A tick, as the step of a scan over this stage's entries."""
+
+    def idle(entry, *operands):
+        return operands  # which a tick sends, whatever the step; no slot awaits what is not new
 
     def forward(entry, x, cotangent, loss, gradients):
-        x, more = block(params, x, entry)
-        return x, zeros(x_type), loss + more, gradients
+        x, more = block(_of_chunk(params, entry.chunk), x, entry)
+        return x, cotangent, loss + more, gradients
 
     def backward(entry, x, cotangent, loss, gradients):
-        (_, more), pull = md.vjp(lambda params, x: block(params, x, entry), params, x)
-        of_params, cotangent = pull((cotangent, np.ones_like(more)))
-        return zeros(x_type), cotangent, loss, md.tree.map(np.add, gradients, of_params)
+        (_, more), pull = md.vjp(lambda params, x: block(params, x, entry), _of_chunk(params, entry.chunk), x)
+        of_chunk, cotangent = pull((cotangent, np.ones_like(more)))
+        return x, cotangent, loss, _added(gradients, of_chunk, entry.chunk)
 
     def tick(carry, entry):
         x, cotangent, (activations, cotangents), *sums = carry
@@ -83,14 +101,23 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
         x, cotangent, *sums = md.switch(entry.kind, [idle, forward, backward], entry, *operands)
         return (shifted(x, axis, 1), shifted(cotangent, axis, -1), (activations, cotangents), *sums), None
 
-    table, slots = allocate(schedule)
-    stashes = tuple(zeros(x_type, max(1, *counts)) for counts in zip(*slots, strict=True))
-    start = zeros(x_type), zeros(x_type), stashes, zeros(loss_type), md.tree.map(lambda leaf: zeros(leaf), params)
-    rows = Entry(*(_at(column, rank) for column in table))
-    (*_, loss, (of_first, of_blocks, of_last)), _ = md.scan(tick, start, rows)
-    mean = lambda x: x / schedule.microbatches  # noqa: E731
-    loss, of_first, of_last = psum(md.tree.map(mean, (loss, of_first, of_last)), axis)
-    return loss, (of_first, md.tree.map(mean, of_blocks), of_last)
+    return tick
+
+
+def _of_chunk(params: tuple, chunk: Any) -> tuple:
+    """The parameters of one block: the first and last layers, and a chunk of this stage's."""
+    return params[0], md.tree.map(lambda leaf: _at(leaf, chunk), params[1]), params[2]
+
+
+def _added(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
+    """Add the gradients of what `_of_chunk` selects."""
+    of_blocks = md.tree.map(lambda leaf, more: np.at(leaf)[chunk].add(more), gradients[1], of_chunk[1])
+    of_first, of_last = md.tree.map(np.add, (gradients[0], gradients[2]), (of_chunk[0], of_chunk[2]))
+    return of_first, of_blocks, of_last
+
+
+def _zeros(t: Any, axis: str, *leading: int) -> Any:
+    return pbroadcast(np.zeros((*leading, *t.shape), t.dtype), axis)
 
 
 def _put(stash: Any, slot: Any, value: Any) -> Any:

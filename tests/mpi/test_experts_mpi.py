@@ -16,7 +16,7 @@ def test_mixtures_are_those_of_whole_arrays():
             programs.check_mixture(shape, *gate)
 
 
-@pytest.mark.parallel([2, 4])
+@everywhere
 def test_assigned_experts_drop_no_token():
     for assignment in programs.ASSIGNMENTS:
         programs.check_assigned(RANKS, assignment)

@@ -7,7 +7,7 @@ import spmd
 from spmd.parallel import attention_by_heads, ring_attention
 from tests import networks
 
-everywhere = pytest.mark.parallel([4, 8])
+everywhere = pytest.mark.parallel([2, 4, 8])
 
 
 @everywhere
@@ -22,9 +22,9 @@ def test_collectives_are_where_the_documentation_says():
         networks.check_communication(name, shape)
 
 
-@pytest.mark.parallel(4)
+@everywhere
 def test_attention_and_experts_over_ranks():
-    mesh = spmd.make_mesh((4,), ("ranks",))
+    mesh = spmd.make_mesh((-1,), ("ranks",))
     for attend in (attention_by_heads, ring_attention):
         networks.check_attention(attend, mesh)
     for capacity in (1, 24):

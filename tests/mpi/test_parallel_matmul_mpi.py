@@ -12,10 +12,10 @@ from collectives import ppermute
 from spmd import P
 from tests.matmul_programs import PRODUCTS, operands, plain_loss, sharded, sharded_loss
 
-everywhere = pytest.mark.parallel([2, 4])
+few = pytest.mark.parallel([2, 4])
 
 
-@everywhere
+@pytest.mark.parallel([2, 4, 8])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_values_gradients_and_calls(name):
     mesh, theory = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",)), PRODUCTS[name]
@@ -39,7 +39,7 @@ def test_values_gradients_and_calls(name):
             np.testing.assert_allclose(a.gather(), e, rtol=1e-10)
 
 
-@everywhere
+@few
 @pytest.mark.parametrize("dtype", ["float16", "float64", "complex128", "int8", "bool"])
 def test_what_is_sent_on_is_not_written_into(dtype):
     """A large array, whose memory later results could take, is MPI's until what it is part of is waited for."""
@@ -63,7 +63,7 @@ def test_what_is_sent_on_is_not_written_into(dtype):
         assert not mesh.ranks._started
 
 
-@everywhere
+@few
 def test_an_error_while_blocks_are_on_their_way():
     mesh = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",))
     ring = [(k, (k + 1) % mesh.size) for k in range(mesh.size)]

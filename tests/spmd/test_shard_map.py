@@ -9,6 +9,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pbroadcast, pmean, psum
 from spmd import P
+from spmd.interpreter import SPMD, UNROLLED
 from tests.programs import assert_trees_close
 from tests.samples import each
 
@@ -447,3 +448,27 @@ def check_numbers(mesh):
 def test_results_without_dimensions_are_numbers():
     check_numbers(MESH)
     check_numbers(spmd.make_mesh((1,), ("i",), backend="simulated"))
+
+
+def test_the_step_of_a_long_loop_is_compiled(monkeypatch):
+    """What surrounds the loop runs operation by operation; the loop's length changes nothing of that."""
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    processed, process = [], SPMD.process
+
+    def counting(self, primitive, *args):
+        processed.append(primitive)
+        return process(self, primitive, *args)
+
+    def operations(length):
+        def body(x):
+            return psum(md.scan(lambda c, _: (np.tanh(c) * psum(c, "i"), None), x, length=length)[0], "i")
+
+        f = md.jit(spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P()))
+        np.testing.assert_allclose(f(X), f.f(X))
+        processed.clear()
+        f(X)
+        return len(processed)
+
+    X = np.array([0.1, 0.2])
+    monkeypatch.setattr(SPMD, "process", counting)
+    assert operations(UNROLLED + 1) == operations(UNROLLED + 30) < 10

@@ -32,8 +32,8 @@ def test_without_types_compiled_and_by_differences(split):
 
 
 def test_a_lookup_is_a_row_of_each_table():
-    (params, (_, indices, _)), T = example(), 4
-    rows = [[params["tables"][t, example[t]] for t in range(T)] for example in indices]
+    params, (_, indices, _) = example()
+    rows = [[table[i] for table, i in zip(params["tables"], row, strict=True)] for row in indices]
     np.testing.assert_array_equal(lookup(params["tables"], indices), rows)
 
 
@@ -53,7 +53,7 @@ MISFITS = {
         ValueError,
         r"dimension 0, of size 6, cannot be split evenly along 'ranks'",
     ),
-    "indices": ("rows", (example()[0], example((8, 8, 4))[1]), ValueError, r"4 tables need indices of shape \[n, 4\]"),
+    "indices": ("rows", (example()[0], example((4, 8, 4))[1]), ValueError, r"8 tables need indices of shape \[n, 8\]"),
     "too large": ("rows", with_index(8), IndexError, "tables have 8 rows; got indices from 0 to 8"),
     "too small": ("columns", with_index(-1), IndexError, "tables have 8 rows; got indices from -1 to 6"),
     "split": ("heads", example(), ValueError, "split='heads'; write one of 'tables', 'columns', 'rows'"),

@@ -76,6 +76,13 @@ def test_networks_are_whole_ones_and_communicate_as_documented(product, q):
     check_network(product, q, "simulated")
 
 
+@each("product", PRODUCTS)
+def test_two_grids_share_the_examples(product):
+    check_product(product, 2, "simulated", copies=2)
+    if product in (summa, cannon):
+        check_network(product, 2, "simulated", copies=2)
+
+
 @each("q", [2, 3])
 def test_bytes_against_1d_tensor_parallelism(q):
     n, d, h = 6, 12, 36

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from spmd import show_schedule
 from spmd.parallel import Schedule, Step, gpipe, interleaved, one_f_one_b, scheduled_orders
-from spmd.report.schedule import show_schedule
 
 SIZES = [*itertools.product((1, 2, 3, 4, 7), (1, 2, 3, 4, 8, 11))]
 

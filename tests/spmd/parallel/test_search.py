@@ -6,35 +6,12 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.nn import softmax
 from spmd.parallel import Config, init_transformer, next_token_loss, search, transformer_specs
 from spmd.parallel.megatron import SPLIT
 from spmd.parallel.transformer import dimensions
+from tests.search_programs import NAMES, PARAMS, X, block, check_prices
 
-BATCH, TOKENS, FEATURES, HEADS, D, HIDDEN = 2, 16, 64, 8, 8, 256
-QKV = (FEATURES, HEADS, D)
-PARAMS = {"q": QKV, "k": QKV, "v": QKV, "o": (HEADS, D, FEATURES), "up": (FEATURES, HIDDEN), "down": (HIDDEN, FEATURES)}
-PARAMS = {name: 0.1 * numpy.random.default_rng(0).normal(size=shape) for name, shape in PARAMS.items()}
-X = numpy.random.default_rng(1).normal(size=(2, BATCH, TOKENS, FEATURES))
-NAMES = (
-    {
-        **dict.fromkeys("qkv", "features heads _"),
-        "o": "heads _ features",
-        "up": "features hidden",
-        "down": "hidden features",
-    },
-    "batch tokens features",
-)
 HALF = sum(x.nbytes for x in PARAMS.values()) / 2
-
-
-def block(params, batch):
-    """A transformer's block, attention and MLP, on whole arrays."""
-    x, y = batch
-    q, k, v = (np.einsum("btf,fhd->bthd", x, params[name]) for name in "qkv")
-    attended = np.einsum("bhqt,bthd->bqhd", softmax(np.einsum("bqhd,bthd->bhqt", q, k) / 8.0), v)
-    x = x + np.einsum("bqhd,hdf->bqf", attended, params["o"])
-    return np.sum((x + np.tanh(x @ params["up"]) @ params["down"] - y) ** 2)
 
 
 def test_it_finds_megatron_s_layout():
@@ -66,27 +43,7 @@ def test_on_the_transformer_it_finds_what_tensor_parallelism_splits():
 
 
 def test_prices_are_those_of_the_program():
-    """Bytes, counted when it runs; memory, of the blocks; products, of which nothing is split, by hand."""
-    mesh = spmd.make_mesh((2, 2), ("data", "feats"), backend="simulated")
-    found = search(block, PARAMS, tuple(X), mesh, NAMES, count=1000)
-    whole = md.value_and_grad(block)(PARAMS, tuple(X))
-    for choice in (*found.choices[:3], found.choices[-1]):
-        args = spmd.distribute((PARAMS, tuple(X)), mesh, choice.specs)
-        mesh.reset_calls()
-        value, gradient = md.value_and_grad(block)(*args)
-        assert sum(mesh.bytes.values()) == choice.bytes
-        assert choice.memory == sum(
-            (x.local[0] if hasattr(x, "local") else numpy.asarray(x)).nbytes for x in md.tree.leaves(args)
-        )
-        numpy.testing.assert_allclose(value, whole[0])
-        numpy.testing.assert_allclose(spmd.gather(gradient)["up"], whole[1]["up"])
-    unsplit = next(choice for choice in found.choices if not choice.axes)
-    dense = BATCH * TOKENS * (4 * FEATURES * HEADS * D + 2 * FEATURES * HIDDEN)
-    attended = 2 * BATCH * HEADS * TOKENS * TOKENS * D
-    assert unsplit.flops == 2 * (
-        3 * (dense + attended) - 3 * BATCH * TOKENS * FEATURES * HEADS * D
-    )  # no cotangent of x
-    assert unsplit.bytes == 0
+    check_prices(spmd.make_mesh((2, 2), ("data", "feats"), backend="simulated"))
 
 
 def test_bad_input():

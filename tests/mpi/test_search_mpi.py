@@ -1,0 +1,11 @@
+"""The search for partition specs: its prices are those of the program on MPI ranks."""
+
+import pytest
+
+import spmd
+from tests.search_programs import check_prices
+
+
+@pytest.mark.parallel([2, 4, 8])
+def test_prices_are_those_of_the_program():
+    check_prices(spmd.make_mesh((-1,), ("feats",)))
