@@ -16,7 +16,7 @@ ELSEWHERE = {
     "mpi4py": "collectives/backends/mpi.py",
     "graphviz": "minidiff/show/graph.py",
     "matplotlib": "spmd/report/forecast.py",
-    "tqdm": "spmd/examples/training.py",
+    "tqdm": "spmd/examples/loop.py",
 }
 #: Modules that most programs do without: they load when something needs them.
 LATER = {
