@@ -8,10 +8,10 @@
 >>> batches = data.batches((images, labels), mesh, P('data'), batch=4, seed=0, epochs=2)
 >>> for x, y in batches:
 ...     print(x.shape, y.local)
-(4, 2) [array([4, 6]), array([2, 7])]
-(4, 2) [array([3, 5]), array([9, 0])]
-(4, 2) [array([9, 1]), array([3, 8])]
-(4, 2) [array([7, 6]), array([0, 4])]
+(4, 2) [array([4, 9]), array([8, 7])]
+(4, 2) [array([5, 3]), array([0, 1])]
+(4, 2) [array([3, 8]), array([9, 4])]
+(4, 2) [array([6, 7]), array([2, 0])]
 
 The order of an epoch follows from the seed and the epoch's number alone, so the state to save is a few integers. With
 it a run goes on where it was, also on another number of ranks:
@@ -24,7 +24,7 @@ it a run goes on where it was, also on another number of ranks:
 >>> resumed = data.batches((images, labels), other, P('data'), batch=4)
 >>> resumed.restore(state)
 >>> next(resumed)[1], next(batches)[1]
-(ShardedArray([3, 5, 9, 0], P('data')), ShardedArray([3, 5, 9, 0], P('data')))
+(ShardedArray([5, 3, 0, 1], P('data')), ShardedArray([5, 3, 0, 1], P('data')))
 """
 
 from __future__ import annotations
