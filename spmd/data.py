@@ -115,21 +115,9 @@ def batches(
     if last not in LAST:
         raise ValueError(f"batches: last is {last!r}; write one of {', '.join(map(repr, LAST))}")
     source = _source_of(data, seed)
-    if isinstance(source, _Arrays):
-        if batch > source.length:
-            raise ValueError(
-                f"batches: batch={batch} is more than the {source.length} examples of the data: make it smaller"
-            )
-        _shardings("a batch of data", source.batch(range(batch))[0], mesh, spec)
-        if last == "keep" and (rest := source.length % batch):
-            _shardings("the last batch (last='drop' leaves it out) of data", source.batch(range(rest))[0], mesh, spec)
-    elif source.once:
-        if last == "wrap" or epochs not in (None, 0, 1):
-            raise ValueError(
-                f"batches: {data!r:.60} can be iterated over once, so epochs={epochs} and last={last!r} do not go "
-                "together with it: give a function that makes one for each epoch, data=lambda epoch: ..."
-            )
-        epochs = 1 if epochs is None else epochs
+    _check_source(source, mesh, spec, batch, epochs, last)
+    if isinstance(source, _Stream) and source.once and epochs is None:
+        epochs = 1
     return Batches(source, mesh, operator.index(batch), prefetch, spec=spec, epochs=epochs, last=last)
 
 
@@ -190,6 +178,23 @@ def _check_number(name: str, x: Any, least: int) -> None:
         raise TypeError(f"batches: {name} is {x!r} of type {type(x).__name__}; write an integer")
     if operator.index(x) < least:
         raise ValueError(f"batches: {name} is {x}; it is at least {least}")
+
+
+def _check_source(source: _Source, mesh: Mesh, spec: Any, batch: int, epochs: int | None, last: str) -> None:
+    """Raise ValueError if batches cannot be made of a source, as far as that is known before it is read."""
+    if isinstance(source, _Arrays):
+        if batch > source.length:
+            raise ValueError(
+                f"batches: batch={batch} is more than the {source.length} examples of the data: make it smaller"
+            )
+        _shardings("a batch of data", source.batch(range(batch))[0], mesh, spec)
+        if last == "keep" and (rest := source.length % batch):
+            _shardings("the last batch (last='drop' leaves it out) of data", source.batch(range(rest))[0], mesh, spec)
+    elif source.once and (last == "wrap" or epochs not in (None, 0, 1)):
+        raise ValueError(
+            f"batches: {source.source!r:.60} can be iterated over once, so epochs={epochs} and last={last!r} do not go "
+            "together with it: give a function that makes one for each epoch, data=lambda epoch: ..."
+        )
 
 
 # ---------------------------------------------------------------- where examples come from

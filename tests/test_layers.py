@@ -26,6 +26,7 @@ LATER = {
         "collectives.algorithms",
         "collectives.reference",
         "spmd.checkpoint",
+        "spmd.data",
         "spmd.environment",
         "spmd.parallel",
         *ELSEWHERE,
