@@ -40,11 +40,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectives.guards.mismatch import DisagreementError, report
 from minidiff import tree
 from minidiff.arguments import as_named_value
 from minidiff.core import Tracer
 from minidiff.types import ShapedArray
-from spmd.agreement import check_types
 from spmd.arrays.blocks import from_blocks, starts_here
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
 from spmd.arrays.sharded_array import Sharding
@@ -92,9 +92,9 @@ def batches(
 
     A thread reads up to `prefetch` batches ahead, or with 0 none does. What is raised there is raised by `next`.
 
-    Under MPI every rank must call it, with the same settings, which are compared; `next` does not communicate. Raises
-    ValueError if the arrays have different lengths, if there are too few examples for a batch, or if the mesh does not
-    divide a batch as the spec says.
+    Under MPI every rank must call it; `next` does not communicate. Raises DisagreementError if ranks make different
+    batches; ValueError if the arrays have different lengths, if there are too few examples for a batch, or if the mesh
+    does not divide a batch as the spec says.
 
     >>> import numpy as np
     >>> import spmd
@@ -166,11 +166,17 @@ class Batches:
 
     def _begin(self, position: Position) -> None:
         self._position = position
-        shown = {**self.state(), **self._settings, **self._source.described()}
-        lines = [f"{name} = {x}" for name, x in shown.items()]
-        check_types("batches: ranks have different data or settings", self._mesh, [lines])
+        self._compare()
         steps = _steps(self._source, self._mesh, self._batch, position, **self._settings)
         self._steps: _Ahead | Generator = _Ahead(steps, self._prefetch) if self._prefetch else steps
+
+    def _compare(self) -> None:
+        """Raise DisagreementError on all ranks if they would read different batches."""
+        shown = {**self.state(), **self._settings, **self._source.described()}
+        lines = [f"{name} = {x}" for name, x in shown.items()]
+        if self._mesh.backend == "mpi" and (said := self._mesh.ranks.compare_once("batches of data", lines)):
+            advice = "All ranks make the same batches, of which each reads its own rows: give it the same seed and data"
+            raise DisagreementError(report("ranks make different batches", said, advice))
 
 
 def _check_number(name: str, x: Any, least: int) -> None:
@@ -215,7 +221,7 @@ class _Arrays:
         self.seed = [] if seed is None else [operator.index(x) for x in np.ravel(seed)]
 
     def state(self) -> dict[str, Any]:
-        return {"length": self.length, "seed": self.seed}
+        return {"length": self.length, "seed": [*self.seed]}
 
     def described(self) -> dict[str, Any]:
         """Their types, for ranks to compare."""

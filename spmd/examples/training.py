@@ -121,8 +121,9 @@ def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
     rng = np.random.default_rng(seed)
     training, held_out = load_digits(rng, example.layers[-1])
     params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
-    order = batches(training, mesh, example.batch, batch=BATCH, seed=seed)
-    return Run(params, example.optimizer.init(params), order, held_out)
+    # The data are in memory: a thread that reads ahead has nothing to wait for.
+    digits = batches(training, mesh, example.batch, batch=BATCH, seed=seed, prefetch=0)
+    return Run(params, example.optimizer.init(params), digits, held_out)
 
 
 def accuracy(example: Example, run: Run) -> float:

@@ -5,6 +5,7 @@ import pytest
 from mpi4py import MPI
 
 import spmd
+from collectives.guards.mismatch import DisagreementError
 from spmd import P
 from spmd.data import batches
 from tests.spmd.test_data import ONE, Recorded, data_of, seen, stream_of
@@ -42,5 +43,5 @@ def test_each_rank_reads_its_block():
 def test_ranks_that_differ():
     for differing in ({"seed": WORLD.rank}, {"batch": 4 * (1 + WORLD.rank)}, {"data": np.arange(20 + WORLD.rank)}):
         options = {"data": np.arange(20), "batch": 4, "seed": 0, **differing}
-        with pytest.raises(ValueError, match=r"ranks have different data or settings: .*rank"):
+        with pytest.raises(DisagreementError, match=r"ranks make different batches:\n +rank.*=.*\n"):
             batches(mesh=MESH, spec=P(), **options)
