@@ -21,7 +21,14 @@ import numpy
 import minidiff
 from collectives import psum
 from collectives.backends.base import LauncherError
-from spmd.launch import import_mpi, launcher_size, launcher_variable, other_launcher
+from spmd.launch import (
+    import_mpi,
+    launcher_size,
+    launcher_variable,
+    other_launcher,
+    share_processors,
+    usable_processors,
+)
 from spmd.mesh import make_mesh
 from spmd.partition import P
 from spmd.report.table import number_ranges, text_table
@@ -43,7 +50,7 @@ class Process(NamedTuple):
     rank: int
     host: str
     usable: set[int]  # the processors that it may run on; a launcher may have bound it to a few
-    threads: str  # OMP_NUM_THREADS
+    threads: str  # those of NumPy: OMP_NUM_THREADS, or a share of the processors
     versions: tuple[str, ...]  # of Python, NumPy and minidiff
 
 
@@ -129,9 +136,9 @@ def _counted(n: int, thing: str) -> str:
 
 def _process(rank: int) -> Process:
     """This rank's part of the report."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     versions = platform.python_version(), numpy.__version__, minidiff.__version__
-    return Process(rank, socket.gethostname(), usable, os.environ.get("OMP_NUM_THREADS", ""), versions)
+    threads = os.environ.get("OMP_NUM_THREADS") or str(share_processors() or "")
+    return Process(rank, socket.gethostname(), usable_processors(), threads, versions)
 
 
 def _backend(launched: int | None) -> str:
@@ -153,11 +160,11 @@ def _table(processes: Sequence[Process]) -> str:
             host,
             ", ".join(number_ranges([p.rank for p in members])),
             str(processors),
-            members[0].threads or "not set",
+            members[0].threads or "not limited",
         ]
         for host, members, processors in _by_host(processes)
     ]
-    header = ["machine", "ranks", "processors", "OMP_NUM_THREADS"]
+    header = ["machine", "ranks", "processors", "threads of a rank"]
     total = ["total", str(len(processes)), str(sum(int(line[2]) for line in lines)), ""]
     return text_table(header, lines, total, [2])
 
@@ -174,7 +181,7 @@ def _shared(processes: Sequence[Process]) -> Iterator[str]:
         elif n > 1 and not members[0].threads:
             yield (
                 f"the {n} ranks on {host} may each start threads for all {processors} processors: "
-                "export OMP_NUM_THREADS=1 before mpirun"
+                "pip install threadpoolctl, or export OMP_NUM_THREADS=1 before mpirun"
             )
     if len({p.versions for p in processes}) > 1:
         found = "; ".join(f"rank {p.rank}: Python {p.versions[0]}, NumPy {p.versions[1]}" for p in processes)

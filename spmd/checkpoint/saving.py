@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from minidiff import tree
+from spmd.arrays.blocks import Start, blocks_to_save
 from spmd.arrays.sharded_array import ShardedArray
-from spmd.checkpoint.blocks import Start, blocks_to_save
 from spmd.checkpoint.files import (
     INDEX,
     SCALARS,

@@ -19,6 +19,7 @@ EXAMPLE = Example(
     layers=(64, 128, 64, 10),
     axes=("batch",),
     params=P(),
+    batch=P("batch"),
     tape=True,
 )
 

@@ -26,6 +26,7 @@ EXAMPLE = Example(
     layers=(64, 128, 64, 16),
     axes=("batch", "feats"),
     params=P(("feats", "batch")),
+    batch=P("batch", "feats"),
     shape=shape,
 )
 

@@ -20,6 +20,7 @@ EXAMPLE = Example(
     layers=(64, 128, 64, 16),
     axes=("batch",),
     params=P("batch"),
+    batch=P("batch"),
 )
 
 if __name__ == "__main__":

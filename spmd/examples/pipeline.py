@@ -22,6 +22,7 @@ EXAMPLE = Example(
     layers=(64, *[48] * (INNER + 1), 10),
     axes=("stages",),
     params=(P(), P("stages"), P()),
+    batch=P("stages"),
     arranged=stacked_layers,
     restored=unstacked_layers,
     optimizer=sgd(0.05, momentum=0.9),

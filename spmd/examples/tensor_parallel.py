@@ -21,6 +21,7 @@ EXAMPLE = Example(
     layers=(64, 128, 64, 16),
     axes=("feats",),
     params=P("feats"),
+    batch=P(None, "feats"),
 )
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import numpy as np
 import minidiff as md
 import spmd
 from minidiff.optim import GradientTransformation, apply_updates, sgd
+from spmd.data import Batches, batches
 from spmd.examples.loop import positive, run_script, train_loop
 from spmd.launch import first_rank_speaks, launcher_size
 from spmd.parallel import init_params, predict
@@ -36,7 +37,8 @@ class Example:
     """The settings of one example.
 
     `loss(mesh, **options)` makes the loss, a function of (params, (inputs, targets)); `options` are those of
-    `shard_map`. `params` are the specs of its parameters: a tree that is a prefix of theirs, or one for all.
+    `shard_map`. `params` are the specs of its parameters: a tree that is a prefix of theirs, or one for all. `batch` is
+    the spec of inputs and targets.
     """
 
     name: str  # of its module
@@ -44,6 +46,7 @@ class Example:
     layers: tuple[int, ...]  # sizes: pixels, …, classes
     axes: tuple[str, ...]  # of the mesh
     params: Any
+    batch: spmd.P
     shape: Callable[[int], tuple[int, ...]] = lambda ranks: (ranks,)  # of the mesh
     arranged: Callable = lambda params: params  # from the list of layers' parameters to the loss's argument
     restored: Callable = lambda params: params  # the inverse
@@ -70,34 +73,6 @@ def load_digits(rng: np.random.Generator, classes: int) -> tuple:
     order = rng.permutation(len(images))
     images, targets = images[order], np.eye(classes)[labels[order]]
     return (images[:TRAINING], targets[:TRAINING]), (images[TRAINING:], targets[TRAINING:])
-
-
-@dataclass
-class Batches:
-    """An endless iterator of batches, shuffled in each epoch."""
-
-    data: tuple
-    rng: np.random.Generator
-    order: np.ndarray = field(init=False)  # of this epoch
-    position: int = field(init=False)  # in it
-
-    def __post_init__(self) -> None:
-        self.order = np.arange(len(self.data[0]))
-        self.position = len(self.order)
-
-    def __next__(self) -> tuple:
-        if self.position + BATCH > len(self.order):
-            self.order, self.position = self.rng.permutation(len(self.order)), 0
-        chosen = self.order[self.position : self.position + BATCH]
-        self.position += BATCH
-        return tuple(x[chosen] for x in self.data)
-
-    def state(self) -> dict[str, Any]:
-        return {"rng": self.rng.bit_generator.state, "order": self.order, "position": self.position}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.rng.bit_generator.state = state["rng"]
-        self.order, self.position = state["order"], state["position"]
 
 
 # ---------------------------------------------------------------- training
@@ -139,12 +114,14 @@ class Run:
 def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
     """The initial state of training.
 
-    Every rank draws the same numbers, and keeps its blocks of the parameters.
+    Every rank draws the same numbers, and keeps its blocks of the parameters. Under MPI every rank must call it.
     """
     rng = np.random.default_rng(seed)
     training, held_out = load_digits(rng, example.layers[-1])
     params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
-    return Run(params, example.optimizer.init(params), Batches(training, rng), held_out)
+    # The data are in memory: a thread that reads ahead has nothing to wait for.
+    digits = batches(training, mesh, example.batch, batch=BATCH, seed=seed, prefetch=0)
+    return Run(params, example.optimizer.init(params), digits, held_out)
 
 
 def accuracy(example: Example, run: Run) -> float:
@@ -227,12 +204,12 @@ def _main(example: Example, options: argparse.Namespace) -> None:
     ranks = options.ranks or launcher_size() or 4
     mesh = example.mesh(ranks)
     first = mesh.rank == 0
+    initial = start(example, mesh, options.seed) if options.tape else None
     if first:
         print(mesh)
         if mesh.backend == "simulated":
             print(f"No MPI launcher: {ranks} ranks are simulated in this process. For real ones, mpirun -n {ranks}.")
-        if options.tape:
-            initial = start(example, mesh, options.seed)
+        if initial is not None:
             print("\nThe gradient, as a typed tape:\n")
             print(md.make_tape(md.grad(example.loss(mesh)))(initial.params, next(initial.batches)))
         print(f"\nTraining a network {' - '.join(map(str, example.layers))} for {options.steps} steps:\n", flush=True)

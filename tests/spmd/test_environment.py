@@ -162,3 +162,19 @@ def test_help_is_shown_once(program):
 def test_help():
     done = run("-m", "spmd", "--help")
     assert done.returncode == 0 and "which backend is chosen and why" in " ".join(done.stdout.split())
+
+
+def test_ranks_share_the_processors_for_the_threads_of_numpy():
+    script = "from spmd.launch import share_processors, usable_processors as u; print(share_processors(), len(u()))"
+
+    def shared(**variables):
+        environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | variables
+        out = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        return out.stdout.split()
+
+    ours, processors = shared(OMPI_COMM_WORLD_SIZE="8", OMPI_COMM_WORLD_LOCAL_SIZE="2")
+    assert ours == str(max(1, int(processors) // 2))
+    assert shared(PMI_SIZE="64")[0] == str(max(1, int(processors) // 64))
+    assert shared(PMI_SIZE="64", OMP_NUM_THREADS="3")[0] == shared()[0] == "None"

@@ -15,7 +15,9 @@ import pytest
 from mpi4py import MPI
 
 import minidiff as md
+import spmd
 from spmd.checkpoint import CheckpointError
+from spmd.data import batches
 from spmd.examples import training
 from spmd.parallel import cross_entropy, init_params, loss
 from tests.collectives.guards.test_failures import launching, mpiexec
@@ -27,7 +29,8 @@ def alone(example, steps):
     rng = np.random.default_rng(0)
     data, held_out = training.load_digits(rng, example.layers[-1])
     params = init_params(rng, example.layers)
-    run = training.Run(params, example.optimizer.init(params), training.Batches(data, rng), held_out)
+    whole = batches(data, spmd.make_mesh((1,), ("i",), backend="simulated"), spmd.P(), batch=training.BATCH)
+    run = training.Run(params, example.optimizer.init(params), whole, held_out)
     for _ in range(steps):
         run.advance(md.value_and_grad(partial(loss, error=cross_entropy)), example.optimizer)
     return run.losses

@@ -41,9 +41,11 @@ def blocks_to_save(x: ShardedArray) -> list[tuple[Start, np.ndarray]]:
     return list(zip(starts_here(Sharding(mesh, spec), shape), blocks))
 
 
-def from_blocks(t: ShapedArray, sharding: Sharding, blocks: Sequence[np.ndarray]) -> ShardedArray:
-    """The sharded array of this process's blocks, in the order of `starts_here`."""
+def from_blocks(t: ShapedArray, sharding: Sharding, blocks: Sequence[np.ndarray]) -> ShardedArray | np.ndarray:
+    """The array of this process's blocks, in the order of `starts_here`: a plain one if the spec does not split it."""
     mesh, spec = sharding.mesh, sharding.spec
+    if spec.is_trivial:
+        return blocks[0]
     stacked = mesh.backend == "simulated" and bool(spec.held)
     block = block_type(ShapedArray(t.shape, t.dtype), spec, mesh.shape)
     return ShardedArray(mesh, spec, block, np.stack(blocks) if stacked else blocks[0])

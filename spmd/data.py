@@ -1,0 +1,424 @@
+"""Batches of data, of which each rank reads its own rows.
+
+>>> import numpy as np
+>>> import spmd
+>>> from spmd import P, data
+>>> mesh = spmd.make_mesh((2,), ('data',), backend='simulated')
+>>> images, labels = np.arange(20.0).reshape(10, 2), np.arange(10)
+>>> batches = data.batches((images, labels), mesh, P('data'), batch=4, seed=0, epochs=2)
+>>> for x, y in batches:
+...     print(x.shape, y.local)
+(4, 2) [array([4, 9]), array([8, 7])]
+(4, 2) [array([5, 3]), array([0, 1])]
+(4, 2) [array([3, 8]), array([9, 4])]
+(4, 2) [array([6, 7]), array([2, 0])]
+
+The order of an epoch follows from the seed and the epoch's number alone, so the state to save is a few integers. With
+it a run goes on where it was, also on another number of ranks:
+
+>>> batches = data.batches((images, labels), mesh, P('data'), batch=4)
+>>> first, state = next(batches), batches.state()
+>>> state
+{'epoch': 0, 'position': 4, 'batch': 4, 'length': 10, 'seed': [0]}
+>>> other = spmd.make_mesh((4,), ('data',), backend='simulated')
+>>> resumed = data.batches((images, labels), other, P('data'), batch=4)
+>>> resumed.restore(state)
+>>> next(resumed)[1], next(batches)[1]
+(ShardedArray([5, 3, 0, 1], P('data')), ShardedArray([5, 3, 0, 1], P('data')))
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectives.guards.mismatch import DisagreementError, report
+from minidiff import tree
+from minidiff.arguments import as_named_value
+from minidiff.core import Tracer
+from minidiff.types import ShapedArray
+from spmd.arrays.blocks import from_blocks, starts_here
+from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
+from spmd.arrays.sharded_array import Sharding
+from spmd.mesh import Mesh
+from spmd.partition import block_type, check_sharding
+
+__all__ = ["Batches", "batches"]
+
+LAST = ("drop", "keep", "wrap")
+Index = tuple[slice, ...]  # of a block in a batch, one slice for each dimension
+Leaf = tuple[ShapedArray, Sharding]  # of a batch
+Read = Callable[[int, Index], np.ndarray]  # a block of leaf number k
+
+
+def batches(
+    data: Any,
+    mesh: Mesh,
+    spec: Any,
+    *,
+    batch: int,
+    seed: int | Sequence[int] | None = 0,
+    epochs: int | None = None,
+    last: str = "drop",
+    prefetch: int = 2,
+) -> Batches:
+    """Iterate over batches of `data`, split over `mesh` by `spec`.
+
+    A batch is a tree like `data`, of sharded arrays of which each rank has read its own block. Arrays that their spec
+    does not split are plain. `spec` is a tree of partition specs that is a prefix of it, `batch` the number of examples
+    in all ranks' blocks, `epochs` how often the data are iterated over: by default without end.
+
+    `data` is one of
+
+    - a tree of arrays with one first dimension, the examples. They may be memory-mapped, as by
+      `numpy.load(file, mmap_mode='r')`, or anything that has `shape` and `dtype` and can be indexed by an array of
+      integers. Each epoch has an order of its own, drawn by NumPy from `seed`, an integer or several (a key), and the
+      epoch's number. With None it is that of the data.
+    - a function from an epoch's number to an iterable of examples, each a tree of arrays. The function decides on the
+      order. All ranks iterate over all the examples, and each makes arrays of its own. After a resume it skips those
+      that the epoch has had.
+    - an iterable of examples. An iterator, which can be iterated over once, has one epoch.
+
+    The `last` examples of an epoch, too few for a batch, are left out ("drop"), a smaller batch ("keep"), or filled up
+    from the start of the next epoch, which goes on behind them ("wrap").
+
+    A thread reads up to `prefetch` batches ahead, or with 0 none does. What is raised there is raised by `next`.
+
+    Under MPI every rank must call it; `next` does not communicate. Raises DisagreementError if ranks make different
+    batches; ValueError if the arrays have different lengths, if there are too few examples for a batch, or if the mesh
+    does not divide a batch as the spec says.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> from spmd import P
+    >>> mesh = spmd.make_mesh((2,), ('data',), backend='simulated')
+    >>> stream = ({'tokens': np.array([k, k + 1])} for k in range(5))
+    >>> for each in batches(stream, mesh, P('data'), batch=2):
+    ...     print(each['tokens'].local)
+    [array([[0, 1]]), array([[1, 2]])]
+    [array([[2, 3]]), array([[3, 4]])]
+    """
+    check_mesh("batches", mesh)
+    check_no_body("batches")
+    _check_number("batch", batch, 1)
+    _check_number("prefetch", prefetch, 0)
+    if epochs is not None:
+        _check_number("epochs", epochs, 0)
+    if last not in LAST:
+        raise ValueError(f"batches: last is {last!r}; write one of {', '.join(map(repr, LAST))}")
+    source = _source_of(data, seed)
+    _check_source(source, mesh, spec, batch, epochs, last)
+    if isinstance(source, _Stream) and source.once and epochs is None:
+        epochs = 1
+    return Batches(source, mesh, operator.index(batch), prefetch, spec=spec, epochs=epochs, last=last)
+
+
+class Batches:
+    """An iterator over batches, made by `batches`."""
+
+    def __init__(self, source: _Source, mesh: Mesh, batch: int, prefetch: int, **settings: Any):
+        self._source, self._mesh, self._batch, self._prefetch = source, mesh, batch, prefetch
+        self._settings = settings  # the others of `_steps`
+        self._begin(Position(0, 0))
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Any:
+        (structure, leaves), self._position = next(self._steps)
+        return tree.unflatten(structure, [from_blocks(*leaf) for leaf in leaves])
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last batch that `next` returned, and what the order depends on.
+
+        It is a tree of integers, for `spmd.checkpoint` to save.
+        """
+        return {**self._position._asdict(), "batch": self._batch, **self._source.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state. Under MPI every rank must call it.
+
+        Raises ValueError if it is the state of other data, or of batches of another size or seed. An iterator cannot go
+        back: restore it before the first batch.
+        """
+        now = self.state()
+        was = {name: state.get(name) for name in now}
+        if names := [name for name in now if name not in Position._fields and was[name] != now[name]]:
+            one, other = (", ".join(f"{name} = {x[name]}" for name in names) for x in (was, now))
+            raise ValueError(
+                f"batches.restore: the state is that of data with {one}; these have {other}. Make the batches of the "
+                "same data, with the same batch= and seed="
+            )
+        self.close()
+        self._begin(Position(*(int(state[name]) for name in Position._fields)))
+
+    def close(self) -> None:
+        """End the iteration, and the thread that reads ahead: it finishes the batch that it is reading."""
+        self._steps.close()
+
+    def _begin(self, position: Position) -> None:
+        self._position = position
+        self._compare()
+        steps = _steps(self._source, self._mesh, self._batch, position, **self._settings)
+        self._steps: _Ahead | Generator = _Ahead(steps, self._prefetch) if self._prefetch else steps
+
+    def _compare(self) -> None:
+        """Raise DisagreementError on all ranks if they would read different batches."""
+        shown = {**self.state(), **self._settings, **self._source.described()}
+        lines = [f"{name} = {x}" for name, x in shown.items()]
+        if self._mesh.backend == "mpi" and (said := self._mesh.ranks.compare_once("batches of data", lines)):
+            advice = "All ranks make the same batches, of which each reads its own rows: give it the same seed and data"
+            raise DisagreementError(report("ranks make different batches", said, advice))
+
+
+def _check_number(name: str, x: Any, least: int) -> None:
+    if not hasattr(x, "__index__"):
+        raise TypeError(f"batches: {name} is {x!r} of type {type(x).__name__}; write an integer")
+    if operator.index(x) < least:
+        raise ValueError(f"batches: {name} is {x}; it is at least {least}")
+
+
+def _check_source(source: _Source, mesh: Mesh, spec: Any, batch: int, epochs: int | None, last: str) -> None:
+    """Raise ValueError if batches cannot be made of a source, as far as that is known before it is read."""
+    if isinstance(source, _Arrays):
+        if batch > source.length:
+            raise ValueError(
+                f"batches: batch={batch} is more than the {source.length} examples of the data: make it smaller"
+            )
+        _shardings("a batch of data", source.batch(range(batch))[0], mesh, spec)
+        if last == "keep" and (rest := source.length % batch):
+            _shardings("the last batch (last='drop' leaves it out) of data", source.batch(range(rest))[0], mesh, spec)
+    elif source.once and (last == "wrap" or epochs not in (None, 0, 1)):
+        raise ValueError(
+            f"batches: {source.source!r:.60} can be iterated over once, so epochs={epochs} and last={last!r} do not go "
+            "together with it: give a function that makes one for each epoch, data=lambda epoch: ..."
+        )
+
+
+# ---------------------------------------------------------------- where examples come from
+
+
+class _Arrays:
+    """A tree of arrays. An example is its place in them."""
+
+    def __init__(self, data: Any, seed: int | Sequence[int] | None):
+        leaves, _ = tree.flatten_with_paths(data, "data")
+        for path, x in leaves:
+            _check_array(path, x)
+        lengths = {path: x.shape[0] for path, x in leaves}
+        if len({*lengths.values()}) != 1:
+            found = ", ".join(f"{path} has {n}" for path, n in lengths.items()) or "there are no arrays"
+            raise ValueError(f"batches: arrays of data have one length, the number of examples; {found}")
+        self.data, self.leaves, self.length = data, [x for _, x in leaves], leaves[0][1].shape[0]
+        self.seed = [] if seed is None else [operator.index(x) for x in np.ravel(seed)]
+
+    def state(self) -> dict[str, Any]:
+        return {"length": self.length, "seed": [*self.seed]}
+
+    def described(self) -> dict[str, Any]:
+        """Their types, for ranks to compare."""
+        leaves, _ = tree.flatten_with_paths(self.batch(range(self.length))[0], "data")
+        return dict(leaves)
+
+    def examples(self, epoch: int, position: int) -> Iterator[Any]:
+        """The examples of an epoch, from a position on."""
+        if not self.seed:
+            return iter(range(position, self.length))
+        seed = np.random.SeedSequence(self.seed, spawn_key=(epoch,))
+        return iter(np.random.default_rng(seed).permutation(self.length)[position:])
+
+    def batch(self, examples: Sequence[Any]) -> tuple[Any, Read]:
+        """The types of a batch, a tree, and the function that reads a block of it."""
+        types = tree.map(lambda x: ShapedArray((len(examples), *x.shape[1:]), x.dtype), self.data)
+
+        def read(k: int, index: Index) -> np.ndarray:
+            places = np.array(examples[index[0]], int)
+            block = (places, *index[1:])
+            return np.asarray(self.leaves[k][block])
+
+        return types, read
+
+
+class _Stream:
+    """A function from an epoch's number to an iterable of examples."""
+
+    def __init__(self, source: Callable[[int], Iterable] | Iterable):
+        self.source = source
+        self.once = isinstance(source, Iterator)
+        self.begun = False
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    described = state
+
+    def examples(self, epoch: int, position: int) -> Iterator[Any]:
+        if self.once and self.begun:
+            raise ValueError(
+                f"batches: {self.source!r:.60} can be iterated over once, and cannot go back: restore before the first "
+                "batch, or give a function that makes one for each epoch, data=lambda epoch: ..."
+            )
+        self.begun = True
+        return itertools.islice(self.source(epoch) if callable(self.source) else self.source, position, None)
+
+    def batch(self, examples: Sequence[Any]) -> tuple[Any, Read]:
+        first = _types(examples[0])
+
+        @functools.cache
+        def leaves(k: int) -> list[np.ndarray]:
+            found = _types(examples[k])
+            if found != first:
+                raise ValueError(f"batches: the examples of a batch have one type; one is {first}, another {found}")
+            return [np.asarray(x) for x in tree.leaves(examples[k])]
+
+        def read(k: int, index: Index) -> np.ndarray:
+            rows = range(len(examples))[index[0]]
+            return np.stack([leaves(row)[k][index[1:]] for row in rows])
+
+        return tree.map(lambda t: ShapedArray((len(examples), *t.shape), t.dtype), first), read
+
+
+def _types(example: Any) -> Any:
+    return tree.map(lambda x: ShapedArray(np.shape(x), np.asarray(x).dtype), example)
+
+
+_Source = _Arrays | _Stream
+
+
+def _source_of(data: Any, seed: int | Sequence[int] | None) -> _Source:
+    leaves = tree.leaves(data)
+    is_leaf = len(leaves) == 1 and leaves[0] is data
+    iterable = is_leaf and not hasattr(data, "shape") and isinstance(data, Iterable) and not isinstance(data, str)
+    return _Stream(data) if iterable or callable(data) else _Arrays(data, seed)
+
+
+def _check_array(path: str, x: Any) -> None:
+    if isinstance(x, Tracer) or not (hasattr(x, "shape") and hasattr(x, "dtype") and len(x.shape)):
+        raise TypeError(
+            f"batches: {path} is {x!r:.60} of type {type(x).__name__}; data are NumPy arrays whose first dimension "
+            "counts the examples, or an iterable of examples"
+        )
+    as_named_value(np.empty(0, x.dtype), f"batches: {path}")
+
+
+# ---------------------------------------------------------------- which examples, and which blocks of them
+
+
+class Position(NamedTuple):
+    """A place in the data: an epoch, and the number of its examples that come before."""
+
+    epoch: int
+    position: int
+
+
+def _steps(
+    source: _Source, mesh: Mesh, batch: int, start: Position, spec: Any, epochs: int | None, last: str
+) -> Generator[tuple[tuple, Position], None, None]:
+    """Read the batches from a position on; with each, the position after it."""
+    for examples, after in _batches_of_examples(source, batch, start, epochs, last):
+        types, read = source.batch(examples)
+        structure, shardings = _shardings("a batch of data", types, mesh, spec)
+        leaves = [(t, sharding, _blocks(k, t, sharding, read)) for k, (t, sharding) in enumerate(shardings)]
+        yield (structure, leaves), after
+
+
+def _batches_of_examples(
+    source: _Source, batch: int, start: Position, epochs: int | None, last: str
+) -> Iterator[tuple[list, Position]]:
+    epoch, position = start
+    while epochs is None or epoch < epochs:
+        left = source.examples(epoch, position)
+        while len(found := list(itertools.islice(left, batch))) == batch:
+            position += batch
+            yield found, Position(epoch, position)
+        if position + len(found) < batch:
+            raise ValueError(f"batches: epoch {epoch} has {position + len(found)} examples, fewer than batch={batch}")
+        epoch, position = epoch + 1, 0
+        if found and last == "wrap":
+            first = list(itertools.islice(source.examples(epoch, 0), batch - len(found)))
+            found, position = found + first, len(first)
+            if len(found) < batch:
+                raise ValueError(f"batches: epoch {epoch} has {position} examples, fewer than batch={batch}")
+        if found and last != "drop":
+            yield found, Position(epoch, position)
+
+
+def _shardings(root: str, types: Any, mesh: Mesh, spec: Any) -> tuple[tree.Structure, list[Leaf]]:
+    """The structure of a tree of types, and for each its sharding.
+
+    Raises ValueError if a spec does not fit. `root` is what errors call the tree.
+    """
+    leaves, structure = tree.flatten_with_paths(types, root)
+    specs = specs_for(types, spec)
+    for (path, t), each in zip(leaves, specs):
+        check_sharding(each, t.shape, mesh.shape, path)
+        if each.unreduced:
+            raise ValueError(
+                f"{path}: spec = {each} says that blocks are parts of a sum; data are not: write {each.summed_up()}"
+            )
+    return structure, [(t, Sharding(mesh, each)) for (_, t), each in zip(leaves, specs)]
+
+
+def _blocks(k: int, t: ShapedArray, sharding: Sharding, read: Read) -> list[np.ndarray]:
+    """This process's blocks of leaf number k of a batch."""
+    shape = block_type(t, sharding.spec, sharding.mesh.shape).shape
+    starts = starts_here(sharding, shape)
+    return [read(k, tuple(slice(i, i + n) for i, n in zip(start, shape))) for start in starts]
+
+
+# ---------------------------------------------------------------- reading ahead
+
+
+class _Ahead:
+    """An iterator that computes up to `count` of its items ahead, in a thread.
+
+    The thread has no reference to it, so that it can be garbage-collected, which ends the thread.
+    """
+
+    def __init__(self, items: Iterator, count: int):
+        self._items = items
+        self._done: queue.SimpleQueue = queue.SimpleQueue()  # of pairs of an item and None, or None and an exception
+        self._room = threading.Semaphore(count)  # how many more items to compute
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __next__(self) -> Any:
+        if self._closed.is_set():
+            raise StopIteration
+        if self._thread is None:
+            arguments = self._items, self._done, self._room, self._closed
+            self._thread = threading.Thread(target=_compute, args=arguments, name="prefetch", daemon=True)
+            self._thread.start()
+            weakref.finalize(self, _end, self._room, self._closed)
+        item, error = self._done.get()
+        if error is not None:
+            self.close()
+            raise error
+        self._room.release()
+        return item
+
+    def close(self) -> None:
+        _end(self._room, self._closed)
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _compute(items: Iterator, done: queue.SimpleQueue, room: threading.Semaphore, closed: threading.Event) -> None:
+    try:
+        while room.acquire() and not closed.is_set():
+            done.put((next(items), None))
+    except BaseException as error:  # StopIteration too
+        done.put((None, error))
+
+
+def _end(room: threading.Semaphore, closed: threading.Event) -> None:
+    closed.set()
+    room.release()

@@ -1,0 +1,248 @@
+"""Batches: every epoch is a permutation, ranks read their own rows, a resumed run sees what it would have seen."""
+
+import gc
+import itertools
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import spmd
+from spmd import P, checkpoint
+from spmd.data import batches
+
+ONE = spmd.make_mesh((1,), ("i",), backend="simulated")
+TWO = spmd.make_mesh((2,), ("i",), backend="simulated")
+GRID = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+SPECS = {ONE: P(), TWO: P("i"), GRID: (P(("i", "j")), P("i", "j"))}  # of numbers and rows
+
+
+def data_of(n):
+    """Numbers [n], and rows [n, 2] that follow from them."""
+    return np.arange(n), np.arange(2 * n).reshape(n, 2)
+
+
+def stream_of(n):
+    """The same as examples, in an order that differs from epoch to epoch."""
+    numbers, rows = data_of(n)
+    return lambda epoch: ((numbers[k], rows[k]) for k in np.roll(numbers, epoch))
+
+
+def seen(found):
+    """The numbers in each batch, whose rows must be those of the numbers."""
+    result = []
+    for numbers, rows in found:
+        numbers, rows = np.asarray(numbers), np.asarray(rows)
+        np.testing.assert_array_equal(rows, 2 * numbers[:, None] + [0, 1])
+        result.append(numbers.tolist())
+    return result
+
+
+sources = st.sampled_from([data_of, stream_of])
+lasts = st.sampled_from(["drop", "keep", "wrap"])
+few = settings(max_examples=40, deadline=None)
+
+
+@few
+@given(st.sampled_from([0, 3, (1, 2), None]), st.integers(4, 30), lasts, st.data())
+def test_each_epoch_is_a_permutation(seed, n, last, data):
+    size, epochs = data.draw(st.integers(1, n)), 3
+    found = seen(batches(data_of(n), ONE, P(), batch=size, seed=seed, last=last, epochs=epochs, prefetch=0))
+    per_epoch = [size] * (n // size) + [n % size] * (last == "keep" and n % size > 0)
+    assert [*map(len, found)] == ([size] * -(-n * epochs // size) if last == "wrap" else per_epoch * epochs)
+    order, count = [*itertools.chain(*found)], n if last == "wrap" else sum(per_epoch)
+    for epoch in (order[k * count : (k + 1) * count] for k in range(epochs)):
+        assert len({*epoch}) == count and {*epoch} <= {*range(n)}
+        assert seed is not None or epoch == [*range(count)]
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    seeds = (0, 1, (0, 1), (1, 0))
+    orders = [seen(batches(data_of(30), ONE, P(), batch=30, seed=seed, epochs=3)) for seed in seeds]
+    assert len({str(order) for epochs in orders for order in epochs}) == 3 * len(seeds) - 3  # (1, 0) is 1
+
+
+@few
+@given(sources, st.integers(2, 6), st.sampled_from(["drop", "wrap"]), st.sampled_from([TWO, GRID]), st.data())
+def test_ranks_together_have_the_batches_of_one(source, parts, last, mesh, data):
+    """Split along one axis or two; after a resume on another mesh too."""
+    size = parts * 4
+    n, at = data.draw(st.integers(size, 3 * size)), data.draw(st.integers(0, 5))
+    one, other = (batches(source(n), m, SPECS[m], batch=size, last=last, prefetch=0) for m in (ONE, mesh))
+    want = seen(itertools.islice(one, at + 3))
+    assert seen(itertools.islice(other, at)) == want[:at]
+    resumed = batches(source(n), ONE, P(), batch=size, last=last)
+    resumed.restore(other.state())
+    assert seen(itertools.islice(resumed, 3)) == seen(itertools.islice(other, 3)) == want[at:]
+
+
+@few
+@given(sources, st.integers(4, 20), lasts, st.integers(0, 3), st.data())
+def test_a_resumed_run_sees_what_it_would_have_seen(source, n, last, prefetch, data):
+    size, options = data.draw(st.integers(1, n)), {"last": last, "epochs": 3}
+    whole = seen(batches(source(n), ONE, P(), batch=size, **options, prefetch=0))
+    at = data.draw(st.integers(0, len(whole)))
+    begun = batches(source(n), ONE, P(), batch=size, **options, prefetch=prefetch)
+    assert seen(itertools.islice(begun, at)) == whole[:at]
+    state = begun.state()
+    rest = seen(begun)
+    resumed = batches(source(n), ONE, P(), batch=size, **options, prefetch=prefetch)
+    resumed.restore(state)
+    begun.restore(state)  # it can go back, too
+    assert rest == seen(resumed) == seen(begun) == whole[at:]
+
+
+def test_the_state_is_saved_and_loaded(tmp_path):
+    first = batches(data_of(10), TWO, P("i"), batch=4, seed=5)
+    next(first)
+    checkpoint.save(tmp_path, 1, first.state())
+    second = batches(data_of(10), TWO, P("i"), batch=4, seed=5)
+    second.restore(checkpoint.load(tmp_path, second.state())[0])
+    assert seen([next(first), next(first)]) == seen([next(second), next(second)])
+
+
+# ---------------------------------------------------------------- what is read
+
+
+class Recorded:
+    """An array that records the places that are read."""
+
+    def __init__(self, x):
+        self.x, self.shape, self.dtype, self.read = x, x.shape, x.dtype, []
+
+    def __getitem__(self, index):
+        found = self.x[index]
+        self.read.append((index[0].tolist(), found.shape))
+        return found
+
+
+def test_each_rank_reads_its_block():
+    """Simulated ranks are one after the other; each block is read once, and no more than it."""
+    numbers, rows = map(Recorded, data_of(12))
+    found = next(batches((numbers, rows), GRID, SPECS[GRID], batch=4, prefetch=0))
+    order = np.asarray(found[0]).tolist()
+    assert numbers.read == [([k], (1,)) for k in order]
+    assert rows.read == [(half, (2, 1)) for half in (order[:2], order[2:]) for _ in "jj"]
+
+
+def test_memory_mapped_arrays(tmp_path):
+    for name, x in zip("ab", data_of(9)):
+        np.save(tmp_path / f"{name}.npy", x)
+    mapped = tuple(np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "ab")
+    of_memory, of_files = (seen(batches(x, TWO, P("i"), batch=4, epochs=2)) for x in (data_of(9), mapped))
+    assert of_memory == of_files
+    (plain,) = batches(mapped[0], TWO, P(), batch=9, epochs=1)
+    assert type(plain) is np.ndarray
+
+
+def test_iterables():
+    """Examples may be numbers. An iterator has one epoch, and cannot go back."""
+    listed = batches(range(5), TWO, P("i"), batch=2)
+    assert [np.asarray(x).tolist() for x in itertools.islice(listed, 3)] == [[0, 1], [2, 3], [0, 1]]
+    once = batches(iter(range(5)), TWO, P("i"), batch=2)
+    assert [x.local for x in once] == [[[0], [1]], [[2], [3]]]
+    once.restore(once.state())
+    with pytest.raises(ValueError, match="can be iterated over once, and cannot go back"):
+        next(once)
+    later = batches(iter(range(5)), ONE, P(), batch=2)
+    later.restore({"epoch": 0, "position": 2, "batch": 2})
+    assert [x.tolist() for x in later] == [[2, 3]]
+
+
+# ---------------------------------------------------------------- the thread
+
+
+def test_the_thread_reads_ahead_and_no_further():
+    taken = []
+    stream = (taken.append(k) or k for k in itertools.count())
+    found = batches(stream, ONE, P(), batch=1, prefetch=3)
+    assert not taken  # before the first batch
+    for k in range(4):
+        assert next(found).tolist() == [k] and found.state()["position"] == k + 1
+    found.close()
+    assert 4 <= len(taken) <= 4 + 3
+    with pytest.raises(StopIteration):
+        next(found)
+
+
+@pytest.mark.parametrize("end", ["closed", "exhausted", "collected", "failed"])
+def test_the_thread_ends(end):
+    found = batches(failing if end == "failed" else data_of(8), ONE, P(), batch=4, epochs=1)
+    next(found)
+    thread = found._steps._thread
+    if end == "closed":
+        found.close()
+    elif end == "exhausted":
+        assert len([*found]) == 1
+    elif end == "failed":
+        with pytest.raises(OSError):
+            next(found)
+    del found
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def failing(epoch):
+    yield from range(6)
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_what_reading_raises(prefetch):
+    """It is raised where the batch is asked for; from the state before, one can try again."""
+    found = batches(failing, ONE, P(), batch=3, prefetch=prefetch)
+    assert [next(found).tolist(), next(found).tolist()] == [[0, 1, 2], [3, 4, 5]]
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone"):
+            next(found)
+        with pytest.raises(StopIteration):
+            next(found)
+        found.restore(found.state())
+
+
+# ---------------------------------------------------------------- errors
+
+NUMBERS, ROWS = data_of(10)
+MISTAKES = {
+    r"data\[0\] has 10, data\[1\] has 9": lambda: batches((NUMBERS, ROWS[:9]), TWO, P("i"), batch=2),
+    r"there are no arrays": lambda: batches((), TWO, P("i"), batch=2),
+    r"data\['x'\] is 3 of type int; data are NumPy arrays": lambda: batches({"x": 3}, TWO, P("i"), batch=2),
+    r"batches: data.*dtype": lambda: batches(np.array(["a", None]), TWO, P("i"), batch=2),
+    r"a batch of data\[1\] has shape \(3, 2\): dimension 0, of size 3, .* along 'i' \(2\)": (
+        lambda: batches((NUMBERS, ROWS), TWO, (P(), P("i")), batch=3)
+    ),
+    r"last='drop' leaves it out\) of data\[0\] has shape \(1,\): .* along 'i' \(2\)": (
+        lambda: batches((NUMBERS[:9], ROWS[:9]), TWO, P("i"), batch=4, last="keep")
+    ),
+    r"batch=11 is more than the 10 examples": lambda: batches(NUMBERS, TWO, P("i"), batch=11),
+    r"batch is 0; it is at least 1": lambda: batches(NUMBERS, TWO, P("i"), batch=0),
+    r"batch is 2.0 of type float; write an integer": lambda: batches(NUMBERS, TWO, P("i"), batch=2.0),
+    r"prefetch is -1": lambda: batches(NUMBERS, TWO, P("i"), batch=2, prefetch=-1),
+    r"last is 'pad'; write one of 'drop', 'keep', 'wrap'": lambda: batches(NUMBERS, TWO, P("i"), batch=2, last="pad"),
+    r"mesh is P\('i'\), which is not a mesh": lambda: batches(NUMBERS, P("i"), TWO, batch=2),
+    r"names the axis 'k'": lambda: batches(NUMBERS, TWO, P("k"), batch=2),
+    r"data are not: write P\(\)": lambda: batches(NUMBERS, TWO, P(unreduced={"i"}), batch=2),
+    r"epoch 0 has 3 examples, fewer than batch=4": lambda: next(batches(range(3), TWO, P("i"), batch=4)),
+    r"epoch 1 has 2 examples, fewer than batch=4": (
+        lambda: [*batches(lambda epoch: range(5 if epoch == 0 else 2), TWO, P("i"), batch=4, last="wrap")]
+    ),
+    r"can be iterated over once, so epochs=2": lambda: batches(iter(NUMBERS), TWO, P("i"), batch=2, epochs=2),
+    r"one is i64\[\], another f64": lambda: next(batches(iter([1, 2.0]), TWO, P(), batch=2)),
+    r"with batch = None, length = None, seed = None; these have batch = 2": (
+        lambda: batches(NUMBERS, TWO, P("i"), batch=2).restore({})
+    ),
+    r"batch = 2, seed = \[0\]; these have batch = 4, seed = \[1\]": (
+        lambda: batches(NUMBERS, TWO, P("i"), batch=4, seed=1).restore(batches(NUMBERS, TWO, P("i"), batch=2).state())
+    ),
+    r"length = 9; these have length = 10": (
+        lambda: batches(NUMBERS, TWO, P("i"), batch=2).restore(batches(NUMBERS[:9], TWO, P("i"), batch=2).state())
+    ),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes(message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        MISTAKES[message]()
