@@ -22,11 +22,6 @@ from spmd.examples.loop import positive, run_script, train_loop
 from spmd.launch import first_rank_speaks, launcher_size
 from spmd.parallel import init_params, predict
 
-try:
-    from tqdm import tqdm
-except ImportError:  # without it there is no progress bar
-    tqdm = None
-
 BATCH = 240  # divisible by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks
 TRAINING = 1440
 OPTIMIZER = sgd(0.1, momentum=0.9)
