@@ -181,7 +181,7 @@ def _shared(processes: Sequence[Process]) -> Iterator[str]:
         elif n > 1 and not members[0].threads:
             yield (
                 f"the {n} ranks on {host} may each start threads for all {processors} processors: "
-                "pip install threadpoolctl, or export OMP_NUM_THREADS=1 before mpirun"
+                "`pip install threadpoolctl`, or `export OMP_NUM_THREADS=1` before mpirun"
             )
     if len({p.versions for p in processes}) > 1:
         found = "; ".join(f"rank {p.rank}: Python {p.versions[0]}, NumPy {p.versions[1]}" for p in processes)

@@ -8,10 +8,11 @@ fully_sharded      the batch and the parameters are split
 tensor_parallel    features are split
 fsdp_tp            both, on a mesh of two axes (an even number of ranks)
 pipeline           layers are split
+gpt                a decoder of text, split along any of six axes
 where_to_sum       where sums over ranks are taken, as types say it
 =================  =======================================================
 
-All but the last train a network on handwritten digits; their common options and training loop are in `training.py`. A
-run with `--checkpoint PATH` can be killed at any moment: when started again, it resumes, and its result is the same as
-without the interruption (`checkpoints.py`).
+The first five train a network on handwritten digits; their common options are in `training.py`. `gpt` trains on
+Paradise Lost (`text.py`). All six share a training loop (`loop.py`): a run with `--checkpoint PATH` can be killed at
+any moment, and when started again, it resumes, and its result is the same as without the interruption.
 """

@@ -64,23 +64,32 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
     its own queries. No rank ever has all tokens. The result has the shape of q. Raises ValueError for an odd number of
     tokens on a rank, if `causal`.
     """
-    ranks, pair, so_far = axis_size(axis), np.stack([k, v]), nothing_yet(q)
-    queries, blocks = [(so_far, q, None)], 1
-    if causal:
-        if len(q) % 2:
-            raise ValueError(f"ring_attention: a rank has two blocks of tokens, but {len(q)} tokens are not even")
-        blocks = 2
-        halves = zip(_halves(so_far, 1), np.split(q, 2), _positions(axis_index(axis), ranks, len(q)))
-        queries = [(sums, block, places) for sums, block, places in halves]
-    for step in range(ranks):
-        keys = np.split(pair, blocks, axis=1)
-        source = (axis_index(axis) - step) % ranks if causal else None
-        k_positions = _positions(source, ranks, len(q)) if causal else [None]
-        for (k, v), places in zip(keys, k_positions):
-            queries = [(_attended(sums, q, k, v, at, places), q, at) for sums, q, at in queries]
-        if step < ranks - 1:
-            pair = shifted(pair, axis, 1)
-    return np.concatenate([finished(sums) for sums, _, _ in queries])
+    ranks, rank, tokens, blocks = axis_size(axis), axis_index(axis), len(q), 2 if causal else 1
+    if causal and tokens % 2:
+        raise ValueError(f"ring_attention: a rank has two blocks of tokens, but {tokens} tokens are not even")
+
+    def positions(rank):
+        return _positions(rank, ranks, tokens) if causal else [None]
+
+    def attended(so_far, pair, source):
+        """Attend to the keys and values of a rank, block by block."""
+        found = []
+        for sums, queries, at in zip(so_far, np.split(q, blocks), positions(rank)):
+            for (k, v), places in zip(np.split(pair, blocks, axis=1), positions(source)):
+                sums = _attended(sums, queries, k, v, at, places)
+            found.append(sums)
+        return found
+
+    def step(carry, i):
+        pair, so_far = carry
+        pair = shifted(pair, axis, 1)
+        return (pair, attended(so_far, pair, (rank - i) % ranks)), None
+
+    pair = np.stack([k, v])
+    so_far = attended(_blocks(nothing_yet(q), blocks), pair, rank)
+    if ranks > 1:
+        (_, so_far), _ = md.scan(step, (pair, so_far), np.arange(1, ranks))
+    return np.concatenate([finished(sums) for sums in so_far])
 
 
 def _attended(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any) -> tuple:
@@ -92,8 +101,8 @@ def _attended(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positio
     return md.cond(q_positions[-1] >= k_positions[0], attend, skip, *so_far, q, k, v, q_positions, k_positions)
 
 
-def _halves(sums: tuple, axis: int) -> list[tuple]:
-    return list(zip(*[np.split(x, 2, axis=axis) for x in sums]))
+def _blocks(sums: tuple, blocks: int) -> list[tuple]:
+    return list(zip(*[np.split(x, blocks, axis=1) for x in sums]))
 
 
 def _positions(rank: Any, ranks: int, tokens: int) -> list:
