@@ -10,6 +10,7 @@ combinations compute the same numbers; `spmd/parallel/decoder.py` says what each
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,9 +25,17 @@ from minidiff import optim
 from minidiff.types import typeof
 from spmd.examples.loop import positive, run_script, train_loop
 from spmd.examples.text import Text, load_text, ngram_loss
-from spmd.launch import first_rank_speaks, launcher_size
+from spmd.launch import end_job, first_rank_speaks, launcher_size
 from spmd.parallel.decoder import decoder_loss
-from spmd.parallel.decoder_params import AXES, DecoderConfig, decoder_mesh, decoder_specs, init_decoder
+from spmd.parallel.decoder_params import (
+    AXES,
+    DecoderConfig,
+    check_batch,
+    check_decoder,
+    decoder_mesh,
+    decoder_specs,
+    init_decoder,
+)
 from spmd.parallel.generate import generate
 from spmd.partition import block_type
 from spmd.report.table import text_table
@@ -198,11 +207,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_script(_main, parse(argv))
 
 
+def checked(options: argparse.Namespace) -> tuple[spmd.Mesh, DecoderConfig]:
+    """The mesh and the sizes that the options ask for; end the script if they do not fit."""
+    started = launcher_size()
+    sizes = options.mesh or {"data": started or 1}
+    ranks = math.prod(sizes.values())
+    if started not in (None, ranks):
+        end_job(f"the axes of --mesh have {ranks} ranks in all, but the launcher started {started}", 2)
+    try:
+        config = config_of(options)
+        mesh = decoder_mesh(**sizes)
+        check_decoder(mesh, config)
+        check_batch(mesh, options.batch, options.context, options.microbatches)
+    except ValueError as error:
+        end_job(str(error), 2)
+    return mesh, config
+
+
 def _main(options: argparse.Namespace) -> None:
-    sizes = options.mesh or {"data": launcher_size() or 1}
-    mesh = decoder_mesh(**sizes)
+    mesh, config = checked(options)
     first, text = mesh.rank == 0, load_text()
-    config = config_of(options)
     if first:
         print(mesh)
         if mesh.backend == "simulated":

@@ -45,7 +45,6 @@ Sources: those of `fully_sharded.py`, `expert.py`, `pipeline.py`, `sequence.py` 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +53,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, pmean
 from spmd.parallel.decoder_layer import attention_along_tokens, gathered, layer, logits
-from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_decoder, decoder_specs, dimensions
+from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_batch, check_decoder, decoder_specs, dimensions
 from spmd.parallel.fully_sharded import gathering_again
 from spmd.parallel.pipeline import pipeline
 from spmd.parallel.sequence import zigzag
@@ -110,12 +109,8 @@ def decoder_loss(mesh: spmd.Mesh, config: DecoderConfig, microbatches: int = 1, 
     mapped = spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)
 
     def loss(params, batch):
-        (examples, tokens), ranks = np.shape(batch[0]), math.prod(mesh.shape[axis] for axis in EXAMPLES)
-        if examples % (ranks * microbatches):
-            raise ValueError(
-                f"decoder: {examples} examples are not a multiple of {ranks * microbatches}, the {ranks} ranks along "
-                f"{', '.join(EXAMPLES)} times {microbatches} microbatches: choose a multiple"
-            )
+        examples, tokens = np.shape(batch[0])
+        check_batch(mesh, examples, tokens, microbatches)
         return mapped(params, tuple(x[:, zigzag(tokens, mesh.shape["tokens"])] for x in batch))
 
     return loss

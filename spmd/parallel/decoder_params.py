@@ -6,6 +6,7 @@ that a parallelism says of parameters. `decoder.py` says what the axes are for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,3 +101,18 @@ def check_decoder(mesh: spmd.Mesh, config: DecoderConfig) -> None:
                 f"decoder: {name}={size} is not a multiple of the {ranks} ranks along {axis!r}, over which it is "
                 f"split: choose a multiple, or fewer ranks"
             )
+
+
+def check_batch(mesh: spmd.Mesh, examples: int, tokens: int, microbatches: int) -> None:
+    """Raise ValueError for a batch [examples, tokens] that cannot be split over the mesh."""
+    ranks, axes = math.prod(mesh.shape[axis] for axis in EXAMPLES), ", ".join(EXAMPLES)
+    if examples % (ranks * microbatches):
+        raise ValueError(
+            f"decoder: {examples} examples are not a multiple of {ranks * microbatches}, the {ranks} ranks along "
+            f"{axes} times {microbatches} microbatches: choose a multiple"
+        )
+    if tokens % (2 * mesh.shape["tokens"]):
+        raise ValueError(
+            f"decoder: {tokens} tokens are not a multiple of {2 * mesh.shape['tokens']}, two blocks for each rank "
+            "along 'tokens': choose a multiple"
+        )

@@ -149,6 +149,17 @@ def test_what_options_cannot_be(capsys):
         assert error in capsys.readouterr().err
 
 
+def test_sizes_that_do_not_fit_end_the_script(capsys):
+    for argument, error in (
+        ("--mesh=feats=8", "heads=4 is not a multiple of the 8 ranks along 'feats'"),
+        ("--mesh=tokens=8", "8 tokens are not a multiple of 16, two blocks for each rank along 'tokens'"),
+        ("--heads=3", "features must be a multiple of 2 * heads"),
+    ):
+        with pytest.raises(SystemExit):
+            gpt.main([*programs.SMALL, argument])
+        assert error in capsys.readouterr().err
+
+
 def test_text():
     text = load_text()
     assert text.decode(text.encode("Satan")) == "Satan"
