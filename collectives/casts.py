@@ -14,6 +14,7 @@ import numpy
 from collectives.axes import Axes, axes_in_scope, collective_axes
 from collectives.ops import CASTS, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
+from minidiff.arguments import is_zero
 from minidiff.axis_states import UNREDUCED, VARYING, AxisStates, agreed, joined
 from minidiff.core import Primitive, Scope, Tracer, Value, cast_to, current_scope, running, states_of
 from minidiff.dtypes import is_scalar_constant
@@ -89,7 +90,7 @@ def _inserted_casts(x: Value, states: AxisStates, scope: Scope) -> Iterable[tupl
 def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
     """Apply one operation for each pair of states along axes, the state of `x` and the new one."""
     before = states_of(x)
-    if states.unreduced and not isinstance(x, Tracer) and not numpy.any(x):  # zeros: parts of a sum that is zero
+    if states.unreduced and is_zero(x):
         x = _apply_cast(pbroadcast_p, x, states.unreduced, scope)
         before = states_of(x)
     moves: dict[tuple[str, str], list[str]] = {}
@@ -212,7 +213,7 @@ def _written_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
 
     def cast_leaf(leaf):
         leaf = counted(array_of(leaf)) if primitive is unreduced_p else array_of(leaf)
-        zeros = primitive is unreduced_p and not isinstance(leaf, Tracer) and not numpy.any(leaf)
+        zeros = primitive is unreduced_p and is_zero(leaf)
         for a in axes if not zeros else ():
             check_operand(primitive.name, primitive.takes, typeof(leaf), {"axes": (a,)})
         states = typeof(leaf).states.with_state(axes, primitive.gives)

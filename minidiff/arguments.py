@@ -275,6 +275,11 @@ def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
     return ct if is_differentiable(out.dtype) else None
 
 
+def is_zero(x: Value) -> bool:
+    """Whether `x` is constant zeros, which are parts of a sum that is zero."""
+    return not isinstance(x, (Tracer, ShapedArray)) and not numpy.any(x)
+
+
 def joint_states(what: str, labels: Sequence[str], values: Sequence[Value]) -> AxisStates:
     """The states along mesh axes that values or types, alternatives of one value, are cast to.
 
@@ -289,7 +294,7 @@ def joint_states(what: str, labels: Sequence[str], values: Sequence[Value]) -> A
     states = joined(*[typeof(x).states for x in values])
     for label, x in zip(labels, values) if states.unreduced else ():
         missing = states.unreduced - typeof(x).unreduced
-        if missing and (isinstance(x, (Tracer, ShapedArray)) or numpy.any(x)):
+        if missing and not is_zero(x):
             axes = show_axes(missing)
             raise VarianceError(
                 f"{what} disagree: {label} is not unreduced along {axes}, as the other is. Write unreduced(x, {axes}) "

@@ -40,7 +40,7 @@ from minidiff.tape import Tape
 from minidiff.types import ShapedArray, typeof
 from spmd.arrays.routes import Dims, follow, route
 from spmd.arrays.sharding_rules import Plan, plan_of
-from spmd.partition import P, PartitionSpec, block_type, global_type, part_count
+from spmd.partition import WHOLE, PartitionSpec, block_type, global_type, part_count
 
 Body = Callable[..., tuple[list, Sequence[PartitionSpec]]]  # blocks -> results, their specs
 
@@ -105,9 +105,6 @@ class AutoTracer(Tracer):
         return f"{self.block!r} (a block of {self.type}, split as {self.spec})"
 
     __str__ = __repr__
-
-
-WHOLE = P()
 
 
 class AutoAxes(Interpreter):

@@ -300,3 +300,7 @@ def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) 
     shape = [n * part_count(axes, sizes) for n, axes in zip(block.shape, spec.dims(block.ndim))]
     unreduced, reduced = block.unreduced | spec.unreduced, block.reduced | spec.reduced
     return ShapedArray(shape, block.dtype, block.variance - spec.held, unreduced=unreduced, reduced=reduced)
+
+
+#: The spec of what is whole on every rank.
+WHOLE = P()

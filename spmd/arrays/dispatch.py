@@ -19,10 +19,8 @@ from spmd.arrays.reshard import redistribute
 from spmd.arrays.sharded_array import ShardedArray, reshard_p
 from spmd.arrays.sharding_rules import Plan, plan_of
 from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec
+from spmd.partition import WHOLE, PartitionSpec
 from spmd.primitive import everywhere, shard_map_p
-
-WHOLE = P()
 
 
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import as_value
+from minidiff.arguments import as_value, is_zero
 from minidiff.core import Tracer, Value, cast_to, current_scope
 from minidiff.errors import show_axes
 from minidiff.text import Text
@@ -28,14 +28,9 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
     Raises VarianceError if `x` is to become unreduced, or is reduced and is not to stay so: its cotangent is unreduced.
     """
-    if not (want.unreduced <= have.unreduced or _is_zero(x)):
+    if not (want.unreduced <= have.unreduced or is_zero(x)):
         raise not_parts(typeof(x), have, want)
     return route_of_specs(typeof(x), have, want, mesh.shape)
-
-
-def _is_zero(x: Value) -> bool:
-    """Whether `x` is constant zeros, which are parts of a sum that is zero."""
-    return not isinstance(x, Tracer) and not numpy.any(x)
 
 
 def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
@@ -44,7 +39,7 @@ def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
 
     def body(block: Value) -> tuple:
         block = follow(steps, block)
-        return [cast_to(zeros_like(block) if _is_zero(x) else block, want.states)], (want,)
+        return [cast_to(zeros_like(block) if is_zero(x) else block, want.states)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
 
