@@ -27,11 +27,11 @@ stage  pass      collective            count  numbers
 =====  ========  ====================  =====  ==========
 
 - A leaf is split along its first dimension that p divides. Without one it stays whole, and a psum sums its gradient.
-- Stages 1 and 2 add up the unreduced gradients of microbatches, whole, and sum them over ranks once. Stage 3 never adds
-  up whole gradients: the transpose of the gather sums those of each microbatch.
+- Gradients are counted once they are summed. Stages 1 and 2 add up those of microbatches before, unreduced and whole,
+  to sum them over ranks once. At stage 3 the transpose of the gather sums them for each microbatch.
 - The loss takes whole parameters, so the forward pass of stage 3 gathers all of them first; `fully_sharded` gathers
   layer by layer. Compiled, stage 3 gathers for the forward passes once, in front of the loop over microbatches.
-- The update is of sharded arrays, outside of the body: so the norm of gradients is that of all ranks' shards.
+- The update is of sharded arrays, outside of the body: so the norm of gradients is that of all shards.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", sections 5 and 7.
 """
