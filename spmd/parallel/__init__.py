@@ -35,18 +35,16 @@ pipeline_parallel              backward   psum          stages  1              e
 =============================  =========  ============  ======  =============  ===========================
 
 The last column counts the array elements that one rank passes to these collectives in all. There are L layers, N
-examples, p ranks along the first axis of the mesh and q along the second; params is the number of elements of all
-parameters, weights of those without the biases, first of the first layer's weights, ends of the first and last
-layers' parameters; outputs is the sum of the layers' output sizes. A pipeline has M microbatches and F features.
-(Along an axis of size 1 nothing is communicated.)
+examples, p ranks along the mesh's first axis and q along its second; params is the number of all parameters, weights of
+those without biases, first of the first layer's weights, ends of the first and last layers' parameters; outputs is the
+sum of the layers' output sizes. A pipeline has M microbatches and F features. (Axes of size 1 communicate nothing.)
 
 Where these counts come from:
 
 - The gradient of a value that is the same on all ranks, and used on different blocks, is the sum over the ranks: the
   parameters of `data_parallel`, and of the ends of a pipeline. One all-reduce sums all of them.
 - The transpose of a gather is a `psum_scatter`, and the reverse; the transpose of a `ppermute` sends the other way.
-- In the backward pass, `fully_sharded` gathers again only what it needs: all weights but the first layer's, since no
-  gradient with respect to the inputs is taken, and no biases.
+- In the backward pass, `fully_sharded` gathers again only what it needs: no biases, and not the first layer's weights.
 
 More files have other networks and layers, and document what these communicate:
 
@@ -61,6 +59,7 @@ summa, cannon, tensor_2d                   both dimensions of matrices, on a squ
 schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, interleaved 1F1B, as data
 scheduled, scheduled_network               the same, run by such a schedule
 weight_versions                            pipelines without a flush: PipeDream, 2BW
+zero, buckets                              optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
 expert, gates, assigned                    experts, each of which gets the tokens that a gate chooses for it
 dlrm, embedding                            embedding tables: by tables, columns or rows
 parameter_server, asynchronous             parameters on one rank; in simulated time without waiting for all workers
@@ -128,6 +127,7 @@ from spmd.parallel.weight_versions import (
     show_versions,
     train_with_versions,
 )
+from spmd.parallel.zero import zero
 
 __all__ = [
     "Config", "DecoderConfig", "Schedule", "Step", "Training", "Update", "assigned_experts", "attention",
@@ -146,5 +146,5 @@ __all__ = [
     "simulate_parameter_server", "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn",
     "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_dense", "tensor_parallel_options",
     "tensor_parallel_transformer", "top_experts", "train_with_versions", "transformer", "transformer_specs",
-    "unblocked_layers", "unstacked_layers", "zigzag",
+    "unblocked_layers", "unstacked_layers", "zero", "zigzag",
 ]  # fmt: skip

@@ -40,7 +40,7 @@ def gathering(dense: Callable, axis: str) -> Callable:
 
 
 #: Gathers, and the operations that present a gathered array in another way, without computing.
-GATHERED = ("all_gather", "pbroadcast", "reshape", "transpose", "broadcast_to")
+GATHERED = ("all_gather", "all_gather_reduced", "pbroadcast", "reshape", "transpose", "broadcast_to", "split")
 
 
 def not_gathered(operation: Any, *_: Any, **__: Any) -> bool:

@@ -1,0 +1,150 @@
+"""ZeRO: data parallelism that also splits optimizer states, then gradients, then parameters.
+
+With data parallelism alone, every rank holds all parameters, gradients and optimizer states, and computes the same
+update. Here each of p ranks updates its share. The optimizer keeps K numbers for each of `params` parameters (Adam's K
+is 2: so all take 32 bytes a parameter in float64). One rank holds, in numbers:
+
+=====  ==========  =========  ==========
+stage  parameters  gradients  states
+=====  ==========  =========  ==========
+1      params      params     K*params/p
+2      params      params/p   K*params/p
+3      params/p    params/p   K*params/p
+=====  ==========  =========  ==========
+
+A step over M microbatches communicates, beside a psum of the loss, if all leaves fit into one bucket:
+
+=====  ========  ====================  =====  ==========
+stage  pass      collective            count  numbers
+=====  ========  ====================  =====  ==========
+1      backward  psum                  1      params
+1      update    all_gather_invariant  1      params/p
+2      backward  psum_scatter          1      params
+2      update    all_gather_invariant  1      params/p
+3      forward   all_gather_reduced    M      M*params/p
+3      backward  all_gather_reduced    M      M*params/p
+3      backward  psum_scatter          M      M*params
+=====  ========  ====================  =====  ==========
+
+- A leaf is split along its first dimension that p divides. Without one it stays whole, and a psum sums its gradient.
+- Gradients are counted once they are summed. Stages 1 and 2 add up those of microbatches before, unreduced and whole,
+  to sum them over ranks once. At stage 3 the transpose of the gather sums them for each microbatch.
+- The loss takes whole parameters, so the forward pass of stage 3 gathers all of them first; `fully_sharded` gathers
+  layer by layer. Compiled, stage 3 gathers for the forward passes once, in front of the loop over microbatches.
+- The update is of sharded arrays, outside of the body: so the norm of gradients is that of all shards.
+
+Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", sections 5 and 7.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pbroadcast, pscatter, psum, reduced, unreduced
+from collectives.passes.fuse_psums import SETTINGS
+from minidiff.optim import GradientTransformation, apply_updates
+from spmd.parallel.buckets import all_gather_buckets, psum_buckets, psum_scatter_buckets, split_dimension
+from spmd.parallel.fully_sharded import gathering_again
+from spmd.parallel.network import axes_of
+from spmd.partition import P
+
+
+def zero(
+    loss: Callable,
+    optimizer: GradientTransformation,
+    mesh: spmd.Mesh,
+    stage: int = 1,
+    microbatches: int = 1,
+    bucket_bytes: int = SETTINGS["bucket_bytes"],
+) -> tuple[Callable, Callable]:
+    """Make `init(params) -> (params, state)` and `step(params, state, batch) -> (loss, params, state)`.
+
+    `loss(params, batch)` is a mean over examples, of one rank's microbatch. The batch is split along the mesh's axis,
+    and parameters are at stage 3. A collective takes leaves of at most `bucket_bytes`, or one larger leaf, the last
+    first; pass the same to `jit(step, bucket_bytes=...)`, which fuses psums. Raises ValueError for a stage other than
+    1, 2 and 3, and for a batch that ranks times microbatches do not divide.
+
+    >>> from spmd.parallel import init_params, loss
+    >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
+    >>> init, step = zero(loss, md.optim.adam(0.1), mesh, stage=2, microbatches=2)
+    >>> params, state = init(init_params(np.random.default_rng(0), (8, 4)))
+    >>> batch = np.ones((16, 8)), np.zeros((16, 4))
+    >>> spmd.communication(step)(params, state, batch).counts
+    {'psum_scatter': 1, 'psum': 1, 'all_gather_invariant': 1}
+    >>> value, params, state = step(params, state, batch)
+    """
+    (axis,) = axes_of(mesh, "zero", "batch")
+    if stage not in (1, 2, 3):
+        raise ValueError(f"zero: stage={stage!r}; write 1 to split states, 2 gradients too, 3 parameters too")
+    if not all(isinstance(n, int) and n > 0 for n in (microbatches, bucket_bytes)):
+        raise ValueError(f"zero: {microbatches=}, {bucket_bytes=}; write positive integers")
+
+    def specs_of(params):
+        dims = [split_dimension(np.shape(x), mesh.size) for x in md.tree.leaves(params)]
+        return dims, [P() if d is None else P(*[None] * d, axis) for d in dims]
+
+    def shards_of(params):
+        leaves, structure = md.tree.flatten(params)
+        return md.tree.unflatten(structure, spmd.distribute(leaves, mesh, specs_of(params)[1]))
+
+    def init(params):
+        shards = shards_of(params)
+        return shards if stage == 3 else params, optimizer.init(shards)
+
+    def step(params, state, batch):
+        _check_batch(batch, mesh.size, microbatches)
+        structure, (dims, specs) = md.tree.structure(params), specs_of(params)
+        pieces = dims if stage == 3 else [None] * len(dims)
+
+        def part_of_loss(leaves, block):
+            whole = md.tree.unflatten(structure, all_gather_buckets(leaves, pieces, axis, bucket_bytes, to="reduced"))
+            return unreduced(loss(whole, block) / (mesh.size * microbatches), axis)
+
+        def value_and_gradients(leaves, block):
+            leaves = [x if d is not None else reduced(x, axis) for x, d in zip(leaves, pieces)]
+            gradient = md.value_and_grad(gathering_again(part_of_loss) if stage == 3 else part_of_loss)
+            value, gradients = _accumulated(gradient, leaves, block, microbatches, axis)
+            if stage == 2:
+                gradients = psum_scatter_buckets(gradients, dims, axis, bucket_bytes)
+            gradients = psum_buckets(gradients, axis, bucket_bytes)  # what is still unreduced
+            if stage == 1:
+                gradients = [g if d is None else pscatter(g, axis, d, tiled=True) for g, d in zip(gradients, dims)]
+            return psum(value, axis), gradients
+
+        specs_in = specs if stage == 3 else P(), P(axis)
+        run = spmd.shard_map(value_and_gradients, mesh=mesh, in_specs=specs_in, out_specs=(P(), specs))
+        (value, gradients), shards = run(md.tree.leaves(params), batch), shards_of(params)
+        updates, state = optimizer.update(md.tree.unflatten(structure, gradients), state, shards)
+        shards = apply_updates(shards, updates)
+        if stage == 3:
+            return value, shards, state
+        gather = functools.partial(all_gather_buckets, dims=dims, axis=axis, bucket_bytes=bucket_bytes, to="invariant")
+        leaves = spmd.shard_map(gather, mesh=mesh, in_specs=(specs,), out_specs=P())(md.tree.leaves(shards))
+        return value, md.tree.unflatten(structure, leaves), state
+
+    return init, step
+
+
+def _accumulated(gradient: Callable, leaves: list, block: Any, microbatches: int, axis: str) -> tuple[Any, list]:
+    """The value and gradients, added up over microbatches; what is unreduced stays so."""
+    if microbatches == 1:
+        return gradient(leaves, block)
+    blocks = md.tree.map(lambda x: np.reshape(x, (microbatches, -1, *x.shape[1:])), block)
+    zeros = [(unreduced if md.typeof(x).reduced else pbroadcast)(np.zeros(x.shape, x.dtype), axis) for x in leaves]
+
+    def add(total, block):
+        return md.tree.map(np.add, total, gradient(leaves, block)), None
+
+    return md.scan(add, (unreduced(0.0, axis), zeros), blocks)[0]
+
+
+def _check_batch(batch: Any, ranks: int, microbatches: int) -> None:
+    for path, x in md.tree.flatten_with_paths(batch, "batch")[0]:
+        if not np.shape(x) or np.shape(x)[0] % (ranks * microbatches):
+            need = f"{microbatches=} on {ranks} ranks take a multiple of {ranks * microbatches} examples"
+            raise ValueError(f"zero: {path} has shape {np.shape(x)}; {need}")

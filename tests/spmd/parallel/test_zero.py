@@ -1,0 +1,90 @@
+"""ZeRO's stages on simulated ranks: the whole network's training, communication and memory as documented, buckets."""
+
+import pytest
+
+import minidiff as md
+import spmd
+from spmd.parallel import loss, zero
+from tests.collectives.passes.test_rewrites import lowered
+from tests.samples import each
+from tests.zero_programs import (
+    EVERYTHING,
+    OPTIMIZERS,
+    STAGES,
+    check_communication,
+    check_memory,
+    check_training,
+    mesh_of,
+    network,
+    trained,
+)
+
+
+@each("stage", STAGES)
+@each("ranks, microbatches, optimizer", [(1, 2, "adam"), (2, 4, "decayed"), (4, 1, "adam"), (4, 2, "clipped")])
+def test_training_is_that_of_the_whole_network(stage, ranks, microbatches, optimizer):
+    check_training(stage, microbatches, ranks, "simulated", optimizer)
+
+
+@each("stage", STAGES)
+@each("microbatches", [1, 4])
+@each("ranks", [2, 8])
+def test_communication_is_as_documented(stage, microbatches, ranks):
+    check_communication(stage, microbatches, ranks, "simulated")
+
+
+@each("stage", STAGES)
+@each("ranks", [2, 8])
+def test_memory_is_as_documented(stage, ranks):
+    check_memory(stage, ranks, "simulated")
+
+
+@each("stage, sums", zip(STAGES, ("psum", "psum_scatter", "psum_scatter")))
+def test_buckets_hold_as_many_leaves_as_fit(stage, sums):
+    params, batch = network()
+    largest = max(x.nbytes for x in md.tree.leaves(params))
+    for size, count in ((1, 6), (largest, 3), (EVERYTHING, 1)):
+        init, step = zero(loss, OPTIMIZERS["adam"], mesh_of(4, "simulated"), stage, 1, size)
+        rows = [row for row in spmd.communication(step)(*init(params), batch).rows if row.bytes > 8]
+        assert sum(row.count for row in rows if row.collective == sums) == count
+        assert all(row.bytes <= max(size, largest) * row.count for row in rows)
+
+
+def test_buckets_are_on_their_way_during_the_backward_pass():
+    params, batch = network()
+    init, step = zero(loss, OPTIMIZERS["adam"], mesh_of(4, "simulated"), 1, 1, 4000)
+    (text,) = lowered(md.jit(step, bucket_bytes=4000), *init(params), batch)  # the step is one shard_map
+    lines = [line for line in text.splitlines() if "psum" in line or " @ " in line]
+    places = {what: [k for k, x in enumerate(lines) if what in x] for what in ("psum_start", "psum_wait", " @ ")}
+    assert len(places["psum_start"]) == 3 and places["psum_start"][0] < places[" @ "][-1] < min(places["psum_wait"])
+
+
+def test_buckets_are_of_one_dtype():
+    (params, batch), mesh = network(), mesh_of(2, "simulated")
+    params = [(W, b.astype("f4")) for W, b in params]
+    for stage in STAGES:
+        init, step = zero(loss, OPTIMIZERS["adam"], mesh, stage)
+        _, params, state = trained(step, *init(params), batch, steps=1)
+        assert {x.dtype.name for x in md.tree.leaves(params)} == {"float32", "float64"}
+        counts = spmd.communication(step)(params, state, batch).counts
+        assert counts["psum" if stage == 1 else "psum_scatter"] == (3 if stage == 1 else 2)
+
+
+MISFITS = {
+    "stage": ({"stage": 0}, "stage=0; write 1 to split states, 2 gradients too, 3"),
+    "microbatches": ({"microbatches": 0}, "microbatches=0, bucket_bytes=9; write positive"),
+    "buckets": ({"bucket_bytes": 2.5}, "bucket_bytes=2.5; write positive"),
+    "examples": (
+        {"microbatches": 3},
+        r"batch\[0\] has shape \(32, 8\); microbatches=3 on 4 ranks take a multiple of 12",
+    ),
+    "mesh": ({"mesh": spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")}, "zero takes a mesh with one axis"),
+}
+
+
+@each("changed, message", MISFITS.values(), ids=MISFITS)
+def test_what_does_not_fit(changed, message):
+    params, batch = network()
+    with pytest.raises(ValueError, match=message):
+        init, step = zero(loss, OPTIMIZERS["adam"], **{"mesh": mesh_of(4, "simulated"), "bucket_bytes": 9, **changed})
+        step(*init(params), batch)
