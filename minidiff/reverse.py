@@ -226,6 +226,7 @@ def transpose_equation(eqn: Equation, cotangents: Cotangents, consume: bool = Fa
         in_cts = interpreter.apply_rule(primitive.transpose, primitive, out_ct, operands, eqn.params)
     finally:
         become(interpreter)  # see `restores_interpreter`
+    del out_cts, out_ct, operands  # free them before sums are allocated
     for a, ct in zip(inputs, in_cts):
         if ct is not None and isinstance(a, Var):
             cotangents.add(a, ct)

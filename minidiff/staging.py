@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from minidiff import core, tree
@@ -23,6 +24,9 @@ from minidiff.location import LONG, begins, warn_of_loop
 from minidiff.promotion import are_weak, weak_where
 from minidiff.tape import Recorder, Tape
 from minidiff.types import ShapedArray, typeof
+
+#: Whether tapes have the steps of a scan one by one, as they run where nothing is recorded: for reports of that.
+unrolling: ContextVar[bool] = ContextVar("unrolling", default=False)
 
 
 class Stage(Recorder):
@@ -44,7 +48,8 @@ class Stage(Recorder):
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
         if len(self.equations) == self.next_look:
-            self.next_look = 0 if warn_of_loop([eqn.source for eqn in self.equations]) else 2 * self.next_look
+            warned = not unrolling.get() and warn_of_loop([eqn.source for eqn in self.equations])
+            self.next_look = 0 if warned else 2 * self.next_look
         return out
 
 

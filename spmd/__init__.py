@@ -15,6 +15,7 @@ from spmd.report.calibrate import calibrate
 from spmd.report.communication import communication, compare
 from spmd.report.draw import visualize_sharding
 from spmd.report.forecast import CostModel, Forecast
+from spmd.report.memory import memory
 from spmd.report.schedule import show_schedule
 from spmd.rewritten import rewritten
 from spmd.shard_map import shard_map
@@ -40,6 +41,7 @@ __all__ = [
     "list_schedule",
     "local_block",
     "make_mesh",
+    "memory",
     "partition_tape",
     "process_count",
     "process_index",

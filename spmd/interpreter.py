@@ -209,9 +209,8 @@ class SPMD(Interpreter):
         key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held, s) for (x, held), s in kinds)
         if key not in tape.lowered:
             try:
-                recorded, places = self._on_data(tape, operands, states)
-                source = Source(optimize(recorded, **tape.options), tape.name, options=tape.options)
-                tape.lowered[key] = source, places
+                lowered, places = self.lowered(tape, operands, states, tape.options)
+                tape.lowered[key] = Source(lowered, tape.name, options=tape.options), places
             except TracerError:
                 tape.lowered[key] = None
         if tape.lowered[key] is None:
@@ -224,6 +223,16 @@ class SPMD(Interpreter):
             self.mesh.ranks.finish()
             raise
         return [RankTracer(self, x, *place) for x, place in zip(results, places)]
+
+    def lowered(
+        self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None], options: dict
+    ) -> tuple[Tape, list[tuple[Axes, AxisStates | None]]]:
+        """The tape of what a compiled body does to this process's data, and the places of its results.
+
+        Operands may be types. Raises TracerError if the body cannot be recorded, or would be long.
+        """
+        recorded, places = self._on_data(tape, operands, states)
+        return optimize(recorded, **options), places
 
     def _on_data(
         self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None]

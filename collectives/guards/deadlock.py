@@ -203,6 +203,7 @@ class Watchdog:
         Returns none if any thread is running, or has made a new call since.
         """
         frames, before = sys._current_frames(), self._before
+        del frames[threading.get_ident()]  # a frame that refers to itself would keep all others until a collection
         self._before = {t: call for t, call in list(self.calls.items()) if t in frames}
         new = {t.ident for t in threading.enumerate() if not (t.daemon or isinstance(t, threading.Timer))}
         waiting = []
@@ -316,8 +317,9 @@ def _numbers(state: State) -> list | None:
 
 def _waits_for_a_thread(frame: FrameType) -> bool:
     """Whether a thread waits in join(), result(), … without a timeout."""
-    module, timeout = frame.f_globals.get("__name__"), frame.f_locals.get("timeout")
-    return module in ("threading", "concurrent.futures.thread") and timeout in (None, -1)
+    if frame.f_globals.get("__name__") not in ("threading", "concurrent.futures.thread"):
+        return False  # without a look at its local variables, whose values the frame would then keep until it ends
+    return frame.f_locals.get("timeout") in (None, -1)
 
 
 def _place(thread: int, frame: FrameType) -> str:

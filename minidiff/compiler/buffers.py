@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container
 from typing import Any
+
+import numpy
 
 from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order.while_loop import while_p
@@ -112,3 +115,14 @@ class Memory:
         for v, k in last.items():
             if v not in given:
                 self.ending[k].append(v)
+
+    def reused_by(self, eqn: Equation, k: int, least: int, but: Container[Var] = ()) -> Var | None:
+        """The dying operand whose memory a ufunc's result can take, or None.
+
+        `eqn` is equation `k`. Its result has at least `least` bytes; it does not take the memory of values in `but`.
+        """
+        out = eqn.outputs[0] if isinstance(eqn.primitive.impl, numpy.ufunc) else None
+        if out is None or out.type.shape == () or out.type.nbytes < least:
+            return None
+        dying = [a for a in eqn.inputs if isinstance(a, Var) and a in self.ending[k] and a in self.owned]
+        return next((a for a in dying if a.type == out.type and a not in but), None)

@@ -144,7 +144,7 @@ class Source:
             line += 1
             self.asked_for[line] = eqn.source
             targets = f"{self._targets(eqn)} = " if eqn.outputs else ""
-            yield f"    {targets}{self._expression(eqn, ending)}  # {_comment(eqn)}"
+            yield f"    {targets}{self._expression(eqn, k)}  # {_comment(eqn)}"
             forgotten = [n for v in ending for n in self._released(v)]
             if forgotten:
                 line += 1
@@ -155,7 +155,7 @@ class Source:
         names = ", ".join(self.names[v] for v in eqn.outputs)
         return f"{names}," if eqn.primitive.multiple_results and len(eqn.outputs) == 1 else names
 
-    def _expression(self, eqn: Equation, ending: list[Var]) -> str:
+    def _expression(self, eqn: Equation, k: int) -> str:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
         foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
@@ -164,7 +164,7 @@ class Source:
             return self._call(eqn, operands)
         if primitive is copy_p:
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
-        out = self._memory_for(eqn, ending)
+        out = self._memory_for(eqn, k)
         if out is not None:
             return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
         # Python's operators return a Python number for a Python complex and a NumPy float64.
@@ -228,18 +228,15 @@ class Source:
 
     # ------------------------------------------------ memory
 
-    def _memory_for(self, eqn: Equation, ending: list[Var]) -> str | None:
+    def _memory_for(self, eqn: Equation, k: int) -> str | None:
         """The name of a dying operand whose memory a ufunc's large result can take, or None."""
-        out = eqn.outputs[0] if isinstance(eqn.primitive.impl, numpy.ufunc) else None
-        if out is None or out.type.shape == () or out.type.nbytes < REUSED_BYTES:
+        a = self.memory.reused_by(eqn, k, REUSED_BYTES, self.reused | self.foreign)
+        if a is None:
             return None
-        for a in [a for a in eqn.inputs if isinstance(a, Var) and a in ending and a in self.memory.owned]:
-            if a.type == out.type and a not in self.reused and a not in self.foreign:
-                self.reused.add(a)
-                self.earlier[out] = names = self.earlier.pop(a, [])
-                names.append(self.names[a])
-                return self.names[a]
-        return None
+        self.reused.add(a)
+        self.earlier[eqn.outputs[0]] = names = self.earlier.pop(a, [])
+        names.append(self.names[a])
+        return self.names[a]
 
     def _released(self, v: Var) -> list[str]:
         """The names of a dead value, to be deleted; none if it is small, or its memory was reused."""

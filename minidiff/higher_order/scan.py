@@ -25,6 +25,7 @@ from minidiff.higher_order.partial_eval import (
 )
 from minidiff.keywords import explains_keywords
 from minidiff.ops.shape import stack_p, unstack_p
+from minidiff.staging import unrolling
 from minidiff.tape import Equation
 from minidiff.types import ShapedArray, typeof
 
@@ -216,7 +217,7 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -
     element_types = [_of_element(typeof(x)) for x in arrays]
     step = _Step(f, carry, xs_structure)
 
-    if length and not staging():
+    if length and (unrolling.get() or not staging()):
 
         def run(values, elements):
             _, values, row = carry.advance(step, values, *elements)

@@ -456,9 +456,11 @@ dsplit = _split_along(numpy.dsplit, 2, 3)
 
 
 def _unstack_transpose(cts, operands, axis):
-    # Unused elements share one zero, so that the cotangent is stacked once instead of summed.
-    zero = zeros_like(ShapedArray(resized(operands[0], axis), operands[0].dtype))
-    return [stack_p.bind(*[zero if ct is None else ct for ct in cts], axis=axis)]
+    if any(ct is None for ct in cts):
+        # Unused elements share one zero, so that the cotangent is stacked once instead of summed.
+        zero = zeros_like(ShapedArray(resized(operands[0], axis), operands[0].dtype))
+        cts = [zero if ct is None else ct for ct in cts]
+    return [stack_p.bind(*cts, axis=axis)]
 
 
 #: The slices of x along an axis, with that axis removed: the transpose of `stack_p`.

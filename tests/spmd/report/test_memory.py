@@ -1,0 +1,193 @@
+"""The memory report: peaks computed by hand, and measured; tests/mpi/test_memory_mpi.py measures networks on ranks."""
+
+import gc
+import tracemalloc
+
+import matplotlib
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import all_gather, psum
+from spmd import P
+from spmd.parallel import data_parallel, fully_sharded, init_params
+
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+X = np.ones(1000)  # 8000 bytes
+K = 8000
+
+
+def dynamic(use):
+    return max(moment.dynamic for moment in use.moments)
+
+
+def on_ranks(f, **specs):
+    return spmd.shard_map(f, mesh=MESH, **{"in_specs": P("i"), "out_specs": P("i"), **specs})
+
+
+BLOCKS = spmd.distribute(np.ones(4000), MESH, P("i"))  # blocks of 8000 bytes
+
+#: name -> function, argument, peak of what it allocates: eager, compiled
+BY_HAND = {
+    "one result": (np.sin, X, K, K),
+    "the result of a ufunc in the memory of its operand": (lambda x: np.sin(np.cos(x)) * 2, X, 2 * K, K),
+    "an operand that is used again": (lambda x: (c := np.cos(x)) * np.sin(c), X, 3 * K, 2 * K),
+    "a result that is not used": (lambda x: (np.sin(x), np.cos(x))[0], X, 2 * K, K),
+    "views": (lambda x: x.reshape(10, 100).T[:5].sum(), X, 8, 8),
+    "a view holds its memory": (lambda x: np.cos(np.sin(x).reshape(10, 100)[:5]).sum(), X, 1.5 * K, 1.5 * K),
+    "a scan holds elements, and what they are stacked into": (
+        lambda x: md.scan(lambda c, _: (c, np.sin(x)), 0.0, length=4)[1],
+        X,
+        2 * 4 * K,
+        8 * K,
+    ),
+    "a scan holds two carries": (lambda x: md.fori_loop(0, 9, lambda i, x: np.sin(x), x), X, 2 * K, 2 * K),
+    "the branch that takes most": (
+        lambda x: md.cond(x[0] > 0, lambda: np.sin(x).sum(), lambda: np.concatenate([x, x, x]).sum()),
+        X,
+        3 * K,
+        3 * K,
+    ),
+    "blocks": (on_ranks(lambda x: np.sin(np.cos(x))), BLOCKS, 2 * K, K),
+    "a gathered array": (on_ranks(lambda x: all_gather(x, "i", tiled=True).sum()[None]), BLOCKS, 4 * K + 8, 4 * K + 8),
+    "residuals": (md.grad(lambda x: np.sum(np.sin(np.sin(x)))), X, 3 * K, 2 * K),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_peaks_by_hand(name):
+    f, x, *expected = BY_HAND[name]
+    assert [dynamic(spmd.memory(f, optimized=yes)(x)) // K for yes in (False, True)] == [n // K for n in expected]
+
+
+def test_the_table_names_the_line_of_the_peak():
+    def f(x):
+        y = np.sin(x)
+        y = np.concatenate([y, y])
+        return y.sum()
+
+    use = spmd.memory(f)(X)
+    place = f"test_memory.py:{f.__code__.co_firstlineno + 2}: y = np.concatenate([y, y])"
+    assert str(use).splitlines() == [
+        "bytes per rank  at the peak  highest",
+        "--------------  -----------  -------",
+        "arguments             8,000    8,000",
+        "results                   0        8",
+        "temporaries          24,000   24,000",
+        "--------------  -----------  -------",
+        "total                32,000",
+        f"the peak: concatenate, forward, {place}",
+    ]
+    totals = [8 * 1000, 16 * 1000, 32 * 1000, 24 * 1000 + 8]
+    assert [moment.total for moment in use.moments] == [moment.total for moment in use.lines.moments.values()] == totals
+    assert place in str(use.lines) and "concatenate" in use._repr_html_()
+    assert str(spmd.memory(md.make_tape(f)(X))) == str(use)
+
+
+def test_kinds():
+    """One line each, as `MemoryUse` describes them."""
+    c, x, w = np.full(1000, 2.0), spmd.distribute(np.ones((4, 1000)), MESH, P("i")), np.ones(1000)
+    loss = on_ranks(lambda w, x: psum(np.sum(np.sin(c * w * x)), "i"), in_specs=(P(), P("i")), out_specs=P())
+
+    def update(w, x):
+        value, gradient = md.value_and_grad(loss)(w, x)
+        return value, w - 0.1 * gradient
+
+    for optimized in (False, True):
+        highest = spmd.memory(update, optimized=optimized)(w, x).highest
+        assert highest["arguments"] == 2 * K and highest["constants"] == K  # w, a block of x; c
+        assert highest["gradients"] == K and highest["results"] // K == 1  # of w; the new w
+        assert highest["residuals"] // K == 1 and highest["temporaries"] >= K  # c * w * x
+    parts = on_ranks(lambda x: psum(x, "i") * 2, out_specs=P())
+    assert spmd.memory(parts)(BLOCKS).highest["communication"] == K
+
+
+def measured(f, *args):
+    """The peak of what f allocates."""
+    f(*args)
+    gc.collect()
+    tracemalloc.start()
+    f(*args)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def layers(ws, x):
+    return np.sum(md.scan(lambda x, w: (np.tanh(x @ w), None), x, ws)[0] ** 2)
+
+
+def unrolled(ws, x, layer=lambda x, w: np.tanh(x @ w)):
+    for w in ws:
+        x = layer(x, w)
+    return np.sum(x**2)
+
+
+WEIGHTS, INPUTS = [np.eye(256)] * 8, np.ones((512, 256))
+PLAIN = {
+    "layers": (unrolled, WEIGHTS),
+    "checkpointed layers": (lambda ws, x: unrolled(ws, x, md.checkpoint(lambda x, w: np.tanh(x @ w))), WEIGHTS),
+    "a scan": (layers, np.stack(WEIGHTS)),
+}
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize("name", PLAIN)
+def test_peaks_are_those_measured(name, optimized):
+    f, ws = PLAIN[name]
+    gradient = md.grad(f)
+    expected = dynamic(spmd.memory(gradient, optimized=optimized)(ws, INPUTS))
+    assert expected == pytest.approx(measured(md.jit(gradient) if optimized else gradient, ws, INPUTS), rel=0.1)
+
+
+def test_what_checkpoint_policies_keep():
+    policies = md.checkpoint_policies
+
+    def residuals(policy):
+        layer = md.checkpoint(lambda x, w: np.sin(np.sin(x @ w)), policy)
+        return spmd.memory(md.grad(lambda ws, x: unrolled(ws, x, layer)))(WEIGHTS, INPUTS).highest["residuals"]
+
+    everything, dots, nothing = map(residuals, [policies.everything_saveable, policies.dots_saveable, None])
+    assert nothing == 8 * INPUTS.nbytes < dots == 2 * nothing < everything
+
+
+def test_what_sharding_saves():
+    """Parameters and gradients are whole in data parallelism; fully sharded, a rank has a fourth of them."""
+    params, batch = init_params(np.random.default_rng(0), (128,) * 9), (np.ones((64, 128)),) * 2
+    inputs = spmd.distribute(batch, MESH, P("i"))
+    whole = spmd.memory(md.grad(data_parallel(MESH)))(params, inputs)
+    split = spmd.memory(md.grad(fully_sharded(MESH)))(spmd.distribute(params, MESH, P("i")), inputs)
+    size, block = sum(x.nbytes for x in md.tree.leaves(params)), sum(x.nbytes for x in batch) // 4
+    assert (whole.highest["arguments"], split.highest["arguments"]) == (size + block, size // 4 + block)
+    assert (whole.highest["gradients"], split.highest["gradients"]) == (size, size // 4)
+    assert split.peak.total < whole.peak.total / 2
+    kept = spmd.memory(md.grad(fully_sharded(MESH, checkpoint=lambda f: f)))(params, batch)  # gathered arrays, too
+    assert kept.highest["residuals"] - split.highest["residuals"] == 7 * 128 * 128 * 8
+    (note,) = kept.notes
+    assert f"{3 * (size + 4 * block) // 4:,} bytes" in note and not (whole.notes or split.notes)
+
+
+def test_a_branch_that_is_not_known():
+    def notes(*branches):
+        return spmd.memory(lambda x: md.switch(x[0].astype(int), branches, x))(X).notes
+
+    assert "which branch" in notes(np.sum, lambda x: np.sin(x).sum())[0] and not notes(np.sum, np.mean)
+
+
+def test_arguments_are_those_of_the_function_that_it_returns():
+    with pytest.raises(TypeError, match=r"write memory\(f\)\(\*args\)"):
+        spmd.memory(np.sin, X)
+
+
+def test_plots():
+    matplotlib.use("Agg")
+    use = spmd.memory(md.grad(fully_sharded(MESH)))(
+        init_params(np.random.default_rng(0), (8, 8)), (np.ones((4, 8)),) * 2
+    )
+    along, bars = use.plot(), use.plot_ranks()
+    kinds = {kind for kind, highest in use.highest.items() if highest}
+    assert {area.get_label() for area in along.collections} == kinds
+    assert along.get_xlim()[1] == len(use.moments) and "operation" in along.get_xlabel()
+    tops = [sum(bar.get_height() for bar in rank) for rank in zip(*bars.containers)]
+    assert tops == pytest.approx([use.peak.total / 1000] * 4)
