@@ -131,7 +131,7 @@ def _rearranged(x: Any, choose: Choices) -> Any:
         options += [lambda: np.real(x) + 2j * np.imag(x), lambda: np.conj(x)]
     if x.ndim and x.shape[-1] < 20:
         weights = np.arange(1.0, x.shape[-1] + 1)
-        options += [lambda: x @ weights, lambda: weights @ x.T]
+        options += [lambda: x @ weights, lambda: weights @ x.T if x.ndim < 3 else x]
     return choose.of(options)()
 
 

@@ -12,7 +12,7 @@ from tests.spmd.test_data import ONE, Recorded, data_of, seen, stream_of
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size
-MESH = spmd.make_mesh((RANKS // 2, 2), ("i", "j"), backend="mpi")
+MESH = spmd.make_mesh((RANKS // 2, 2) if RANKS % 2 == 0 else (RANKS, 1), ("i", "j"), backend="mpi")
 everywhere = pytest.mark.parallel([2, 4])
 
 
