@@ -36,8 +36,22 @@ backward   psum          data,experts,stages,tokens  1                  ends/s
 backward   psum          data,experts,tokens         1                  L/g*layer/s
 =========  ============  ==========================  =================  ==========================
 
-With `experts`, each layer has a mixture of experts for its perceptron: two `all_to_all` along "experts" each way, and
-no token is dropped. The balancing loss is that of each example: it does not depend on how examples are split.
+With `experts`, each layer has a mixture of E experts for its perceptron, and no token is dropped. The balancing loss is
+that of each example, which moves through the stages with it: it does not depend on how the B examples of a rank are
+split. A rank has `own` parameters of a layer's experts. The gradient then has these rows, and all above but those of
+the same direction, collective and axes:
+
+=========  ============  ==========================  =================  ==========================
+direction  collective    axes                        count              numbers per rank
+=========  ============  ==========================  =================  ==========================
+forward    all_to_all    experts                     2*R                2*R*E*m*F
+forward    psum          tokens                      R                  R*2*E*B/M
+backward   all_to_all    experts                     2*R                2*R*E*m*F
+backward   psum          feats                       3*R+1              R*(1+E)*m*F+R*m*E+n*F
+backward   psum          tokens                      1                  1
+backward   psum          data,tokens                 1                  L/g*own/s
+backward   psum          data,experts,tokens         1                  L/g*(layer-own)/s
+=========  ============  ==========================  =================  ==========================
 
 Sources: those of `fully_sharded.py`, `expert.py`, `pipeline.py`, `sequence.py` and `megatron.py`; DeepSeek-AI,
 "DeepSeek-V3 technical report", section 2.1.2 (balancing loss of each sequence).

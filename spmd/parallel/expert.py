@@ -67,7 +67,8 @@ def mixture_of_experts(
     sent = np.einsum("nec,nd->ecd", places, x)
     received = all_to_all(sent, axis, split_axis=0, concat_axis=1, tiled=True)  # [experts/ranks, ranks*capacity, d]
     made = all_to_all(md.vmap(expert)(params, received), axis, split_axis=1, concat_axis=0, tiled=True)
-    return np.einsum("nec,ecd->nd", places * np.expand_dims(gate_weights(probabilities, k), -1), made)
+    # The weights are applied last: where ranks along another axis have terms of `made`, their gradient is summed.
+    return np.einsum("ne,ned->nd", gate_weights(probabilities, k), np.einsum("nec,ecd->ned", places, made))
 
 
 def _check_experts(what: str, experts: int, params: Any, axis: str) -> None:
