@@ -69,6 +69,7 @@ __all__ = [
     "numerical",
     "numpy",
     "optim",
+    "precision",
     "random",
     "remat",
     "scan",
@@ -114,6 +115,7 @@ _LATER = {
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.checks", True),
     "optim": ("minidiff.optim", False),
+    "precision": ("minidiff.precision", False),
     "random": ("minidiff.random", False),
     "testing": ("minidiff.checks", True),
     "trace_table": ("minidiff.show.trace_table", True),
@@ -121,7 +123,7 @@ _LATER = {
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
-    from minidiff import nn, optim, random
+    from minidiff import nn, optim, precision, random
     from minidiff.checks import numerical, testing
     from minidiff.debug import debug_nans
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat

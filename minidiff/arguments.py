@@ -22,7 +22,7 @@ from minidiff.core import (
     states_of,
     strong,
 )
-from minidiff.dtypes import NATIVE, float0, is_differentiable, is_scalar_constant, plain
+from minidiff.dtypes import NATIVE, float0, is_differentiable, is_real_float, is_scalar_constant, plain
 from minidiff.errors import LeakedTracerError, VarianceError, disagreement, leak_message, show_axes
 from minidiff.promotion import weak_where
 from minidiff.types import ShapedArray, typeof
@@ -220,7 +220,7 @@ def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Val
     if structure is not tree.LEAF:
         raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
     value = outs[0]
-    if not value.shape and value.dtype.kind == "f":
+    if not value.shape and is_real_float(value.dtype):
         return value
     if value.shape:
         advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several"

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from minidiff import location
+from minidiff import half, location
 from minidiff.axis_states import ALL_INVARIANT, VARYING, AxisStates, joined
-from minidiff.dtypes import PLAIN, dtype_name, is_scalar_constant
+from minidiff.dtypes import NARROW, PLAIN, dtype_name, is_scalar_constant
 from minidiff.errors import (
     LeakedTracerError,
     MisfitError,
@@ -172,6 +172,8 @@ class Evaluate(Interpreter):
                     return ranks.dispatch(self, primitive, args, params)
                 break
         try:
+            if NARROW and half.runs_wide(primitive, args):
+                return half.evaluate(primitive, *args, **params)
             return primitive.impl(*args, **params)
         except (AttributeError, TypeError, ValueError) as error:
             if is_misfit(primitive, args, error):
@@ -373,6 +375,7 @@ class Primitive:
     batch_body: Callable[..., Any]
     stage_body: Callable[..., Any]
 
+    accumulates = False  # it adds many numbers: 16-bit floats in float32
     is_view = False  # it computes nothing: its result is its operand rearranged or retyped
     shares_memory = False  # its result may share memory with an operand
     is_higher_order = False  # it runs a body, a function or a tape: shard_map, scan, checkpoint
@@ -449,7 +452,10 @@ class Primitive:
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         """Infer the result types from operand types, or from Python numbers."""
-        results = self.shape_rule(*types, **params)
+        if NARROW and half.runs_wide(self, types):
+            results = half.infer(self, types, params)
+        else:
+            results = self.shape_rule(*types, **params)
         states = self.result_states(types, params)
         return [
             ShapedArray(shape, dtype, states=states)

@@ -7,6 +7,8 @@ TypeError: expected an array or a number, got str: 'two'
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy
@@ -16,8 +18,13 @@ from minidiff import tree
 #: The dtype of tangents and cotangents of integers and booleans. It holds no data.
 float0 = numpy.dtype([("float0", numpy.void, 0)])
 
+HALF, SINGLE = numpy.dtype(numpy.float16), numpy.dtype(numpy.float32)
+
 #: The numeric dtypes in native byte order.
 NATIVE = frozenset(map(numpy.dtype, "?bhilqBHILQefdgFDG"))
+
+#: The 16-bit floats that values have had so far: see `minidiff/half.py`. The package ml_dtypes adds bfloat16 to NumPy.
+NARROW: set[numpy.dtype] = set()
 
 #: Types that need no validation: plain arrays and numbers. `plain` validates all others.
 PLAIN = frozenset({numpy.ndarray, bool, int, float, complex, *(dtype.type for dtype in NATIVE)})
@@ -74,27 +81,79 @@ def converted(x: Any, dtype: numpy.dtype) -> Any:
 
 def check_dtype(dtype: numpy.dtype) -> None:
     """Raise TypeError for a non-numeric dtype, with advice on how to convert it."""
-    if dtype in NATIVE or dtype == float0 or (dtype.isbuiltin != 2 and dtype.kind in "biufc"):
-        return
+    if dtype == HALF or is_bfloat16(dtype):
+        NARROW.add(dtype)
+    elif not (dtype in NATIVE or dtype == float0 or (dtype.isbuiltin != 2 and dtype.kind in "biufc")):
+        raise TypeError(f"expected an array of numbers, got one of dtype {dtype}: {_advice(dtype)}")
+
+
+def _advice(dtype: numpy.dtype) -> str:
     if dtype.names is not None:
-        advice = f"take its fields one by one, as in x[{dtype.names[0]!r}]" if dtype.names else "it has no fields"
-    else:
-        advice = _INSTEAD_OF_DTYPES.get(dtype.kind, "convert it, as in x.astype(numpy.float32)")
-    raise TypeError(f"expected an array of numbers, got one of dtype {dtype}: {advice}")
+        return f"take its fields one by one, as in x[{dtype.names[0]!r}]" if dtype.names else "it has no fields"
+    return _INSTEAD_OF_DTYPES.get(dtype.kind, "convert it, as in x.astype(numpy.float32)")
 
 
 _LETTERS = {"f": "f", "i": "i", "u": "u", "c": "c"}
 
 
 def dtype_name(dtype: numpy.dtype) -> str:
-    """The short name of a dtype, as in printed types: `f64`, `i32`, `c128`, `bool`."""
-    kind = _LETTERS.get(dtype.kind)
+    """The short name of a dtype, as in printed types: `f64`, `i32`, `c128`, `bf16`, `bool`."""
+    kind = "bf" if is_bfloat16(dtype) else _LETTERS.get(dtype.kind)
     return f"{kind}{dtype.itemsize * 8}" if kind else str(dtype)
 
 
 def is_differentiable(dtype: numpy.dtype) -> bool:
     """Whether values of this dtype carry derivatives: float and complex ones do."""
-    return numpy.dtype(dtype).kind in "fc"
+    dtype = numpy.dtype(dtype)
+    return dtype.kind in "fc" or is_bfloat16(dtype)
+
+
+def is_real_float(dtype: numpy.dtype) -> bool:
+    """Whether values of this dtype are real floating-point numbers."""
+    return dtype.kind == "f" or is_bfloat16(dtype)
+
+
+def is_bfloat16(dtype: numpy.dtype) -> bool:
+    """Whether this is the dtype `ml_dtypes.bfloat16`."""
+    return dtype.kind == "V" and dtype.name == "bfloat16"
+
+
+def accumulator(dtype: numpy.dtype) -> numpy.dtype:
+    """The dtype in which ranks add numbers: float32 for 16-bit floats."""
+    return SINGLE if dtype == HALF or is_bfloat16(dtype) else dtype
+
+
+def finfo(dtype: Any) -> Any:
+    """`numpy.finfo`, of bfloat16 too."""
+    dtype = numpy.dtype(dtype)
+    return sys.modules[dtype.type.__module__].finfo(dtype) if is_bfloat16(dtype) else numpy.finfo(dtype)
+
+
+def result_type(*given: Any) -> numpy.dtype:
+    """`numpy.result_type` of dtypes and Python numbers, of bfloat16 too.
+
+    >>> import ml_dtypes
+    >>> result_type(numpy.dtype(ml_dtypes.bfloat16), 2.0)
+    dtype(bfloat16)
+    """
+    if not any(isinstance(t, numpy.dtype) and is_bfloat16(t) for t in given):
+        return numpy.result_type(*given)
+    return rounded_to(numpy.result_type(*map(widened, given)), given)
+
+
+def widened(dtype: Any) -> Any:
+    """The dtype that operations compute in: float32 for bfloat16."""
+    return SINGLE if isinstance(dtype, numpy.dtype) and is_bfloat16(dtype) else dtype
+
+
+def rounded_to(dtype: numpy.dtype, given: Iterable[Any]) -> numpy.dtype:
+    """The dtype of a result: the operands' 16 bits, if float32 is only what they were widened to."""
+    given = {*given}
+    narrow = NARROW & given
+    if dtype != SINGLE or SINGLE in given or len(narrow) != 1:
+        return dtype
+    (found,) = narrow
+    return found if found != HALF or numpy.result_type(*given) == HALF else dtype
 
 
 def is_scalar_constant(x: Any) -> bool:

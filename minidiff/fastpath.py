@@ -15,8 +15,9 @@ from typing import Any
 import numpy
 
 from minidiff.core import EVALUATE, Interpreter, Primitive, Tracer
-from minidiff.dtypes import PLAIN, converted
+from minidiff.dtypes import NARROW, PLAIN, converted
 from minidiff.forward import JVPTracer
+from minidiff.half import has_narrow
 from minidiff.location import transposes
 from minidiff.staging import scalar_tapes
 from minidiff.tape import Equation, Step, Tape
@@ -72,6 +73,8 @@ class RecordedSteps(Interpreter):
         return out
 
     def process(self, primitive, args, params):
+        if NARROW and has_narrow(args):
+            return super().process(primitive, args, params)
         recorded, other, forms = None, None, primitive.recorded
         try:
             if len(args) == 2 and self.on_arrays:
@@ -118,7 +121,7 @@ def walk_back(equations: Sequence[Equation], cotangents: Any, transpose_equation
     for eqn in reversed(equations):
         primitive, inputs = eqn.primitive, eqn.inputs
         pulls = primitive.pulls
-        if pulls is None:
+        if pulls is None or (NARROW and has_narrow([*eqn.outputs, *inputs])):
             transpose_equation(eqn, cotangents, consume)
             continue
         if consume:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Tracer, Value
-from minidiff.dtypes import dtype_name
+from minidiff.dtypes import dtype_name, finfo, is_real_float
 from minidiff.ops.base import bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
 from minidiff.ops.discrete import Discrete
@@ -265,7 +265,7 @@ def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
 
 def _floating(name: str, dtype: Any) -> numpy.dtype:
     dtype = numpy.dtype(dtype)
-    if dtype.kind != "f":
+    if not is_real_float(dtype):
         raise TypeError(f"{name}: the dtype is one of real floating-point numbers, got {dtype_name(dtype)}")
     return dtype
 
@@ -280,7 +280,7 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
     array([0.418, 0.216, 0.965])
     """
     dtype = _floating("uniform", dtype)
-    digits = min(numpy.finfo(dtype).nmant + 1, 64)
+    digits = min(finfo(dtype).nmant + 1, 64)
     drawn = numpy.right_shift(_random_bits("uniform", key, shape), numpy.uint64(64 - digits))
     unit = convert(drawn, dtype) * dtype.type(2.0**-digits)
     if type(minval) is type(maxval) is float and (minval, maxval) == (0.0, 1.0):

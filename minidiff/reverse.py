@@ -372,7 +372,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
             named = lambda: [named_argument(path, numbers, name) for path in tree.paths(structure)]  # noqa: E731
             values = as_values("grad", leaves, named)
             for i, x in enumerate(values):
-                if x.dtype.kind not in "fc":
+                if not is_differentiable(x.dtype):
                     raise TypeError(not_differentiable(named()[i], x))
 
         def of_chosen(*replaced):

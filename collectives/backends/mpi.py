@@ -39,6 +39,7 @@ from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core import Primitive
+from minidiff.dtypes import accumulator, is_bfloat16, is_real_float
 
 
 def _mpi4py() -> Any:
@@ -224,7 +225,7 @@ class Ranks(Backend):
         self.along(axes).mismatch_check.note(name, params, *arrays)
         dtype = arrays[0].dtype
         self.count(name, sum(x.nbytes for x in arrays))
-        buffer = numpy.empty(sum(x.size for x in arrays), numpy.float32 if dtype == numpy.float16 else dtype)
+        buffer = numpy.empty(sum(x.size for x in arrays), accumulator(dtype))
         held = [self.held_after(name, held, params) for _, held in operands]
         started = Started(buffer, dtype, [x.shape for x in arrays], held)
         if len(arrays) == 1 and buffer.dtype == dtype:
@@ -253,10 +254,10 @@ class Ranks(Backend):
         return self._all_reduce(x, axes, _mpi.SUM)
 
     def _pmax(self, x, axes, size):
-        return self._all_reduce(x, axes, _MAXIMUM if x.dtype.kind == "f" else _mpi.MAX)
+        return self._all_reduce(x, axes, _MAXIMUM if is_real_float(x.dtype) else _mpi.MAX)
 
     def _pmin(self, x, axes, size):
-        return self._all_reduce(x, axes, _MINIMUM if x.dtype.kind == "f" else _mpi.MIN)
+        return self._all_reduce(x, axes, _MINIMUM if is_real_float(x.dtype) else _mpi.MIN)
 
     def _pbroadcast(self, x, axes, size):
         return x
@@ -549,19 +550,24 @@ def _sendable(x: numpy.ndarray) -> numpy.ndarray:
 
 def _bytes(x: numpy.ndarray) -> list:
     """A buffer specification for moving data, as bytes: MPI need not know the dtype."""
-    return [x, _mpi.BYTE]
+    return [_viewed(x), _mpi.BYTE]
+
+
+def _viewed(x: numpy.ndarray) -> numpy.ndarray:
+    """View x as a dtype whose memory mpi4py can read: it does not know bfloat16."""
+    return x.view(numpy.uint16) if is_bfloat16(x.dtype) else x
 
 
 def _parts(x: numpy.ndarray, counts: Sequence[int]) -> list:
     """A buffer specification as `_bytes`, in consecutive parts of `counts` bytes."""
-    return [x, (counts, [0, *itertools.accumulate(counts)][:-1]), _mpi.BYTE]
+    return [_viewed(x), (counts, [0, *itertools.accumulate(counts)][:-1]), _mpi.BYTE]
 
 
 def _reducible(x: numpy.ndarray) -> numpy.ndarray:
     """Convert x to a dtype that MPI can reduce."""
     if x.dtype.kind == "b":  # MPI has no order for booleans; as bytes they are 0 and 1
         return x.view(numpy.uint8)
-    return x.astype(numpy.float32) if x.dtype == numpy.float16 else x  # nor half precision
+    return x.astype(accumulator(x.dtype), copy=False)  # it has no 16-bit floats
 
 
 def _restored(out: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:

@@ -27,6 +27,7 @@ from collectives.backends.base import (
     unsplit_dimension,
 )
 from minidiff.core import Primitive
+from minidiff.dtypes import accumulator
 
 #: The collectives of a value that is the same on all ranks along their axes: x is one copy of it.
 _OF_INVARIANT = frozenset({"pbroadcast", "pscatter", "at_root", "reduced"})
@@ -253,8 +254,8 @@ class Simulated(Backend):
 
 
 def _add(x: numpy.ndarray) -> numpy.ndarray:
-    """Sum along the first axis in x's dtype (NumPy would promote small integers)."""
-    return x.sum(0) if x.dtype.kind in "fc" else x.sum(0).astype(x.dtype)
+    """Sum along the first axis; the result has x's dtype (NumPy would promote small integers)."""
+    return x.sum(0, dtype=accumulator(x.dtype)).astype(x.dtype, copy=False)
 
 
 # ---------------------------------------------------------------- arrays and their blocks

@@ -20,7 +20,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.arguments import as_value
-from minidiff.dtypes import is_differentiable
+from minidiff.dtypes import finfo, is_differentiable
 from minidiff.forward import jvp
 from minidiff.types import typeof
 
@@ -78,7 +78,7 @@ def default_step(scheme: str, x: Any) -> float:
 
 def _precision(x: Any) -> float:
     dtype = typeof(x).dtype
-    return float(numpy.finfo(dtype).eps) if is_differentiable(dtype) else 0.0
+    return float(finfo(dtype).eps) if is_differentiable(dtype) else 0.0
 
 
 def _difference(scheme: str, f: Callable, x: Any, step: float | None, direction: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy
 from minidiff import tree
 from minidiff.checks.numerical import central_difference, gathered, of_active, on_whole_arrays
 from minidiff.core import Tracer
-from minidiff.dtypes import is_differentiable
+from minidiff.dtypes import finfo, is_differentiable
 from minidiff.errors import TracerError
 from minidiff.forward import jvp
 from minidiff.reverse import vjp
@@ -71,7 +71,7 @@ def check_grads(
     paths = _varied(args, "args")
     outs = _varied(of_tuple(args), "")
     restricted, values, _ = of_active(of_tuple, args)
-    single = any(numpy.finfo(typeof(x).dtype).eps > 1e-10 for _, x in paths + outs)
+    single = any(finfo(typeof(x).dtype).eps > 1e-10 for _, x in paths + outs)
     tolerance = Tolerance(
         (1e-2 if single else 1e-5) if eps is None else eps,
         (2e-2 if single else 1e-5) if rtol is None else rtol,

@@ -20,6 +20,7 @@ from minidiff.compiler.buffers import Memory, copy_p
 from minidiff.compiler.simplify import optimize
 from minidiff.core import EVALUATE, Primitive, Value, current_interpreter
 from minidiff.dtypes import is_scalar_constant
+from minidiff.half import evaluate, runs_wide
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.location import ASKED_FOR, Location
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
@@ -162,6 +163,8 @@ class Source:
         if foreign or primitive.binds_axes:  # a shard_map's results may be sharded
             self.foreign.update(eqn.outputs)
             return self._call(eqn, operands)
+        if runs_wide(primitive, eqn.inputs):
+            return self._call(eqn, operands)
         if primitive is copy_p:
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
         out = self._memory_for(eqn, k)
@@ -180,7 +183,7 @@ class Source:
             params = {k: self._compiled(primitive, k, v) for k, v in params.items()}
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
-            function = primitive.impl
+            function = functools.partial(evaluate, primitive) if runs_wide(primitive, eqn.inputs) else primitive.impl
         shown = {k: v.name if isinstance(v, CompiledTape) else repr(v) for k, v in params.items() if _is_shown(v)}
         bound = {k: v for k, v in params.items() if not _is_shown(v)}
         self.namespace.update((v.name, v) for v in params.values() if isinstance(v, CompiledTape))

@@ -31,7 +31,7 @@ import numpy
 from minidiff import core
 from minidiff.compiler.buffers import copy_p, with_results_copied
 from minidiff.core import EVALUATE, Primitive, Scope, running, transforming
-from minidiff.dtypes import is_scalar_constant
+from minidiff.dtypes import is_differentiable, is_real_float, is_scalar_constant
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.partial_eval import prune_tape
@@ -373,7 +373,7 @@ def _orders(eqn: Equation) -> tuple[Sequence[Atom], ...]:
 def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
     """The neutral element: for sums of floats -0.0, since -0.0 + 0.0 is 0.0."""
     if primitive is add_p:
-        return -0.0 if dtype.kind == "f" else 0
+        return -0.0 if is_real_float(dtype) else 0
     return 0 if primitive is subtract_p else 1
 
 
@@ -484,7 +484,7 @@ def sum_divided(program, eqn):
     """A sum divided by its number of terms is a mean."""
     x, y = eqn.inputs
     before = program.made_by(x, reduction.sum_p)
-    if before is None or typeof(before.inputs[0]).dtype.kind not in "fc":
+    if before is None or not is_differentiable(typeof(before.inputs[0]).dtype):
         return None
     sizes = typeof(before.inputs[0]).shape
     if _number(y) != math.prod([sizes[a] for a in before.params["axes"]]):

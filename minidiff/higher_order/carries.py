@@ -15,7 +15,7 @@ from minidiff import tree
 from minidiff.arguments import as_named_value, as_value, joint_states
 from minidiff.axis_states import joined
 from minidiff.core import Value, WeakTracer, cast_to, current_interpreter, current_scope, enter, name_of
-from minidiff.dtypes import is_scalar_constant
+from minidiff.dtypes import is_scalar_constant, result_type
 from minidiff.errors import TracerError, VarianceError, diverges
 from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered
 from minidiff.ops.base import convert_number
@@ -64,7 +64,7 @@ def is_weak(x: Any) -> bool:
 
 def fits_weakly(x: Any, dtype: numpy.dtype) -> bool:
     """Whether `x` is a Python number that promotes to this dtype."""
-    return is_weak(x) and numpy.result_type(dtype, promoting(x)) == dtype
+    return is_weak(x) and result_type(dtype, promoting(x)) == dtype
 
 
 def numeric(x: Any, t: ShapedArray) -> Value:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Primitive, Tracer, Value, WeakTracer, strong
-from minidiff.dtypes import converted, is_differentiable, is_scalar_constant
+from minidiff.dtypes import NARROW, converted, is_differentiable, is_scalar_constant, rounded_to, widened
 from minidiff.fastpath import Recording, active_key, compiled_cotangent, stretched
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
@@ -344,7 +344,9 @@ def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     if all(type(x) in WEAK_TYPES for x in args):
         return values
     given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
-    dtypes = _converted_to(primitive.impl, *given)
+    dtypes = _converted_to(primitive.impl, *map(widened, given))
+    if NARROW:
+        dtypes = [t and rounded_to(t, given) for t in dtypes]
     # A ufunc raises for an integer that its dtype cannot hold; np.where wraps it around.
     is_ufunc = isinstance(primitive.impl, numpy.ufunc)
     converted = convert_number if is_ufunc else convert
@@ -426,7 +428,7 @@ def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
         if isinstance(x, Tracer):
             return numpy.broadcast_to(x, shape)
         x = numpy.asarray(x)
-    if not x.flags.c_contiguous or x.dtype.kind not in "fciub":
+    if not x.flags.c_contiguous or x.dtype.kind == "O":
         return numpy.broadcast_to(x, shape)
     extra = len(shape) - x.ndim
     steps = [0 if n == 1 else step for n, step in zip(x.shape, x.strides)]
@@ -484,6 +486,7 @@ sum_p = Linear(
     lambda ct, operands, axes, keepdims=False: [unreduce(ct, operands[0], axes, keepdims)],
     sharding=dimensions.reduction("sum"),
 )
+sum_p.accumulates = True
 sum_p.pulls = [unreduced_array]
 
 

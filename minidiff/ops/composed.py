@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Tracer, Value, implements
-from minidiff.dtypes import is_differentiable
+from minidiff.dtypes import finfo, is_differentiable, result_type
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Elementwise, General, convert
@@ -117,7 +117,7 @@ def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max
     if low is None and high is None:
         return elementwise.copy(a)
     if low is not None and high is not None:  # promote all three at once: uint8, 1.0 and float32 give float32
-        a = convert(a, numpy.result_type(*map(promoting, (a, low, high))))
+        a = convert(a, result_type(*map(promoting, (a, low, high))))
     if low is not None:
         a = elementwise.maximum(a, low)
     return a if high is None else elementwise.minimum(a, high)
@@ -131,7 +131,7 @@ def nan_to_num(x: Value, copy: bool = True, nan: Any = 0.0, posinf: Any = None, 
     if _kind(x) == "c":
         real, imag = (nan_to_num(f(x), True, nan, posinf, neginf) for f in (elementwise.real, elementwise.imag))
         return real + 1j * imag
-    limits = numpy.finfo(x.dtype)
+    limits = finfo(x.dtype)
     high = float(limits.max) if posinf is None else posinf
     low = float(limits.min) if neginf is None else neginf
     replaced = where(equal(x, numpy.inf), high, where(equal(x, -numpy.inf), low, x))
@@ -244,7 +244,7 @@ def unwrap(p: Value, discont: float | None = None, axis: int = -1, *, period: fl
 def isclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Value:
     """`numpy.isclose`: whether |a - b| <= atol + rtol * |b|."""
     a, b = stop_gradient(list_as_array(a)), stop_gradient(list_as_array(b))
-    b = convert(b, numpy.result_type(typeof(b).dtype, 1.0))  # differences of unsigned integers would wrap around
+    b = convert(b, result_type(typeof(b).dtype, 1.0))  # differences of unsigned integers would wrap around
     distance = elementwise.absolute(elementwise.difference(a, b))
     near = elementwise.less_equal(distance, atol + rtol * elementwise.absolute(b))
     return elementwise.logical_or(elementwise.logical_and(near, elementwise.isfinite(b)), _same(a, b, equal_nan))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements
+from minidiff.dtypes import result_type
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import floor
@@ -30,7 +31,7 @@ def linspace(
     start, stop, num = list_as_array(start), list_as_array(stop), operator.index(num)
     steps = num - 1 if endpoint else num
     weights = numpy.arange(num) / steps if steps > 0 else numpy.zeros(num)
-    work = numpy.result_type(*map(promoting, (start, stop)), float(num))
+    work = result_type(*map(promoting, (start, stop)), float(num))
     weights = weights.astype(work).reshape(num, *(1,) * max(numpy.ndim(start), numpy.ndim(stop)))
     points = start * (1 - weights) + stop * weights  # exact at both ends
     if dtype is not None and numpy.issubdtype(dtype, numpy.integer):

@@ -23,7 +23,9 @@ from typing import Any
 import numpy
 
 from minidiff.core import EVALUATE, NO_PARAMS, Primitive, Value, current_interpreter, implements, strong
+from minidiff.dtypes import NARROW
 from minidiff.fastpath import Recording
+from minidiff.half import has_narrow
 from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
     Elementwise,
@@ -48,7 +50,8 @@ def function_of(primitive: Primitive) -> Callable:
 
     def function(*operands: Value) -> Value:
         interpreter = current_interpreter()
-        if interpreter is EVALUATE and ufunc is not None:  # NumPy passes traced values back to us
+        # NumPy passes traced values back to us.
+        if interpreter is EVALUATE and ufunc is not None and not (NARROW and has_narrow(operands)):
             return ufunc(*operands)
         try:
             if interpreter.scope is None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.core import Tracer, Value, implements
+from minidiff.dtypes import result_type
 from minidiff.errors import TracerError, VarianceError
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
@@ -501,7 +502,7 @@ def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
     kinds = [promoting(x if type(x) in WEAK_TYPES else as_array(x)) for x in choices]
     a, *choices = broadcast_arrays(a, *choices)
     numbers = _fold(a, len(choices), mode)
-    return take_along_axis(stack(choices, dtype=numpy.result_type(*kinds)), expand_dims(numbers, 0), 0)[0]
+    return take_along_axis(stack(choices, dtype=result_type(*kinds)), expand_dims(numbers, 0), 0)[0]
 
 
 def concrete_mask(condition: Any, what: str) -> numpy.ndarray:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements
+from minidiff.dtypes import result_type
 from minidiff.ops.arrays import as_array, lists_as_arrays
 from minidiff.ops.base import Multilinear, align, convert, defers_to, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
@@ -266,6 +267,9 @@ einsum_p = Multilinear(
 )
 
 
+matmul_p.accumulates = einsum_p.accumulates = True
+
+
 def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -> Value:
     """Sum products along pairs of axes; keep the other axes of x, then those of y."""
     letters = _LETTERS[26:] + _LETTERS[:26]
@@ -300,7 +304,7 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
     terms, out, as_it_stands = _parse(subscripts, tuple([x.shape for x in values]))
     if as_it_stands:
         return einsum_p.bind(*values, subscripts=as_it_stands)
-    common = numpy.result_type(*[x.dtype for x in values])
+    common = result_type(*[x.dtype for x in values])
     values = [convert(x, common) for x in values]  # first, since partial results might overflow
     sizes = {i: n for term, x in zip(terms, values) for i, n in zip(term, x.shape) if n != 1}
     todo = [_with_labels_once(x, term, sizes) for x, term in zip(values, terms)]

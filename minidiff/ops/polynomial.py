@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Tracer, Value, implements
+from minidiff.dtypes import is_differentiable
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, convert
@@ -182,6 +183,6 @@ roots_p = General(
 def roots(p: Value) -> Value:
     """`numpy.roots`; complex for traced coefficients, even if all roots are real."""
     p = _row(p)
-    if p.dtype.kind not in "fc":
+    if not is_differentiable(p.dtype):
         p = convert(p, float)
     return roots_p.bind(p) if p.size > 1 else numpy.zeros(0)

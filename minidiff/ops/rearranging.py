@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Tracer, Value, implements
+from minidiff.dtypes import is_differentiable, is_real_float
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert
@@ -444,7 +445,7 @@ def _filled(value: Value, t: ShapedArray, axis: int, k: int) -> Value:
 def _statistic(mode: str, side: Value, axis: int, k: int) -> Value:
     t = typeof(side)
     value = _STATISTICS[mode](side, axis=axis, keepdims=True)
-    if t.dtype.kind in "iu" and value.dtype.kind == "f":
+    if t.dtype.kind in "iu" and is_real_float(value.dtype):
         value = numpy.rint(value)
     return broadcast_to(convert(value, t.dtype), (*t.shape[:axis], k, *t.shape[axis + 1 :]))
 
@@ -452,7 +453,7 @@ def _statistic(mode: str, side: Value, axis: int, k: int) -> Value:
 def _ramp(end: Value, edge: Value, k: int, axis: int) -> Value:
     """k values on a straight line from `end` to just before the edge."""
     t = typeof(edge)
-    exact = t.dtype if t.dtype.kind in "fc" else numpy.dtype(float)
+    exact = t.dtype if is_differentiable(t.dtype) else numpy.dtype(float)
     weights = (numpy.arange(k) / max(k, 1)).astype(exact).reshape((k,) + (1,) * (t.ndim - axis - 1))
     end = convert(as_array(end), exact)
     values = multiply(subtract(edge, end), weights) + end

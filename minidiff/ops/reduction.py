@@ -83,7 +83,7 @@ def count_of(x: Value, axis: Any, where: Any, keepdims: bool, what: str) -> Any:
 
 def present(a: Value, where: Any) -> Any:
     """The condition `where` of the functions that ignore NaNs; integers have no NaNs."""
-    if typeof(a).dtype.kind not in "fc":
+    if not is_differentiable(typeof(a).dtype):
         return where
     numbers = elementwise.logical_not(elementwise.isnan(a))
     return numbers if where is True else elementwise.logical_and(numbers, where)
@@ -121,7 +121,7 @@ mean_p = Linear(
     lambda ct, operands, axes, keepdims=False: [
         unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
     ],
-    fits=lambda x, axes, **params: axes_fit(x, axes=axes) and x.dtype.kind in "fc",
+    fits=lambda x, axes, **params: axes_fit(x, axes=axes) and is_differentiable(x.dtype),
     sharding=dimensions.reduction("mean"),
 )
 mean_p.pulls = [
@@ -369,7 +369,7 @@ class Extremum(General):
         return elementwise.divide(shared, sum_p.bind(attained, **params))
 
     def identity(self, dtype: numpy.dtype) -> Any:
-        if dtype.kind in "fc":
+        if is_differentiable(dtype):
             return self.furthest
         least, most = (0, 1) if dtype.kind == "b" else (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max)
         return dtype.type(most if self.furthest > 0 else least)
@@ -399,7 +399,7 @@ def _extrema(primitive: Extremum, of_two: Callable, numpy_functions: Sequence, o
         return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
 
     def ignoring_nans(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
-        if initial is not None or a.dtype.kind not in "fc":
+        if initial is not None or not is_differentiable(a.dtype):
             return extremum(a, axis, keepdims=keepdims, initial=initial, where=present(a, where))
         if where is not True:
             return extremum(a, axis, keepdims=keepdims, where=where)  # raises, since nothing may be left

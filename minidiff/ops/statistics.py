@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Tracer, Value, implements
+from minidiff.dtypes import is_differentiable, is_real_float, result_type
 from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, axes_fit, reduced_shape
@@ -32,7 +33,7 @@ def average(a: Value, axis: Any = None, weights: Value | None = None, returned: 
         total = numpy.full(y.shape, count_of(a, axis, True, keepdims, "average"), y.dtype)
     else:
         w = _expand_weights(as_array(weights), a.shape, axis)
-        dtype = numpy.result_type(a.dtype, w.dtype, *([float] if a.dtype.kind in "biu" else []))
+        dtype = result_type(a.dtype, w.dtype, *([float] if a.dtype.kind in "biu" else []))
         total = sum(w, axis, dtype, keepdims=keepdims)
         y = elementwise.divide(sum(elementwise.multiply(a, w), axis, dtype, keepdims=keepdims), total)
         total = broadcast_to(total, y.shape)
@@ -70,7 +71,7 @@ var_p = General(
     lambda x, axes, ddof, keepdims=False: (reduced_shape(x, axes, keepdims), elementwise.real_dtype(x.dtype)),
     _var_tangent,
     fits=lambda x, axes, ddof, keepdims=False: (
-        axes_fit(x, axes=axes) and x.dtype.kind in "fc" and isinstance(ddof, (int, float, numpy.generic))
+        axes_fit(x, axes=axes) and is_differentiable(x.dtype) and isinstance(ddof, (int, float, numpy.generic))
     ),
     sharding=dimensions.reduction(None),
     decomposed=lambda x, axes, ddof, keepdims=False: _var_about(mean(x, axes, keepdims=True), x, axes, ddof, keepdims),
@@ -134,7 +135,7 @@ def _var_about(about: Value, x: Value, axis: Any, ddof: Any, keepdims: bool, whe
 @implements(numpy.nanvar)
 def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, correction: Any = None, **options: Any):
     """`numpy.nanvar`: ignores NaNs; NaN where at most `ddof` elements are left."""
-    if typeof(a).dtype.kind not in "fc":
+    if not is_differentiable(typeof(a).dtype):
         return var(a, axis, dtype, ddof=ddof, correction=correction, **options)
     ddof = _ddof(ddof, correction, "nanvar")
     numbers = present(a, options.pop("where", True))
@@ -190,7 +191,7 @@ def _median(s: Value) -> Value:
 
 def _nan_of(s: Value, y: Value) -> Value:
     """Replace `y` by NaN where the last, and so any, of the sorted elements is NaN."""
-    if s.dtype.kind not in "fc":
+    if not is_differentiable(s.dtype):
         return y
     last = indexing.getitem(s, (-1,))
     return elementwise.where(elementwise.isnan(last), last, y)
@@ -258,7 +259,7 @@ nanquantile, nanpercentile = _quantiles(numpy.nanquantile, 1, True), _quantiles(
 def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Value:
     weak = type(q) in WEAK_TYPES  # it does not determine the dtype of the result
     q, n, kept = as_array(q), s.shape[0], s.shape[1:]
-    if skip_nan and s.dtype.kind == "f":
+    if skip_nan and is_real_float(s.dtype):
         n = sum(elementwise.logical_not(elementwise.isnan(s)), 0)
         q = reshape(q, (*q.shape, *[1] * len(kept)))
     place = QUANTILE_METHODS[method](n, q)
@@ -268,7 +269,7 @@ def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Valu
         y = below
     else:
         part = place - low
-        part = elementwise.convert(part, s.dtype) if weak and s.dtype.kind == "f" else part
+        part = elementwise.convert(part, s.dtype) if weak and is_real_float(s.dtype) else part
         part = part if skip_nan else reshape(part, (*part.shape, *[1] * len(kept)))
         y = below + (above - below) * part
     return y if skip_nan else _nan_of(s, y)
@@ -280,7 +281,7 @@ def _clipped(place: Value, n: Any) -> Value:
 
 def _at(s: Value, index: Value, own: bool) -> Value:
     """Take elements of each line of `s` at `index`; `own`: indexed per line."""
-    if not own or s.dtype.kind != "f":
+    if not own or not is_real_float(s.dtype):
         return indexing.getitem(s, (index,))
     columns = math.prod(s.shape[1:])
     lines, rows = reshape(s, (s.shape[0], columns)), math.prod(index.shape[: len(index.shape) - len(s.shape) + 1])
@@ -301,8 +302,8 @@ def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Va
     if range is None:
         range = (numpy.min(a), numpy.max(a)) if typeof(a).size else (0.0, 1.0)
     low, high = range
-    dtype = numpy.result_type(*[x.dtype if hasattr(x, "dtype") else x for x in (low, high, a)])
-    dtype = dtype if dtype.kind in "fc" else numpy.result_type(dtype, float)
+    dtype = result_type(*[x.dtype if hasattr(x, "dtype") else x for x in (low, high, a)])
+    dtype = dtype if is_differentiable(dtype) else numpy.result_type(dtype, float)
     alike = numpy.equal(low, high)
     low, high = numpy.where(alike, low - 0.5, low), numpy.where(alike, high + 0.5, high)
     count = operator.index(bins)

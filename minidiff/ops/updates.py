@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import EVALUATE, Tracer, Value, running
+from minidiff.dtypes import is_differentiable
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert
 from minidiff.ops.dimensions import Dimensions, Types
@@ -301,7 +302,7 @@ class Update:
 
     def divide(self, values: Value) -> Value:
         """x divided by `values` at the index."""
-        if self.t.dtype.kind not in "fc":
+        if not is_differentiable(self.t.dtype):
             raise TypeError(f"at[...].divide: a value of type {self.t} cannot hold quotients; convert it first")
         return self._combine(divide, values, "divide", self._by_products)
 

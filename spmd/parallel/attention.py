@@ -62,9 +62,9 @@ def _for_heads(x: Any, q: Any) -> Any:
 
 
 def nothing_yet(q: Any) -> tuple:
-    """The sums of `accumulated` before the first keys."""
-    queries, heads, _ = q.shape
-    return np.full((heads, queries, 1), MASKED), np.zeros((heads, queries, 1)), np.moveaxis(0 * q, 0, 1)
+    """The sums of `accumulated` before the first keys, in float32 at least."""
+    result = md.precision.widen(np.moveaxis(0 * q, 0, 1))
+    return np.full((*result.shape[:2], 1), MASKED, result.dtype), np.zeros((*result.shape[:2], 1), result.dtype), result
 
 
 def accumulated(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any = None) -> tuple:
@@ -77,10 +77,10 @@ def accumulated(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any = None, 
     return largest, total * scale + np.sum(weights, axis=-1, keepdims=True), result
 
 
-def finished(so_far: tuple) -> Any:
+def finished(so_far: tuple, dtype: Any) -> Any:
     """The result of attention, [queries, heads, d]."""
     _, total, result = so_far
-    return np.moveaxis(result / total, 0, 1)
+    return np.moveaxis(result / total, 0, 1).astype(dtype)
 
 
 def chunked_attention(q: Any, k: Any, v: Any, chunk: int, causal: bool = False) -> Any:
@@ -104,4 +104,4 @@ def chunked_attention(q: Any, k: Any, v: Any, chunk: int, causal: bool = False) 
         positions = (places, k_positions) if causal else ()
         return accumulated(so_far, q, k, v, *positions), None
 
-    return finished(md.scan(step, nothing_yet(q), tuple(chunks))[0])
+    return finished(md.scan(step, nothing_yet(q), tuple(chunks))[0], q.dtype)

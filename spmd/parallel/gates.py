@@ -52,7 +52,7 @@ def top_experts(probabilities: Any, k: int) -> Any:
         raise ValueError(f"k is {k!r}: a token goes to at least 1 expert, and at most to all {experts}")
     left, choices = probabilities, []
     for _ in range(k):
-        choices.append(one_hot(np.argmax(left, axis=-1), experts))
+        choices.append(one_hot(np.argmax(left, axis=-1), experts, dtype=typeof(left).dtype))
         left = left - 2 * choices[-1]  # below all probabilities that are left
     return np.stack(choices)
 
@@ -94,10 +94,10 @@ def routed(probabilities: Any, capacity: int, k: int = 1, priorities: Any = None
     order = np.arange(tokens) if priorities is None else np.argsort(-priorities, stable=True)
     if order.shape != (tokens,):
         raise ValueError(f"priorities have shape {order.shape}: give one number for each of the {tokens} tokens")
-    queue = choices[:, order].reshape(k * tokens, experts)  # first choices stand before second choices
+    queue = choices[:, order].reshape(k * tokens, experts).astype(int)  # first choices stand before second choices
     place = ((np.cumsum(queue, axis=0) - 1) * queue).reshape(choices.shape)[:, np.argsort(order)]
     # one_hot of a place beyond the capacity is zero.
-    return np.einsum("kne,knc->nec", choices, one_hot(np.sum(place, axis=-1).astype(int), capacity))
+    return np.einsum("kne,knc->nec", choices, one_hot(np.sum(place, axis=-1), capacity, dtype=choices.dtype))
 
 
 def load_balancing_loss(probabilities: Any, axis: Any = None) -> Any:

@@ -89,7 +89,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
     so_far = attended(_blocks(nothing_yet(q), blocks), pair, rank)
     if ranks > 1:
         (_, so_far), _ = md.scan(step, (pair, so_far), np.arange(1, ranks))
-    return np.concatenate([finished(sums) for sums in so_far])
+    return np.concatenate([finished(sums, q.dtype) for sums in so_far])
 
 
 def _attended(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any) -> tuple:

@@ -85,8 +85,9 @@ def init_transformer(rng: Any, config: Config) -> dict:
 
 def normalized(config: Config, scale: Any, x: Any) -> Any:
     """RMS norm over the features; layer norm is the same of centred features: [..., features] -> same."""
-    x = x - np.mean(x, axis=-1, keepdims=True) if config.layer_norm else x
-    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
+    wide = md.precision.widen(x)  # squares of float16 overflow
+    wide = wide - np.mean(wide, axis=-1, keepdims=True) if config.layer_norm else wide
+    return (wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype) * scale
 
 
 def mlp(params: dict, x: Any) -> Any:

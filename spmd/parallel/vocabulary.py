@@ -58,6 +58,7 @@ def label_cross_entropy(logits: Any, labels: Any, axis: str | None = None) -> An
     _check("label", labels, columns, axis)
     if np.shape(labels) != tuple(shape):
         raise ValueError(f"labels of logits {logits.shape} have the shape {tuple(shape)}, got {np.shape(labels)}")
+    logits = md.precision.widen(logits)
     # Subtract the largest logit, so that no exponential overflows: neither result nor derivative depends on it.
     largest = np.max(md.stop_gradient(logits), axis=-1, keepdims=True)
     logits = logits - (largest if axis is None else pmax(largest, axis))

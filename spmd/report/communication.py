@@ -10,6 +10,7 @@ import numpy
 
 from minidiff import make_tape, tree
 from minidiff.arguments import as_value, check_function
+from minidiff.dtypes import finfo, is_differentiable
 from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import rounds
 from minidiff.higher_order.while_loop import While
@@ -308,8 +309,8 @@ def meshes_of(tape: Tape) -> Iterator[Any]:
 def _close(x: Any, y: Any) -> bool:
     """Whether two arrays are equal up to rounding: the order of summation may differ."""
     x, y = numpy.asarray(x), numpy.asarray(y)
-    if x.dtype.kind not in "fc":
+    if not is_differentiable(x.dtype):
         return numpy.array_equal(x, y)
-    tolerance = numpy.sqrt(numpy.finfo(x.dtype).eps)
+    tolerance = numpy.sqrt(finfo(x.dtype).eps)
     scale = numpy.abs(x).max(initial=0.0, where=numpy.isfinite(x))
     return numpy.allclose(x, y, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

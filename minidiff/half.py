@@ -1,0 +1,77 @@
+"""16-bit floats: operations compute in float32, and round each result.
+
+bfloat16 has float32's range, and 8 significant bits. The package ml_dtypes adds it to NumPy, but NumPy then has no
+sums in float32, no matrix products and no `einsum` of it, and a Python float turns it into float32. So an operation on
+bfloat16 widens its operands, runs as on float32, and rounds once; those that only rearrange numbers run as they are.
+float16 is NumPy's, and operations on it are NumPy's, but for those that add many numbers, which are widened too: sums
+and products of matrices accumulate in float32, as in hardware.
+
+>>> import ml_dtypes
+>>> import minidiff as md
+>>> x = numpy.ones(1000, ml_dtypes.bfloat16)
+>>> md.make_tape(lambda x: (2.0 * x).sum())(x)
+lambda a:bf16[1000]:
+  b:bf16[1000] = multiply(2.0, a)
+  c:bf16[] = sum(b, axes=(0,))
+  return c
+>>> md.grad(lambda x: (x * x).sum())(x)[:3]
+array([2, 2, 2], dtype=bfloat16)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.dtypes import NARROW, SINGLE, is_bfloat16, rounded_to, widened
+from minidiff.types import ShapedArray
+
+
+def dtypes_of(values: Sequence[Any]) -> list[numpy.dtype]:
+    """The dtypes of values, types or variables; Python numbers have none."""
+    types = [getattr(x, "type", x) for x in values]
+    return [t.dtype for t in types if hasattr(t, "dtype")]
+
+
+def has_narrow(values: Sequence[Any]) -> bool:
+    """Whether one of these values, types or variables is a 16-bit float."""
+    return not NARROW.isdisjoint(dtypes_of(values))
+
+
+def runs_wide(primitive: Any, values: Sequence[Any]) -> bool:
+    """Whether an operation on these values, types or variables computes in float32."""
+    found = NARROW.intersection(dtypes_of(values))
+    if not found or primitive.is_view or primitive.shape_rule is None:  # without a rule, it only moves numbers
+        return False
+    return primitive.accumulates or any(map(is_bfloat16, found))
+
+
+def infer(primitive: Any, types: Sequence[Any], params: dict) -> Any:
+    """The shape and dtype of each result, by the operation's rule for float32."""
+    wide = [t.update(dtype=widened(t.dtype)) if isinstance(t, ShapedArray) else t for t in types]
+    results, given = primitive.shape_rule(*wide, **params), dtypes_of(types)
+    if "dtype" in params:  # of a conversion
+        return results
+    if primitive.multiple_results:
+        return [(shape, rounded_to(dtype, given)) for shape, dtype in results]
+    shape, dtype = results
+    return shape, rounded_to(dtype, given)
+
+
+def evaluate(primitive: Any, /, *args: Any, **params: Any) -> Any:
+    """Run an operation on arrays in float32, and round its results."""
+    given = dtypes_of(args)
+    wide = [x.astype(SINGLE) if hasattr(x, "dtype") and x.dtype in NARROW else x for x in args]
+    results = primitive.impl(*wide, **params)
+    if "dtype" in params:
+        return results
+    if primitive.multiple_results:
+        return [_rounded(x, given) for x in results]
+    return _rounded(results, given)
+
+
+def _rounded(x: Any, given: Sequence[numpy.dtype]) -> Any:
+    x = x if hasattr(x, "dtype") else numpy.asarray(x)[()]
+    return x.astype(rounded_to(x.dtype, given), copy=False)

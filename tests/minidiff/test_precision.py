@@ -1,0 +1,164 @@
+"""16-bit floats: operations, derivatives and compiled programs; policies and loss scaling."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import minidiff as md
+from minidiff.precision import LossScale, Policy, all_finite, select
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALF = [np.dtype(np.float16), BFLOAT16]
+X = np.linspace(0.1, 1, 12).reshape(3, 4)
+W = np.linspace(-1, 1, 8).reshape(4, 2)
+
+#: Functions of x [3, 4] and w [4, 2], whose results are 16-bit floats if these are.
+FUNCTIONS = {
+    "python numbers": lambda x, w: 2.0 * x / 3 - 1,
+    "matmul": lambda x, w: x @ w,
+    "einsum": lambda x, w: np.einsum("ij,jk->ki", x, w),
+    "sum": lambda x, w: x.sum(0),
+    "mean": lambda x, w: x.mean(1),
+    "softmax": lambda x, w: md.nn.softmax(x),
+    "logsumexp": lambda x, w: md.nn.logsumexp(x, axis=0),
+    "gelu": lambda x, w: md.nn.gelu(x),
+    "where": lambda x, w: np.where(x > 0.5, x, 0.5),
+    "clip": lambda x, w: np.clip(x, 0.2, 0.8),
+    "power": lambda x, w: x**0.5 + x**2,
+    "index": lambda x, w: x[1:, ::2] * x[0, [1, 1]],
+    "concatenate": lambda x, w: np.concatenate([x, 0.5 * x]),
+    "sort": lambda x, w: np.sort(x, 0)[::-1],
+    "cumsum": lambda x, w: np.cumsum(x, 1),
+    "max": lambda x, w: x.max(0),
+    "norm": lambda x, w: np.linalg.norm(x),
+    "scan": lambda x, w: md.scan(lambda c, row: (0.5 * c + row, c.sum()), x[0], x),
+    "cond": lambda x, w: md.cond(True, lambda x: 2.0 * x, lambda x: x, x),
+    "checkpoint": lambda x, w: md.checkpoint(lambda x: np.sin(x) * 2.0)(x),
+    "vmap": lambda x, w: md.vmap(lambda row: row @ w)(x),
+    "quantile": lambda x, w: np.quantile(x, 0.3),
+    "nan_to_num": lambda x, w: np.nan_to_num(x),
+    "linspace": lambda x, w: np.linspace(x[0], x[1], 3),
+}
+
+
+def as_single(values):
+    return [np.asarray(x, np.float32) for x in md.tree.leaves(values)]
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_derivatives_are_those_of_float32_and_keep_the_dtype(name, dtype):
+    def everything(x, w):
+        f = lambda x, w: md.tree.leaves(FUNCTIONS[name](x, w))  # noqa: E731
+        out, pull = md.vjp(f, x, w)
+        return out, md.jvp(f, (x, w), (x, w))[1], pull([np.ones_like(y) for y in out])
+
+    x, w = X.astype(dtype), W.astype(dtype)
+    expected = as_single(everything(x.astype(np.float32), w.astype(np.float32)))
+    tolerance = 8 * float(md.dtypes.finfo(dtype).eps)
+    for way in (lambda f: f, md.jit, md.make_tape):
+        found = way(everything)(x, w)
+        found = found(x, w) if isinstance(found, md.Tape) else found
+        assert {y.dtype for y in md.tree.leaves(found)} == {dtype}
+        for y, z in zip(as_single(found), expected, strict=True):
+            np.testing.assert_allclose(y, z, rtol=tolerance, atol=tolerance * abs(z).max())
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("way", [lambda f: lambda x: md.vjp(f, x)[0], md.jit], ids=["eager", "compiled"])
+def test_sums_and_products_accumulate_in_float32(way, dtype):
+    x = np.ones((5000, 2), dtype)
+    for f in (lambda x: x.sum(0), lambda x: x.T @ x[:, 0], lambda x: np.einsum("ij->j", x)):
+        assert way(f)(x).tolist() == [float(np.float32(5000).astype(dtype))] * 2
+    row = md.grad(lambda b: (b + x).sum().astype(np.float32))(np.zeros(2, dtype))  # the sum of a broadcast's cotangent
+    assert row.tolist() == [float(np.float32(5000).astype(dtype))] * 2
+
+
+@pytest.mark.parametrize(
+    ("other", "result"),
+    [
+        *((2.0, BFLOAT16), (2, BFLOAT16), (np.int8(2), BFLOAT16), (np.ones(4, np.float16), np.float32)),
+        *((np.ones(4, np.float32), np.float32), (np.ones(4), np.float64), (np.arange(4), np.float64)),
+        *((2j, np.complex64), (np.ones(4, np.complex64), np.complex64)),
+    ],
+    ids=lambda x: str(getattr(x, "dtype", x)),
+)
+def test_bfloat16_promotes_as_float32_does_but_stays_beside_python_numbers(other, result):
+    x = X.astype(BFLOAT16)
+    for f in (lambda x: x * other, lambda x: other + x, lambda x: np.where(x > 0.5, x, other)):
+        for way in (md.jit, md.vmap, lambda f: lambda x: md.vjp(f, x)[0], lambda f: lambda x: md.make_tape(f)(x)(x)[0]):
+            assert way(f)(x).dtype == result
+
+
+def test_types_and_conversions():
+    x = X.astype(BFLOAT16)
+    assert str(md.typeof(x)) == "bf16[3,4]"
+    back = md.grad(lambda x: x.astype(np.float32).sum())(x)
+    assert back.dtype == BFLOAT16 and md.random.normal(md.random.key(0), 3, BFLOAT16).dtype == BFLOAT16
+
+
+# ---------------------------------------------------------------- policies and loss scaling
+
+
+def test_policies_name_what_they_do_not_take():
+    with pytest.raises(TypeError, match="compute is a dtype of real floating-point numbers, got i64"):
+        Policy(int)
+    assert repr(Policy("bfloat16", params=np.float64)) == "Policy(compute=bf16, params=f64, reductions=f32, output=f32)"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow is expected
+@pytest.mark.parametrize("jit", [lambda f: f, md.jit], ids=["eager", "compiled"])
+def test_the_scale_grows_halves_and_skips_steps(jit):
+    @jit
+    def step(scale, w, x):
+        _, gradient = scale.value_and_grad(Policy("float16").apply(lambda w, x: (w * x).sum()))(w, x)
+        finite = all_finite(gradient)
+        return scale.adjust(finite), select(finite, w - gradient, w)
+
+    scale, w, seen = LossScale(2.0**15, period=2), np.zeros(2, np.float32), []
+    for x in (1.0, 1.0, 1.0, 3.0, 3.0):  # the largest float16 is a little less than 2**16
+        scale, w = step(scale, w, np.full(2, x, np.float32))
+        seen.append((float(scale.scale), float(w[0])))
+    assert seen == [(2.0**15, -1), (2.0**16, -2), (2.0**15, -2), (2.0**14, -2), (2.0**14, -5)]
+
+
+def network(w, x):
+    for layer in w[:-1]:
+        x = np.tanh(x @ layer)
+    return x @ w[-1]
+
+
+def test_16_bits_reach_the_accuracy_of_64_and_underflow_without_scaling():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(256, 8))
+    y = np.sin(x @ rng.normal(size=(8, 1)))
+
+    def loss(w, x, y):
+        return 1e-5 * ((network(w, x) - y) ** 2).mean()  # small, as the gradients of a deep network are
+
+    def trained(policy, scale):
+        w = [rng.normal(size=s).astype(policy.params) / s[0] ** 0.5 for s in ((8, 32), (32, 32), (32, 1))]
+        optimizer, lost = md.optim.adam(0.01), 0
+
+        @md.jit
+        def step(w, state, scale):
+            _, gradient = scale.value_and_grad(policy.apply(loss))(w, x, y)
+            finite = all_finite(gradient)
+            updates, after = optimizer.update(gradient, state, w)
+            zeros = sum((g == 0).sum() for g in gradient)
+            return select(finite, (md.optim.apply_updates(w, updates), after), (w, state)), scale.adjust(finite), zeros
+
+        state = optimizer.init(w)
+        for _ in range(150):
+            (w, state), scale, zeros = step(w, state, scale)
+            lost += int(zeros)
+        return float(loss([v.astype(float) for v in w], x, y)), lost
+
+    rng = np.random.default_rng(1)
+    exact, none = trained(Policy(np.float64, params=np.float64, reductions=np.float64, output=np.float64), LossScale())
+    rng = np.random.default_rng(1)
+    scaled, few = trained(Policy("float16"), LossScale(2.0**15, period=50))
+    rng = np.random.default_rng(1)
+    unscaled, many = trained(Policy("float16"), LossScale(1.0, period=10**6))
+    assert scaled < 1.1 * exact and unscaled > 2 * exact
+    assert none == 0 and many > 20 * max(few, 1)
