@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import ml_dtypes  # noqa: F401  (NumPy then knows bfloat16)
 import numpy
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -200,7 +201,7 @@ def size_of(mesh, axes) -> int:
 
 # ---------------------------------------------------------------- blocks in and out
 
-DTYPES = ("float64", "float32", "float16", "int64", "int32", "uint8", "bool", "complex128", "complex64")
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex128", "complex64")
 
 
 def random(shape, dtype, seed=0) -> numpy.ndarray:
@@ -310,7 +311,7 @@ def assert_same(actual, expected, exact: bool) -> None:
     if exact or actual.dtype.kind in "biu":
         assert_array_equal(actual, expected, strict=True)
     else:
-        eps = numpy.finfo(actual.dtype).eps
+        eps = md.dtypes.finfo(actual.dtype).eps
         assert_allclose(actual, expected, rtol=32 * eps, atol=32 * eps, strict=True)
 
 
