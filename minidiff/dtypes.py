@@ -7,6 +7,7 @@ TypeError: expected an array or a number, got str: 'two'
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -113,6 +114,16 @@ def is_real_float(dtype: numpy.dtype) -> bool:
     return dtype.kind == "f" or is_bfloat16(dtype)
 
 
+def dtype_of(name: Any) -> numpy.dtype:
+    """`numpy.dtype`, which knows `'bfloat16'` too; that raises ImportError without the package ml_dtypes."""
+    if isinstance(name, str) and name == "bfloat16":
+        try:
+            importlib.import_module("ml_dtypes")
+        except ImportError:
+            raise ImportError("bfloat16 needs the package ml_dtypes: pip install ml_dtypes") from None
+    return numpy.dtype(name)
+
+
 def is_bfloat16(dtype: numpy.dtype) -> bool:
     """Whether this is the dtype `ml_dtypes.bfloat16`."""
     return dtype.kind == "V" and dtype.name == "bfloat16"
@@ -149,7 +160,7 @@ def widened(dtype: Any) -> Any:
 def rounded_to(dtype: numpy.dtype, given: Iterable[Any]) -> numpy.dtype:
     """The dtype of a result: the operands' 16 bits, if float32 is only what they were widened to."""
     given = {*given}
-    narrow = NARROW & given
+    narrow = {t for t in given if isinstance(t, numpy.dtype) and (t == HALF or is_bfloat16(t))}
     if dtype != SINGLE or SINGLE in given or len(narrow) != 1:
         return dtype
     (found,) = narrow

@@ -30,7 +30,6 @@ Sources: Micikevicius et al., "Mixed precision training", 2018; the names are th
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ import numpy
 from minidiff import core, tree
 from minidiff.compiler.jit import jit
 from minidiff.core import Value
-from minidiff.dtypes import accumulator, dtype_name, is_real_float
+from minidiff.dtypes import accumulator, dtype_name, dtype_of, is_real_float
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, where
 from minidiff.reverse import value_and_grad
@@ -114,12 +113,7 @@ def widen(values: Any) -> Any:
 
 
 def _dtype(name: str, given: Any) -> numpy.dtype:
-    if isinstance(given, str) and given == "bfloat16":
-        try:
-            importlib.import_module("ml_dtypes")
-        except ImportError:
-            raise ImportError(f"Policy: {name}='bfloat16' needs the package ml_dtypes: pip install ml_dtypes") from None
-    dtype = numpy.dtype(given)
+    dtype = dtype_of(given)
     if not is_real_float(dtype):
         raise TypeError(f"Policy: {name} is a dtype of real floating-point numbers, got {dtype_name(dtype)}")
     return dtype

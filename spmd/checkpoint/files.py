@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidiff.dtypes import dtype_of
 from minidiff.keywords import did_you_mean
 
 VERSION = 1
@@ -64,11 +65,11 @@ class Array(NamedTuple):
     blocks: Sequence[Block]
 
     def __str__(self) -> str:
-        return f"{np.dtype(self.dtype)}{list(self.shape)}"
+        return f"{dtype_of(self.dtype)}{list(self.shape)}"
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
 class Scalar(NamedTuple):
@@ -241,7 +242,7 @@ class Saved:
         """A slice of an array, from the blocks that overlap it."""
         array = self.leaf(name)
         assert isinstance(array, Array)
-        out, filled = np.empty(shape, array.dtype), 0
+        out, filled = np.empty(shape, dtype_of(array.dtype)), 0
         for block in array.blocks:
             low = [max(i, j) for i, j in zip(start, block.start)]
             high = [min(i + n, j + m) for i, n, j, m in zip(start, shape, block.start, block.shape)]
@@ -272,6 +273,6 @@ class Saved:
             if (found := zlib.crc32(entry)) != block.crc32:
                 raise self.damage(file, f"{what} has the CRC-32 {found:08x}, expected {block.crc32:08x}")
             self._intact.add((block.file, block.offset))
-        dtype = np.dtype(self.leaves[name].dtype)
+        dtype = dtype_of(self.leaves[name].dtype)
         size = math.prod(block.shape) * dtype.itemsize
         return entry[block.nbytes - size :].view(dtype).reshape(block.shape)

@@ -11,6 +11,7 @@ import numpy as np
 
 from minidiff import tree
 from minidiff.core import Tracer
+from minidiff.dtypes import dtype_of, is_bfloat16
 from minidiff.types import ShapedArray
 from spmd.agreement import everyone
 from spmd.arrays.blocks import from_blocks, starts_here
@@ -26,9 +27,9 @@ def load(
     """The saved tree, and the notes, of a step: by default of the last one.
 
     `like` is a tree with the structure to load: the saved one, or a part of it. An array stands for one of its shape
-    and dtype, with its sharding; so does a `ShapedArray`, as `md.eval_shape` returns them, and a number or string for
-    one of its type. It may be sharded in another way than what was saved, over another mesh, of another number of
-    ranks. Without `like`, all leaves are returned by their paths, as whole arrays.
+    and dtype, with its sharding; so does a `ShapedArray`, as `md.eval_shape` returns them, and a string or a Python
+    number for one of its kind, as it was saved. It may be sharded in another way than what was saved, over another
+    mesh, of another number of ranks. Without `like`, all leaves are returned by their paths, as whole arrays.
 
     With `verify`, each process reads every block whole of which it needs a slice, and compares its checksum.
 
@@ -109,7 +110,7 @@ def check_leaf(what: str, name: str, leaf: Any) -> None:
     if type(leaf) in SCALARS or isinstance(leaf, ShardedArray) or (what == "load" and isinstance(leaf, ShapedArray)):
         return
     dtype = np.asarray(leaf).dtype
-    if dtype.hasobject or np.dtype(dtype.str) != dtype:
+    if dtype.hasobject or (np.dtype(dtype.str) != dtype and not is_bfloat16(dtype)):
         raise TypeError(
             f"checkpoint.{what}: {name} is {leaf!r:.60} of type {type(leaf).__name__}, which is not saved: make it a "
             "number, a string, or an array of numbers; of a random generator, rng.bit_generator.state"
@@ -130,6 +131,9 @@ def _whole(saved: Saved, name: str) -> Any:
 def _read_like(saved: Saved, name: str, like: Any) -> Any:
     """A leaf with the type and the sharding of `like`."""
     if type(like) in SCALARS:
+        leaf = saved.leaf(name)
+        if isinstance(leaf, Array) and not leaf.shape and dtype_of(leaf.dtype).kind == np.asarray(like).dtype.kind:
+            return _whole(saved, name)[()]  # a number that a step has made NumPy's
         expected = f"a Python {type(like).__name__}"
     else:
         t = like if isinstance(like, (ShapedArray, ShardedArray)) else np.asarray(like)

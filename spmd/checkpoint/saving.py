@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from minidiff import tree
+from minidiff.dtypes import is_bfloat16
 from spmd.arrays.blocks import Start, blocks_to_save
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.checkpoint.files import (
@@ -278,13 +279,18 @@ def _described(x: Any, first: bool) -> tuple[dict[str, dict], list[tuple[str, St
             value = [leaf.real, leaf.imag] if isinstance(leaf, complex) else leaf
             leaves[name] = Scalar(type(leaf).__name__, value)._asdict()
         elif isinstance(leaf, ShardedArray):
-            leaves[name] = Array(leaf.dtype.str, leaf.shape, repr(leaf.spec), leaf.mesh.shape, [])._asdict()
+            leaves[name] = Array(_name(leaf.dtype), leaf.shape, repr(leaf.spec), leaf.mesh.shape, [])._asdict()
             blocks += [(name, start, block) for start, block in blocks_to_save(leaf)]
         else:
             whole = np.asarray(leaf)
-            leaves[name] = Array(whole.dtype.str, whole.shape, "P()", {}, [])._asdict()
+            leaves[name] = Array(_name(whole.dtype), whole.shape, "P()", {}, [])._asdict()
             blocks += [(name, (0,) * whole.ndim, whole)] * first
     return leaves, blocks
+
+
+def _name(dtype: np.dtype) -> str:
+    """The name of a dtype in the index; that of bfloat16 is not NumPy's."""
+    return dtype.name if is_bfloat16(dtype) else dtype.str
 
 
 def _copied_notes(notes: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import numpy as np
 import minidiff as md
 import spmd
 from minidiff import optim
+from minidiff.precision import LossScale, Policy, all_finite, select
 from minidiff.types import typeof
 from spmd.examples.loop import positive, run_script, train_loop
 from spmd.examples.text import Text, load_text, ngram_loss
@@ -38,32 +39,41 @@ from spmd.parallel.decoder_params import (
 )
 from spmd.parallel.generate import generate
 from spmd.partition import block_type
-from spmd.report.table import text_table
+from spmd.report.table import sparkline, text_table
 
 VOCABULARY = 72  # of 65 characters: as many as 2, 3, 4, 6 and 8 ranks divide
 
 
 @dataclass
 class Run:
-    """The state of training: parameters and the optimizer's state are sharded, the losses the same on all ranks."""
+    """The state of training: parameters and the optimizer's state are sharded, the rest is the same on all ranks."""
 
     params: Any
     state: Any
+    scale: LossScale
+    scales: list[float] = field(default_factory=list)  # since this process began
     losses: list[float] = field(default_factory=list)
 
     def saved(self) -> dict[str, Any]:
         """The tree to save. Batches follow from the seed and the number of steps."""
-        return {"params": self.params, "state": self.state}
+        return {"params": self.params, "state": self.state, "scale": self.scale}
 
     def restore(self, saved: dict[str, Any], losses: list[float]) -> None:
         """Go on from what was saved."""
         self.params, self.state, self.losses = saved["params"], saved["state"], losses
+        self.scale = saved["scale"]
 
 
 def config_of(options: argparse.Namespace) -> DecoderConfig:
     """The sizes that the options ask for."""
     names = "features", "heads", "layers", "hidden", "experts"
     return DecoderConfig(VOCABULARY, **{name: getattr(options, name) for name in names})
+
+
+def policy_of(options: argparse.Namespace) -> Policy:
+    """What to compute in, and to keep parameters in: float32 at least."""
+    keep = options.precision if options.precision == "float64" else "float32"
+    return Policy(options.precision, params=keep, reductions=keep, output=keep)
 
 
 def optimizer(options: argparse.Namespace) -> optim.GradientTransformation:
@@ -76,24 +86,32 @@ def optimizer(options: argparse.Namespace) -> optim.GradientTransformation:
 def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.Namespace, progress: bool) -> Run:
     """Train for `options.steps` steps in all."""
     initial = spmd.initialize(lambda key: init_decoder(key, config), mesh, decoder_specs(config))
-    params = initial(md.random.key(options.seed))
-    optimize = optimizer(options)
-    run = Run(params, optimize.init(params))
-    loss = decoder_loss(mesh, config, options.microbatches)
+    params = policy_of(options).cast_to_params(initial(md.random.key(options.seed)))
+    optimize, scaled = optimizer(options), options.precision == "float16"
+    run = Run(params, optimize.init(params), LossScale() if scaled else LossScale(1.0))
+    loss = decoder_loss(mesh, config, options.microbatches, policy_of(options))
 
-    def step(params, state, batch):
-        loss_now, gradients = md.value_and_grad(loss)(params, batch)
-        updates, state = optimize.update(gradients, state, params)
-        return loss_now, optim.apply_updates(params, updates), state
+    def step(params, state, scale, batch):
+        loss_now, gradients = scale.value_and_grad(loss)(params, batch)
+        updates, after = optimize.update(gradients, state, params)
+        updated = optim.apply_updates(params, updates), after
+        if not scaled:
+            return loss_now, *updated, scale
+        finite = all_finite(gradients)
+        return loss_now, *select(finite, updated, (params, state)), scale.adjust(finite)
 
     compiled = md.jit(step)
 
     def advance():
         batch = text.batch(options.seed, len(run.losses), options.batch, options.context)
-        loss_now, run.params, run.state = compiled(run.params, run.state, batch)
+        with np.errstate(over="ignore", invalid="ignore"):  # of float16, where the scale is too large
+            loss_now, run.params, run.state, run.scale = compiled(run.params, run.state, run.scale, batch)
         run.losses.append(float(loss_now))
+        run.scales.append(float(run.scale.scale))
 
-    same = {name: getattr(options, name) for name in ("steps", "seed", "batch", "context", "learning_rate")}
+    same = {
+        name: getattr(options, name) for name in ("steps", "seed", "batch", "context", "learning_rate", "precision")
+    }
     if options.report and progress:
         report(mesh, run, step, text.batch(options.seed, 0, options.batch, options.context))
     tokens = options.batch * options.context
@@ -105,7 +123,7 @@ def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.
 
 def held_out_loss(mesh: spmd.Mesh, config: DecoderConfig, text: Text, run: Run, options: argparse.Namespace) -> float:
     """The mean cross entropy of the held-out text, in nats a character. Under MPI this is a collective."""
-    loss = md.jit(decoder_loss(mesh, config, options.microbatches))
+    loss = md.jit(decoder_loss(mesh, config, options.microbatches, policy_of(options)))
     return float(np.mean([loss(run.params, batch) for batch in text.held_out_batches(options.batch, options.context)]))
 
 
@@ -126,7 +144,7 @@ def report(mesh: spmd.Mesh, run: Run, step: Any, batch: tuple) -> None:
     print("\nWhat a step communicates:\n")
     counts: Counter[tuple[str, str, str]] = Counter()
     sizes: Counter[tuple[str, str, str]] = Counter()
-    for row in spmd.communication(step, optimized=True)(run.params, run.state, batch).rows:
+    for row in spmd.communication(step, optimized=True)(run.params, run.state, run.scale, batch).rows:
         key = ", ".join(axis for axis in row.axes if mesh.shape[axis] > 1), row.direction, row.collective
         counts[key] += row.count
         sizes[key] += row.bytes
@@ -190,6 +208,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--experts", type=int, default=0, help="perceptrons of each layer, of which a character takes 2; 0: one for all"
     )
     add("--learning-rate", type=float, default=0.006, help="the largest one" + default)
+    precisions = "float64", "float32", "bfloat16", "float16"
+    add("--precision", choices=precisions, default="float64", help="of what layers compute" + default)
     add("--seed", type=int, default=0, help="of parameters, batches and the sample" + default)
     add("--checkpoint", metavar="PATH", help="save the run in this directory, and go on from what is saved there")
     add("--every", type=positive, default=50, metavar="N", help="save after each N steps" + default)
@@ -240,6 +260,8 @@ def _main(options: argparse.Namespace) -> None:
     params = spmd.gather(run.params)
     if first:
         print(f"\nfinal loss {run.losses[-1]:.6f}, {seconds:.1f} s")
+        if options.precision == "float16":
+            print(f"loss scale {run.scales[-1]:g}: {sparkline(np.log2(run.scales))}")
         print(f"held-out loss {error:.4f}, of a trigram model {ngram_loss(text, 3):.4f} nats a character")
         print(f"\n{sample(config, text, params, options)}", flush=True)
 

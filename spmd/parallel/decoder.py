@@ -66,6 +66,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, pmean
+from minidiff.precision import Policy
 from spmd.parallel.decoder_layer import attention_along_tokens, gathered, layer, logits
 from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_batch, check_decoder, decoder_specs, dimensions
 from spmd.parallel.fully_sharded import gathering_again
@@ -80,12 +81,14 @@ def unsplit(spec: P) -> tuple[str, ...]:
     return tuple(axis for axis in (*EXAMPLES, "tokens") if axis not in spec)
 
 
-def decoder_loss(mesh: spmd.Mesh, config: DecoderConfig, microbatches: int = 1, **options: Any) -> Callable:
+def decoder_loss(
+    mesh: spmd.Mesh, config: DecoderConfig, microbatches: int = 1, policy: Policy | None = None, **options: Any
+) -> Callable:
     """The mean cross entropy of next tokens, as a function of (params, (tokens, labels)).
 
     Params are those of `init_decoder`, tokens and labels [examples, tokens], all of them whole. Each stage has as many
-    `microbatches`. `options` are those of `shard_map`. Raises ValueError if an axis of the mesh is missing, or does not
-    divide what is split along it.
+    `microbatches`. With a `policy`, layers compute in its dtype. `options` are those of `shard_map`. Raises ValueError
+    if an axis of the mesh is missing, or does not divide what is split along it.
 
     >>> from spmd.parallel.decoder_params import decoder_mesh, init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)
@@ -102,6 +105,7 @@ def decoder_loss(mesh: spmd.Mesh, config: DecoderConfig, microbatches: int = 1, 
         tokens, labels = batch
         # Once, so that a parameter's gradients are summed once, not for each layer and microbatch.
         params = md.tree.map(lambda leaf, spec: pbroadcast(leaf, unsplit(spec)), params, specs)
+        params = params if policy is None else policy.cast_to_compute(params)
         ends = {name: gathered(leaf, names[name]) for name, leaf in params.items() if name != "layers"}
         positions, attend = attention_along_tokens(tokens.shape[1])
 

@@ -27,11 +27,11 @@ from spmd.parallel.vocabulary import embed
 from spmd.partition import P
 
 
-def empty_cache(config: DecoderConfig, batch: int, context: int) -> tuple[Any, Any]:
+def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = float) -> tuple[Any, Any]:
     """Keys and values of no token yet, of `context` tokens at most."""
     size = sizes(config)
     shape = config.layers, batch, context, size["kv_heads"], size["size"]
-    return np.zeros(shape), np.zeros(shape)
+    return np.zeros(shape, dtype), np.zeros(shape, dtype)
 
 
 def decode_step(config: DecoderConfig) -> Callable:
@@ -97,7 +97,8 @@ def generate(
     """
     if len(prompt) == 0:
         raise ValueError("generate: the prompt is empty: give one token at least")
-    step, cache, found = md.jit(decode_step(config)), empty_cache(config, 1, context), []
+    cache = empty_cache(config, 1, context, params["embedding"].dtype)
+    step, found = md.jit(decode_step(config)), []
     for position in range(len(prompt) + count - 1):
         token = prompt[position] if position < len(prompt) else found[-1]
         logits, cache = step(params, cache, position, numpy.array([token]))

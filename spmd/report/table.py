@@ -71,6 +71,18 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>" if text else ""
 
 
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """Draw numbers as a line of bars, at most `width` of them, from the smallest to the largest number.
+
+    >>> sparkline([1, 2, 3, 4, 8])
+    '▁▂▃▄█'
+    """
+    bars, step = "▁▂▃▄▅▆▇█", max(1, -(-len(values) // width))
+    shown = [max(values[i : i + step]) for i in range(0, len(values), step)]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    return "".join(bars[round((x - low) / (high - low or 1) * (len(bars) - 1))] for x in shown)
+
+
 def number_ranges(numbers: Sequence[int]) -> list[str]:
     """Format ascending numbers, consecutive ones as ranges.
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -361,3 +362,14 @@ def test_listing(tmp_path, kept, capsys):
     assert [main([str(path / f"step-0000000{step}")]) for step in (2, 4)] == [0, 1]
     assert capsys.readouterr().out.count("rank-00000.npz is damaged: it has ") == 3
     assert main([str(tmp_path)]) == 1 and "has no complete step" in capsys.readouterr().out
+
+
+def test_bfloat16_and_numbers_that_a_step_has_made_numpys(tmp_path):
+    x = np.arange(8.0).astype(ml_dtypes.bfloat16)
+    like = {"w": spmd.distribute(x, MESH, P("x")), "whole": x, "scale": 2.0}
+    save(tmp_path, 1, {**like, "scale": np.float64(3.0)})
+    found, _ = load(tmp_path, like)
+    assert found["w"].dtype == found["whole"].dtype == x.dtype and found["scale"] == 3.0
+    assert (found["w"].gather() == x).all()
+    with pytest.raises(CheckpointError, match=r"\['scale'\] is float64\[\], expected a Python int"):
+        load(tmp_path, {"scale": 2})
