@@ -160,13 +160,13 @@ def _time(mesh: Mesh, case: _Case) -> float:
     def call() -> None:
         mesh.ranks.collective(case.name, case.data, case.held, False, case.params)
 
-    return seconds_of(mesh, call, 4 if case.nbytes < 65536 else 1)
+    call()  # not timed: the caches still have the data of another case
+    maximum(mesh, numpy.zeros(1))  # a barrier, so that all ranks start together
+    return seconds_of(call, 4 if case.nbytes < 65536 else 1)
 
 
-def seconds_of(mesh: Mesh, call: Callable[[], Any], calls: int = 1) -> float:
-    """Seconds for one call, on this rank: all ranks start together, after a first call that is not timed."""
-    call()
-    maximum(mesh, numpy.zeros(1))  # a barrier
+def seconds_of(call: Callable[[], Any], calls: int = 1) -> float:
+    """Seconds for one call, averaged over a few."""
     start = time.perf_counter()
     for _ in range(calls):
         call()
