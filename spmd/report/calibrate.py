@@ -47,15 +47,14 @@ def calibrate(
 ) -> CostModel:
     """A :class:`CostModel` fitted to measurements on the available ranks.
 
-    Collectives are measured along each axis of several ranks by itself, and alpha and beta are fitted for each: ranks
-    of one machine are faster than machines. `axis_name` gives one axis, or several that are measured together; then
-    alpha and beta are numbers for all axes, as they are if the mesh has one such axis. (An axis of one rank gets the
-    largest ones.) `sizes` are bytes of the whole
+    Each axis of several ranks is measured by itself, and gets an alpha and a beta: ranks of one machine are faster than
+    machines. (An axis of one rank gets the largest.) `axis_name` gives one axis, or several to measure together: then
+    alpha and beta are numbers for all axes, as they are if one axis has several ranks. `sizes` are bytes of the whole
     (K in `collectives.cost`: the result of an all-gather, the operand of the others). Each case runs `repeats` times;
-    its time is that of the slowest rank, and the least over the repeats. Each collective is priced as its fastest
-    algorithm, times a factor of its own (`CostModel.factors`). The fit is robust: a few outliers hardly change it
-    (`fit_costs`), and `model.residual` says how good it is. All ranks must call it with the same arguments, and all get
-    the same model; an error on one is an error on all.
+    its time is that of the slowest rank, and the least over the repeats. The model prices collectives by their fastest
+    algorithm, with a factor for each. The fit is robust: a few outliers hardly change it (`fit_costs`), and
+    `model.residual` says how good it is. All ranks must call it with the same arguments, and all get the same model; an
+    error on one is an error on all.
 
     On MPI ranks this measures MPI and the network beneath it. On simulated ranks it measures copies in this process's
     memory, for all ranks one after the other: that is not a network, and `print(model)` says so.
@@ -76,15 +75,18 @@ def calibrate(
     """
 
     def plan() -> tuple[list[list[_Case]], list[str]]:
-        groups = [_cases(mesh, axes, collectives, sizes, repeats) for axes in _measured_axes(mesh, axis_name)]
+        several = [a for a in mesh.axis_names if mesh.shape[a] > 1] or [mesh.axis_names]
+        groups = [_cases(mesh, a, collectives, sizes, repeats) for a in (several if axis_name is None else [axis_name])]
         lines = [f"{c.name} of {c.nbytes} bytes over {c.params['axes']}" for cases in groups for c in cases]
         return groups, [f"{repeats} times", *lines]
 
     groups = agreed("calibrate: all ranks must call it with the same arguments", mesh, plan)
     measured = [_measure(mesh, cases, repeats) for cases in groups]
-    names = [cases[0].params["axes"][0] for cases in groups]
-    fits = maximum(mesh, numpy.array([*map(_fit, measured)]))  # different machines may round differently
-    alpha, beta = (_per_axis(mesh, dict(zip(names, x))) for x in fits.T.tolist())
+    fits = maximum(mesh, numpy.array([*map(_fit, measured)])).T.tolist()  # machines may round differently
+    alpha, beta = fits[0][0], fits[1][0]
+    if len(groups) > 1:
+        names = [m[0].axes[0] for m in measured]
+        alpha, beta = (dict.fromkeys(mesh.axis_names, max(x)) | dict(zip(names, x)) for x in fits)
     what = "MPI ranks" if mesh.backend == "mpi" else "simulated ranks (copies in memory, no network)"
     source = f"fitted to times on {' and '.join(str(m[0].ranks) for m in measured)} {what}"
     every = tuple(itertools.chain(*measured))
@@ -101,20 +103,8 @@ class _Case(NamedTuple):
     nbytes: int
 
 
-def _measured_axes(mesh: Mesh, axis_name: str | tuple[str, ...] | None) -> list[tuple[str, ...]]:
-    """The axes to measure: each by itself, or those that are given, together."""
-    if axis_name is None:
-        return [(a,) for a in mesh.axis_names if mesh.shape[a] > 1] or [mesh.axis_names]
-    return [(axis_name,) if isinstance(axis_name, str) else tuple(axis_name)]
-
-
-def _per_axis(mesh: Mesh, measured: dict[str, float]) -> float | dict[str, float]:
-    """A number for each axis (the largest for an axis of one rank), or for all axes if one was measured."""
-    largest = max(measured.values())
-    return {a: measured.get(a, largest) for a in mesh.axis_names} if len(measured) > 1 else largest
-
-
-def _cases(mesh: Mesh, axes: tuple[str, ...], collectives, sizes: Sequence[int], repeats: int) -> list[_Case]:
+def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[int], repeats: int) -> list[_Case]:
+    axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     unknown = [a for a in axes if a not in mesh.shape]
     if unknown:
         raise ValueError(f"calibrate: {mesh} has no axis {unknown[0]!r}")

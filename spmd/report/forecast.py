@@ -125,21 +125,17 @@ class CostModel:
         return next((tuple(x) for x in (self.alpha, self.beta) if isinstance(x, dict)), ())
 
     def __repr__(self) -> str:
-        parts = [f"alpha={_rounded(self.alpha)}", f"beta={_rounded(self.beta)}"]
-        parts += [f"gamma={_rounded(self.gamma)}"] if self.gamma else []
-        parts += [f"algorithms={self.algorithms!r}"] if self.algorithms else []
-        parts += [f"factors={_rounded(self.factors)}"] if self.factors else []
+        given = {name: getattr(self, name) for name in ("alpha", "beta", "gamma", "algorithms", "factors")}
+        parts = [f"{name}={_rounded(x)}" for name, x in given.items() if x or name in ("alpha", "beta")]
         return f"CostModel({', '.join(parts)})"
 
     def __str__(self) -> str:
-        numbers = {axis: self.along((axis,)) for axis in self.axes}
-        lines = [[axis, show_seconds(a), show_seconds(b), _rate(b)] for axis, (a, b) in numbers.items()]
+        numbers = [(axis, *self.along((axis,))) for axis in self.axes]
+        lines = [[axis, show_seconds(alpha), show_seconds(beta), _rate(beta)] for axis, alpha, beta in numbers]
         alpha, beta = self.along()
-        rate = f" ({_rate(beta)})" if beta else ""
-        text = f"{show_seconds(alpha)} a step, {show_seconds(beta)} a byte{rate}"
+        text = f"{show_seconds(alpha)} a step, {show_seconds(beta)} a byte" + (f" ({_rate(beta)})" if beta else "")
         text = text_table(["axis", "a step", "a byte", "bandwidth"], lines, None, (1, 2, 3)) if lines else text
-        summed = f"{show_seconds(self.gamma)} a byte summed" if self.gamma else ""
-        text += ("\n" if lines else ", ") + summed if summed else ""
+        text += ("\n" if lines else ", ") + f"{show_seconds(self.gamma)} a byte summed" if self.gamma else ""
         return "\n".join([text, *self._quality()])
 
     def _quality(self) -> list[str]:
@@ -192,11 +188,11 @@ class CostModel:
     @property
     def residual(self) -> Residual:
         """How far the model is from its measurements. Raises ValueError if there are none."""
+        if not self.measurements:
+            raise ValueError("residual: the model was not fitted to measurements; calibrate(mesh) fits one")
         return self._residual(self.measurements)
 
     def _residual(self, measurements: Sequence[Measurement]) -> Residual:
-        if not measurements:
-            raise ValueError("residual: the model was not fitted to measurements; calibrate(mesh) fits one")
         off = [abs(self.ratio(m) - 1) for m in measurements]
         return Residual(statistics.median(off), max(off))
 
@@ -263,15 +259,12 @@ class Fit(Tabular):
 
     def _table(self):
         header = ["collective", "axes", "ranks", "bytes per rank", "measured", "model", "model / measured"]
-        lines = [
-            [m.collective, ", ".join(m.axes), *map(show_number, m[1:3]), *self._compared(m)]
-            for m in self.model.measurements
-        ]
+        lines = []
+        for m in self.model.measurements:
+            ratio = self.model.ratio(m)
+            cells = [show_seconds(m.seconds), show_seconds(ratio * m.seconds), f"{ratio:.2f}"]
+            lines.append([m.collective, ", ".join(m.axes), *map(show_number, m[1:3]), *cells])
         return header, lines, None, [2, 3, 4, 5, 6]
-
-    def _compared(self, m: Measurement) -> list[str]:
-        ratio = self.model.ratio(m)
-        return [show_seconds(m.seconds), show_seconds(ratio * m.seconds), f"{ratio:.2f}"]
 
     def _remarks(self):
         return self.model._quality()[1:]
@@ -493,10 +486,10 @@ def _rate(beta: float) -> str:
     return f"{1e-9 / beta:.3g} GB/s" if beta else ""
 
 
-def _rounded(x: float | dict[str, float]) -> str:
+def _rounded(x: Any) -> str:
     if isinstance(x, dict):
-        return "{" + ", ".join(f"{name!r}: {each:.4g}" for name, each in x.items()) + "}"
-    return f"{x:.4g}"
+        return f"{{{', '.join(f'{name!r}: {_rounded(each)}' for name, each in x.items())}}}"
+    return repr(x) if isinstance(x, str) else f"{x:.4g}"
 
 
 def show_number(x: Number) -> str:

@@ -106,10 +106,16 @@ def speed_up(
 
     def run(*args: Any) -> SpeedUp:
         forecast = agreed("speed_up: all ranks must call it with the same arguments", mesh, lambda: plan(args))
-        alone = _time_alone(mesh, one, args, repeats) if callable(one) else one
+        alone = one
+        if callable(one):
+            whole = gather(args)  # by all ranks; then the first computes, and the others wait
+            measure = lambda: (0.0 if mesh.rank else _times(lambda: one(*whole), repeats).min(), [])  # noqa: E731
+            here = agreed("speed_up: the function of one rank failed", mesh, measure)
+            alone = float(maximum(mesh, numpy.array([here]))[0])
         measured, predicted = {1: alone}, {1: alone}
         if mesh.backend == "mpi" and mesh.size > 1:
-            measured[mesh.size] = _time_on_all(mesh, lambda: f(*args), repeats)
+            times = maximum(mesh, _times(lambda: f(*args), repeats, mesh.ranks.barrier))
+            measured[mesh.size] = float(times.min())
         predicted |= {n: alone / n + seconds for n, seconds in forecast.seconds.items() if n > 1}
         both = [{n: Run(t, alone / t, alone / (n * t)) for n, t in times.items()} for times in (measured, predicted)]
         return SpeedUp(*both, forecast.notes)
@@ -117,25 +123,11 @@ def speed_up(
     return run
 
 
-def _time_alone(mesh: Mesh, f: Callable, args: tuple, repeats: int) -> float:
-    """The least time of `f` on whole arguments, on the first rank; the others wait."""
-    whole = gather(args)
-
-    def measure() -> tuple[float, list[str]]:
-        if mesh.rank:
-            return 0.0, []
-        f(*whole)  # not timed: it may compile
-        return min(seconds_of(lambda: f(*whole)) for _ in range(repeats)), []
-
-    here = agreed("speed_up: the function of one rank failed", mesh, measure)
-    return float(maximum(mesh, numpy.array([here]))[0])
-
-
-def _time_on_all(mesh: Mesh, call: Callable[[], Any], repeats: int) -> float:
-    """The least time of a call on all ranks, each time that of the slowest."""
-    call()  # not timed: it may compile
+def _times(call: Callable[[], Any], repeats: int, start: Callable[[], Any] = lambda: None) -> numpy.ndarray:
+    """Seconds of each call, after `start()`; a first call is not timed, because it may compile."""
+    call()
     times = []
     for _ in range(repeats):
-        mesh.ranks.barrier()
+        start()
         times.append(seconds_of(call))
-    return float(maximum(mesh, numpy.array(times)).min())
+    return numpy.array(times)
