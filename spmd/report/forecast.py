@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -156,10 +156,8 @@ class CostModel:
         """The alpha and beta of a collective over `axes`: the largest of theirs; by default, of all axes."""
         unknown = [a for a in axes if self.axes and a not in self.axes]
         if unknown:
-            raise ValueError(
-                f"CostModel: no alpha and beta are known for axis {unknown[0]!r}, only for {', '.join(self.axes)}: add "
-                "them to both, or give two numbers for all axes"
-            )
+            known = ", ".join(map(repr, self.axes))
+            raise ValueError(f"CostModel: alpha and beta have no axis {unknown[0]!r}, only {known}: add it to both")
         alpha, beta = (max(x[a] for a in axes or x) if isinstance(x, dict) else x for x in (self.alpha, self.beta))
         return alpha, beta
 
@@ -335,10 +333,11 @@ class Forecast(Tabular):
     def collectives(self) -> dict[str, tuple[float, ...]]:
         """The total time of each collective, for each number of ranks."""
         names = dict.fromkeys(p.collective for p in self.predictions)
-        by = {(name, n): 0.0 for name in names for n in self.ranks}
-        for p in self.predictions:
-            by[p.collective, p.ranks] += p.seconds
-        return {name: tuple(by[name, n] for n in self.ranks) for name in names}
+        by = {
+            name: replace(self, predictions=tuple(p for p in self.predictions if p.collective == name))
+            for name in names
+        }
+        return {name: tuple(one.seconds.values()) for name, one in by.items()}
 
     def __add__(self, other: Forecast) -> Forecast:
         """Merge the forecasts of a program that was recorded on meshes of several sizes."""

@@ -227,7 +227,7 @@ def test_models_of_each_axis():
     ]
     mixed = CostModel({"i": 1.0, "j": 2.0}, 3.0)
     assert [mixed.along(("i",)), mixed.along()] == [(1.0, 3.0), (2.0, 3.0)]
-    with pytest.raises(ValueError, match="no alpha and beta are known for axis 'k', only for i, j: add them"):
+    with pytest.raises(ValueError, match="alpha and beta have no axis 'k', only 'i', 'j': add it to both"):
         PER_AXIS.seconds("psum", 2, 8, ("k",))
     with pytest.raises(ValueError, match=r"beta has no axes, or other axes than alpha; got \{'j': 1.0\}"):
         CostModel({"i": 1.0}, {"j": 1.0})
