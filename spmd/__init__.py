@@ -17,6 +17,7 @@ from spmd.report.draw import visualize_sharding
 from spmd.report.forecast import CostModel, Forecast
 from spmd.report.memory import memory
 from spmd.report.schedule import show_schedule
+from spmd.report.speed_up import speed_up
 from spmd.rewritten import rewritten
 from spmd.shard_map import shard_map
 
@@ -50,6 +51,7 @@ __all__ = [
     "shard_map",
     "show_schedule",
     "spec_of",
+    "speed_up",
     "visualize_sharding",
 ]
 

@@ -174,6 +174,22 @@ def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
             raise ValueError(f"{what}: {'; '.join(who_says(dict(enumerate(found))))}")
 
 
+def agreed(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> Any:
+    """Return the first result of `make()`, whose second are lines that describe it.
+
+    Raises ValueError on all ranks, beginning with `what`, if the lines differ. An error in `make` on some ranks is an
+    error on all: they are told before it is raised, so that none waits for them. It is a collective.
+    """
+    try:
+        error, (found, lines) = None, make()
+    except Exception as caught:
+        error, found, lines = caught, None, [f"{type(caught).__name__}: {caught}"]
+    check_types(what, mesh, [lines])
+    if error is not None:
+        raise error
+    return found
+
+
 def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[str]) -> None:
     """Raise ValueError if ranks that must have the same block have different ones.
 

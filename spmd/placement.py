@@ -172,7 +172,8 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
     """Place a tape's operations on ranks by list scheduling.
 
     An operation takes a floating-point operation for each number of its results; a product those of its terms. A value
-    takes the time of a `ppermute` to another rank, by the α–β model. If one rank alone is as fast, all is placed there.
+    takes the time of a `ppermute` to another rank, by the α–β model (along its slowest axis). If one rank alone is as
+    fast, all is placed there.
 
     >>> import minidiff.numpy as np
     >>> x = np.ones((64, 64))

@@ -145,6 +145,6 @@ def _priced(loss, leaves, structure, axes, specs, held, mesh, model, flops_per_s
     arrays = tree.unflatten(structure, [distribute(x, mesh, spec) for x, spec in zip(leaves, specs)])
     tape = md.make_tape(md.value_and_grad(loss))(*arrays)
     rows, products = communication(tape).rows, flops(tape)
-    sent = sum(row.count * model.seconds(row.collective, row.ranks, row.bytes // row.count) for row in rows)
+    sent = sum(row.count * model.seconds(row.collective, row.ranks, row.bytes // row.count, row.axes) for row in rows)
     seconds = sent + products / flops_per_second
     return Choice(axes, tree.unflatten(structure, specs), sum(row.bytes for row in rows), held, products, seconds)

@@ -1,19 +1,27 @@
-"""Measure collectives on the available ranks, and fit a cost model to the times."""
+"""Measure collectives on the available ranks, and fit a cost model to the times.
+
+What a fit of two numbers, alpha and beta, has to allow for:
+
+- A library chooses the algorithm by size: times are compared with the fastest one (`collectives.cost.fastest`).
+- A call is more than its messages (Python, copies into buffers, sums): each collective has a factor of its own.
+- Other programs disturb: the least time of several repeats is what the ranks need.
+"""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy
 
-from collectives.cost import GATHERS, Cost, price
-from spmd.agreement import check_types
+from collectives.cost import GATHERS, Cost, fastest, price
+from spmd.agreement import agreed
 from spmd.mesh import Mesh
-from spmd.report.forecast import CostModel, Measurement
+from spmd.report.forecast import FASTEST, CostModel, Measurement
 
 # ---------------------------------------------------------------- measuring
 
@@ -25,7 +33,7 @@ _PARAMETERS: dict[str, Callable[[int], dict]] = {
     "all_to_all": lambda n: {"split_axis": 0, "concat_axis": 0, "tiled": True},
     "ppermute": lambda n: {"perm": tuple((rank, (rank + 1) % n) for rank in range(n))},
 }
-SIZES = tuple(8 * 8**k for k in range(6))  # bytes, to 256 kB
+SIZES = tuple(16 * 4**k for k in range(9))  # bytes, to 1 MB
 ITEM = 8  # bytes of a number
 
 
@@ -35,15 +43,18 @@ def calibrate(
     *,
     collectives: Sequence[str] = tuple(_PARAMETERS),
     sizes: Sequence[int] = SIZES,
-    repeats: int = 5,
+    repeats: int = 20,
 ) -> CostModel:
     """A :class:`CostModel` fitted to measurements on the available ranks.
 
-    Collectives are measured at several sizes, and alpha and beta are fitted. `axis_name` gives the axes that they run
-    along, by default all. `sizes` are bytes of the whole (K in `collectives.cost`: the result of an all-gather, the
-    operand of the others). Each case runs `repeats` times; its time is that of the slowest rank, and the median over
-    the repeats. The fit is robust too: a few outliers hardly change `alpha` and `beta` (`fit_costs`). All ranks must
-    call it with the same arguments, and all get the same model; an error on one is an error on all.
+    Each axis of several ranks is measured by itself, and gets an alpha and a beta: ranks of one machine are faster than
+    machines. (An axis of one rank gets the largest.) `axis_name` gives one axis, or several to measure together: then
+    alpha and beta are numbers for all axes, as they are if one axis has several ranks. `sizes` are bytes of the whole
+    (K in `collectives.cost`: the result of an all-gather, the operand of the others). Each case runs `repeats` times;
+    its time is that of the slowest rank, and the least over the repeats. The model prices collectives by their fastest
+    algorithm, with a factor for each. The fit is robust: a few outliers hardly change it (`fit_costs`), and
+    `model.residual` says how good it is. All ranks must call it with the same arguments, and all get the same model; an
+    error on one is an error on all.
 
     On MPI ranks this measures MPI and the network beneath it. On simulated ranks it measures copies in this process's
     memory, for all ranks one after the other: that is not a network, and `print(model)` says so.
@@ -52,35 +63,36 @@ def calibrate(
     cannot tell steps from bytes.
 
     >>> from spmd import make_mesh
-    >>> mesh = make_mesh((4,), ('i',), backend='simulated')
+    >>> mesh = make_mesh((2, 2), ('data', 'feats'), backend='simulated')
     >>> model = calibrate(mesh, sizes=(64, 65536), repeats=3)
     >>> model.source
-    'fitted to times on 4 simulated ranks (copies in memory, no network)'
-    >>> len(model.measurements), model.alpha >= 0, model.beta >= 0
-    (10, True, True)
+    'fitted to times on 2 and 2 simulated ranks (copies in memory, no network)'
+    >>> len(model.measurements), [*model.alpha], min(model.beta.values()) >= 0
+    (20, ['data', 'feats'], True)
 
-    Source: the model is that of `collectives.cost`; to measure rounds of calls between barriers, and take medians, is
-    usual: W. Gropp, E. Lusk, "Reproducible measurements of MPI performance characteristics", 1999.
+    Source: W. Gropp, E. Lusk, "Reproducible measurements of MPI performance characteristics", 1999 (rounds of calls
+    after barriers, and the least time).
     """
-    try:
-        error, cases = None, _cases(mesh, axis_name, collectives, sizes, repeats)
-        plan = [f"{repeats} times", *[f"{c.name} of {c.nbytes} bytes over {c.params['axes']}" for c in cases]]
-    except Exception as caught:  # raised after the other ranks are told, so that they do not wait for this one
-        error, plan = caught, [f"{type(caught).__name__}: {caught}"]
-    check_types("calibrate: all ranks must call it with the same arguments", mesh, [plan])
-    if error is not None:
-        raise error
-    times = numpy.array([[_time(mesh, case) for case in cases] for _ in range(1 + repeats)])
-    slowest = _maximum(mesh, times)[1:]  # without the first round, a warm-up
-    measurements = tuple(
-        Measurement(case.name, case.params["size"], case.nbytes, statistics.median(column.tolist()))
-        for case, column in zip(cases, slowest.T)
-    )
+
+    def plan() -> tuple[list[list[_Case]], list[str]]:
+        several = [a for a in mesh.axis_names if mesh.shape[a] > 1] or [mesh.axis_names]
+        groups = [_cases(mesh, a, collectives, sizes, repeats) for a in (several if axis_name is None else [axis_name])]
+        lines = [f"{c.name} of {c.nbytes} bytes over {c.params['axes']}" for cases in groups for c in cases]
+        return groups, [f"{repeats} times", *lines]
+
+    groups = agreed("calibrate: all ranks must call it with the same arguments", mesh, plan)
+    measured = [_measure(mesh, cases, repeats) for cases in groups]
+    fits = maximum(mesh, numpy.array([*map(_fit, measured)])).T.tolist()  # machines may round differently
+    alpha, beta = fits[0][0], fits[1][0]
+    if len(groups) > 1:
+        names = [m[0].axes[0] for m in measured]
+        alpha, beta = (dict.fromkeys(mesh.axis_names, max(x)) | dict(zip(names, x)) for x in fits)
     what = "MPI ranks" if mesh.backend == "mpi" else "simulated ranks (copies in memory, no network)"
-    fitted = fit_costs([(price(*m[:3]), m.seconds) for m in measurements])
-    alpha, beta = _maximum(mesh, numpy.array(fitted)).tolist()  # different machines may round differently
-    ranks = cases[0].params["size"]
-    return CostModel(alpha, beta, measurements=measurements, source=f"fitted to times on {ranks} {what}")
+    source = f"fitted to times on {' and '.join(str(m[0].ranks) for m in measured)} {what}"
+    every = tuple(itertools.chain(*measured))
+    model = CostModel(alpha, beta, algorithms=FASTEST, measurements=every, source=source)
+    off = [statistics.median(1 / model.ratio(m) for m in every if m.collective == name) for name in collectives]
+    return replace(model, factors=dict(zip(collectives, maximum(mesh, numpy.array(off)).tolist())))
 
 
 class _Case(NamedTuple):
@@ -92,7 +104,7 @@ class _Case(NamedTuple):
 
 
 def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[int], repeats: int) -> list[_Case]:
-    axes = mesh.axis_names if axis_name is None else (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     unknown = [a for a in axes if a not in mesh.shape]
     if unknown:
         raise ValueError(f"calibrate: {mesh} has no axis {unknown[0]!r}")
@@ -125,17 +137,33 @@ def _count(name: str, size: int, n: int) -> int:
     return each if name in GATHERS else each * n
 
 
+def _measure(mesh: Mesh, cases: Sequence[_Case], repeats: int) -> list[Measurement]:
+    """The time of each case: the least over repeats, which are rounds of all cases, of the slowest rank."""
+    times = numpy.array([[_time(mesh, case) for case in cases] for _ in range(repeats)])
+    least = maximum(mesh, times).min(0).tolist()
+    return [Measurement(c.name, c.params["size"], c.nbytes, t, c.params["axes"]) for c, t in zip(cases, least)]
+
+
 def _time(mesh: Mesh, case: _Case) -> float:
     """Seconds for one call, averaged over a few, equally many on all ranks."""
-    calls = 4 if case.nbytes < 65536 else 1
-    _maximum(mesh, numpy.zeros(1))  # a barrier, so that all ranks start together
+
+    def call() -> None:
+        mesh.ranks.collective(case.name, case.data, case.held, False, case.params)
+
+    call()  # not timed: the caches still have the data of another case
+    maximum(mesh, numpy.zeros(1))  # a barrier, so that all ranks start together
+    return seconds_of(call, 4 if case.nbytes < 65536 else 1)
+
+
+def seconds_of(call: Callable[[], Any], calls: int = 1) -> float:
+    """Seconds for one call, averaged over a few."""
     start = time.perf_counter()
     for _ in range(calls):
-        mesh.ranks.collective(case.name, case.data, case.held, False, case.params)
+        call()
     return (time.perf_counter() - start) / calls
 
 
-def _maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
+def maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
     """The elementwise maximum over all ranks, on all ranks."""
     return mesh.ranks.collective("pmax", x, (), False, {"axes": mesh.axis_names, "size": mesh.size})[0]
 
@@ -143,13 +171,26 @@ def _maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
 # ---------------------------------------------------------------- fitting
 
 
-def fit_costs(measured: Sequence[tuple[Cost, float]]) -> tuple[float, float]:
+def _fit(measured: Sequence[Measurement]) -> tuple[float, float]:
+    """Fit alpha and beta, each collective by its fastest algorithm; these depend on alpha and beta, so iterate."""
+    costs, names = [price(*m[:3]) for m in measured], [m.collective for m in measured]
+    for _ in range(5):
+        alpha, beta = fit_costs([(cost, m.seconds) for cost, m in zip(costs, measured)], names)
+        before, costs = costs, [price(*m[:3], fastest(*m[:3], alpha, beta)) for m in measured]
+        if costs == before:
+            break
+    return alpha, beta
+
+
+def fit_costs(measured: Sequence[tuple[Cost, float]], groups: Sequence[str] | None = None) -> tuple[float, float]:
     """Fit non-negative alpha and beta to times in seconds.
 
-    Raises ValueError if the times do not determine them. The error is the sum of |log(time / model)|: relative, so that
-    short messages count as much as long ones, and absolute rather than squared, so that a few outliers count little.
-    The candidates are all models that are exact for two of the times, or that have one number only; each is scaled to
-    be above the times as often as below.
+    `groups` has a name for each time: those with the same name may be off by a common factor. By default all are one
+    group. Raises ValueError if the times do not determine alpha and beta.
+
+    The error is the sum of |log(time / model)|: relative, so that short messages count as much as long ones, and
+    absolute rather than squared, so that a few outliers count little. The candidates are all models that are exact for
+    two times of a group, or that have one number only; each is scaled to be above the times as often as below.
 
     >>> times = [(Cost(steps=1, bytes=10), 21.0), (Cost(steps=2, bytes=1), 4.0), (Cost(steps=3, bytes=5), 13.0)]
     >>> [round(x, 6) for x in fit_costs(times)]
@@ -157,21 +198,24 @@ def fit_costs(measured: Sequence[tuple[Cost, float]]) -> tuple[float, float]:
 
     Source: after H. Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950.
     """
-    if len({Fraction(cost.bytes) / Fraction(cost.steps) for cost, _ in measured if cost.steps}) < 2:
+    terms = numpy.array([[cost.steps, cost.bytes] for cost, _ in measured], float)
+    times = numpy.array([seconds for _, seconds in measured])
+    group = numpy.unique(groups or [""] * len(times), return_inverse=True)[1]
+    steps, nbytes = terms.T
+    one, other = numpy.triu_indices(len(times), 1)
+    distinct = ~numpy.isclose(steps[one] * nbytes[other], steps[other] * nbytes[one], rtol=1e-9, atol=0)
+    pairs = numpy.stack([one, other], 1)[distinct & (group[one] == group[other])]
+    if not len(pairs):
         raise ValueError(
             "what is measured cannot tell steps from bytes: they are always in the same proportion. Measure messages "
             "of several sizes"
         )
-    terms = numpy.array([[cost.steps, cost.bytes] for cost, _ in measured], float)
-    times = numpy.array([seconds for _, seconds in measured])
-    steps, nbytes = terms.T
-    one, other = numpy.triu_indices(len(times), 1)
-    distinct = ~numpy.isclose(steps[one] * nbytes[other], steps[other] * nbytes[one], rtol=1e-9, atol=0)
-    pairs = numpy.stack([one, other], 1)[distinct]
     tried = numpy.linalg.solve(terms[pairs], times[pairs][..., None])[..., 0]
     tried = numpy.concatenate([tried[(tried >= 0).all(1)], [[1.0, 0.0], [0.0, 1.0]]])
     off = numpy.log(times) - numpy.log(tried @ terms.T)  # for each model, and each time
-    scale = numpy.median(off, axis=1, keepdims=True)
-    best = abs(off - scale).sum(1).argmin()
+    scale = numpy.median(off, axis=1)
+    for k in range(group.max() + 1):
+        off[:, group == k] -= numpy.median(off[:, group == k], axis=1, keepdims=True)
+    best = abs(off).sum(1).argmin()
     alpha, beta = tried[best] * numpy.exp(scale[best])
     return float(alpha), float(beta)

@@ -1,8 +1,9 @@
 """Forecasts of communication time at any number of ranks, by alpha and beta.
 
 The model is that of `collectives.cost`: a step takes `alpha` seconds, and `beta` seconds for each byte of its longest
-message. Measure the two numbers with `spmd.calibrate`, or give them. The model only covers what is communicated: not
-networks that are slower between machines than within one, nor congestion, nor overlap with computation.
+message. Measure the two numbers with `spmd.calibrate`, or give them; give them for each mesh axis, if networks between
+machines are slower than memory within one. The model only covers what is communicated: not congestion, nor overlap with
+computation. `spmd.speed_up` adds the computation.
 
 >>> from collectives import psum
 >>> import numpy as np
@@ -25,16 +26,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from collectives.cost import ALGORITHMS, Cost, Number, price
+from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
 from minidiff.tape import Tape
 from spmd.mesh import Mesh
 from spmd.report.communication import Row, communication, meshes_of
-from spmd.report.table import Tabular
+from spmd.report.table import Tabular, text_table
 from spmd.rewritten import of_tape
 
 # ---------------------------------------------------------------- the model
@@ -43,23 +44,37 @@ from spmd.rewritten import of_tape
 class Measurement(NamedTuple):
     """The measured time of a collective.
 
-    It ran over `ranks` ranks, each of which passed `nbytes` bytes.
+    It ran over `ranks` ranks along `axes`, each of which passed `nbytes` bytes.
     """
 
     collective: str
     ranks: int
     nbytes: int
     seconds: float
+    axes: tuple[str, ...] = ()
+
+
+class Residual(NamedTuple):
+    """How far a model is from its measurements: |model / measured - 1|, the median and the worst."""
+
+    median: float
+    worst: float
+
+
+FASTEST = "fastest"  # as `algorithms` of a model
 
 
 @dataclass(frozen=True)
 class CostModel:
     """A model of communication time: `alpha`, `beta`, `gamma`.
 
-    A step takes `alpha` seconds, a byte `beta`, and summing a byte `gamma`. Made by `calibrate`, or by hand.
-    `algorithms` maps collectives to the algorithm to price them as, if it is not that of `collectives.cost.PRICED_AS`.
-    `measurements` are the times that the numbers were fitted to, `source` says where they were measured. Raises
-    ValueError for a negative number, and for an unknown name.
+    A step takes `alpha` seconds, a byte `beta`, and summing a byte `gamma`. Made by `calibrate`, or by hand. `alpha`
+    and `beta` are numbers, or dicts of a number for each mesh axis; a collective over several axes takes the largest of
+    theirs, since each step waits for its slowest message. `algorithms` maps collectives to the algorithm to price them
+    as, if it is not that of `collectives.cost.PRICED_AS`; "fastest" stands for the one that takes least time, for each
+    collective and size. `factors` maps collectives to a factor that multiplies their times. `measurements` are the
+    times that the numbers were fitted to, `source` says where they were measured. Raises ValueError for a negative
+    number, and for an unknown name.
 
     >>> model = CostModel(alpha=1e-6, beta=1e-9)
     >>> model
@@ -68,54 +83,116 @@ class CostModel:
     1.00 µs a step, 1.00 ns a byte (1 GB/s)
     >>> model.seconds("psum", ranks=8, nbytes=1000)
     1.575e-05
-    >>> CostModel(1e-6, 1e-9, algorithms={"psum": "tree_all_reduce"}).seconds("psum", ranks=8, nbytes=1000)
-    1.2e-05
+    >>> CostModel(1e-6, 1e-9, algorithms="fastest").seconds("psum", ranks=8, nbytes=1000)
+    6e-06
+    >>> model = CostModel(alpha={'machines': 2e-5, 'feats': 1e-6}, beta={'machines': 1e-9, 'feats': 1e-10})
+    >>> print(model)
+    axis       a step   a byte  bandwidth
+    --------  -------  -------  ---------
+    machines  20.0 µs  1.00 ns     1 GB/s
+    feats     1.00 µs   0.1 ns    10 GB/s
+    >>> [round(model.seconds("psum", 4, 10**6, axes), 6) for axes in (('feats',), ('machines', 'feats'))]
+    [0.000156, 0.00162]
     """
 
-    alpha: float
-    beta: float
+    alpha: float | Mapping[str, float] = field(hash=False)
+    beta: float | Mapping[str, float] = field(hash=False)
     gamma: float = 0.0
-    algorithms: Mapping[str, str] = field(default_factory=dict, hash=False)
+    algorithms: Mapping[str, str] | str = field(default_factory=dict, hash=False)
+    factors: Mapping[str, float] = field(default_factory=dict, hash=False)
     measurements: tuple[Measurement, ...] = ()
     source: str = ""
 
     def __post_init__(self):
-        object.__setattr__(self, "algorithms", dict(self.algorithms))  # a copy, so that later changes do not matter
+        for name in ("alpha", "beta", "algorithms", "factors"):
+            if isinstance(getattr(self, name), Mapping):  # a copy, so that later changes do not matter
+                object.__setattr__(self, name, dict(getattr(self, name)))
         for name in ("alpha", "beta", "gamma"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"CostModel: {name} is in seconds, not negative; got {getattr(self, name)!r}")
-        for collective, algorithm in self.algorithms.items():
-            price(collective, 2, 0, algorithm)
+            given = getattr(self, name)
+            if not all(x >= 0 for x in (given.values() if isinstance(given, dict) else [given])):
+                raise ValueError(f"CostModel: {name} is in seconds, not negative; got {given!r}")
+            if isinstance(given, dict) and (not given or {*given} != {*self.axes}):
+                raise ValueError(f"CostModel: {name} has no axes, or other axes than alpha; got {given!r}")
+        if isinstance(self.algorithms, str) and self.algorithms != FASTEST:
+            raise ValueError(f"CostModel: algorithms is a dict, or {FASTEST!r}; got {self.algorithms!r}")
+        named = {} if self.algorithms == FASTEST else self.algorithms
+        for collective in {**self.factors, **named}:
+            price(collective, 2, 0, named.get(collective))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that have an alpha and a beta of their own; none if both are numbers for all axes."""
+        return next((tuple(x) for x in (self.alpha, self.beta) if isinstance(x, dict)), ())
 
     def __repr__(self) -> str:
-        parts = [f"alpha={self.alpha:.4g}", f"beta={self.beta:.4g}"]
-        parts += [f"gamma={self.gamma:.4g}"] if self.gamma else []
-        parts += [f"algorithms={dict(self.algorithms)}"] if self.algorithms else []
+        given = {name: getattr(self, name) for name in ("alpha", "beta", "gamma", "algorithms", "factors")}
+        parts = [f"{name}={_rounded(x)}" for name, x in given.items() if x or name in ("alpha", "beta")]
         return f"CostModel({', '.join(parts)})"
 
     def __str__(self) -> str:
-        rate = f" ({1e-9 / self.beta:.3g} GB/s)" if self.beta else ""
-        text = f"{show_seconds(self.alpha)} a step, {show_seconds(self.beta)} a byte{rate}"
-        text += f", {show_seconds(self.gamma)} a byte summed" if self.gamma else ""
-        if not self.measurements:
-            return text
-        off = statistics.median(abs(self.ratio(m) - 1) for m in self.measurements)
-        return f"{text}; {self.source}, which it misses by {off:.0%} (median of {len(self.measurements)})"
+        numbers = [(axis, *self.along((axis,))) for axis in self.axes]
+        lines = [[axis, show_seconds(alpha), show_seconds(beta), _rate(beta)] for axis, alpha, beta in numbers]
+        alpha, beta = self.along()
+        text = f"{show_seconds(alpha)} a step, {show_seconds(beta)} a byte" + (f" ({_rate(beta)})" if beta else "")
+        text = text_table(["axis", "a step", "a byte", "bandwidth"], lines, None, (1, 2, 3)) if lines else text
+        text += ("\n" if lines else ", ") + f"{show_seconds(self.gamma)} a byte summed" if self.gamma else ""
+        return "\n".join([text, *self._quality()])
 
-    def seconds(self, collective: str, ranks: int, nbytes: Number) -> float:
-        """The time of a collective over `ranks` ranks, in seconds.
+    def _quality(self) -> list[str]:
+        """Lines that say how well the model fits its measurements: for each collective, and in all."""
+        if not self.measurements:
+            return []
+        lines = []
+        for name in dict.fromkeys(m.collective for m in self.measurements):
+            off = self._residual([m for m in self.measurements if m.collective == name])
+            lines.append([name, f"{self.factors.get(name, 1.0):.2f}", f"{off.median:.0%}", f"{off.worst:.0%}"])
+        off = self.residual
+        return [
+            text_table(["collective", "factor", "residual", "worst"], lines, None, (1, 2, 3)),
+            f"{self.source}; residual {off.median:.0%} (median of {len(self.measurements)}), at worst {off.worst:.0%}",
+        ]
+
+    def along(self, axes: Sequence[str] = ()) -> tuple[float, float]:
+        """The alpha and beta of a collective over `axes`: the largest of theirs; by default, of all axes."""
+        unknown = [a for a in axes if self.axes and a not in self.axes]
+        if unknown:
+            known = ", ".join(map(repr, self.axes))
+            raise ValueError(f"CostModel: alpha and beta have no axis {unknown[0]!r}, only {known}: add it to both")
+        alpha, beta = (max(x[a] for a in axes or x) if isinstance(x, dict) else x for x in (self.alpha, self.beta))
+        return alpha, beta
+
+    def seconds(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> float:
+        """The time of a collective over `ranks` ranks along `axes`, in seconds.
 
         Each rank passes `nbytes` bytes.
         """
-        return self.of(price(collective, ranks, nbytes, self.algorithms.get(collective)))
+        cost = self.cost(collective, ranks, nbytes, axes)
+        return self.factors.get(collective, 1.0) * self.of(cost, axes)
 
-    def of(self, cost: Cost) -> float:
-        """The time of a cost, in seconds."""
-        return cost.seconds(self.alpha, self.beta, self.gamma)
+    def cost(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> Cost:
+        """The steps and bytes of a collective, by the model's algorithm for it."""
+        if self.algorithms == FASTEST:
+            return price(collective, ranks, nbytes, fastest(collective, ranks, nbytes, *self.along(axes), self.gamma))
+        return price(collective, ranks, nbytes, self.algorithms.get(collective))
+
+    def of(self, cost: Cost, axes: Sequence[str] = ()) -> float:
+        """The time of a cost along `axes`, in seconds."""
+        return cost.seconds(*self.along(axes), self.gamma)
 
     def ratio(self, measurement: Measurement) -> float:
         """The model's time divided by the measured time."""
-        return self.seconds(*measurement[:3]) / measurement.seconds
+        return self.seconds(*measurement[:3], measurement.axes) / measurement.seconds
+
+    @property
+    def residual(self) -> Residual:
+        """How far the model is from its measurements. Raises ValueError if there are none."""
+        if not self.measurements:
+            raise ValueError("residual: the model was not fitted to measurements; calibrate(mesh) fits one")
+        return self._residual(self.measurements)
+
+    def _residual(self, measurements: Sequence[Measurement]) -> Residual:
+        off = [abs(self.ratio(m) - 1) for m in measurements]
+        return Residual(statistics.median(off), max(off))
 
     @property
     def fit(self) -> Fit:
@@ -179,15 +256,16 @@ class Fit(Tabular):
         self.model = model
 
     def _table(self):
-        header = ["collective", "ranks", "bytes per rank", "measured", "model", "model / measured"]
-        lines = [[m.collective, *map(show_number, m[1:3]), *self._compared(m)] for m in self.model.measurements]
-        return header, lines, None, [1, 2, 3, 4, 5]
-
-    def _compared(self, m: Measurement) -> list[str]:
-        return [show_seconds(m.seconds), show_seconds(self.model.seconds(*m[:3])), f"{self.model.ratio(m):.2f}"]
+        header = ["collective", "axes", "ranks", "bytes per rank", "measured", "model", "model / measured"]
+        lines = []
+        for m in self.model.measurements:
+            ratio = self.model.ratio(m)
+            cells = [show_seconds(m.seconds), show_seconds(ratio * m.seconds), f"{ratio:.2f}"]
+            lines.append([m.collective, ", ".join(m.axes), *map(show_number, m[1:3]), *cells])
+        return header, lines, None, [2, 3, 4, 5, 6]
 
     def _remarks(self):
-        return [str(self.model)]
+        return self.model._quality()[1:]
 
     def plot(self, ax: Any = None) -> Any:
         """Draw times over bytes, measured (dots) and by the model (lines).
@@ -195,12 +273,13 @@ class Fit(Tabular):
         Returns the axes; needs matplotlib.
         """
         ax = axes_or_new(ax)
-        names = dict.fromkeys(m.collective for m in self.model.measurements)
-        for name in names:
-            points = [m for m in self.model.measurements if m.collective == name]
+        names = dict.fromkeys((m.collective, m.axes) for m in self.model.measurements)
+        for name, axes in names:
+            points = [m for m in self.model.measurements if (m.collective, m.axes) == (name, axes)]
             sizes = [m.nbytes for m in points]
-            (dots,) = ax.loglog(sizes, [m.seconds for m in points], "o", label=name)
-            ax.loglog(sizes, [self.model.seconds(*m[:3]) for m in points], "-", color=dots.get_color())
+            label = f"{name} along {', '.join(axes)}" if self.model.axes else name
+            (dots,) = ax.loglog(sizes, [m.seconds for m in points], "o", label=label)
+            ax.loglog(sizes, [self.model.ratio(m) * m.seconds for m in points], "-", color=dots.get_color())
         ax.set(xlabel="bytes per rank", ylabel="seconds")
         ax.legend()
         return ax
@@ -215,7 +294,7 @@ TOTAL = "time"
 class Prediction(NamedTuple):
     """The cost and time of one collective over one set of axes, on `ranks` ranks.
 
-    They are totals over all `count` calls.
+    They are totals over all `count` calls. `latency` are the seconds of its steps (`alpha`).
     """
 
     ranks: int
@@ -224,6 +303,7 @@ class Prediction(NamedTuple):
     count: int
     cost: Cost
     seconds: float
+    latency: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -253,10 +333,11 @@ class Forecast(Tabular):
     def collectives(self) -> dict[str, tuple[float, ...]]:
         """The total time of each collective, for each number of ranks."""
         names = dict.fromkeys(p.collective for p in self.predictions)
-        by = {(name, n): 0.0 for name in names for n in self.ranks}
-        for p in self.predictions:
-            by[p.collective, p.ranks] += p.seconds
-        return {name: tuple(by[name, n] for n in self.ranks) for name in names}
+        by = {
+            name: replace(self, predictions=tuple(p for p in self.predictions if p.collective == name))
+            for name in names
+        }
+        return {name: tuple(one.seconds.values()) for name, one in by.items()}
 
     def __add__(self, other: Forecast) -> Forecast:
         """Merge the forecasts of a program that was recorded on meshes of several sizes."""
@@ -276,7 +357,8 @@ class Forecast(Tabular):
         header = ["ranks", "steps", "bytes", *each, TOTAL, "latency"]
         lines = []
         for k, n in enumerate(self.ranks):
-            latency = f"{costs[n].steps * self.model.alpha / seconds[n]:.0%}" if seconds[n] else "-"
+            steps = math.fsum(p.latency for p in self.predictions if p.ranks == n)
+            latency = f"{steps / seconds[n]:.0%}" if seconds[n] else "-"
             numbers = map(show_number, (n, costs[n].steps, costs[n].bytes))
             times = [show_seconds(times[k]) for times in each.values()]
             lines.append([*numbers, *times, show_seconds(seconds[n]), latency])
@@ -376,12 +458,14 @@ def _check_grows(mesh: Mesh, axis: str, ranks: int) -> None:
 def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: str | None, scaling: str) -> Prediction:
     """Predict a row of a report, at `ratio` times as many ranks along `axis`.
 
-    Steps do not depend on the bytes, and the cost is linear in them: so a repeated collective is priced once.
+    All calls of the row are priced as the average one: exact, if they are alike or the algorithm is given.
     """
     ratio = ratio if axis in row.axes else Fraction(1)
     nbytes = Fraction(row.bytes, row.count) * ratio ** _SCALING[scaling].get(row.collective, 0)
-    cost = row.count * price(row.collective, int(row.ranks * ratio), nbytes, model.algorithms.get(row.collective))
-    return Prediction(ranks, row.collective, row.axes, row.count, cost, model.of(cost))
+    cost = row.count * model.cost(row.collective, int(row.ranks * ratio), nbytes, row.axes)
+    factor = model.factors.get(row.collective, 1.0)
+    seconds, latency = factor * model.of(cost, row.axes), factor * model.of(Cost(cost.steps), row.axes)
+    return Prediction(ranks, row.collective, row.axes, row.count, cost, seconds, latency)
 
 
 # ---------------------------------------------------------------- showing
@@ -395,6 +479,16 @@ def show_seconds(seconds: float) -> str:
             digits = max(0, 2 - math.floor(math.log10(seconds / size) + 1e-9))
             return f"{seconds / size:,.{digits}f} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def _rate(beta: float) -> str:
+    return f"{1e-9 / beta:.3g} GB/s" if beta else ""
+
+
+def _rounded(x: Any) -> str:
+    if isinstance(x, dict):
+        return f"{{{', '.join(f'{name!r}: {_rounded(each)}' for name, each in x.items())}}}"
+    return repr(x) if isinstance(x, str) else f"{x:.4g}"
 
 
 def show_number(x: Number) -> str:

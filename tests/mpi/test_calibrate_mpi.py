@@ -44,3 +44,14 @@ def test_a_mistake_on_one_rank_is_an_error_on_all(wrong):
 def test_ranks_that_are_to_measure_different_things(other):
     with pytest.raises(ValueError, match="calibrate: all ranks must call it with the same arguments"):
         calibrate(**other if MPI.COMM_WORLD.rank == 1 else {})
+
+
+@pytest.mark.parallel(4)
+def test_each_axis_has_its_numbers_on_all_ranks():
+    mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="mpi")
+    model = spmd.calibrate(mesh, sizes=(8, 4096, 65536), repeats=2)
+    assert [*model.alpha] == [*model.beta] == ["i", "j"]
+    assert {(m.axes, m.ranks) for m in model.measurements} == {(("i",), 2), (("j",), 2)}
+    assert model.source == "fitted to times on 2 and 2 MPI ranks"
+    everywhere = MPI.COMM_WORLD.allgather((model, model.residual))
+    assert everywhere == [everywhere[0]] * 4

@@ -46,6 +46,18 @@ def test_prices_are_those_of_the_program():
     check_prices(spmd.make_mesh((2, 2), ("data", "feats"), backend="simulated"))
 
 
+@pytest.mark.parametrize("slow", ["i", "j"])
+def test_a_sum_is_over_the_fast_axis(slow):
+    """Splitting an array costs a sum over the axis: here it is too slow along one of them."""
+    mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+    alpha = dict.fromkeys("ij", 1e-9) | {slow: 1e-3}
+    model = spmd.CostModel(alpha, beta=1e-12)
+    loss = lambda w, x: np.sum((x @ w) ** 2)  # noqa: E731
+    found = search(loss, np.ones((8, 8)), np.ones((64, 8)), mesh, ("k n", "batch k"), model=model, flops_per_second=1e9)
+    assert slow not in found.best.axes.values()
+    assert found.best.axes
+
+
 def test_bad_input():
     mesh = spmd.make_mesh((3,), ("i",), backend="simulated")
     loss, w, x = lambda w, x: np.sum(x @ w), np.ones((4, 4)), np.ones((8, 4))

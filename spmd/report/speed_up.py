@@ -1,0 +1,133 @@
+"""Speed-up and parallel efficiency, measured and predicted side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy
+
+from minidiff import make_tape
+from spmd.agreement import agreed
+from spmd.arrays.reshard import gather
+from spmd.mesh import Mesh
+from spmd.report.calibrate import maximum, seconds_of
+from spmd.report.communication import meshes_of
+from spmd.report.forecast import CostModel, Forecast, show_number, show_seconds
+from spmd.report.table import Tabular
+
+
+class Run(NamedTuple):
+    """The time of a program on n ranks, T_n: in seconds, and compared with T_1, the time on one rank.
+
+    `speed_up` is T_1 / T_n, at best n. `efficiency` is the parallel efficiency T_1 / (n T_n), at best 1.
+    """
+
+    seconds: float
+    speed_up: float
+    efficiency: float
+
+
+@dataclass(frozen=True, repr=False)
+class SpeedUp(Tabular):
+    """Runs of a program by the number of ranks, `measured` and `predicted`: a table to print."""
+
+    measured: dict[int, Run]
+    predicted: dict[int, Run]
+    notes: tuple[str, ...] = ()
+
+    def _table(self):
+        header = ["ranks", *("time", "predicted"), *("speed-up", "predicted"), *("efficiency", "predicted")]
+        shows = show_seconds, "{:.2f}".format, "{:.0%}".format
+        lines = []
+        for n, predicted in self.predicted.items():
+            pairs = zip(self.measured.get(n, (None,) * len(shows)), predicted)
+            cells = ["-" if x is None else show(x) for show, pair in zip(shows, pairs) for x in pair]
+            lines.append([show_number(n), *cells])
+        return header, lines, None, range(len(header))
+
+    def _remarks(self):
+        return list(self.notes)
+
+
+def speed_up(
+    f: Callable,
+    mesh: Mesh,
+    model: CostModel,
+    one: Callable | float,
+    *,
+    ranks: Sequence[int] = (),
+    axis: str | None = None,
+    repeats: int = 5,
+) -> Callable[..., SpeedUp]:
+    """Compare times on n ranks, measured and predicted: `speed_up(f, mesh, model, one)(*args) -> SpeedUp`.
+
+    `f` is a program on `mesh`, and `one` computes the same on one rank: a function of the same arguments (sharded ones
+    are whole there), or its time T_1 in seconds. On MPI ranks, T_n is measured on the ranks of the mesh, while T_1 is
+    measured on the first one and the others wait; both are the least of `repeats` times. On simulated ranks, T_n is
+    predicted only: they share one process. The prediction is T_n = T_1 / n, as if the computation were split evenly,
+    plus the communication that the model predicts for the tape of `f`; where ranks repeat what others compute, or wait
+    for each other, T_n measured is longer. `ranks` are further numbers to predict T_n for; the mesh grows along `axis`
+    (required if it has several), with arguments of the same size (`CostModel.predict`, strong scaling).
+
+    The table has the speed-up T_1 / T_n, and the parallel efficiency T_1 / (n T_n), which is 100% if n ranks are n
+    times as fast as one. All ranks must call it with the same arguments; a mistake on one is an error on all.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> from collectives import psum
+    >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
+    >>> P, model = spmd.P, spmd.CostModel(alpha=1e-5, beta=1e-9)
+    >>> loss = spmd.shard_map(lambda x: psum((x * x).sum(), 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())
+    >>> spmd.speed_up(loss, mesh, model, one=1e-3, ranks=(16, 64))(np.ones(64))
+    ranks     time  predicted  speed-up  predicted  efficiency  predicted
+    -----  -------  ---------  --------  ---------  ----------  ---------
+        1  1.00 ms    1.00 ms      1.00       1.00        100%       100%
+        4        -     310 µs         -       3.23           -        81%
+       16        -     363 µs         -       2.76           -        17%
+       64        -    1.28 ms         -       0.78           -         1%
+    strong scaling: whole arrays stay as large as on the tape, which is for 4 ranks
+    """
+
+    def plan(args: tuple) -> tuple[Forecast, list[str]]:
+        if repeats < 1 or not (callable(one) or one > 0):
+            raise ValueError(
+                f"speed_up: `one` is a function or its seconds, repeats at least 1; got {one!r}, {repeats!r}"
+            )
+        tape = make_tape(f)(*args)
+        if not any(mesh.is_like(other) for other in meshes_of(tape)):
+            raise ValueError(f"speed_up: the function has no shard_map and no sharded array on {mesh}")
+        numbers = sorted({mesh.size, *ranks} - {1})
+        forecast = model.predict(tape, ranks=numbers if len(numbers) > 1 else None, axis=axis, scaling="strong")
+        time = "a function" if callable(one) else f"{one} s"
+        types = [str(v.type) for v in tape.inputs]
+        return forecast, [f"{model!r}, one={time}, {repeats} times, on {numbers} ranks", *types]
+
+    def run(*args: Any) -> SpeedUp:
+        forecast = agreed("speed_up: all ranks must call it with the same arguments", mesh, lambda: plan(args))
+        alone = one
+        if callable(one):
+            whole = gather(args)  # by all ranks; then the first computes, and the others wait
+            measure = lambda: (0.0 if mesh.rank else _times(lambda: one(*whole), repeats).min(), [])  # noqa: E731
+            here = agreed("speed_up: the function of one rank failed", mesh, measure)
+            alone = float(maximum(mesh, numpy.array([here]))[0])
+        measured, predicted = {1: alone}, {1: alone}
+        if mesh.backend == "mpi" and mesh.size > 1:
+            times = maximum(mesh, _times(lambda: f(*args), repeats, mesh.ranks.barrier))
+            measured[mesh.size] = float(times.min())
+        predicted |= {n: alone / n + seconds for n, seconds in forecast.seconds.items() if n > 1}
+        both = [{n: Run(t, alone / t, alone / (n * t)) for n, t in times.items()} for times in (measured, predicted)]
+        return SpeedUp(*both, forecast.notes)
+
+    return run
+
+
+def _times(call: Callable[[], Any], repeats: int, start: Callable[[], Any] = lambda: None) -> numpy.ndarray:
+    """Seconds of each call, after `start()`; a first call is not timed, because it may compile."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start()
+        times.append(seconds_of(call))
+    return numpy.array(times)
