@@ -18,6 +18,7 @@ from spmd.report.forecast import CostModel, Forecast
 from spmd.report.memory import memory
 from spmd.report.schedule import show_schedule
 from spmd.report.speed_up import speed_up
+from spmd.report.timeline import timeline
 from spmd.rewritten import rewritten
 from spmd.shard_map import shard_map
 
@@ -52,6 +53,7 @@ __all__ = [
     "show_schedule",
     "spec_of",
     "speed_up",
+    "timeline",
     "visualize_sharding",
 ]
 

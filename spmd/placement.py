@@ -29,8 +29,9 @@ from minidiff.tape import Equation, Tape, evaluate_equation
 from minidiff.types import Var, zeros_like
 from spmd.mesh import Mesh
 from spmd.partition import P
-from spmd.report.flops import flops
-from spmd.report.forecast import CostModel, show_seconds
+from spmd.report.flops import operations_of
+from spmd.report.forecast import CostModel
+from spmd.report.timeline import Lanes, Operation
 from spmd.shard_map import shard_map
 
 
@@ -138,37 +139,17 @@ def _sends(left: Sequence[Equation], ranks: dict, here: dict, made: Sequence[Var
 # ---------------------------------------------------------------- finding a placement
 
 
-@dataclass(frozen=True)
-class Lanes:
-    """A schedule of a tape's operations: for each, its name, its rank, and when it starts and ends, in seconds.
-
-    Printing it draws a lane for each rank.
-    """
-
-    operations: tuple[tuple[str, int, float, float], ...]
-    ranks: int
+@dataclass(frozen=True, repr=False)
+class Placed(Lanes):
+    """A schedule of a tape's operations, with a lane for each rank."""
 
     @property
     def placement(self) -> list[int]:
-        return [rank for _, rank, _, _ in self.operations]
-
-    @property
-    def seconds(self) -> float:
-        return max((end for *_, end in self.operations), default=0.0)
-
-    def __str__(self) -> str:
-        lines, width = [], 72
-        for rank in range(self.ranks):
-            line = [" "] * width
-            for name, _, start, end in (op for op in self.operations if op[1] == rank):
-                first, last = (min(int(width * t / (self.seconds or 1.0)), width) for t in (start, end))
-                cell = f"[{name[: max(last - first - 2, 0)]}".ljust(last - first - 1, "-") + "]"
-                line[first:last] = cell[: last - first]
-            lines.append(f"rank {rank} |{''.join(line)}|")
-        return "\n".join([*lines, f"{show_seconds(self.seconds)} in all"])
+        """The rank of each operation."""
+        return [operation.lane for operation in self.operations]
 
 
-def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_per_second: float = 1e9) -> Lanes:
+def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_per_second: float = 1e9) -> Placed:
     """Place a tape's operations on ranks by list scheduling.
 
     An operation takes a floating-point operation for each number of its results; a product those of its terms. A value
@@ -182,7 +163,7 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
     [0, 0, 1, 1, 0]
     """
     model = model or CostModel(alpha=1e-6, beta=1e-9)
-    seconds = [_flops_of(eqn) / flops_per_second for eqn in tape.equations]
+    seconds = [operations_of(eqn) / flops_per_second for eqn in tape.equations]
     number = {v: k for k, eqn in enumerate(tape.equations) for v in eqn.outputs}
     needs = [[number[a] for a in eqn.inputs if isinstance(a, Var) and a in number] for eqn in tape.equations]
     distance = list(seconds)
@@ -199,15 +180,11 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
             starts.append(max([free[rank], *arrivals]))
         rank = int(numpy.argmin(starts))
         free[rank] = done[k] = starts[rank] + seconds[k]
-        found[k] = str(tape.equations[k].primitive), rank, starts[rank], done[k]
-    lanes = Lanes(tuple(found[k] for k in range(len(needs))), ranks)
+        found[k] = Operation(str(tape.equations[k].primitive), rank, starts[rank], done[k])
+    lanes = Placed(tuple(found[k] for k in range(len(needs))), tuple(f"rank {rank}" for rank in range(ranks)))
     if ranks > 1 and sum(seconds) <= lanes.seconds:
-        return replace(list_schedule(tape, 1, model, flops_per_second), ranks=ranks)
+        return replace(list_schedule(tape, 1, model, flops_per_second), names=lanes.names)
     return lanes
-
-
-def _flops_of(eqn: Equation) -> int:
-    return flops(Tape([], [eqn], [])) or sum(v.type.size for v in eqn.outputs)
 
 
 def _delay(tape: Tape, k: int, model: CostModel) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from minidiff.ops.linalg import einsum_p, matmul_p
-from minidiff.tape import Tape
+from minidiff.tape import Equation, Tape
 from minidiff.types import typeof
 
 
@@ -29,3 +29,8 @@ def flops(tape: Tape) -> int:
             total += 2 * math.prod(dict(zip(labels, shape)).values())
         total += eqn.params.get("length", 1) * sum(map(flops, eqn.bodies))
     return total
+
+
+def operations_of(eqn: Equation) -> int:
+    """The floating-point operations of an equation: of a product its `flops`, else one a number of the results."""
+    return flops(Tape([], [eqn], [])) or sum(v.type.size for v in eqn.outputs)

@@ -1,0 +1,170 @@
+"""When a rank computes and when it communicates: a program's operations in time, by a cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from minidiff.higher_order.scan import rounds
+from minidiff.tape import Equation, Tape
+from minidiff.types import Var, typeof
+from spmd.report.communication import of_tape
+from spmd.report.flops import operations_of
+from spmd.report.forecast import CostModel, axes_or_new, show_seconds
+
+WIDTH = 72  # columns that are printed
+COMPUTE, NETWORK = 0, 1  # lanes of a timeline
+
+
+class Operation(NamedTuple):
+    """An operation in a lane, from `start` to `end`, in seconds."""
+
+    name: str
+    lane: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, repr=False)
+class Lanes:
+    """Operations in time, in lanes with these `names`. Printing it draws the lanes, and so does `plot`."""
+
+    operations: tuple[Operation, ...]
+    names: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """When the last operation ends."""
+        return max((operation.end for operation in self.operations), default=0.0)
+
+    def busy(self, lane: int) -> float:
+        """The seconds in which there is an operation in a lane."""
+        return sum(x.end - x.start for x in self.operations if x.lane == lane)
+
+    def __str__(self) -> str:
+        lines, label = [], max(map(len, self.names))
+        for lane, name in enumerate(self.names):
+            line = [" "] * WIDTH
+            for operation in (x for x in self.operations if x.lane == lane):
+                first, last = (min(int(WIDTH * t / (self.seconds or 1.0)), WIDTH) for t in operation[2:])
+                cell = f"[{operation.name[: max(last - first - 2, 0)]}".ljust(last - first - 1, "-") + "]"
+                line[first:last] = cell[: last - first]
+            lines.append(f"{name.ljust(label)} |{''.join(line)}|")
+        return "\n".join([*lines, f"{show_seconds(self.seconds)} in all"])
+
+    __repr__ = __str__
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw lanes down and seconds across. Returns the axes; needs matplotlib."""
+        ax = axes_or_new(ax)
+        names = list(dict.fromkeys(operation.name for operation in self.operations))
+        for name, lane, start, end in self.operations:
+            ax.barh(lane, end - start, 0.8, start, color=f"C{names.index(name) % 10}", edgecolor="white", linewidth=0.3)
+        longest = sorted(names, key=lambda name: -sum(x.end - x.start for x in self.operations if x.name == name))[:8]
+        for name in longest:  # for the legend
+            ax.barh(0, 0, color=f"C{names.index(name) % 10}", label=name)
+        ax.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+        ax.set_yticks(range(len(self.names)), self.names)
+        ax.set(xlabel="seconds")
+        ax.invert_yaxis()
+        return ax
+
+
+def timeline(
+    f: Callable | Tape, model: CostModel, flops_per_second: float = 1e9, *, optimized: bool = True
+) -> Callable[..., Lanes] | Lanes:
+    """Show when a rank computes and when it communicates: `timeline(f, model)(*args) -> Lanes`.
+
+    `f` is a function or a tape; for a tape, it returns the lanes. Nothing runs. Operations compute one after the other,
+    in the order of the tape (with `optimized`, the one that `jit` compiles): products at `flops_per_second`, others an
+    operation for each number of their results. A collective takes the time that the `model` says. It starts when its
+    operands are there and the one before has ended, while computation goes on; what uses its result waits for it. A
+    loop is one operation, with all that its steps compute and communicate.
+
+    So buckets of gradients are seen (`bucket_bytes` of `jit`, `spmd.rewritten` and `zero`): with small ones the first
+    is summed while others are computed, with many each waits for its latency.
+
+    >>> import minidiff as md
+    >>> import minidiff.numpy as np
+    >>> import spmd
+    >>> from collectives import psum
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> def body(weights, x):
+    ...     for w in weights:
+    ...         x = np.tanh(x @ w)
+    ...     return psum(x.sum(), 'i')
+    >>> loss = spmd.shard_map(body, mesh=mesh, in_specs=(spmd.P(), spmd.P('i')), out_specs=spmd.P())
+    >>> args = [np.ones((128, 128))] * 3, np.ones((128, 128))
+    >>> model = spmd.CostModel(alpha=1e-5, beta=1e-8)
+    >>> for bucket_bytes in (10**6, 10**5):
+    ...     tape = spmd.rewritten(md.grad(loss), bucket_bytes=bucket_bytes)(*args)
+    ...     print(timeline(tape, model))
+    compute |[matmu][matmu][matmu][matmul][matmu][matmu][matmul][matmu]              |
+    network |                                                          [psum--------]|
+    20.8 ms in all
+    compute |[matmul][matmul][matmul][[matmul][matmul][matmul-][matmul][matmul]      |
+    network |                                         [psu]            [psu]   [psum]|
+    18.2 ms in all
+    """
+
+    def read(tape: Tape) -> Lanes:
+        run = _Run(model, flops_per_second)
+        run.follow(tape, [0.0] * len(tape.inputs))
+        return Lanes(tuple(run.operations), ("compute", "network"))
+
+    return of_tape(read, f, optimized)
+
+
+class _Run:
+    """The operations so far, and when each lane is free."""
+
+    def __init__(self, model: CostModel, rate: float):
+        self.model = model
+        self.rate = rate
+        self.operations: list[Operation] = []
+        self.free = [0.0, 0.0]
+
+    def follow(self, tape: Tape, ready: list[float]) -> list[float]:
+        """Place the operations of a tape whose inputs are ready at these times; return those of its results."""
+        known = dict(zip(tape.inputs, ready))
+
+        def times(atoms: Any) -> list[float]:
+            return [known.get(a, 0.0) if isinstance(a, Var) else 0.0 for a in atoms]
+
+        for eqn in tape.equations:
+            if eqn.primitive.binds_axes:  # a shard_map is as if its body was here
+                done = self.follow(eqn.bodies[0], times(eqn.inputs))
+            else:
+                done = [self.place(eqn, max(times(eqn.inputs), default=0.0))] * len(eqn.outputs)
+            known.update(zip(eqn.outputs, done))
+        return times(tape.outputs)
+
+    def place(self, eqn: Equation, ready: float) -> float:
+        """Place an operation in its lane, and return when it ends."""
+        lane, seconds = (NETWORK, self.sent(eqn)) if eqn.primitive.communicates else (COMPUTE, self.computed(eqn))
+        if not seconds:
+            return ready
+        start = max(ready, self.free[lane])
+        self.free[lane] = start + seconds
+        self.operations.append(Operation(str(eqn.primitive), lane, start, self.free[lane]))
+        return self.free[lane]
+
+    def sent(self, eqn: Equation) -> float:
+        if not eqn.primitive.sends(eqn.params):
+            return 0.0
+        nbytes, axes = sum(typeof(a).nbytes for a in eqn.inputs), eqn.params["axes"]
+        return self.model.seconds(eqn.primitive.name, eqn.params["size"], nbytes, axes)
+
+    def computed(self, eqn: Equation) -> float:
+        if eqn.primitive.is_view:
+            return 0.0
+        if eqn.bodies:
+            return rounds(eqn) * max(map(self.alone, eqn.bodies))
+        return operations_of(eqn) / self.rate
+
+    def alone(self, body: Tape) -> float:
+        """The seconds that a body takes by itself."""
+        run = _Run(self.model, self.rate)
+        run.follow(body, [0.0] * len(body.inputs))
+        return max(run.free)
