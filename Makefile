@@ -20,6 +20,8 @@ comma := ,
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Ranks share the processors among themselves: more threads in each would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
+# Ranks, and processes that tests start, find modules compiled: compiling them takes longer than all else of a start.
+unexport PYTHONDONTWRITEBYTECODE
 # Open MPI, which starts no more ranks than there are processors, is told to (before version 5, and since).
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe

@@ -49,9 +49,13 @@ for _module, _name, _tape_of in WATCHED:
 
 
 def pytest_collection_finish(session):
-    """Leave what was imported and collected, which stays, to no garbage collection: each would go through all of it."""
+    """Leave what was imported and collected, which stays, to no garbage collection: each would go through all of it.
+
+    Those of what tests make are rarer than by default, for a tape is thousands of objects that are no garbage.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 # ---------------------------------------------------------------- under mpiexec, every rank runs pytest

@@ -1,6 +1,7 @@
 """A decoder on all axes of a mesh: numbers and communication, on simulated and real ranks."""
 
 import dataclasses
+import functools
 import math
 
 import numpy
@@ -41,6 +42,7 @@ def example(config=CONFIG):
     return init_decoder(md.random.key(1), config), (text[:, :-1], text[:, 1:])
 
 
+@functools.cache
 def of_one_device(config):
     """Loss and gradient of the same parameters as a list of layers, by `transformer.py`."""
     params, batch = example(config)
@@ -122,6 +124,7 @@ def mixture_by_hand(config, params, x):
     return md.numpy.stack(made), balance
 
 
+@functools.cache
 def mixture_of_one_device():
     """Loss and gradient of a decoder with experts, example by example, layer by layer."""
     params, batch = example(MIXTURE)

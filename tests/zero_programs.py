@@ -41,7 +41,7 @@ def odd_loss(params, batch):
     return loss(params["net"], (params["scale"] * inputs + params["shift"], targets)) + np.sum(params["empty"])
 
 
-def trained(step, params, state, batch, steps=5):
+def trained(step, params, state, batch, steps=3):
     losses = []
     for _ in range(steps):
         value, params, state = step(params, state, batch)
@@ -101,7 +101,11 @@ def equations(tape):
 
 
 def check_memory(stage, ranks, backend=None):
-    """Parameters and states are blocks of the documented sizes; gradients are, on the tape, where they are summed."""
+    """Parameters and states are blocks of the documented sizes; gradients are, on the tape, where they are summed.
+
+    So says the report of the memory, too: sums of gradients are what a collective returns, and at stage 3, where the
+    transpose of a gather sums, what the backward pass makes.
+    """
     (params, batch), mesh = network(), mesh_of(ranks, backend)
     init, step = zero(loss, OPTIMIZERS["adam"], mesh, stage, 1, EVERYTHING)
     names = {"params": size_of(params), "p": ranks, "K": ADAM_STATES}
@@ -110,3 +114,8 @@ def check_memory(stage, ranks, backend=None):
     sums = [e for e in equations(md.make_tape(step)(*after, batch)) if e.primitive.name in ("psum", "psum_scatter")]
     gradients = sum(np.prod(v.type.shape) for e in sums for v in e.outputs if v.type.ndim)
     assert [held(after[0]), gradients, held(after[1])] == expected
+    use = spmd.memory(step)(*after, batch)  # the number of the step is no array, and not in the table
+    summed, sizes = use.highest["gradients" if stage == 3 else "communication"], iter(use.arguments)
+    given = [sum(n for x, n in zip(md.tree.leaves(tree), sizes) if np.ndim(x)) for tree in after]
+    assert [given[0], summed, given[1]] == [8 * n for n in expected]
+    assert sum(use.arguments) == use.highest["arguments"]

@@ -87,7 +87,7 @@ class MemoryUse(Tabular):
     `moments` has them for each operation, in the order in which they run; a loop's body is there for its first and its
     last step. `peak` is the moment at which they are most. `ranks` is how many ranks the program runs on: all run the
     same program on blocks of the same shapes, so the numbers are those of each of them. `notes` says where the numbers
-    depend on values, and what could be saved.
+    depend on values, and what could be saved. `arguments` has the bytes of each array among the arguments, in order.
 
     The kinds of memory:
 
@@ -103,6 +103,7 @@ class MemoryUse(Tabular):
     moments: Sequence[Moment]
     ranks: int = 1
     notes: Sequence[str] = field(default_factory=list)
+    arguments: Sequence[int] = ()
 
     @property
     def peak(self) -> Moment:
@@ -242,13 +243,14 @@ def _unrolled(f: Callable, args: tuple) -> Tape:
 
 
 def _report(tape: Tape, compiled: bool) -> MemoryUse:
-    held = {ARGUMENTS: sum(map(_nbytes, tape.in_types)), CONSTANTS: sum(map(_nbytes, map(typeof, _constants(tape))))}
+    arguments = [*map(_nbytes, tape.in_types)]
+    held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(map(_nbytes, map(typeof, _constants(tape))))}
     walk = _Walk(compiled)
     returned = _returned(tape, [RESULTS] * len(tape.outputs))
     moments = [Moment("the arguments", None, held), *walk.along(tape, returned, Counter(held))]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)
     saved = sum(_saved_by_blocks(tape))
-    return MemoryUse(moments, ranks, [*walk.notes, *([WHOLE.format(saved)] if saved else [])])
+    return MemoryUse(moments, ranks, [*walk.notes, *([WHOLE.format(saved)] if saved else [])], arguments)
 
 
 class _Walk:

@@ -10,10 +10,9 @@ from tests.runs import EXAMPLES, assert_same_run, run_program_of_the_readme, tra
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size
-everywhere = pytest.mark.parallel([4, 8])
 
 
-@everywhere
+@pytest.mark.parallel(4)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_killed_and_taken_up_again(path, name):
     whole = train(name, RANKS, steps=4)

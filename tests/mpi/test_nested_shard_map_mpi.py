@@ -1,7 +1,6 @@
 """shard_map inside the body of another, on MPI ranks: the same numbers, and as much sent, as on simulated ones."""
 
 import functools
-import itertools
 
 import pytest
 
@@ -23,9 +22,9 @@ def test_one_axis_after_the_other():
         program = Program([name, names[(5 * k + 1) % len(names)]])
         args, whole = example(program, rows=4, seed=k), program.whole(4)
         expected, expected_tangents = md.value_and_grad(whole, (0, 1))(*args), md.jvp(whole, args, args)
-        for typed, levels in itertools.product([True, False], [(("i",), ("j",)), (("j",), ("i",))]):
-            axes = tuple(a for level in levels for a in level)
-            loss = program.sharded(mesh_on(), axes, k % 2 == 0, one_by_one(*levels), check_rep=typed)
+        axes = ("i", "j") if k % 3 else ("j", "i")
+        for typed in (True, False):
+            loss = program.sharded(mesh_on(), axes, k % 2 == 0, one_by_one(*[(a,) for a in axes]), check_rep=typed)
             assert_trees_close(run_and_count(md.value_and_grad(loss, (0, 1)), mesh_on(), *args), expected)
             tangents = run_and_count(lambda *xs, loss=loss: md.jvp(loss, xs, xs), mesh_on(), *args)
             assert_trees_close(tangents, expected_tangents)

@@ -6,6 +6,6 @@ import spmd
 from tests.search_programs import check_prices
 
 
-@pytest.mark.parallel([2, 4, 8])
+@pytest.mark.parallel(4)
 def test_prices_are_those_of_the_program():
     check_prices(spmd.make_mesh((-1,), ("feats",)))

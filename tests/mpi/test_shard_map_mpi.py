@@ -14,7 +14,7 @@ from tests.programs import STEPS, Program, assert_trees_close, example, run_and_
 from tests.spmd.test_shard_map import check_numbers
 
 RANKS = MPI.COMM_WORLD.size
-SHAPES = {1: [(1,)], 2: [(2,)], 3: [(3,)], 4: [(4,), (2, 2)], 8: [(4, 2), (2, 2, 2)]}
+SHAPES = {1: [(1,)], 2: [(2,)], 3: [(3,)], 4: [(2, 2)], 8: [(2, 2, 2)]}
 everywhere = pytest.mark.parallel([1, 2, 3, 4, 8])
 
 

@@ -17,7 +17,7 @@ from tests.state_programs import ROWS, array_of, example, global_value, loss_of,
 
 RANKS = MPI.COMM_WORLD.size
 MOVES = ("psum", "psum_scatter", "all_gather_reduced")
-few = pytest.mark.parallel([2, 4, 8])
+few = pytest.mark.parallel([2, 4])
 
 
 @functools.cache

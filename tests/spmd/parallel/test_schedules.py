@@ -13,17 +13,18 @@ SIZES = [*itertools.product((1, 2, 3, 4, 7), (1, 2, 3, 4, 8, 11))]
 @pytest.mark.parametrize("p, M", SIZES)
 def test_gpipe_and_1f1b_have_the_figures_of_the_papers(p, M):
     """Microbatches enter one after the other in GPipe, every second tick in 1F1B; backward passes mirror that."""
-    for schedule, stashed in ((gpipe(p, M), [M] * p), (one_f_one_b(p, M), [min(M, p - i) for i in range(p)])):
+    all_forward, alternating = gpipe(p, M), one_f_one_b(p, M)
+    for schedule, stashed in ((all_forward, [M] * p), (alternating, [min(M, p - i) for i in range(p)])):
         assert (schedule.stages, schedule.microbatches, schedule.chunks) == (p, M, 1)
         assert schedule.ticks == 2 * (M + p - 1)
         assert schedule.bubble == pytest.approx((p - 1) / (M + p - 1))
         assert schedule.stashed == stashed
         assert schedule.layer_evaluations(3 * p) == 2 * M * 3
     for i, m in itertools.product(range(p), range(M)):
-        assert gpipe(p, M).tick(i, Step("forward", m)) == i + m
-        assert gpipe(p, M).tick(i, Step("backward", m)) == 2 * (M + p - 1) - 1 - (i + m)
-        assert one_f_one_b(p, M).tick(i, Step("forward", m)) == i + 2 * m
-        assert one_f_one_b(p, M).tick(i, Step("backward", m)) == 2 * p - 1 - i + 2 * m
+        assert all_forward.tick(i, Step("forward", m)) == i + m
+        assert all_forward.tick(i, Step("backward", m)) == 2 * (M + p - 1) - 1 - (i + m)
+        assert alternating.tick(i, Step("forward", m)) == i + 2 * m
+        assert alternating.tick(i, Step("backward", m)) == 2 * p - 1 - i + 2 * m
 
 
 @pytest.mark.parametrize("p, M, v", [(p, g * p, v) for p, g, v in itertools.product((1, 2, 4), (1, 2, 3), (1, 2, 3))])

@@ -27,8 +27,7 @@ def test_training_is_that_of_the_whole_network(stage, ranks, microbatches, optim
 
 
 @each("stage", STAGES)
-@each("microbatches", [1, 4])
-@each("ranks", [2, 8])
+@each("microbatches, ranks", [(1, 8), (4, 2), (2, 4)])
 def test_communication_is_as_documented(stage, microbatches, ranks):
     check_communication(stage, microbatches, ranks, "simulated")
 
