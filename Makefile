@@ -11,7 +11,7 @@
 PYTHON ?= python3
 RANKS ?= 4
 MPI ?= mpich
-TIMEOUT ?= 300
+TIMEOUT ?= 600
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 
 VENV := .venv

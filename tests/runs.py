@@ -9,7 +9,7 @@ import numpy as np
 
 import minidiff as md
 import spmd
-from spmd.examples import data_parallel, fsdp_tp, fully_sharded, pipeline, tensor_parallel, training
+from spmd.examples import data_parallel, digits, fsdp_tp, fully_sharded, pipeline, tensor_parallel
 
 EXAMPLES = {
     module.EXAMPLE.name: dataclasses.replace(module.EXAMPLE, layers=layers)
@@ -40,19 +40,19 @@ class Killed(BaseException):
 def train(name, ranks, path=None, backend=None, **options):
     """Some steps; with `path`, saved after every second one."""
     example, options = EXAMPLES[name], {"steps": STEPS, "every": 2, **options}
-    return training.train(example, example.mesh(ranks, backend), checkpoint=path and str(path), **options)
+    return digits.train(example, example.mesh(ranks, backend), checkpoint=path and str(path), **options)
 
 
 def train_until(last, name, ranks, path, backend=None, **options):
     """A run that is killed after so many steps."""
-    advance = training.Run.advance
+    advance = digits.Run.advance
 
     def killing(run, *args):
         if run.step == last:
             raise Killed
         advance(run, *args)
 
-    with mock.patch.object(training.Run, "advance", killing):
+    with mock.patch.object(digits.Run, "advance", killing):
         try:
             train(name, ranks, path, backend, **options)
         except Killed:

@@ -12,7 +12,7 @@ gpt                a decoder of text, split along any of six axes
 where_to_sum       where sums over ranks are taken, as types say it
 =================  =======================================================
 
-The first five train a network on handwritten digits; their common options are in `training.py`. `gpt` trains on
+The first five train a network on handwritten digits; their common options are in `digits.py`. `gpt` trains on
 Paradise Lost (`text.py`). All six share a training loop (`loop.py`): a run with `--checkpoint PATH` can be killed at
 any moment, and when started again, it resumes, and its result is the same as without the interruption.
 """

@@ -10,7 +10,7 @@ pass, one for the gradients of all parameters in the backward pass.
 from functools import partial
 
 from spmd import P
-from spmd.examples.training import Example, main
+from spmd.examples.digits import Example, main
 from spmd.parallel import cross_entropy, data_parallel
 
 EXAMPLE = Example(

@@ -10,7 +10,7 @@ products are summed and split along the second.
 from functools import partial
 
 from spmd import P
-from spmd.examples.training import Example, main
+from spmd.examples.digits import Example, main
 from spmd.parallel import cross_entropy, fully_sharded_tensor_parallel
 
 

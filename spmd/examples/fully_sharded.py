@@ -11,7 +11,7 @@ ranks divide their number.)
 from functools import partial
 
 from spmd import P
-from spmd.examples.training import Example, main
+from spmd.examples.digits import Example, main
 from spmd.parallel import cross_entropy, fully_sharded
 
 EXAMPLE = Example(

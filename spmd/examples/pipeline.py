@@ -11,7 +11,7 @@ from functools import partial
 
 from minidiff.optim import sgd
 from spmd import P
-from spmd.examples.training import BATCH, Example, main
+from spmd.examples.digits import BATCH, Example, main
 from spmd.parallel import cross_entropy, pipeline_parallel, stacked_layers, unstacked_layers
 
 INNER = 8  # layers, divisible by 1, 2, 4 and 8 stages

@@ -1,7 +1,7 @@
 """Fixtures of the tests on MPI ranks.
 
-Each test runs on the numbers of ranks that show something new. What a parallelism computes on all meshes and with all
-options is checked on simulated ranks; on MPI ranks, four do. Eight are for meshes of three axes and long pipelines.
+Each test runs on the numbers of ranks that show something new. Parallelisms run on two, four and eight; what they
+compute on all meshes and with all options is checked on simulated ranks.
 """
 
 import tempfile

@@ -8,7 +8,7 @@ from spmd.parallel import attention_by_heads, ring_attention
 from tests.attention_programs import check_split
 
 
-@pytest.mark.parallel([2, 4])
+@pytest.mark.parallel([2, 4, 8])
 @pytest.mark.parametrize("causal", [False, True])
 def test_split_sequences(causal):
     mesh = spmd.make_mesh((MPI.COMM_WORLD.size,), ("tokens",), backend="mpi")

@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 import spmd
-from spmd.examples import data_parallel, training
+from spmd.examples import data_parallel, digits
 from tests.runs import EXAMPLES, assert_same_run, run_program_of_the_readme, train, train_until
 
 WORLD = MPI.COMM_WORLD
@@ -20,7 +20,7 @@ def test_killed_and_taken_up_again(path, name):
     assert_same_run(train(name, RANKS, path, steps=4), whole)
     simulated = train(name, RANKS, backend="simulated", steps=4)
     np.testing.assert_allclose(whole.losses, simulated.losses, rtol=0, atol=1e-10)
-    assert training.accuracy(EXAMPLES[name], whole) == training.accuracy(EXAMPLES[name], simulated)
+    assert digits.accuracy(EXAMPLES[name], whole) == digits.accuracy(EXAMPLES[name], simulated)
 
 
 @pytest.mark.parallel(4)
@@ -31,7 +31,7 @@ def test_on_another_number_of_ranks(path, name):
     if WORLD.rank < 2:
         example = EXAMPLES[name]
         mesh = spmd.make_mesh(example.shape(2), example.axes, comm=half)
-        training.train(example, mesh, 2, checkpoint=str(path))
+        digits.train(example, mesh, 2, checkpoint=str(path))
     WORLD.barrier()
     run = train(name, RANKS, path, steps=4)
     half.Free()
@@ -42,9 +42,9 @@ def test_on_another_number_of_ranks(path, name):
 def test_losses_do_not_depend_on_ranks():
     """Of the example as it is, with the network that it trains."""
     mesh = data_parallel.EXAMPLE.mesh(RANKS)
-    losses = training.train(data_parallel.EXAMPLE, mesh, 20).losses
+    losses = digits.train(data_parallel.EXAMPLE, mesh, 20).losses
     assert mesh.backend == "mpi" and mesh.calls == {"psum": 2 * len(losses)}
-    alone = training.train(data_parallel.EXAMPLE, data_parallel.EXAMPLE.mesh(1, "simulated"), 20).losses
+    alone = digits.train(data_parallel.EXAMPLE, data_parallel.EXAMPLE.mesh(1, "simulated"), 20).losses
     np.testing.assert_allclose(losses, alone, rtol=0, atol=1e-10)
 
 

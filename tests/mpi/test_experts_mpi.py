@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from tests import expert_programs as programs
 
-everywhere = pytest.mark.parallel(4)
+everywhere = pytest.mark.parallel([2, 4, 8])
 RANKS = MPI.COMM_WORLD.size
 
 

@@ -7,7 +7,7 @@ import spmd
 from tests import transformers
 from tests.transformers import AXIS, CONFIGS
 
-everywhere = pytest.mark.parallel(4)
+everywhere = pytest.mark.parallel([2, 4, 8])
 
 
 def mesh_of_all():

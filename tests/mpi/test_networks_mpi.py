@@ -7,7 +7,7 @@ import spmd
 from spmd.parallel import attention_by_heads, ring_attention
 from tests import networks
 
-everywhere = pytest.mark.parallel(4)
+everywhere = pytest.mark.parallel([2, 4, 8])
 
 
 @everywhere

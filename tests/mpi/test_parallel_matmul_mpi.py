@@ -15,7 +15,7 @@ from tests.matmul_programs import PRODUCTS, operands, plain_loss, sharded, shard
 few = pytest.mark.parallel([2, 4])
 
 
-@pytest.mark.parallel([2, 4])
+@pytest.mark.parallel([2, 4, 8])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_values_gradients_and_calls(name):
     mesh, theory = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",)), PRODUCTS[name]

@@ -7,7 +7,7 @@ import spmd
 from tests.placement_programs import check_placement, random_placement
 
 
-@pytest.mark.parallel([2, 4])
+@pytest.mark.parallel([2, 4, 8])
 @pytest.mark.parametrize("seed", range(2))
 def test_any_placement(seed):
     ranks = MPI.COMM_WORLD.size

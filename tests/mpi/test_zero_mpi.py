@@ -5,7 +5,7 @@ from mpi4py import MPI
 
 from tests.zero_programs import STAGES, check_communication, check_memory, check_training
 
-everywhere = pytest.mark.parallel(4)
+everywhere = pytest.mark.parallel([2, 4, 8])
 
 
 @everywhere

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spmd.checkpoint import CheckpointError
-from spmd.examples import training
+from spmd.examples import digits
 from tests.runs import EXAMPLES, assert_same_run, train, train_until
 
 
@@ -78,7 +78,7 @@ def test_fewer_steps_than_there_are(saved):
 
 def test_a_place_that_cannot_be_written(tmp_path, monkeypatch):
     """It is said before there is anything to save."""
-    monkeypatch.setattr(training.Run, "advance", None)
+    monkeypatch.setattr(digits.Run, "advance", None)
     (tmp_path / "file").write_text("")
     for path, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "in it", "Not a directory")):
         with pytest.raises(CheckpointError, match=rf"it cannot be written: .*{why}"):

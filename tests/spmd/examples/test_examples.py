@@ -18,7 +18,7 @@ import minidiff as md
 import spmd
 from spmd.checkpoint import CheckpointError
 from spmd.data import batches
-from spmd.examples import training
+from spmd.examples import digits
 from spmd.parallel import cross_entropy, init_params, loss
 from tests.collectives.guards.test_failures import launching, mpiexec
 from tests.runs import EXAMPLES, run_program_of_the_readme, train
@@ -27,10 +27,10 @@ from tests.runs import EXAMPLES, run_program_of_the_readme, train
 def alone(example, steps):
     """The losses of the same training, without any ranks."""
     rng = np.random.default_rng(0)
-    data, held_out = training.load_digits(rng, example.layers[-1])
+    data, held_out = digits.load_digits(rng, example.layers[-1])
     params = init_params(rng, example.layers)
-    whole = batches(data, spmd.make_mesh((1,), ("i",), backend="simulated"), spmd.P(), batch=training.BATCH)
-    run = training.Run(params, example.optimizer.init(params), whole, held_out)
+    whole = batches(data, spmd.make_mesh((1,), ("i",), backend="simulated"), spmd.P(), batch=digits.BATCH)
+    run = digits.Run(params, example.optimizer.init(params), whole, held_out)
     for _ in range(steps):
         run.advance(md.value_and_grad(partial(loss, error=cross_entropy)), example.optimizer)
     return run.losses
@@ -55,7 +55,7 @@ def test_the_program_of_the_readme(capsys):
 def test_the_script(name, capsys):
     """It shows the mesh, what a step communicates, with types and without, and the outcome."""
     example = EXAMPLES[name]
-    training.main(example, "", ["--ranks", "2", "--steps", "2", "--seed", "1", "--no-tape", "--no-jit"])
+    digits.main(example, "", ["--ranks", "2", "--steps", "2", "--seed", "1", "--no-tape", "--no-jit"])
     out, err = capsys.readouterr()
     assert str(example.mesh(2, "simulated")) in out
     assert "No MPI launcher: 2 ranks are simulated" in out and "2/2" in err
@@ -63,7 +63,7 @@ def test_the_script(name, capsys):
     assert typed < untyped
     final, right = re.search(r"final loss ([\d.]+), held-out accuracy ([\d.]+)", out).groups()
     run = train(name, 2, backend="simulated", steps=2, seed=1)
-    assert (final, right) == (f"{run.losses[-1]:.6f}", f"{training.accuracy(example, run):.4f}")
+    assert (final, right) == (f"{run.losses[-1]:.6f}", f"{digits.accuracy(example, run):.4f}")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -80,10 +80,10 @@ def test_help(name, capsys, monkeypatch):
 def test_what_options_cannot_be(capsys):
     for options in (["--steps", "0"], ["--every", "-1"], ["--ranks", "two"]):
         with pytest.raises(SystemExit):
-            training.main(EXAMPLES["fsdp_tp"], "", options)
+            digits.main(EXAMPLES["fsdp_tp"], "", options)
     assert "a number of at least 1, got 0" in capsys.readouterr().err
     with pytest.raises(ValueError, match="this runs on an even number of them, not 3"):
-        training.main(EXAMPLES["fsdp_tp"], "", ["--ranks", "3"])
+        digits.main(EXAMPLES["fsdp_tp"], "", ["--ranks", "3"])
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -91,9 +91,9 @@ def test_what_options_cannot_be(capsys):
 def test_what_is_reported_is_communicated(name, jit, capsys):
     example = EXAMPLES[name]
     mesh = example.mesh(4, "simulated")
-    run = training.train(example, mesh, 2, jit=jit)
+    run = digits.train(example, mesh, 2, jit=jit)
     counted = sum(mesh.calls.values()), sum(mesh.bytes.values())
-    training.show_communication(example, mesh, run, jit)
+    digits.show_communication(example, mesh, run, jit)
     count, nbytes = re.search(r"^total +(\d+) +([\d,]+)", capsys.readouterr().out, re.M).groups()
     assert counted == (2 * int(count), 2 * int(nbytes.replace(",", "")))
 
@@ -101,11 +101,11 @@ def test_what_is_reported_is_communicated(name, jit, capsys):
 def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys):
     """What to do is said, and nothing else."""
     options = ["--ranks", "2", "--no-tape", "--checkpoint", str(tmp_path), "--steps", "1"]
-    training.main(EXAMPLES["data_parallel"], "", options)
-    training.main(EXAMPLES["data_parallel"], "", options)
+    digits.main(EXAMPLES["data_parallel"], "", options)
+    digits.main(EXAMPLES["data_parallel"], "", options)
     assert f"Going on from step 1, saved in {tmp_path}." in capsys.readouterr().out
     with pytest.raises(SystemExit) as exit:
-        training.main(EXAMPLES["data_parallel"], "", [*options, "--seed", "5"])
+        digits.main(EXAMPLES["data_parallel"], "", [*options, "--seed", "5"])
     assert exit.value.code == 1
     message = capsys.readouterr().err
     assert message.startswith(str(tmp_path)) and "seed = 0; this one has seed = 5" in message
@@ -114,11 +114,11 @@ def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys):
 @pytest.mark.parametrize("path", ["", "  "])
 def test_a_checkpoint_without_a_name(path, capsys):
     with pytest.raises(SystemExit) as exit:
-        training.main(EXAMPLES["data_parallel"], "", ["--checkpoint", path, "--steps", "1"])
+        digits.main(EXAMPLES["data_parallel"], "", ["--checkpoint", path, "--steps", "1"])
     assert exit.value.code == 1
     assert "the directory to save in is '': name one" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=r"the directory to save in is ''"):
-        training.train(EXAMPLES["data_parallel"], EXAMPLES["data_parallel"].mesh(2, "simulated"), 1, checkpoint=path)
+        digits.train(EXAMPLES["data_parallel"], EXAMPLES["data_parallel"].mesh(2, "simulated"), 1, checkpoint=path)
 
 
 # ---------------------------------------------------------------- killed and interrupted, on MPI ranks
@@ -126,16 +126,16 @@ def test_a_checkpoint_without_a_name(path, capsys):
 SUICIDE = """
 import os, signal, sys, time
 from mpi4py import MPI
-from spmd.examples import training
+from spmd.examples import digits
 from spmd.examples.fsdp_tp import EXAMPLE
-advance = training.Run.advance
+advance = digits.Run.advance
 def dying(run, *args):
     if run.step == 3 and MPI.COMM_WORLD.rank == 2:
         time.sleep(0.5)  # until the first rank has shown how far they are
         os.kill(os.getpid(), signal.SIGKILL)
     advance(run, *args)
-training.Run.advance = dying
-training.main(EXAMPLE, "", sys.argv[1:])
+digits.Run.advance = dying
+digits.main(EXAMPLE, "", sys.argv[1:])
 """
 
 
@@ -203,8 +203,8 @@ def test_programs_end_quietly_where_nobody_reads_what_they_print(arguments, opti
 def test_without_tqdm_there_is_no_progress_bar():
     code = (
         "import sys; sys.modules['tqdm'] = None\n"
-        "from spmd.examples import data_parallel, training\n"
-        "training.main(data_parallel.EXAMPLE, '', ['--steps', '2', '--no-tape'])"
+        "from spmd.examples import data_parallel, digits\n"
+        "digits.main(data_parallel.EXAMPLE, '', ['--steps', '2', '--no-tape'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

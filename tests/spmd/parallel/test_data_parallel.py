@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from spmd.examples import training
+from spmd.examples import digits
 from spmd.examples.data_parallel import EXAMPLE
 from tests.collectives.guards.test_failures import mpiexec
 
@@ -16,7 +16,7 @@ STEPS = 20
 
 def simulated(ranks, **options):
     mesh = EXAMPLE.mesh(ranks, "simulated")
-    return training.train(EXAMPLE, mesh, **{"steps": STEPS, **options})
+    return digits.train(EXAMPLE, mesh, **{"steps": STEPS, **options})
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def reference():
 
 def test_it_learns():
     run = simulated(4, steps=150)
-    assert training.accuracy(EXAMPLE, run) >= 0.95
+    assert digits.accuracy(EXAMPLE, run) >= 0.95
     assert np.mean(run.losses[-10:]) < 0.1 * run.losses[0]
 
 
@@ -64,4 +64,4 @@ def test_the_program_without_a_launcher():
 
 def test_a_batch_that_ranks_do_not_divide():
     with pytest.raises(ValueError, match=r"dimension 0, of size 240, cannot be split evenly along 'batch' \(7\)"):
-        training.main(EXAMPLE, "", ["--ranks", "7", "--no-tape"])
+        digits.main(EXAMPLE, "", ["--ranks", "7", "--no-tape"])

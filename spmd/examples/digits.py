@@ -1,4 +1,4 @@
-"""The common part of the examples: options, data, training loop, progress.
+"""Handwritten digits: what the examples that classify them share, the data, the training step and the options.
 
 Each example describes itself by an `Example`; its script calls `main` with that.
 """
@@ -115,8 +115,8 @@ def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
     training, held_out = load_digits(rng, example.layers[-1])
     params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
     # The data are in memory: a thread that reads ahead has nothing to wait for.
-    digits = batches(training, mesh, example.batch, batch=BATCH, seed=seed, prefetch=0)
-    return Run(params, example.optimizer.init(params), digits, held_out)
+    shuffled = batches(training, mesh, example.batch, batch=BATCH, seed=seed, prefetch=0)
+    return Run(params, example.optimizer.init(params), shuffled, held_out)
 
 
 def accuracy(example: Example, run: Run) -> float:
