@@ -1,0 +1,17 @@
+"""16 bits on simulated ranks."""
+
+import pytest
+
+import spmd
+from tests import precision_programs as programs
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gradients_are_added_in_the_dtype_of_the_policy(ranks):
+    programs.check_reductions(spmd.make_mesh((ranks,), ("i",), backend="simulated"))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow is expected
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_ranks_skip_a_step_together(ranks):
+    programs.check_skipped_together(spmd.make_mesh((ranks,), ("i",), backend="simulated"))
