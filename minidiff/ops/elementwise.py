@@ -338,7 +338,7 @@ hypot = elementwise(numpy.hypot, lambda out, x, y: x / divisor(out), lambda out,
 
 absolute = elementwise(numpy.absolute, lambda out, x: _direction(out, x))
 fabs = elementwise(numpy.fabs, lambda out, x: sign(x))
-copysign = elementwise(numpy.copysign, lambda out, x, y: sign(x) * copysign(1.0, y), None)
+copysign = elementwise(numpy.copysign, lambda out, x, y: sign(x) * copysign(absolute(sign(x)), y), None)
 heaviside = elementwise(numpy.heaviside, None, lambda out, x, y: equal(x, 0))
 nextafter = elementwise(numpy.nextafter, lambda out, x, y: 1.0, None)
 maximum = elementwise(numpy.maximum, lambda out, x, y: larger(x, y), lambda out, x, y: larger(y, x))

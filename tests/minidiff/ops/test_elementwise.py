@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
-from minidiff.core import NUMPY_FUNCTIONS
+from minidiff.core import NUMPY_FUNCTIONS, OPERATIONS
 from minidiff.numpy.coverage import REFUSED
 from minidiff.ops.elementwise import elementwise
 from tests.minidiff.ops.test_ops import check_rows, checks_of
@@ -361,6 +361,15 @@ def test_products_with_python_numbers_can_be_recorded(f, number):
     x = np.ones(2, np.float16)
     for g in (lambda x: f(x, number), lambda x: f(number, x)):
         np.testing.assert_array_equal(md.make_tape(g)(x)(x)[0], g(x), strict=True)
+
+
+@each("number", [3, 3.0])
+@each("ufunc", [f for f in OPERATIONS if f.nin == 2 and "ff->f" in f.types])
+def test_derivatives_beside_python_numbers_keep_the_dtype(ufunc, number):
+    x = np.array([0.3, 0.7], np.float32)
+    for f in (lambda x: ufunc(x, number), lambda x: ufunc(number, x)):
+        out, pull = md.vjp(f, x)
+        assert pull(np.ones_like(out))[0].dtype == md.jvp(f, (x,), (x,))[1].dtype == np.float32
 
 
 def test_complex_numbers_are_true_where_they_are_not_zero():
