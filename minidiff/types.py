@@ -50,6 +50,8 @@ class ShapedArray:
     ):
         self.shape = tuple(shape)
         self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
+        if self.dtype.itemsize == 2:
+            check_dtype(self.dtype)  # from now on, operations look for 16-bit floats
         self.states = AxisStates.of(variance, unreduced, reduced) if states is None else states
         self.sharding = sharding
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Primitive, Tracer, Value, WeakTracer, strong
-from minidiff.dtypes import NARROW, converted, is_differentiable, is_scalar_constant, rounded_to, widened
+from minidiff.dtypes import NARROW, check_dtype, converted, is_differentiable, is_scalar_constant, rounded_to, widened
 from minidiff.fastpath import Recording, active_key, compiled_cotangent, stretched
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
@@ -519,6 +519,8 @@ def convert(x: Value, dtype: Any) -> Value:
     if hasattr(x, "dtype") and x.dtype == dtype:
         return x
     dtype = numpy.dtype(dtype)
+    if dtype.itemsize == 2:
+        check_dtype(dtype)
     return (convert_p if is_differentiable(dtype) else truncate_p).bind(x, dtype=dtype)
 
 

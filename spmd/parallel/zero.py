@@ -1,8 +1,7 @@
 """ZeRO: data parallelism that also splits optimizer states, then gradients, then parameters.
 
-With data parallelism alone, every rank holds all parameters, gradients and optimizer states, and computes the same
-update. Here each of p ranks updates its share. The optimizer keeps K numbers for each of `params` parameters (Adam's K
-is 2: so all take 32 bytes a parameter in float64). One rank holds, in numbers:
+With data parallelism alone, every rank holds all of these, and computes the same update. Here each of p ranks updates
+its share. The optimizer keeps K numbers for each of `params` parameters (2 for Adam). One rank holds, in numbers:
 
 =====  ==========  =========  ==========
 stage  parameters  gradients  states
@@ -14,17 +13,17 @@ stage  parameters  gradients  states
 
 A step over M microbatches communicates, beside a psum of the loss, if all leaves fit into one bucket:
 
-=====  ========  ====================  =====  ==========
-stage  pass      collective            count  numbers
-=====  ========  ====================  =====  ==========
-1      backward  psum                  1      params
-1      update    all_gather_invariant  1      params/p
-2      backward  psum_scatter          1      params
-2      update    all_gather_invariant  1      params/p
-3      forward   all_gather_reduced    M      M*params/p
-3      backward  all_gather_reduced    M      M*params/p
-3      backward  psum_scatter          M      M*params
-=====  ========  ====================  =====  ==========
+=====  =========  ====================  =====  ==========
+stage  for        collective            count  numbers
+=====  =========  ====================  =====  ==========
+1      gradients  psum                  1      params
+1      update     all_gather_invariant  1      params/p
+2      gradients  psum_scatter          1      params
+2      update     all_gather_invariant  1      params/p
+3      forward    all_gather_reduced    M      M*params/p
+3      backward   all_gather_reduced    M      M*params/p
+3      gradients  psum_scatter          M      M*params
+=====  =========  ====================  =====  ==========
 
 - A leaf is split along its first dimension that p divides. Without one it stays whole, and a psum sums its gradient.
 - Gradients are counted once they are summed. Stages 1 and 2 add up those of microbatches before, unreduced and whole,
@@ -65,15 +64,14 @@ def zero(
     """Make `init(params) -> (params, state)` and `step(params, state, batch) -> (loss, params, state)`.
 
     `loss(params, batch)` is a mean over examples, of one rank's microbatch. The batch is split along the mesh's axis,
-    and parameters are at stage 3. A collective takes leaves of at most `bucket_bytes`, or one larger leaf, the last
-    first; pass the same to `jit(step, bucket_bytes=...)`, which fuses psums. Raises ValueError for a stage other than
-    1, 2 and 3, and for a batch that ranks times microbatches do not divide.
+    and parameters are at stage 3; before, `init` gathers them. A collective takes leaves of at most `bucket_bytes`, or
+    one larger leaf, the last first; pass the same to `jit(step, bucket_bytes=...)`, which fuses psums. Raises
+    ValueError for a stage other than 1, 2 and 3, and for a batch that ranks times microbatches do not divide.
 
     >>> from spmd.parallel import init_params, loss
-    >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
+    >>> mesh, batch = spmd.make_mesh((4,), ('batch',), backend='simulated'), (np.ones((16, 8)), np.zeros((16, 4)))
     >>> init, step = zero(loss, md.optim.adam(0.1), mesh, stage=2, microbatches=2)
     >>> params, state = init(init_params(np.random.default_rng(0), (8, 4)))
-    >>> batch = np.ones((16, 8)), np.zeros((16, 4))
     >>> spmd.communication(step)(params, state, batch).counts
     {'psum_scatter': 1, 'psum': 1, 'all_gather_invariant': 1}
     >>> value, params, state = step(params, state, batch)
@@ -81,8 +79,8 @@ def zero(
     (axis,) = axes_of(mesh, "zero", "batch")
     if stage not in (1, 2, 3):
         raise ValueError(f"zero: stage={stage!r}; write 1 to split states, 2 gradients too, 3 parameters too")
-    if not all(isinstance(n, int) and n > 0 for n in (microbatches, bucket_bytes)):
-        raise ValueError(f"zero: {microbatches=}, {bucket_bytes=}; write positive integers")
+    if wrong := [n for n in (microbatches, bucket_bytes) if not isinstance(n, int) or n < 1]:
+        raise ValueError(f"zero: microbatches and bucket_bytes are positive integers, got {wrong[0]!r}")
 
     def specs_of(params):
         dims = [split_dimension(np.shape(x), mesh.size) for x in md.tree.leaves(params)]
@@ -94,7 +92,7 @@ def zero(
 
     def init(params):
         shards = shards_of(params)
-        return shards if stage == 3 else params, optimizer.init(shards)
+        return shards if stage == 3 else spmd.gather(params), optimizer.init(shards)
 
     def step(params, state, batch):
         _check_batch(batch, mesh.size, microbatches)
@@ -138,9 +136,11 @@ def _accumulated(gradient: Callable, leaves: list, block: Any, microbatches: int
     zeros = [(unreduced if md.typeof(x).reduced else pbroadcast)(np.zeros(x.shape, x.dtype), axis) for x in leaves]
 
     def add(total, block):
-        return md.tree.map(np.add, total, gradient(leaves, block)), None
+        value, gradients = gradient(leaves, block)
+        return md.tree.map(np.add, total, gradients), value
 
-    return md.scan(add, (unreduced(0.0, axis), zeros), blocks)[0]
+    total, values = md.scan(add, zeros, blocks)
+    return np.sum(values), total
 
 
 def _check_batch(batch: Any, ranks: int, microbatches: int) -> None:

@@ -1,5 +1,8 @@
 """16-bit floats: operations, derivatives and compiled programs; policies and loss scaling."""
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -162,3 +165,15 @@ def test_16_bits_reach_the_accuracy_of_64_and_underflow_without_scaling():
     unscaled, many = trained(Policy("float16"), LossScale(1.0, period=10**6))
     assert scaled < 1.1 * exact and unscaled > 2 * exact
     assert none == 0 and many > 20 * max(few, 1)
+
+
+def test_programs_do_not_depend_on_what_was_traced_before():
+    """A process that has not seen bfloat16 yet, and one that has."""
+    program = (
+        "import numpy, ml_dtypes, minidiff as md\n"
+        "f = md.precision.Policy('bfloat16').apply(lambda x: md.nn.dropout(md.random.key(0), x * 1.1, 0.5))\n"
+        "first = str(md.make_tape(f)(numpy.ones(4, 'f4')))\n"
+        "md.typeof(numpy.ones(4, ml_dtypes.bfloat16))\n"
+        "assert str(md.make_tape(f)(numpy.ones(4, 'f4'))) == first and 'f32[4] = multiply' not in first, first\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -71,8 +71,8 @@ def test_buckets_are_of_one_dtype():
 
 MISFITS = {
     "stage": ({"stage": 0}, "stage=0; write 1 to split states, 2 gradients too, 3"),
-    "microbatches": ({"microbatches": 0}, "microbatches=0, bucket_bytes=9; write positive"),
-    "buckets": ({"bucket_bytes": 2.5}, "bucket_bytes=2.5; write positive"),
+    "microbatches": ({"microbatches": 0}, "bucket_bytes are positive integers, got 0"),
+    "buckets": ({"bucket_bytes": 2.5}, "bucket_bytes are positive integers, got 2.5"),
     "examples": (
         {"microbatches": 3},
         r"batch\[0\] has shape \(32, 8\); microbatches=3 on 4 ranks take a multiple of 12",
