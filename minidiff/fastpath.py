@@ -73,8 +73,6 @@ class RecordedSteps(Interpreter):
         return out
 
     def process(self, primitive, args, params):
-        if NARROW and has_narrow(args):
-            return super().process(primitive, args, params)
         recorded, other, forms = None, None, primitive.recorded
         try:
             if len(args) == 2 and self.on_arrays:
@@ -86,7 +84,9 @@ class RecordedSteps(Interpreter):
                     recorded, a, b, name, other = forms.get(0b111), x.primal, y.primal, x.tangent, y.tangent
                 elif type(y) in PLAIN:
                     recorded, a, b, name = forms.get(0b101), x.primal, y, x.tangent
-                if recorded is not None:
+                if NARROW and recorded is not None and has_narrow((a, b)):
+                    recorded = None
+                elif recorded is not None:
                     out = primitive.run(a, b, **params) if params else primitive.run(a, b)
                     if type(out) is complex:  # of a Python complex number and a real NumPy scalar
                         out = numpy.complex128(out)
@@ -96,7 +96,9 @@ class RecordedSteps(Interpreter):
                 (x,) = args
                 if type(x) is JVPTracer and x.interpreter is self:
                     recorded, a, name = forms.get(0b11), x.primal, x.tangent
-                if recorded is not None:
+                if NARROW and recorded is not None and has_narrow((a,)):
+                    recorded = None
+                elif recorded is not None:
                     out = primitive.run(a, **params) if params else primitive.run(a)
                     type_ = array_type(out.shape, out.dtype)
                     inputs = recorded.keep((type_, out, a, name))
@@ -121,7 +123,7 @@ def walk_back(equations: Sequence[Equation], cotangents: Any, transpose_equation
     for eqn in reversed(equations):
         primitive, inputs = eqn.primitive, eqn.inputs
         pulls = primitive.pulls
-        if pulls is None or (NARROW and has_narrow([*eqn.outputs, *inputs])):
+        if pulls is None or (NARROW and has_narrow([eqn.outputs[0].type])):
             transpose_equation(eqn, cotangents, consume)
             continue
         if consume:

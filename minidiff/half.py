@@ -30,22 +30,24 @@ from minidiff.types import ShapedArray
 
 
 def dtypes_of(values: Sequence[Any]) -> list[numpy.dtype]:
-    """The dtypes of values, types or variables; Python numbers have none."""
-    types = [getattr(x, "type", x) for x in values]
-    return [t.dtype for t in types if hasattr(t, "dtype")]
+    """The dtypes of values or types; Python numbers have none."""
+    return [x.dtype for x in values if hasattr(x, "dtype")]
 
 
 def has_narrow(values: Sequence[Any]) -> bool:
-    """Whether one of these values, types or variables is a 16-bit float."""
-    return not NARROW.isdisjoint(dtypes_of(values))
+    """Whether one of these values or types is a 16-bit float."""
+    for x in values:
+        dtype = getattr(x, "dtype", None)
+        if dtype is not None and dtype.itemsize == 2 and dtype in NARROW:
+            return True
+    return False
 
 
 def runs_wide(primitive: Any, values: Sequence[Any]) -> bool:
-    """Whether an operation on these values, types or variables computes in float32."""
-    found = NARROW.intersection(dtypes_of(values))
-    if not found or primitive.is_view or primitive.shape_rule is None:  # without a rule, it only moves numbers
-        return False
-    return primitive.accumulates or any(map(is_bfloat16, found))
+    """Whether an operation on these values or types computes in float32."""
+    if primitive.is_view or primitive.shape_rule is None or not has_narrow(values):
+        return False  # without a rule, it only moves numbers
+    return primitive.accumulates or any(map(is_bfloat16, dtypes_of(values)))
 
 
 def infer(primitive: Any, types: Sequence[Any], params: dict) -> Any:

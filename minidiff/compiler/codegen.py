@@ -163,7 +163,7 @@ class Source:
         if foreign or primitive.binds_axes:  # a shard_map's results may be sharded
             self.foreign.update(eqn.outputs)
             return self._call(eqn, operands)
-        if runs_wide(primitive, eqn.inputs):
+        if _runs_wide(eqn):
             return self._call(eqn, operands)
         if primitive is copy_p:
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
@@ -183,7 +183,7 @@ class Source:
             params = {k: self._compiled(primitive, k, v) for k, v in params.items()}
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
-            function = functools.partial(evaluate, primitive) if runs_wide(primitive, eqn.inputs) else primitive.impl
+            function = functools.partial(evaluate, primitive) if _runs_wide(eqn) else primitive.impl
         shown = {k: v.name if isinstance(v, CompiledTape) else repr(v) for k, v in params.items() if _is_shown(v)}
         bound = {k: v for k, v in params.items() if not _is_shown(v)}
         self.namespace.update((v.name, v) for v in params.values() if isinstance(v, CompiledTape))
@@ -251,6 +251,10 @@ class Source:
         if isinstance(a, Var):
             return self.names[a]
         return self._bind("result", numpy.asarray(a)[()]) if is_scalar_constant(a) else self.names[id(a)]
+
+
+def _runs_wide(eqn: Equation) -> bool:
+    return runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
 
 
 def _reserved(tape: Tape) -> frozenset[str]:
