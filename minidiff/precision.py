@@ -52,8 +52,9 @@ __all__ = ["LossScale", "Policy", "all_finite", "select", "widen"]
 class Policy:
     """Which dtypes a function computes in, and keeps parameters, sums over ranks and results in.
 
-    Dtypes are given as NumPy takes them, or by name: `'bfloat16'` needs the package ml_dtypes. Complex numbers and
-    integers are left as they are. Raises TypeError for a dtype that is not one of real floating-point numbers.
+    Dtypes are given as NumPy takes them, or by name: `'bfloat16'` needs the package ml_dtypes. By default all but
+    `compute` are like it, and float32 if that has 16 bits. Complex numbers and integers are left as they are. Raises
+    TypeError for a dtype that is not one of real floating-point numbers.
 
     >>> policy = Policy('float16')
     >>> policy
@@ -62,11 +63,12 @@ class Policy:
     {'n': 3, 'w': array([1., 1.], dtype=float16)}
     """
 
-    def __init__(
-        self, compute: Any, params: Any = numpy.float32, reductions: Any = numpy.float32, output: Any = numpy.float32
-    ):
-        self.compute, self.params = _dtype("compute", compute), _dtype("params", params)
-        self.reductions, self.output = _dtype("reductions", reductions), _dtype("output", output)
+    def __init__(self, compute: Any, params: Any = None, reductions: Any = None, output: Any = None):
+        self.compute = _dtype("compute", compute)
+        wide = accumulator(self.compute)
+        self.params = _dtype("params", wide if params is None else params)
+        self.reductions = _dtype("reductions", wide if reductions is None else reductions)
+        self.output = _dtype("output", wide if output is None else output)
 
     def cast_to_compute(self, values: Any) -> Any:
         """Convert the floating-point leaves of a tree to the dtype to compute in."""

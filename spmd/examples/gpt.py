@@ -70,12 +70,6 @@ def config_of(options: argparse.Namespace) -> DecoderConfig:
     return DecoderConfig(VOCABULARY, **{name: getattr(options, name) for name in names})
 
 
-def policy_of(options: argparse.Namespace) -> Policy:
-    """What to compute in, and to keep parameters in: float32 at least."""
-    keep = options.precision if options.precision == "float64" else "float32"
-    return Policy(options.precision, params=keep, reductions=keep, output=keep)
-
-
 def optimizer(options: argparse.Namespace) -> optim.GradientTransformation:
     """AdamW, with a warm-up and a cosine decay of the learning rate; the norm of gradients is at most 1."""
     peak, warmup = options.learning_rate, max(1, options.steps // 20)
@@ -86,10 +80,10 @@ def optimizer(options: argparse.Namespace) -> optim.GradientTransformation:
 def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.Namespace, progress: bool) -> Run:
     """Train for `options.steps` steps in all."""
     initial = spmd.initialize(lambda key: init_decoder(key, config), mesh, decoder_specs(config))
-    params = policy_of(options).cast_to_params(initial(md.random.key(options.seed)))
+    params = Policy(options.precision).cast_to_params(initial(md.random.key(options.seed)))
     optimize, scaled = optimizer(options), options.precision == "float16"
     run = Run(params, optimize.init(params), LossScale() if scaled else LossScale(1.0))
-    loss = decoder_loss(mesh, config, options.microbatches, policy_of(options))
+    loss = decoder_loss(mesh, config, options.microbatches, Policy(options.precision))
 
     def step(params, state, scale, batch):
         loss_now, gradients = scale.value_and_grad(loss)(params, batch)
@@ -123,7 +117,7 @@ def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.
 
 def held_out_loss(mesh: spmd.Mesh, config: DecoderConfig, text: Text, run: Run, options: argparse.Namespace) -> float:
     """The mean cross entropy of the held-out text, in nats a character. Under MPI this is a collective."""
-    loss = md.jit(decoder_loss(mesh, config, options.microbatches, policy_of(options)))
+    loss = md.jit(decoder_loss(mesh, config, options.microbatches, Policy(options.precision)))
     return float(np.mean([loss(run.params, batch) for batch in text.held_out_batches(options.batch, options.context)]))
 
 

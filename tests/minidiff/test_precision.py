@@ -107,6 +107,7 @@ def test_policies_name_what_they_do_not_take():
     with pytest.raises(TypeError, match="compute is a dtype of real floating-point numbers, got i64"):
         Policy(int)
     assert repr(Policy("bfloat16", params=np.float64)) == "Policy(compute=bf16, params=f64, reductions=f32, output=f32)"
+    assert repr(Policy(float)) == "Policy(compute=f64, params=f64, reductions=f64, output=f64)"
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow is expected
@@ -158,7 +159,7 @@ def test_16_bits_reach_the_accuracy_of_64_and_underflow_without_scaling():
         return float(loss([v.astype(float) for v in w], x, y)), lost
 
     rng = np.random.default_rng(1)
-    exact, none = trained(Policy(np.float64, params=np.float64, reductions=np.float64, output=np.float64), LossScale())
+    exact, none = trained(Policy(np.float64), LossScale())
     rng = np.random.default_rng(1)
     scaled, few = trained(Policy("float16"), LossScale(2.0**15, period=50))
     rng = np.random.default_rng(1)
