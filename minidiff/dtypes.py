@@ -124,6 +124,14 @@ def dtype_of(name: Any) -> numpy.dtype:
     return numpy.dtype(name)
 
 
+def real_float(what: str, given: Any) -> numpy.dtype:
+    """The dtype that is given, or TypeError if it is not of real floating-point numbers; `what` begins its sentence."""
+    dtype = dtype_of(given)
+    if not is_real_float(dtype):
+        raise TypeError(f"{what} of real floating-point numbers, got {dtype_name(dtype)}")
+    return dtype
+
+
 def is_bfloat16(dtype: numpy.dtype) -> bool:
     """Whether this is the dtype `ml_dtypes.bfloat16`."""
     return dtype.kind == "V" and dtype.name == "bfloat16"

@@ -38,10 +38,10 @@ import numpy
 from minidiff import core, tree
 from minidiff.compiler.jit import jit
 from minidiff.core import Value
-from minidiff.dtypes import accumulator, dtype_name, dtype_of, is_real_float
+from minidiff.dtypes import accumulator, dtype_name, is_real_float, real_float
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, where
-from minidiff.reverse import value_and_grad
+from minidiff.reverse import value_and_grad, vjp
 from minidiff.types import typeof
 
 __all__ = ["LossScale", "Policy", "all_finite", "select", "widen"]
@@ -64,11 +64,11 @@ class Policy:
     """
 
     def __init__(self, compute: Any, params: Any = None, reductions: Any = None, output: Any = None):
-        self.compute = _dtype("compute", compute)
+        self.compute = real_float("Policy: compute is a dtype", compute)
         wide = accumulator(self.compute)
-        self.params = _dtype("params", wide if params is None else params)
-        self.reductions = _dtype("reductions", wide if reductions is None else reductions)
-        self.output = _dtype("output", wide if output is None else output)
+        self.params = real_float("Policy: params is a dtype", wide if params is None else params)
+        self.reductions = real_float("Policy: reductions is a dtype", wide if reductions is None else reductions)
+        self.output = real_float("Policy: output is a dtype", wide if output is None else output)
 
     def cast_to_compute(self, values: Any) -> Any:
         """Convert the floating-point leaves of a tree to the dtype to compute in."""
@@ -85,6 +85,9 @@ class Policy:
     def apply(self, f: Callable) -> Callable:
         """Make `f` compute under the policy: its arguments are converted, and its results.
 
+        In 16 bits it is always traced, also if it is called on plain arrays: NumPy's own sums of bfloat16 would round
+        at each step.
+
         >>> import minidiff as md
         >>> md.make_tape(Policy('float16').apply(lambda x: x.sum()))(numpy.ones(3, numpy.float32))
         lambda a:f32[3]:
@@ -96,8 +99,12 @@ class Policy:
 
         @functools.wraps(f)
         def run(*args: Any, **kwargs: Any) -> Any:
+            def compute(args: Any, kwargs: Any) -> Any:
+                return self.cast_to_output(f(*self.cast_to_compute(args), **self.cast_to_compute(kwargs)))
+
             args, kwargs = _varying_alike(_cast((args, kwargs), self.reductions))
-            return self.cast_to_output(f(*self.cast_to_compute(args), **self.cast_to_compute(kwargs)))
+            plain = not all(isinstance(x, core.Tracer) for x in tree.leaves((args, kwargs)))
+            return vjp(compute, args, kwargs)[0] if plain and self.compute.itemsize == 2 else compute(args, kwargs)
 
         return run
 
@@ -112,13 +119,6 @@ def widen(values: Any) -> Any:
     (dtype('float32'), dtype('float64'))
     """
     return tree.map(lambda x: convert(x, accumulator(typeof(x).dtype)), values)
-
-
-def _dtype(name: str, given: Any) -> numpy.dtype:
-    dtype = dtype_of(given)
-    if not is_real_float(dtype):
-        raise TypeError(f"Policy: {name} is a dtype of real floating-point numbers, got {dtype_name(dtype)}")
-    return dtype
 
 
 def _cast(values: Any, dtype: numpy.dtype) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Tracer, Value
-from minidiff.dtypes import dtype_name, finfo, is_real_float
+from minidiff.dtypes import dtype_name, finfo, real_float
 from minidiff.ops.base import bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
 from minidiff.ops.discrete import Discrete
@@ -263,13 +263,6 @@ def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
     return convert(numpy.bitwise_xor(drawn, numpy.right_shift(drawn, numpy.uint64(32))), dtype)
 
 
-def _floating(name: str, dtype: Any) -> numpy.dtype:
-    dtype = numpy.dtype(dtype)
-    if not is_real_float(dtype):
-        raise TypeError(f"{name}: the dtype is one of real floating-point numbers, got {dtype_name(dtype)}")
-    return dtype
-
-
 def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0.0, maxval: Value = 1.0) -> Value:
     """Draw numbers in [minval, maxval), from evenly spaced ones in [0, 1) with as many digits as the dtype has.
 
@@ -279,7 +272,7 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
     >>> uniform(md.random.key(0), 3).round(3)
     array([0.418, 0.216, 0.965])
     """
-    dtype = _floating("uniform", dtype)
+    dtype = real_float("uniform: the dtype is one", dtype)
     digits = min(finfo(dtype).nmant + 1, 64)
     drawn = numpy.right_shift(_random_bits("uniform", key, shape), numpy.uint64(64 - digits))
     unit = convert(drawn, dtype) * dtype.type(2.0**-digits)
@@ -303,7 +296,7 @@ def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
     >>> normal(md.random.key(0), 3).round(3)
     array([-0.206, -0.785,  1.816])
     """
-    dtype = _floating("normal", dtype)
+    dtype = real_float("normal: the dtype is one", dtype)
     return convert(ndtri_p.bind(_inside_unit("normal", key, shape)), dtype)
 
 
@@ -317,7 +310,7 @@ def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None
     >>> truncated_normal(md.random.key(0), 2.0, numpy.inf, 3).round(3)
     array([2.345, 2.581, 2.015])
     """
-    dtype = _floating("truncated_normal", dtype)
+    dtype = real_float("truncated_normal: the dtype is one", dtype)
     shape = numpy.broadcast_shapes(typeof(lower).shape, typeof(upper).shape) if shape is None else shape
     _check_broadcasts("truncated_normal", shape, lower=lower, upper=upper)
     lower, upper = convert(lower, float), convert(upper, float)

@@ -178,3 +178,11 @@ def test_programs_do_not_depend_on_what_was_traced_before():
         "assert str(md.make_tape(f)(numpy.ones(4, 'f4'))) == first and 'f32[4] = multiply' not in first, first\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_policies_compute_the_same_on_plain_arrays_as_traced(dtype):
+    w, x = np.ones(4, np.float32), np.ones(1000, np.float32)
+    f = Policy(dtype).apply(lambda w, x: (w * x.mean()).sum() + x.sum())
+    assert f(w, x) == md.value_and_grad(f)(w, x)[0] == md.jit(f)(w, x) == 1004
+    assert md.grad(f)(w, x).tolist() == [1, 1, 1, 1]
