@@ -26,7 +26,7 @@ def test_experts_are_those_computed_token_by_token():
 @pytest.mark.parallel(2)
 def test_all_meshes_have_the_same_losses():
     for experts, (sizes, microbatches) in ((0, ({"stages": 2}, 2)), (4, ({"experts": 2}, 1))):
-        arguments = "--steps", 8, "--experts", experts
+        arguments = "--steps", 20, "--experts", experts
         expected = programs.train({}, 1, "simulated", arguments).losses
         found = programs.train(sizes, microbatches, None, arguments).losses
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
