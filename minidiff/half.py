@@ -20,7 +20,7 @@ array([2, 2, 2], dtype=bfloat16)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -56,10 +56,7 @@ def infer(primitive: Any, types: Sequence[Any], params: dict) -> Any:
     results, given = primitive.shape_rule(*wide, **params), dtypes_of(types)
     if "dtype" in params:  # of a conversion
         return results
-    if primitive.multiple_results:
-        return [(shape, rounded_to(dtype, given)) for shape, dtype in results]
-    shape, dtype = results
-    return shape, rounded_to(dtype, given)
+    return _for_each(primitive, lambda result: (result[0], rounded_to(result[1], given)), results)
 
 
 def evaluate(primitive: Any, /, *args: Any, **params: Any) -> Any:
@@ -69,9 +66,11 @@ def evaluate(primitive: Any, /, *args: Any, **params: Any) -> Any:
     results = primitive.impl(*wide, **params)
     if "dtype" in params:
         return results
-    if primitive.multiple_results:
-        return [_rounded(x, given) for x in results]
-    return _rounded(results, given)
+    return _for_each(primitive, lambda x: _rounded(x, given), results)
+
+
+def _for_each(primitive: Any, f: Callable, results: Any) -> Any:
+    return list(map(f, results)) if primitive.multiple_results else f(results)
 
 
 def _rounded(x: Any, given: Sequence[numpy.dtype]) -> Any:

@@ -520,7 +520,7 @@ def convert(x: Value, dtype: Any) -> Value:
         return x
     dtype = numpy.dtype(dtype)
     if dtype.itemsize == 2:
-        check_dtype(dtype)
+        check_dtype(dtype)  # plain arrays have no type, which would look for 16-bit floats
     return (convert_p if is_differentiable(dtype) else truncate_p).bind(x, dtype=dtype)
 
 

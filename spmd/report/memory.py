@@ -30,7 +30,7 @@ from minidiff.tape import Equation, Tape
 from minidiff.types import ShapedArray, Var, typeof
 from spmd.interpreter import SPMD
 from spmd.mesh import Mesh
-from spmd.partition import part_count
+from spmd.partition import block_type
 from spmd.primitive import shard_map_p
 from spmd.report.communication import _direction, _shown, meshes_of
 from spmd.report.forecast import axes_or_new
@@ -395,9 +395,7 @@ def _returned(tape: Tape, kinds: Sequence[str]) -> dict[Var, str]:
 
 def _nbytes(t: ShapedArray) -> int:
     """The bytes of a value on one rank: those of its block, if it is sharded."""
-    if t.sharding is None:
-        return t.nbytes
-    return t.nbytes // math.prod(part_count(axes, t.sharding.mesh.shape) for axes in t.sharding.spec.dims(t.ndim))
+    return t.nbytes if t.sharding is None else block_type(t, t.sharding.spec, t.sharding.mesh.shape).nbytes
 
 
 def _constants(tape: Tape) -> list[Any]:
