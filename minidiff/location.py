@@ -118,27 +118,29 @@ def here() -> Location | None:
 
 def location_of(frame: FrameType | None) -> Location | None:
     """As `here`, for the code that runs in this frame."""
+    mark_of, is_known_library = _marked.get, _is_library.get  # this walks the whole stack, for each equation
     found: Location | None = None
     while found is None and frame is not None:
         code = frame.f_code
-        mark = _marked.get(id(code))
-        if mark in ("replays", "transposes"):
+        mark = mark_of(id(code))
+        if mark == "replays" or mark == "transposes":
             eqn = frame.f_locals.get("eqn")
             found = None if eqn is None else eqn.source
             if found is not None and mark == "transposes":
                 return found.on_the_way_back()
-        elif not _belongs_to_library(code.co_filename):
+        elif not is_known_library(code.co_filename) and not _belongs_to_library(code.co_filename):
             compiled = frame.f_globals.get(ASKED_FOR)
             found = Location(code.co_filename, frame.f_lineno) if compiled is None else compiled.get(frame.f_lineno)
         frame = frame.f_back
     if found is None or found.backward:
         return found
     while frame is not None:  # is this the backward pass?
-        mark = _marked.get(id(frame.f_code))
-        if mark == "transposes":
-            return found.on_the_way_back()
-        if mark == "begins":
-            break
+        mark = mark_of(id(frame.f_code))
+        if mark is not None:
+            if mark == "transposes":
+                return found.on_the_way_back()
+            if mark == "begins":
+                break
         frame = frame.f_back
     return found
 

@@ -82,7 +82,7 @@ def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.
     initial = spmd.initialize(lambda key: init_decoder(key, config), mesh, decoder_specs(config))
     params = Policy(options.precision).cast_to_params(initial(md.random.key(options.seed)))
     optimize, scaled = optimizer(options), options.precision == "float16"
-    run = Run(params, optimize.init(params), LossScale() if scaled else LossScale(1.0))
+    run = Run(params, optimize.init(params), LossScale() if scaled else LossScale(np.float32(1.0)))
     loss = decoder_loss(mesh, config, options.microbatches, Policy(options.precision))
 
     def step(params, state, scale, batch):
