@@ -17,7 +17,7 @@ from spmd.parallel.transformer import causal_attention, normalized
 from spmd.parallel.vocabulary import label_cross_entropy
 from tests.collective_checks import whole
 from tests.networks import communicated
-from tests.programs import assert_trees_close
+from tests.programs import assert_trees_close, by_rank_0
 
 CONFIG = DecoderConfig(vocabulary=8, features=8, heads=4, layers=2, hidden=8)
 EXAMPLES, TOKENS = 8, 8
@@ -51,7 +51,7 @@ def of_one_device(config):
         layers = [md.tree.map(lambda leaf, i=i: leaf[i], params["layers"]) for i in range(config.layers)]
         return next_token_loss(config, {**params, "layers": layers}, *batch)
 
-    return md.value_and_grad(loss)(params)
+    return by_rank_0(lambda: md.value_and_grad(loss)(params))
 
 
 def check_numbers(sizes, microbatches, backend=None, config=CONFIG, expected=None):
@@ -143,7 +143,7 @@ def mixture_of_one_device():
             total = total + label_cross_entropy(logits, labels).mean()
         return total / EXAMPLES
 
-    return md.value_and_grad(loss)(params)
+    return by_rank_0(lambda: md.value_and_grad(loss)(params))
 
 
 # ---------------------------------------------------------------- the example

@@ -26,7 +26,7 @@ from spmd.parallel import (
     unstacked_layers,
 )
 from tests.collective_checks import whole
-from tests.programs import assert_trees_close
+from tests.programs import assert_trees_close, by_rank_0
 
 MICROBATCH = 2
 
@@ -91,13 +91,16 @@ def example(error=squared_error, sizes=SIZES, examples=EXAMPLES):
 @functools.cache
 def of_whole_network(error, sizes=SIZES):
     params, batch = example(error, sizes)
-    return md.value_and_grad(partial(loss, error=error))(params, batch)
+    return by_rank_0(lambda: md.value_and_grad(partial(loss, error=error))(params, batch))
 
 
-def check_numbers(name, shape, backend=None):
-    """Loss and gradients are those of the network that is not distributed: of two errors; without types too."""
+WAYS = (squared_error, True), (cross_entropy, True), (squared_error, False)  # of two errors; without types too
+
+
+def check_numbers(name, shape, backend=None, ways=WAYS):
+    """Loss and gradients are those of the network that is not distributed."""
     parallelism = PARALLELISMS[name]
-    for error, typed in ((squared_error, True), (cross_entropy, True), (squared_error, False)):
+    for error, typed in ways:
         params, batch = example(error)
         expected = of_whole_network(error)
         distributed = parallelism(shape, backend, error=error, check_rep=typed)

@@ -7,9 +7,12 @@ readings of a program, their derivatives too, on simulated ranks and on real one
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from mpi4py.MPI import COMM_WORLD as WORLD
 
 import minidiff as md
 import minidiff.numpy as np
@@ -195,6 +198,15 @@ def assert_trees_close(actual: Any, expected: Any, **tolerances: float) -> None:
     for (path, a), e in zip(md.tree.flatten_with_paths(actual)[0], md.tree.leaves(expected), strict=True):
         a = a.gather() if isinstance(a, spmd.ShardedArray) else a
         np.testing.assert_allclose(a, e, err_msg=f"at {path}", **{"rtol": 1e-9, "atol": 1e-12, **tolerances})
+
+
+def by_rank_0(make: Callable[[], Any]) -> Any:
+    """What `make` returns on rank 0, on all ranks of MPI, which share processors: the others sleep meanwhile."""
+    made = make() if WORLD.rank == 0 else None
+    is_made = WORLD.Ibarrier()
+    while not is_made.Test():
+        time.sleep(1e-3)
+    return WORLD.bcast(made)
 
 
 def run_and_count(f: Callable, mesh: spmd.Mesh, *args: Any) -> Any:

@@ -26,7 +26,7 @@ from spmd.parallel import megatron as documented
 from spmd.parallel.transformer import causal_attention, mlp
 from tests.collective_checks import whole
 from tests.networks import communicated
-from tests.programs import assert_trees_close
+from tests.programs import assert_trees_close, by_rank_0
 
 WIDE = Config(vocabulary=8, features=16, heads=8, layers=2, hidden=16)  # which 2, 4 and 8 ranks divide
 CONFIGS = {
@@ -45,7 +45,7 @@ def example(config, examples=4, tokens=5):
 
 def of_one_device(config):
     params, batch = example(config)
-    return md.value_and_grad(lambda params: next_token_loss(config, params, *batch))(params)
+    return by_rank_0(lambda: md.value_and_grad(lambda params: next_token_loss(config, params, *batch))(params))
 
 
 def tables():

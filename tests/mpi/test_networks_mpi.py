@@ -13,7 +13,7 @@ everywhere = pytest.mark.parallel([2, 4, 8])
 @everywhere
 def test_losses_and_gradients_are_those_of_the_whole_network():
     for name, shape in networks.cases(MPI.COMM_WORLD.size):
-        networks.check_numbers(name, shape)
+        networks.check_numbers(name, shape, ways=networks.WAYS if MPI.COMM_WORLD.size == 2 else networks.WAYS[:1])
 
 
 @everywhere

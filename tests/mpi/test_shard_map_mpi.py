@@ -37,7 +37,7 @@ def test_programs_equal_the_unsharded_function():
         expected, expected_tangents = md.value_and_grad(whole, (0, 1))(*args), md.jvp(whole, args, args)
         for mesh in meshes():
             axes = tuple(reversed(mesh.axis_names))
-            for options in ({}, {"check_rep": False}):
+            for options in ({}, {"check_rep": False}) if RANKS < 8 else ({},):
                 loss = program.sharded(mesh, axes, closed_over=k % 2 == 0, **options)
                 assert_trees_close(run_and_count(md.value_and_grad(loss, (0, 1)), mesh, *args), expected)
             tangents = run_and_count(lambda *xs, loss=loss: md.jvp(loss, xs, xs), mesh, *args)
