@@ -183,6 +183,13 @@ def test_killed_at_any_moment():
     assert at_operations + at_times == int(kills) and min(at_operations, at_times, steps) > int(kills) // 5
 
 
+def test_one_rank_killed():
+    command = [sys.executable, "-m", "tests.checkpoint_kills", "6", "--ranks", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("killed at operations: 6, ")
+
+
 # ---------------------------------------------------------------- damaged
 
 
