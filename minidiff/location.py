@@ -83,7 +83,6 @@ _PROGRAMS = (f"examples{os.sep}", f"parallel{os.sep}")
 
 ASKED_FOR = "__asked_for__"  # in a compiled program's globals: its line number -> the user's location
 
-_is_library: dict[str, bool] = {}
 _marked: dict[int, str] = {}  # id of a function's code -> its mark
 
 
@@ -118,17 +117,17 @@ def here() -> Location | None:
 
 def location_of(frame: FrameType | None) -> Location | None:
     """As `here`, for the code that runs in this frame."""
-    mark_of, is_known_library = _marked.get, _is_library.get  # this walks the whole stack, for each equation
+    mark_of = _marked.get  # this walks the whole stack, for each equation
     found: Location | None = None
     while found is None and frame is not None:
         code = frame.f_code
         mark = mark_of(id(code))
-        if mark == "replays" or mark == "transposes":
+        if mark in ("replays", "transposes"):
             eqn = frame.f_locals.get("eqn")
             found = None if eqn is None else eqn.source
             if found is not None and mark == "transposes":
                 return found.on_the_way_back()
-        elif not is_known_library(code.co_filename) and not _belongs_to_library(code.co_filename):
+        elif not _belongs_to_library(code.co_filename):
             compiled = frame.f_globals.get(ASKED_FOR)
             found = Location(code.co_filename, frame.f_lineno) if compiled is None else compiled.get(frame.f_lineno)
         frame = frame.f_back
@@ -145,14 +144,19 @@ def location_of(frame: FrameType | None) -> Location | None:
     return found
 
 
-def _belongs_to_library(filename: str) -> bool:
-    known = _is_library.get(filename)
-    if known is None:
-        known = _is_library[filename] = filename.startswith("<frozen ") or any(
+class _IsLibrary(dict[str, bool]):
+    """By the names of files: whether they are library code."""
+
+    def __missing__(self, filename: str) -> bool:
+        self[filename] = filename.startswith("<frozen ") or any(
             filename.startswith(folder) and not filename.startswith(tuple(folder + p for p in _PROGRAMS))
             for folder in LIBRARY
         )
-    return known
+        return self[filename]
+
+
+_is_library = _IsLibrary()
+_belongs_to_library = _is_library.__getitem__
 
 
 def is_library(frame: FrameType) -> bool:

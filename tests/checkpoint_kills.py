@@ -70,12 +70,13 @@ def kill_process(mesh, path, report, draw):
 
 
 def kill_rank(ranks, path, report, draw):
-    """Start an MPI job, one rank of which kills itself at an operation."""
+    """Start an MPI job, one rank of which kills itself at an operation, never at a time."""
     life = f"life(*{(path, report, draw.randrange(1, 90), draw.randrange(ranks))!r})"
     command = ["mpiexec", "-n", str(ranks), sys.executable, "-c", f"from tests.checkpoint_kills import life; {life}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode, "no rank was killed"
     assert "Traceback" not in done.stderr, done.stderr
+    return False
 
 
 def life(*arguments):
@@ -88,12 +89,12 @@ def run(kills, seed=0, ranks=1):
     draw, counts, before = random.Random(seed), [0, 0], 0
     gc.freeze()  # what is here already: then processes need not copy it
     with tempfile.TemporaryDirectory() as folder:
-        path, report = os.path.join(folder, "saved"), Path(folder, "report")
-        report.write_bytes(bytes(8))
+        path, report = os.path.join(folder, "saved"), os.path.join(folder, "report")
+        Path(report).write_bytes(bytes(8))
         for _ in range(kills):
-            kill = kill_process(mesh, path, report, draw) if ranks == 1 else kill_rank(ranks, path, str(report), draw)
-            counts[bool(kill)] += 1
-            reported = max(before, int.from_bytes(report.read_bytes(), "little"))
+            timed = kill_process(mesh, path, report, draw) if ranks == 1 else kill_rank(ranks, path, report, draw)
+            counts[timed] += 1
+            reported = max(before, int.from_bytes(Path(report).read_bytes(), "little"))
             found = latest(path) or 0
             assert found in (reported, reported + 1), (found, reported)
             for step in files.steps(Path(path)):

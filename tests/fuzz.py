@@ -477,7 +477,8 @@ def drawn(seed: str) -> Program:
 def _tried(line: str, values: dict[str, Any]) -> Any:
     """The value of a line; None where NumPy raises or the library refuses it, or where it depends on the machine."""
     used = {name: v for name, v in values.items() if re.search(rf"\b{name}\b", line)}
-    if "wrap" in line and any(numpy.size(v) == 0 or numpy.max(numpy.abs(v)) > 1000 for v in used.values()):
+    sizes = [numpy.abs(numpy.asarray(v, complex)).max() if numpy.size(v) else numpy.inf for v in used.values()]
+    if "wrap" in line and max(sizes, default=0) > 1000:
         return None  # NumPy's take adds or subtracts the size until an index fits: without an end where that is 0
     try:
         f = _executed(f"def f({', '.join(used)}):\n    return {line}\n", md.numpy)

@@ -201,12 +201,20 @@ def assert_trees_close(actual: Any, expected: Any, **tolerances: float) -> None:
 
 
 def by_rank_0(make: Callable[[], Any]) -> Any:
-    """What `make` returns on rank 0, on all ranks of MPI, which share processors: the others sleep meanwhile."""
-    made = make() if WORLD.rank == 0 else None
+    """What `make` returns or raises on rank 0, on all ranks of MPI: they share processors, so the others sleep."""
+    made = error = None
+    if WORLD.rank == 0:
+        try:
+            made = make()
+        except Exception as raised:
+            error = raised
     is_made = WORLD.Ibarrier()
     while not is_made.Test():
         time.sleep(1e-3)
-    return WORLD.bcast(made)
+    made, error = WORLD.bcast((made, error))
+    if error is not None:
+        raise error
+    return made
 
 
 def run_and_count(f: Callable, mesh: spmd.Mesh, *args: Any) -> Any:

@@ -82,7 +82,8 @@ def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.
     initial = spmd.initialize(lambda key: init_decoder(key, config), mesh, decoder_specs(config))
     params = Policy(options.precision).cast_to_params(initial(md.random.key(options.seed)))
     optimize, scaled = optimizer(options), options.precision == "float16"
-    run = Run(params, optimize.init(params), LossScale() if scaled else LossScale(np.float32(1.0)))
+    scale = LossScale() if scaled else LossScale(np.float32(1.0))  # a step would make NumPy's number of a Python one
+    run = Run(params, optimize.init(params), scale)
     loss = decoder_loss(mesh, config, options.microbatches, Policy(options.precision))
 
     def step(params, state, scale, batch):

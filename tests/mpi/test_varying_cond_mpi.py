@@ -45,6 +45,8 @@ def test_each_rank_takes_its_branch(name):
     f, expected = on_ranks(PROGRAMS[name], line()), whole(PROGRAMS[name])
     check(f, expected, W, X)
     check(md.grad(loss(f), (0, 1)), md.grad(loss(expected), (0, 1)), W, X)
+    second = lambda f: md.grad(lambda w, x: sum((g**2).sum() for g in md.grad(loss(f), (0, 1))(w, x)))  # noqa: E731
+    check(second(f), second(expected), W, X)
 
 
 @pytest.mark.parallel(4)
