@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 
+import numpy
 import pytest
 from mpi4py import MPI
 
@@ -67,6 +68,15 @@ for _module, _name, _tape_of in WATCHED:
     for _other in [m for name, m in sys.modules.items() if name.split(".")[0] in ("minidiff", "spmd", "collectives")]:
         if vars(_other).get(_name) is _make:
             setattr(_other, _name, _watched(_make, _tape_of))
+
+
+# ---------------------------------------------------------------- NumPy's warnings
+
+
+@pytest.fixture(autouse=True)
+def _numbers_warn():
+    """NumPy warns as by default, also after a test that interrupted a `numpy.errstate` on its way out."""
+    numpy.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
 
 
 # ---------------------------------------------------------------- garbage collection
