@@ -640,14 +640,18 @@ class Tracer(Typed):
     def __bool__(self) -> bool:
         return bool(self.concrete("a Python condition"))
 
+    def number(self, use: str) -> Any:
+        """The concrete value for `use` as a number that carries derivatives: `float()`, `complex()`."""
+        return self.concrete(use)
+
     def __float__(self) -> float:
-        return float(self.concrete("float()"))
+        return float(self.number("float()"))
 
     def __int__(self) -> int:
         return int(self.concrete("int()"))
 
     def __complex__(self) -> complex:
-        return complex(self.concrete("complex()"))
+        return complex(self.number("complex()"))
 
     def __index__(self) -> int:
         return operator.index(self.concrete(SIZE))
@@ -691,11 +695,8 @@ class WeakTracer(Tracer):
     def concrete(self, use: str) -> Any:
         return self.value.concrete(use)
 
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __complex__(self) -> complex:
-        return complex(self.value)
+    def number(self, use: str) -> Any:
+        return self.value.number(use)
 
     def __repr__(self) -> str:
         return repr(self.value)

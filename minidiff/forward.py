@@ -54,13 +54,7 @@ class JVPTracer(Tracer):
         self.check_alive()
         return self.primal.concrete(use) if isinstance(self.primal, Tracer) else self.primal
 
-    def __float__(self) -> float:
-        return self._lose_derivative("float()")
-
-    def __complex__(self) -> complex:
-        return self._lose_derivative("complex()")
-
-    def _lose_derivative(self, use: str) -> NoReturn:
+    def number(self, use: str) -> NoReturn:
         """Raise TracerError: NumPy assignment and `math` would lose the derivative."""
         self.concrete(use)  # raises its own error if there is no value
         number = "x.item()" if self.size == 1 else "x[i].item(), for a list of them x.tolist()"

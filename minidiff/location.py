@@ -169,6 +169,16 @@ def is_own(frame: FrameType) -> bool:
     return is_library(frame) and not frame.f_code.co_filename.startswith((_NUMPY, "<frozen "))
 
 
+def assigns_an_item() -> bool:
+    """Whether the program is running an assignment such as `y[i] = x`."""
+    import opcode  # only errors ask
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_library(frame):
+        frame = frame.f_back
+    return frame is not None and opcode.opname[frame.f_code.co_code[frame.f_lasti]] in ("STORE_SUBSCR", "STORE_SLICE")
+
+
 _warned: dict[str, dict] = defaultdict(dict)  # file -> the registry with which `warnings` warns only once per line
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+from minidiff.errors import TracerError
 from minidiff.location import is_library, is_own, location_of, warn_at
 
 
@@ -90,11 +91,28 @@ def _short_or_whole(trace: TracebackType | None) -> TracebackType | None:
     return trace if _shows_all() else _shortened(trace) or trace
 
 
+@contextlib.contextmanager
+def _told_by_cause(kind: Any, error: Any) -> Iterator[tuple[Any, Any]]:
+    """Display TracerError in place of the error that NumPy raises from it, at the same line.
+
+    Where the user writes `y[i] = x`, NumPy's error is "setting an array element with a sequence".
+    """
+    cause = getattr(error, "__cause__", None)
+    if _shows_all() or type(error) is not ValueError or not isinstance(cause, TracerError):
+        yield kind, error
+        return
+    trace, cause.__traceback__ = cause.__traceback__, error.__traceback__
+    try:
+        yield type(cause), cause
+    finally:
+        cause.__traceback__ = trace
+
+
 def displays_short(show: Callable) -> Callable:
     """Wrap `show(type, exception, traceback)` so that it hides the library's frames."""
 
     def show_short(kind: Any = None, error: Any = None, trace: Any = None, *args: Any, **kwargs: Any) -> Any:
-        with short(error):
+        with _told_by_cause(kind, error) as (kind, error), short(error):
             return show(kind, error, _short_or_whole(trace), *args, **kwargs)
 
     return show_short

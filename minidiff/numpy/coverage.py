@@ -34,7 +34,7 @@ CREATION = _names(
 )
 
 _WRITES = "it writes into its argument, which the computation may have used already. Build the new value instead: "
-_AT = "x = x.at[index].set(values) (of a plain array: minidiff.numpy.at(x)[index].set(values))"
+_AT = "x = np.at(x)[index].set(values), where np is minidiff.numpy"
 _SAVES = "save concrete values: return the traced value from the function first"
 
 #: Refused functions, and what to use instead.
@@ -44,7 +44,7 @@ REFUSED = {
     "place": _WRITES + "x = np.where(mask, values, x), or " + _AT,
     "put": _WRITES + "for a flat x, " + _AT,
     "put_along_axis": _WRITES + _AT,
-    "fill_diagonal": _WRITES + "with i = np.arange(n), x = x.at[i, i].set(values)",
+    "fill_diagonal": _WRITES + "with i = np.arange(n), x = np.at(x)[i, i].set(values) of minidiff.numpy",
     "save": _SAVES,
     "savez": _SAVES,
     "savez_compressed": _SAVES,

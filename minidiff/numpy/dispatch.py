@@ -86,7 +86,7 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
     if method == "at":
         raise TypeError(
             f"{full_name(ufunc)}.at writes into an existing array, which traced values do not support; write "
-            "y = x.at[i].add(v), or .multiply, .min, .max, .set"
+            "y = np.at(x)[i].add(v) of minidiff.numpy, or .multiply, .min, .max, .set"
         )
     given = {k: v for k, v in kwargs.items() if v is not numpy._NoValue}
     return getattr(ufunc_methods, method)(ufunc, *inputs, **given)
@@ -100,7 +100,7 @@ def _without_out(name: str, kwargs: dict) -> dict:
     if any(o is not None for o in (out if isinstance(out, tuple) else (out,))):
         raise TypeError(
             f"{name} cannot write a traced value into an existing array (out= or an in-place operator such as "
-            f"a += x); write y = {name}(x), or a = a + x"
+            f"a += x); write y = {name}(x), or a = a + x; for a[i] += x, a = np.at(a)[i].add(x) of minidiff.numpy"
         )
     return {k: v for k, v in kwargs.items() if k != "out"}
 

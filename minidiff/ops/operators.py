@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy
 
+from minidiff import location
 from minidiff.core import Tracer, Value, WeakTracer
 from minidiff.dtypes import is_differentiable
-from minidiff.errors import TracerError
+from minidiff.errors import LeakedTracerError, TracerError, VarianceError
 from minidiff.ops import (
     composed,
     discrete,
@@ -100,9 +102,28 @@ def _cannot_pickle(x: Tracer, protocol: Any) -> NoReturn:
 def _cannot_write(x: Tracer, index: Any, value: Any) -> NoReturn:
     raise TypeError(
         f"a traced value ({x.type}) cannot be written into: x[i] = v would change a value that is "
-        "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); for "
-        "a plain array x, minidiff.numpy.at(x)[i].set(v)."
+        "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); or "
+        "x = minidiff.numpy.at(x)[i].set(v), which takes plain arrays, too."
     )
+
+
+def _explains_assignment(convert: Callable) -> Callable:
+    """Explain a failed conversion to a plain number or array in the user's terms if the user wrote `y[i] = x`."""
+
+    @functools.wraps(convert)
+    def converted(x: Tracer, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return convert(x, *args, **kwargs)
+        except (TracerError, VarianceError) as error:
+            if isinstance(error, LeakedTracerError) or not location.assigns_an_item():
+                raise
+        raise TracerError(
+            f"y[i] = x cannot write a traced value x ({x.type}) into a plain array y. Make a new array instead: "
+            "y = np.at(y)[i].set(x), where np is minidiff.numpy; or build it from a list that may hold traced values: "
+            "np.stack([x, ...]), or np.array([x, ...])"
+        )
+
+    return converted
 
 
 def _as_array(x: Tracer, dtype: Any = None, copy: Any = None) -> numpy.ndarray:
@@ -136,7 +157,7 @@ _METHODS: dict[str, Callable] = {
     "__deepcopy__": lambda x, memo: x,
     "__reduce_ex__": _cannot_pickle,
     "__setitem__": _cannot_write,
-    "__array__": _as_array,
+    "__array__": _explains_assignment(_as_array),
     "__pow__": _power,
     "__round__": lambda x, ndigits=None: composed.round(x, ndigits or 0),
     "__rpow__": lambda x, y: elementwise.power(y, x),
@@ -225,6 +246,8 @@ def _attach_to_numbers() -> None:
 
 
 def _attach() -> None:
+    for name in ("__float__", "__complex__", "__int__", "__bool__", "__index__"):
+        setattr(Tracer, name, _explains_assignment(vars(Tracer)[name]))
     for name, function in _BINARY.items():
         setattr(Tracer, f"__{name}__", function)
         setattr(Tracer, f"__r{name}__", lambda x, y, f=function: f(y, x))

@@ -1,10 +1,13 @@
 """What cannot be done is refused in words that say what it was, and what to write instead."""
 
+import contextlib
 import copy
+import io
 import math
 import operator
 import pickle
 import re
+import sys
 
 import numpy
 import pytest
@@ -187,14 +190,22 @@ def _into_plain_number(x):
     numpy.zeros(3)[0] = x[0]
 
 
+def _into_plain_slice(x):
+    numpy.zeros(3)[:2] = x[:2]
+
+
+def _add_into_plain(x):
+    numpy.zeros(3)[1:] += x[1:]
+
+
+_ASSIGNED = r"y\[i\] = x cannot write a traced value x \(\w+\[\d?\]\S*\) into a plain.*np\.at\(y\)\[i\].*np\.stack"
+
 WRITES = {
     "x[i] = v": (_write, TypeError, r"cannot be written into.*x\.at\[i\]\.set\(v\)"),
     "x[i] += v": (_write_slice, TypeError, r"cannot be written into.*x\.at\[i\]\.add\(v\)"),
-    "a[:] = x": (
-        _into_plain,
-        md.TracerError,
-        r"cannot become a plain NumPy array.*minidiff\.numpy\.array or np\.stack",
-    ),
+    "a[:] = x": (_into_plain, md.TracerError, _ASSIGNED),
+    "a[:2] = x[:2]": (_into_plain_slice, md.TracerError, _ASSIGNED),
+    "a[i] += x": (_add_into_plain, TypeError, r"np\.add cannot write.*a\[i\] \+= x, a = np\.at\(a\)\[i\]\.add\(x\)"),
     "out=": (lambda x: np.add(x, x, out=numpy.zeros(3)), TypeError, r"np\.add cannot write .*y = np\.add\(x\)"),
     "out=(a,)": (lambda x: np.sin(x, out=(numpy.zeros(3),)), TypeError, r"np\.sin cannot write"),
     "out= of a reduction": (
@@ -205,7 +216,7 @@ WRITES = {
     "a += x": (lambda x: operator.iadd(numpy.zeros(3), x), TypeError, r"np\.add cannot write .*a = a \+ x"),
     "fill": (lambda x: x.fill(0.0), TypeError, r"x\.fill\(\) would write.*np\.full_like"),
     "sort": (lambda x: x.sort(), TypeError, r"x\.sort\(\) would write.*np\.sort"),
-    "np.add.at": (lambda x: np.add.at(x, [0], 1.0), TypeError, r"np\.add\.at writes into.*x\.at\[i\]\.add\(v\)"),
+    "np.add.at": (lambda x: np.add.at(x, [0], 1.0), TypeError, r"np\.add\.at writes into.*np\.at\(x\)\[i\]\.add\(v\)"),
     "np.copyto": (lambda x: np.copyto(numpy.zeros(3), x), TypeError, r"np\.copyto"),
 }
 
@@ -218,12 +229,25 @@ def test_writing(name, transformation):
         RUN[transformation](f)
 
 
-@pytest.mark.parametrize("transformation", ["grad", "vmap", "jit"])
-def test_writing_a_number_into_a_plain_array(transformation):
-    """NumPy puts an error of its own on top; what it is about is its cause."""
-    with pytest.raises((ValueError, TypeError)) as error:
-        RUN[transformation](_into_plain_number)
-    assert isinstance(error.value.__cause__ or error.value, md.TracerError)
+@pytest.mark.parametrize("dtype", [float, int, bool, complex, "f4"])
+@pytest.mark.parametrize("transformation", ["grad", "vmap", "jit", "make_tape", "checkpoint", "shard_map"])
+def test_writing_a_number_into_a_plain_array(transformation, dtype):
+    """NumPy's own error says nothing of it: its cause does, and is what a program that ends with it displays."""
+
+    def write(x):
+        numpy.zeros(3, dtype)[0] = x[0] > 1 if dtype is bool else x[0].astype(int) if dtype is int else x[0]
+        return x.sum()
+
+    if dtype in (int, bool) and transformation in ("grad", "checkpoint"):
+        RUN[transformation](write)  # no derivative is lost
+        return
+    with pytest.raises((ValueError, md.TracerError)) as error:
+        RUN[transformation](write)
+    assert re.search(_ASSIGNED, str(error.value.__cause__ or error.value))
+    shown = io.StringIO()
+    with contextlib.redirect_stderr(shown):
+        sys.excepthook(error.type, error.value, error.value.__traceback__)
+    assert "sequence" not in shown.getvalue() and "numpy.zeros(3, dtype)[0] = " in shown.getvalue(), shown.getvalue()
 
 
 # ---------------------------------------------------------------- functions and arguments that are not supported

@@ -80,7 +80,8 @@ def test_a_derivative_is_not_lost_in_silence(lose):
     with pytest.raises((md.TracerError, ValueError)) as error:
         md.grad(lambda x: lose(x) * x)(3.0)
     # NumPy says "setting an array element with a sequence", and gives the reason as its cause.
-    assert "minidiff.numpy.array or np.stack" in f"{error.value} {error.value.__cause__}"
+    message = f"{error.value} {error.value.__cause__}"
+    assert "minidiff.numpy.array or np.stack" in message or "y = np.at(y)[i].set(x)" in message
 
 
 def test_values_can_be_printed_and_branched_on(capsys):
