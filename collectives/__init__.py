@@ -25,6 +25,7 @@ from collectives.ops import (
 from collectives.ranks import Ranks as _Ranks
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
 from minidiff.core import install as _install
+from minidiff.other_libraries import missing as _missing
 
 __all__ = [
     "all_gather",
@@ -64,7 +65,7 @@ else:  # a type checker that saw __getattr__ would accept any name
 
     def __getattr__(name: str) -> _typing.Any:
         if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise _missing(__name__, name, __dir__())
         return _importlib.import_module(f"{__name__}.{name}")
 
 

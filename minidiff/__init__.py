@@ -21,6 +21,7 @@ from minidiff.compiler.jit import jit
 from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError
 from minidiff.forward import jvp
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
+from minidiff.other_libraries import missing as _missing
 from minidiff.reverse import grad, linearize, value_and_grad, vjp
 from minidiff.staging import eval_shape, make_tape
 from minidiff.tape import Tape
@@ -149,7 +150,7 @@ else:  # type checkers would infer from it that every name exists
 
     def __getattr__(name: str) -> _typing.Any:
         if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise _missing(__name__, name, __dir__())
         path, inside = _LATER[name]
         module = _importlib.import_module(path)
         globals()[name] = getattr(module, name) if inside else module

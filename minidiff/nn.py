@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -19,6 +19,7 @@ from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes, normalize_axis
 from minidiff.ops.special import erf_p, erfc_of, erfc_p
+from minidiff.other_libraries import refusing
 from minidiff.random import Shape, bernoulli
 from minidiff.types import ShapedArray, typeof
 
@@ -427,3 +428,7 @@ def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -
         f"dot_product_attention: query {query}, key {key} and value {value} do not fit: they are (B, T, N, H), "
         "(B, S, K, H) and (B, S, K, H), where N is a multiple of K"
     )
+
+
+if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
+    __getattr__ = refusing(__name__)

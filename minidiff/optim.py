@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -39,6 +39,7 @@ from minidiff.core import Tracer, Value
 from minidiff.dtypes import is_differentiable
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
+from minidiff.other_libraries import refusing
 from minidiff.types import typeof
 
 __all__ = [
@@ -561,3 +562,7 @@ def _check_like(what: str, values: Any, like: Any, whose: str = "the parameters 
         if x.shape != y.shape:
             path = tree.paths(structure, what)[n]
             raise ValueError(f"{path} has the type {x}, but its parameter {y}: they must have the same shape")
+
+
+if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
+    __getattr__ = refusing(__name__)

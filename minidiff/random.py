@@ -22,7 +22,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -34,6 +34,7 @@ from minidiff.ops.discrete import Discrete
 from minidiff.ops.indexing import take
 from minidiff.ops.shape import normalize_axis
 from minidiff.ops.special import CHUNK, erfc_p, ndtri_p
+from minidiff.other_libraries import refusing
 from minidiff.types import ShapedArray, typeof
 
 __all__ = [
@@ -410,3 +411,7 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
     else:
         each = with_axis(sizes, n)
     return numpy.argmax(logits - numpy.log(-numpy.log(_inside_unit("categorical", key, each))), axis)
+
+
+if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
+    __getattr__ = refusing(__name__)

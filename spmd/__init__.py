@@ -1,6 +1,10 @@
 """SPMD programs: one function, run on every rank's blocks of its arguments."""
 
+import importlib as _importlib
+import typing as _typing
+
 from minidiff.core import install as _install
+from minidiff.other_libraries import missing as _missing
 from spmd.agreement import check_invariant, checking
 from spmd.arrays.from_local import from_local
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
@@ -58,8 +62,23 @@ __all__ = [
 ]
 
 
+_LATER = ("checkpoint", "data", "examples", "parallel")  # imported on first use: not every program needs them
+
+if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
+    from spmd import checkpoint as checkpoint
+    from spmd import data as data
+    from spmd import examples as examples
+    from spmd import parallel as parallel
+else:  # a type checker that saw __getattr__ would accept any name
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name not in _LATER:
+            raise _missing(__name__, name, __dir__())
+        return _importlib.import_module(f"{__name__}.{name}")
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_LATER])
 
 
 _install(_Ranks())

@@ -21,6 +21,7 @@ from minidiff.ops import ufunc_methods
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert, defers_to
 from minidiff.ops.discrete import concrete
+from minidiff.other_libraries import COUNTERPARTS
 
 # ---------------------------------------------------------------- NumPy's protocols
 
@@ -197,15 +198,6 @@ def _shown_signature(function: Callable) -> str:
 
 
 # ---------------------------------------------------------------- errors
-
-
-#: SciPy ufuncs that have a counterpart here, and what to write instead.
-COUNTERPARTS = {
-    "expit": "md.nn.sigmoid",
-    "log_expit": "md.nn.log_sigmoid",
-    **{name: f"md.nn.{name}" for name in ("erf", "erfc")},
-    **{name: f"np.{name}" for name in ("cbrt", "exp2", "expm1", "i0", "log1p", "round")},
-}
 
 
 def _place_of(ufunc: numpy.ufunc) -> str:

@@ -24,6 +24,7 @@ from minidiff.ops import (
     statistics,
     updates,
 )
+from minidiff.other_libraries import scipy_function
 from minidiff.promotion import WEAK_TYPES, as_weak
 
 _BINARY: dict[str, Callable] = {
@@ -130,6 +131,8 @@ def _as_array(x: Tracer, dtype: Any = None, copy: Any = None) -> numpy.ndarray:
     x.check_alive()
     if dtype is not None:  # as in np.float32(x), and in np.asarray(x, dtype)
         return _as_plain(x, numpy.dtype(dtype))
+    if found := scipy_function():
+        raise TracerError(f"{found[0]} is not supported on traced values ({x.type}): {found[1]}")
     raise TracerError(
         f"a traced value ({x.type}) cannot become a plain NumPy array: its derivative would be lost. "
         "Call functions on it directly; to build an array out of traced values, use minidiff.numpy.array or "
