@@ -4,10 +4,12 @@ A script runs as one job: an exception on one rank ends all of them.
 """
 
 import argparse
+import importlib.util
 import os
 import runpy
 import sys
 
+import minidiff
 from spmd.environment import environment
 from spmd.launch import ends_when_unread, first_rank_speaks, note_exit, the_first_has_spoken
 
@@ -21,8 +23,10 @@ def main(argv: list[str] | None = None) -> int:
         description="Prints versions, the MPI library, ranks, the launcher, and which backend is chosen and why; then "
         "problems, if there are any. Under mpirun, once for all ranks. Exit status 1: ranks cannot work together.",
         epilog="python -m spmd run script.py …, or run -m module …, runs a program: an exception on one rank ends the "
-        "job from its first line to its last, also before it imports spmd, and in what it registers with atexit.",
+        "job from its first line to its last, also before it imports spmd, and in what it registers with atexit. "
+        "python -m spmd.examples lists the examples.",
     )
+    parser.add_argument("--version", action="version", version=f"minidiff {minidiff.__version__}")
     with ends_when_unread(), first_rank_speaks():
         parser.parse_args(argv)
         found = environment()
@@ -37,24 +41,44 @@ def run(argv: list[str]) -> int:
 
     spmd is imported before it, and so guards the job from the script's first line.
     """
-    is_module = argv[:1] == ["-m"]
-    program = argv[is_module:]
-    if not program:
-        with first_rank_speaks():
-            print("usage: python -m spmd run script.py [arguments]\n       python -m spmd run -m module [arguments]")
-        return 2
-    sys.argv[:] = program
+    parser = argparse.ArgumentParser(
+        prog="python -m spmd run",
+        usage="%(prog)s script.py [arguments]\n       %(prog)s -m module [arguments]",
+        description="Runs a program as one job: an exception on one rank ends all of them.",
+    )
+    parser.add_argument("-m", action="store_true", dest="is_module", help="run a module, by its name")
+    parser.add_argument("program", help="a script, or with -m a module")
+    count = next((n for n, argument in enumerate(argv, 1) if not argument.startswith("-")), len(argv))
+    own = argv[:count]  # the rest are the program's
     try:
-        if is_module:
-            sys.path[0] = os.getcwd()
-            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        with first_rank_speaks():
+            given = parser.parse_args(own)
+            sys.path[0] = os.getcwd() if given.is_module else os.path.dirname(os.path.abspath(given.program))
+            if not _is_there(given.program, given.is_module):
+                kind = "module" if given.is_module else "script"
+                parser.error(f"there is no {kind} {given.program!r} in {os.getcwd()}")
+    except SystemExit as error:
+        if error.code:
+            the_first_has_spoken()
+        raise
+    sys.argv[:] = [given.program, *argv[count:]]
+    try:
+        if given.is_module:
+            runpy.run_module(given.program, run_name="__main__", alter_sys=True)
         else:
-            sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
-            runpy.run_path(program[0], run_name="__main__")
+            runpy.run_path(given.program, run_name="__main__")
     except SystemExit as error:
         note_exit(error)
         raise
     return 0
+
+
+def _is_there(program: str, is_module: bool) -> bool:
+    """Whether a script, or a module, can be found."""
+    try:
+        return importlib.util.find_spec(program) is not None if is_module else os.path.exists(program)
+    except ModuleNotFoundError:  # a package of its name
+        return False
 
 
 if __name__ == "__main__":

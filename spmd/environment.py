@@ -22,6 +22,7 @@ import minidiff
 from collectives import psum
 from collectives.backends.base import LauncherError
 from spmd.launch import (
+    INSTALL_MPI,
     import_mpi,
     launcher_size,
     launcher_variable,
@@ -87,7 +88,7 @@ def environment() -> Environment:
         "minidiff": minidiff.__version__,
         "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "NumPy": numpy.__version__,
-        "mpi4py": _version("mpi4py") or "is not installed",
+        "mpi4py": _version("mpi4py") or f"is not installed: {INSTALL_MPI}",
     }
     try:
         mpi, missing = import_mpi(), ""

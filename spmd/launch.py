@@ -84,6 +84,9 @@ def ends_when_unread() -> Iterator[None]:
         sys.exit(128 + 13)
 
 
+INSTALL_MPI = "`pip install mpi4py` where the machine has an MPI, or `pip install mpi4py mpich` where it has none"
+
+
 def import_mpi() -> ModuleType:
     """The MPI backend.
 
@@ -98,8 +101,7 @@ def import_mpi() -> ModuleType:
         launched = launcher_size()
         why = f"an MPI launcher started this process as one of {launched}" if launched else "the backend is 'mpi'"
         raise ImportError(
-            f"{why}, but mpi4py cannot be imported ({error}). Install it with `pip install mpi4py` where the "
-            "machine has an MPI, or `pip install mpi4py mpich` where it has none; "
+            f"{why}, but mpi4py cannot be imported ({error}). Install it with {INSTALL_MPI}; "
             "or simulate the ranks with backend='simulated'"
         ) from error
     share_processors()

@@ -2,15 +2,20 @@
 
 For example: mpirun -n 4 python -m spmd.examples.data_parallel
 
-=================  =======================================================
-data_parallel      the batch is split
-fully_sharded      the batch and the parameters are split
-tensor_parallel    features are split
-fsdp_tp            both, on a mesh of two axes (an even number of ranks)
-pipeline           layers are split
-gpt                a decoder of text, split along any of six axes
-where_to_sum       where sums over ranks are taken, as types say it
-=================  =======================================================
+=================  ==========  =======  =======================================================
+example            ranks       seconds  what it shows
+=================  ==========  =======  =======================================================
+data_parallel      1 to 6, 8        10  the batch is split
+fully_sharded      1, 2, 4, 8       20  the batch and the parameters are split
+tensor_parallel    1, 2, 4, 8       15  features are split
+fsdp_tp            2, 4, 8          25  both, on a mesh of two axes
+pipeline           1, 2, 4, 8       30  layers are split
+gpt                1 to 8          120  a decoder of text, split along any of six axes
+where_to_sum       1 to 8            3  where sums over ranks are taken, as types say it
+=================  ==========  =======  =======================================================
+
+The seconds are those of four ranks on two processors, about. `python -m spmd.examples` prints this page, and each
+example its options: `python -m spmd.examples.gpt --help`.
 
 The first five train a network on handwritten digits; their common options are in `digits.py`. `gpt` trains on
 Paradise Lost (`text.py`). All six share a training loop (`loop.py`): a run with `--checkpoint PATH` can be killed at

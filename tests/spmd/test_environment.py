@@ -1,6 +1,7 @@
 """`python -m spmd`: what it finds alone, on ranks, and where something is off."""
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy
 import pytest
 
 import minidiff as md
+import spmd
 from spmd import launch
 from spmd.environment import Process, _by_host, _shared
 from tests.collectives.guards.test_failures import mpiexec
@@ -162,6 +164,30 @@ def test_help_is_shown_once(program):
 def test_help():
     done = run("-m", "spmd", "--help")
     assert done.returncode == 0 and "which backend is chosen and why" in " ".join(done.stdout.split())
+
+
+def test_version():
+    assert run("-m", "spmd", "--version").stdout == f"minidiff {md.__version__}\n"
+
+
+@pytest.mark.parametrize("program", [["nosuch.py"], ["-m", "nosuch"], ["-m", "no.such"], []])
+def test_a_program_that_is_not_there(program):
+    done = run("-m", "spmd", "run", *program)
+    assert done.returncode == 2 and done.stderr.startswith("usage: python -m spmd run script.py")
+    assert "Traceback" not in done.stderr and (not program or f"'{program[-1]}' in " in done.stderr)
+
+
+def test_a_program_gets_its_own_options(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text("import sys; print(sys.argv[1:], __name__)")
+    assert run("-m", "spmd", "run", str(script), "--help", "-m", "3").stdout == "['--help', '-m', '3'] __main__\n"
+    assert run("-m", "spmd", "run", "--help").stdout.startswith("usage: python -m spmd run script.py")
+
+
+def test_examples_are_listed():
+    listed = run("-m", "spmd.examples").stdout
+    scripts = [f for f in pkgutil.iter_modules(spmd.examples.__path__) if f.name not in ("digits", "text", "loop")]
+    assert all(re.search(rf"^{f.name} +[0-9].* [0-9]+  ", listed, re.M) for f in scripts if f.name != "__main__")
 
 
 def test_ranks_share_the_processors_for_the_threads_of_numpy():
