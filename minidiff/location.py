@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy
 
+from minidiff.session import file_name
+
 
 class Location(NamedTuple):
     """A line of a program. `backward` is true in the backward pass of that line.
@@ -129,7 +131,7 @@ def location_of(frame: FrameType | None) -> Location | None:
                 return found.on_the_way_back()
         elif not _belongs_to_library(code.co_filename):
             compiled = frame.f_globals.get(ASKED_FOR)
-            found = Location(code.co_filename, frame.f_lineno) if compiled is None else compiled.get(frame.f_lineno)
+            found = Location(file_name(code), frame.f_lineno) if compiled is None else compiled.get(frame.f_lineno)
         frame = frame.f_back
     if found is None or found.backward:
         return found

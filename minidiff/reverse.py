@@ -403,7 +403,11 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
 def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
     """Return a function that computes the gradient of a scalar function.
 
-    It is `value_and_grad` without the value. With `has_aux` the result is `(grads, aux)`.
+    It takes the arguments of `f`, arrays or trees of arrays, and returns the gradient in those that `argnums` selects:
+    an int gives one gradient, a tuple of ints a tuple of them. A gradient has the structure, the shapes and the dtypes
+    of its argument. With `has_aux`, `f` returns a pair of the scalar and anything else, and the result is
+    `(grads, aux)`. Raise TypeError if the result of `f` is not a real scalar, or if an argument that `argnums` selects
+    is of integers. It is `value_and_grad` without the value.
 
     >>> import numpy as np
     >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
