@@ -9,6 +9,7 @@ import pytest
 
 import minidiff as md
 from minidiff.precision import LossScale, Policy, all_finite, select
+from tests import PATIENCE
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALF = [np.dtype(np.float16), BFLOAT16]
@@ -179,7 +180,7 @@ def test_programs_do_not_depend_on_what_was_traced_before():
         "md.typeof(numpy.ones(4, ml_dtypes.bfloat16))\n"
         "assert str(md.make_tape(f)(numpy.ones(4, 'f4'))) == first and 'f32[4] = multiply' not in first, first\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
