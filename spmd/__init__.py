@@ -1,5 +1,11 @@
 """SPMD programs: one function, run on every rank's blocks of its arguments."""
 
+from minidiff import __version__ as __version__
+from minidiff.siblings import shadowed as _shadowed
+
+if _message := _shadowed("collectives"):
+    raise ImportError(_message)
+
 from minidiff.core import install as _install
 from spmd.agreement import check_invariant, checking
 from spmd.arrays.from_local import from_local
