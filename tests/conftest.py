@@ -4,6 +4,7 @@ import functools
 import gc
 import io
 import itertools
+import os
 import random
 import signal
 import sys
@@ -79,6 +80,12 @@ for _module, _name, _tape_of in WATCHED:
 def _numbers_warn():
     """NumPy warns as by default, also after a test that interrupted a `numpy.errstate` on its way out."""
     numpy.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
+
+
+# ---------------------------------------------------------------- the terminal
+
+# Help is broken into lines as wide as the terminal. Tests look for lines of the usual width, whatever they run in.
+os.environ["COLUMNS"] = "80"
 
 
 # ---------------------------------------------------------------- Ctrl-C
