@@ -24,6 +24,7 @@ from collectives.ops import (
 )
 from collectives.ranks import Ranks as _Ranks
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
+from minidiff import __version__ as __version__
 from minidiff.core import install as _install
 from minidiff.other_libraries import missing as _missing
 

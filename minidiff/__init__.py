@@ -13,6 +13,7 @@ compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `whi
 
 import importlib as _importlib
 import typing as _typing
+import warnings as _warnings
 
 from minidiff import debug, numpy, tree
 from minidiff import tracebacks as _tracebacks
@@ -23,12 +24,13 @@ from minidiff.forward import jvp
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.other_libraries import missing as _missing
 from minidiff.reverse import grad, linearize, value_and_grad, vjp
+from minidiff.siblings import shadowed as _shadowed
 from minidiff.staging import eval_shape, make_tape
 from minidiff.tape import Tape
 from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import vmap
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 __all__ = [
     "LeakedTracerError",
@@ -160,6 +162,10 @@ else:  # type checkers would infer from it that every name exists
 def __dir__() -> list[str]:
     return sorted(__all__)
 
+
+for _name in ("collectives", "spmd"):
+    if _message := _shadowed(_name):  # no error: a program may need neither
+        _warnings.warn(_message, stacklevel=2)
 
 debug.from_environment()
 _tracebacks.install()

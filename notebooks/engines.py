@@ -48,7 +48,7 @@ def end_with_notebook(cluster: ipp.Cluster) -> None:
     _guards.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
 
-def run_script(source: str, ranks: int, timeout: float = 20.0) -> subprocess.CompletedProcess:
+def run_script(source: str, ranks: int, timeout: float = 120.0) -> subprocess.CompletedProcess:
     """Run a Python script on MPI ranks of its own, as `mpiexec -n <ranks> python script.py` does.
 
     Its outputs are `stdout` and `stderr` of what is returned. Raises subprocess.TimeoutExpired, and ends the ranks,

@@ -15,7 +15,7 @@ _SVG = "image/svg+xml"
 
 
 @contextmanager
-def executed(notebook: NotebookNode, timeout: float = 120) -> Iterator[NotebookClient]:
+def executed(notebook: NotebookNode, timeout: float = 600) -> Iterator[NotebookClient]:
     """The notebook run from clean, in place, in a kernel which stays for the block: further cells run in that too.
 
     Raises nbclient.exceptions.CellExecutionError where a cell does; a cell may take `timeout` seconds.

@@ -3,6 +3,12 @@
 import importlib as _importlib
 import typing as _typing
 
+from minidiff import __version__ as __version__
+from minidiff.siblings import shadowed as _shadowed
+
+if _message := _shadowed("collectives"):
+    raise ImportError(_message)
+
 from minidiff.core import install as _install
 from minidiff.other_libraries import missing as _missing
 from spmd.agreement import check_invariant, checking

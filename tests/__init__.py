@@ -1,0 +1,2 @@
+#: Seconds after which what a test has started is taken to hang, however busy the machine is.
+PATIENCE = 1000

@@ -22,6 +22,7 @@ import numpy as np
 import spmd
 from spmd import P
 from spmd.checkpoint import Checkpoints, files, latest, load
+from tests import PATIENCE
 
 #: Audited operations on files, besides those that write: these are `os.fsync` here, which need not flush.
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.scandir", "shutil.rmtree", "fcntl.lockf")
@@ -73,7 +74,7 @@ def kill_rank(ranks, path, report, draw):
     """Start an MPI job, one rank of which kills itself at an operation, never at a time."""
     life = f"life(*{(path, report, draw.randrange(1, 90), draw.randrange(ranks))!r})"
     command = ["mpiexec", "-n", str(ranks), sys.executable, "-c", f"from tests.checkpoint_kills import life; {life}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode, "no rank was killed"
     assert "Traceback" not in done.stderr, done.stderr
     return False

@@ -4,6 +4,9 @@ import functools
 import gc
 import io
 import itertools
+import os
+import random
+import signal
 import sys
 import threading
 import weakref
@@ -77,6 +80,33 @@ for _module, _name, _tape_of in WATCHED:
 def _numbers_warn():
     """NumPy warns as by default, also after a test that interrupted a `numpy.errstate` on its way out."""
     numpy.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
+
+
+# ---------------------------------------------------------------- the terminal
+
+# Help is broken into lines as wide as the terminal. Tests look for lines of the usual width, whatever they run in.
+os.environ["COLUMNS"] = "80"
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+# A shell that starts a command in the background has it ignore Ctrl-C, and all that the command starts. Tests that
+# interrupt what they start need the usual meaning of it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# ---------------------------------------------------------------- the order of the tests
+
+
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order, drawn from a seed")
+
+
+def pytest_collection_modifyitems(config, items):
+    """No test may need another one to have run before it."""
+    if (seed := config.getoption("shuffle")) is not None:
+        random.Random(seed).shuffle(items)
 
 
 # ---------------------------------------------------------------- garbage collection

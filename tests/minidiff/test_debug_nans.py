@@ -13,6 +13,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum, psum_scatter
 from spmd import P
+from tests import PATIENCE
 from tests.samples import each
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
@@ -198,7 +199,11 @@ thread.join()
 def test_environment_variable(value, expected):
     environment = {**os.environ, "MINIDIFF_DEBUG_NANS": value}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 2 and all(line.startswith(expected) for line in lines), done

@@ -8,6 +8,7 @@ import numpy as np
 
 import minidiff as md
 from minidiff import fastpath
+from tests import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 CORE = ("reverse", "forward", "core", "jacobian", "memory", "aliasing")
@@ -16,7 +17,7 @@ CORE = ("reverse", "forward", "core", "jacobian", "memory", "aliasing")
 def test_the_core_without_fast_paths():
     files = [f"tests/minidiff/test_{name}.py" for name in CORE]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.without_fastpath", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:]
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.collectives.guards.test_failures import mpiexec
+from tests.collectives.guards.test_failures import INTERRUPTING, mpiexec
 
 #: Runs cells on every rank as a Jupyter engine does; as the client does, all of them end before the next begins.
 ENGINE = """
@@ -35,8 +35,9 @@ sys.stdout.flush()
 os._exit(0)  # what was abandoned is never finished
 """
 RANKS = 4
-SETUP = """
-import os, signal, sys, threading
+SETUP = (
+    INTERRUPTING
+    + """
 import numpy as np
 import spmd
 from collectives import pmax, ppermute, psum
@@ -50,6 +51,7 @@ def fail_on(which, x):
         raise OSError(f"mistake on {which}")
     return x
 """
+)
 ALL = "(float(on_ranks(lambda x: psum(x, both))[0]), on_ranks(lambda x: psum(x, 'j'), P('i')).gather().tolist())"
 SUMS = repr((6.0, [1.0, 5.0]))
 
@@ -116,7 +118,7 @@ def what_waits_can_be_interrupted():
     interrupt = """
 _ = on_ranks(lambda x: {}, {})
 if rank == 0:
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    interrupt_once_it_waits()
 if rank != 3:
     _ = on_ranks(lambda x: {}, {})
 """
@@ -148,9 +150,10 @@ def test_the_next_cell_works():
             check.send(list(itertools.islice(results, len(cells[name]))))
 
 
-def test_without_ipython_an_interrupted_mesh_says_so():
-    program = """
-import os, signal, sys, threading, time
+def test_without_ipython_an_interrupted_mesh_says_so(tmp_path):
+    program = (
+        INTERRUPTING
+        + """
 sys.ps1 = ">>> "
 import numpy as np
 import spmd
@@ -160,17 +163,19 @@ mesh = spmd.make_mesh((2,), ("i",))
 total = spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
 total(np.ones(2))
 if mesh.rank == 0:
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    interrupt_once_it_waits()
     for _ in range(2):
         try:
             total(np.ones(2))
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", flush=True)
-else:
-    time.sleep(3)
+    open(sys.argv[1], "x").close()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
 os._exit(0)
 """
-    done = mpiexec(2, "-c", program)
+    )
+    done = mpiexec(2, "-c", program, str(tmp_path / "printed"))
     assert done.stdout.splitlines()[0] == "KeyboardInterrupt: "
     assert done.stdout.splitlines()[1].startswith("RuntimeError: a collective of this mesh was interrupted")
 

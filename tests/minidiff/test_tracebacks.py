@@ -20,6 +20,7 @@ import spmd
 from collectives import psum
 from minidiff import tracebacks
 from spmd import P
+from tests import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +65,7 @@ def run(*command, **environment):
     """What a program prints to stdout and stderr."""
     command = [sys.executable, *map(str, command)]
     names = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run(command, env=names, capture_output=True, text=True, timeout=100, cwd=ROOT / "notebooks")
+    done = subprocess.run(command, env=names, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT / "notebooks")
     return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
 

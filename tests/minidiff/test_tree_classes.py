@@ -19,6 +19,7 @@ import spmd
 from collectives import psum
 from minidiff import tree
 from spmd import P
+from tests import PATIENCE
 from tests.samples import each
 from tests.tree_classes import CLASSES, Frozen, Given, Inherited, Plain, parts
 
@@ -416,7 +417,7 @@ def test_too_few_leaves():
 
 def test_trees_need_no_attrs():
     code = "import sys; sys.modules['attr'] = None; from minidiff import tree; print(tree.leaves({'a': 1}))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert run.stdout == "[1]\n", run.stderr
 
 

@@ -13,6 +13,7 @@ import minidiff as md
 import spmd
 from spmd import launch
 from spmd.environment import Process, _by_host, _shared
+from tests import PATIENCE
 from tests.collectives.guards.test_failures import mpiexec
 
 HERE = [0, "here", {0, 1, 2, 3}, "1", ("3.11", "2.0", "0.1")]
@@ -22,7 +23,7 @@ def run(*before, **variables):
     """`python -m spmd` as a process that no launcher started, unless the variables say that one did."""
     outside = {k: v for k, v in os.environ.items() if k not in {*launch.LAUNCHERS, *launch.LAUNCHERS.values()}}
     command = [sys.executable, *before] if before else [sys.executable, "-m", "spmd"]
-    return subprocess.run(command, env=outside | variables, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=outside | variables, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_alone():

@@ -11,6 +11,7 @@ import spmd
 from collectives import axis_index
 from collectives.backends.base import LauncherError
 from spmd import P, launch
+from tests import PATIENCE
 from tests.samples import each
 
 WITHOUT_MPI4PY = """
@@ -141,7 +142,7 @@ def test_a_launcher_of_another_mpi(monkeypatch):
 
 def test_a_launcher_without_mpi4py():
     run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MPI4PY], env={"PMI_SIZE": "4"}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", WITHOUT_MPI4PY], env={"PMI_SIZE": "4"}, capture_output=True, text=True, timeout=PATIENCE
     )
     assert run.returncode != 0
     assert "an MPI launcher started this process as one of 4, but mpi4py cannot be imported" in run.stderr
@@ -155,7 +156,7 @@ def test_the_first_process_without_mpi4py_shows_where():
             env={"PMI_SIZE": "4", "PMI_RANK": rank},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
         for rank in "02"
     )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from tests import PATIENCE
+
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 SOURCE = """
 import logging, sys
@@ -19,10 +21,10 @@ cluster = ipp.Cluster(engines="mpi", n=2, log_level=logging.ERROR)
 cluster.start_cluster_sync()
 end_with_notebook(cluster)
 rc = cluster.connect_client_sync()
-rc.wait_for_engines(2, timeout=60, interactive=False)
+rc.wait_for_engines(2, timeout=900, interactive=False)
 engines = rc[:]
-engines.execute("import spmd; from collectives import psum; from spmd import P; import numpy as np").get(timeout=60)
-engines.execute("mesh = spmd.make_mesh((2,), ('i',))").get(timeout=60)
+engines.execute("import spmd; from collectives import psum; from spmd import P; import numpy as np").get(timeout=900)
+engines.execute("mesh = spmd.make_mesh((2,), ('i',))").get(timeout=900)
 total = "spmd.shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())(np.ones(2))"
 print(*engines.apply_sync(lambda: __import__("os").getpid()), cluster.controller.pid, flush=True)
 engines.execute("if mesh.rank == 0: " + total)  # it waits for ever
@@ -48,7 +50,7 @@ def test_nothing_is_left_of_a_notebook_that_is_killed(tmp_path):
         pids = list(map(int, notebook.stdout.readline().split()))
         assert len(pids) == 3 and all(map(is_running, pids))
         notebook.send_signal(signal.SIGKILL)
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + PATIENCE
     while any(map(is_running, pids)) and time.monotonic() < give_up:
         time.sleep(0.1)
     assert not any(map(is_running, pids))

@@ -16,7 +16,21 @@ from hypothesis import strategies as st
 
 from collectives.guards.deadlock import Call, State, stuck
 from collectives.guards.mismatch import LINE, Kind, agree, disagreement
+from tests import PATIENCE
 from tests.samples import each
+
+#: For programs: Ctrl-C for this process as soon as its main thread waits for other ranks.
+INTERRUPTING = """
+import os, signal, sys, threading, time
+def interrupt_once_it_waits():
+    def waits(frame):
+        return frame is not None and (frame.f_code.co_name == "wait_for" or waits(frame.f_back))
+    def interrupt():
+        while not waits(sys._current_frames()[threading.main_thread().ident]):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt, daemon=True).start()
+"""
 
 
 def launching(ranks, *command):
@@ -36,11 +50,11 @@ def launching(ranks, *command):
     )
 
 
-def mpiexec(ranks, *command, timeout=60):
+def mpiexec(ranks, *command):
     """What came of a command on ranks."""
     with launching(ranks, *command) as job:
         try:
-            out, err = job.communicate(timeout=timeout)
+            out, err = job.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             job.kill()
             raise

@@ -9,6 +9,7 @@ import pytest
 
 from spmd.examples import digits
 from spmd.examples.data_parallel import EXAMPLE
+from tests import PATIENCE
 from tests.collectives.guards.test_failures import mpiexec
 
 STEPS = 20
@@ -47,7 +48,7 @@ def shown(text):
 
 
 def test_the_program_on_mpi_ranks():
-    run = mpiexec(4, "-m", "spmd.examples.data_parallel", "--steps", "100", timeout=100)
+    run = mpiexec(4, "-m", "spmd.examples.data_parallel", "--steps", "100")
     assert run.returncode == 0, run.stderr
     assert "Mesh(batch: 4; 4 ranks, mpi)" in run.stdout
     assert shown(run.stdout) >= 0.95
@@ -56,7 +57,7 @@ def test_the_program_on_mpi_ranks():
 
 def test_the_program_without_a_launcher():
     command = [sys.executable, "-m", "spmd.examples.data_parallel", "--steps", "5", "--ranks", "2", "--seed", "3"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 0, run.stderr
     assert "No MPI launcher: 2 ranks are simulated" in run.stdout
     shown(run.stdout)

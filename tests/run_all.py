@@ -1,0 +1,74 @@
+"""Run all tests in groups: the style, those in one process, and those on each number of MPI ranks.
+
+All groups run, whichever fail. What became of each, and how long it took, is printed at the end.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+RANKS = (1, 2, 3, 4, 8)  # the numbers of ranks that tests ask for
+NO_TESTS = 5  # pytest's exit code where its options leave nothing to run
+
+
+def groups(workers: int, options: Sequence[str]) -> dict[str, list[str]]:
+    """The command of each group, by its name."""
+    pytest = [sys.executable, "-m", "pytest"]
+    return {
+        "ruff check": ["ruff", "check", "."],
+        "ruff format": ["ruff", "format", "--check", "."],
+        "one process": [*pytest, "-n", str(workers), "--dist", "worksteal", "-m", "parallel[1]", *options],
+        **{
+            f"{n} MPI rank{'s' * (n > 1)}": [
+                *("mpiexec", "-n", str(n), *pytest, "-m", f"parallel[{n}]", *options, "tests/mpi")
+            ]
+            for n in RANKS
+        },
+    }
+
+
+def outcome(command: list[str], limit: float, no_tests: str) -> str:
+    """Run a command for at most `limit` seconds; what became of it, which is "passed" if all is well."""
+    with subprocess.Popen(command) as process:
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # so that a launcher ends its ranks
+            return f"FAILED: did not end in {limit:.0f} s"
+        except KeyboardInterrupt:  # of which the terminal has told the process, too
+            process.wait()
+            raise
+    return {0: "passed", NO_TESTS: no_tests}.get(code, f"FAILED: exit code {code}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.run_all",
+        usage="%(prog)s [--workers N] [--limit SECONDS] [options of pytest]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--workers", type=int, default=2, help="how many run the tests in one process")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds that a group may take")
+    ours, options = parser.parse_known_args()
+    no_tests = "no such tests" if options else "FAILED: no tests"
+    outcomes = {}
+    for name, command in groups(ours.workers, options).items():
+        print(f"\n{name}: {' '.join(command)}", flush=True)
+        start = time.monotonic()
+        outcomes[name] = outcome(command, ours.limit, no_tests), time.monotonic() - start
+    print()
+    for name, (what, seconds) in outcomes.items():
+        print(f"{name:12} {seconds:7.1f} s  {what}")
+    print(f"{'in all':12} {sum(seconds for _, seconds in outcomes.values()):7.1f} s", flush=True)
+    sys.exit(any(what.startswith("FAILED") for what, _ in outcomes.values()))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,113 @@
+"""What is installed: from where it can be imported, its version and extras, and what a source distribution has."""
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import collectives
+import minidiff
+import spmd
+from tests import PATIENCE
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = configparser.ConfigParser()
+SETTINGS.read(ROOT / "setup.cfg")
+
+
+def python(*arguments, cwd, **environment):
+    """A run of Python that finds the packages as they are installed: not by PYTHONPATH, unless that is given."""
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env={**outside, **environment}, capture_output=True, text=True, timeout=PATIENCE
+    )
+
+
+# ---------------------------------------------------------------- imports
+
+
+@pytest.fixture
+def above_a_clone(tmp_path):
+    """A directory with a clone in it, which has the name of a package and is none."""
+    (tmp_path / "minidiff").symlink_to(ROOT)
+    return tmp_path
+
+
+def test_import_above_a_clone(above_a_clone):
+    run = python("-c", "import minidiff as md, collectives, spmd; md.grad, collectives.psum, spmd.P", cwd=above_a_clone)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_type_checkers_find_the_packages_above_a_clone(above_a_clone):
+    (above_a_clone / "script.py").write_text("import minidiff as md\nimport collectives, spmd\nfrom spmd import P\n")
+    run = python("-m", "mypy", "--follow-imports=skip", "script.py", cwd=above_a_clone)
+    assert run.returncode == 0, run.stdout
+
+
+def test_another_package_of_the_same_name(tmp_path):
+    """A script's own file, or what pip has installed, comes first."""
+    for name in ("collectives", "spmd"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.py").write_text("")
+        path = os.pathsep.join(map(str, (folder, ROOT)))
+        advice = rf"{re.escape(str(folder / name))}\.py comes before .*If that file is yours, rename it.*pip uninstall"
+        first = python("-c", "import minidiff", cwd=tmp_path, PYTHONPATH=path)
+        assert first.returncode == 0 and re.search(
+            rf"UserWarning: Python finds another '{name}'.*{advice}", first.stderr
+        )
+        run = python("-W", "ignore", "-c", "import spmd; spmd.P", cwd=tmp_path, PYTHONPATH=path)
+        assert run.returncode == 1
+        if name == "collectives":
+            assert re.search(rf"ImportError: Python finds another 'collectives'.*{advice}", run.stderr)
+
+
+# ---------------------------------------------------------------- the version
+
+
+def test_there_is_one_version():
+    assert minidiff.__version__ == collectives.__version__ == spmd.__version__
+    assert SETTINGS["metadata"]["version"] == "attr: minidiff.__version__"
+    (newest,) = re.findall(r"\A.*?^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.M | re.S)
+    released, _, dev = minidiff.__version__.partition(".dev")
+    assert newest == ("Unreleased" if dev else released)
+    if dev:
+        assert f"this will be {released}." in (ROOT / "CHANGELOG.md").read_text()
+
+
+# ---------------------------------------------------------------- extras
+
+
+def test_every_extra_is_explained():
+    rows = re.findall(r"^\| (`.*?) \| ", (ROOT / "README.md").read_text(), re.M)
+    assert {*re.findall(r"`(\w+)`", " ".join(rows))} == {*SETTINGS["options.extras_require"]}
+
+
+# ---------------------------------------------------------------- the source distribution
+
+FOLDERS = ("minidiff", "collectives", "spmd", "tests", "docs", "notebooks", ".ci")
+FILES = ("*.md", "*.cfg", "*.toml", "*.in", "Makefile", "LICENSE", ".gitignore", ".pre-commit-config.yaml")
+
+
+def test_a_source_distribution_is_whole(tmp_path):
+    copy = tmp_path / "copy"
+    junk = shutil.ignore_patterns(*(ROOT / ".gitignore").read_text().replace("/\n", "\n").split())
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, copy / name, ignore=junk)
+    for file in (file for pattern in FILES for file in ROOT.glob(pattern)):
+        shutil.copy(file, copy)
+    run = python("-c", "from setuptools import build_meta; build_meta.build_sdist('..')", cwd=copy)
+    assert run.returncode == 0, run.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        packed = {name.partition("/")[2] for name in tar.getnames()}
+    files = {file.relative_to(copy).as_posix() for file in copy.rglob("*") if file.is_file()}
+    made = {name for name in files if name.startswith("minidiff.egg-info/")}
+    assert sorted(files - made - packed) == [] and len(files) > 400

@@ -1,0 +1,51 @@
+"""What `make test` runs: all groups, whichever fail, and a summary."""
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests import run_all
+
+PASSES, FAILS, FINDS_NONE = ([sys.executable, "-c", f"raise SystemExit({code})"] for code in (0, 1, 5))
+WAITS = [sys.executable, "-c", "import signal; signal.pause()"]
+
+
+def run(commands, capfd, monkeypatch, *options):
+    """The summary of these groups, by name, and the exit code."""
+    monkeypatch.setattr(run_all, "groups", lambda workers, options: commands)
+    monkeypatch.setattr(sys, "argv", ["", *options])
+    with pytest.raises(SystemExit) as exit:
+        run_all.main()
+    shown = re.findall(r"^(\w+) +\d+\.\d s  (.+)$", capfd.readouterr().out, re.M)
+    return dict(shown), int(exit.value.code)
+
+
+def test_what_fails_hides_nothing(capfd, monkeypatch):
+    found = run({"one": PASSES, "two": FAILS, "three": PASSES}, capfd, monkeypatch)
+    assert found == ({"one": "passed", "two": "FAILED: exit code 1", "three": "passed"}, 1)
+    assert run({"one": PASSES}, capfd, monkeypatch) == ({"one": "passed"}, 0)
+
+
+def test_a_group_without_tests_fails_unless_some_were_asked_for(capfd, monkeypatch):
+    assert run({"one": FINDS_NONE}, capfd, monkeypatch) == ({"one": "FAILED: no tests"}, 1)
+    assert run({"one": FINDS_NONE}, capfd, monkeypatch, "-k", "sum") == ({"one": "no such tests"}, 0)
+
+
+def test_a_group_that_hangs_is_ended(capfd, monkeypatch):
+    found = run({"one": WAITS, "two": PASSES}, capfd, monkeypatch, "--limit", "0.1")
+    assert found == ({"one": "FAILED: did not end in 0 s", "two": "passed"}, 1)
+
+
+def test_ctrl_c_ends_all():
+    """The terminal tells all processes of it: here, the group of the first one."""
+    program = (
+        "import sys; from tests import run_all\n"
+        "ends = 'import os, signal; os.killpg(0, signal.SIGINT); signal.pause()'\n"
+        "run_all.groups = lambda *_: {'one': [sys.executable, '-c', ends], 'two': ['echo', 'goes on']}\n"
+        "run_all.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, start_new_session=True)
+    assert done.returncode == -signal.SIGINT and "goes on" not in done.stdout
