@@ -45,6 +45,7 @@ __all__ = [
     "custom_vjp",
     "debug",
     "debug_nans",
+    "disable_jit",
     "draw",
     "dynamic_index_in_dim",
     "dynamic_slice",
@@ -110,7 +111,7 @@ _LATER = {
     ),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
     **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
-    "debug_nans": ("minidiff.debug", True),
+    **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.debug", True)),
     "draw": ("minidiff.show.graph", True),
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.checks", True),
@@ -125,7 +126,7 @@ _LATER = {
 if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff import nn, optim, precision, random
     from minidiff.checks import numerical, testing
-    from minidiff.debug import debug_nans
+    from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
     from minidiff.higher_order.custom_rules import custom_jvp, custom_vjp, stop_gradient
