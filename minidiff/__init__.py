@@ -71,6 +71,7 @@ __all__ = [
     "numpy",
     "optim",
     "precision",
+    "pure_callback",
     "random",
     "remat",
     "scan",
@@ -117,6 +118,7 @@ _LATER = {
     "numerical": ("minidiff.checks", True),
     "optim": ("minidiff.optim", False),
     "precision": ("minidiff.precision", False),
+    "pure_callback": ("minidiff.ops.callback", True),
     "random": ("minidiff.random", False),
     "testing": ("minidiff.checks", True),
     "trace_table": ("minidiff.show.trace_table", True),
@@ -134,6 +136,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff.higher_order.scan import scan
     from minidiff.higher_order.while_loop import fori_loop, while_loop
     from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
+    from minidiff.ops.callback import pure_callback
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table
     from minidiff.slices import (
