@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,21 +13,40 @@ from minidiff.higher_order.partial_eval import entered
 from minidiff.higher_order.scan import elements_of, scan_steps
 from minidiff.ops.shape import concatenate, moveaxis, normalize_axis, reshape, stack
 from minidiff.types import typeof
+from minidiff.vmap import vmap
 
 
-def map(f: Callable, xs: Any) -> Any:
+def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
     """Apply `f` to each element of `xs` along its first axis; stack the results.
 
     `xs` and the result are trees of arrays. `vmap` does the same for all elements at once, and needs the memory for
-    that. Raises ValueError if arrays of `xs` differ in length.
+    that; with a `batch_size`, each step does it for that many, and the last one for those that are left. Raises
+    ValueError if arrays of `xs` differ in length, or if `batch_size` is not positive.
 
     >>> import numpy as np
     >>> map(lambda x: x @ x, np.array([[1.0, 2.0], [3.0, 4.0]]))
     array([ 5., 25.])
+    >>> map(lambda x: 2 * x, np.arange(5.0), batch_size=2)
+    array([0., 2., 4., 6., 8.])
     """
     check_functions("map", {"f": f})
     elements, length = elements_of("map", xs)
+    if batch_size is not None and length:
+        return _map_batches(f, elements, length, operator.index(batch_size))
     return scan_steps(lambda _, x: (None, f(x)), Carry("map", f, "xs", None), elements, length, False)[1]
+
+
+def _map_batches(f: Callable, xs: Any, length: int, size: int) -> Any:
+    if size < 1:
+        raise ValueError(f"map: batch_size is the number of elements of a step, got {size}")
+    steps, batched = length // size, vmap(f)
+    most, results = steps * size, []
+    if steps:
+        ys = map(batched, tree.map(lambda x: x[:most].reshape((steps, size, *x.shape[1:])), xs))
+        results.append(tree.map(lambda y: y.reshape((most, *y.shape[2:])), ys))
+    if most < length:
+        results.append(batched(tree.map(lambda x: x[most:], xs)))
+    return tree.map(lambda *ys: concatenate(ys) if len(ys) > 1 else ys[0], *results)
 
 
 def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
