@@ -71,7 +71,6 @@ INSTEAD: dict[str, dict[str, str]] = {
         "out_dims": "write out_axes=",
     },
     "checkpoint": {
-        "static_argnums": _CLOSE_OVER + "checkpoint(lambda x: f(x, n))(x)",
         "prevent_cse": no_counterpart("what is computed again is never merged with what was computed before"),
         "concrete": no_counterpart("an `if` in the function sees concrete values, unless a jit surrounds it"),
     },

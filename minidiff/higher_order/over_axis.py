@@ -49,20 +49,20 @@ def _map_batches(f: Callable, xs: Any, length: int, size: int) -> Any:
     return tree.map(lambda *ys: concatenate(ys) if len(ys) > 1 else ys[0], *results)
 
 
-def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
-    """Compute all prefixes `e[0], f(e[0], e[1]), f(f(e[0], e[1]), e[2]), …`.
+def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """Compute all prefixes `e[0], fn(e[0], e[1]), fn(fn(e[0], e[1]), e[2]), …`.
 
-    `elems` is a tree of arrays of one length along `axis`; the result has its structure and shapes. `f(a, b)` takes two
-    such trees, each with several elements along that axis, and combines them elementwise; it is called about
+    `elems` is a tree of arrays of one length along `axis`; the result has its structure and shapes. `fn(a, b)` takes
+    two such trees, each with several elements along that axis, and combines them elementwise; it is called about
     2 log2(length) times, where `scan` takes one step per element. With `reverse` the results run from the last element
-    to the first: `…, f(e[n-1], e[n-2]), e[n-1]`. Raises ValueError if lengths differ, TypeError if `f` returns another
-    tree.
+    to the first: `…, fn(e[n-1], e[n-2]), e[n-1]`. Raises ValueError if lengths differ, TypeError if `fn` returns
+    another tree.
 
     >>> import numpy as np
     >>> associative_scan(np.multiply, np.array([1.0, 2.0, 3.0, 4.0]))
     array([ 1.,  2.,  6., 24.])
     """
-    check_functions("associative_scan", {"f": f})
+    check_functions("associative_scan", {"fn": fn})
     leaves, structure = tree.flatten_with_paths(elems, "elems")
     arrays = [entered(x) for _, x in leaves]
     axes = [normalize_axis(axis, typeof(x).ndim, "associative_scan") for x in arrays]
@@ -72,18 +72,18 @@ def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int =
         raise ValueError(f"associative_scan: elems must have one length along axis {axis}, got {shown or 'no array'}")
 
     def combined(a: list[Value], b: list[Value]) -> list[Value]:
-        """Apply `f` to elements along the first axis."""
+        """Apply `fn` to elements along the first axis."""
         first, second = (
             tree.unflatten(structure, [moveaxis(x, 0, to) for x, to in zip(side, axes)]) for side in (a, b)
         )
-        outs, found = tree.flatten(f(first, second))
+        outs, found = tree.flatten(fn(first, second))
         if found != structure:
-            raise TypeError(f"associative_scan: elems has the structure {structure}, what f returns {found}")
+            raise TypeError(f"associative_scan: elems has the structure {structure}, what fn returns {found}")
         outs = [entered(x) for x in outs]
         for (path, _), x, given in zip(leaves, outs, tree.leaves(first)):
             if typeof(x).shape != typeof(given).shape:
                 raise TypeError(
-                    f"associative_scan: f was given {path} of type {typeof(given)}, and returned {typeof(x)} for it: "
+                    f"associative_scan: fn was given {path} of type {typeof(given)}, and returned {typeof(x)} for it: "
                     "its operands are several elements along the axis, and so is its result"
                 )
         return [moveaxis(x, at, 0) for x, at in zip(outs, axes)]

@@ -106,14 +106,14 @@ WRONG_SCANS = {
     "another tree": (
         lambda f: md.associative_scan(lambda a, b: (a, b), np.zeros(4)),
         TypeError,
-        r"f returns \(\*, \*\)",
+        r"fn returns \(\*, \*\)",
     ),
     "a sum": (
         lambda f: md.associative_scan(lambda a, b: (a + b).sum(), np.zeros(4)),
         TypeError,
         r"was given elems of type f64\[2\], and returned f64\[\]",
     ),
-    "no function": (lambda f: md.associative_scan(np.zeros(2), f), TypeError, "f must be a function"),
+    "no function": (lambda f: md.associative_scan(np.zeros(2), f), TypeError, "fn must be a function"),
 }
 
 
