@@ -48,6 +48,7 @@ __all__ = [
     "custom_vjp",
     "debug",
     "debug_nans",
+    "disable_jit",
     "draw",
     "dynamic_index_in_dim",
     "dynamic_slice",
@@ -73,6 +74,7 @@ __all__ = [
     "numpy",
     "optim",
     "precision",
+    "pure_callback",
     "random",
     "remat",
     "scan",
@@ -113,12 +115,13 @@ _LATER = {
     ),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
     **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
-    "debug_nans": ("minidiff.debug", True),
+    **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.debug", True)),
     "draw": ("minidiff.show.graph", True),
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.checks", True),
     "optim": ("minidiff.optim", False),
     "precision": ("minidiff.precision", False),
+    "pure_callback": ("minidiff.ops.callback", True),
     "random": ("minidiff.random", False),
     "testing": ("minidiff.checks", True),
     "trace_table": ("minidiff.show.trace_table", True),
@@ -128,7 +131,7 @@ _LATER = {
 if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff import nn, optim, precision, random
     from minidiff.checks import numerical, testing
-    from minidiff.debug import debug_nans
+    from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
     from minidiff.higher_order.custom_rules import custom_jvp, custom_vjp, stop_gradient
@@ -136,6 +139,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff.higher_order.scan import scan
     from minidiff.higher_order.while_loop import fori_loop, while_loop
     from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
+    from minidiff.ops.callback import pure_callback
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table
     from minidiff.slices import (

@@ -369,6 +369,7 @@ class Primitive:
     """
 
     batch_along: Any = None  # the rule of a collective over the named axis of a vmap, `(interpreter, args, params)`
+    batch_ranks: Any = None  # `batch` over simulated ranks, if it differs
     evaluate: Callable[..., Any]
     jvp_body: Callable[..., Any]
     linearize_body: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Debugging aids: `debug_nans` finds what makes a NaN or an infinity; `print`.
+"""Debugging aids: `debug_nans` finds what makes a NaN or an infinity; `disable_jit`; `print`.
 
 While `debug_nans` is on, the bottom of the stack is another interpreter, which evaluates as `Evaluate` does and checks
 each result. All fast paths (compiled programs, derivatives recorded as one equation) require `EVALUATE` itself, so
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy
@@ -177,3 +178,43 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
     of_infinities = {"divide": "raise", "over": "raise"} if inf else {}
     with core.running(CheckFinite(inf)), numpy.errstate(invalid="raise", **of_infinities):
         yield
+
+
+#: Whether `jit` calls the user's function itself, op by op.
+jit_is_disabled: ContextVar[bool] = ContextVar("jit_is_disabled", default=False)
+
+#: Evaluates as `EVALUATE` does, in its place while `jit` is disabled. Compiled programs run under `EVALUATE` alone, so
+#: their calls need not ask whether it is.
+OP_BY_OP = core.Evaluate(None)
+
+
+@contextmanager
+def disable_jit(disable: bool = True) -> Iterator[None]:
+    """`with disable_jit():` run functions that `jit` compiles op by op, in Python.
+
+    A jitted function is then the function itself: `print` and a debugger see concrete values, and breakpoints are
+    reached in each call. Loops and branches run as Python's wherever nothing records them, so `scan`, `while_loop`,
+    `fori_loop`, `cond` and `checkpoint` in it do too, and so does the body of a `shard_map`. (In a typed `shard_map` a
+    step or a branch may run once more on abstract values, to find the types of results.) Under `grad` and `vmap`,
+    values are traced as they are without `jit`. `make_tape` records as ever. `disable=False` turns `jit` on again, in a
+    block within such a block. It applies to the current thread.
+
+    >>> import builtins
+    >>> from minidiff import jit, scan
+    >>> import numpy as np
+    >>> @jit
+    ... def total(x):
+    ...     return scan(lambda s, x: (s + x, builtins.print(s)), 0.0, x)[0]
+    >>> with disable_jit():
+    ...     y = total(np.array([1.0, 2.0]))
+    0.0
+    1.0
+    """
+    bottom = (core.EVALUATE, OP_BY_OP) if disable else (OP_BY_OP, core.EVALUATE)
+    current = core.current_interpreter()
+    token = jit_is_disabled.set(disable)
+    try:
+        with core.running(bottom[1] if current is bottom[0] else current):
+            yield
+    finally:
+        jit_is_disabled.reset(token)

@@ -67,10 +67,10 @@ def shown(x: Any) -> str:
 def is_misfit(primitive: Any, args: Sequence[Any], error: Exception) -> bool:
     """Whether NumPy's error names neither the operation nor the operands' types.
 
-    An error that the user raises in the body of an operation is left unchanged, with its cause and context. Raise
-    TypeError where a non-array operand is the reason.
+    An error that the user raises in the body of an operation, or in a callback, is left unchanged, with its cause and
+    context; these have no shape rule. Raise TypeError where a non-array operand is the reason.
     """
-    if primitive.is_higher_order:
+    if primitive.shape_rule is None:
         return False
     if not isinstance(error, ValueError):
         for x in args:

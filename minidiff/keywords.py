@@ -34,7 +34,6 @@ _INTEGERS = no_counterpart(
     "name floating-point arguments in argnums; md.vjp accepts integers, and gives them cotangents of dtype float0"
 )
 _REDUCE_AXES = no_counterpart("the types of a shard_map's body say where its cotangents are summed over ranks")
-_UNROLL = no_counterpart("loops are never unrolled")
 _CPU = no_counterpart("programs run on NumPy, on the CPU; spmd.make_mesh chooses the ranks")
 _SHARDINGS = no_counterpart(
     "arguments keep their shardings: shard them by spmd.distribute, results by spmd.reshard, or give both in the "
@@ -72,7 +71,6 @@ INSTEAD: dict[str, dict[str, str]] = {
         "out_dims": "write out_axes=",
     },
     "checkpoint": {
-        "static_argnums": _CLOSE_OVER + "checkpoint(lambda x: f(x, n))(x)",
         "prevent_cse": no_counterpart("what is computed again is never merged with what was computed before"),
         "concrete": no_counterpart("an `if` in the function sees concrete values, unless a jit surrounds it"),
     },
@@ -82,7 +80,6 @@ INSTEAD: dict[str, dict[str, str]] = {
         "axis_env": "name the axis in md.vmap(f, axis_name=...), or in a spmd.shard_map",
     },
     "scan": {"_split_transpose": no_counterpart("the transpose of a scan is one scan")},
-    "fori_loop": {"unroll": _UNROLL},
     "cond": {
         "operand": "operands follow the functions: cond(pred, true_fun, false_fun, x)",
         "linear": no_counterpart("a branch's tape shows in which operands it is linear"),

@@ -54,7 +54,7 @@ class Simulated(Backend):
         else:
             held = self.ordered({a for axes in along for a in axes})
             values = [self.expand(x, axes, held) if axes else x for x, axes in operands]
-        return primitive.batch(values, batched, params), held
+        return (primitive.batch_ranks or primitive.batch)(values, batched, params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
         if communicates:

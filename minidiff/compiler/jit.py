@@ -30,6 +30,7 @@ from minidiff.arguments import as_value, check_function
 from minidiff.compiler.codegen import Program
 from minidiff.compiler.simplify import check_options, settings_of_passes
 from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_scope, name_of
+from minidiff.debug import jit_is_disabled
 from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
 from minidiff.promotion import are_weak
 from minidiff.staging import stage_flat
@@ -185,6 +186,8 @@ class Jitted:
         return self if instance is None else types.MethodType(self, instance)
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
+        if jit_is_disabled.get():
+            return self.f(*args, **kwargs)
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
         values = [self._value(x) for x in leaves]

@@ -279,7 +279,7 @@ def _folded(eqn: Equation) -> list[Atom] | None:
     p = eqn.primitive
     if (
         not eqn.inputs
-        or p.impl is None
+        or p.shape_rule is None  # it runs a body, or the user's code
         or p.communicates
         or p.on_ranks
         or p.has_effect

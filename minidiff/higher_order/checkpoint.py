@@ -28,7 +28,8 @@ from minidiff.higher_order.partial_eval import (
     present,
     with_used_results,
 )
-from minidiff.keywords import transformation
+from minidiff.keywords import named_like, transformation
+from minidiff.ops.linalg import einsum_p, matmul_p
 from minidiff.promotion import are_weak
 from minidiff.reverse import FastSweep, Linearize, Sweep
 from minidiff.staging import Stage
@@ -185,12 +186,13 @@ checkpoint_p = Checkpoint("checkpoint")
 
 
 @transformation
-def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
+def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | Sequence[int] = ()) -> Callable:
     """Make `f` save only its arguments in reverse mode, and recompute the rest.
 
     `policy(primitive, *types, **params)` says whether the results of an operation are saved as well; `str(primitive)`
     is the operation's name. `checkpoint_policies` holds common policies. Arguments and result are trees of arrays;
-    arrays that `f` closes over count as arguments.
+    arrays that `f` closes over count as arguments. Positional arguments that `static_argnums` names are passed as they
+    are, and may be anything.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -207,6 +209,9 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
             "md.checkpoint_policies has some"
         )
 
+    if static_argnums != ():
+        return _with_static_arguments(f, policy, static_argnums)
+
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten((args, kwargs))
         flat = Flat(lambda args, kwargs: f(*args, **kwargs), structure, weak=are_weak(leaves))
@@ -218,6 +223,28 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
 
 
 remat = checkpoint
+
+
+def _with_static_arguments(f: Callable, policy: Policy | None, argnums: int | Sequence[int]) -> Callable:
+    """`checkpoint(f, policy)` that closes over some positional arguments."""
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        for n in numbers:
+            if not -len(args) <= n < len(args):
+                raise TypeError(
+                    f"checkpoint: static_argnums names argument {n}, but {name_of(f)} was called with {len(args)}"
+                )
+        static = {n % len(args) for n in numbers}
+
+        def dynamic(*others: Any, **kwargs: Any) -> Any:
+            rest = iter(others)
+            return f(*[x if n in static else next(rest) for n, x in enumerate(args)], **kwargs)
+
+        others = [x for n, x in enumerate(args) if n not in static]
+        return checkpoint(named_like(f, dynamic), policy)(*others, **kwargs)
+
+    return checkpointed
 
 
 name_p = labelled("name")
@@ -234,7 +261,7 @@ def checkpoint_name(x: Any, name: str) -> Any:
 
 
 class checkpoint_policies:
-    """Common policies: which results `checkpoint` saves."""
+    """Common policies, with JAX's names: which results `checkpoint` saves."""
 
     @staticmethod
     def everything_saveable(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
@@ -249,13 +276,56 @@ class checkpoint_policies:
     @staticmethod
     def dots_saveable(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
         """Save the results of matrix products, which are the most expensive to recompute."""
-        return str(primitive) in ("matmul", "dot", "einsum", "tensordot", "inner", "outer")
+        return primitive in (matmul_p, einsum_p)
+
+    @staticmethod
+    def dots_with_no_batch_dims_saveable(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
+        """Save the results of matrix products that are not batches of products, such as those with weights."""
+        if primitive is einsum_p:
+            operands, out = params["subscripts"].split("->")
+            return not set(out).intersection(*operands.split(","))
+        leading = [
+            t.shape[-3::-1] for t in types
+        ]  # of a dimension of size 1, or of one operand alone, there is no batch
+        return primitive is matmul_p and not any(min(sizes) > 1 for sizes in zip(*leading))
+
+    checkpoint_dots = dots_saveable
+    checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
 
     @staticmethod
     def save_only_these_names(*names: str) -> Policy:
         """Save the values that `checkpoint_name` gave one of these names."""
+        return _named("save_only_these_names", names, lambda name: name in names, False)
+
+    @staticmethod
+    def save_any_names_but_these(*names: str) -> Policy:
+        """Save the values that `checkpoint_name` gave any other name, and no others."""
+        return _named("save_any_names_but_these", names, lambda name: name not in names, False)
+
+    @staticmethod
+    def save_anything_except_these_names(*names: str) -> Policy:
+        """Save everything, named or not, except the results of `checkpoint_name` with one of these names."""
+        return _named("save_anything_except_these_names", names, lambda name: name not in names, True)
+
+    @staticmethod
+    def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
+        """Save what one of two policies saves."""
 
         def policy(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
-            return primitive is name_p and params["name"] in names
+            return policy_1(primitive, *types, **params) or policy_2(primitive, *types, **params)
 
         return policy
+
+
+def _named(what: str, names: Sequence[str], saved: Callable[[str], bool], others: bool) -> Policy:
+    """A policy by names; `others` says whether it saves the results of other operations."""
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"checkpoint_policies.{what}: names must be strings, as checkpoint_name takes, got {name!r}"
+            )
+
+    def policy(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
+        return saved(params["name"]) if primitive is name_p else others
+
+    return policy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,37 +13,56 @@ from minidiff.higher_order.partial_eval import entered
 from minidiff.higher_order.scan import elements_of, scan_steps
 from minidiff.ops.shape import concatenate, moveaxis, normalize_axis, reshape, stack
 from minidiff.types import typeof
+from minidiff.vmap import vmap
 
 
-def map(f: Callable, xs: Any) -> Any:
+def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
     """Apply `f` to each element of `xs` along its first axis; stack the results.
 
     `xs` and the result are trees of arrays. `vmap` does the same for all elements at once, and needs the memory for
-    that. Raises ValueError if arrays of `xs` differ in length.
+    that; with a `batch_size`, each step does it for that many, and the last one for those that are left. Raises
+    ValueError if arrays of `xs` differ in length, or if `batch_size` is not positive.
 
     >>> import numpy as np
     >>> map(lambda x: x @ x, np.array([[1.0, 2.0], [3.0, 4.0]]))
     array([ 5., 25.])
+    >>> map(lambda x: 2 * x, np.arange(5.0), batch_size=2)
+    array([0., 2., 4., 6., 8.])
     """
     check_functions("map", {"f": f})
     elements, length = elements_of("map", xs)
+    if batch_size is not None and length:
+        return _map_batches(f, elements, length, operator.index(batch_size))
     return scan_steps(lambda _, x: (None, f(x)), Carry("map", f, "xs", None), elements, length, False)[1]
 
 
-def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
-    """Compute all prefixes `e[0], f(e[0], e[1]), f(f(e[0], e[1]), e[2]), …`.
+def _map_batches(f: Callable, xs: Any, length: int, size: int) -> Any:
+    if size < 1:
+        raise ValueError(f"map: batch_size is the number of elements of a step, got {size}")
+    steps, batched = length // size, vmap(f)
+    most, results = steps * size, []
+    if steps:
+        ys = map(batched, tree.map(lambda x: x[:most].reshape((steps, size, *x.shape[1:])), xs))
+        results.append(tree.map(lambda y: y.reshape((most, *y.shape[2:])), ys))
+    if most < length:
+        results.append(batched(tree.map(lambda x: x[most:], xs)))
+    return tree.map(lambda *ys: concatenate(ys) if len(ys) > 1 else ys[0], *results)
 
-    `elems` is a tree of arrays of one length along `axis`; the result has its structure and shapes. `f(a, b)` takes two
-    such trees, each with several elements along that axis, and combines them elementwise; it is called about
+
+def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """Compute all prefixes `e[0], fn(e[0], e[1]), fn(fn(e[0], e[1]), e[2]), …`.
+
+    `elems` is a tree of arrays of one length along `axis`; the result has its structure and shapes. `fn(a, b)` takes
+    two such trees, each with several elements along that axis, and combines them elementwise; it is called about
     2 log2(length) times, where `scan` takes one step per element. With `reverse` the results run from the last element
-    to the first: `…, f(e[n-1], e[n-2]), e[n-1]`. Raises ValueError if lengths differ, TypeError if `f` returns another
-    tree.
+    to the first: `…, fn(e[n-1], e[n-2]), e[n-1]`. Raises ValueError if lengths differ, TypeError if `fn` returns
+    another tree.
 
     >>> import numpy as np
     >>> associative_scan(np.multiply, np.array([1.0, 2.0, 3.0, 4.0]))
     array([ 1.,  2.,  6., 24.])
     """
-    check_functions("associative_scan", {"f": f})
+    check_functions("associative_scan", {"fn": fn})
     leaves, structure = tree.flatten_with_paths(elems, "elems")
     arrays = [entered(x) for _, x in leaves]
     axes = [normalize_axis(axis, typeof(x).ndim, "associative_scan") for x in arrays]
@@ -52,18 +72,18 @@ def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int =
         raise ValueError(f"associative_scan: elems must have one length along axis {axis}, got {shown or 'no array'}")
 
     def combined(a: list[Value], b: list[Value]) -> list[Value]:
-        """Apply `f` to elements along the first axis."""
+        """Apply `fn` to elements along the first axis."""
         first, second = (
             tree.unflatten(structure, [moveaxis(x, 0, to) for x, to in zip(side, axes)]) for side in (a, b)
         )
-        outs, found = tree.flatten(f(first, second))
+        outs, found = tree.flatten(fn(first, second))
         if found != structure:
-            raise TypeError(f"associative_scan: elems has the structure {structure}, what f returns {found}")
+            raise TypeError(f"associative_scan: elems has the structure {structure}, what fn returns {found}")
         outs = [entered(x) for x in outs]
         for (path, _), x, given in zip(leaves, outs, tree.leaves(first)):
             if typeof(x).shape != typeof(given).shape:
                 raise TypeError(
-                    f"associative_scan: f was given {path} of type {typeof(given)}, and returned {typeof(x)} for it: "
+                    f"associative_scan: fn was given {path} of type {typeof(given)}, and returned {typeof(x)} for it: "
                     "its operands are several elements along the axis, and so is its result"
                 )
         return [moveaxis(x, at, 0) for x, at in zip(outs, axes)]

@@ -24,7 +24,7 @@ from minidiff.higher_order.partial_eval import (
     zeros,
 )
 from minidiff.keywords import explains_keywords
-from minidiff.ops.shape import stack_p, unstack_p
+from minidiff.ops.shape import concatenate, stack_p, unstack_p
 from minidiff.staging import unrolling
 from minidiff.tape import Equation
 from minidiff.types import ShapedArray, typeof
@@ -136,18 +136,19 @@ def rounds(eqn: Equation) -> int:
 
 @explains_keywords
 def scan(
-    f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int = 1
+    f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int | bool = 1
 ) -> tuple[Any, Any]:
     """Loop over the first axis of `xs`: `carry, y = f(carry, x)`.
 
     Returns `(carry, ys)`. `xs` and `ys` are trees of arrays, `ys` stacked from the steps' results; `carry` starts as
     `init`, a tree whose structure and types must not change (a Python number takes the dtype that a step gives it).
-    With `xs=None`, `length` is the number of steps. `reverse` goes from the last element to the first. `unroll` is
-    accepted and ignored: a loop runs step by step, and is recorded (under `make_tape`) as one operation, its body one
-    step. (In a typed `shard_map` the first step runs again if it took derivatives and made a carry vary that was
+    With `xs=None`, `length` is the number of steps. `reverse` goes from the last element to the first. A recorded loop
+    (under `make_tape`, `jit`) is one operation, whose body is one step, or `unroll` steps; True records all steps, and
+    no loop. (In a typed `shard_map` the first step runs again if it took derivatives and made a carry vary that was
     invariant before.)
 
-    Raises TypeError for a carry that does not keep its type, ValueError if lengths are missing or differ.
+    Raises TypeError for a carry that does not keep its type, ValueError if lengths are missing or differ, or if
+    `unroll` is not positive.
 
     >>> import numpy as np
     >>> total, sums = scan(lambda s, x: (s + x, s + x), 0.0, np.array([1.0, 2.0, 3.0]))
@@ -156,7 +157,19 @@ def scan(
     """
     check_functions("scan", {"f": f})
     elements, length = elements_of("scan", xs, length)
-    return scan_steps(f, Carry("scan", f, "init", init), elements, length, reverse)
+    return scan_steps(
+        f, Carry("scan", f, "init", init), elements, length, reverse, steps_at_once("scan", unroll, length)
+    )
+
+
+def steps_at_once(what: str, unroll: int | bool | None, length: int) -> int:
+    """The number of steps in the body of a recorded loop."""
+    if isinstance(unroll, bool) or unroll is None:
+        return max(length, 2) if unroll else 1  # 1 is a loop, of however few steps
+    count = operator.index(unroll)
+    if count < 1:
+        raise ValueError(f"{what}: unroll is True or the number of steps in the loop's body, got {unroll!r}")
+    return count
 
 
 def elements_of(what: str, xs: Any, length: int | None = None) -> tuple[Any, int]:
@@ -210,14 +223,17 @@ class _Step:
         return list(map(enter, result_values(self.carry.origin, leaves, self.ys_structure, "a step's y")))
 
 
-def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:
-    """Scan with the carries `carry`: run the steps, or record one if they are abstract."""
+def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, unroll: int = 1) -> tuple[Any, Any]:
+    """Scan with the carries `carry`: run the steps, or record a loop over `unroll` of them if they are abstract."""
+    recorded = staging() and not unrolling.get()
+    if recorded and 1 < unroll < length:
+        return _scan_blocks(f, carry, xs, length, reverse, unroll)
     arrays, xs_structure = tree.flatten(xs)
     arrays = [_whole_along_first(x) for x in arrays]
     element_types = [_of_element(typeof(x)) for x in arrays]
     step = _Step(f, carry, xs_structure)
 
-    if length and (unrolling.get() or not staging()):
+    if length and (1 < unroll >= length or not recorded):
 
         def run(values, elements):
             _, values, row = carry.advance(step, values, *elements)
@@ -234,3 +250,24 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -
         outs = scan_p.rebind([], [closed], operands, results, {"length": length, "reverse": bool(reverse)})
         values, ys = cut(outs, len(types))
     return carry.tree(values), tree.unflatten(step.ys_structure, ys)
+
+
+def _scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, size: int) -> tuple[Any, Any]:
+    """Record a loop of which each step runs `size` steps; those that are left follow it."""
+    steps, left = divmod(length, size)
+    cut = left if reverse else length - left
+    blocks, rest = (slice(cut, None), slice(cut)) if reverse else (slice(cut), slice(cut, None))
+
+    def run(init: Any, xs: Any, count: int) -> tuple[Any, Any]:
+        return scan_steps(f, Carry(carry.what, f, carry.name, init), xs, count, reverse, count + 1)
+
+    def block(init: Any, xs: Any) -> tuple[Any, Any]:
+        return run(init, xs, size)
+
+    stacked = tree.map(lambda x: x[blocks].reshape((steps, size, *x.shape[1:])), xs)
+    last, ys = scan_steps(block, carry, stacked, steps, reverse)
+    ys = tree.map(lambda y: y.reshape((steps * size, *y.shape[2:])), ys)
+    if not left:
+        return last, ys
+    last, more = run(last, tree.map(lambda x: x[rest], xs), left)
+    return last, tree.map(lambda *parts: concatenate(parts[::-1] if reverse else parts), ys, more)

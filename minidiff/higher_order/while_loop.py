@@ -37,7 +37,7 @@ from minidiff.higher_order.partial_eval import (
     prune_tape,
     traced_batch,
 )
-from minidiff.higher_order.scan import scan_steps
+from minidiff.higher_order.scan import scan_steps, steps_at_once
 from minidiff.keywords import explains_keywords
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
@@ -225,11 +225,12 @@ def _check_condition(carry: Carry, condition: TracedBody, types: Sequence[Shaped
 
 
 @explains_keywords
-def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
+def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unroll: int | bool | None = None) -> Any:
     """Repeat `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
 
     `val` starts as `init_val`, a tree whose structure and types must not change. With known bounds the loop is a
-    `scan`; else a `while_loop`, which reverse mode does not differentiate.
+    `scan`, and `unroll` is as there; else a `while_loop`, which reverse mode does not differentiate and which is not
+    unrolled (ValueError).
 
     >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
     10.0
@@ -244,7 +245,12 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
     if None not in known:
         steps = numpy.arange(*map(int, known))
         carry = Carry("fori_loop", body_fun, "init_val", init_val)
-        return scan_steps(lambda val, i: (body_fun(i, val), None), carry, steps, len(steps), False)[0]
+        at_once = steps_at_once("fori_loop", unroll, len(steps))
+        return scan_steps(lambda val, i: (body_fun(i, val), None), carry, steps, len(steps), False, at_once)[0]
+    if unroll not in (None, False, 1):
+        raise ValueError(
+            f"fori_loop: unroll={unroll!r} needs bounds that are plain numbers; leave it out for traced ones"
+        )
     first, last = (numeric(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
     carry = Carry("fori_loop", body_fun, "(i, init_val)", (first, init_val))
     carry.paths[1:] = [path for path, _ in tree.flatten_with_paths(init_val, "init_val")[0]]

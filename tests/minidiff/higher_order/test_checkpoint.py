@@ -232,6 +232,107 @@ def test_names_are_saved():
     np.testing.assert_array_equal(md.vmap(lambda x: md.checkpoint_name({"x": x}, "a"))(X)["x"], X)
 
 
+#: Products of arrays of these shapes, and whether they are not batches of products, as JAX's policy says.
+PRODUCTS = [
+    (np.matmul, (2, 3), (3, 4), True),
+    (np.matmul, (3,), (3,), True),
+    (np.matmul, (5, 2, 3), (3, 4), True),
+    (np.matmul, (2, 3), (5, 3, 4), True),
+    (np.matmul, (5, 2, 3), (5, 3, 4), False),
+    (np.matmul, (1, 2, 3), (5, 3, 4), True),
+    (np.matmul, (5, 2, 3), (1, 3, 4), True),
+    (np.matmul, (1, 2, 3), (1, 3, 4), True),
+    (np.matmul, (5, 1, 2, 3), (6, 3, 4), True),
+    (np.matmul, (5, 6, 2, 3), (6, 3, 4), False),
+    (np.matmul, (5, 2, 3), (3,), True),
+    (functools.partial(np.einsum, "ij,jk->ik"), (2, 3), (3, 4), True),
+    (functools.partial(np.einsum, "bij,bjk->bik"), (5, 2, 3), (5, 3, 4), False),
+    (functools.partial(np.einsum, "bij,jk->bik"), (5, 2, 3), (3, 4), True),
+    (functools.partial(np.einsum, "bi,bi->b"), (5, 2), (5, 2), False),
+    (functools.partial(np.einsum, "i,j->ij"), (2,), (3,), True),
+]
+
+
+@each("product", PRODUCTS)
+def test_products_that_are_not_batches(product):
+    function, left, right, expected = product
+    asked = []
+
+    def policy(primitive, *types, **params):
+        if policies.dots_saveable(primitive, *types, **params):
+            asked.append(policies.dots_with_no_batch_dims_saveable(primitive, *types, **params))
+        return False
+
+    md.grad(md.checkpoint(lambda x, y: np.sum(function(x, y)), policy=policy))(np.ones(left), np.ones(right))
+    assert asked == [expected]
+
+
+def test_products_of_a_batch_are_computed_again():
+    def attention(w, x):
+        return np.exp(np.einsum("bij,bkj->bik", x @ w, x) @ x)
+
+    x = np.ones((4, 2, 3)) / 8
+    every, none, weights = (
+        counts(policy, attention, np.eye(3), x)
+        for policy in (policies.dots_saveable, None, policies.dots_with_no_batch_dims_saveable)
+    )
+    products = [found["matmul"] + found["einsum"] for found in (every, weights, none)]
+    assert products == [products[0], products[0] + 2, products[0] + 3]
+
+
+def test_policies_by_names():
+    def g(x):
+        return np.sin(np.cosh(md.checkpoint_name(np.exp(x), "a") * md.checkpoint_name(np.tanh(x), "b")))
+
+    def found(policy):
+        by_name = counts(policy, g, X)
+        return [by_name[name] for name in ("exp", "tanh", "cosh")]
+
+    both = policies.save_from_both_policies
+    again = found(None)
+    assert found(policies.save_any_names_but_these()) == found(policies.save_only_these_names("a", "b"))
+    assert found(policies.save_any_names_but_these("b")) == found(policies.save_only_these_names("a"))
+    assert found(policies.save_any_names_but_these("a", "b")) == again == [2, 2, 2]
+    only = [policies.save_only_these_names(name) for name in "ab"]
+    assert found(both(*only)) == found(policies.save_only_these_names("a", "b")) == [1, 1, 2]
+    assert found(both(only[0], policies.nothing_saveable)) == found(only[0]) == [1, 2, 2]
+    assert found(policies.save_anything_except_these_names("a")) == found(policies.everything_saveable) == [1, 1, 1]
+    asked = policies.save_anything_except_these_names("a")
+    name_p = md.make_tape(lambda x: md.checkpoint_name(x, "a"))(X).equations[0].primitive
+    assert [asked(name_p, name=name) for name in "ab"] == [False, True]
+    for policy in (policies.save_any_names_but_these, policies.save_anything_except_these_names):
+        gradient = md.grad(lambda x: md.checkpoint(g, policy=policy("a"))(x).sum())  # noqa: B023
+        np.testing.assert_allclose(md.jit(gradient)(X), md.grad(lambda x: g(x).sum())(X))
+        with pytest.raises(TypeError, match=rf"{policy.__name__}: names must be strings.*got \['a'\]"):
+            policy(["a"])
+
+
+def test_the_names_are_those_of_jax():
+    names = """everything_saveable nothing_saveable dots_saveable checkpoint_dots dots_with_no_batch_dims_saveable
+        checkpoint_dots_with_no_batch_dims save_only_these_names save_any_names_but_these
+        save_anything_except_these_names save_from_both_policies"""
+    assert sorted(name for name in vars(policies) if not name.startswith("_")) == sorted(names.split())
+    assert policies.checkpoint_dots is policies.dots_saveable
+
+
+def test_static_arguments():
+    seen = []
+
+    def g(x, kind, y, *, scale=1.0):
+        seen.append(kind)
+        return {"sin": np.sin, "cos": np.cos}[kind](x) * y * scale
+
+    for numbers, args in ((1, (X, "sin", X)), ((1,), (X, "sin", X)), (-2, (X, "sin", X)), ((0, 1), (X, "sin", X))):
+        for run in (lambda f: f, md.jit, lambda f: md.grad(lambda y: f(y).sum())):
+            remat = md.checkpoint(g, static_argnums=numbers)
+            found = run(lambda y, f=remat, args=args: f(*args[:2], y, scale=2.0))(args[2])
+            expected = run(lambda y, args=args: g(*args[:2], y, scale=2.0))(args[2])
+            np.testing.assert_allclose(found, expected)
+    assert set(seen) == {"sin"}
+    with pytest.raises(TypeError, match="checkpoint: static_argnums names argument 3, but g was called with 2"):
+        md.checkpoint(g, static_argnums=3)(X, "sin")
+
+
 def test_policies_are_asked_with_types_and_parameters():
     asked = []
 

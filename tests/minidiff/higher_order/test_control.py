@@ -1,5 +1,6 @@
 """Control flow against the same program with Python's own: values, derivatives, batches, tapes, ranks, errors."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -883,6 +884,84 @@ def test_pbroadcasts_stay_in_their_body():
     tape.check()
     np.testing.assert_allclose(tape(2.0, np.ones(4)), [md.grad(f)(2.0, np.ones(4))])
     np.testing.assert_allclose(md.grad(f)(2.0, np.ones(4)), 8 * np.cos(2.0))
+
+
+# ---------------------------------------------------------------- several steps at once
+
+
+class AtOnce:
+    """`md`, with loops that are recorded several steps at once."""
+
+    cond, switch, while_loop = map(staticmethod, (md.cond, md.switch, md.while_loop))
+
+    def __init__(self, unroll):
+        self.scan = functools.partial(md.scan, unroll=unroll)
+        self.unroll = unroll
+
+    def fori_loop(self, lower, upper, body_fun, init_val):
+        known = all(isinstance(n, int) for n in (lower, upper))
+        return md.fori_loop(lower, upper, body_fun, init_val, unroll=self.unroll if known else None)
+
+
+@each("unroll", [2, 3, True])
+@each("name", CASES)
+def test_several_steps_at_once(name, unroll):
+    """Values and types, and derivatives of what is recorded."""
+    case = CASES[name]
+    f, meaning = case.of(AtOnce(unroll)), case.of(Unrolled)
+    expected = meaning(*case.args)
+    for run in (f, md.jit(f)):
+        out = run(*case.args)
+        assert md.tree.structure(out) == md.tree.structure(expected)
+        for x, y in zip(md.tree.leaves(out), md.tree.leaves(expected), strict=True):
+            assert_trees_close(x, y)
+            assert md.typeof(x) == md.typeof(y)
+    if case.reverse:
+        moving = [i for i, x in enumerate(case.args) if isinstance(x, np.ndarray)]
+        total = lambda f: lambda *args: sum(np.sum(x * x) for x in floats(f(*args)))  # noqa: E731
+        expected = md.grad(total(meaning), moving)(*case.args)
+        for gradient in (md.jit(md.grad(total(f), moving)), md.grad(md.jit(total(f)), moving)):
+            assert_trees_close(gradient(*case.args), expected)
+
+
+@each("unroll", [2, True])
+@each("name", RANKS)
+def test_several_steps_at_once_in_a_body(name, unroll):
+    f, meaning = (on_ranks(RANKS[name], lax, MESH) for lax in (AtOnce(unroll), Unrolled))
+    assert_trees_close(md.jit(f)(*ARGS), md.tree.leaves(meaning(*ARGS)))
+    if name != "while_loop":
+        gradient, expected = (md.grad(loss(f), (0, 1)) for f in (f, meaning))
+        assert_trees_close(md.jit(gradient)(*ARGS), expected(*ARGS))
+
+
+@each("reverse", [False, True])
+def test_how_many_steps_are_recorded(reverse):
+    def lengths(n, unroll):
+        f = lambda xs: md.scan(lambda h, x: (np.tanh(h + x), h), 0.0, xs, reverse=reverse, unroll=unroll)  # noqa: E731
+        tape = md.make_tape(f)(np.ones(n))
+        loops = [eqn for eqn in tape.equations if eqn.primitive.name == "scan"]
+        steps = [sum(eqn.primitive.name == "tanh" for eqn in loop.params["body"].equations) for loop in loops]
+        return [eqn.params["length"] for eqn in loops], steps, names(tape).count("tanh")
+
+    assert lengths(10, 1) == lengths(10, False) == ([10], [1], 0)
+    assert lengths(10, 2) == ([5], [2], 0)
+    assert lengths(10, 4) == ([2], [4], 2)
+    assert lengths(10, 9) == ([1], [9], 1)
+    assert lengths(10, 10) == lengths(10, 11) == lengths(10, True) == ([], [], 10)
+    assert lengths(1, 1) == ([1], [1], 0)
+    assert lengths(1, True) == ([], [], 1)
+    assert lengths(0, True) == ([0], [1], 0)
+
+
+def test_wrong_numbers_of_steps():
+    for unroll in (0, -1):
+        with pytest.raises(ValueError, match=f"scan: unroll is True or the number of steps .* got {unroll}"):
+            md.scan(lambda c, x: (c, x), 0.0, np.ones(3), unroll=unroll)
+        with pytest.raises(ValueError, match=f"fori_loop: unroll is True or the number .* got {unroll}"):
+            md.fori_loop(0, 3, lambda i, x: x, 0.0, unroll=unroll)
+    f = md.jit(lambda n: md.fori_loop(0, n, lambda i, x: x + i, 0.0, unroll=2))
+    with pytest.raises(ValueError, match="unroll=2 needs bounds that are plain numbers"):
+        f(3)
 
 
 # ---------------------------------------------------------------- types

@@ -106,14 +106,14 @@ WRONG_SCANS = {
     "another tree": (
         lambda f: md.associative_scan(lambda a, b: (a, b), np.zeros(4)),
         TypeError,
-        r"f returns \(\*, \*\)",
+        r"fn returns \(\*, \*\)",
     ),
     "a sum": (
         lambda f: md.associative_scan(lambda a, b: (a + b).sum(), np.zeros(4)),
         TypeError,
         r"was given elems of type f64\[2\], and returned f64\[\]",
     ),
-    "no function": (lambda f: md.associative_scan(np.zeros(2), f), TypeError, "f must be a function"),
+    "no function": (lambda f: md.associative_scan(np.zeros(2), f), TypeError, "fn must be a function"),
 }
 
 
@@ -196,3 +196,35 @@ def test_the_types_of_results_in_a_body_say_where_they_vary():
 
     spmd.shard_map(body, mesh, P("i"), P("i"))(np.zeros(4))
     assert str(found) == "[(f64[2]{i}, f64[2])]"
+
+
+# ---------------------------------------------------------------- map in batches
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 8])
+def test_a_map_in_batches_is_a_map(batch_size):
+    """Lengths that the size divides, and does not; trees; values, derivatives, and what is recorded."""
+    xs = {"a": numpy.linspace(-1.0, 2.0, 15).reshape(5, 3), "b": numpy.arange(5)}
+
+    def f(x):
+        return np.sin(x["a"]) * x["b"], (x["b"], np.ones(2))
+
+    def mapped(**options):
+        return lambda xs: md.map(f, xs, **options)
+
+    def loss(**options):
+        return lambda a: np.sum(md.map(f, {**xs, "a": a}, **options)[0] ** 2)
+
+    size = {"batch_size": batch_size}
+    for run in (lambda f: f, md.jit, lambda f: md.vmap(f, axis_size=2, in_axes=None)):
+        assert_trees_close(md.tree.leaves(run(mapped(**size))(xs)), md.tree.leaves(run(mapped())(xs)))
+    for run in (md.grad, lambda f: md.jit(md.grad(f)), md.hessian):
+        assert_trees_close(run(loss(**size))(xs["a"]), run(loss())(xs["a"]))
+    rows = [eqn for eqn in md.make_tape(mapped(**size))(xs).equations if eqn.primitive.name == "scan"]
+    assert [eqn.params["length"] for eqn in rows] == [5 // batch_size] * (batch_size <= 5)
+
+
+def test_batches_of_nothing():
+    assert md.map(np.sin, numpy.zeros((0, 3)), batch_size=2).shape == (0, 3)
+    with pytest.raises(ValueError, match="batch_size is the number of elements of a step, got 0"):
+        md.map(np.sin, numpy.ones(3), batch_size=0)

@@ -1,0 +1,184 @@
+"""`pure_callback`: an operation that calls the user's Python function on arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from minidiff import tree
+from minidiff.arguments import as_named_value, as_values
+from minidiff.core import Primitive, Value, name_of
+from minidiff.dtypes import is_scalar_constant, result_type
+from minidiff.ops.dimensions import gather
+from minidiff.ops.shape import broadcast_to, expand_dims
+from minidiff.types import ShapedArray, typeof
+
+METHODS = ("sequential", "expand_dims", "broadcast_all")
+
+
+class Callback(NamedTuple):
+    """A function of trees as one of leaves; its results are checked against types, and copied."""
+
+    function: Callable
+    structure: tree.Structure  # of the arguments
+    results: tree.Structure
+
+    def __call__(self, leaves: Sequence[Value], types: Sequence[ShapedArray]) -> list[numpy.ndarray]:
+        args, kwargs = tree.unflatten(self.structure, list(map(_read_only, leaves)))
+        found, structure = tree.flatten(self.function(*args, **kwargs))
+        if structure != self.results:
+            raise TypeError(
+                f"pure_callback: {name_of(self.function)} returned {structure}, but result_shape_dtypes says "
+                f"{self.results}"
+            )
+        paths = tree.paths(structure, "the result")
+        return [self._checked(*result) for result in zip(paths, found, types)]
+
+    def _checked(self, path: str, x: Any, declared: ShapedArray) -> Value:
+        name = name_of(self.function)
+        if type(x) in (bool, int, float, complex) and result_type(declared.dtype, x) == declared.dtype:
+            x = numpy.asarray(x, declared.dtype)  # a Python number takes any precision
+        x = as_named_value(x, f"pure_callback: {path} of {name}")
+        if (x.shape, x.dtype) != (declared.shape, declared.dtype):
+            raise TypeError(
+                f"pure_callback: {path} of {name} has type {typeof(x)}, but result_shape_dtypes says {declared}: "
+                "return an array of that shape and dtype (with .astype, say), or declare the one that it returns"
+            )
+        return x
+
+
+def _read_only(x: Value) -> Value:
+    """A view that cannot be written to: other operations read the array, too."""
+    x = numpy.asarray(x).view()
+    x.flags.writeable = False
+    return x[()]
+
+
+class PureCallback(Primitive):
+    """The operation. `types` are those of the results of one call.
+
+    `batches` says, for each batch axis in front from the outermost, which operands have it: there is one call for each
+    element. `vmap` with another `vmap_method` than "sequential" changes the operands and `types` instead. The ranks of
+    a mesh are always apart, as they are where each is a process.
+    """
+
+    multiple_results = True
+
+    def __init__(self) -> None:
+        super().__init__("pure_callback", _call, sharding=gather)
+
+    def typecheck(self, types, params):
+        sizes, states = _sizes(types, params["batches"]), self.result_states(types, params)
+        return [t.update(shape=(*sizes, *t.shape), states=states) for t in params["types"]]
+
+    def jvp(self, primals, tangents, params):
+        name = name_of(params["callback"].function)
+        raise TypeError(
+            f"pure_callback: {name} is Python code, which has no derivative. Give it a rule: call pure_callback in a "
+            "function that is decorated with md.custom_jvp (forward and reverse mode) or md.custom_vjp; or, if its "
+            "result is a constant, apply md.stop_gradient to the arguments"
+        )
+
+    def batch(self, args, batched, params):
+        if params["vmap_method"] == "sequential":
+            return self.batch_ranks(args, batched, params)
+        size = next(x.shape[0] for x, yes in zip(args, batched) if yes)
+        args = [x if yes else expand_dims(x, 0) for x, yes in zip(args, batched)]
+        if params["vmap_method"] == "broadcast_all":
+            args = [broadcast_to(x, (size, *x.shape[1:])) for x in args]
+        types = tuple([t.update(shape=(size, *t.shape)) for t in params["types"]])
+        return self.bind(*args, **{**params, "types": types})
+
+    def batch_ranks(self, args, batched, params):
+        return self.bind(*args, **{**params, "batches": (tuple(batched), *params["batches"])})
+
+    def show_params(self, params):
+        return name_of(params["callback"].function)
+
+
+def _sizes(operands: Sequence[Any], batches: Sequence[Sequence[bool]]) -> tuple[int, ...]:
+    """The sizes of the batch axes."""
+
+    def sizes(shapes: list[tuple[int, ...]]) -> Iterator[int]:
+        for batched in batches:
+            yield next(shape[0] for shape, yes in zip(shapes, batched) if yes)
+            shapes = [shape[1:] if yes else shape for shape, yes in zip(shapes, batched)]
+
+    return tuple(sizes([() if is_scalar_constant(x) else x.shape for x in operands]))
+
+
+def _call(
+    *operands: Value, callback: Callback, types: Sequence[ShapedArray], vmap_method: str, batches: Sequence
+) -> list:
+    """Call the function, once for each element of a batch."""
+    sizes = _sizes(operands, batches)
+    outs = [numpy.empty((*sizes, *t.shape), t.dtype) for t in types]
+    for index in numpy.ndindex(*sizes):
+        places = [tuple([n for n, yes in zip(index, has) if yes]) for has in zip(*batches)] or [()] * len(operands)
+        results = callback([numpy.asarray(x)[at] for x, at in zip(operands, places)], types)
+        for out, x in zip(outs, results):
+            out[index] = x
+    return [out[()] for out in outs]
+
+
+callback_p = PureCallback()
+
+
+def pure_callback(
+    callback: Callable, result_shape_dtypes: Any, *args: Any, vmap_method: str = "sequential", **kwargs: Any
+) -> Any:
+    """Call a Python function of plain arrays, also where values are traced.
+
+    `callback(*args, **kwargs)` gets trees of NumPy arrays, which it must not write to, and returns a tree of arrays
+    like `result_shape_dtypes`: a tree of `ShapedArray`s, or of anything that has a `shape` and a `dtype`. It must be
+    pure: a compiled program may call it again, or not at all if nothing uses the result. It is called when the program
+    runs, under `jit` and in loops too; in the body of a `shard_map` once on each rank, with that rank's blocks (once
+    for all simulated ranks, if no argument varies), and the result varies as the arguments do.
+
+    `vmap_method` says how `vmap` calls it. "sequential": once for each element. "expand_dims": once, with a batch axis
+    in front of all arguments, of size 1 for those that are not mapped. "broadcast_all": once, with all arguments
+    broadcast to the whole batch. In these two it returns all elements' results, along a first axis.
+
+    It has no derivative. Declare one with `custom_jvp` or `custom_vjp`, whose function calls it:
+
+    >>> import math
+    >>> import numpy as np
+    >>> from minidiff import custom_jvp, grad, jit, typeof
+    >>> @custom_jvp
+    ... def gamma(x):
+    ...     return pure_callback(math.gamma, typeof(x), x)
+    >>> gamma.defjvps(lambda t, out, x: t * out * digamma(x))
+    >>> def digamma(x):
+    ...     return pure_callback(lambda x: math.log(x) - 0.5 / x, typeof(x), x)  # roughly
+    >>> float(jit(gamma)(5.0)), round(float(grad(gamma)(5.0)), 1)
+    (24.0, 36.2)
+
+    Raise TypeError if the function returns another structure, shape or dtype than declared, or if a derivative is
+    taken; ValueError for another `vmap_method`.
+    """
+    if not callable(callback):
+        raise TypeError(
+            f"pure_callback: callback must be a function, got {type(callback).__name__}: write "
+            "pure_callback(f, result_shape_dtypes, *args)"
+        )
+    if vmap_method not in METHODS:
+        known = ", ".join(map(repr, METHODS))
+        raise ValueError(f"pure_callback: vmap_method must be one of {known}, got {vmap_method!r}")
+    declared, results = tree.flatten_with_paths(result_shape_dtypes, "result_shape_dtypes")
+    types = tuple([_declared(path, x) for path, x in declared])
+    leaves, structure = tree.flatten((args, kwargs))
+    operands = as_values("pure_callback", leaves, lambda: tree.paths(structure, "(args, kwargs)"))
+    called = Callback(callback, structure, results)
+    outs = callback_p.bind(*operands, callback=called, types=types, vmap_method=vmap_method, batches=())
+    return tree.unflatten(results, outs)
+
+
+def _declared(path: str, x: Any) -> ShapedArray:
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise TypeError(
+            f"pure_callback: {path} must have a shape and a dtype, got {type(x).__name__}: write "
+            "md.ShapedArray(shape, dtype), or md.typeof(x) for a result like x"
+        )
+    return ShapedArray(tuple(x.shape), numpy.dtype(x.dtype))

@@ -1,0 +1,350 @@
+"""`md.pure_callback`: Python functions of arrays in every transformation, against the same functions of NumPy."""
+
+import math
+
+import ml_dtypes  # noqa: F401  (NumPy then knows bfloat16)
+import numpy
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, psum
+from spmd import P
+from tests.samples import check_each
+
+METHODS = ("sequential", "expand_dims", "broadcast_all")
+
+
+def sin_of(method="sequential"):
+    """`np.sin` by a callback, with a rule in which the cosine is one too. It has a list of the shapes of its calls."""
+    calls = []
+
+    def python_sin(x):
+        assert isinstance(x, (numpy.ndarray, numpy.generic))
+        calls.append(x.shape)
+        return numpy.sin(x)
+
+    @md.custom_jvp
+    def sin(x):
+        return md.pure_callback(python_sin, md.typeof(x), x, vmap_method=method)
+
+    @md.custom_jvp
+    def cos(x):
+        return md.pure_callback(numpy.cos, md.typeof(x), x, vmap_method=method)
+
+    sin.defjvps(lambda t, out, x: t * cos(x))
+    cos.defjvps(lambda t, out, x: -t * sin(x))
+    sin.calls = calls
+    return sin
+
+
+def by_rules(method="sequential"):
+    """The same by a custom_vjp."""
+
+    @md.custom_vjp
+    def sin(x):
+        return md.pure_callback(numpy.sin, md.typeof(x), x, vmap_method=method)
+
+    cos = lambda x: md.pure_callback(numpy.cos, md.typeof(x), x, vmap_method=method)  # noqa: E731
+    sin.defvjp(lambda x: (sin(x), x), lambda x, ct: (ct * cos(x),))
+    return sin
+
+
+X = numpy.linspace(-1.0, 2.0, 6).reshape(2, 3)
+
+#: Programs `(sin, x) -> y`.
+PROGRAMS = {
+    "once": lambda sin, x: 2 * sin(x * x),
+    "twice": lambda sin, x: sin(sin(x)) + sin(x),
+    "in a scan": lambda sin, x: md.scan(lambda c, row: (sin(c + row), sin(row)), x[0], x),
+    "in a map": lambda sin, x: md.map(sin, x),
+    "in a map of batches": lambda sin, x: md.map(sin, x.reshape(-1), batch_size=4),
+    "in a fori_loop": lambda sin, x: md.fori_loop(0, 3, lambda i, x: sin(x + i), x),
+    "in a branch": lambda sin, x: md.cond(x[0, 0] < 0, sin, lambda x: -sin(x), x),
+    "in a checkpoint": lambda sin, x: md.checkpoint(lambda x: sin(sin(x)))(x),
+    "in a compiled function": lambda sin, x: md.jit(lambda x: sin(sin(x)))(x),
+    "under vmap": lambda sin, x: md.vmap(sin)(x),
+    "under vmaps": lambda sin, x: md.vmap(md.vmap(lambda x: sin(x)), in_axes=1)(x),
+    "of a gradient": lambda sin, x: md.vmap(md.grad(lambda row: np.sum(sin(row) * row)))(x),
+}
+
+#: Transformations of a function of `X`.
+USES = {
+    "values": lambda f: f(X),
+    "jit": lambda f: md.jit(f)(X),
+    "tape": lambda f: md.make_tape(f)(X)(X),
+    "jvp": lambda f: md.jvp(f, (X,), (numpy.cos(X),)),
+    "vmap": lambda f: md.vmap(f)(numpy.stack([X, -X])),
+    "jit of vmap": lambda f: md.jit(md.vmap(f, in_axes=2))(numpy.stack([X, -X], axis=2)),
+}
+REVERSE = {
+    "grad": lambda f: md.grad(f)(X),
+    "jit of grad": lambda f: md.jit(md.grad(f))(X),
+    "grad of jit": lambda f: md.grad(md.jit(f))(X),
+    "vmap of grad": lambda f: md.vmap(md.grad(f))(numpy.stack([X, -X])),
+    "hessian": lambda f: md.jit(md.grad(lambda x: np.sum(md.grad(f)(x) ** 2)))(X),
+}
+
+
+def assert_same(found, expected):
+    for x, y in zip(md.tree.leaves(found), md.tree.leaves(expected), strict=True):
+        assert_allclose(x, y, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_numpy(name, method):
+    program, sin = PROGRAMS[name], sin_of(method)
+    total = lambda sin: lambda x: sum(np.sum(y * y) for y in md.tree.leaves(program(sin, x)))  # noqa: E731
+    cases = [(use, run, lambda sin: lambda x: program(sin, x)) for use, run in USES.items()]
+    cases += [(use, run, total) for use, run in REVERSE.items()]
+    check_each((use, lambda run=run, f=f: assert_same(run(f(sin)), run(f(np.sin)))) for use, run, f in cases)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_with_a_backward_rule(method):
+    sin = by_rules(method)
+    loss = lambda sin: lambda x: np.sum(sin(x * x) ** 2)  # noqa: E731
+    for use in ("grad", "jit of grad", "grad of jit", "vmap of grad"):
+        assert_same(REVERSE[use](loss(sin)), REVERSE[use](loss(np.sin)))
+
+
+def test_how_often_it_is_called():
+    sin = sin_of()
+    f = md.jit(lambda x: sin(x))
+    tape = md.make_tape(f)(X)
+    assert sin.calls == []
+    assert str(tape).count("pure_callback(c, python_sin)") == 1
+    for n in range(3):
+        f(X)
+        assert sin.calls == [X.shape] * (n + 1)  # once in each call
+    sin.calls.clear()
+    md.jit(lambda x: sin(x) + sin(x))(X)  # it is pure
+    assert len(sin.calls) == 1
+    md.jit(lambda x: (sin(x), x)[1])(X)
+    assert len(sin.calls) == 1
+    md.jit(lambda x: md.cond(np.sum(x) > 1e9, lambda: sin(np.ones(2)), lambda: np.zeros(2)))(X)  # a branch not taken
+    assert len(sin.calls) == 1
+
+
+def test_shapes_under_vmap():
+    shapes = []
+
+    def scaled(x, y):
+        shapes.append((numpy.shape(x), numpy.shape(y)))
+        return x * y if numpy.ndim(y) < 2 else numpy.asarray(x).reshape(-1, 1) * y
+
+    def f(x, y, method):
+        return md.pure_callback(scaled, md.typeof(y), x, y, vmap_method=method)
+
+    found = {}
+    for method in METHODS:
+        shapes.clear()
+        out = md.vmap(lambda x, y: f(x, y, method), in_axes=(None, 1))(2.0, X)  # noqa: B023
+        assert_array_equal(out, 2.0 * X.T)
+        found[method] = list(shapes)
+    one = ((), (2,))
+    assert found == {"sequential": [one] * 3, "expand_dims": [((1,), (3, 2))], "broadcast_all": [((3,), (3, 2))]}
+    assert_array_equal(md.vmap(lambda y: f(2.0, y, "sequential"))(numpy.zeros((0, 2))), numpy.zeros((0, 2)))
+
+
+def test_trees():
+    def stats(x, *, scale):
+        return {"sum": x["a"].sum() * scale, "parts": (x["b"], numpy.argmax(x["a"]))}
+
+    declared = {
+        "sum": numpy.float64(0.0),  # whatever has a shape and a dtype
+        "parts": (md.ShapedArray((2,), "float32"), md.ShapedArray((), int)),
+    }
+    x = {"a": numpy.array([1.0, 3.0]), "b": numpy.ones(2, "float32")}
+    for run in (lambda f: f, md.jit):
+        out = run(lambda x: md.pure_callback(stats, declared, x, scale=2.0))(x)
+        assert_array_equal(out["sum"], 8.0)
+        assert_array_equal(out["parts"][0], x["b"], strict=True)
+        assert out["parts"][1] == 1
+    assert md.pure_callback(lambda: (), ()) == ()
+    assert md.pure_callback(lambda: 2, md.ShapedArray((), "float32")).dtype == numpy.float32  # of any precision
+    types = md.eval_shape(lambda x: md.pure_callback(stats, declared, x, scale=2.0), x)
+    assert [str(t) for t in md.tree.leaves(types)] == ["f32[2]", "i64[]", "f64[]"]
+
+
+def test_memory_is_its_own():
+    """A callback may return an array that it keeps, or its argument; and it must not write to that."""
+    kept = numpy.ones(40_000)
+    f = md.jit(lambda x: md.pure_callback(lambda x: kept, md.typeof(x), x) * 2 + x)
+    f(kept.copy())
+    assert (kept == 1).all()
+    out = md.pure_callback(lambda x: x, md.typeof(kept), kept)
+    out[0] = 5.0
+    assert kept[0] == 1.0
+
+    def write(x):
+        x += 1
+        return x
+
+    for run in (lambda f: f, md.jit):
+        with pytest.raises(ValueError, match="read-only"):
+            run(lambda x: md.pure_callback(write, md.typeof(x), x))(numpy.ones(3))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64", "int8", "bool"])
+def test_dtypes_are_kept(dtype):
+    x = numpy.ones(3).astype(dtype)
+    for run in (lambda f: f, md.jit, md.vmap):
+        out = run(lambda x: md.pure_callback(lambda x: x, md.typeof(x), x))(x)
+        assert out.dtype == x.dtype
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_results_that_differ_from_what_is_declared():
+    def f(x):
+        return {"y": x}
+
+    of_four = {"y": md.ShapedArray((4,), float)}
+    wrong = {
+        r"the result\['y'\] of f has type f64\[3\], but result_shape_dtypes says f32\[3\]": {
+            "y": md.ShapedArray((3,), "float32")
+        },
+        r"the result\['y'\] of f has type f64\[3\], but result_shape_dtypes says f64\[4\]": of_four,
+        r"f returned \{'y': \*\}, but result_shape_dtypes says \*": md.ShapedArray((3,), float),
+    }
+    for message, declared in wrong.items():
+        for run in (lambda f: f, md.jit, lambda f: lambda x: md.map(f, x[None])):
+            with pytest.raises(TypeError, match=message):
+                run(lambda x, declared=declared: md.pure_callback(f, declared, x))(numpy.ones(3))
+    with pytest.raises(TypeError, match="the result of <lambda>: expected an array or a number, got str"):
+        md.pure_callback(lambda: "text", md.ShapedArray((), float))
+
+
+def test_wrong_calls():
+    with pytest.raises(TypeError, match="callback must be a function, got ShapedArray: write pure_callback"):
+        md.pure_callback(md.ShapedArray((), float), abs)
+    with pytest.raises(TypeError, match=r"result_shape_dtypes\['a'\] must have a shape and a dtype, got float"):
+        md.pure_callback(abs, {"a": 1.0}, 1.0)
+    with pytest.raises(ValueError, match=r"vmap_method must be one of 'sequential', .* got 'vectorized'"):
+        md.pure_callback(abs, md.ShapedArray((), float), 1.0, vmap_method="vectorized")
+    with pytest.raises(TypeError, match=r"pure_callback: .*0.*1.*got str"):
+        md.pure_callback(abs, md.ShapedArray((), float), 1.0, "text")
+
+
+VMAP_OF_GRAD = lambda f: md.vmap(md.grad(f))  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    "transform", [md.grad, md.jacfwd, lambda f: md.jit(md.grad(f)), lambda f: md.grad(md.jit(f)), VMAP_OF_GRAD]
+)
+def test_without_a_rule(transform):
+    f = lambda x: md.pure_callback(math.gamma, md.typeof(x), x)  # noqa: E731
+    x = numpy.ones(2) if transform is VMAP_OF_GRAD else 1.0
+    with pytest.raises(TypeError, match=r"gamma is Python code, which has no derivative.*custom_jvp.*custom_vjp"):
+        transform(f)(x)
+
+
+def test_without_a_rule_of_constants():
+    f = lambda x: x * md.pure_callback(math.gamma, md.typeof(x), md.stop_gradient(x))  # noqa: E731
+    assert md.grad(f)(4.0) == 6.0
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError, AttributeError, KeyError])
+def test_its_own_errors_are_left_as_they_are(kind):
+    def fails(x):
+        raise kind("mine")
+
+    for run in (lambda f: f, md.jit, md.vmap, md.checkpoint):
+        with pytest.raises(kind) as caught:
+            run(lambda x: md.pure_callback(fails, md.typeof(x), x))(numpy.ones(3))
+        assert type(caught.value) is kind
+        assert caught.value.args == ("mine",)
+        assert "fails" in [entry.name for entry in caught.traceback]
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+def check_on_ranks(mesh, check_rep=True):
+    """Each rank calls it with its own block: values, derivatives, in loops and compiled, against NumPy's."""
+    n = mesh.size
+    x, w = numpy.linspace(-1.0, 2.0, 3 * n), numpy.float64(0.7)
+
+    def loss(sin):
+        def body(w, x):
+            y = sin(w * x)
+            y, _ = md.scan(lambda c, e: (sin(c + e), None), y, x)
+            y = md.vmap(sin)(y)
+            y = md.cond(axis_index("i") == 0, sin, lambda y: 2 * y, y) if check_rep else y
+            return psum(np.sum(y * sin(w)), "i")
+
+        return spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P(), check_rep=check_rep)
+
+    for method in METHODS:
+        f, expected = loss(sin_of(method)), loss(np.sin)
+        for run in (lambda f: f, lambda f: md.value_and_grad(f, (0, 1)), lambda f: lambda *xs: md.jvp(f, xs, xs)):
+            for compiled in (lambda f: f, md.jit):
+                found = compiled(run(f))(w, x)
+                for y, e in zip(md.tree.leaves(found), md.tree.leaves(run(expected)(w, x)), strict=True):
+                    assert_allclose(spmd.gather(y), spmd.gather(e), rtol=1e-12)
+
+
+def check_calls_of_ranks(mesh):
+    """Whatever the vmap_method: of a varying value one call a rank, of one that is the same on all ranks, one."""
+    n = mesh.size
+    here = n if mesh.backend == "simulated" else 1
+    for method in METHODS:
+        calls = []
+
+        def noted(x):
+            calls.append(numpy.shape(x))  # noqa: B023
+            return numpy.sum(x)
+
+        def body(x, w):
+            call = lambda x: md.pure_callback(noted, md.ShapedArray((), float), x, vmap_method=method)  # noqa: B023, E731
+            return call(x)[None], call(w)
+
+        f = spmd.shard_map(body, mesh=mesh, in_specs=(P("i"), P()), out_specs=(P("i"), P()))
+        for run in (f, md.jit(f), md.jit(f)):
+            calls.clear()
+            sums, whole = run(numpy.arange(2.0 * n), numpy.ones((3, 1)))
+            assert sorted(calls) == [(2,)] * here + [(3, 1)]
+            assert_array_equal(spmd.gather(sums), numpy.arange(2.0 * n).reshape(n, 2).sum(1))
+            assert whole == 3.0
+
+
+def check_sharded(mesh):
+    """Outside of bodies, it takes whole arrays."""
+    x = numpy.arange(2.0 * mesh.size)
+    sharded = spmd.distribute(x, mesh, P("i"))
+    for run in (lambda f: f, md.jit):
+        found = run(lambda x: md.pure_callback(numpy.cumsum, md.typeof(x), x))(sharded)
+        assert_array_equal(spmd.gather(found), numpy.cumsum(x))
+
+
+@pytest.mark.parametrize("check_rep", [True, False], ids=["typed", "untyped"])
+def test_on_ranks(check_rep):
+    check_on_ranks(spmd.make_mesh((2,), ("i",), backend="simulated"), check_rep)
+
+
+def test_calls_of_ranks():
+    check_calls_of_ranks(spmd.make_mesh((2,), ("i",), backend="simulated"))
+
+
+def test_sharded():
+    check_sharded(spmd.make_mesh((2,), ("i",), backend="simulated"))
+
+
+def test_types_on_ranks():
+    mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+
+    def body(x, y):
+        f = lambda *xs: md.pure_callback(lambda *xs: sum(xs), md.ShapedArray((1,), float), *xs)  # noqa: E731
+        types = [md.typeof(f(x)), md.typeof(f(x, y)), md.typeof(f(1.0 + numpy.zeros(1)))]
+        assert [str(t) for t in types] == ["f64[1]{i}", "f64[1]{i,j}", "f64[1]"]
+        return f(x, y)
+
+    x = numpy.arange(2.0)
+    f = spmd.shard_map(body, mesh=mesh, in_specs=(P("i"), P("j")), out_specs=P(("i", "j")))
+    for run in (f, md.jit(f), lambda *args: md.make_tape(f)(*args)(*args)):
+        assert_array_equal(numpy.asarray(md.tree.leaves(run(x, 10 * x))[0]), [0, 10, 1, 11])
