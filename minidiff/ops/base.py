@@ -22,7 +22,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Primitive, Tracer, Value, WeakTracer, strong
-from minidiff.dtypes import NARROW, check_dtype, converted, is_differentiable, is_scalar_constant, rounded_to, widened
+from minidiff.dtypes import NARROW, accumulator, check_dtype, converted, is_differentiable, is_scalar_constant, rounded_to, widened
 from minidiff.fastpath import Recording, active_key, compiled_cotangent, stretched
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
@@ -522,6 +522,13 @@ def convert(x: Value, dtype: Any) -> Value:
     if dtype.itemsize == 2:
         check_dtype(dtype)  # plain arrays have no type, which would look for 16-bit floats
     return (convert_p if is_differentiable(dtype) else truncate_p).bind(x, dtype=dtype)
+
+
+def rounded_once(add: Callable[[Value], Value], x: Value) -> Value:
+    """`add(x)`, sums in several steps, which 16-bit floats take in float32; the result is rounded to their dtype."""
+    dtype = typeof(x).dtype
+    wide = accumulator(dtype)
+    return add(x) if wide == dtype else convert(add(convert(x, wide)), dtype)
 
 
 def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
