@@ -22,7 +22,16 @@ from typing import Any
 import numpy
 
 from minidiff.core import Primitive, Tracer, Value, WeakTracer, strong
-from minidiff.dtypes import NARROW, accumulator, check_dtype, converted, is_differentiable, is_scalar_constant, rounded_to, widened
+from minidiff.dtypes import (
+    NARROW,
+    accumulator,
+    check_dtype,
+    converted,
+    is_differentiable,
+    is_scalar_constant,
+    rounded_to,
+    widened,
+)
 from minidiff.fastpath import Recording, active_key, compiled_cotangent, stretched
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
