@@ -351,7 +351,11 @@ def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     """Convert traced Python numbers among operands to NumPy's promoted dtype."""
     values = list(map(strong, args))
     if all(type(x) in WEAK_TYPES for x in args):
-        return values
+        types = [python_type(x) for x in args]
+        weak = [x.dtype if isinstance(x, Tracer) else t for x, t in zip(values, types)]
+        if _result_dtype(primitive.impl, *weak) != _result_dtype(primitive.impl, *types):
+            values = [x if isinstance(x, Tracer) else numpy.asarray(x)[()] for x in values]
+        return values  # the traced ones have NumPy's dtypes for Python numbers: so must the others, where it matters
     given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
     dtypes = _converted_to(primitive.impl, *map(widened, given))
     if NARROW:
@@ -375,9 +379,13 @@ def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
         dtype = _result_dtype(impl, *weak)
         return none if dtype == _result_dtype(impl, *strong_) else [None if d is bool else dtype for d in given]
     try:
-        loop, other = (impl.resolve_dtypes((*ds, *[None] * impl.nout)) for ds in (weak, strong_))
+        loop = impl.resolve_dtypes((*weak, *[None] * impl.nout))
     except TypeError:  # NumPy explains this error when the function runs
         return none
+    try:
+        other = impl.resolve_dtypes((*strong_, *[None] * impl.nout))
+    except TypeError:  # uint64 and int64 have no common integers, but uint64 and a Python integer do
+        other = ()
     if loop == other or (loop[-1].kind == "b" and all(d.kind in "iu" for d in loop[: impl.nin])):
         return none  # NumPy compares integers exactly, whatever their dtypes
     return [None if d is bool else t for d, t in zip(given, loop)]

@@ -283,6 +283,7 @@ scatter_add_p = Linear(
     fits=lambda x, *indices, shape: indices_fit(x.update(shape=shape), x, *indices),
     sharding=_scatter_add_dimensions,
 )
+scatter_add_p.accumulates = True
 
 
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
