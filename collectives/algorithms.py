@@ -272,7 +272,9 @@ def _at_root(x: Value, axis_name: AxisName, root: int) -> Value:
 def _added(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Value:
     """Send all of `x` along the pairs of each step, and add what arrives."""
     for pairs in steps:
-        x = x + ppermute(x, axis_name, pairs)
+        total = x + ppermute(x, axis_name, pairs)
+        all_receive = len(pairs) == axis_size(axis_name)
+        x = total if all_receive else _replaced(x, total, axis_name, pairs)  # the others would add 0.0
     return x
 
 

@@ -6,9 +6,12 @@ import numpy as np
 import minidiff as md
 import minidiff.numpy as mnp
 import spmd
-from collectives import algorithms, pmax, pmean, psum, psum_scatter, reduce, unreduced
+from collectives import algorithms, axis_index, axis_size, broadcast, pmax, pmean, psum, psum_scatter, reduce, unreduced
 from minidiff.precision import LossScale, Policy, all_finite, select
 from spmd import P
+from spmd.parallel.embedding import lookup_by_rows
+from spmd.parallel.vocabulary import embed
+from spmd.placement import partition_tape
 from tests.collective_checks import whole
 from tests.samples import check_each
 
@@ -125,5 +128,49 @@ def check_sums_round_once(mesh):
             for name, g in OF_SHARDED.items():
                 f = lambda x, g=g: g(spmd.distribute(x, grid, P(IJ)))  # noqa: E731
                 yield f"{name} of {dtype}", lambda f=f, e=g, x=x, dtype=dtype: check(f, e, dtype, x)
+
+    check_each(checks())
+
+
+# ---------------------------------------------------------------- signs of zero
+
+#: Bodies, of a block of -0.0 on each rank, that move or add it: all ranks have -0.0 again.
+MOVES = {
+    "psum": lambda x: psum(x, "i"),
+    "pmean": lambda x: pmean(x, "i"),
+    "psum_scatter": lambda x: psum_scatter(x * np.ones(axis_size("i")), "i", tiled=True),
+    "reduce": lambda x: broadcast(reduce(x, "i", root=1), "i", root=1),
+    **{
+        name: lambda x, name=name: getattr(algorithms, name)(x, "i")
+        for name in algorithms.__all__
+        if name.endswith("all_reduce")
+    },
+    "binomial_tree_reduce": lambda x: broadcast(algorithms.binomial_tree_reduce(x, "i"), "i"),
+    "vocabulary": lambda x: embed(x[None] * np.ones((2, 1)), np.arange(3), "i"),
+    "table": lambda x: lookup_by_rows(x[None, None], axis_index("i")[None, None], "i"),
+}
+
+
+def check_signs_of_zero(mesh):
+    """What moves keeps its sign, and a sum of nothing but -0.0 is -0.0."""
+    n = mesh.size
+    x = np.full(n, -0.0)
+
+    def check(f, *args):
+        for run in (f, md.jit(f)):
+            for found in md.tree.leaves(run(*args)):
+                assert np.signbit(whole(found)).all(), found
+
+    def checks():
+        for dtype in (np.float64, np.float16):
+            for name, body in MOVES.items():
+                f = spmd.shard_map(lambda x, b=body: b(x).reshape(-1), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+                yield f"{name} of {np.dtype(dtype)}", lambda f=f, dtype=dtype: check(f, x.astype(dtype))
+        sharded = spmd.distribute(x, mesh, P("i"))
+        for index in (1, [n - 1, 0], slice(0, 1), np.array([[0], [1]])):
+            yield f"[{index}]", lambda index=index: check(lambda x: x[index], sharded)
+        yield "a traced index", lambda: check(lambda x, i: x[i], sharded, np.array(1))
+        tape = md.make_tape(lambda x: np.sin(x) * np.float64(2.0))(1.0)
+        yield "partition_tape", lambda: check(partition_tape(tape, [n - 1, 0], mesh), -0.0)
 
     check_each(checks())

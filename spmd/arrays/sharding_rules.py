@@ -24,7 +24,7 @@ import numpy
 import collectives
 from minidiff.axis_states import VARYING
 from minidiff.core import Primitive, Value, vary_along
-from minidiff.dtypes import accumulator
+from minidiff.dtypes import accumulator, is_differentiable
 from minidiff.errors import check_unreduced
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
@@ -133,7 +133,7 @@ def _in_one_block(i: int | slice, n: int, length: int) -> tuple[int, int | slice
 
 
 def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Value:
-    """x[indices] for an array of type `whole`, where this rank's block has the place, else 0."""
+    """x[indices] for an array of type `whole`, where this rank's block has the place, else what a sum ignores."""
     places, known = list(indices), []
     for d, length in enumerate(whole.shape[: len(indices)]):
         if ("at", d) not in way:
@@ -150,7 +150,8 @@ def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Va
         return found
     mine = functools.reduce(elementwise.logical_and, known)
     mine = reshape(mine, (*mine.shape, *[1] * (x.ndim - len(places))))
-    return where(mine, found, numpy.zeros((), found.dtype)[()])
+    nothing = numpy.zeros((), found.dtype)[()]
+    return where(mine, found, -nothing if is_differentiable(found.dtype) else nothing)  # 0.0 would change -0.0
 
 
 #: How a result is reduced between ranks, by `Dimensions.combine`.

@@ -23,3 +23,8 @@ def test_all_ranks_skip_a_step_together():
 @pytest.mark.parallel([2, 4])
 def test_sums_over_ranks_round_once():
     programs.check_sums_round_once(spmd.make_mesh(*MESH))
+
+
+@pytest.mark.parallel([2, 3])
+def test_zeros_keep_their_sign():
+    programs.check_signs_of_zero(spmd.make_mesh(*MESH))
