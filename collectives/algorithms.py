@@ -74,6 +74,7 @@ from collectives.ops import (
     varying_over,
 )
 from minidiff.core import Value
+from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import normalize_axis, unstack
 from minidiff.types import typeof
 
@@ -271,7 +272,9 @@ def _at_root(x: Value, axis_name: AxisName, root: int) -> Value:
 def _added(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Value:
     """Send all of `x` along the pairs of each step, and add what arrives."""
     for pairs in steps:
-        x = x + ppermute(x, axis_name, pairs)
+        total = x + ppermute(x, axis_name, pairs)
+        all_receive = len(pairs) == axis_size(axis_name)
+        x = total if all_receive else _replaced(x, total, axis_name, pairs)  # the others would add 0.0
     return x
 
 
@@ -317,7 +320,10 @@ def _scattered(
         leaf = operand(schedule.name, leaf, schedule.axis_name)
         at = normalize_axis(axis, typeof(leaf).ndim, schedule.name)
         check_split(schedule.name, leaf, at, schedule.size, tiled)
-        return schedule.scatter(split_dimension(leaf, schedule.size, at, tiled), combined)
+        parts = split_dimension(leaf, schedule.size, at, tiled)
+        if combined is not _sum:
+            return schedule.scatter(parts, combined)
+        return rounded_once(lambda parts: schedule.scatter(parts, _sum), parts)
 
     return each_leaf(scatter, x)
 
@@ -332,8 +338,10 @@ def _all_reduced(
     """Sum each leaf by `reduce`, after the steps `before`, and send sums back along them."""
 
     def each(leaf):
-        total = reduce(_added(_summand(name, leaf, axis_name), axis_name, before))
-        return _delivered(total, axis_name, before)
+        def reduced(x):
+            return reduce(_added(x, axis_name, before))
+
+        return _delivered(rounded_once(reduced, _summand(name, leaf, axis_name)), axis_name, before)
 
     return each_leaf(each, x)
 
@@ -609,8 +617,8 @@ def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
     steps = _tree("binomial_tree_reduce", axis_name, root).pairs
 
     def reduce(leaf):
-        total = _added(_summand("binomial_tree_reduce", leaf, axis_name), axis_name, steps)
-        return _at_root(total, axis_name, root)
+        summand = _summand("binomial_tree_reduce", leaf, axis_name)
+        return _at_root(rounded_once(lambda x: _added(x, axis_name, steps), summand), axis_name, root)
 
     return each_leaf(reduce, x)
 

@@ -78,6 +78,7 @@ from minidiff.core import Primitive, Tracer, Value, cast_to, enter, states_of
 from minidiff.dtypes import is_scalar_constant, plain
 from minidiff.errors import VarianceError
 from minidiff.ops import elementwise, indexing
+from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
 from minidiff.types import ShapedArray, typeof
 
@@ -159,8 +160,12 @@ class Extremum(Collective):
     def jvp(self, primals, tangents, params):
         (x,), (t,) = primals, tangents
         out = self.bind(x, **params)
-        attained = elementwise.convert(elementwise.equal(x, out), typeof(t).dtype)
-        return out, _sum_likewise(elementwise.multiply(attained, t), params) / _sum_likewise(attained, params)
+
+        def shared(t):
+            attained = elementwise.convert(elementwise.equal(x, out), typeof(t).dtype)
+            return _sum_likewise(elementwise.multiply(attained, t), params) / _sum_likewise(attained, params)
+
+        return out, rounded_once(shared, t)
 
 
 def _sum_likewise(x: Value, params: dict) -> Value:
@@ -289,7 +294,9 @@ def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
     runs = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
-    return each_leaf(lambda leaf: _psum_runs(leaf, runs), x)
+    if len(runs) == 1:
+        return each_leaf(lambda leaf: _psum(leaf, runs[0]), x)
+    return each_leaf(lambda leaf: rounded_once(lambda x: _psum_runs(x, runs), array_of(leaf)), x)
 
 
 def _psum_runs(x: Value, runs: Sequence[CollectiveAxes]) -> Value:
@@ -309,7 +316,10 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
     if not scope.typed or run.groups is not None:
         return bind_over(untyped_psum_p, varying_over(x, run), run)
     part = run._replace(axes=varying)
-    return bind_over(psum_p, times(parts_over(x, part), run.size // part.size), part)
+    copies = run.size // part.size
+    if copies == 1:
+        return bind_over(psum_p, parts_over(x, part), part)
+    return rounded_once(lambda x: bind_over(psum_p, times(parts_over(x, part), copies), part), x)
 
 
 def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
@@ -328,7 +338,7 @@ def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     def mean(leaf):
         for run in runs:
             check_written("pmean", array_of(leaf), run)
-        return _psum_runs(leaf, runs) / rank_count(runs)
+        return rounded_once(lambda x: _psum_runs(x, runs) / rank_count(runs), leaf)
 
     return each_leaf(mean, x)
 
@@ -462,7 +472,10 @@ def psum_scatter(
     def step(leaf, run, at, tiled):
         return bind_over(psum_scatter_p, counted(parts_over(leaf, run)), run, axis=at, tiled=tiled)
 
-    return each_leaf(lambda leaf: split_runs("psum_scatter", step, leaf, runs, scatter_dimension, tiled), x)
+    def scattered(leaf):
+        return split_runs("psum_scatter", step, leaf, runs, scatter_dimension, tiled)
+
+    return each_leaf(scattered if len(runs) == 1 else lambda leaf: rounded_once(scattered, array_of(leaf)), x)
 
 
 def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:

@@ -38,9 +38,9 @@ import numpy
 from minidiff import core, tree
 from minidiff.compiler.jit import jit
 from minidiff.core import Value
-from minidiff.dtypes import accumulator, dtype_name, is_real_float, real_float
+from minidiff.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
 from minidiff.ops.base import convert
-from minidiff.ops.elementwise import maximum, where
+from minidiff.ops.elementwise import maximum, minimum, where
 from minidiff.reverse import value_and_grad, vjp
 from minidiff.types import typeof
 
@@ -136,12 +136,23 @@ def _varying_alike(values: Any) -> Any:
 # ---------------------------------------------------------------- loss scaling
 
 
-class LossScale(NamedTuple):
+class _Scale(NamedTuple):
+    """The fields of a `LossScale`: a named tuple cannot check its own."""
+
+    scale: Value = numpy.float32(2.0**15)
+    good_steps: Value = numpy.int64(0)
+    period: Value = numpy.int64(1000)
+    factor: Value = numpy.float32(2.0)
+
+
+class LossScale(_Scale):
     """A number that multiplies the loss, and adapts: it is dynamic.
 
     `good_steps` counts steps with finite gradients since `scale` changed. After `period` of them it is multiplied by
-    `factor`, and when gradients are not finite it is divided by it, to 1 at least. It is a tree of numbers, to pass to
-    `jit` and to save with a run. NumPy warns of the overflow, which is expected: `numpy.errstate(all='ignore')`.
+    `factor`, up to the largest number of its dtype, and when gradients are not finite it is divided by it, to 1 at
+    least. It is a tree of numbers, to pass to `jit` and to save with a run. NumPy warns of the overflow, which is
+    expected: `numpy.errstate(all='ignore')`. Raises ValueError for a scale that is not positive and finite, and for a
+    period or a factor below 1.
 
     >>> scale = LossScale(8.0, period=2)
     >>> for finite in (True, True, False):
@@ -152,10 +163,15 @@ class LossScale(NamedTuple):
     8.0
     """
 
-    scale: Value = numpy.float32(2.0**15)
-    good_steps: Value = numpy.int64(0)
-    period: Value = numpy.int64(1000)
-    factor: Value = numpy.float32(2.0)
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> LossScale:
+        given = super().__new__(cls, *args, **kwargs)
+        _check_number("scale is a positive number, such as 2.0**15", given.scale, lambda x: x > 0)
+        _check_number("period is a number of steps, 1 or more", given.period, lambda x: x >= 1)
+        _check_number("factor is 1 or more", given.factor, lambda x: x >= 1)
+        integer = isinstance(given.scale, (int, numpy.integer))
+        return given._replace(scale=numpy.float32(given.scale)) if integer else given
 
     def value_and_grad(self, f: Callable) -> Callable:
         """`value_and_grad` of `f`, whose gradients do not underflow on the way.
@@ -181,9 +197,19 @@ class LossScale(NamedTuple):
         """The scale for the next step, if the gradients of this one were finite, or not."""
         good = where(finite, self.good_steps + 1, 0)
         grows = good >= self.period
-        least = maximum(self.scale / self.factor, 1)
-        scale = where(finite, where(grows, self.scale * self.factor, self.scale), least)
-        return self._replace(scale=convert(scale, typeof(self.scale).dtype), good_steps=where(grows, 0, good))
+        dtype = typeof(self.scale).dtype
+        largest = dtype.type(finfo(dtype).max)
+        now = minimum(self.scale, largest)  # so that it comes back from infinity
+        larger = minimum(now, largest / self.factor) * self.factor
+        scale = where(finite, where(grows, larger, now), maximum(now / self.factor, 1))
+        return self._replace(scale=convert(scale, dtype), good_steps=where(grows, 0, good))
+
+
+def _check_number(what: str, x: Any, is_right: Callable[[Any], Any]) -> None:
+    """Raise ValueError for a plain number that is not finite or not right; what is traced has no value yet."""
+    plain = isinstance(x, (int, float, numpy.generic, numpy.ndarray))
+    if plain and not (numpy.isfinite(x) & is_right(x)).all():
+        raise ValueError(f"LossScale: {what}, got {x}")
 
 
 @jit  # so that sums over ranks are fused

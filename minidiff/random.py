@@ -236,7 +236,9 @@ def split(key: Value, num: Shape = 2) -> Value:
 def fold_in(key: Value, data: Any) -> Value:
     """Make a key from a key and an integer, such as the number of a layer, of a step, or of a rank.
 
-    It is key number `data` of `split(key, num)`, for any larger num.
+    It is key number `data` of `split(key, num)`, for any larger num. Integers count modulo 2**64, whether they
+    are Python's, NumPy's or traced: -1 is 2**64 - 1. Raises ValueError for one of more than 64 bits, TypeError for all
+    else.
 
     >>> import minidiff as md
     >>> bool((fold_in(md.random.key(0), 1) == split(md.random.key(0))[1]).all())
@@ -304,8 +306,9 @@ def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
 def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the standard normal distribution, given that the number is in [lower, upper].
 
-    The bounds broadcast to the shape, by default their own. They may be infinite; between bounds that are beyond 37 on
-    one side, all numbers are a bound. Differentiable in the bounds.
+    The bounds broadcast to the shape, by default their own. They may be infinite; between bounds that are equal, or
+    beyond 37 on one side, all numbers are a bound. Raises ValueError if a lower bound is above the upper one; where
+    bounds are traced or NaN, the number is NaN. Differentiable in the bounds.
 
     >>> import minidiff as md
     >>> truncated_normal(md.random.key(0), 2.0, numpy.inf, 3).round(3)
@@ -314,6 +317,8 @@ def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None
     dtype = real_float("truncated_normal: the dtype is one", dtype)
     shape = numpy.broadcast_shapes(typeof(lower).shape, typeof(upper).shape) if shape is None else shape
     _check_broadcasts("truncated_normal", shape, lower=lower, upper=upper)
+    if not any(isinstance(x, Tracer) for x in (lower, upper)) and numpy.any(numpy.greater(lower, upper)):
+        raise ValueError(f"truncated_normal: [{lower}, {upper}] is not an interval: lower is above upper")
     lower, upper = convert(lower, float), convert(upper, float)
     # In the upper tail probabilities are close to 1, where they have few digits: draw in the lower one.
     flip = numpy.greater(lower, 0)
@@ -321,6 +326,7 @@ def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None
     below, up_to = (0.5 * erfc_p.bind(x * -math.sqrt(0.5)) for x in (low, high))
     unit = _inside_unit("truncated_normal", key, shape)
     drawn = numpy.clip(ndtri_p.bind(below + unit * (up_to - below)), low, high)
+    drawn = numpy.where(numpy.less_equal(low, high), drawn, numpy.nan)
     return convert(numpy.where(flip, -drawn, drawn), dtype)
 
 

@@ -124,7 +124,7 @@ _GIVEN = {*_CLASSES, *_LEAVES}  # classes that `register` rejects
 def _named_tuple(kind: type) -> Class:
     names = tuple(kind._fields)
     brackets = f"{kind.__name__}(", ")"
-    return Class(lambda x: (names, x, ()), lambda names, settings: lambda xs: kind(*xs), FIELD, brackets)
+    return Class(lambda x: (names, x, ()), lambda names, settings: kind._make, FIELD, brackets)
 
 
 def _dataclass(kind: type) -> Class:

@@ -25,6 +25,7 @@ import minidiff as md
 from collectives import axis_index, broadcast, ppermute
 from minidiff.axis_states import VARYING
 from minidiff.core import enter, vary_along
+from minidiff.ops.elementwise import where
 from minidiff.tape import Equation, Tape, evaluate_equation
 from minidiff.types import Var, zeros_like
 from spmd.mesh import Mesh
@@ -73,8 +74,8 @@ def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable
             here.update((v, {owner[v]}) for v in made)
             left = [eqn for eqn in left if eqn.outputs[0] not in here]
             for v, rank in _sends(left, ranks, here, made):
-                # Other ranks hold zeros: the sum is the value there, and here.
-                known[v] = known[v] + ppermute(known[v], axis, [(owner[v], rank)])
+                arrived = ppermute(known[v], axis, [(owner[v], rank)])
+                known[v] = where(axis_index(axis) == rank, arrived, known[v])
                 here[v].add(rank)
         given = dict(zip(tape.inputs, args))
         return [broadcast(known[a], axis, owner[a]) if a in owner else given.get(a, a) for a in tape.outputs]

@@ -26,7 +26,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
-from minidiff.core import Primitive
+from minidiff.core import Primitive, Tracer
 from minidiff.dtypes import accumulator
 
 #: The collectives of a value that is the same on all ranks along their axes: x is one copy of it.
@@ -255,7 +255,10 @@ class Simulated(Backend):
 
 def _add(x: numpy.ndarray) -> numpy.ndarray:
     """Sum along the first axis; the result has x's dtype (NumPy would promote small integers)."""
-    return x.sum(0, dtype=accumulator(x.dtype)).astype(x.dtype, copy=False)
+    dtype = accumulator(x.dtype)
+    # NumPy starts from 0, which -0.0 added to nothing else would not survive.
+    start = {} if dtype.kind not in "fc" or isinstance(x, Tracer) else {"initial": -dtype.type(0)}
+    return x.sum(0, dtype=dtype, **start).astype(x.dtype, copy=False)
 
 
 # ---------------------------------------------------------------- arrays and their blocks

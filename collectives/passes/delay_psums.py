@@ -30,7 +30,7 @@ from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
 from collectives.primitives import Collective
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.core import Scope
-from minidiff.dtypes import is_differentiable, is_scalar_constant
+from minidiff.dtypes import accumulator, is_differentiable, is_scalar_constant
 from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.location import Location, merged
 from minidiff.ops.base import Linear, Multilinear
@@ -124,6 +124,8 @@ class _Delaying:
         (type,) = eqn.primitive.typecheck([operand_type(a) for a in inputs], eqn.params)
         if any(typeof(d.operand).dtype != type.dtype for d in delayed):
             return None  # a sum in a smaller dtype might overflow
+        if accumulator(type.dtype) != type.dtype and not eqn.primitive.is_view:
+            return None  # each rank would round its own 16-bit term, where the psum rounds the sum
         out = Var(type)
         self.equations.append(Equation(eqn.primitive, inputs, eqn.params, [out], eqn.source))
         psums, nbytes = sum(d.psums for d in delayed), sum(d.nbytes for d in delayed)

@@ -22,7 +22,16 @@ from typing import Any
 import numpy
 
 from minidiff.core import Primitive, Tracer, Value, WeakTracer, strong
-from minidiff.dtypes import NARROW, check_dtype, converted, is_differentiable, is_scalar_constant, rounded_to, widened
+from minidiff.dtypes import (
+    NARROW,
+    accumulator,
+    check_dtype,
+    converted,
+    is_differentiable,
+    is_scalar_constant,
+    rounded_to,
+    widened,
+)
 from minidiff.fastpath import Recording, active_key, compiled_cotangent, stretched
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
@@ -342,7 +351,11 @@ def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     """Convert traced Python numbers among operands to NumPy's promoted dtype."""
     values = list(map(strong, args))
     if all(type(x) in WEAK_TYPES for x in args):
-        return values
+        types = [python_type(x) for x in args]
+        weak = [x.dtype if isinstance(x, Tracer) else t for x, t in zip(values, types)]
+        if _result_dtype(primitive.impl, *weak) != _result_dtype(primitive.impl, *types):
+            values = [x if isinstance(x, Tracer) else numpy.asarray(x)[()] for x in values]
+        return values  # the traced ones have NumPy's dtypes for Python numbers: so must the others, where it matters
     given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
     dtypes = _converted_to(primitive.impl, *map(widened, given))
     if NARROW:
@@ -366,9 +379,13 @@ def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
         dtype = _result_dtype(impl, *weak)
         return none if dtype == _result_dtype(impl, *strong_) else [None if d is bool else dtype for d in given]
     try:
-        loop, other = (impl.resolve_dtypes((*ds, *[None] * impl.nout)) for ds in (weak, strong_))
+        loop = impl.resolve_dtypes((*weak, *[None] * impl.nout))
     except TypeError:  # NumPy explains this error when the function runs
         return none
+    try:
+        other = impl.resolve_dtypes((*strong_, *[None] * impl.nout))
+    except TypeError:  # uint64 and int64 have no common integers, but uint64 and a Python integer do
+        other = ()
     if loop == other or (loop[-1].kind == "b" and all(d.kind in "iu" for d in loop[: impl.nin])):
         return none  # NumPy compares integers exactly, whatever their dtypes
     return [None if d is bool else t for d, t in zip(given, loop)]
@@ -522,6 +539,13 @@ def convert(x: Value, dtype: Any) -> Value:
     if dtype.itemsize == 2:
         check_dtype(dtype)  # plain arrays have no type, which would look for 16-bit floats
     return (convert_p if is_differentiable(dtype) else truncate_p).bind(x, dtype=dtype)
+
+
+def rounded_once(add: Callable[[Value], Value], x: Value) -> Value:
+    """`add(x)`, sums in several steps, which 16-bit floats take in float32; the result is rounded to their dtype."""
+    dtype = typeof(x).dtype
+    wide = accumulator(dtype)
+    return add(x) if wide == dtype else convert(add(convert(x, wide)), dtype)
 
 
 def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:

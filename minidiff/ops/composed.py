@@ -39,8 +39,8 @@ def copy(a: Value, order: str = "K", subok: bool = False) -> Value:
 
 @implements(numpy.float_power)
 def float_power(x: Value, y: Value) -> Value:
-    """`numpy.float_power`: x**y in double precision."""
-    dtype = numpy.dtype(complex if "c" in _kind(x) + _kind(y) else float)
+    """`numpy.float_power`: x**y in double precision at least."""
+    dtype = result_type(numpy.dtype(float), *map(promoting, (x, y)))
     return elementwise.power(*[v if isinstance(v, (int, float)) else convert(v, dtype) for v in (x, y)])
 
 

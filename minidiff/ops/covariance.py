@@ -49,6 +49,8 @@ def cov(
         norm = total - ddof
     else:
         norm = total - ddof * (weights * aweights).sum() / total
+    # Without degrees of freedom NumPy divides by zero, and never by a negative number.
+    norm = max(norm, 0) if isinstance(norm, int) else numpy.maximum(norm, 0)
     weighted = x if weights is None else x * weights
     x = x - weighted.sum(axis=1, keepdims=True) / total
     right = x if weights is None else x * weights

@@ -65,9 +65,11 @@ def geomspace(
 ) -> Value:
     """`numpy.geomspace`: points from `start` to `stop` with a constant ratio."""
     start, stop = list_as_array(start), list_as_array(stop)
+    # NumPy computes in double precision, whatever the precision of the end points.
+    work = result_type(*map(promoting, (start, stop)), numpy.dtype(float))
+    start, stop = convert(start, work), convert(stop, work)
     size = numpy.absolute(start)
     direction = start / size if typeof(start).dtype.kind == "c" else numpy.sign(start)
     exponents = numpy.linspace(numpy.log(size), numpy.log(stop / direction), num, endpoint, axis=axis)
     points = (numpy.expand_dims(direction, axis) if numpy.ndim(direction) else direction) * numpy.exp(exponents)
-    # NumPy computes in double precision here, whatever the precision of the end points.
-    return convert(points, numpy.result_type(points.dtype, float) if dtype is None else dtype)
+    return points if dtype is None else convert(points, dtype)

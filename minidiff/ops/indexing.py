@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.core import Tracer, Value, implements
-from minidiff.dtypes import result_type
+from minidiff.dtypes import accumulator, result_type
 from minidiff.errors import TracerError, VarianceError
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
@@ -175,7 +175,7 @@ slice_p.show_params = unslice_p.show_params = _show_index
 
 
 def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    out = numpy.zeros(shape, x.dtype)
+    out = numpy.zeros(shape, accumulator(x.dtype))
     if len(indices) == len(shape) or x.size < 500:
         numpy.add.at(out, indices, x)
     elif _are_unique(indices, shape):  # `add.at` is fast on scalars, but slow on rows
@@ -183,7 +183,7 @@ def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, .
     else:
         places = numpy.arange(out.size).reshape(shape)[indices]
         numpy.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
-    return out
+    return out.astype(x.dtype, copy=False)
 
 
 def _are_unique(indices: Sequence[numpy.ndarray], shape: tuple[int, ...]) -> bool:
@@ -283,7 +283,6 @@ scatter_add_p = Linear(
     fits=lambda x, *indices, shape: indices_fit(x.update(shape=shape), x, *indices),
     sharding=_scatter_add_dimensions,
 )
-
 
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
     """Whether v broadcasts to x at integer indices; `Primitive.fits` of scatters."""

@@ -61,9 +61,22 @@ _POWERS: dict[float, Callable] = {2: elementwise.square, 0.5: elementwise.sqrt, 
 
 
 def _power(x: Value, y: Value) -> Value:
+    if x.dtype == bool and not x.shape:
+        return elementwise.power(x, y)  # NumPy squares an array of booleans as int8, and a scalar as an integer
     if type(y) in (int, float) and y in _POWERS and (is_differentiable(x.dtype) or (type(y) is int and y == 2)):
         return _POWERS[y](x)
     return elementwise.power(x, y)
+
+
+def _round(x: Value, ndigits: int | None = None) -> Value:
+    """`round(x)` of a number is an integer, as in Python."""
+    y = composed.round(x, ndigits or 0)
+    return elementwise.convert(y, int) if ndigits is None and not x.shape and x.dtype.kind != "c" else y
+
+
+def _conjugate(x: Value) -> Value:
+    """The method, which leaves all but complex numbers as they are; `numpy.conjugate` turns booleans into integers."""
+    return elementwise.conjugate(x) if x.dtype.kind == "c" else x
 
 
 def _as_arguments(args: tuple) -> Any:
@@ -162,7 +175,7 @@ _METHODS: dict[str, Callable] = {
     "__setitem__": _cannot_write,
     "__array__": _explains_assignment(_as_array),
     "__pow__": _power,
-    "__round__": lambda x, ndigits=None: composed.round(x, ndigits or 0),
+    "__round__": _round,
     "__rpow__": lambda x, y: elementwise.power(y, x),
     "__getitem__": indexing.getitem,
     "sum": reduction.sum,
@@ -205,8 +218,8 @@ _METHODS: dict[str, Callable] = {
     "copy": composed.copy,
     "clip": composed.clip,
     "round": composed.round,
-    "conj": elementwise.conjugate,
-    "conjugate": elementwise.conjugate,
+    "conj": _conjugate,
+    "conjugate": _conjugate,
 }
 
 

@@ -22,6 +22,7 @@ from minidiff.ops.base import (
     add_all,
     axes_fit,
     reduced_shape,
+    rounded_once,
     sum_dtype,
     sum_p,
     unreduce,
@@ -182,6 +183,7 @@ cumsum_p = Linear(
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
     sharding=dimensions.along("axis"),
 )
+cumsum_p.accumulates = True
 
 
 def _recurrence_tangent(out, primals, tangents, params):
@@ -364,9 +366,13 @@ class Extremum(General):
         (x,), (t,) = primals, tangents
         axes, keepdims = params["axes"], params.get("keepdims", False)
         best = out if keepdims else reshape(out, reduced_shape(x, axes, True))
-        attained = elementwise.convert(elementwise.equal(x, best), t.dtype)
-        shared = sum_p.bind(elementwise.multiply(attained, t), **params)
-        return elementwise.divide(shared, sum_p.bind(attained, **params))
+
+        def shared(t):
+            attained = elementwise.convert(elementwise.equal(x, best), t.dtype)
+            total = sum_p.bind(elementwise.multiply(attained, t), **params)
+            return elementwise.divide(total, sum_p.bind(attained, **params))
+
+        return rounded_once(shared, t)
 
     def identity(self, dtype: numpy.dtype) -> Any:
         if is_differentiable(dtype):

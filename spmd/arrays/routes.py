@@ -19,6 +19,7 @@ mesh.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ import collectives
 from minidiff.axis_states import REDUCED
 from minidiff.core import Value
 from minidiff.errors import VarianceError, show_axes
+from minidiff.ops.base import rounded_once
 from minidiff.types import ShapedArray
 from spmd.partition import PartitionSpec, part_count
 
@@ -65,6 +67,10 @@ def follow(route: Route, x: Value, varying: frozenset = frozenset()) -> Value:
     If the result is used with values that vary along the axes `varying`, gathers over these use `all_gather`, whose
     result varies too, and whose transpose is a `psum_scatter` (JEP 17111, on `all_gather`).
     """
+    sums = [step for step in route if step.collective in ("psum", "psum_scatter")]
+    if len(sums) > 1:  # they come first
+        route = route[len(sums) :]
+        x = rounded_once(lambda x: functools.reduce(lambda x, step: step(x), sums, x), x)
     for k, step in enumerate(route):
         rest = frozenset(a for later in route[k + 1 :] for a in later.axes)
         fused = step.collective == "all_gather_invariant" and varying.difference(rest).issuperset(step.axes)

@@ -24,6 +24,7 @@ import numpy
 import collectives
 from minidiff.axis_states import VARYING
 from minidiff.core import Primitive, Value, vary_along
+from minidiff.dtypes import accumulator, is_differentiable
 from minidiff.errors import check_unreduced
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
@@ -132,7 +133,7 @@ def _in_one_block(i: int | slice, n: int, length: int) -> tuple[int, int | slice
 
 
 def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Value:
-    """x[indices] for an array of type `whole`, where this rank's block has the place, else 0."""
+    """x[indices] for an array of type `whole`, where this rank's block has the place, else what a sum ignores."""
     places, known = list(indices), []
     for d, length in enumerate(whole.shape[: len(indices)]):
         if ("at", d) not in way:
@@ -149,7 +150,8 @@ def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Va
         return found
     mine = functools.reduce(elementwise.logical_and, known)
     mine = reshape(mine, (*mine.shape, *[1] * (x.ndim - len(places))))
-    return where(mine, found, numpy.zeros((), found.dtype)[()])
+    nothing = numpy.zeros((), found.dtype)[()]
+    return where(mine, found, -nothing if is_differentiable(found.dtype) else nothing)  # 0.0 would change -0.0
 
 
 #: How a result is reduced between ranks, by `Dimensions.combine`.
@@ -194,15 +196,21 @@ class Plan(NamedTuple):
     varying: frozenset  # the axes that labels are split along
     over: tuple[str, ...]  # the axes of labels that the results lack
     combine: str | None
+    narrow: numpy.dtype | None  # a result of 16-bit floats that is summed over ranks: it is rounded after the sum
     out_specs: tuple[PartitionSpec, ...]
     decomposed: bool  # whether the operation has a composition for how its first operand is split
 
     def on_blocks(self, blocks: Sequence[Value]) -> list[Value]:
         """Compute the results' blocks from those of the operands, in the body of a `shard_map`."""
-        found = self.run(*[follow(route, x, self.varying) for route, x in zip(self.routes, blocks)])
+        operands = [follow(route, x, self.varying) for route, x in zip(self.routes, blocks)]
+        if self.narrow is not None:
+            operands = [elementwise.convert(x, accumulator(x.dtype)) if hasattr(x, "dtype") else x for x in operands]
+        found = self.run(*operands)
         found = found if isinstance(found, (list, tuple)) else [found]
         if self.over and self.combine is not None:
             found = [COMBINE[self.combine](x, self.over) for x in found]
+        if self.narrow is not None:
+            found = [elementwise.convert(x, self.narrow) for x in found]
         return [vary_along(x, spec.axes) for x, spec in zip(found, self.out_specs)]
 
 
@@ -259,6 +267,8 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
         run = functools.partial(_gather_block, way, types[0])
     else:
         run = functools.partial(primitive.bind, **on_blocks)
+    over = tuple(a for label, axes in way.items() if label not in kept for a in axes)
+    summed = bool(over) and dimensions.combine in ("sum", "mean")
     needed = [axes for label, axes in zip(dimensions.operands[0], have[0]) if label is None]
     split = frozenset(a for axes in way.values() for a in axes)
     return Plan(
@@ -268,8 +278,9 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
         ],
         run=run,
         varying=split,
-        over=tuple(a for label, axes in way.items() if label not in kept for a in axes),
+        over=over,
         combine=dimensions.combine,
+        narrow=outs[0].dtype if summed and accumulator(outs[0].dtype) != outs[0].dtype else None,
         out_specs=tuple(
             PartitionSpec.of_dims(dims, t.unreduced, t.reduced - split) for dims, t in zip(out_shardings, outs)
         ),

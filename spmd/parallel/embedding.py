@@ -75,8 +75,8 @@ def lookup_by_columns(tables: Any, indices: Any, axis: str) -> Any:
 def lookup_by_rows(tables: Any, indices: Any, axis: str) -> Any:
     """`lookup` in tables split by rows: [T, R/p, d], [n/p, T] -> [n/p, T, d].
 
-    Each rank looks up the rows that it has, and zeros for others: the sum over the ranks is `lookup`. (An index that is
-    out of range gives zeros; `dlrm` checks indices first.)
+    Each rank looks up the rows that it has, and -0.0 for others, which changes no sum: the sum over the ranks is
+    `lookup`. (An index that is out of range gives zeros; `dlrm` checks indices first.)
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -89,7 +89,7 @@ def lookup_by_rows(tables: Any, indices: Any, axis: str) -> Any:
     rows = tables.shape[1]
     local = all_gather(indices, axis, tiled=True) - axis_index(axis) * rows  # [n, T]
     here = np.expand_dims((local >= 0) & (local < rows), 2)
-    return psum_scatter(np.where(here, lookup(tables, np.clip(local, 0, rows - 1)), 0.0), axis, tiled=True)
+    return psum_scatter(np.where(here, lookup(tables, np.clip(local, 0, rows - 1)), -0.0), axis, tiled=True)
 
 
 #: How tables may be split: the lookup, and the dimension of [T, R, d] that is split.

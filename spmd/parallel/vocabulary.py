@@ -77,10 +77,10 @@ def _vocabulary(rows: int, axis: str | None) -> int:
 
 
 def _local(numbers: Any, rows: int, dtype: Any, axis: str | None) -> tuple[Any, Any, Any]:
-    """The numbers counted from this rank's first; whether it has them; what to add if not: 0, NaN if no rank has."""
+    """The numbers counted from this rank's first; whether it has them; what to add if not: -0.0, NaN if no rank has."""
     local = numbers if axis is None else numbers - axis_index(axis) * rows
     here, known = (local >= 0) & (local < rows), (numbers >= 0) & (numbers < _vocabulary(rows, axis))
-    return np.where(here, local, 0), here, np.where(known, 0.0, np.nan).astype(dtype)
+    return np.where(here, local, 0), here, np.where(known, -0.0, np.nan).astype(dtype)
 
 
 def _check(what: str, numbers: Any, rows: int, axis: str | None) -> None:

@@ -1,5 +1,7 @@
 """16-bit floats: operations, derivatives and compiled programs; policies and loss scaling."""
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ import pytest
 import minidiff as md
 from minidiff.precision import LossScale, Policy, all_finite, select
 from tests import PATIENCE
+from tests.samples import each
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALF = [np.dtype(np.float16), BFLOAT16]
@@ -76,6 +79,9 @@ def test_sums_and_products_accumulate_in_float32(way, dtype):
     x = np.ones((5000, 2), dtype)
     for f in (lambda x: x.sum(0), lambda x: x.T @ x[:, 0], lambda x: np.einsum("ij->j", x)):
         assert way(f)(x).tolist() == [float(np.float32(5000).astype(dtype))] * 2
+    assert way(np.cumsum)(x[:, 0])[-1] == np.float32(5000).astype(dtype)
+    repeated = way(md.grad(lambda b: b[np.zeros(5000, int)].sum()))(np.zeros(2, dtype))
+    assert repeated[0] == np.float32(5000).astype(dtype)
     row = md.grad(lambda b: (b + x).sum().astype(np.float32))(np.zeros(2, dtype))  # the sum of a broadcast's cotangent
     assert row.tolist() == [float(np.float32(5000).astype(dtype))] * 2
 
@@ -127,6 +133,39 @@ def test_the_scale_grows_halves_and_skips_steps(jit):
         scale, w = step(scale, w, np.full(2, x, np.float32))
         seen.append((float(scale.scale), float(w[0])))
     assert seen == [(2.0**15, -1), (2.0**16, -2), (2.0**15, -2), (2.0**14, -2), (2.0**14, -5)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16], ids=str)
+def test_a_scale_stays_finite_and_comes_back_from_infinity(dtype):
+    largest = float(md.dtypes.finfo(dtype).max)
+    for adjust in (LossScale.adjust, md.jit(LossScale.adjust)):
+        scale = LossScale(np.asarray(largest, dtype)[()], period=1)
+        assert float(adjust(scale, True).scale) == largest
+        assert float(adjust(scale, False).scale) == largest / 2
+        lost = scale._replace(scale=np.asarray(np.inf, dtype)[()])  # as in a run that was saved before
+        assert float(adjust(lost, False).scale) == largest / 2
+        assert adjust(lost, False).scale.dtype == dtype
+
+
+@each(
+    "given, message",
+    [
+        *(({"scale": x}, f"scale is a positive number.*got {x}") for x in (0.0, -1.0, np.nan, np.inf, np.float32(0))),
+        *(({"period": x}, f"period is a number of steps, 1 or more, got {x}") for x in (0, -1)),
+        *(({"factor": x}, f"factor is 1 or more, got {x}") for x in (0.5, np.nan)),
+    ],
+)
+def test_scales_that_cannot_be_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        LossScale(**given)
+
+
+def test_a_scale_is_a_tree_of_any_leaves():
+    scale = LossScale(8)
+    assert scale.scale.dtype == np.float32
+    assert md.tree.map(lambda x: 0.0, scale) == (0.0,) * 4
+    assert type(pickle.loads(pickle.dumps(scale))) is type(copy.deepcopy(scale)) is LossScale
+    assert LossScale("a spec", None, None, None).scale == "a spec"
 
 
 def network(w, x):

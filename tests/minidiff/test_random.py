@@ -227,6 +227,7 @@ WRONG = {
     "bits": (lambda: random.bits(KEY, 3, int), TypeError, "unsigned integers, got i64"),
     "p": (lambda: random.bernoulli(KEY, np.ones(3), (2,)), ValueError, "p, f64.3., does not broadcast to the shape"),
     "interval": (lambda: random.randint(KEY, 3, 5, 5), ValueError, r"\[5, 5\) is not an interval"),
+    "bounds": (lambda: random.truncated_normal(KEY, np.arange(3.0), 1.0), ValueError, "is not an interval: lower is above"),
     "int8": (lambda: random.randint(KEY, 3, 0, 129, np.int8), ValueError, "of integers of dtype i8"),
     "float bounds": (lambda: random.randint(KEY, 3, 0.0, 5.0), TypeError, "the bounds are integers"),
     "permutation": (lambda: random.permutation(KEY, np.array(3)), TypeError, "an array with an axis"),
@@ -239,6 +240,25 @@ def test_other_wrong_arguments(name):
     call, error, message = WRONG[name]
     with pytest.raises(error, match=message):
         call()
+
+
+def test_truncation_to_a_point_and_to_nothing():
+    draw = lambda low, high: random.truncated_normal(KEY, low, high, 2)  # noqa: E731
+    for f in (draw, md.jit(draw), lambda *bounds: md.vmap(draw)(*np.array(bounds)[:, None])[0]):
+        for x in (1.0, -2.0, 50.0, np.inf, -np.inf):
+            assert f(x, x).tolist() == [x, x]
+        for low, high in ((np.nan, 1.0), (0.0, np.nan), (np.nan, np.nan)):
+            assert np.isnan(f(low, high)).all()
+    assert np.isnan(md.jit(draw)(2.0, 1.0)).all()
+    assert np.isfinite(md.grad(lambda low: draw(low, 1.0).sum())(0.5))
+
+
+def test_integers_that_are_folded_in_count_modulo_64_bits():
+    for number in (-1, -(2**63), 2**63, 2**40):
+        kinds = [np.int64, *([np.int8] if number == -1 else [])] if number < 2**63 else [np.uint64]
+        for x in (number, *(kind(number) for kind in kinds)):
+            for fold_in in (random.fold_in, md.jit(random.fold_in), md.vmap(random.fold_in, (None, None), axis_size=1)):
+                same(fold_in(KEY, x).reshape(2), random.fold_in(KEY, number % 2**64))
 
 
 # ---------------------------------------------------------------- ranges, permutations, blocks

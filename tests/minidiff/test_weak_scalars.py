@@ -1,5 +1,6 @@
 """Python numbers promote weakly (NEP 50) through every transformation: values and dtypes are NumPy's own."""
 
+import functools
 import operator
 import warnings
 
@@ -158,6 +159,87 @@ def test_derivatives_have_the_dtypes_of_arguments_and_results(expression, s, dty
     for derivative in (md.value_and_grad(loss, (0, 1)), md.jit(md.value_and_grad(loss, (0, 1)))):
         value, (ds, dx) = derivative(s, x)
         assert (value.dtype, ds.dtype, dx.dtype) == (np.asarray(loss(s, x)).dtype, np.float64, x.dtype)
+
+
+# ---------------------------------------------------------------- all functions
+
+#: Exact numbers, so that values are compared to the bit.
+PLAIN = [2, True, 2.0, 2j]
+OF_EVERY_DTYPE = [
+    np.full(shape, 2 if dtype != "?" else 1, dtype)[()] for dtype in [*DTYPES, "g"] for shape in ((), (2,))
+]
+UFUNCS = sorted(
+    {f for f in vars(np).values() if isinstance(f, np.ufunc) and f.signature is None and f.nin < 3}, key=str
+)
+EXACT = {"square", "add", "ldexp", "conjugate", "divide", "gcd", "lcm", "bitwise_and", "left_shift", "maximum"}
+METHODS = {
+    **{name: operator.methodcaller(name) for name in ("sum", "mean", "max", "argmax", "prod", "cumsum", "var", "std")},
+    **{name: operator.methodcaller(name) for name in ("all", "argsort", "ravel", "copy", "conj", "conjugate", "round")},
+    **{name: operator.attrgetter(name) for name in ("real", "imag", "T")},
+    "clip": lambda x: x.clip(0, 1),
+    "round()": round,
+    "abs": abs,
+    "squared": lambda x: x**2,
+    "isfinite, squared": lambda x: np.isfinite(x) ** 2,
+    "cov": np.cov,
+    "geomspace": lambda x: np.geomspace(x, 2 * x, 2),
+    "linspace": lambda x: np.linspace(x, 2 * x, 3),
+    "quantile": lambda x: np.quantile(x, 0.5),
+}
+
+
+def compared(f, *args, exact=False):
+    """Check the results of `f` under `jit` and `vjp`: arguments that NumPy refuses are not looked at."""
+    try:
+        expected = f(*args)
+    except (TypeError, AttributeError, OverflowError, ZeroDivisionError):
+        return
+    for name, way in (("jit", exact_jit(f)), ("vjp", lambda *args: md.vjp(f, *args)[0])):
+        found = way(*args)
+        for x, y in zip(*[[z] if not isinstance(z, tuple) else z for z in (found, expected)], strict=True):
+            same(x, y, name) if exact else same(np.zeros_like(x), np.zeros_like(y), name)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
+@pytest.mark.parametrize("ufunc", UFUNCS, ids=lambda f: f.__name__)
+def test_ufuncs_have_the_dtypes_of_numpy(ufunc):
+    arguments = [(x,) for x in (*PLAIN, *OF_EVERY_DTYPE)]
+    if ufunc.nin == 2:
+        arguments = [pair for x in PLAIN for y in (*PLAIN, *OF_EVERY_DTYPE) for pair in ((x, y), (y, x))]
+    for args in arguments:
+        with np.errstate(all="ignore"):
+            compared(ufunc, *args, exact=ufunc.__name__ in EXACT)
+            if type(args[0]) in (int, bool, float, complex) and len(args) == 2:  # a constant beside a traced value
+                compared(functools.partial(ufunc, args[0]), args[1], exact=ufunc.__name__ in EXACT)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
+@each("name", METHODS)
+def test_methods_have_the_dtypes_of_numpy(name):
+    for x in OF_EVERY_DTYPE:
+        compared(METHODS[name], x)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(
+    "f, args",
+    [
+        (lambda n: np.ldexp(255, n), (10,)),
+        (lambda x: np.float_power(x, 2), (np.longdouble(3),)),
+        (lambda x: x.conj(), (np.array([True]),)),
+        (lambda x: np.isfinite(x) ** 2, (1.0,)),
+        (lambda x, n: x & n, (np.uint64(6), 3)),
+        (np.gcd, (np.uint64(6), 3)),
+        (round, (np.float32(2.5),)),
+        (np.cov, (np.zeros((2, 0)),)),
+        (lambda x: np.cov(x, ddof=5), (np.array([1.0, 2.0, 4.0]),)),
+        (lambda x: np.round(np.geomspace(x, 5 * x, 4), 9), (np.float16(2),)),
+    ],
+)
+def test_examples_of_dtypes(f, args):
+    compared(f, *args, exact=True)
 
 
 # ---------------------------------------------------------------- examples
