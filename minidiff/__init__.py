@@ -18,7 +18,7 @@ from minidiff import debug, numpy, tree
 from minidiff import tracebacks as _tracebacks
 from minidiff.compiler import equality as _equality  # noqa: F401  (`==` of tapes)
 from minidiff.compiler.jit import jit
-from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError
+from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
 from minidiff.forward import jvp
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.reverse import grad, linearize, value_and_grad, vjp
@@ -36,6 +36,7 @@ __all__ = [
     "TracerError",
     "UnboundAxisError",
     "VarianceError",
+    "VarianceWarning",
     "associative_scan",
     "checkpoint",
     "checkpoint_name",

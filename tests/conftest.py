@@ -4,6 +4,7 @@ import functools
 import gc
 import io
 import itertools
+import pathlib
 import sys
 import threading
 import weakref
@@ -77,6 +78,20 @@ for _module, _name, _tape_of in WATCHED:
 def _numbers_warn():
     """NumPy warns as by default, also after a test that interrupted a `numpy.errstate` on its way out."""
     numpy.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
+
+
+# ---------------------------------------------------------------- copies of a result
+
+_HERE = pathlib.Path(__file__).parent
+_PROGRAMS = tuple(_HERE / "spmd" / name for name in ("examples", "parallel"))
+
+
+def pytest_collection_modifyitems(items):
+    """Tests name all axes in out_specs to look at what each rank has. Programs, and pages, must say what they mean."""
+    copies = pytest.mark.filterwarnings("ignore:.*, one after another:minidiff.errors.VarianceWarning")
+    for item in items:
+        if _HERE in item.path.parents and not any(folder in item.path.parents for folder in _PROGRAMS):
+            item.add_marker(copies)
 
 
 # ---------------------------------------------------------------- garbage collection
