@@ -21,11 +21,6 @@ def numbers(mesh: spmd.Mesh) -> numpy.ndarray:
     return numpy.arange(4.0 * mesh.size).reshape(-1, 2)
 
 
-def blocks_of(x: numpy.ndarray, mesh: spmd.Mesh) -> Any:
-    """The same block on all ranks, as `from_local` takes them."""
-    return [x] * mesh.size if mesh.backend == "simulated" else x
-
-
 def whole(x: Any) -> numpy.ndarray:
     return x.gather() if isinstance(x, spmd.ShardedArray) else numpy.array(x)
 
@@ -41,7 +36,7 @@ def mapped(f: Any, mesh: spmd.Mesh, in_specs: Any, out_specs: Any, **options: An
 #: Ways to make an array of a mesh, a spec and a plain array that is written into afterwards.
 MADE = {
     "distribute": lambda mesh, spec, a: spmd.distribute(a, mesh, spec),
-    "from_local": lambda mesh, spec, a: spmd.from_local(blocks_of(a, mesh), mesh, spec),
+    "from_local": lambda mesh, spec, a: spmd.from_local(lambda rank: a, mesh, spec),
     "reshard": lambda mesh, spec, a: spmd.reshard(spmd.distribute(a, mesh, P()), P()),
     "an argument": lambda mesh, spec, a: mapped(lambda x: x, mesh, spec, spec)(a),
     "an argument's view": lambda mesh, spec, a: mapped(lambda x: x[:, None], mesh, spec, spec)(a),
