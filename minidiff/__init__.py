@@ -19,7 +19,7 @@ from minidiff import debug, numpy, tree
 from minidiff import tracebacks as _tracebacks
 from minidiff.compiler import equality as _equality  # noqa: F401  (`==` of tapes)
 from minidiff.compiler.jit import jit
-from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError
+from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
 from minidiff.forward import jvp
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.other_libraries import missing as _missing
@@ -39,6 +39,7 @@ __all__ = [
     "TracerError",
     "UnboundAxisError",
     "VarianceError",
+    "VarianceWarning",
     "associative_scan",
     "checkpoint",
     "checkpoint_name",

@@ -6,7 +6,8 @@ the values that `jvp`, `vjp` and `grad` return with their derivatives, and the r
 other results (tangents, cotangents, gradients, results of `vmap`, `jit` and `shard_map`) share no memory with
 arguments. No result shares memory with the library's own arrays (constants of programs, buffers, residuals of a
 pullback). Tangents, cotangents, gradients and results of `vmap` and `jit` share no memory with each other, and are
-writable.
+writable. A sharded array cannot be written into: its blocks are read-only views (`.local`), of memory that no plain
+array shares, and all other ways out of it copy (`gather()`, `numpy.asarray`, `reshard(x, P())`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,15 @@ def owner_of(x: Any) -> Any:
     while (base := getattr(x, "base", None)) is not None:
         x = base
     return x
+
+
+def read_only(x: Any) -> Any:
+    """A view of an array that cannot be written into; a NumPy scalar cannot be, as it is."""
+    if not isinstance(x, numpy.ndarray):
+        return x
+    view = x.view()
+    view.flags.writeable = False
+    return view
 
 
 def keep_residuals(tape: Tape) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff import tree
+from minidiff import core, tree
 from minidiff.axis_states import AxisStates, joined
 from minidiff.core import (
     Tracer,
@@ -23,7 +24,7 @@ from minidiff.core import (
     strong,
 )
 from minidiff.dtypes import NATIVE, float0, is_differentiable, is_real_float, is_scalar_constant, plain
-from minidiff.errors import LeakedTracerError, VarianceError, disagreement, leak_message, show_axes
+from minidiff.errors import LeakedTracerError, VarianceError, VarianceWarning, disagreement, leak_message, show_axes
 from minidiff.promotion import weak_where
 from minidiff.types import ShapedArray, typeof
 
@@ -229,6 +230,25 @@ def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Val
     else:
         advice = "integers and booleans carry no derivative: leave out the .astype(int), the comparison or the rounding"
     raise TypeError(f"grad: {name} must return a real scalar, got {typeof(value)}; {advice}")
+
+
+def warn_if_summed(what: str, name: str, results: Sequence[Any], arguments: dict[str, Any]) -> None:
+    """Warn of the derivative of a result that varies along mesh axes, in an argument that is the same there.
+
+    Its type says that it is the same too: it is the derivative of the sum of the results of all ranks.
+    """
+    for result, (argument, x) in itertools.product(map(typeof, results), arguments.items()):
+        summed = result.variance - typeof(x).states.axes
+        if summed:
+            axes, derivative = show_axes(summed), {"grad": "gradient", "jacrev": "Jacobian"}[what]
+            core.ranks.warn(
+                f"{what}: the result of {name}, {result}, varies along {axes}, and {argument}, {typeof(x)}, does not: "
+                f"so this is the {derivative} of the sum of the results over {axes}. Return psum(loss, {axes}) to say "
+                f"so, with the same {derivative}; return pmean(loss, {axes}) for that of the mean; or pass "
+                f"pbroadcast(w, {axes}) as the argument, for each rank's own",
+                VarianceWarning,
+            )
+            return
 
 
 def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:

@@ -295,6 +295,10 @@ class Ranks:
         """Run the backward pass of a tape that was recorded in a typed `shard_map` body."""
         return backward_pass(*args)
 
+    def warn(self, message: str, category: type[Warning]) -> None:
+        """Warn at the user's line of what all ranks do alike: one of them speaks."""
+        location.warn_at(location.here(), message, category)
+
     def settings(self) -> Any:
         """Global settings that a recorded function depends on, as part of a cache key."""
         return None

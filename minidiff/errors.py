@@ -22,6 +22,10 @@ class VarianceError(TypeError):
     """The state of a value along a mesh axis is not one that it may have there."""
 
 
+class VarianceWarning(UserWarning):
+    """The types along a mesh axis agree, but what they say is probably not what was meant."""
+
+
 class UnboundAxisError(NameError):
     """A collective named an axis that no enclosing `shard_map` or `vmap` binds."""
 

@@ -9,7 +9,15 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import Flat, arguments_of, as_values, check_sequences, chosen_arguments, named_argument
+from minidiff.arguments import (
+    Flat,
+    arguments_of,
+    as_values,
+    check_sequences,
+    chosen_arguments,
+    named_argument,
+    warn_if_summed,
+)
 from minidiff.core import Value, cast_like, name_of
 from minidiff.dtypes import is_differentiable
 from minidiff.forward import instantiate, jvp
@@ -108,7 +116,7 @@ class _Linearized:
     """`f` linearized in some arguments, as functions of flat tangents or cotangents."""
 
     def __init__(self, what: str, f: Callable, args: tuple, kwargs: dict, argnums: Argnums, has_aux: bool):
-        name = name_of(f)
+        name = self.name = name_of(f)
         self.single = not isinstance(argnums, Sequence)
         self.has_aux = has_aux
         numbers = chosen_arguments(what, argnums)
@@ -139,6 +147,8 @@ class _Linearized:
 
     def pull_back(self, *cts: Value) -> list[Value]:
         cts = pull_back(self.tape, cts)
+        used = {name: t for name, t, ct in zip(self.in_names, self.in_types, cts) if ct is not None}
+        warn_if_summed("jacrev", self.name, self.out_types, used)
         return [instantiate(ct, like.cotangent) for ct, like in zip(cts, self.in_types)]
 
     def result(self, parts: Sequence[Sequence[Value]]) -> Any:

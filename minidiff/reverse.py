@@ -28,6 +28,7 @@ from minidiff.arguments import (
     named_argument,
     not_differentiable,
     resharded,
+    warn_if_summed,
 )
 from minidiff.axis_states import ALL_INVARIANT
 from minidiff.core import (
@@ -389,6 +390,10 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
             cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         else:
             cts = pull_back(tape, [value.dtype.type(1)], consume=True)
+        if isinstance(value, Tracer) and value.states.varying:
+            names = [named_argument(path, numbers, name) for path in tree.paths(structure)]
+            named_cts = zip(names, values, cts)
+            warn_if_summed("grad", name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})
         grads = [instantiate(ct, typeof(x).cotangent) if ct is None else ct for ct, x in zip(cts, values)]
         if values is not leaves:
             grads = [resharded(ct, typeof(x).cotangent) for ct, x in zip(grads, values)]

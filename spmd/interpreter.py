@@ -15,6 +15,7 @@ import numpy
 from collectives.backends.base import Axes, Backend, place_of
 from collectives.ops import axis_index_p
 from collectives.passes.overlap import index, run_lowered
+from minidiff.aliasing import owner_of
 from minidiff.axis_states import REDUCED, UNREDUCED, AxisStates
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
@@ -127,6 +128,7 @@ class SPMD(Interpreter):
         self.mapped: Axes = ()
         self.scope = Scope(mesh.shape, typed, explicit)
         self.scope.bottom = self
+        self.plain: set[int] = set()  # the ids of owners of plain operands' memory; one that is used again costs a copy
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
@@ -371,6 +373,8 @@ class SPMD(Interpreter):
             return x.data, x.held
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
+        if isinstance(x, numpy.ndarray):
+            self.plain.add(id(owner_of(x)))
         if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
             self.compared[id(x)] = x
             check_blocks(self.mesh, [("an array that the body closes over", x, ())])

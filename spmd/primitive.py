@@ -31,7 +31,7 @@ import numpy
 
 from collectives.ops import untyped_psum_p
 from collectives.passes.gradient_bucket import summed_backward_pass
-from minidiff.aliasing import owner_of
+from minidiff.aliasing import owner_of, read_only
 from minidiff.core import (
     EVALUATE,
     Interpreter,
@@ -122,8 +122,8 @@ class ShardMap(HigherOrder):
             interpreter.compare_unmapped(blocks, in_specs)
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
-        owners = {id(owner_of(x)) for x in args if isinstance(x, numpy.ndarray)}
-        return [_unshared(interpreter.leave(x, spec), owners) for x, spec in zip(outs, out_specs)]
+        results = [interpreter.leave(x, spec) for x, spec in zip(outs, out_specs)]
+        return _unshared(results, interpreter.plain)
 
     # ------------------------------------------------ forward mode
 
@@ -363,10 +363,12 @@ def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh)
         return [_resharded(x, mesh, P()) for x in values]
 
 
-def _unshared(x: Value, owners: set[int]) -> Value:
-    """Copy a result if it is a view of memory that these owners, the arguments, hold."""
-    if type(x) is ShardedArray:
-        x.data = _unshared(x.data, owners)
-    elif isinstance(x, numpy.ndarray) and id(owner_of(x)) in owners:
-        x = x.copy()
-    return x
+def _unshared(results: list[Value], plain: set[int]) -> list[Value]:
+    """Copy results that share memory with the user's `plain` arrays, and plain ones that share it with sharded ones."""
+    sharded = [x for x in results if isinstance(x, ShardedArray)]
+    for x in sharded:
+        if id(owner_of(x.data)) in plain:
+            x.data = read_only(x.data.copy())
+    owners = plain.union(id(owner_of(x.data)) for x in sharded)
+    shared = lambda x: not x.flags.writeable or id(owner_of(x)) in owners  # noqa: E731
+    return [x.copy() if isinstance(x, numpy.ndarray) and shared(x) else x for x in results]

@@ -8,7 +8,7 @@ from typing import Any
 from collectives import axis_index, pscatter
 from minidiff import tree
 from minidiff.arguments import check_function
-from minidiff.core import Value, current_scope
+from minidiff.core import Value, current_scope, vary_along
 from minidiff.errors import UnboundAxisError
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import add
@@ -115,7 +115,7 @@ def _in_blocks(tape: Tape, args: Sequence[Value], outs: Sequence[Dims], sizes: d
             have.update((v, (x, _whole(v))) for v, x in zip(eqn.outputs, found))
         else:
             have[eqn.outputs[0]] = _block_of(eqn, values, needed[eqn.outputs[0]], sizes), needed[eqn.outputs[0]]
-    return [block(a, dims) for a, dims in zip(tape.outputs, outs)]
+    return [vary_along(block(a, dims), sum(dims, ())) for a, dims in zip(tape.outputs, outs)]  # equal blocks, too
 
 
 def _whole(a: Atom) -> Dims:

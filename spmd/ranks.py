@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 from collectives import ranks
+from minidiff.core import current_scope
 from spmd.arrays.dispatch import dispatch_to_shards
 from spmd.fuse_shard_maps import PASSES
 from spmd.shard_map import forgetting
@@ -18,6 +20,13 @@ class Ranks(ranks.Ranks):
     passes = (PASSES, *ranks.Ranks.passes)
 
     dispatch = staticmethod(dispatch_to_shards)
+
+    def warn(self, message: str, category: type[Warning]) -> None:
+        scope = current_scope()
+        if scope is None or scope.bottom.mesh.ranks.rank == 0:
+            return super().warn(message, category)
+        with warnings.catch_warnings(record=True):  # say nothing; an error, if it is filtered so, is one on all ranks
+            super().warn(message, category)
 
     def settings(self) -> Any:
         return forgetting.get()

@@ -22,13 +22,14 @@ from typing import Any
 from collectives import all_gather_invariant, pscatter, psum
 from collectives.axes import size_of
 from collectives.ops import times
-from minidiff import tree
+from minidiff import core, tree
 from minidiff.arguments import as_values, result_values
 from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING, joined
 from minidiff.compiler.jit import key_of
 from minidiff.core import (
     EVALUATE,
     Scope,
+    Tracer,
     Value,
     cast_to,
     checking,
@@ -38,7 +39,7 @@ from minidiff.core import (
     name_of,
 )
 from minidiff.dtypes import is_scalar_constant
-from minidiff.errors import VarianceError, show_axes
+from minidiff.errors import VarianceError, VarianceWarning, show_axes
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.keywords import transformation
 from minidiff.ops.base import convert
@@ -496,6 +497,15 @@ def _checked_result(
         raise VarianceError(
             f"{path} has type {t}: it is the same on all ranks along {missing}, but its out_specs entry {spec} says "
             f"that it varies there; with auto_pbroadcast=False, return pbroadcast(x, {missing}) instead"
+        )
+    copies = spec.axes - t.states.held
+    if copies and isinstance(x, Tracer):  # a constant agrees with any spec
+        axes = show_axes(copies)
+        core.ranks.warn(
+            f"{path} has type {t}: it is the same on all ranks along {axes}, but its out_specs entry {spec} splits it "
+            f"there: so the whole has the same block once for each of them, one after another. Leave {axes} out of the "
+            f"entry for one block; or return pbroadcast(x, {axes}) to say that you mean all",
+            VarianceWarning,
         )
     alike = [a for a in spec.summed if a not in t.states.axes]
     x, spec = times(x, size_of(scope, alike)), spec.summing(a for a in spec.summed if a not in alike)

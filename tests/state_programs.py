@@ -202,7 +202,7 @@ def array_of(spec: P, mesh: spmd.Mesh, seed: int, shape: tuple[int, ...]) -> spm
     rows = shape[0] // spmd.partition.part_count(spec.axes, sizes)
     seeds = [[seed, *[k for a, k in zip(sizes, at) if a in spec.held]] for at in numpy.ndindex(*sizes.values())]
     blocks = [numpy.random.default_rng(s).normal(size=(rows, *shape[1:])) for s in seeds]
-    return spmd.from_local(blocks if mesh.backend == "simulated" else blocks[mesh.ranks.rank], mesh, spec)
+    return spmd.from_local(lambda rank: blocks[rank], mesh, spec)
 
 
 def global_value(y: Any) -> numpy.ndarray:

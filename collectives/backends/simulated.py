@@ -26,6 +26,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
+from minidiff.aliasing import read_only
 from minidiff.core import Primitive, Tracer
 from minidiff.dtypes import accumulator
 
@@ -246,7 +247,7 @@ class Simulated(Backend):
         return True
 
     def local(self, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
-        every = self.expand(x, held, tuple(self.sizes))
+        every = read_only(self.expand(x, held, tuple(self.sizes)))
         return list(every) if self.sizes else [every]
 
     def show(self, x: numpy.ndarray, held: Axes) -> str:

@@ -22,11 +22,15 @@ from spmd.partition import PartitionSpec, check_ndim, check_not_summed, check_sp
 def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
     """Make a `ShardedArray` from the blocks that the ranks already have.
 
-    This rank's is `block`. No block moves. It is the inverse of `.local`: if ranks are simulated, `block` lists the
-    blocks of all ranks. A block is a tree of arrays, and `spec` a tree of partition specs that is a prefix of it. In
-    each dimension the whole is as many times larger as there are ranks along the axes that split it. An array that its
-    spec does not split is plain. Along axes that a spec does not name, ranks must have the same block: this is checked
-    for simulated ranks, and for MPI ranks within `spmd.checking()`.
+    `block` is a function from a rank's number, in mesh order, to its block. It is called for the ranks of this process:
+    for all if they are simulated, and under MPI for this one, so the same program runs on both. No block moves. Each is
+    copied. It is the inverse of `.local`, whose forms it takes too: under MPI this rank's block, and the list of all
+    ranks' blocks if they are simulated.
+
+    A block is a tree of arrays, and `spec` a tree of partition specs that is a prefix of it. In each dimension the
+    whole is as many times larger as there are ranks along the axes that split it. An array that its spec does not split
+    is plain. Along axes that a spec does not name, ranks must have the same block: this is checked for simulated ranks,
+    and for MPI ranks within `spmd.checking()`.
 
     Under MPI every rank must call it, and types are compared. Raises ValueError on all ranks if blocks have different
     shapes or dtypes, saying which ranks have which, or if a spec does not fit; TypeError for traced blocks:
@@ -35,15 +39,17 @@ def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
     >>> import numpy as np
     >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
-    >>> x = from_local([np.array([1, 2]), np.array([3, 4])], mesh, spmd.P('i'))
+    >>> x = from_local(lambda rank: np.array([1, 2]) + 2 * rank, mesh, spmd.P('i'))
     >>> x
     ShardedArray([1, 2, 3, 4], P('i'))
     >>> x.local
     [array([1, 2]), array([3, 4])]
+    >>> from_local(x.local, mesh, spmd.P('i'))
+    ShardedArray([1, 2, 3, 4], P('i'))
     """
     check_mesh("from_local", mesh)
     check_no_body("from_local")
-    trees = _of_all_ranks(block, mesh) if mesh.backend == "simulated" else [block]
+    trees = _blocks_here(block, mesh)
     flat = [tree.flatten_with_paths(x, "block") for x in trees]
     types = [[f"spec: {spec!r}", *[f"{path}: {_described(x)}" for path, x in leaves]] for leaves, _ in flat]
     check_types("from_local: ranks have blocks of different types", mesh, types)
@@ -53,13 +59,20 @@ def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
     return tree.unflatten(structure, [_from_blocks(*entry, mesh) for entry in zip(paths, columns, specs)])
 
 
-def _of_all_ranks(blocks: Any, mesh: Mesh) -> Sequence:
-    if isinstance(blocks, (list, tuple)) and len(blocks) == mesh.size:
-        return blocks
-    got = f"{len(blocks)} of them" if isinstance(blocks, (list, tuple)) else f"a {type(blocks).__name__}"
+def _blocks_here(block: Any, mesh: Mesh) -> Sequence:
+    """The blocks in this process: those of all ranks, if they are simulated, or of this one."""
+    simulated = mesh.backend == "simulated"
+    if callable(block):
+        return [block(rank) for rank in (range(mesh.size) if simulated else [mesh.rank])]
+    if not simulated:
+        return [block]
+    if isinstance(block, (list, tuple)) and len(block) == mesh.size:
+        return block
+    got = f"{len(block)} of them" if isinstance(block, (list, tuple)) else f"a {type(block).__name__}"
     raise ValueError(
-        f"from_local: ranks of {mesh} are simulated, so block is the list of all {mesh.size} ranks' blocks, in their "
-        f"order, as .local gives it; got {got}"
+        f"from_local: ranks of {mesh} are simulated, so all {mesh.size} of them need a block, and got {got}; write a "
+        "function of the rank's number, from_local(lambda rank: block, mesh, spec), which runs on MPI ranks too, or "
+        "the list of the ranks' blocks in their order, as .local gives it"
     )
 
 

@@ -55,10 +55,10 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
     """Split `x` over `mesh` by `spec` into a `ShardedArray`, without communication.
 
     `x` is a tree of arrays, the same on all ranks, and `spec` a tree of partition specs that is a prefix of it. An
-    array that its spec does not split is replicated: it stays a plain array. Zeros, and nothing else, may be the parts
-    of a sum: `P(unreduced={'i'})`. Differentiable: the cotangent of a whole array is gathered to a whole array; where
-    the array is distributed as reduced, the parts of its cotangent are summed. Raises ValueError if a spec does not fit
-    the mesh or the array.
+    array that its spec does not split is replicated: it stays a plain array. Either is a copy, which does not change
+    when you write into `x` later. Zeros, and nothing else, may be the parts of a sum: `P(unreduced={'i'})`.
+    Differentiable: the cotangent of a whole array is gathered to a whole array; where the array is distributed as
+    reduced, the parts of its cotangent are summed. Raises ValueError if a spec does not fit the mesh or the array.
 
     >>> import numpy as np
     >>> import spmd
@@ -207,7 +207,8 @@ def _place(what: str, x: Any, spec: Any, mesh_of: Callable[[Value], Mesh | None]
             return leaf
         mesh = mesh or sharding_of(leaf, path).mesh  # raises TypeError
         check_sharding(to, typeof(leaf).shape, mesh.shape, path)
-        return Sharding(mesh, to).resharded(leaf)
+        found = Sharding(mesh, to).resharded(leaf)
+        return leaf.copy() if found is leaf and what == "distribute" and isinstance(leaf, numpy.ndarray) else found
 
     return tree.unflatten(
         structure, [placed(p, as_value(leaf), to) for (p, leaf), to in zip(leaves, specs_for(x, spec))]

@@ -12,6 +12,7 @@ import numpy
 
 from collectives.backends.base import place_of
 from collectives.backends.simulated import Simulated, join_blocks
+from minidiff.aliasing import read_only
 from minidiff.axis_states import AxisStates
 from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, Tracer, Value
 from minidiff.errors import VarianceError, show_axes
@@ -100,9 +101,11 @@ class ShardedArray(Tracer):
     """An array split over the ranks of a mesh, such as a mapped result of `shard_map`.
 
     `shape` and `dtype` are those of the whole; `spec` says how it is split over `mesh`. `local` is this rank's
-    block, or the list of all ranks' blocks if they are simulated (`spmd.from_local` is its inverse). `gather()`
-    returns the whole as a NumPy array on every rank: a collective, which every rank must call. `numpy.asarray(x)`
-    returns the whole if all blocks are in this process, and raises otherwise. Printing never communicates.
+    block, or the list of all ranks' blocks if they are simulated (`spmd.from_local` is its inverse): read-only views.
+    `gather()` returns the whole as a NumPy array on every rank: a collective, which every rank must call.
+    `numpy.asarray(x)` returns the whole if all blocks are in this process, and raises otherwise. Both are copies. So
+    nothing that is written changes a sharded array: neither into what it was made from, nor into what comes out.
+    Printing never communicates.
 
     It behaves like the whole array: operators, indexing, methods and NumPy's functions apply to it, and each operation
     is a `shard_map` of itself (`dispatch.py`), whose result is split as the operands are if the operation has a
@@ -113,7 +116,7 @@ class ShardedArray(Tracer):
         super().__init__(EVALUATE)
         self.mesh = mesh
         self.spec = spec
-        self.data = data  # as the backend holds it, varying along `held`
+        self.data = read_only(data)  # as the backend holds it, varying along `held`
         self._type = with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
 
     @property
@@ -170,7 +173,8 @@ class ShardedArray(Tracer):
                 "and cannot be pickled: its loader has other ranks. Pickle x.gather(), which every rank must call, or "
                 f"each rank its x.local; the whole is split again by spmd.distribute(whole, mesh, {self.spec})"
             )
-        return object.__reduce_ex__(self, protocol)
+        block = block_type(ShapedArray(self.shape, self.dtype), self.spec, self.mesh.shape)
+        return ShardedArray, (self.mesh, self.spec, block, self.data)
 
     def __array_ufunc__(self, ufunc: numpy.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         target = inputs[:1] if method == "at" else kwargs.get("out", ())

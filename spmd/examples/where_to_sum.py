@@ -2,7 +2,7 @@
 
     mpirun -n 4 python -m spmd.examples.where_to_sum
 
-Each can also be run without unreduced values (`unsummed=False`). Both compute the same, and communicate:
+Each can also be run with results that are summed at once (`unsummed=False`). Both compute the same, and communicate:
 
 =======================  ==================================  ====================================
 program                  with unreduced values               without
@@ -51,7 +51,7 @@ def accumulated_gradient(mesh: spmd.Mesh, loss: Callable = squared_error, unsumm
     A function of (w, batches): `w` is whole, `batches` a tree of arrays [microbatches, examples, ...], whose examples
     are split. The weight is reduced, so each microbatch's gradient is unreduced: a rank adds its parts, and one psum
     after the loop sums them over ranks. Without (`unsummed=False`), the gradient of each microbatch is that of an
-    invariant weight, and is summed over ranks at once.
+    invariant weight, and is summed over ranks at once. Both are gradients of a sum over ranks: the loss is unreduced.
     """
 
     def on_each_rank(w, batches):
@@ -59,7 +59,7 @@ def accumulated_gradient(mesh: spmd.Mesh, loss: Callable = squared_error, unsumm
         begin, end = (unreduced, psum) if unsummed else (lambda x, _: x,) * 2
 
         def add_microbatch(total, batch):
-            return total + md.grad(lambda w: begin(loss(w, batch), AXIS))(w), None
+            return total + md.grad(lambda w: unreduced(loss(w, batch), AXIS))(w), None
 
         zero = np.zeros(w.shape)
         total, _ = md.scan(add_microbatch, begin(zero, AXIS), batches)
@@ -99,12 +99,11 @@ def zero2_step(mesh: spmd.Mesh, loss: Callable = squared_error, unsummed: bool =
     """
 
     def on_each_rank(w, velocity, batch):
+        gradient = md.grad(lambda w: unreduced(loss(w, batch), AXIS))
         if unsummed:
-            gradient = md.grad(lambda w: unreduced(loss(w, batch), AXIS))(reduced(w, AXIS))
-            mine = psum_scatter(gradient, AXIS, tiled=True)
+            mine = psum_scatter(gradient(reduced(w, AXIS)), AXIS, tiled=True)
         else:
-            gradient = md.grad(loss)(w, batch)
-            mine = pscatter(gradient, AXIS, tiled=True)
+            mine = pscatter(gradient(w), AXIS, tiled=True)
         velocity = 0.9 * velocity + mine
         part = pscatter(w, AXIS, tiled=True) - 0.01 * velocity
         return all_gather_invariant(part, AXIS, tiled=True), velocity

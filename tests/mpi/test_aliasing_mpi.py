@@ -8,6 +8,8 @@ import minidiff as md
 import spmd
 from collectives import pmax, psum
 from spmd import P
+from tests.samples import each
+from tests.sharded_aliasing import MADE, OUT, check_made, check_out
 
 RANKS = MPI.COMM_WORLD.size
 everywhere = pytest.mark.parallel([1, 2, 4])
@@ -51,3 +53,15 @@ def test_a_pullback_survives_writing_in_place():
         a[...] = 100.0
     for _ in range(2):
         assert whole(pullback(np.ones(2))[0]).tolist() == expected.tolist()
+
+
+@everywhere
+@each("name", MADE)
+def test_later_writes_into_what_a_sharded_array_was_made_from(name):
+    check_made(name, spmd.make_mesh((RANKS, 1), ("i", "j")))
+
+
+@everywhere
+@each("name", OUT)
+def test_writes_into_what_comes_out_of_a_sharded_array(name):
+    check_out(name, spmd.make_mesh((RANKS, 1), ("i", "j")))

@@ -70,6 +70,26 @@ def test_from_local_and_local_are_inverse():
 
 
 @everywhere
+def test_a_function_of_the_rank_is_one_program_for_both_backends():
+    asked = []
+
+    def block_of(rank):
+        asked.append(rank)
+        return {"x": numpy.full((2, 3), rank), "n": numpy.float32(3)}
+
+    for backend, ranks in (("mpi", [RANK]), ("simulated", [*range(RANKS)])):
+        asked.clear()
+        mesh = spmd.make_mesh((RANKS,), ("i",), backend=backend)
+        x = spmd.from_local(block_of, mesh, {"x": P("i"), "n": P()})
+        assert asked == ranks
+        assert x["x"].gather()[:, 0].tolist() == [r for r in range(RANKS) for _ in range(2)] and x["n"] == 3
+    mesh = of_all()
+    if RANKS > 1:
+        message = "different types"
+        all_raise(lambda: spmd.from_local(lambda r: numpy.ones(1 + (r == 1)), mesh, P("i")), ValueError, message)
+
+
+@everywhere
 def test_an_array_of_what_each_rank_has_read():
     mesh = of_all()
     x = spmd.from_local({"x": numpy.full((2, 3), RANK), "n": numpy.float32(3)}, mesh, {"x": P("i"), "n": P()})

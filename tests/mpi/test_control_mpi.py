@@ -70,6 +70,7 @@ def test_types_do_not_depend_on_values(compiled, sign):
 
 
 @pytest.mark.parallel(4)
+@pytest.mark.filterwarnings("ignore:.*the gradient of the sum of the results")  # which is what is tested
 @pytest.mark.parametrize("turns", [(0, 1, 2), (1, 0, 1)], ids=["straight", "turning"])
 def test_derivatives_in_steps_are_of_the_types_that_stay(turns):
     """All ranks run the first step again, or none."""

@@ -56,13 +56,21 @@ def test_an_array_of_blocks_is_used_as_any_other():
     assert constant(1.0) == md.jit(constant)(1.0) == 20.0
 
 
+def test_a_function_of_the_rank():
+    """As on MPI ranks: it gives a rank's block, a tree."""
+    x = spmd.from_local(lambda rank: {"x": numpy.full((1, 2), rank), "n": 3}, MESH, {"x": P(("i", "j")), "n": P()})
+    assert x["x"].gather()[:, 1].tolist() == [*range(8)] and x["n"] == 3
+    row = spmd.from_local(lambda rank: numpy.unravel_index(rank, (4, 2))[0] + numpy.ones(2), MESH, P("i"))
+    assert row.shape == (2 * MESH.shape["i"],) and row.local[-1].tolist() == [MESH.shape["i"]] * 2
+
+
 ONES = [numpy.ones(2)] * 8
 ERRORS = {
     "no list": (
         numpy.ones((8, 2)),
         P("i"),
         ValueError,
-        r"list of all 8 ranks' blocks.*as \.local gives it; got a ndarray",
+        r"all 8 of them need a block, and got a ndarray; write a function.*as \.local gives it",
     ),
     "too few": (ONES[1:], P("i"), ValueError, "got 7 of them"),
     "shapes": (
@@ -71,6 +79,8 @@ ERRORS = {
         ValueError,
         r"blocks of different types: ranks 0, 1, 3.*: block: f64\[2\]; rank 2: block: f64\[3\]$",
     ),
+    "of a function": (lambda rank: numpy.ones(2 + (rank == 2)), P("i"), ValueError, r"rank 2: block: f64\[3\]$"),
+    "copies of a function": (lambda rank: rank, P(), ValueError, r"different values of block: i64\[\]: rank 0"),
     "dtypes": ([*ONES[:7], numpy.ones(2, int)], P("i"), ValueError, r"rank 7: block: i64\[2\]"),
     "no array": ([*ONES[:7], "text"], P("i"), ValueError, "rank 7: block: a str"),
     "text": (["text"] * 8, P("i"), TypeError, "from_local: block: expected an array or a number, got str"),

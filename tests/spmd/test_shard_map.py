@@ -147,13 +147,13 @@ def test_axis_index_selects_parts():
 
 
 def test_gradients_inside_a_body():
-    """The parameter is the same on all ranks, and so is its gradient: the body sums it by itself."""
+    """The parameter is the same on all ranks, and so is its gradient: the types sum it."""
     W, X = np.arange(3.0), np.arange(24.0).reshape(8, 3)
 
     def loss(w, x):
         return ((x @ w) ** 2).sum()
 
-    inside = mapped(lambda w, x: md.grad(loss)(w, x), (P(), P("i")), P())
+    inside = mapped(lambda w, x: md.grad(lambda w: psum(loss(w, x), "i"))(w), (P(), P("i")), P())
     np.testing.assert_allclose(inside(W, X), md.grad(loss)(W, X))
     own = mapped(lambda w, x: psum(md.grad(loss)(pbroadcast(w, "i"), x), "i"), (P(), P("i")), P())
     np.testing.assert_allclose(own(W, X), md.grad(loss)(W, X))

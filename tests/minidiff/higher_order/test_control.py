@@ -563,6 +563,7 @@ def test_bodies_inside_one_another(names):
 
 @pytest.mark.parametrize("turns", [(0, 1, 2), (1, 0, 1)], ids=["straight", "turning"])
 @pytest.mark.parametrize("how", ["scan", "while_loop", "jit", "shard_map"])
+@pytest.mark.filterwarnings("ignore:.*the gradient of the sum of the results")  # which is what is tested
 def test_derivatives_in_steps_are_of_the_types_that_stay(how, turns):
     """A cotangent is the sum over ranks of what they share: so values depend on types, and these are as recorded."""
     loop = as_while_loop if how == "while_loop" else md.scan

@@ -50,7 +50,7 @@ def test_one_sum_for_layers_and_microbatches():
         def on_each_rank(layers, batches, start=start, part=part, total=total):
             def loss(layers, x):
                 h, _ = md.scan(lambda h, w: (np.tanh(h @ pbroadcast(w, AXIS)), None), x, layers)
-                return part(np.sum(h**2), AXIS)
+                return unreduced(np.sum(h**2), AXIS)
 
             step = lambda so_far, x: (so_far + md.grad(loss)(start(layers, AXIS), x), None)  # noqa: E731
             return total(md.scan(step, part(np.zeros(layers.shape), AXIS), batches)[0], AXIS)

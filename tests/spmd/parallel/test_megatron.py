@@ -45,6 +45,7 @@ def test_labels_out_of_range(ranks):
     transformers.check_labels(mesh_of(ranks))
 
 
+@pytest.mark.filterwarnings("ignore:.*, one after another")  # it looks at each rank's
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_f_and_g_by_hand(ranks):
     transformers.check_pairs(mesh_of(ranks))

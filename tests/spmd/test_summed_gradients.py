@@ -1,0 +1,168 @@
+"""A gradient in a body, of a result that varies, in an argument that does not: a sum over ranks, and a warning."""
+
+import warnings
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pbroadcast, psum
+from minidiff import VarianceWarning
+from spmd import P
+from tests import summed_programs as programs
+from tests.samples import each
+from tests.summed_programs import AROUND, QUIET, SAID, SILENT, W, data, gradients, loss, mapped, warned
+
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+PLANE = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+X = data(MESH)
+
+
+@each("around", AROUND)
+@each("name", SILENT)
+def test_the_sum_is_warned_of_once_in_the_users_line(name, around):
+    f = AROUND[around](mapped(MESH, SILENT[name]))
+    found, result = warned(lambda: f(W, X))
+    ((file, text),) = found
+    assert file == programs.__file__
+    assert "varies along 'i', and argument " in text and " f64[3], does not" in text
+    assert "psum(loss, 'i')" in text and "pmean(loss, 'i')" in text and "pbroadcast(w, 'i')" in text
+    numpy.testing.assert_allclose(result, gradients(MESH).sum(0), rtol=1e-12)
+
+
+@each("around", AROUND)
+@each("name", SAID)
+def test_what_says_so_is_not(name, around):
+    body, over_ranks = SAID[name]
+    found, result = warned(lambda: AROUND[around](mapped(MESH, body))(W, X))
+    assert found == []
+    numpy.testing.assert_allclose(result, over_ranks(gradients(MESH), axis=0), rtol=1e-12)
+
+
+@each("name", QUIET)
+def test_what_is_no_sum_is_not(name):
+    assert warned(lambda: mapped(MESH, QUIET[name])(W, X))[0] == []
+
+
+def test_without_types_each_rank_has_its_own():
+    f = spmd.shard_map(
+        lambda w, x: md.grad(loss)(w, x), MESH, in_specs=(P(), P("i")), out_specs=P("i"), check_rep=False
+    )
+    found, result = warned(lambda: f(W, X))
+    assert found == []
+    numpy.testing.assert_allclose(result.reshape(4, 3), gradients(MESH), rtol=1e-12)
+
+
+def test_the_message_names_function_argument_types_and_axes():
+    def error(x, params):
+        return np.sum(params["w"] * x)
+
+    ((_, text),) = warned(lambda: mapped(MESH, lambda w, x: md.grad(error, argnums=1)(x, {"w": w})["w"])(W, X))[0]
+    assert text == (
+        "grad: the result of error, f64[]{i}, varies along 'i', and argument 1['w'] of error, f64[3], does not: so "
+        "this is the gradient of the sum of the results over 'i'. Return psum(loss, 'i') to say so, with the same "
+        "gradient; return pmean(loss, 'i') for that of the mean; or pass pbroadcast(w, 'i') as the argument, for each "
+        "rank's own"
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_mesh_of_one_rank_too(size):
+    """Types do not depend on sizes: the program means the same on more ranks."""
+    mesh = spmd.make_mesh((size,), ("i",), backend="simulated")
+    assert len(warned(lambda: mapped(mesh, SILENT["grad"])(W, data(mesh)))[0]) == 1
+
+
+def test_the_axes_are_those_along_which_the_result_varies_and_the_argument_does_not():
+    def axes_of(w_spec, x_spec):
+        def body(w, x):
+            g = md.grad(lambda w: np.sum(w[0] * x))(w)
+            return psum(np.sum(g), tuple(w_spec.axes)) if w_spec.axes else np.sum(g)
+
+        f = spmd.shard_map(body, PLANE, in_specs=(w_spec, x_spec), out_specs=P())
+        return [text.split("Return psum(loss, ")[1].split(") to say")[0] for _, text in warned(lambda: f(W4, W4))[0]]
+
+    W4 = numpy.ones(4)
+    assert axes_of(P(), P("i")) == ["'i'"]
+    assert axes_of(P(), P(("i", "j"))) == ["('i', 'j')"]
+    assert axes_of(P("i"), P(("i", "j"))) == ["'j'"]
+    assert axes_of(P("i"), P("j")) == ["'j'"]
+    assert axes_of(P("i"), P("i")) == []
+
+
+def test_bodies_in_bodies():
+    def rows(w, x):
+        return md.grad(lambda w: psum(np.sum((x @ w) ** 2), "j"))(w)  # says that it is summed along j, not along i
+
+    def body(w, x):
+        return spmd.shard_map(rows, in_specs=(P("j"), P(None, "j")), out_specs=P("j"))(w, x)
+
+    f = spmd.shard_map(body, PLANE, in_specs=(P(), P("i")), out_specs=P(), axis_names={"i"})
+    ((_, text),) = warned(lambda: f(numpy.ones(4), numpy.ones((4, 4))))[0]
+    assert "varies along 'i'" in text and "'j'" not in text.replace("{j}", "")
+
+
+def test_filters_of_python_work():
+    f = mapped(MESH, SILENT["grad"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", VarianceWarning)
+        with pytest.raises(VarianceWarning, match="the gradient of the sum of the results over 'i'"):
+            f(W, X)
+        warnings.simplefilter("ignore", VarianceWarning)
+        f(W, X)
+
+
+def test_an_axis_of_vmap_has_no_types():
+    f = md.vmap(lambda w, x: md.grad(loss)(w, x), in_axes=(None, 0), axis_name="i")
+    assert warned(lambda: f(W, X.reshape(4, 2, 3)))[0] == []
+
+
+# ---------------------------------------------------------------- the same block several times
+
+COPIES = {
+    "a sum": lambda w, x: psum(x.sum(0), "i"),
+    "an argument": lambda w, x: w,
+    "computed": lambda w, x: np.sin(w) * 2,
+}
+NO_COPIES = {
+    "each rank's own": lambda w, x: w * x[0],
+    "meant": lambda w, x: pbroadcast(w, "i"),
+    "a constant": lambda w, x: np.zeros(3),
+    "a constant like a traced value": lambda w, x: np.zeros_like(w),
+}
+
+
+def split(body, mesh=MESH, **options):
+    return spmd.shard_map(body, mesh, in_specs=(P(), P("i")), out_specs=P("i"), **options)
+
+
+@each("around", AROUND)
+@each("name", COPIES)
+def test_a_result_is_split_along_an_axis_along_which_it_does_not_vary(name, around):
+    f = AROUND[around](split(COPIES[name]))
+    found, result = warned(lambda: f(W, X))
+    (text,) = {text for _, text in found}  # one line for each call in the program
+    assert text == (
+        "the result has type f64[3]: it is the same on all ranks along 'i', but its out_specs entry P('i') splits it "
+        "there: so the whole has the same block once for each of them, one after another. Leave 'i' out of the entry "
+        "for one block; or return pbroadcast(x, 'i') to say that you mean all"
+    )
+    numpy.testing.assert_array_equal(result, numpy.tile(result[:3], 4))
+
+
+@each("around", AROUND)
+@each("name", NO_COPIES)
+def test_other_results_are_split_silently(name, around):
+    assert warned(lambda: AROUND[around](split(NO_COPIES[name]))(W, X))[0] == []
+
+
+def test_copies_without_types():
+    assert warned(lambda: split(COPIES["a sum"], check_rep=False)(W, X))[0] == []
+
+
+def test_copies_in_a_body_in_a_body():
+    inner = lambda w, x: spmd.shard_map(lambda x: psum(x, "j"), in_specs=P("j"), out_specs=P("j"))(x)  # noqa: E731
+    ((_, text),) = warned(lambda: split(inner, PLANE, axis_names={"i"})(W, numpy.ones((4, 3))))[0]
+    assert "the same on all ranks along 'j', but its out_specs entry P('j')" in text
