@@ -35,6 +35,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "LeakedTracerError",
     "ShapedArray",
+    "SymbolicZero",
     "Tape",
     "TracerError",
     "UnboundAxisError",
@@ -44,9 +45,11 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "closure_convert",
     "cond",
     "custom_jvp",
     "custom_vjp",
+    "custom_vmap",
     "debug",
     "debug_nans",
     "disable_jit",
@@ -102,7 +105,11 @@ _LATER = {
     "scan": ("minidiff.higher_order.scan", True),
     **dict.fromkeys(["fori_loop", "while_loop"], ("minidiff.higher_order.while_loop", True)),
     **dict.fromkeys(["associative_scan", "map"], ("minidiff.higher_order.over_axis", True)),
-    **dict.fromkeys(["custom_jvp", "custom_vjp", "stop_gradient"], ("minidiff.higher_order.custom_rules", True)),
+    **dict.fromkeys(
+        ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "stop_gradient"],
+        ("minidiff.higher_order.custom_rules", True),
+    ),
+    "custom_vmap": ("minidiff.higher_order.custom_batching", True),
     **dict.fromkeys(
         [
             "dynamic_index_in_dim",
@@ -135,7 +142,8 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
-    from minidiff.higher_order.custom_rules import custom_jvp, custom_vjp, stop_gradient
+    from minidiff.higher_order.custom_batching import custom_vmap
+    from minidiff.higher_order.custom_rules import SymbolicZero, closure_convert, custom_jvp, custom_vjp, stop_gradient
     from minidiff.higher_order.over_axis import associative_scan, map
     from minidiff.higher_order.scan import scan
     from minidiff.higher_order.while_loop import fori_loop, while_loop

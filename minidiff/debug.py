@@ -10,6 +10,7 @@ checks what a rule returns. NumPy's `errstate` covers NumPy calls in the user's 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,6 +24,9 @@ from minidiff.errors import shown
 from minidiff.location import here
 from minidiff.ops.printing import debug_print
 from minidiff.types import ShapedArray
+
+__all__ = ["debug_nans", "disable_jit", "print"]
+__dir__ = functools.partial(sorted, __all__)
 
 FINITE, INFINITE, NAN = 0, 1, 2
 

@@ -5,6 +5,7 @@ Values and derivatives are finite wherever they should be: at large numbers, at 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ __all__ = [
         "swish",
     ),
 ]
+__dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- the error function
 

@@ -26,6 +26,7 @@ True
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -48,6 +49,7 @@ __all__ = [
     *("scale_by_adam", "scale_by_learning_rate", "scale_by_lion", "scale_by_rss", "sgd", "trace"),
     "warmup_cosine_decay_schedule",
 ]
+__dir__ = functools.partial(sorted, __all__)
 
 Schedule = Callable[[Value], Value]
 Rate = Value | Schedule

@@ -45,6 +45,7 @@ from minidiff.reverse import value_and_grad, vjp
 from minidiff.types import typeof
 
 __all__ = ["LossScale", "Policy", "all_finite", "select", "widen"]
+__dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- policies
 

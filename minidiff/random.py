@@ -18,6 +18,7 @@ Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ __all__ = [
     *("Block", "bernoulli", "bits", "categorical", "fold_in", "key", "normal", "permutation", "randint", "split"),
     *("truncated_normal", "uniform"),
 ]
+__dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- the hash
 

@@ -27,35 +27,124 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib
 import itertools
 import operator
 import re
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
+
+__all__ = [
+    *("DictKey", "GetAttrKey", "SequenceKey", "Structure", "all", "all_leaves", "broadcast", "flatten"),
+    *("flatten_with_path", "keystr", "leaves", "leaves_with_path", "map", "map_with_path", "ravel_pytree", "reduce"),
+    *("register", "register_with_keys", "structure", "transpose", "unflatten"),
+]
+__dir__ = functools.partial(sorted, __all__)
+
+if TYPE_CHECKING:
+    from minidiff.flatten_util import ravel_pytree as ravel_pytree
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name != "ravel_pytree":  # it computes with arrays, in a module that needs this one
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module("minidiff.flatten_util").ravel_pytree
+
+
+IsLeaf = Callable[[Any], bool]
 
 # ---------------------------------------------------------------- classes
 
 MANY = 1024  # the size of the caches of key orders and of structures
 
-#: Formats of a child in a path and in a printed structure: by index, by key, or as a field.
-INDEX, KEY, FIELD = ("[{0}]", "{1}"), ("[{0!r}]", "{0!r}: {1}"), (".{0}", "{0}={1}")
+
+class Key:
+    """A step of a key path, from a node to one of its children; `str` writes it as in Python.
+
+    Keys are equal if they have the same class and the same value.
+    """
+
+    __slots__: tuple[str, ...] = ()
+    in_path: str  # formats of the key, and of the key beside its child in a printed structure
+    in_structure: str
+
+    def __init__(self, value: Any):
+        setattr(self, self.__slots__[0], value)
+
+    @property
+    def value(self) -> Any:
+        return getattr(self, self.__slots__[0])
+
+    def __str__(self) -> str:
+        return self.in_path.format(self.value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__slots__[0]}={self.value!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.value == self.value
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.value))
+
+
+class SequenceKey(Key):
+    """A step to the child number `idx`, of a tuple, a list, or an object given to `register`.
+
+    >>> str(SequenceKey(0)), SequenceKey(0).idx
+    ('[0]', 0)
+    """
+
+    __slots__ = ("idx",)
+    in_path, in_structure = "[{0}]", "{1}"
+
+
+class DictKey(Key):
+    """A step to the child that a dict has under `key`.
+
+    >>> str(DictKey('w')), DictKey('w').key
+    ("['w']", 'w')
+    """
+
+    __slots__ = ("key",)
+    in_path, in_structure = "[{0!r}]", "{0!r}: {1}"
+
+
+class GetAttrKey(Key):
+    """A step to the field `name`, of a named tuple, a dataclass, an attrs object or a namespace.
+
+    >>> str(GetAttrKey('w')), GetAttrKey('w').name
+    ('.w', 'w')
+    """
+
+    __slots__ = ("name",)
+    in_path, in_structure = ".{0}", "{0}={1}"
+
+
+class GivenKey(Key):
+    """A step that `register_with_keys` was given: any object with a `str`."""
+
+    in_path, in_structure = "{0}", "{0}: {1}"
+
+    def __new__(cls, key: Any) -> Any:
+        return key
 
 
 class Class(NamedTuple):
     """How to flatten, unflatten and print trees of one class.
 
     `parts(x)` returns the names of the children, the children, and a tuple of settings. `maker(names, settings)`
-    returns a function that builds a tree from a list of children, which it may keep. `brackets` enclose the children
-    in a printed structure.
+    returns a function that builds a tree from a list of children, which it may keep. `key(name)` is the step of a path
+    to a child. `brackets` enclose the children in a printed structure.
     """
 
     parts: Callable[[Any], tuple[tuple, Sequence, tuple]]
     maker: Callable[[tuple, tuple], Callable[[list], Any]]
-    names: tuple[str, str]
+    key: type[Key]
     brackets: tuple[str, str]
 
 
@@ -91,28 +180,30 @@ def _sorted(keys: Iterable) -> list:
 
 #: The classes whose objects are trees. A class of a family is added at its first use.
 _CLASSES: dict[type, Class] = {
-    tuple: Class(_sequence_parts, lambda names, settings: tuple, INDEX, ("(", ")")),
-    list: Class(_sequence_parts, lambda names, settings: lambda children: children, INDEX, ("[", "]")),
-    dict: Class(_dict_parts, lambda keys, settings: lambda children: dict(zip(keys, children)), KEY, ("{", "}")),
+    tuple: Class(_sequence_parts, lambda names, settings: tuple, SequenceKey, ("(", ")")),
+    list: Class(_sequence_parts, lambda names, settings: lambda children: children, SequenceKey, ("[", "]")),
+    dict: Class(_dict_parts, lambda keys, settings: lambda children: dict(zip(keys, children)), DictKey, ("{", "}")),
     OrderedDict: Class(
         lambda x: (tuple(x), list(x.values()), ()),
         lambda keys, settings: lambda children: OrderedDict(zip(keys, children)),
-        KEY,
+        DictKey,
         ("OrderedDict({", "})"),
     ),
     defaultdict: Class(
         lambda x: (*_dict_parts(x)[:2], (x.default_factory,)),
         lambda keys, settings: lambda children: defaultdict(*settings, zip(keys, children)),
-        KEY,
+        DictKey,
         ("defaultdict({", "})"),
     ),
     types.SimpleNamespace: Class(
         lambda x: _dict_parts(vars(x)),
         lambda names, settings: lambda children: types.SimpleNamespace(**dict(zip(names, children))),
-        FIELD,
+        GetAttrKey,
         ("namespace(", ")"),
     ),
-    types.NoneType: Class(lambda x: ((), (), ()), lambda names, settings: lambda children: None, INDEX, ("None", "")),
+    types.NoneType: Class(
+        lambda x: ((), (), ()), lambda names, settings: lambda children: None, SequenceKey, ("None", "")
+    ),
 }
 
 #: The types whose objects are leaves. Further ones are added at their first use.
@@ -124,7 +215,7 @@ _GIVEN = {*_CLASSES, *_LEAVES}  # classes that `register` rejects
 def _named_tuple(kind: type) -> Class:
     names = tuple(kind._fields)
     brackets = f"{kind.__name__}(", ")"
-    return Class(lambda x: (names, x, ()), lambda names, settings: kind._make, FIELD, brackets)
+    return Class(lambda x: (names, x, ()), lambda names, settings: kind._make, GetAttrKey, brackets)
 
 
 def _dataclass(kind: type) -> Class:
@@ -150,7 +241,7 @@ def _record(kind: type, fields: Sequence[tuple[Any, str]]) -> Class:
     def maker(names: tuple, settings: tuple) -> Callable[[list], Any]:
         return _explained(kind, lambda children: kind(**dict(zip(arguments, [*children, *settings]))))
 
-    return Class(parts, maker, FIELD, (f"{kind.__name__}(", ")"))
+    return Class(parts, maker, GetAttrKey, (f"{kind.__name__}(", ")"))
 
 
 def _explained(kind: type, make: Callable[[list], Any]) -> Callable[[list], Any]:
@@ -214,28 +305,60 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
     >>> leaves([Interval(1.0, 2.0), 3.0])
     [1.0, 2.0, 3.0]
     """
-    if not isinstance(cls, type):
-        raise TypeError(
-            f"tree.register takes a class, and two functions: register(cls, flatten, unflatten); got {cls!r}"
-        )
-    if cls in _GIVEN:
-        raise ValueError(f"tree.register: {cls.__name__} is registered already, or is a built-in tree or leaf")
 
     def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
-        found = flatten(x)
-        if not (isinstance(found, tuple) and len(found) == 2):
-            raise TypeError(
-                f"tree.register: flatten of {cls.__name__} returns a pair (children, settings), got "
-                f"{type(found).__name__}: {found!r:.60}"
-            )
-        children = list(found[0])
-        return tuple(range(len(children))), children, (found[1],)
+        children, settings = _flattened("register", "children", x, flatten)
+        return tuple(range(len(children))), children, (settings,)
+
+    _register("register", cls, parts, unflatten, SequenceKey)
+
+
+def register_with_keys(
+    cls: type, flatten_with_keys: Callable[[Any], tuple[Iterable, Any]], unflatten: Callable[[Any, tuple], Any]
+) -> None:
+    """Register a class whose objects are trees, and how paths name their children.
+
+    As `register`, but `flatten_with_keys(x)` returns pairs (key, child) in place of the children. Keys are hashable; a
+    path shows `str(key)`. Usual keys are `GetAttrKey(name)`, `DictKey(key)` and `SequenceKey(index)`.
+
+    >>> class Interval:
+    ...     def __init__(self, low, high):
+    ...         self.low, self.high = low, high
+    >>> def flatten_with_keys(x):
+    ...     return ((GetAttrKey('low'), x.low), (GetAttrKey('high'), x.high)), None
+    >>> register_with_keys(Interval, flatten_with_keys, lambda _, children: Interval(*children))
+    >>> [(keystr(path), x) for path, x in leaves_with_path([Interval(1.0, 2.0)])]
+    [('[0].low', 1.0), ('[0].high', 2.0)]
+    """
+
+    def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
+        pairs, settings = _flattened("register_with_keys", "pairs of a key and a child", x, flatten_with_keys)
+        return tuple([key for key, _ in pairs]), [child for _, child in pairs], (settings,)
+
+    _register("register_with_keys", cls, parts, unflatten, GivenKey)
+
+
+def _flattened(what: str, children: str, x: Any, flatten: Callable[[Any], tuple[Iterable, Any]]) -> tuple[list, Any]:
+    found = flatten(x)
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise TypeError(
+            f"tree.{what}: flatten of {type(x).__name__} returns a pair ({children}, settings), got "
+            f"{type(found).__name__}: {found!r:.60}"
+        )
+    return list(found[0]), found[1]
+
+
+def _register(what: str, cls: type, parts: Callable, unflatten: Callable[[Any, tuple], Any], key: type[Key]) -> None:
+    if not isinstance(cls, type):
+        raise TypeError(f"tree.{what} takes a class, and two functions: {what}(cls, flatten, unflatten); got {cls!r}")
+    if cls in _GIVEN:
+        raise ValueError(f"tree.{what}: {cls.__name__} is registered already, or is a built-in tree or leaf")
 
     def maker(names: tuple, settings: tuple) -> Callable[[list], Any]:
         return lambda children: unflatten(settings[0], tuple(children))
 
     _GIVEN.add(cls)
-    _CLASSES[cls] = Class(parts, maker, INDEX, (f"{cls.__name__}(", ")"))
+    _CLASSES[cls] = Class(parts, maker, key, (f"{cls.__name__}(", ")"))
     _LEAVES.discard(cls)
     _KNOWN.clear()
 
@@ -246,8 +369,17 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
 class Structure:
     """The structure of a tree: its class, the names and structures of its children.
 
-    `settings` are those of the node. `node`, the class, is None for a leaf. Trees may be nested deeper than Python's
-    recursion limit: everything except `repr` is iterative.
+    `settings` are those of the node. `node`, the class, is None for a leaf. `children` are the structures of the
+    children. Structures are compared by `==` and hashable. Trees may be nested deeper than Python's recursion limit:
+    everything except `repr` is iterative.
+
+    >>> s = structure({'w': 1.0, 'b': [2.0, 3.0]})
+    >>> s
+    {'b': [*, *], 'w': *}
+    >>> s.num_leaves, s.num_nodes
+    (3, 5)
+    >>> s.unflatten([4.0, 5.0, 6.0])
+    {'b': [4.0, 5.0], 'w': 6.0}
     """
 
     __slots__ = ("node", "keys", "children", "flat", "settings", "size", "_below", "_key", "_hash", "_steps")
@@ -271,6 +403,31 @@ class Structure:
         self._key: tuple | None = None
         self._hash: int | None = None
         self._steps: list[tuple] | None = None
+
+    @property
+    def num_leaves(self) -> int:
+        """The number of leaves."""
+        return self.size
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes, leaves included."""
+        return builtins.sum([1 + len(s.keys) * s.flat for s in (self, *self.below())])
+
+    def unflatten(self, leaves: Iterable) -> Any:
+        """Build the tree of this structure from its leaves: see `unflatten`."""
+        return unflatten(self, leaves)
+
+    def flatten_up_to(self, tree: Any) -> list:
+        """The subtrees of `tree` at the leaves of this structure.
+
+        `tree` begins with this structure: it may have whole trees where this has leaves. Raise ValueError, with the
+        path, if it does not.
+
+        >>> structure([0, {'a': 0}]).flatten_up_to([(1.0, 2.0), {'a': [3.0]}])
+        [(1.0, 2.0), [3.0]]
+        """
+        return _subtrees(self, tree, "flatten_up_to: tree", functools.partial(_difference, "the structure"))
 
     def below(self) -> list[Structure]:
         """The structures below this one, in preorder; none for a flat one."""
@@ -341,7 +498,7 @@ def _types(settings: Any) -> Any:
 def _shown(s: Structure) -> str:
     if s.node is None:
         return "*"
-    (_, entry), (before, after) = _CLASSES[s.node].names, _CLASSES[s.node].brackets
+    entry, (before, after) = _CLASSES[s.node].key.in_structure, _CLASSES[s.node].brackets
     children = ["*"] * len(s.keys) if s.flat else builtins.map(_shown, s.children)
     text = ", ".join([entry.format(k, child) for k, child in zip(s.keys, children)])
     text += "," * (s.node is tuple and len(s.keys) == 1)
@@ -385,16 +542,22 @@ def _has_plain_keys(node: tuple | None) -> bool:
     return node is None or node[0] in (tuple, list) or builtins.all(type(k) is str for k in node[1])
 
 
-def flatten(tree: Any) -> tuple[list, Structure]:
+def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list, Structure]:
     """The leaves of a tree, and its structure.
 
     `None` is a node without leaves. Dicts are read in sorted key order; keys that do not compare are sorted by type
-    first. An `OrderedDict` keeps its own order, which is part of the structure.
+    first. An `OrderedDict` keeps its own order, which is part of the structure. A subtree for which `is_leaf` is true
+    is a leaf too.
+
+    >>> flatten({'w': 1.0, 'b': (2.0, None)})
+    ([2.0, 1.0], {'b': (*, None), 'w': *})
+    >>> flatten({'w': 1.0, 'b': (2.0, None)}, is_leaf=lambda x: isinstance(x, tuple))
+    ([(2.0, None), 1.0], {'b': *, 'w': *})
     """
     kind = type(tree)
     if kind in _LEAVES:
         return [tree], LEAF
-    if (kind is tuple or kind is list) and _LEAVES.issuperset(builtins.map(type, tree)):
+    if is_leaf is None and (kind is tuple or kind is list) and _LEAVES.issuperset(builtins.map(type, tree)):
         return list(tree), _sequence(kind, len(tree))
     found: list = []
     nodes: list = []
@@ -402,7 +565,11 @@ def flatten(tree: Any) -> tuple[list, Structure]:
     while waiting:
         x = waiting.pop()
         kind = type(x)
-        if kind in _LEAVES or (how := _CLASSES.get(kind) or _class_of(kind)) is None:
+        if (
+            kind in _LEAVES
+            or (is_leaf is not None and is_leaf(x))
+            or (how := _CLASSES.get(kind) or _class_of(kind)) is None
+        ):
             found.append(x)
             nodes.append(None)
             continue
@@ -435,17 +602,39 @@ def children(tree: Any) -> list | None:
 
 
 def paths(structure: Structure, root: str = "") -> list[str]:
-    """The paths of the leaves of a tree of this structure: `root[0]['w']`."""
+    """The paths of the leaves of a tree of this structure, as strings: `root[0]['w']`."""
+    return _walk(structure, root, lambda key: key.in_path.format)
+
+
+def _key_paths(structure: Structure) -> list[tuple]:
+    """The paths of the leaves of a tree of this structure, as tuples of keys."""
+    return _walk(structure, (), lambda key: lambda name: (key(name),))
+
+
+def _walk(structure: Structure, root: Any, steps: Callable[[type[Key]], Callable[[Any], Any]]) -> list:
+    """The paths of the leaves: sums of `root` and the steps to each, `steps(class of keys)(name of the child)`."""
     found, waiting = [], [(structure, root)]
     while waiting:
         s, path = waiting.pop()
         if s.node is None:
             found.append(path)
             continue
-        name = _CLASSES[s.node].names[0].format
-        children = [(child, path + name(k)) for k, child in zip(s.keys, s.children)]
+        step = steps(_CLASSES[s.node].key)
+        children = [(child, path + step(k)) for k, child in zip(s.keys, s.children)]
         waiting.extend(children[::-1])
     return found
+
+
+def keystr(path: Iterable, *, simple: bool = False, separator: str = "") -> str:
+    """Write a key path as a string.
+
+    With `simple`, a key is written as its bare index, key or name.
+
+    >>> path = (DictKey('layers'), SequenceKey(0), GetAttrKey('w'))
+    >>> keystr(path), keystr(path, simple=True, separator='/')
+    ("['layers'][0].w", 'layers/0/w')
+    """
+    return separator.join([str(key.value if simple and isinstance(key, Key) else key) for key in path])
 
 
 def advice_on(path: str) -> str:
@@ -458,19 +647,38 @@ def advice_on(path: str) -> str:
     return "; a field that is a setting is declared with metadata={'static': True}" if is_field else ""
 
 
+def flatten_with_path(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[tuple[tuple, Any]], Structure]:
+    """As `flatten`, but pair each leaf with its key path, a tuple of keys.
+
+    >>> (pair,), _ = flatten_with_path([{'w': 1.0}])
+    >>> pair
+    ((SequenceKey(idx=0), DictKey(key='w')), 1.0)
+    >>> keystr(pair[0])
+    "[0]['w']"
+    """
+    found, structure = flatten(tree, is_leaf)
+    return list(zip(_key_paths(structure), found)), structure
+
+
 def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]], Structure]:
-    """As `flatten`, but pair each leaf with its path: `root[0]['w']`."""
+    """As `flatten`, but pair each leaf with its path as messages show it: `root[0]['w']`."""
     found, structure = flatten(tree)
     return list(zip(paths(structure, root), found)), structure
 
 
 def unflatten(structure: Structure, leaves: Iterable) -> Any:
-    """Build the tree of a structure from its leaves; ValueError if too few."""
-    if structure.node is None:
-        return next(iter(leaves))
-    found = list(itertools.islice(leaves, structure.size))
-    if len(found) < structure.size:
+    """Build the tree of a structure from its leaves.
+
+    Of an iterator it takes as many as there are. Raise ValueError if there are too few, or a list or tuple has more.
+
+    >>> unflatten(structure((1, [2, 3])), [4.0, 5.0, 6.0])
+    (4.0, [5.0, 6.0])
+    """
+    found = [*leaves] if type(leaves) in (list, tuple) else list(itertools.islice(leaves, structure.size))
+    if len(found) != structure.size:
         raise ValueError(f"tree.unflatten: {len(found)} leaves for a tree of {structure.size}: {structure}")
+    if structure.node is None:
+        return found[0]
     steps = structure._steps or structure.steps()
     if structure.flat:
         return steps[0][0](found)
@@ -489,107 +697,219 @@ def unflatten(structure: Structure, leaves: Iterable) -> Any:
     return built[0]
 
 
-def leaves(tree: Any) -> list:
-    """The leaves of a tree, in order."""
-    return flatten(tree)[0]
+def leaves(tree: Any, is_leaf: IsLeaf | None = None) -> list:
+    """The leaves of a tree, in order; `is_leaf` as in `flatten`.
+
+    >>> leaves([1.0, None], is_leaf=lambda x: x is None)
+    [1.0, None]
+    """
+    return flatten(tree, is_leaf)[0]
 
 
-def structure(tree: Any) -> Structure:
-    """The structure of a tree."""
-    return flatten(tree)[1]
+def leaves_with_path(tree: Any, is_leaf: IsLeaf | None = None) -> list[tuple[tuple, Any]]:
+    """The leaves of a tree, each with its key path.
+
+    >>> [(keystr(path), x) for path, x in leaves_with_path({'w': 1.0, 'b': [2.0]})]
+    [("['b'][0]", 2.0), ("['w']", 1.0)]
+    """
+    return flatten_with_path(tree, is_leaf)[0]
 
 
-def map(function: Callable, tree: Any, *rest: Any) -> Any:
-    """Map `function(leaf, *leaves of rest)` over trees of the same structure."""
-    found, shape = flatten(tree)
-    return unflatten(shape, builtins.map(function, found, *_leaves_of_like("map", shape, rest)))
+def structure(tree: Any, is_leaf: IsLeaf | None = None) -> Structure:
+    """The structure of a tree; `is_leaf` as in `flatten`.
+
+    >>> structure((1.0, [2.0, None]))
+    (*, [*, None])
+    """
+    return flatten(tree, is_leaf)[1]
 
 
-def map_with_path(function: Callable, tree: Any, *rest: Any) -> Any:
-    """As `map`, of `function(path, leaf, *leaves of rest)`. A path is a string.
+def all_leaves(iterable: Iterable, is_leaf: IsLeaf | None = None) -> bool:
+    """Whether all elements are leaves.
 
-    >>> map_with_path(lambda path, x: f"{path} = {x}", {'w': 1.0, 'b': [2.0]})
+    >>> all_leaves([1.0, 'text']), all_leaves([1.0, (2.0,)]), all_leaves([None])
+    (True, False, False)
+    """
+    return builtins.all(children(x) is None or (is_leaf is not None and is_leaf(x)) for x in iterable)
+
+
+def map(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> Any:
+    """Map `f(leaf, *subtrees of rest)` over the leaves of a tree.
+
+    Each tree of `rest` begins with the structure of `tree`: it has a leaf or a whole tree where `tree` has a leaf.
+    `is_leaf` is as in `flatten`, for `tree`. Raise ValueError, with the path, if the structures differ.
+
+    >>> map(lambda x, y: x * y, {'w': 2.0, 'b': 3.0}, {'w': 10.0, 'b': 100.0})
+    {'b': 300.0, 'w': 20.0}
+    >>> map(lambda rate, group: [rate * x for x in group], (0.1, 10.0), ([1.0], [2.0, 3.0]))
+    ([0.1], [20.0, 30.0])
+    """
+    found, shape = flatten(tree, is_leaf)
+    return unflatten(shape, builtins.map(f, found, *_matched("map", shape, rest)))
+
+
+def map_with_path(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> Any:
+    """As `map`, of `f(path, leaf, *subtrees of rest)`. A path is a tuple of keys.
+
+    >>> map_with_path(lambda path, x: f"{keystr(path)} = {x}", {'w': 1.0, 'b': [2.0]})
     {'b': ["['b'][0] = 2.0"], 'w': "['w'] = 1.0"}
     """
-    found, shape = flatten(tree)
-    return unflatten(shape, builtins.map(function, paths(shape), found, *_leaves_of_like("map_with_path", shape, rest)))
+    found, shape = flatten(tree, is_leaf)
+    return unflatten(shape, builtins.map(f, _key_paths(shape), found, *_matched("map_with_path", shape, rest)))
 
 
-def _leaves_of_like(what: str, shape: Structure, trees: Sequence) -> list[list]:
+def _matched(what: str, shape: Structure, trees: Sequence) -> list[list]:
+    """The subtrees of each tree at the leaves of a structure."""
     found = []
-    for other in trees:
+    for n, other in enumerate(trees):
         more, other_shape = flatten(other)
         if other_shape != shape:
-            raise ValueError(f"tree.{what}: the trees differ in structure: {shape} and {other_shape}")
+            explain = functools.partial(_difference, "the first tree")
+            more = _subtrees(shape, other, f"tree.{what}: the trees differ in structure: rest[{n}]", explain)
         found.append(more)
     return found
+
+
+def transpose(outer: Structure, inner: Structure | None, tree: Any) -> Any:
+    """Turn a tree of trees inside out: from structure `outer` of trees `inner` to `inner` of `outer`.
+
+    If `inner` is None, it is the structure of the first tree. Raise ValueError if the structures do not match.
+
+    >>> transpose(structure([0, 0]), structure({'x': 0, 'y': 0}), [{'x': 1, 'y': 2}, {'x': 3, 'y': 4}])
+    {'x': [1, 3], 'y': [2, 4]}
+    """
+    rows = outer.flatten_up_to(tree)
+    if inner is None:
+        if not rows:
+            raise ValueError(f"tree.transpose: {outer} has no leaves, so the inner structure must be given")
+        inner = structure(rows[0])
+    rows = [inner.flatten_up_to(row) for row in rows]
+    return unflatten(inner, [unflatten(outer, [row[n] for row in rows]) for n in range(inner.size)])
 
 
 _NO_VALUE: Any = object()
 
 
-def reduce(function: Callable, tree: Any, initializer: Any = _NO_VALUE) -> Any:
+def reduce(function: Callable, tree: Any, initializer: Any = _NO_VALUE, is_leaf: IsLeaf | None = None) -> Any:
     """Fold the leaves by `function(accumulated, leaf)`, from `initializer` if given.
+
+    `is_leaf` is as in `flatten`. Raise TypeError if there are no leaves and no `initializer`.
 
     >>> reduce(lambda total, x: total + x ** 2, {'w': 3.0, 'b': 4.0}, 0.0)
     25.0
     """
-    return functools.reduce(function, leaves(tree), *[initializer] * (initializer is not _NO_VALUE))
+    return functools.reduce(function, leaves(tree, is_leaf), *[initializer] * (initializer is not _NO_VALUE))
 
 
-def all(tree: Any) -> bool:
-    """Whether all leaves are true; True for a tree without leaves.
+def all(tree: Any, *, is_leaf: IsLeaf | None = None) -> bool:
+    """Whether all leaves are true; True for a tree without leaves. `is_leaf` is as in `flatten`.
 
     >>> all({'w': True, 'b': [True, False]})
     False
     """
-    return builtins.all(leaves(tree))
+    return builtins.all(leaves(tree, is_leaf))
 
 
-def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], what: str) -> list:
-    """Broadcast a prefix to one entry per leaf of `tree`.
+# ---------------------------------------------------------------- prefixes
 
-    A leaf of the prefix applies to the whole subtree below it. Raise ValueError, in which the prefix is called `what`,
-    if the two do not match.
+
+def _subtrees(
+    shape: Structure,
+    tree: Any,
+    root: str,
+    explain: Callable[[Structure, Any, str], str],
+    alike: frozenset[type] = frozenset(),
+) -> list:
+    """The subtrees of `tree` at the leaves of a structure with which it begins.
+
+    Raise ValueError where it does not: `explain(structure, subtree, path)` is the message. Nodes of the `alike` classes
+    match each other.
     """
-    out: list = []
-    waiting = [(prefix, tree, what)]
+    found: list = []
+    waiting = [(shape, tree, root)]
     while waiting:
-        p, t, path = waiting.pop()
-        if is_leaf(p):
-            out.extend([p] * structure(t).size)
-        else:
-            waiting.extend(_children_of_both(p, t, path)[::-1])
-    return out
+        s, t, path = waiting.pop()
+        if s.node is None:
+            found.append(t)
+            continue
+        kind = type(t)
+        how = _CLASSES.get(kind) or _class_of(kind)
+        if how is None or not (kind is s.node or {kind, s.node} <= alike):
+            raise ValueError(explain(s, t, path))
+        keys, children, settings = how.parts(t)
+        if keys != s.keys or settings != s.settings or (settings and _types(settings) != _types(s.settings)):
+            raise ValueError(explain(s, t, path))
+        if s.flat:
+            found += children
+            continue
+        name = how.key.in_path.format
+        waiting.extend([(c, x, path + name(k)) for k, c, x in zip(keys, s.children, children)][::-1])
+    return found
 
 
-def _children_of_both(prefix: Any, tree: Any, path: str) -> list[tuple[Any, Any, str]]:
-    """Pair each child of a prefix with its subtree of `tree` and its path."""
-    kind, other = [_CLASSES.get(type(x)) or _class_of(type(x)) for x in (prefix, tree)]
-    if prefix is None and tree is not None:
-        what = "a single array" if other is None else _a(tree)
-        raise ValueError(f"{path} is None, which stands for no arrays, but stands against {what}: write an entry")
-    if kind is None:
-        raise ValueError(f"{path} is {prefix!r}, which is neither an entry for arrays nor a tree of entries")
-    keys, entries, settings = kind.parts(prefix)
-    if other is None:
-        raise ValueError(f"{path} is {_a(prefix)} of {len(entries)}, but stands against a single array")
-    if type(prefix) is not type(tree) and not {type(prefix), type(tree)} <= {tuple, list}:
-        raise ValueError(f"{path} is {_a(prefix)}, but stands against {_a(tree)}")
-    other_keys, values, other_settings = other.parts(tree)
+def _difference(owner: str, s: Structure, tree: Any, path: str) -> str:
+    return f"{path} is {structure(tree)}, where {owner} has {s}"
+
+
+def broadcast(prefix: Any, tree: Any, is_leaf: IsLeaf | None = None) -> Any:
+    """Broadcast a prefix to the structure of `tree`: each leaf takes the place of the leaves below it.
+
+    `is_leaf` is as in `flatten`, for the prefix. Raise ValueError, with the path, if `tree` does not begin with the
+    structure of the prefix.
+
+    >>> broadcast({'w': 0, 'b': 1}, {'w': [1.0, 2.0], 'b': 3.0})
+    {'b': 1, 'w': [0, 0]}
+    """
+    entries, shape = flatten(prefix, is_leaf)
+    found = _subtrees(shape, tree, "tree.broadcast: tree", functools.partial(_difference, "the prefix"))
+    return unflatten(structure(tree), _repeated(entries, found))
+
+
+def _repeated(entries: Sequence, trees: Sequence) -> list:
+    """Each entry as often as its tree has leaves."""
+    found: list = []
+    for x, t in zip(entries, trees):
+        found += [x] * structure(t).size
+    return found
+
+
+def broadcast_prefix(prefix: Any, tree: Any, is_leaf: IsLeaf, what: str) -> list:
+    """As `broadcast`, of a prefix of entries for which `is_leaf` is true; one for each leaf of `tree`.
+
+    Tuples and lists match each other. Raise ValueError, in which the prefix is called `what`, if the two do not match.
+    """
+    if is_leaf(prefix):
+        return [prefix] * structure(tree).size
+    entries, shape = flatten(prefix, is_leaf)
+    if not builtins.all(builtins.map(is_leaf, entries)):
+        path, x = next((path, x) for path, x in zip(paths(shape, what), entries) if not is_leaf(x))
+        raise ValueError(f"{path} is {x!r}, which is neither an entry for arrays nor a tree of entries")
+    return _repeated(entries, _subtrees(shape, tree, what, _why_not_a_prefix, _SEQUENCES))
+
+
+_SEQUENCES = frozenset({tuple, list})
+
+
+def _why_not_a_prefix(s: Structure, tree: Any, path: str) -> str:
+    """Why a prefix does not match `tree`; `s` is its structure there."""
+    other = structure(tree)
+    keys, other_keys = s.keys, other.keys
+    if s.node is types.NoneType:
+        what = "a single array" if other.node is None else _a(other.node)
+        return f"{path} is None, which stands for no arrays, but stands against {what}: write an entry"
+    if other.node is None:
+        return f"{path} is {_a(s.node)} of {len(keys)}, but stands against a single array"
+    if s.node is not other.node and not {s.node, other.node} <= _SEQUENCES:
+        return f"{path} is {_a(s.node)}, but stands against {_a(other.node)}"
     if keys != other_keys:
-        if isinstance(prefix, (dict, types.SimpleNamespace)):
-            raise ValueError(f"{path} has the keys {list(keys)}, but stands against {list(other_keys)}")
-        count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
-        raise ValueError(
-            f"{path} has {count}, but stands against {len(values)}: write one for each, or a single one for all"
-        )
-    if settings != other_settings:
-        raise ValueError(f"{path} has the settings {settings}, but stands against {other_settings}: give it the same")
-    return [(p, t, path + kind.names[0].format(key)) for key, p, t in zip(keys, entries, values)]
+        if issubclass(s.node, (dict, types.SimpleNamespace)):
+            return f"{path} has the keys {list(keys)}, but stands against {list(other_keys)}"
+        count = "1 entry" if len(keys) == 1 else f"{len(keys)} entries"
+        return f"{path} has {count}, but stands against {len(other_keys)}: write one for each, or a single one for all"
+    return f"{path} has the settings {s.settings}, but stands against {other.settings}: give it the same"
 
 
-def _a(x: Any) -> str:
+def _a(kind: type) -> str:
     """The class of a node, with an article: `a dict`."""
-    name = type(x).__name__
+    name = kind.__name__
     return f"a{'n' * (name[0] in 'AEIOUaeio')} {name}"

@@ -13,6 +13,7 @@ returns stays split. It is inlined as a `pscatter` and an `all_gather_invariant`
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -244,6 +245,8 @@ class AutoAxes(Interpreter):
         if "jvp" in params:
             of_rule = specs[params["consts"] :]
             changed["jvp"] = self.on_blocks(params["jvp"], [*of_rule, *of_rule], out, 2)
+        if "rule" in params:  # of a custom_vmap
+            changed["rule"] = functools.partial(_refuse_rule, params["what"])
         with running(self.below):
             outs = primitive.bind(*map(self.block, args), **{**params, **changed})
         return list(map(self.sharded, outs, out))
@@ -297,6 +300,13 @@ class AutoAxes(Interpreter):
         types = [block_type(t, spec, self.sizes) for t, spec in zip(tape.in_types, specs)]
         with running(self.below):
             return TracedBody(self.on_blocks(tape, specs, out), types)
+
+
+def _refuse_rule(what: str, *args: Any) -> Any:
+    raise TypeError(
+        f"{what} is a custom_vmap in the body of a shard_map that maps over some axes of the mesh alone (axis_names=): "
+        "under vmap its rule would get blocks. Call vmap inside the body, or let the shard_map map over all axes"
+    )
 
 
 class AutoAxesInside(Continued, AutoAxes):

@@ -1,4 +1,4 @@
-"""Custom derivative rules: `custom_jvp`, `custom_vjp` and `stop_gradient`.
+"""Custom derivative rules: `custom_jvp`, `custom_vjp`, `closure_convert` and `stop_gradient`.
 
 A function with a rule is an operation with a body: evaluation, vectorisation and staging use the body, differentiation
 uses the rule. Rules are ordinary functions, and can be differentiated themselves.
@@ -18,17 +18,19 @@ import numpy
 
 from minidiff import tree
 from minidiff.aliasing import apart
-from minidiff.arguments import as_named_value, as_value, result_values
+from minidiff.arguments import as_named_value, as_value, as_values, result_values
 from minidiff.core import (
     Interpreter,
+    Tracer,
     Value,
     cast_to,
     checking,
     current_interpreter,
+    name_of,
     running,
     transforming,
 )
-from minidiff.dtypes import is_differentiable
+from minidiff.dtypes import float0, is_differentiable
 from minidiff.errors import LeakedTracerError, VarianceError
 from minidiff.forward import JVP, instantiate
 from minidiff.higher_order.bodies import Body, Call
@@ -46,7 +48,7 @@ from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.promotion import are_weak, weak_where
 from minidiff.reverse import Linearize
-from minidiff.staging import Stage
+from minidiff.staging import Stage, stage_flat
 from minidiff.tape import Tape
 from minidiff.types import ShapedArray, typeof
 
@@ -179,7 +181,9 @@ class LinearCall(Custom):
                     "which it is evaluated"
                 )
         given = iter(cts)
-        cts = [instantiate(next(given) if is_differentiable(t.dtype) else None, t.cotangent) for t in types]
+        cts = [next(given) if is_differentiable(t.dtype) else None for t in types]
+        if not params["symbolic_zeros"]:
+            cts = [instantiate(ct, t.cotangent) for ct, t in zip(cts, types)]
         residuals = known[consts : consts + params["residuals"]]
         found = apart(params["bwd"](residuals, cts), residuals)
         return [None] * len(known) + [found[i] for i in active]
@@ -212,7 +216,77 @@ custom_vjp_p = Custom("custom_vjp")
 linear_call_p = LinearCall("linear_call")
 
 
+# ---------------------------------------------------------------- symbolic zeros
+
+
+class SymbolicZero:
+    """A tangent or cotangent that is zero, in a rule with `symbolic_zeros=True`: its type `aval`, and no array.
+
+    >>> from minidiff import ShapedArray
+    >>> zero = SymbolicZero(ShapedArray((2, 3), numpy.dtype(float)))
+    >>> zero, zero.shape, zero.instantiate()
+    (SymbolicZero(f64[2,3]), (2, 3), array([[0., 0., 0.],
+           [0., 0., 0.]]))
+    """
+
+    __slots__ = ("aval",)
+    __array_ufunc__ = None  # NumPy's functions raise TypeError
+
+    def __init__(self, aval: ShapedArray):
+        self.aval = aval
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> numpy.dtype:
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.aval.ndim
+
+    def instantiate(self) -> Value:
+        """The zeros as an array."""
+        return instantiate(None, self.aval)
+
+    def __repr__(self) -> str:
+        return f"SymbolicZero({self.aval})"
+
+
+class CustomVJPPrimal:
+    """An argument of a rule `fwd` with `symbolic_zeros=True`: its `value`, and whether it is `perturbed`.
+
+    It is perturbed if the derivative with respect to it is taken.
+    """
+
+    __slots__ = ("value", "perturbed")
+
+    def __init__(self, value: Value, perturbed: bool):
+        self.value = value
+        self.perturbed = perturbed
+
+    def __repr__(self) -> str:
+        return f"CustomVJPPrimal({self.value!r}, perturbed={self.perturbed})"
+
+
+def _symbolic(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Any]:
+    """Tangents or cotangents as rules with `symbolic_zeros` get them."""
+    zeros = [t if is_differentiable(t.dtype) else t.update(dtype=float0) for t in types]
+    return [SymbolicZero(t) if x is None else x for x, t in zip(values, zeros)]
+
+
+def _actual(x: Any) -> Any:
+    """What a rule returned as a tangent or cotangent: None for a zero."""
+    return None if type(x) is SymbolicZero else x
+
+
 # ---------------------------------------------------------------- public functions
+
+
+#: The methods that declare rules: they reach a function with a rule inside another.
+_DECLARATIONS = ("def_vmap", "defjvp", "defjvps", "defvjp")
 
 
 class _Function:
@@ -221,17 +295,28 @@ class _Function:
     operation: Custom
     _rule: Callable[..., Callable]  # the jvp rule of a `_Call`, on leaves; AttributeError if none is declared
     jvp: Callable | None = None
+    jvp_gets_symbolic_zeros = vjp_gets_symbolic_zeros = False
 
-    def __init__(self, fun: Callable, nondiff_argnums: int | Sequence[int] = ()):
+    def __init__(
+        self, fun: Callable, nondiff_argnums: int | Sequence[int] = (), nondiff_argnames: str | Sequence[str] = ()
+    ):
         functools.update_wrapper(self, fun)
         self.fun = fun
         self.what = getattr(fun, "__name__", "f")
-        self.nondiff_argnums = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
+        numbers = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
+        names = (nondiff_argnames,) if isinstance(nondiff_argnames, str) else tuple(nondiff_argnames)
+        self.nondiff_argnums = tuple(dict.fromkeys([*numbers, *[_position(fun, self.what, name) for name in names]]))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
-    def defjvp(self, jvp: Callable) -> Callable:
+    def __getattr__(self, name: str) -> Any:
+        inside = self.__dict__.get("fun")
+        if name in _DECLARATIONS and hasattr(type(inside), name):  # a custom_vjp of a custom_vmap, for instance
+            return getattr(inside, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def defjvp(self, jvp: Callable, symbolic_zeros: bool = False) -> Callable:
         """Declare the forward rule `jvp`.
 
         `jvp(*nondiff_args, primals, tangents)` returns a pair (result, tangent).
@@ -240,8 +325,11 @@ class _Function:
         and type of the result, and is linear in `tangents`. Using the rule raises TypeError if it returns anything
         else; VarianceError if, in the body of a `shard_map`, a tangent varies along an axis along which the result does
         not. (If it varies along fewer axes, a pbroadcast is inserted.)
+
+        With `symbolic_zeros`, the tangent of a constant argument or of an integer is a `SymbolicZero` in place of an
+        array of zeros, and the rule may return one.
         """
-        self.jvp = jvp
+        self.jvp, self.jvp_gets_symbolic_zeros = jvp, symbolic_zeros
         return jvp
 
     def defjvps(self, *jvps: Callable | None) -> None:
@@ -258,7 +346,7 @@ class _Function:
             zeros = tree.map(lambda x: instantiate(None, as_value(x)), out)
             return out, functools.reduce(lambda a, b: tree.map(lambda x, y: x + y, a, b), terms) if terms else zeros
 
-        self.jvp = jvp
+        self.defjvp(jvp)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args = self._positional(args, kwargs)
@@ -278,6 +366,15 @@ class _Function:
         if kwargs:
             raise TypeError(f"{self.what}: rules take arguments by position, but {sorted(kwargs)} go by keyword only")
         return args
+
+
+def _position(fun: Callable, what: str, name: str) -> int:
+    """The position of the argument that `nondiff_argnames` names."""
+    parameters = inspect.signature(fun).parameters
+    by_position = [k for k, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if name not in by_position:
+        raise TypeError(f"{what}: nondiff_argnames names {name!r}, but its arguments by position are {by_position}")
+    return by_position.index(name)
 
 
 class _Call:
@@ -309,21 +406,24 @@ class _Call:
     def leaves(self, args: tuple) -> list[Value]:
         return [as_value(x) for x in tree.leaves([args[i] for i in self.moving])]
 
-    def all_args(self, leaves: Sequence[Value], weak: Sequence[bool]) -> list[Any]:
-        moving = tree.unflatten(self.structure, weak_where(weak, leaves))
+    def all_args(self, leaves: Sequence[Any]) -> list[Any]:
+        moving = tree.unflatten(self.structure, leaves)
         args = {**self.static, **dict(zip(self.moving, moving))}
         return [args[i] for i in range(len(args))]
 
     def body(self, *leaves: Value) -> list[Value]:
-        outs = self.results(self.function.fun(*self.all_args(leaves, self.weak)), self.function.what)
+        outs = self.results(self.function.fun(*self.all_args(weak_where(self.weak, leaves))), self.function.what)
         self.out_types = [typeof(x) for x in outs]
         return outs
 
     def jvp(self, *leaves: Value) -> list[Value | None]:
         """The forward rule: from leaves and their tangents to results and tangents."""
         leaves, given = cut(leaves, len(leaves) // 2)
-        given = [instantiate(t, x) for t, x in zip(given, leaves)]
-        arguments = [weak_where(self.weak_in_rules, x) for x in (leaves, given)]
+        types = [typeof(x) for x in leaves]
+        if not self.function.jvp_gets_symbolic_zeros:
+            given = [instantiate(t, x) for t, x in zip(given, types)]
+        of_tangents = [yes and t is not None for yes, t in zip(self.weak_in_rules, given)]
+        arguments = weak_where(self.weak_in_rules, leaves), _symbolic(weak_where(of_tangents, given), types)
         primals, tangents = (tuple(tree.unflatten(self.structure, x)) for x in arguments)
         args = *self.static.values(), primals, tangents
         who, outs, tangent = self.run_for_pair("jvp", self.function.jvp, "tangent", *args)
@@ -333,7 +433,9 @@ class _Call:
         tangents = []
         for t, (path, x) in zip(map(typeof, outs), paths):
             what = f"{who} returns a result{path} of type {t}: its tangent"
-            tangents.append(_fitted(x, t, what, _OF_A_RESULT) if is_differentiable(t.dtype) else None)
+            x = _actual(x)
+            is_zero = x is None or not is_differentiable(t.dtype)
+            tangents.append(None if is_zero else _fitted(x, t, what, _OF_A_RESULT))
         return [*outs, *tangents]
 
     def jvp_by_transpose(self, *leaves: Value) -> list[Value | None]:
@@ -343,15 +445,17 @@ class _Call:
         """
         what, jvp = self.function.what, self.function.jvp
         primals, tangents = cut(leaves, len(leaves) // 2)
-        outs, residuals = self.fwd(*primals)
-        types, moving = [typeof(x) for x in outs], [t is not None for t in tangents]
+        moving = [t is not None for t in tangents]
+        outs, residuals = self.fwd(primals, moving)
+        types = [typeof(x) for x in outs]
         differentiable = [is_differentiable(t.dtype) for t in types]
 
         def push_forward(*values):
             _, primals, given = cut(values, len(residuals), len(moving))
             found = cut(self.jvp(*primals, *placed(given, moving)), len(types))[1]
             name = f"the jvp rule of {what} returns a tangent that"
-            return [_fitted(t, like, name, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
+            pairs = chosen(zip(found, types), differentiable)
+            return [_fitted(instantiate(t, like), like, name, _OF_A_RULE) for t, like in pairs]
 
         out_tangents = linear_call_p.bind(
             *residuals,
@@ -359,7 +463,8 @@ class _Call:
             *present(tangents),
             what=what,
             body=push_forward if jvp else None,
-            bwd=self.bwd,
+            bwd=functools.partial(self.bwd, types),
+            symbolic_zeros=self.function.vjp_gets_symbolic_zeros,
             consts=0,
             residuals=len(residuals),
             active=tuple(positions(moving)),
@@ -367,9 +472,12 @@ class _Call:
         )
         return [*outs, *placed(out_tangents, differentiable)]
 
-    def fwd(self, *leaves: Value) -> tuple[list[Value], list[Value]]:
-        """The rule `fwd`: from leaves to results and residuals."""
-        args = self.all_args(leaves, self.weak_in_rules)
+    def fwd(self, leaves: Sequence[Value], moving: Sequence[bool]) -> tuple[list[Value], list[Value]]:
+        """The rule `fwd`: from leaves, and which have tangents, to results and residuals."""
+        leaves = weak_where(self.weak_in_rules, leaves)
+        if self.function.vjp_gets_symbolic_zeros:
+            leaves = [CustomVJPPrimal(x, yes) for x, yes in zip(leaves, moving)]
+        args = self.all_args(leaves)
         who, outs, residuals = self.run_for_pair("forward", self.function.fwd, "residuals", *args)
         residuals, structure = tree.flatten(residuals)
         self.residuals = structure, are_weak(residuals)
@@ -377,11 +485,13 @@ class _Call:
         advice = "; make any other value an argument, named by nondiff_argnums: both rules get it"
         return outs, [as_named_value(x, what, advice) for x in residuals]
 
-    def bwd(self, residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value | None]:
-        """The rule `bwd`: from residuals and cotangents to cotangents (None for zero)."""
+    def bwd(
+        self, types: Sequence[ShapedArray], residuals: Sequence[Value], cts: Sequence[Value | None]
+    ) -> list[Value | None]:
+        """The rule `bwd`: from residuals and cotangents of results of these types to cotangents (None for zero)."""
         structure, weak = self.residuals
         residuals = tree.unflatten(structure, weak_where(weak, residuals))
-        cts = tree.unflatten(self.out_structure, cts)
+        cts = tree.unflatten(self.out_structure, _symbolic(cts, [t.cotangent for t in types]))
         when = _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))
         who, cts = self.run("backward", self.function.bwd, when, *self.static.values(), residuals, cts)
         count, leaves = len(self.moving), []
@@ -396,7 +506,7 @@ class _Call:
             None
             if ct is None or not is_differentiable(t.dtype)
             else _fitted(ct, t.cotangent, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
-            for ct, t, path, weak in zip(leaves, self.types, self.paths, self.weak)
+            for ct, t, path, weak in zip(map(_actual, leaves), self.types, self.paths, self.weak)
         ]
 
     def run(self, kind: str, rule: Callable, when: str, *args: Any) -> tuple[str, Any]:
@@ -466,8 +576,9 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = Fals
 class custom_jvp(_Function):
     """A function with a derivative rule, for forward and reverse mode alike.
 
-    Declare the rule with `defjvp` (for all arguments at once) or `defjvps` (one for each). `nondiff_argnums` are
-    non-array arguments, functions for instance: rules take them first.
+    Declare the rule with `defjvp` (for all arguments at once) or `defjvps` (one for each). `nondiff_argnums` are the
+    positions of non-array arguments, functions for instance, and `nondiff_argnames` are names of such: rules take them
+    first.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -508,6 +619,7 @@ class custom_vjp(_Function):
     Forward mode (`jvp`, `jacfwd`, the function that `linearize` returns) raises TypeError, unless a forward rule is
     declared too, with `defjvp` or `defjvps` as for a `custom_jvp`. The two must agree: `bwd` is the transpose of the
     linear map from tangents to the result's tangent. `minidiff.checks.testing.check_grads` checks both.
+    `nondiff_argnums` and `nondiff_argnames` are as in `custom_jvp`.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -534,7 +646,7 @@ class custom_vjp(_Function):
     fwd: Callable | None = None
     bwd: Callable | None = None
 
-    def defvjp(self, fwd: Callable, bwd: Callable) -> None:
+    def defvjp(self, fwd: Callable, bwd: Callable, symbolic_zeros: bool = False) -> None:
         """Declare the forward rule `fwd` and the backward rule `bwd`.
 
         `fwd(*args)` returns a pair (result, residuals); residuals are a tree of arrays that `bwd` needs.
@@ -542,8 +654,12 @@ class custom_vjp(_Function):
         the arguments (except the `nondiff_argnums`); None stands for zeros. Using the rules raises TypeError if they
         return anything else; VarianceError if, in the body of a `shard_map`, a cotangent varies along an axis along
         which the argument does not: sum it with `psum`. (If it varies along fewer axes, a pbroadcast is inserted.)
+
+        With `symbolic_zeros`, the rules learn what is not differentiated: each leaf that `fwd` gets is an object with
+        the attributes `value` and `perturbed`, which is False for a constant; `bwd` gets a `SymbolicZero` in place of a
+        cotangent of zeros, and may return such.
         """
-        self.fwd, self.bwd = fwd, bwd
+        self.fwd, self.bwd, self.vjp_gets_symbolic_zeros = fwd, bwd, symbolic_zeros
 
     def _rule(self, call):
         if self.fwd is None or self.bwd is None:
@@ -574,3 +690,44 @@ def _cotangent_leaves(ct: Any, structure: tree.Structure, found: list, message: 
         raise TypeError(message + str(given))
     for child, inner in zip(tree.children(ct), structure.children):
         _cotangent_leaves(child, inner, found, message)
+
+
+# ---------------------------------------------------------------- closures
+
+
+def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[Value]]:
+    """Turn what `fun` closes over into arguments: the pair of a function and of these values.
+
+    A rule gives derivatives in the arguments of its function alone. If one of these is a function, it may close over a
+    value that is differentiated. `fun` is traced for arguments like `example_args`, which are trees of arrays; the
+    values are those traced ones of floating-point dtype that it uses. The function takes arguments like `example_args`,
+    then the values. It raises TypeError for arguments of another structure or other types.
+
+    >>> from minidiff import grad
+    >>> def tripled(w):
+    ...     f, values = closure_convert(lambda x: w * x, 1.0)
+    ...     return f(3.0, *values)
+    >>> print(grad(tripled)(2.0))
+    3.0
+    """
+    name = name_of(fun)
+    tape, structure, out_structure = stage_flat(fun, example_args, f"closure_convert of {name}")
+    closed, constants = tape.close()
+    hoisted = [isinstance(x, Tracer) and is_differentiable(typeof(x).dtype) for x in constants]
+    types = closed.in_types[len(constants) :]
+
+    def converted(*args: Any) -> Any:
+        args, values = args[: len(args) - sum(hoisted)], args[len(args) - sum(hoisted) :]
+        leaves, given = tree.flatten(args)
+        if given != structure:
+            raise TypeError(f"closure_convert of {name}: it was traced for arguments {structure}, got {given}")
+        leaves = as_values(f"closure_convert of {name}", leaves, lambda: tree.paths(structure, "args"))
+        for n, (x, t) in enumerate(zip(map(typeof, leaves), types)):
+            if (x.shape, x.dtype) != (t.shape, t.dtype):
+                path = tree.paths(structure, "args")[n]
+                raise TypeError(f"closure_convert of {name}: {path} has type {x}, but it was traced for {t}")
+        given = iter(map(as_value, values))
+        fixed = [next(given) if yes else x for x, yes in zip(constants, hoisted)]
+        return tree.unflatten(out_structure, closed(*fixed, *leaves))
+
+    return converted, chosen(constants, hoisted)

@@ -95,9 +95,211 @@ def test_paths():
     assert found == [("args[0]['w']", 1), ("args[1].x", 2), ("args[1].y[0]", 3)]
 
 
-def test_map_says_which_structures_differ():
-    with pytest.raises(ValueError, match=r"differ in structure: \(\*, \*\) and \[\*, \*\]"):
-        tree.map(lambda x, y: x, (1, 2), [1, 2])
+DIFFERENT = [
+    ((1, 2), [1, 2], r"rest\[0\] is \[\*, \*\], where the first tree has \(\*, \*\)"),
+    ({"w": (1, 2)}, {"w": (1, 2, 3)}, r"rest\[0\]\['w'\] is \(\*, \*, \*\), where the first tree has \(\*, \*\)"),
+    (Point(1, [2]), Point(1, 2), r"rest\[0\]\.y is \*, where the first tree has \[\*\]"),
+    ((1, None), (1, 2), r"rest\[0\]\[1\] is \*, where the first tree has None"),
+]
+
+
+@pytest.mark.parametrize("t, other, message", DIFFERENT, ids=[str(t) for t, *_ in DIFFERENT])
+def test_map_says_where_structures_differ(t, other, message):
+    for run in (lambda: tree.map(lambda x, y: x, t, other), lambda: tree.map_with_path(lambda p, x, y: x, t, other)):
+        with pytest.raises(ValueError, match=rf"tree.map\w*: the trees differ in structure: {message}"):
+            run()
+    with pytest.raises(
+        ValueError, match=message.replace(r"rest\[0\]", "tree").replace("the first tree", "the structure")
+    ):
+        tree.structure(t).flatten_up_to(other)
+    with pytest.raises(ValueError, match=message.replace(r"rest\[0\]", "tree").replace("first tree", "prefix")):
+        tree.broadcast(t, other)
+
+
+# ---------------------------------------------------------------- is_leaf
+
+
+def is_tuple(x):
+    return isinstance(x, tuple)
+
+
+def test_is_leaf():
+    t = {"a": (1, [2]), "b": [(3,), None], "c": 4}
+    assert tree.leaves(t, is_leaf=is_tuple) == [(1, [2]), (3,), 4]
+    assert repr(tree.structure(t, is_tuple)) == "{'a': *, 'b': [*, None], 'c': *}"
+    assert tree.unflatten(*tree.flatten(t, is_tuple)[::-1]) == t
+    assert tree.map(len, [(1, 2), (3,)], is_leaf=is_tuple) == [2, 1]
+    assert tree.reduce(lambda total, x: total + len(x), [(1, 2), (3,)], 0, is_leaf=is_tuple) == 3
+    assert not tree.all([()], is_leaf=is_tuple) and tree.all([()])
+    assert tree.all_leaves([1, (2, 3)], is_tuple) and not tree.all_leaves([1, (2, 3)])
+    assert tree.leaves([1, None], is_leaf=lambda x: x is None) == [1, None]
+    assert tree.flatten((1, 2), is_leaf=is_tuple) == ([(1, 2)], tree.LEAF)
+    assert tree.flatten((1, 2)) == ([1, 2], tree.structure((3, 4)))  # nothing is remembered of another is_leaf
+
+
+@settings(max_examples=50, deadline=None)
+@given(nested, nested)
+def test_trees_with_is_leaf_are_put_together_again(t, other):
+    """Whatever the leaves are, and with whole trees in their place."""
+    for is_leaf in (None, is_tuple, lambda x: x is None or isinstance(x, list), lambda x: True):
+        leaves, structure = tree.flatten(t, is_leaf)
+        assert structure.num_leaves == len(leaves) and structure.unflatten(leaves) == t
+        assert structure.flatten_up_to(t) == leaves
+        grown = tree.map(lambda x: [other], t, is_leaf=is_leaf)
+        assert structure.flatten_up_to(grown) == [[other]] * len(leaves)
+        assert tree.map(lambda x, y: (x, y), t, grown, is_leaf=is_leaf) == structure.unflatten(
+            [(x, [other]) for x in leaves]
+        )
+        paths = [tree.keystr(path) for path, _ in tree.leaves_with_path(t, is_leaf)]
+        assert paths == tree.paths(structure) and len({*paths}) == len(leaves)
+
+
+def test_is_leaf_on_traced_values():
+    """A leaf may be a traced value, and `is_leaf` sees the containers alone."""
+    f = lambda p: tree.reduce(lambda s, pair: s + pair[0] * pair[1], p, 0.0, is_leaf=is_tuple)  # noqa: E731
+    p = {"a": (2.0, 3.0), "b": [(4.0, 5.0)]}
+    for g in (md.grad(f), md.jit(md.grad(f)), md.grad(md.jit(f))):
+        assert g(p) == {"a": (3.0, 2.0), "b": [(5.0, 4.0)]}
+    assert md.vmap(f)(tree.map(lambda x: np.array([x, 1.0]), p)).tolist() == [26.0, 2.0]
+
+
+# ---------------------------------------------------------------- prefixes, key paths, transposition
+
+
+def test_map_over_trees_that_begin_alike():
+    f = lambda rates, params: tree.map(lambda r, p: tree.map(lambda x: r * x, p), rates, params)  # noqa: E731
+    rates, params = {"b": 10.0, "w": 2.0}, {"b": [1.0, (2.0,)], "w": 3.0}
+    expected = {"b": [10.0, (20.0,)], "w": 6.0}
+    assert f(rates, params) == md.jit(f)(rates, params) == expected
+    assert tree.map(lambda x, y, z: (x, y, z), (1, 2), (3, [4]), ([5], 6)) == ((1, 3, [5]), (2, [4], 6))
+
+
+def test_key_paths():
+    t = [{"w": 1}, Point(2, (3, None))]
+    found, structure = tree.flatten_with_path(t)
+    assert found == tree.leaves_with_path(t) and structure == tree.structure(t)
+    keys = [path for path, _ in found]
+    assert keys[0] == (tree.SequenceKey(0), tree.DictKey("w")) and {*keys} == {*keys[::-1]}
+    assert (keys[0][0].idx, keys[0][1].key, keys[1][1].name) == (0, "w", "x")
+    assert [tree.keystr(path) for path in keys] == ["[0]['w']", "[1].x", "[1].y[0]"]
+    assert [tree.keystr(path, simple=True, separator="/") for path in keys] == ["0/w", "1/x", "1/y/0"]
+    assert tree.SequenceKey(0) != tree.DictKey(0) and repr(keys[1]) == "(SequenceKey(idx=1), GetAttrKey(name='x'))"
+    of_weights = lambda path, x: 2 * x if path[-1] == tree.DictKey("w") else x  # noqa: E731
+    assert md.grad(lambda t: sum(tree.leaves(tree.map_with_path(of_weights, t))))({"w": 1.0, "b": 1.0})["w"] == 2.0
+
+
+def test_keys_of_a_registered_class():
+    class Interval:
+        def __init__(self, low, high):
+            self.low, self.high = low, high
+
+    flatten = lambda x: ([(tree.GetAttrKey("low"), x.low), ("^", x.high)], None)  # noqa: E731
+    tree.register_with_keys(Interval, flatten, lambda _, children: Interval(*children))
+    t = {"i": Interval(1.0, [2.0])}
+    assert [tree.keystr(path) for path, _ in tree.leaves_with_path(t)] == ["['i'].low", "['i']^[0]"]
+    assert repr(tree.structure(t)) == "{'i': Interval(.low: *, ^: [*]; None)}"
+    assert md.grad(lambda t: t["i"].low * t["i"].high[0])(t)["i"].low == 2.0
+    with pytest.raises(TypeError, match=r"vmap: args\[0\]\['i'\]\.low: expected an array"):
+        md.vmap(lambda t: t)({"i": Interval("text", 1.0)})
+    with pytest.raises(ValueError, match="register_with_keys: Interval is registered already"):
+        tree.register_with_keys(Interval, flatten, None)
+
+
+def test_nodes_are_counted():
+    assert [tree.structure(t).num_nodes for t in (1, None, (), (1, 2), (1, [2, (None, 3)]))] == [1, 1, 1, 3, 7]
+
+
+def test_transpose():
+    outer, inner = tree.structure((0, [0])), tree.structure({"x": 0, "y": 0})
+    t = ({"x": 1, "y": 2}, [{"x": 3, "y": 4}])
+    expected = {"x": (1, [3]), "y": (2, [4])}
+    assert tree.transpose(outer, inner, t) == tree.transpose(outer, None, t) == expected
+    assert tree.transpose(inner, outer, expected) == t
+    with pytest.raises(ValueError, match=r"tree\[1\] is \{'x': \*\}, where the structure has \[\*\]"):
+        tree.transpose(outer, inner, ({"x": 1, "y": 2}, {"x": 3}))
+    with pytest.raises(ValueError, match=r"\[\] has no leaves, so the inner structure must be given"):
+        tree.transpose(tree.structure([]), None, [])
+
+
+@pytest.mark.parametrize("structure, leaves", [((1, 2), [1]), ((1, 2), [1, 2, 3]), (1, []), (1, [1, 2]), (None, [1])])
+def test_a_wrong_number_of_leaves(structure, leaves):
+    structure = tree.structure(structure)
+    for wrong in (leaves, tuple(leaves)):
+        with pytest.raises(ValueError, match=f"tree.unflatten: {len(leaves)} leaves for a tree of {structure.size}"):
+            structure.unflatten(wrong)
+
+
+def test_broadcast():
+    t = {"w": [1.0, (2.0, None)], "b": 3.0}
+    assert tree.broadcast({"w": "x", "b": "y"}, t) == {"w": ["x", ("x", None)], "b": "y"}
+    assert tree.broadcast((0, 1), t, is_leaf=is_tuple) == {"w": [(0, 1), ((0, 1), None)], "b": (0, 1)}
+
+
+# ---------------------------------------------------------------- ravel_pytree
+
+MIXED = {"w": np.ones((2, 2), np.float32), "b": [3.0, 2], "none": None}
+
+
+def test_ravel_pytree():
+    flat, unravel = tree.ravel_pytree(MIXED)
+    assert flat.tolist() == [3.0, 2.0, 1.0, 1.0, 1.0, 1.0] and flat.dtype == float
+    again = unravel(flat)
+    assert [x.dtype for x in tree.leaves(again)] == [np.dtype(d) for d in (float, int, np.float32)]
+    assert again["b"] == [3.0, 2] and again["w"].tolist() == MIXED["w"].tolist() and again["none"] is None
+    assert tree.ravel_pytree(None)[0].shape == (0,) and tree.ravel_pytree([])[1](np.zeros(0)) == []
+    flat, unravel = tree.ravel_pytree([np.arange(2.0), 1j])
+    assert flat.tolist() == [0, 1, 1j] and tree.leaves(unravel(flat))[0].dtype == float
+
+
+def test_raveled_trees_share_no_memory():
+    x = np.ones(3)
+    flat, unravel = tree.ravel_pytree([x])
+    flat[0] = 7
+    unravel(flat)[0][1] = 8
+    assert x.tolist() == [1, 1, 1] and flat.tolist() == [7, 1, 1]
+
+
+def test_a_vector_of_another_type():
+    flat, unravel = tree.ravel_pytree([np.ones(2), 1.0])
+    assert [x.dtype for x in unravel(flat.astype(np.float32))] == [np.float32] * 2  # all leaves have one dtype
+    for wrong in (np.ones(4), np.ones((3, 1)), 1.0):
+        with pytest.raises(ValueError, match=r"unravel takes the 3 numbers of \[\*, \*\] as one vector, got f64"):
+            unravel(wrong)
+    flat, unravel = tree.ravel_pytree(MIXED)
+    with pytest.raises(TypeError, match=r"unravel takes a vector of float64, .* got f32\[6\]"):
+        unravel(flat.astype(np.float32))
+    with pytest.raises(TypeError, match=r"tree.ravel_pytree: pytree\['a'\]\[1\]: expected an array .* got str"):
+        tree.ravel_pytree({"a": [1.0, "text"]})
+    with pytest.raises(TypeError, match=r"pytree\[0\]: .* got MaskedArray: its mask would be lost"):
+        tree.ravel_pytree([np.ma.masked_array([1.0, 2.0], mask=[True, False])])
+
+
+def test_ravel_pytree_of_traced_values():
+    p = {"w": np.array([[1.0, 2.0], [3.0, 4.0]]), "b": 5.0}
+    flat, unravel = tree.ravel_pytree(p)
+    loss = lambda p: np.sum(p["w"] ** 2) * p["b"]  # noqa: E731
+    expected, _ = tree.ravel_pytree(md.grad(loss)(p))
+    through = lambda p: loss(unravel(tree.ravel_pytree(p)[0]))  # noqa: E731
+    for g in (md.grad(through), md.jit(md.grad(through)), md.grad(md.jit(through)), md.jacfwd(through)):
+        np.testing.assert_allclose(tree.ravel_pytree(g(p))[0], expected)
+    of_flat = lambda v: loss(unravel(v))  # noqa: E731
+    np.testing.assert_allclose(md.grad(of_flat)(flat), expected)
+    assert md.hessian(of_flat)(flat).shape == (5, 5)
+    batch = np.stack([flat, 2 * flat])
+    both = md.vmap(lambda v: tree.ravel_pytree(unravel(v))[0])(batch)
+    np.testing.assert_array_equal(both, batch)
+
+
+# ---------------------------------------------------------------- what a module offers
+
+
+@pytest.mark.parametrize("module", [tree, md.optim, md.random, md.nn, md.precision, md.debug])
+def test_a_module_completes_to_its_own_names(module):
+    """Not to what it imports."""
+    names = dir(module)
+    assert names == sorted(module.__all__) and "Any" not in names
+    for name in names:
+        assert getattr(module, name).__doc__
 
 
 PREFIXES = [

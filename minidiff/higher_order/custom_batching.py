@@ -1,0 +1,245 @@
+"""Custom rules for vmap: `custom_vmap`.
+
+A function with a rule is an operation with a body. `vmap` applies the rule; all else uses the body. Forward mode
+differentiates the body and the rule alike, so the operation that computes the tangents has a rule, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.arguments import as_value, result_values
+from minidiff.core import Value, current_interpreter, transforming
+from minidiff.dtypes import is_differentiable
+from minidiff.errors import LeakedTracerError
+from minidiff.forward import JVP, instantiate
+from minidiff.higher_order.bodies import Call
+from minidiff.higher_order.custom_rules import Guard, _Function, guarded
+from minidiff.higher_order.partial_eval import (
+    BatchInside,
+    chosen,
+    cut,
+    filled,
+    jvp_of_body,
+    placed,
+    positions,
+    present,
+)
+from minidiff.promotion import are_weak, weak_where
+from minidiff.reverse import Linearize
+from minidiff.tape import Tape
+from minidiff.types import typeof
+from minidiff.vmap import Batch, BatchTracer, stacked
+
+
+class CustomVmap(Call):
+    """A call of a function with a rule for vmap, or its derivative.
+
+    Parameters: its name `what`; `body`; `rule`, which maps the batch size, which leaves are batched, and the leaves to
+    the results and which of these are batched; `consts`; `arguments`, how many leaves the function itself takes. On
+    tapes the body takes the `consts` values that it closes over before the leaves; the rule does not take them.
+    """
+
+    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
+        batched = [outside.owns(x) for x in args]
+        consts, arguments, _ = cut(batched, params["consts"], params["arguments"])
+        if not any(arguments):  # nothing, or tangents at one point
+            return super().batch_body(outside, args, params)
+        if any(consts):
+            raise _closed_over(params, "vmap maps over")
+        values = [outside.in_front(x) for x in args[len(consts) :]]
+        outs, out_batched = params["rule"](outside.size_of_batch, batched[len(consts) :], values)
+        return [BatchTracer(outside, x, 0) if yes else x for x, yes in zip(outs, out_batched)]
+
+    def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool]) -> dict:
+        """The operation on batches of tangents, which another vmap may map over."""
+
+        def rule(size: int, of_other: Sequence[bool], values: Sequence[Value]) -> tuple[list[Value], Sequence[bool]]:
+            inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
+            with transforming(inside):
+                pairs = zip(values, batched[params["consts"] :], of_other)
+                given = [BatchTracer(inside, x, int(behind)) if yes else x for x, yes, behind in pairs]
+                outs, flags = params["rule"](size, of_other, given)
+                outs = list(map(inside.adopt, outs))
+            return [stacked(inside, x, int(yes)) for x, yes in zip(outs, flags)], flags
+
+        return {**super().batched_params(params, outside, batched), "rule": rule}
+
+    def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
+        """Compute the results, then their tangents: an operation that is linear, and has a rule."""
+        primals, tangents = outside.split(args)
+        what, body, rule, consts = (params[name] for name in ("what", "body", "rule", "consts"))
+        outs = self.bind(*primals, **{**params, "body": guarded(body, outside, what)})
+        if not present(tangents):
+            return outs
+        moving = [t is not None for t in tangents]
+        if any(moving[:consts]):
+            raise _closed_over(params, "is differentiated")
+        inside = functools.partial(Guard, outer=outside, what=what)
+        differentiable = [is_differentiable(typeof(x).dtype) for x in outs]
+
+        def with_zeros(outs: Sequence[Value], out_tangents: Sequence[Value | None]) -> list[Value]:
+            return [instantiate(t, x) for x, t in chosen(zip(outs, out_tangents), differentiable)]
+
+        def jvp(*values: Value) -> list[Value]:
+            return with_zeros(*jvp_of_body(body, inside, moving)(*values))
+
+        def jvp_of_rule(size: int, batched: Sequence[bool], values: Sequence[Value]) -> tuple[list, list[bool]]:
+            """A primal and its tangent are batched alike."""
+            active = moving[consts:]
+            (of_primals, of_tangents), (primals, given) = (cut(x, len(active)) for x in (batched, values))
+            both = [bool(p or t) for p, t in zip(of_primals, placed(of_tangents, active))]
+            primals = filled(primals, of_primals, both, size)
+            given = filled(given, of_tangents, chosen(both, active), size)
+            out_batched: list[bool] = []
+
+            def run(*leaves: Value) -> list[Value]:
+                outs, out_batched[:] = rule(size, both, leaves)
+                return outs
+
+            found = with_zeros(*jvp_of_body(run, inside, active)(*primals, *given))
+            return found, chosen(out_batched, differentiable)
+
+        found = self.bind(*primals, *present(tangents), **{**params, "body": jvp, "rule": jvp_of_rule})
+        return [outside.join(x, t) for x, t in zip(outs, placed(found, differentiable))]
+
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        if not any(outside.owns(x) for x in args):
+            return self.bind(*args, **params)
+        return self.stage_body(outside, args, params)
+
+    def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
+        what = params["what"]
+        raise TypeError(
+            f"{what} is a custom_vmap, which has derivatives in forward mode alone (jvp, jacfwd); for reverse mode "
+            f"(grad, vjp) declare its derivative: make {what} a custom_vjp of the custom_vmap"
+        )
+
+    def staged_params(self, params: dict, tape: Tape, constants: int) -> dict:
+        return {**params, "body": tape, "consts": params["consts"] + constants}
+
+    def show_params(self, params: dict) -> str:
+        return params["what"]
+
+
+def _closed_over(params: dict, how: str) -> TypeError:
+    return TypeError(
+        f"{params['what']} closes over a value that {how}, but its vmap rule gets the arguments alone: pass the value "
+        "as an argument"
+    )
+
+
+custom_vmap_p = CustomVmap("custom_vmap")
+
+
+class custom_vmap:
+    """A function with a rule for `vmap`.
+
+    Declare the rule with `def_vmap`. Everything but `vmap` uses the function itself. Derivatives in forward mode are
+    those of the function, and under `vmap` those of the rule. The reverse mode of the function raises TypeError: for
+    it, make the function a `custom_vjp` too, with `@custom_vjp` above `@custom_vmap`. (`grad` of a function that calls
+    `vmap` differentiates the rule.) Calling it without a rule raises AttributeError.
+
+    >>> import numpy as np
+    >>> from minidiff import vmap
+    >>> @custom_vmap
+    ... def solve(a, b):
+    ...     return np.linalg.solve(a, b)
+    >>> @solve.def_vmap
+    ... def solve_rule(axis_size, in_batched, a, b):
+    ...     a_batched, b_batched = in_batched
+    ...     if b_batched and not a_batched:  # one factorisation for all
+    ...         return np.linalg.solve(a, b.T).T, True
+    ...     return vmap(np.linalg.solve, in_axes=[0 if yes else None for yes in in_batched])(a, b), True
+    >>> vmap(solve, in_axes=(None, 0))(2 * np.eye(2), np.arange(6.0).reshape(3, 2))
+    array([[0. , 0.5],
+           [1. , 1.5],
+           [2. , 2.5]])
+    """
+
+    rule: Callable | None = None
+    __get__, _positional = _Function.__get__, _Function._positional
+
+    def __init__(self, fun: Callable):
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+        self.what = getattr(fun, "__name__", "f")
+
+    def def_vmap(self, vmap_rule: Callable) -> Callable:
+        """Declare the rule: `vmap_rule(axis_size, in_batched, *args)` returns a pair `(out, out_batched)`.
+
+        `in_batched` is a list of trees of booleans like the arguments. Batched leaves have a further axis of
+        `axis_size` in front, others have none. `out_batched` says the same of the result: a tree of booleans like it,
+        or a prefix. Using the rule raises TypeError if it does not return a pair or its result has another structure
+        than the function's, and ValueError if `out_batched` does not match the result.
+        """
+        self.rule = vmap_rule
+        return vmap_rule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.rule is None:
+            raise AttributeError(f"{self.what} is a custom_vmap without a rule: declare one with {self.what}.def_vmap")
+        args = self._positional(args, kwargs)
+        leaves, structure = tree.flatten(args)
+        call = _Call(self, structure, are_weak(leaves))
+        values = [as_value(x) for x in leaves]
+        params = {"what": self.what, "body": call.body, "rule": call.rule, "consts": 0, "arguments": len(values)}
+        outs = custom_vmap_p.bind(*values, **params)
+        return tree.unflatten(call.out_structure, outs)
+
+
+class _Call:
+    """One call: the structures of arguments and result, without the leaves."""
+
+    def __init__(self, function: custom_vmap, structure: tree.Structure, weak: Sequence[bool]):
+        self.function = function
+        self.structure = structure
+        self.weak = weak
+        self.out_structure: tree.Structure | None = None
+
+    def body(self, *leaves: Value) -> list[Value]:
+        args = tree.unflatten(self.structure, weak_where(self.weak, leaves))
+        return self.results(self.function.fun(*args), self.function.what)
+
+    def rule(self, size: int, batched: Sequence[bool], leaves: Sequence[Value]) -> tuple[list[Value], list[bool]]:
+        """The rule, on leaves: the results, and which are batched."""
+        name = getattr(self.function.rule, "__name__", str(self.function.rule))
+        who = f"{name}, the vmap rule of {self.function.what},"
+        weak = [number and not yes for number, yes in zip(self.weak, batched)]
+        args = tree.unflatten(self.structure, weak_where(weak, leaves))
+        try:
+            pair = self.function.rule(size, list(tree.unflatten(self.structure, batched)), *args)
+        except LeakedTracerError as error:
+            advice = "pass the value to the function, and the rule gets it too"
+            raise LeakedTracerError(
+                f"{who} closes over a value that is mapped or differentiated: {error} {advice}"
+            ) from None
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise TypeError(f"{who} must return a pair (out, out_batched), got {tree.structure(pair)}")
+        out, out_batched = pair
+        outs = self.results(out, who)
+        is_flag = lambda x: isinstance(x, (bool, numpy.bool_))  # noqa: E731
+        flags = tree.broadcast_prefix(out_batched, out, is_flag, f"{who} returns an out_batched that does not fit: it")
+        for n in positions(flags):
+            t = typeof(outs[n])
+            if t.shape[:1] != (size,):
+                path = tree.paths(self.out_structure, "out")[n]
+                raise ValueError(
+                    f"{who} says that {path} is batched, but it has type {t}, not {size} elements in front"
+                )
+        return outs, flags
+
+    def results(self, out: Any, who: str) -> list[Value]:
+        """The leaves of the result, whether the function or its rule computed it."""
+        leaves, structure = tree.flatten(out)
+        if self.out_structure not in (None, structure):
+            raise TypeError(
+                f"{who} must return a result like {self.function.what}'s: {self.out_structure}, got {structure}"
+            )
+        self.out_structure = structure
+        return result_values([who], leaves, structure)

@@ -1,0 +1,218 @@
+"""Rules for vmap: `custom_vmap` under all transformations."""
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import spmd
+from collectives import psum
+from minidiff import custom_vmap
+from spmd import P
+
+X, Y = np.arange(3.0), np.arange(1.0, 4.0)
+
+
+def telling(seen):
+    """A function sin(x) y whose rule says cos(x) y, so that one can tell them apart."""
+
+    @custom_vmap
+    def f(x, y):
+        return {"out": np.sin(x) * y}
+
+    @f.def_vmap
+    def rule(axis_size, in_batched, x, y):
+        seen.append((axis_size, in_batched, np.shape(x), np.shape(y)))
+        return {"out": np.cos(x) * y}, {"out": True}
+
+    return lambda x, y: f(x, y)["out"]
+
+
+WAYS = {
+    "plain": lambda f: f,
+    "jit": md.jit,
+    "tape": lambda f: lambda *args: md.make_tape(f)(*args)(*args)[0],
+    "scan": lambda f: lambda *args: md.scan(lambda _, i: (None, f(*args)), None, np.arange(2))[1][1],
+    "checkpoint": md.checkpoint,
+}
+
+
+@pytest.mark.parametrize("inner", WAYS)
+@pytest.mark.parametrize("outer", WAYS)
+def test_the_rule_serves_under_vmap_alone(inner, outer):
+    seen = []
+    f = telling(seen)
+    inside, around = WAYS[inner], WAYS[outer]
+    np.testing.assert_allclose(around(inside(f))(1.0, 2.0), np.sin(1.0) * 2)
+    assert seen == []
+    np.testing.assert_allclose(around(md.vmap(inside(f)))(X, Y), np.cos(X) * Y)
+    np.testing.assert_allclose(around(md.vmap(inside(f), in_axes=(None, 0)))(1.0, Y), np.cos(1.0) * Y)
+    assert (3, [True, True], (3,), (3,)) in seen and (3, [False, True], (), (3,)) in seen
+    tangent = lambda x, y: md.jvp(f, (x, y), (1.0, 0.0))[1]  # noqa: E731
+    np.testing.assert_allclose(around(inside(tangent))(1.0, 2.0), np.cos(1.0) * 2)
+    np.testing.assert_allclose(around(md.vmap(inside(tangent)))(X, Y), -np.sin(X) * Y)
+    np.testing.assert_allclose(around(md.vmap(inside(tangent), in_axes=(None, 0)))(1.0, Y), -np.sin(1.0) * Y)
+    total = lambda x, y: np.sum(md.vmap(inside(f))(x, y))  # noqa: E731
+    np.testing.assert_allclose(around(md.grad(total))(X, Y), -np.sin(X) * Y)
+
+
+def test_derivatives_in_forward_mode():
+    f = telling([])
+    np.testing.assert_allclose(md.jacfwd(f)(1.0, 2.0), 2 * np.cos(1.0))  # at one point, which is not mapped
+    np.testing.assert_allclose(md.jacfwd(md.jacfwd(f))(1.0, 2.0), -2 * np.sin(1.0))
+    np.testing.assert_allclose(md.vmap(md.jacfwd(f))(X, Y), -np.sin(X) * Y)
+    np.testing.assert_allclose(md.vmap(md.jacfwd(md.jacfwd(f)))(X, Y), -np.cos(X) * Y)
+    np.testing.assert_allclose(md.jacfwd(md.vmap(f))(X, Y), np.diag(-np.sin(X) * Y))
+    np.testing.assert_allclose(md.linearize(f, 1.0, 2.0)[1](1.0, 1.0), 2 * np.cos(1.0) + np.sin(1.0))
+
+
+def test_reverse_mode_needs_a_custom_vjp():
+    f = telling([])
+    for run in (
+        lambda: md.grad(f)(1.0, 2.0),
+        lambda: md.vmap(md.grad(f))(X, Y),
+        lambda: md.jit(md.vmap(md.grad(f)))(X, Y),
+        lambda: md.jacrev(f)(1.0, 2.0),
+    ):
+        with pytest.raises(TypeError, match=r"f is a custom_vmap, .* make f a custom_vjp of the custom_vmap"):
+            run()
+
+    @md.custom_vjp
+    @custom_vmap
+    def h(x, y):
+        return np.sin(x) * y
+
+    @h.def_vmap
+    def rule(axis_size, in_batched, x, y):
+        return np.cos(x) * y, True
+
+    h.defvjp(lambda x, y: (h(x, y), (x, y)), lambda r, ct: (10 * ct * r[1], ct * np.sin(r[0])))
+    assert md.value_and_grad(h)(0.0, 1.0) == (0.0, 10.0)
+    for g in (md.vmap(md.value_and_grad(h)), md.jit(md.vmap(md.value_and_grad(h)))):
+        value, slope = g(np.zeros(3), np.ones(3))
+        assert value.tolist() == [1.0] * 3 and slope.tolist() == [10.0] * 3
+    with pytest.raises(AttributeError, match="no attribute 'definitely'"):
+        h.definitely  # noqa: B018
+
+
+def test_nested_vmap():
+    seen = []
+    f = telling(seen)
+    x = np.arange(6.0).reshape(2, 3)
+    np.testing.assert_allclose(md.vmap(md.vmap(f))(x, x), np.cos(x) * x)
+    assert seen == [(3, [True, True], (3,), (3,))]  # the rule is vectorised like any function
+
+
+def test_trees_flags_and_results_that_are_not_batched():
+    @custom_vmap
+    def f(p, n, scale=2.0):
+        return {"sum": p["w"] + p["b"], "n": n * 2}
+
+    @f.def_vmap
+    def rule(axis_size, in_batched, p, n, scale):
+        assert in_batched == [{"w": True, "b": False}, False, False]
+        return {"sum": scale * (p["w"] + p["b"]), "n": n * 2}, {"sum": True, "n": False}
+
+    axes = {"w": 0, "b": None}
+    out = md.vmap(f, in_axes=(axes, None))({"w": X, "b": 1.0}, 3)
+    assert out["sum"].tolist() == [2.0, 4.0, 6.0] and out["n"].tolist() == [6, 6, 6]
+    out = md.vmap(f, in_axes=(axes, None), out_axes={"sum": 0, "n": None})({"w": X, "b": 1.0}, 3)
+    assert out["n"] == 6
+
+
+class Layer:
+    def __init__(self, w):
+        self.w = w
+
+    @custom_vmap
+    def apply(self, x):
+        return x * self
+
+    @apply.def_vmap
+    def rule(axis_size, in_batched, self, x):
+        return x * self + 1, True
+
+
+def test_methods_and_ways_to_call():
+    f = custom_vmap(lambda x, y=10.0: x + y)
+    f.def_vmap(lambda n, batched, x, y: (x - y, True))
+    assert f(1.0) == f(x=1.0) == 11.0 and md.vmap(f)(X).tolist() == [-10.0, -9.0, -8.0]
+    assert Layer(1.0).apply.func is Layer.apply
+
+
+def double(x):
+    return 2.0 * x
+
+
+BAD_RULES = {
+    "no pair": (lambda n, b, x: x, TypeError, r"the vmap rule of double, must return a pair \(out, out_batched\), got"),
+    "another result": (lambda n, b, x: ([x], [True]), TypeError, r"like double's: \*, got \[\*\]"),
+    "flags": (lambda n, b, x: (x, [True]), ValueError, r"returns an out_batched that does not fit: it is a list of 1"),
+    "no flag": (lambda n, b, x: (x, 0), ValueError, r"returns an out_batched that does not fit: it is 0"),
+    "not batched": (
+        lambda n, b, x: (x[:2], True),
+        ValueError,
+        r"out is batched, but it has type f64\[2\], not 3 elements",
+    ),
+    "a scalar": (lambda n, b, x: (x[0], True), ValueError, r"out is batched, but it has type f64\[\], not 3 elements"),
+    "text": (lambda n, b, x: ("text", True), TypeError, r"the vmap rule of double,: the result: expected an array"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_RULES)
+def test_rules_that_are_wrong(name):
+    rule, error, message = BAD_RULES[name]
+    f = custom_vmap(double)
+    f.def_vmap(rule)
+    tape = md.make_tape(f)(1.0)  # the function has run, so its result is known
+    with pytest.raises(error, match=message):
+        md.vmap(tape)(X)
+
+
+def test_a_function_without_a_rule():
+    with pytest.raises(AttributeError, match=r"double is a custom_vmap without a rule: .* double.def_vmap"):
+        custom_vmap(double)(1.0)
+
+
+def scaled(w):
+    f = custom_vmap(lambda x: w * x)
+    f.def_vmap(lambda n, batched, x: (w * x, True))
+    return f
+
+
+def test_closures():
+    assert md.vmap(scaled(2.0))(X).tolist() == [0.0, 2.0, 4.0]
+    assert md.vmap(lambda w: scaled(w)(2.0))(X).tolist() == [0.0, 2.0, 4.0]  # no argument is mapped
+    assert md.jit(lambda w, x: md.vmap(scaled(w))(x))(2.0, X).tolist() == [0.0, 2.0, 4.0]
+    assert md.grad(lambda w: np.sum(md.vmap(scaled(w))(X)))(2.0) == 3.0
+    for f in (
+        lambda: md.vmap(lambda w, x: scaled(w)(x))(X, Y),
+        lambda: md.vmap(lambda w, x: md.jit(scaled(w))(x))(X, Y),
+        lambda: md.jvp(lambda w: scaled(w)(2.0), (1.0,), (1.0,)),
+        lambda: md.vmap(lambda x: md.jvp(lambda w: scaled(w)(x), (1.0,), (1.0,)))(X),
+    ):
+        with pytest.raises((TypeError, md.LeakedTracerError), match=r"closes over a value .* pass the value"):
+            f()
+
+
+def test_on_ranks():
+    cumulative = custom_vmap(lambda x: np.cumsum(x))
+    seen = []
+
+    @cumulative.def_vmap
+    def rule(axis_size, in_batched, x):
+        seen.append(str(md.typeof(x)))
+        return np.cumsum(x, axis=1), True
+
+    mesh = spmd.make_mesh((2, 2), ("i", "j"))
+    body = lambda x: psum(cumulative(x), "i")  # noqa: E731
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P())
+    x = np.arange(12.0).reshape(3, 4)
+    expected = np.cumsum(x.reshape(3, 2, 2), axis=2).sum(axis=1)
+    for g in (md.vmap(f), md.jit(md.vmap(f))):
+        np.testing.assert_array_equal(g(x), expected)
+    assert {*seen} == {"f64[3,2]{i}"}
+    partial = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P(), axis_names={"i"})
+    sharded = spmd.distribute(x, mesh, P(None, ("i", "j")))
+    np.testing.assert_array_equal(partial(sharded[0]), expected[0])
+    with pytest.raises(TypeError, match=r"under vmap its rule would get blocks. Call vmap inside the body"):
+        md.vmap(partial)(sharded)
