@@ -48,8 +48,8 @@ __dir__ = functools.partial(sorted, __all__)
 def erf(x: Value) -> Value:
     """The error function of real numbers.
 
-    >>> float(erf(0.5))
-    0.5204998778130465
+    >>> round(float(erf(0.5)), 12)
+    0.520499877813
     """
     return erf_p.bind(x)
 
@@ -301,8 +301,8 @@ def logsumexp(
     The sum is over the elements where the mask `where` is True. With `return_sign`, return the pair of the logarithm of
     the absolute value and the sign.
 
-    >>> float(logsumexp(numpy.array([1000.0, 1000.0])))
-    1000.6931471805599
+    >>> round(float(logsumexp(numpy.array([1000.0, 1000.0]))), 6)
+    1000.693147
     """
     a = _floating(a, where)
     if b is None and not return_sign:

@@ -144,7 +144,7 @@ def next_token_loss(
 
     >>> config, text = Config(vocabulary=8, features=4, heads=2, layers=0, hidden=6), np.array([[0, 1, 2, 3]])
     >>> params = md.tree.map(np.zeros_like, init_transformer(np.random.default_rng(0), config))
-    >>> float(next_token_loss(config, params, text[:, :-1], text[:, 1:]) / np.log(2))
+    >>> round(float(next_token_loss(config, params, text[:, :-1], text[:, 1:]) / np.log(2)), 6)
     3.0
     """
     return np.mean(error(transformer(config, params, tokens, **options), labels))
