@@ -21,6 +21,7 @@ binomial_tree_reduce                reduce         log2 N, rounded up   K log2 N
 binomial_tree_scatter               scatter        log2 N, rounded up   (N-1)K/N
 binomial_tree_gather                gather         log2 N, rounded up   (N-1)K/N
 pairwise_all_to_all                 all_to_all     N-1                  (N-1)K/N
+recursive_doubling_scan             pscan          log2 N, rounded up   K log2 N, rounded up
 =================================== ============== ==================== =========================
 
 N is the number of ranks, and steps run one after another. K is the size in bytes of the whole array: the result of an
@@ -92,6 +93,7 @@ __all__ = [
     "parameter_server_all_reduce",
     "recursive_doubling_all_gather",
     "recursive_doubling_all_reduce",
+    "recursive_doubling_scan",
     "recursive_halving_reduce_scatter",
     "ring_all_gather",
     "ring_all_reduce",
@@ -684,3 +686,32 @@ def pairwise_all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axi
         return unsplit_dimension(arrived, concat, tiled)
 
     return each_leaf(each, x)
+
+
+# ---------------------------------------------------------------- prefix sums
+
+
+def recursive_doubling_scan(x: Any, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Any:
+    """`pscan` in log2 N steps, rounded up: each rank sends its sum so far 1, 2, 4, … ranks further.
+
+    A rank sends K log2 N bytes for an array of K bytes. An exclusive scan first sends the blocks one rank further: one
+    more step. Varying -> varying; transposes to the scan in the other direction.
+
+    >>> f = lambda x: algorithms.recursive_doubling_scan(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([3, 1, 7, 2], P('i'))
+
+    Source: W. D. Hillis, G. L. Steele, "Data parallel algorithms", 1986.
+    """
+    n = _size("recursive_doubling_scan", axis_name)
+
+    def further(by: int) -> Pairs:
+        pairs = [(rank, rank + by) for rank in range(n - by)]
+        return _back(pairs) if reverse else pairs
+
+    def scan(leaf: Any) -> Value:
+        leaf = _summand("recursive_doubling_scan", leaf, axis_name)
+        leaf = ppermute(leaf, axis_name, further(1)) if exclusive else leaf
+        return _added(leaf, axis_name, list(map(further, _doublings(n))))
+
+    return each_leaf(scan, x)

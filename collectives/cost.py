@@ -177,6 +177,7 @@ ALGORITHMS: dict[str, Formulas] = {
     "binomial_tree_scatter": _formulas("log2(C)", _AROUND, received=_BRANCH),
     "binomial_tree_gather": _formulas("log2(C)", _AROUND, sent=_BRANCH, received=_AROUND),
     "pairwise_all_to_all": _formulas("N - 1", _AROUND),
+    "recursive_doubling_scan": _formulas("log2(C)", "K*log2(C)", "K*log2(C)"),
     "point_to_point": _formulas("1", "K"),
 }
 
@@ -189,7 +190,7 @@ GATHERS = ("all_gather", "all_gather_invariant", "gather")
 #: The operations that algorithms implement, as suffixes of their names: a longer suffix before one that it ends with.
 _OPERATIONS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
-    *("broadcast", "reduce", "scatter", "gather", "point_to_point"),
+    *("broadcast", "reduce", "scatter", "gather", "scan", "point_to_point"),
 )
 
 

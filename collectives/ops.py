@@ -20,6 +20,7 @@ pscatter              reduced -> varying      no             placing the slice i
 all_to_all            varying -> varying      all-to-all     all_to_all
 ragged_all_to_all     varying -> varying      all-to-all     ragged_all_to_all
 ppermute              varying -> varying      point to point ppermute, reversed
+pscan                 varying -> varying      scan           pscan, the other way
 axis_index            () -> varying           no             (integers)
 pmax, pmin            varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ============================
@@ -141,6 +142,14 @@ ppermute_p = Collective(
     cost="point_to_point",
 )
 
+pscan_p = Collective(
+    "pscan",
+    {VARYING: lambda: pscan_p},
+    VARYING,
+    transpose_params=lambda reverse, **_: {"reverse": not reverse},
+    cost="recursive_doubling_scan",
+)
+
 #: What only changes the type of its operand.
 CASTS = (pbroadcast_p, reduced_p, unreduced_p)
 for _p in CASTS:
@@ -179,7 +188,7 @@ axis_index_p = AxisIndex()
 
 #: The collectives of this table, those with a root left out.
 COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p, psum_scatter_p,
-               all_to_all_p, ragged_all_to_all_p, ppermute_p, pscatter_p, *CASTS)  # fmt: skip
+               all_to_all_p, ragged_all_to_all_p, ppermute_p, pscan_p, pscatter_p, *CASTS)  # fmt: skip
 
 
 # ---------------------------------------------------------------- operands
@@ -607,6 +616,27 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     pairs = tuple((int(source), int(destination)) for source, destination in pairs)
     check_perm("ppermute", pairs, axis_name, run.size)
     return each_leaf(lambda leaf: bind_over(ppermute_p, varying_over(array_of(leaf), run), run, perm=pairs), x)
+
+
+def pscan(x: Any, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Any:
+    """The sum of the blocks of the ranks up to this one: a prefix sum (MPI_Scan).
+
+    With `exclusive`, the sum of those before this rank (MPI_Exscan): zeros on the first one. With `reverse`, ranks are
+    counted from the last one. `x` is a tree of arrays; booleans are counted. Varying -> varying; transposes to itself
+    in the other direction. An exclusive scan of lengths says where each rank's entries begin in a whole.
+
+    >>> f = lambda x: pscan(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([3, 1, 7, 2], P('i'))
+    >>> f = lambda x: pscan(x, 'i', exclusive=True)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([0, 0, 3, 1], P('i'))
+
+    Source: MPI standard, `MPI_Scan` and `MPI_Exscan`.
+    """
+    run = single_axes("pscan", axis_name)
+    how = {"reverse": bool(reverse), "exclusive": bool(exclusive)}
+    return each_leaf(lambda leaf: bind_over(pscan_p, counted(varying_over(array_of(leaf), run)), run, **how), x)
 
 
 def shifted(x: Any, axis_name: AxisName, by: int) -> Any:

@@ -16,6 +16,7 @@ Source: shard_map tutorial, "Collectives" (there each is called `collective_ref`
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +61,23 @@ def pmin_ref(blocks: Blocks) -> list:
     [array([2, 1]), array([2, 1])]
     """
     return [functools.reduce(numpy.minimum, blocks)] * len(blocks)
+
+
+def pscan_ref(blocks: Blocks, reverse: bool = False, exclusive: bool = False) -> list:
+    """On each rank, the sum of the blocks up to its own; with `exclusive`, of those before it.
+
+    With `reverse`, up to its own from the last rank down.
+
+    >>> print(*pscan_ref([3, 1, 4, 1]))
+    3 4 8 9
+    >>> print(*pscan_ref([3, 1, 4, 1], reverse=True, exclusive=True))
+    6 5 1 0
+    """
+    order = blocks[::-1] if reverse else blocks
+    nothing = 0 + numpy.zeros_like(order[0])  # of booleans, an integer
+    sums = list(itertools.accumulate(order, initial=nothing))
+    sums = sums[:-1] if exclusive else sums[1:]
+    return sums[::-1] if reverse else sums
 
 
 def pbroadcast_ref(blocks: Blocks) -> list:
@@ -233,6 +251,7 @@ REFERENCES: dict[str, Callable[..., list]] = {
     "pmean": pmean_ref,
     "pmax": pmax_ref,
     "pmin": pmin_ref,
+    "pscan": pscan_ref,
     "pbroadcast": pbroadcast_ref,
     "axis_index": axis_index_ref,
     "all_gather": all_gather_ref,

@@ -395,7 +395,7 @@ def axes_and_size(ranks: Backend, axes: Collection[str]) -> dict:
 
 
 #: Collectives that may produce a NaN or an infinity. The others only move or select numbers.
-_SUMS = ("psum", "psum_scatter", "reduce")
+_SUMS = ("psum", "psum_scatter", "reduce", "pscan")
 
 
 class CheckFiniteOnRanks(SPMD):

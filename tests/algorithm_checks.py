@@ -55,6 +55,11 @@ def _rooted(n):
     return [(shape, {"root": root}) for shape, root in [((2, 3), n // 2), ((), 0), ((4,), n - 1), ((0,), 0)]]
 
 
+def _scans(n):
+    options = [{"reverse": reverse, "exclusive": exclusive} for reverse in (False, True) for exclusive in (False, True)]
+    return list(zip([(2, 3), (), (0, 2), (4,)], options))
+
+
 def _rooted_gathers(n):
     return [(shape, {**options, "root": root}) for (shape, options), root in zip(_gathers(n), [n - 1, 0, n // 2] * 3)]
 
@@ -89,6 +94,7 @@ ALGORITHMS: dict[str, tuple[Callable, Callable, Callable]] = {
     "parameter_server_all_reduce": (psum, _rooted_all_reduces, always),
     "recursive_doubling_all_gather": (collectives.all_gather, _gathers, powers_of_two),
     "recursive_doubling_all_reduce": (psum, _all_reduces, always),
+    "recursive_doubling_scan": (collectives.pscan, _scans, always),
     "recursive_halving_reduce_scatter": (collectives.psum_scatter, _scatters, powers_of_two),
     "ring_all_gather": (collectives.all_gather, _gathers, always),
     "ring_all_reduce": (psum, _all_reduces, always),

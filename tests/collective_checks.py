@@ -38,6 +38,7 @@ TRANSPOSES = {  # those that are linear
     "pscatter": "all_gather_invariant",
     "all_to_all": "all_to_all",
     "ppermute": "ppermute",
+    "pscan": "pscan",
     "broadcast": "at_root",
     "at_root": "broadcast",
     "broadcast_varying": "reduce",
@@ -45,7 +46,7 @@ TRANSPOSES = {  # those that are linear
     "gather": "scatter",
     "scatter": "gather",
 }
-ADDS = {"psum", "pmean", "psum_scatter", "reduce"}
+ADDS = {"psum", "pmean", "psum_scatter", "reduce", "pscan"}
 SILENT = {"pbroadcast", "pscatter", "at_root", "axis_index"}  # those that do not communicate
 
 
@@ -139,6 +140,8 @@ def cases(n: int) -> Iterator[Case]:
     yield Case("ppermute", (3,), {"perm": [(i, n - 1 - i) for i in range(n)]})
     yield Case("ppermute", (3,), {"perm": [(n - 1, 0)]})
     yield Case("ppermute", (3,), {"perm": []})
+    for reverse, exclusive in itertools.product((False, True), repeat=2):
+        yield from (Case("pscan", s, {"reverse": reverse, "exclusive": exclusive}) for s in [(), (2, 1, 3), (0,)])
     yield from rooted_cases(n)
     yield from ragged_cases(n)
     yield from grouped_cases(n)
@@ -439,6 +442,44 @@ def check_nan(mesh, axes) -> None:
     numpy.fill_diagonal(stacked, numpy.nan)
     cases = [Case(name, (mesh.size,)) for name in ("pmax", "pmin")]
     check_values(mesh, [Sample(case, axes, stacked, mesh.axis_names) for case in cases])
+
+
+def check_scans(mesh, axes) -> None:
+    """Prefix sums of 16-bit floats are added up in float32, and of what is not finite only later ranks know."""
+    n = size_of(mesh, axes)
+    for dtype in ("float16", "bfloat16"):
+        small = md.dtypes.finfo(dtype).eps / 2  # what alone is lost beside 1
+        stacked = numpy.asarray([1.0, *[small] * (mesh.size - 1)]).astype(dtype)
+        own = Sample(Case("pscan", ()), mesh.axis_names, stacked, mesh.axis_names)
+        expected = numpy.cumsum(stacked.astype("float32")).astype(dtype)
+        for block, e in zip(on_ranks(mesh, [own], lambda s, x: s.case(x, s.axes))[0], expected, strict=True):
+            assert_array_equal(block, e, strict=True)
+    for reverse, exclusive in itertools.product((False, True), repeat=2):
+        case = Case("pscan", (n,), {"reverse": reverse, "exclusive": exclusive})
+        stacked = numpy.zeros((mesh.size, n))
+        stacked[numpy.arange(mesh.size), numpy.arange(mesh.size) % n] = numpy.inf
+        check_values(mesh, [Sample(case, axes, stacked, mesh.axis_names)])
+
+
+def check_scans_in_branches(mesh) -> None:
+    """Scans over y, on a mesh (x: 2, y: 2), in a branch that some ranks along x take: the first call of each kind."""
+
+    def body(x):
+        scans = [collectives.pscan(x, "y", reverse=r, exclusive=e) for r in (False, True) for e in (False, True)]
+        return md.numpy.stack(scans)
+
+    def mapped(f):
+        return spmd.shard_map(f, mesh=mesh, in_specs=P(("x", "y")), out_specs=P(None, ("x", "y")))
+
+    def zeros(x):
+        return md.numpy.stack([0 * x] * 4)
+
+    some = mapped(lambda x: md.cond(collectives.axis_index("x") == 1, body, zeros, x))
+    x = numpy.arange(1.0, 5.0)
+    for run in (lambda f: f, md.jit):
+        found = whole(run(some)(x))
+        assert_array_equal(found, whole(mapped(body)(x * [0, 0, 1, 1])))
+        assert_array_equal(found, [[0, 0, 3, 7], [0, 0, 0, 3], [0, 0, 7, 4], [0, 0, 4, 0]])
 
 
 def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:

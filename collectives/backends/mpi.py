@@ -109,6 +109,14 @@ class Ranks(Backend):
             found = self._along[axes] = self._split({"axes": axes}, self.index(rest), self.index(axes))
         return found
 
+    def _towards(self, axes: Axes, reverse: bool) -> Any:
+        """The communicator along `axes`; with `reverse`, its ranks are counted from the last."""
+        along = self.along(axes)
+        if not reverse:
+            return along
+        rest, order = tuple(a for a in self.sizes if a not in axes), tuple(range(self.size(axes)))[::-1]
+        return self._split({"axes": axes, "groups": (order,)}, self.index(rest), order[self.index(axes)])
+
     def _split(self, which: dict, colour: int, key: int) -> Any:
         """Split the mesh's communicator, once for all meshes of this shape.
 
@@ -124,7 +132,7 @@ class Ranks(Backend):
 
     def connect(self, params: Mapping[str, Any]) -> None:
         """Make the communicators of a collective, which takes all ranks of the mesh."""
-        self.along(params["axes"])
+        self._towards(params["axes"], params.get("reverse", False))
         if "groups" in params:
             self.group(params["axes"], params["groups"])
 
@@ -324,6 +332,14 @@ class Ranks(Backend):
         given = _bytes(numpy.ascontiguousarray(parts)) if self.index(axes) == root else None
         self.along(axes).Scatter(given, _bytes(out), root)
         return out
+
+    def _pscan(self, x, axes, size, reverse, exclusive):
+        given, comm = _reducible(x), self._towards(axes, reverse)
+        out = numpy.zeros_like(given)
+        (comm.Exscan if exclusive else comm.Scan)(given, out, _mpi.SUM)
+        if exclusive and comm.Get_rank() == 0:
+            out[...] = 0  # MPI leaves it undefined
+        return _restored(out, x)
 
     def _ppermute(self, x, axes, size, perm):
         out = numpy.zeros_like(x)

@@ -198,6 +198,12 @@ class Simulated(Backend):
         nothing = numpy.zeros(x.shape[1:], x.dtype)
         return numpy.stack([x[sources[rank]] if rank in sources else nothing for rank in range(size)])
 
+    def _pscan(self, x, size, reverse, exclusive):
+        step = slice(None, None, -1 if reverse else None)
+        given = x[step][:-1] if exclusive else x[step]
+        sums = given.cumsum(0, dtype=accumulator(x.dtype)).astype(x.dtype)
+        return (numpy.concatenate([numpy.zeros_like(x[:1]), sums]) if exclusive else sums)[step]
+
     def _broadcast(self, x, size, root):
         return x[root]
 

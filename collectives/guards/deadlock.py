@@ -35,7 +35,7 @@ COMPARISON = "comparison of calls"
 
 #: Blocking calls that wait for other ranks; each has a nonblocking form: Iallgather, …
 WAITING = {"Allgather", "Allreduce", "Alltoall", "Alltoallv", "Barrier", "Bcast", "Gather", "Reduce", "Scatter"}
-WAITING |= {"Reduce_scatter_block"}
+WAITING |= {"Exscan", "Reduce_scatter_block", "Scan"}
 
 _offer_processor = getattr(os, "sched_yield", lambda: time.sleep(0))
 #: Interrupted calls, kept alive because MPI may still write into their buffers.

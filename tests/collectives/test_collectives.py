@@ -26,6 +26,7 @@ from collectives import (
     pmean,
     pmin,
     ppermute,
+    pscan,
     pscatter,
     psum,
     psum_scatter,
@@ -48,6 +49,8 @@ from tests.collective_checks import (
     check_dtypes,
     check_extremum,
     check_nan,
+    check_scans,
+    check_scans_in_branches,
     check_transpose,
     check_transposes,
     check_values,
@@ -159,6 +162,33 @@ def test_compiled(mesh, axes):
 @in_order
 def test_nan_is_the_extremum_everywhere(mesh, axes):
     check_nan(mesh, axes)
+
+
+@in_order
+def test_scans(mesh, axes):
+    check_scans(mesh, axes)
+
+
+def test_scans_in_branches():
+    check_scans_in_branches(simulated(2, 2))
+
+
+def test_scans_over_the_axis_of_a_vmap():
+    x = np.array([3.0, 1.0, 4.0, 1.0])
+    weights = np.array([1.0, 10.0, 100.0, 1000.0])
+    for how, expected in (
+        ({}, [3, 4, 8, 9]),
+        ({"reverse": True}, [9, 6, 5, 1]),
+        ({"exclusive": True}, [0, 3, 4, 8]),
+        ({"reverse": True, "exclusive": True}, [6, 5, 1, 0]),
+    ):
+        f = md.vmap(lambda x, how=how: pscan(x, "i", **how), axis_name="i")
+        for run in (f, md.jit(f)):
+            np.testing.assert_array_equal(run(x), expected)
+        gradient = md.grad(lambda x, f=f: f(x) @ weights)(x)
+        opposite = {**how, "reverse": not how.get("reverse", False)}
+        transposed = md.vmap(lambda ct, how=opposite: pscan(ct, "i", **how), axis_name="i")
+        np.testing.assert_array_equal(gradient, transposed(weights))
 
 
 def test_all_collectives_are_tested():

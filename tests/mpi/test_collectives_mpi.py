@@ -22,6 +22,8 @@ from tests.collective_checks import (
     check_dtypes,
     check_extremum,
     check_nan,
+    check_scans,
+    check_scans_in_branches,
     check_stored,
     check_transposes,
     check_values,
@@ -128,6 +130,17 @@ def test_programs(seed):
         found = md.value_and_grad(program.on_ranks(mesh, **options), numbers)
         for f in (found, md.jit(found)):
             assert_trees_close(md.tree.map(whole, f(*args)), expected, rtol=1e-7, atol=1e-9)
+
+
+@on_ranks
+def test_scans():
+    for mesh, axes in placements():
+        check_scans(mesh, axes)
+
+
+@pytest.mark.parallel(4)
+def test_scans_in_branches():
+    check_scans_in_branches(spmd.make_mesh((2, 2), ("x", "y"), backend="mpi"))
 
 
 @on_ranks

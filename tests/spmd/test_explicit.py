@@ -24,6 +24,7 @@ from collectives import (
     pmean,
     pmin,
     ppermute,
+    pscan,
     pscatter,
     psum,
     psum_scatter,
@@ -152,6 +153,7 @@ COLLECTIVES = {
     "psum_scatter": (lambda x, w: psum_scatter(w, "i"), r"psum_scatter over 'i' .* write pbroadcast\(x, 'i'\) for it"),
     "all_to_all": (lambda x, w: all_to_all(w, "i", 0, 0), r"all_to_all over 'i' .* write pbroadcast\(x, 'i'\) for it"),
     "ppermute": (lambda x, w: ppermute(w, "i", [(0, 1)]), r"ppermute over 'i' .* write pbroadcast\(x, 'i'\) for it"),
+    "pscan": (lambda x, w: pscan(w, "i"), r"pscan over 'i' .* write pbroadcast\(x, 'i'\) for it"),
     "pscatter": (lambda x, w: pscatter(x, "i"), r"pscatter over 'i' .* f64\[2\]\{i\} already varies along 'i': .*psum"),
     "broadcast": (
         lambda x, w: broadcast(w, "i"),
