@@ -896,17 +896,18 @@ def _why_not_a_prefix(s: Structure, tree: Any, path: str) -> str:
     keys, other_keys = s.keys, other.keys
     if s.node is types.NoneType:
         what = "a single array" if other.node is None else _a(other.node)
-        return f"{path} is None, which stands for no arrays, but stands against {what}: write an entry"
+        return f"{path} is None for {what}, but None means no arrays: write an entry"
     if other.node is None:
-        return f"{path} is {_a(s.node)} of {len(keys)}, but stands against a single array"
+        return f"{path} is {_a(s.node)} of {len(keys)} for a single array"
     if s.node is not other.node and not {s.node, other.node} <= _SEQUENCES:
-        return f"{path} is {_a(s.node)}, but stands against {_a(other.node)}"
+        return f"{path} is {_a(s.node)} for {_a(other.node)}"
     if keys != other_keys:
         if issubclass(s.node, (dict, types.SimpleNamespace)):
-            return f"{path} has the keys {list(keys)}, but stands against {list(other_keys)}"
+            return f"{path} has the keys {list(keys)} for values with the keys {list(other_keys)}"
         count = "1 entry" if len(keys) == 1 else f"{len(keys)} entries"
-        return f"{path} has {count}, but stands against {len(other_keys)}: write one for each, or a single one for all"
-    return f"{path} has the settings {s.settings}, but stands against {other.settings}: give it the same"
+        given = "1 value" if len(other_keys) == 1 else f"{len(other_keys)} values"
+        return f"{path} has {count} for {given}: write one for each, or a single one for all"
+    return f"{path} has the settings {s.settings} for values with {other.settings}: give it the same"
 
 
 def _a(kind: type) -> str:
