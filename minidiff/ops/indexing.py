@@ -284,6 +284,7 @@ scatter_add_p = Linear(
     sharding=_scatter_add_dimensions,
 )
 
+
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
     """Whether v broadcasts to x at integer indices; `Primitive.fits` of scatters."""
     at = gather_p.shape_rule(x, *indices)[0]
