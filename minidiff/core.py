@@ -538,6 +538,12 @@ class Primitive:
         shown = {k: dtype_name(v) if isinstance(v, numpy.dtype) else repr(v) for k, v in params.items()}
         return ", ".join(f"{k}={v}" for k, v in shown.items())
 
+    def __deepcopy__(self, memo: dict) -> Primitive:
+        return self  # it never changes, and is known by its identity
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"the operation {self.name} cannot be pickled: pickle the function, and record its tape again")
+
     def __str__(self) -> str:
         return self.name
 

@@ -30,7 +30,7 @@ for _name in _later:  # submodules that NumPy imports lazily
 
 
 def __getattr__(name: str) -> _Any:
-    if name in _later:
+    if name in _later or name in ("__version__", "__array_api_version__", "__array_namespace_info__"):
         return getattr(_numpy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

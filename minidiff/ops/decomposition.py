@@ -13,6 +13,7 @@ these conventions do:
   they span; it is taken to be zero. So is any term that would divide by a singular value 0.
 - `qr` keeps the diagonal of r real, as LAPACK does. The first columns, as many as r has rows, must be independent.
 - `pinv` and `lstsq` assume that the rank does not change; `matrix_rank` has no derivative.
+- Where a function has a value but no derivative, as `slogdet` and `qr` of singular matrices, the derivative is NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +31,21 @@ from minidiff.core import Primitive, Value, implements
 from minidiff.ops import dimensions, reduction
 from minidiff.ops.base import General, add_all, align, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, aligned
-from minidiff.ops.elementwise import absolute, equal, greater, imag, not_equal, real, real_dtype, root, square, where
+from minidiff.ops.elementwise import (
+    absolute,
+    equal,
+    greater,
+    imag,
+    isnan,
+    logical_and,
+    logical_not,
+    not_equal,
+    real,
+    real_dtype,
+    root,
+    square,
+    where,
+)
 from minidiff.ops.indexing import getitem
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
@@ -254,12 +269,30 @@ def solve(a: Value, b: Value) -> Value:
 # ---------------------------------------------------------------- inverses
 
 
-def _inv_rule(x, t):
-    y = inv_p.bind(x)
-    return y, -matmul(matmul(y, t), y)
+def _inverse(name: str, impl: Callable) -> OfMatrix:
+    """Declare an inverse, in terms of which its derivative is."""
+
+    def rule(x, t):
+        y = primitive.bind(x)
+        return y, -matmul(matmul(y, t), y)
+
+    primitive = OfMatrix(name, impl, lambda x: (x.shape, x.dtype), rule)
+    return primitive
 
 
-inv_p = OfMatrix("inv", numpy.linalg.inv, lambda x: (x.shape, x.dtype), _inv_rule)
+def _or_nan(impl: Callable, x: numpy.ndarray) -> numpy.ndarray:
+    """`impl` of a stack of matrices, and NaN for those of which NumPy has none."""
+    try:
+        return impl(x)
+    except LinAlgError:
+        if x.ndim == 2:
+            return numpy.full(x.shape, numpy.nan, x.dtype)
+        return numpy.stack([_or_nan(impl, matrix) for matrix in x])
+
+
+inv_p = _inverse("inv", numpy.linalg.inv)
+#: The inverse in derivatives of functions that have a value for singular matrices, too.
+inverse_p = _inverse("inverse_or_nan", functools.partial(_or_nan, numpy.linalg.inv))
 inv = _declared(numpy.linalg.inv, inv_p)
 
 
@@ -393,12 +426,14 @@ det_p = OfMatrix("det", numpy.linalg.det, lambda x: (x.shape[:-2], x.dtype), _de
 det = _declared(numpy.linalg.det, det_p)
 
 #: The derivative of the determinant: the determinants of the minors, with their signs.
-cofactor_p = OfMatrix("cofactor", _cofactor_impl, lambda x: (x.shape, x.dtype), _cofactor_rule)
+cofactor_p = OfMatrix(
+    "cofactor", functools.partial(_or_nan, _cofactor_impl), lambda x: (x.shape, x.dtype), _cofactor_rule
+)
 
 
 def _slogdet_rule(x, t):
     sign, logabsdet = slogdet_p.bind(x)
-    moved = reduction.sum(matrix_transpose(inv_p.bind(x)) * t, (-2, -1))
+    moved = reduction.sum(matrix_transpose(inverse_p.bind(x)) * t, (-2, -1))
     if not _is_complex(x):
         return [sign, logabsdet], [None, moved]
     return [sign, logabsdet], [sign * (1j * imag(moved)), real(moved)]
@@ -465,7 +500,7 @@ def _qr_rule(x, t, mode):
     outs = qr_p.bind(x, mode=mode)
     q, r = _first(outs[0], k), getitem(outs[1], (..., slice(None, k), slice(None)))
     square = _first(r, k)
-    moved = matmul(_first(t, k), inv_p.bind(square))
+    moved = matmul(_first(t, k), inverse_p.bind(square))
     turned, below = matmul(adjoint(q), moved), numpy.tri(k, k=-1, dtype=real_dtype(x.dtype))
     # q^H dq is skew-Hermitian and dr r^-1 triangular with a real diagonal: their sum, `turned`, determines both.
     triangular = turned * below.T + adjoint(turned * below) + _eye(k, x) * _real(turned)
@@ -510,14 +545,14 @@ def _eigvalsh_rule(x, t, UPLO):
 
 def _eig_rule(x, t):
     w, v = eig_p.bind(x)
-    inner = solve_p.bind(v, matmul(t, v))
+    inner = matmul(inverse_p.bind(v), matmul(t, v))
     moved = matmul(v, _gaps(w) * inner)
     return [w, v], [_diagonal(inner), moved - v * reduction.sum(conj(v) * moved, -2, keepdims=True)]
 
 
 def _eigvals_rule(x, t):
     w, v = eig_p.bind(x)
-    return w, reduction.sum(matrix_transpose(inv_p.bind(v)) * matmul(t, v), -2)
+    return w, reduction.sum(matrix_transpose(inverse_p.bind(v)) * matmul(t, v), -2)
 
 
 def _complex_dtype(x: ShapedArray) -> numpy.dtype:
@@ -662,7 +697,7 @@ def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any
 
 def _count_above(s: Value, rtol: Any) -> Value:
     rtol = expand_dims(rtol, -1) if numpy.ndim(rtol) else rtol
-    return reduction.sum(greater(s, reduction.max(s, -1, keepdims=True) * rtol), -1)
+    return reduction.sum(greater(s, _largest(s, -1, keepdims=True) * rtol), -1)
 
 
 @implements(numpy.linalg.cond)
@@ -672,8 +707,11 @@ def cond(x: Value, p: Any = None) -> Value:
     if p in (None, 2, -2):
         s = svdvals_p.bind(x, hermitian=False)
         largest, smallest = getitem(s, (..., 0)), getitem(s, (..., -1))
-        return smallest / largest if p == -2 else largest / smallest
-    return norm(x, p, (-2, -1)) * norm(inv_p.bind(x), p, (-2, -1))
+        found = smallest / largest if p == -2 else largest / smallest
+    else:
+        found = norm(x, p, (-2, -1)) * norm(inverse_p.bind(x), p, (-2, -1))
+    undefined = logical_and(isnan(found), logical_not(reduction.any(isnan(x), (-2, -1))))
+    return where(undefined, numpy.inf, found)  # of a singular matrix
 
 
 # ---------------------------------------------------------------- norms
@@ -715,6 +753,11 @@ def matrix_norm(x: Value, /, *, keepdims: bool = False, ord: Any = "fro") -> Val
     return _matrix_norm(x, ord, normalize_axes((-2, -1), typeof(x).ndim, "matrix_norm"), keepdims)
 
 
+def _largest(x: Value, axis: Any, keepdims: bool = False) -> Value:
+    """The maximum of numbers that are not negative; of none it is 0."""
+    return reduction.max(x, axis, keepdims=keepdims, initial=None if x.size else 0.0)
+
+
 def _squared(x: Value) -> Value:
     """|x|² for each element."""
     return real(x * conj(x)) if _is_complex(x) else square(x)
@@ -732,7 +775,7 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     if ord == 0:
         return reduction.sum(convert(not_equal(x, 0), real_dtype(x.dtype)), axes, keepdims=keepdims)
     if abs(ord) == math.inf:
-        return (reduction.max if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
+        return (_largest if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
     if ord == 1:
         return reduction.sum(absolute(x), axes, keepdims=keepdims)
     total = reduction.sum(absolute(x) ** ord, axes, keepdims=keepdims)
@@ -742,13 +785,13 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
 #: Matrix norms computed from singular values, and those that are extremes of sums along rows (0) or columns (1).
 _SPECTRAL: dict[Any, Callable] = {
     "nuc": functools.partial(reduction.sum, axis=-1),
-    2: functools.partial(reduction.max, axis=-1),
+    2: functools.partial(_largest, axis=-1),
     -2: functools.partial(reduction.min, axis=-1),
 }
 _SUMMED: dict[Any, tuple[int, Callable]] = {
-    1: (0, reduction.max),
+    1: (0, _largest),
     -1: (0, reduction.min),
-    math.inf: (1, reduction.max),
+    math.inf: (1, _largest),
     -math.inf: (1, reduction.min),
 }
 

@@ -540,11 +540,14 @@ def tensordot(a: Value, b: Value, axes: Any = 2) -> Value:
 def multi_dot(arrays: Sequence[Value]) -> Value:
     """`numpy.linalg.multi_dot`: a product of matrices in the cheapest order.
 
-    The first and the last may be vectors. Raises ValueError for fewer than two arrays.
+    The first and the last may be vectors; of two arrays it is `dot`. Raises ValueError for fewer than two arrays,
+    LinAlgError for other dimensions of more.
     """
     arrays = list(map(as_array, arrays))
     if len(arrays) < 2:
         raise ValueError(f"multi_dot: expected at least two arrays, got {len(arrays)}")
+    if len(arrays) == 2:
+        return dot(*arrays)  # of any number of dimensions
     shapes = [typeof(x).shape for x in arrays]
     if {len(s) for s in shapes[1:-1]} - {2} or not {len(shapes[0]), len(shapes[-1])} <= {1, 2}:
         raise numpy.linalg.LinAlgError(f"multi_dot: operands are matrices (the ends may be vectors), got {shapes}")

@@ -35,8 +35,12 @@ def _zeros(n: int, like: Value) -> numpy.ndarray:
 
 @implements(numpy.polyval)
 def polyval(p: Value, x: Value) -> Value:
-    """`numpy.polyval`: the polynomial at each element of x, by Horner's scheme."""
-    return _horner(_row(p), as_array(x))
+    """`numpy.polyval`: the polynomial at each element of x, by Horner's scheme.
+
+    Coefficients of more than one dimension, from the highest power on, broadcast to x.
+    """
+    p = as_array(p)
+    return _horner(p if p.ndim > 1 else _row(p), as_array(x))
 
 
 def _horner(coefficients: Value, x: Value) -> Value:

@@ -116,12 +116,11 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
     """`numpy.repeat`: repeat elements along an axis, by one number or one for each."""
     if isinstance(repeats, Tracer):
         repeats = repeats.concrete("np.repeat (the shape of its result depends on the repeats)")
-    repeats = numpy.asarray(repeats)
     a, axis = line(a, axis, "repeat")
     shape = typeof(a).shape
-    if repeats.size != 1:
+    if numpy.size(repeats) != 1:  # NumPy reads a list, an empty one too, as integers
         return take(a, numpy.repeat(numpy.arange(shape[axis]), repeats), axis)
-    count = operator.index(repeats.item())
+    count = operator.index(numpy.asarray(repeats).item())
     a = reshape(a, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
     a = broadcast_to(a, (*shape[: axis + 1], count, *shape[axis + 1 :]))
     return reshape(copy(a), (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]))

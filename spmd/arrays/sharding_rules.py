@@ -104,7 +104,7 @@ def _slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: 
         axes, n, length = way["at", d], whole.shape[d], x.shape[d]
         if in_step_backwards(index[k], n):
             at[k] = of_part(index[k], n)
-            moved.append((axes, n // length - 1))
+            moved.append((axes, collectives.axis_size(axes) - 1))
         elif (place := _in_one_block(index[k], n, length)) is not None:
             at[k] = place[1]
             sent.append((axes, place[0]))

@@ -227,7 +227,11 @@ WRONG = {
     "bits": (lambda: random.bits(KEY, 3, int), TypeError, "unsigned integers, got i64"),
     "p": (lambda: random.bernoulli(KEY, np.ones(3), (2,)), ValueError, "p, f64.3., does not broadcast to the shape"),
     "interval": (lambda: random.randint(KEY, 3, 5, 5), ValueError, r"\[5, 5\) is not an interval"),
-    "bounds": (lambda: random.truncated_normal(KEY, np.arange(3.0), 1.0), ValueError, "is not an interval"),
+    "bounds": (
+        lambda: random.truncated_normal(KEY, np.arange(3.0), 1.0),
+        ValueError,
+        "is not an interval: lower is above",
+    ),
     "int8": (lambda: random.randint(KEY, 3, 0, 129, np.int8), ValueError, "of integers of dtype i8"),
     "float bounds": (lambda: random.randint(KEY, 3, 0.0, 5.0), TypeError, "the bounds are integers"),
     "permutation": (lambda: random.permutation(KEY, np.array(3)), TypeError, "an array with an axis"),

@@ -1,16 +1,20 @@
 """Tapes as values: printing, equality, checking, evaluation."""
 
+import copy
 import keyword
+import pickle
 import re
 
 import numpy as np
 import pytest
 
 import minidiff as md
+import spmd
 from minidiff.ops.elementwise import add
 from minidiff.show.program import WIDTH
 from minidiff.tape import Equation
 from minidiff.types import ShapedArray, Var
+from spmd import P
 from tests.samples import each
 
 TABLE = np.arange(3.0)
@@ -265,3 +269,26 @@ def test_check_wants_operands_that_agree_in_variance():
     tape.check(typed=False)
     with pytest.raises(md.VarianceError, match=r"add: operands f64\[\]\{i\} and f64\[\] disagree in variance"):
         tape.check()
+
+
+def test_a_deep_copy_is_an_equal_program():
+    from collectives import psum  # a tape of ranks has a mesh, of which there is one
+
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    on_ranks = spmd.shard_map(lambda x: psum(np.sin(x).sum(), "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    for f in (
+        lambda x: np.sin(x) * 2 + np.arange(4.0),
+        md.grad(lambda x: md.checkpoint(np.tanh)(x) @ x),
+        lambda x: md.cond(x[0] > 0, np.sin, np.cos, x),
+        lambda x: md.scan(lambda c, row: (c * row, c), 1.0, x),
+        lambda x: md.while_loop(lambda c: c[0] < 3, lambda c: c + 1, x),
+        md.grad(on_ranks),
+    ):
+        tape = md.make_tape(f)(np.ones(4))
+        copied = copy.deepcopy(tape)
+        assert copied == tape
+        assert copied.inputs[0] is not tape.inputs[0]
+        for found, expected in zip(copied(np.ones(4)), tape(np.ones(4)), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        with pytest.raises(TypeError, match="cannot be pickled: pickle the function, and record its tape again"):
+            pickle.dumps(tape)

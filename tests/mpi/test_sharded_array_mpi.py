@@ -169,3 +169,12 @@ def test_elements_of_a_batch_are_resharded():
                 assert found.spec == spec
                 assert mesh.calls == (calls if mesh.size > 1 else {})
                 numpy.testing.assert_array_equal(found.gather(), a)
+
+
+@everywhere
+def test_dimensions_of_size_0_backwards():
+    for mesh in meshes():
+        for f in (np.flip, lambda x: x[::-2], md.jit(np.flip), np.sum):
+            for spec in specs_of(mesh):
+                x = numpy.zeros((0, 8))
+                np.testing.assert_array_equal(whole(f(spmd.distribute(x, mesh, spec))), f(x), strict=True)

@@ -136,6 +136,7 @@ ROWS = [
     sequence(np.linalg.multi_dot, real(2, 3), real(3, 4), real(4, 1), real(1, 3)),
     sequence(np.linalg.multi_dot, real(2), real(2, 3), real(3)),
     sequence(np.linalg.multi_dot, complex_(2, 3), real(3)),
+    sequence(np.linalg.multi_dot, real(2, 3, 4), real(3, 4, 2)),
     *(row(np.convolve, real(n), real(k), mode=m) for m, n, k in CONVOLVE),
     *(row(np.correlate, real(n), real(k), mode=m) for m, n, k in CONVOLVE),
     *(row(f, complex_(5), complex_(3), mode=m) for f in (np.convolve, np.correlate) for m in ("same", "valid")),

@@ -31,6 +31,7 @@ ROWS = [
         for c in ("unscaled", True)
     ),
     *(row(np.polyval, make(3), make(*s)) for make in (real, complex_) for s in ((), (2,), (2, 2))),
+    *(row(np.polyval, real(3, 2), real(*s)) for s in ((), (2,), (4, 2))),
     form("polynomials of lists", "polyval", lambda a, x: np.polyval([a, 2.0, a], x), real(), real(2)),
     form("polynomials of lists", "polyadd", lambda a: np.polyadd([1, 2], a), real(3)),
     *(row(f, real(n), real(m)) for f in (np.polyadd, np.polysub, np.polymul) for n, m in ((3, 3), (2, 4), (4, 1))),

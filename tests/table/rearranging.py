@@ -36,6 +36,7 @@ ROWS = [
     *(row(np.tile, real(2, 3), reps=r) for r in (2, (2, 1), (2, 1, 3), 0, np.array([1, 2]))),
     *(row(np.tile, x, reps=2) for x in (real(), complex_(3))),
     *(row(np.repeat, real(2, 3), repeats=r, axis=a) for r, a in ((2, None), (3, 1), (0, 0), ([2, 0], 0), ([2], -1))),
+    row(np.repeat, real(2, 0), repeats=[], axis=1),
     *(row(np.repeat, x, repeats=2) for x in (real(), complex_(2))),
     *(row(np.resize, real(2, 3), new_shape=s) for s in ((2, 2), (3, 5), 4, (0, 2), 6)),
     row(np.append, real(2, 3), real(2)),

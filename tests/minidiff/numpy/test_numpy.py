@@ -601,3 +601,11 @@ def test_lists_and_masks_do_not_defer():
 def test_the_examples_of_the_namespace():
     (examples,) = doctest.DocTestFinder(recurse=False).find(mnp)
     assert examples.examples and doctest.DocTestRunner().run(examples).failed == 0
+
+
+def test_the_namespace_says_what_it_implements():
+    assert mnp.__version__ == np.__version__
+    for name in {"__array_api_version__", "__array_namespace_info__"} & vars(np).keys():  # since NumPy 2.1
+        assert getattr(mnp, name) is getattr(np, name)
+    with pytest.raises(AttributeError):
+        mnp.__array_api__  # noqa: B018

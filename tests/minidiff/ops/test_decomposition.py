@@ -259,7 +259,7 @@ def test_errors_say_what_does_not_fit(case):
         md.make_tape(f)(X)
 
 
-@pytest.mark.parametrize("f", [LA.inv, lambda x: LA.solve(x, np.ones(2)), lambda x: LA.slogdet(x)[1]])
+@pytest.mark.parametrize("f", [LA.inv, lambda x: LA.solve(x, np.ones(2))])
 def test_singular_matrices_raise_numpys_error(f):
     with pytest.raises(LA.LinAlgError, match="Singular matrix"):
         md.vjp(f, np.ones((2, 2)))
@@ -298,3 +298,69 @@ def test_decompositions_in_the_bodies_of_shard_map():
     cts, expected = (md.vjp(g, xs, shared)[1](np.eye(2)) for g in (body, alone))
     for ct, number in zip(cts, expected, strict=True):
         np.testing.assert_allclose(ct, number)
+
+
+# ---------------------------------------------------------------- where there is a value, but no derivative
+
+FUNCTIONS: dict[str, Callable] = {
+    **{name: getattr(LA, name) for name in ("det", "slogdet", "inv", "pinv", "eig", "eigh", "eigvals", "eigvalsh")},
+    **{name: getattr(LA, name) for name in ("svd", "svdvals", "qr", "cholesky", "matrix_rank", "cond", "norm")},
+    **{f"norm {p}": lambda x, p=p: LA.norm(x, p) for p in ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf)},
+    **{f"cond {p}": lambda x, p=p: LA.cond(x, p) for p in ("fro", 1, -1, 2, -2, np.inf, -np.inf)},
+    **{f"rows {p}": lambda x, p=p: LA.norm(x, p, axis=-1) for p in (0, 1, 2, 3, -1, np.inf, -np.inf)},
+    **{f"qr {mode}": lambda x, mode=mode: LA.qr(x, mode) for mode in ("complete", "r")},
+    **{f"power {n}": lambda x, n=n: LA.matrix_power(x, n) for n in (-1, 0, 3)},
+    "svd of few": lambda x: LA.svd(x, full_matrices=False),
+    "solve": lambda x: LA.solve(x, np.ones((x.shape[-1], 2))),
+    "lstsq": lambda x: LA.lstsq(x, np.ones(x.shape[-2]))[::2],  # residuals are of another shape for dependent columns
+}
+
+MATRICES = {
+    **{f"zeros {shape}": np.zeros(shape) for shape in ((1, 1), (2, 2), (3, 2), (2, 3), (0, 0), (0, 2), (2, 0))},
+    **{f"ones {shape}": np.ones(shape) for shape in ((1, 1), (2, 2), (3, 2), (2, 3))},
+    "of rank 2": np.array([[1.0, 2, 3], [2, 4, 6], [1, 0, 1]]),
+    "nilpotent": np.array([[0.0, 1], [0, 0]]),
+    "a column of zeros": np.array([[1.0, 0], [2, 0], [3, 0]]),
+    "a stack": np.stack([np.zeros((2, 2)), np.diag([2.0, 3.0])]),
+    "an empty stack": np.zeros((0, 2, 2)),
+    "NaN": np.full((2, 2), np.nan),
+    "complex zeros": np.zeros((2, 2), complex),
+    "complex ones": np.ones((2, 2), complex),
+}
+
+
+def tangent_of_integers(x: Any) -> np.ndarray:
+    return np.zeros(np.shape(x), md.dtypes.float0)
+
+
+def parts(out: Any) -> list:
+    return list(out) if isinstance(out, tuple) else [out]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each("name", FUNCTIONS)
+@each("matrix", MATRICES)
+def test_what_has_a_value_has_derivatives_that_run(name, matrix):
+    x = MATRICES[matrix]
+    f = lambda x: parts(FUNCTIONS[name](x))  # noqa: E731
+    try:
+        expected = f(x)
+    except (LA.LinAlgError, ValueError):
+        return
+    found, tangents = md.jvp(f, (x,), (np.ones_like(x),))
+    pull = md.vjp(f, x)[1]
+    cotangents = [np.ones_like(y) if np.asarray(y).dtype.kind in "fc" else tangent_of_integers(y) for y in found]
+    assert [np.shape(t) for t in (*tangents, *pull(cotangents))] == [*map(np.shape, expected), x.shape]
+    for results in (found, md.jit(f)(x), [y[0] for y in md.vmap(f)(x[None])]):
+        for y, z in zip(results, expected, strict=True):
+            np.testing.assert_allclose(y, z, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_derivatives_at_singular_matrices_are_nan_and_others_of_a_stack_are_not():
+    gradient = md.vmap(md.grad(lambda x: LA.slogdet(x)[1]))(MATRICES["a stack"])
+    assert np.isnan(gradient[0]).all()
+    np.testing.assert_allclose(gradient[1], np.diag([1 / 2, 1 / 3]))
+    r = md.jvp(lambda x: LA.qr(x, "r"), (np.zeros((2, 2)),), (np.ones((2, 2)),))[1]
+    assert np.isnan(r).any()
+    assert LA.cond(np.ones((2, 2)), 1) == md.jit(LA.cond, static_argnums=1)(np.ones((2, 2)), 1) == np.inf

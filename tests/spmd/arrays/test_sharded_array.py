@@ -757,3 +757,44 @@ def test_errors():
     md.grad(lambda x: (leaked.append(x), x.sum())[1])(X)
     with pytest.raises(md.LeakedTracerError):
         y + leaked[0]
+
+
+# ---------------------------------------------------------------- nothing to split
+
+NOTHING = [(0,), (0, 2), (2, 0), (0, 0), (0, 4, 4)]
+OF_NOTHING = {
+    **{f.__name__: f for f in (np.sin, np.sum, np.cumsum, np.sort, np.transpose, np.ravel, np.squeeze, np.copy)},
+    **{f.__name__: f for f in (np.flip, np.flipud, np.fliplr, np.rot90, np.mean, np.diff, np.var, np.tril)},
+    **{str(i): lambda x, i=i: x[i] for i in np.index_exp[::-1, ::2, 1:, :1, ..., ..., ::-1, None, 0:0, []]},
+    "columns backwards": lambda x: x[..., ::-1],
+    "all backwards": lambda x: x[(slice(None, None, -1),) * x.ndim],
+    "every other one, backwards": lambda x: x[::-2],
+    "roll": lambda x: np.roll(x, 1, -1),
+    "joined": lambda x: np.concatenate([x, x]),
+    "product": lambda x: x @ x.T,
+    "reshape": lambda x: x.reshape(-1),
+    "update": lambda x: np.at(x)[:].set(1.0),
+    "repeat": lambda x: np.repeat(x, 2, 0),
+    "pad": lambda x: np.pad(x, 1),
+    "fft": lambda x: np.fft.fft(x),
+    "split": lambda x: np.split(x, 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each("name", OF_NOTHING)
+def test_dimensions_of_size_0(name):
+    f = OF_NOTHING[name]
+    for shape in NOTHING:
+        x = numpy.zeros(shape)
+        try:
+            expected = md.tree.leaves(f(x))
+        except ValueError:  # NumPy's mean, fft or fliplr of too little
+            continue
+        for d, n in enumerate(shape):
+            given = spmd.distribute(x, MESH, P(*[None] * d, "j" if n % 4 else ("i", "j")))
+            gradient = md.grad(lambda x: sum(np.abs(y).sum() for y in md.tree.leaves(f(x)) if y.dtype.kind in "fc"))
+            assert gradient(given).shape == shape
+            for run in (f, md.jit(f)):
+                for y, z in zip(md.tree.leaves(run(given)), expected, strict=True):
+                    np.testing.assert_array_equal(np.asarray(y), z, strict=True)
