@@ -296,7 +296,7 @@ class Ranks:
         return backward_pass(*args)
 
     def settings(self) -> Any:
-        """Global settings that a recorded function depends on, as part of a cache key."""
+        """Settings and surroundings that a recorded function depends on, as part of a cache key."""
         return None
 
 

@@ -6,9 +6,10 @@ import os
 from typing import Any
 
 from collectives import ranks
+from minidiff.core import current_interpreter, current_scope
 from spmd.arrays.dispatch import dispatch_to_shards
 from spmd.fuse_shard_maps import PASSES
-from spmd.shard_map import forgetting
+from spmd.shard_map import batch_axes, forgetting
 
 
 class Ranks(ranks.Ranks):
@@ -20,4 +21,5 @@ class Ranks(ranks.Ranks):
     dispatch = staticmethod(dispatch_to_shards)
 
     def settings(self) -> Any:
-        return forgetting.get()
+        scope = current_scope()
+        return forgetting.get(), frozenset(batch_axes(current_interpreter())), scope and scope.bottom.mapped
