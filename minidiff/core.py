@@ -300,7 +300,7 @@ class Ranks:
         location.warn_at(location.here(), message, category)
 
     def settings(self) -> Any:
-        """Global settings that a recorded function depends on, as part of a cache key."""
+        """Settings and surroundings that a recorded function depends on, as part of a cache key."""
         return None
 
 

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+import numpy
+
 from minidiff import core, tree
+from minidiff.aliasing import frozen
 from minidiff.arguments import as_value, check_function, result_values
 from minidiff.core import (
     EVALUATE,
@@ -38,12 +41,20 @@ class Stage(Recorder):
         super().__init__(below, outer)
         self.name = name
         self.next_look = LONG  # at this number of equations, check whether a Python loop creates them
+        around = below or outer
+        while around is not None and not isinstance(around, Stage):
+            around = around.below or around.outer
+        self.lasts = around is not None and around.lasts  # whether the tape outlives the call that records it
 
     def interpret(self, primitive, args, params):
         if primitive.is_higher_order:
             return primitive.stage_body(self, args, params)
         out = core.ranks.dispatch(self, primitive, args, params)
         return self.record(primitive, args, params) if out is None else out
+
+    def atom(self, x):
+        a = super().atom(x)
+        return frozen(a) if self.lasts and isinstance(a, numpy.ndarray) else a
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
@@ -63,7 +74,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     """Record `f`: return its tape, and the structures of arguments and result."""
     leaves, structure = tree.flatten(examples)
     stage = Stage(current_interpreter(), name=name)
-    stage.origin = name, name_of(f)
+    stage.origin, stage.lasts = (name, name_of(f)), True
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     before = random_state()
     with transforming(stage):
@@ -80,8 +91,9 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
     """Return a function that records `f`: `make_tape(f)(*args) -> Tape`.
 
     The arguments are trees of arrays, whose values are ignored, or of :class:`ShapedArray`\\ s. Python numbers promote
-    as in NumPy: where one is converted to an array's dtype, the tape has a `convert`. Printing the tape shows the typed
-    program, with the bodies of `shard_map` indented below their equation.
+    as in NumPy: where one is converted to an array's dtype, the tape has a `convert`. Arrays that `f` closes over are
+    constants, with the values that they have when `f` uses them: the tape has one read-only copy of each. Printing the
+    tape shows the typed program, with the bodies of `shard_map` indented below their equation.
 
     >>> from minidiff import grad
     >>> print(make_tape(grad(lambda x: x * x))(3.0))

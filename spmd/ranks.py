@@ -7,10 +7,10 @@ import warnings
 from typing import Any
 
 from collectives import ranks
-from minidiff.core import current_scope
+from minidiff.core import current_interpreter, current_scope
 from spmd.arrays.dispatch import dispatch_to_shards
 from spmd.fuse_shard_maps import PASSES
-from spmd.shard_map import forgetting
+from spmd.shard_map import batch_axes, forgetting
 
 
 class Ranks(ranks.Ranks):
@@ -29,4 +29,5 @@ class Ranks(ranks.Ranks):
             super().warn(message, category)
 
     def settings(self) -> Any:
-        return forgetting.get()
+        scope = current_scope()
+        return forgetting.get(), frozenset(batch_axes(current_interpreter())), scope and scope.bottom.mapped

@@ -244,7 +244,7 @@ class _Mapped:
         key = mesh, around
         axes = self.axes[key] = self.axes[key] if key in self.axes else self.axes_of(mesh, around)
         mapped = (*around, *axes)
-        batch = _batch_axes(current_interpreter())
+        batch = batch_axes(current_interpreter())
         auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
         options = {"check_rep": typed, "auto_pbroadcast": not explicit}
         return {"mesh": mesh, "axes": axes, "mapped": mapped, "auto": auto, **options}
@@ -366,7 +366,7 @@ def _shown(leaves: Sequence[Any]) -> str:
 # ---------------------------------------------------------------- auto axes
 
 
-def _batch_axes(interpreter: Any) -> set[str]:
+def batch_axes(interpreter: Any) -> set[str]:
     """The mesh axes along which the enclosing vmaps split their batches."""
     axes: set[str] = set()
     while interpreter is not None:

@@ -33,9 +33,10 @@ from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_
 from minidiff.debug import jit_is_disabled
 from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
 from minidiff.promotion import are_weak
-from minidiff.staging import stage_flat
+from minidiff.staging import stage_flat, unrolling
 from minidiff.text import Text
 from minidiff.types import typeof
+from minidiff.vmap import named_axes
 
 # ---------------------------------------------------------------- static arguments
 
@@ -144,6 +145,18 @@ def key_of(x: Any) -> Any:
     return t, t.sharding
 
 
+def surroundings() -> tuple:
+    """What a recording depends on, besides the function, its static arguments and the types of the others.
+
+    These are the axes that enclosing vmaps name, with their sizes; the running `shard_map` body; whether scans are
+    unrolled; and what the layers above add. Modes that change only how operations run (`debug_nans`,
+    `numpy.errstate`) are not part of it.
+    """
+    scope = current_scope()
+    body = scope and (tuple(scope.axes.items()), scope.typed, scope.explicit, scope.checks)
+    return tuple(named_axes(current_interpreter()).items()), body, unrolling.get(), core.ranks.settings()
+
+
 class Jitted:
     """The function that `jit` returns; `.source(*args)` shows its program."""
 
@@ -154,7 +167,8 @@ class Jitted:
         self.options = options
         self.programs: dict[Any, Program] = {}
         self.inlined: dict[Any, Inlined] = {}
-        #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays.
+        #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays. It is
+        #: taken only outside any transformation or body, so `surroundings` are the same in each call.
         self.numbers: dict[Any, Callable] = {}
         self.arrays: dict[Any, Callable] = {}
 
@@ -188,10 +202,7 @@ class Jitted:
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if jit_is_disabled.get():
             return self.f(*args, **kwargs)
-        f, dynamic, settings = self._split(args, kwargs)
-        leaves, structure = tree.flatten(dynamic)
-        values = [self._value(x) for x in leaves]
-        key = structure, settings, (*map(key_of, values),), (*are_weak(leaves),)
+        f, dynamic, values, key = self._recording(args, kwargs)
         if current_interpreter() is not EVALUATE or any(
             isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
         ):
@@ -202,6 +213,13 @@ class Jitted:
         if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
             self._remember(args, values, program.function)
         return program.function(*values)
+
+    def _recording(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, list[Value], Any]:
+        """What a call records: a function, its arguments, their values; and the key of all it depends on."""
+        f, dynamic, settings = self._split(args, kwargs)
+        leaves, structure = tree.flatten(dynamic)
+        values = [self._value(x) for x in leaves]
+        return f, dynamic, values, (structure, settings, (*map(key_of, values),), (*are_weak(leaves),), surroundings())
 
     def _value(self, x: Any) -> Value:
         try:
@@ -214,8 +232,6 @@ class Jitted:
 
     def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
         """The recorded function, whose operations run one by one."""
-        scope = current_scope()
-        key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), core.ranks.settings()
         found = self.inlined.get(key)
         if found is None:
             found = Inlined(f, example, self.name)
@@ -266,10 +282,7 @@ class Jitted:
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """The program compiled for arguments of these types: its `tape` and its `source`."""
-        f, dynamic, settings = self._split(args, kwargs)
-        leaves, structure = tree.flatten(dynamic)
-        values = [self._value(x) for x in leaves]
-        key = structure, settings, (*map(key_of, values),), (*are_weak(leaves),)
+        f, dynamic, _, key = self._recording(args, kwargs)
         found = self.programs.get(key)
         return found or Program(f, dynamic, self.name, self.options)
 
@@ -303,8 +316,9 @@ def jit(
 
     For each new structure and types of arguments, `f` is traced once on abstract arrays; the tape is simplified and
     written out as Python source (`.source(*args)`). Python side effects happen only during tracing. Arrays that `f`
-    closes over are constants. Python numbers promote as in NumPy: there is one program for `2.0`, and another for
-    `np.float64(2.0)`. A Python branch on a traced value raises TracerError. On a method, `self` is the first argument.
+    closes over are constants, with the values that they have when `f` is traced: each is copied once. Python numbers
+    promote as in NumPy: there is one program for `2.0`, and another for `np.float64(2.0)`. A Python branch on a traced
+    value raises TracerError. On a method, `self` is the first argument.
 
     Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they must be
     hashable, the program is compiled for their values, and Python may branch on them.

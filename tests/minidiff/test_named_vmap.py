@@ -247,3 +247,58 @@ def test_types_in_a_body_tell_of_the_mesh_alone():
 def test_errors(use, error, message):
     with pytest.raises(error, match=message):
         use()
+
+
+#: Functions of an element that depend on the number of elements, and not by their types.
+OF_THE_SIZE = {
+    "pmean": lambda x: pmean(x, "v"),
+    "axis_size": lambda x: x * axis_size("v"),
+    "psum of a constant": lambda x: x * psum(1.0, "v"),
+    "ppermute": lambda x: ppermute(x, "v", [(0, 1), (1, 0)]),
+    "axis_index": lambda x: x * axis_index("v"),
+}
+
+
+def with_a_rule(f):
+    g = md.custom_jvp(f)
+    g.defjvp(lambda primals, tangents: (f(*primals), f(*tangents)))
+    return g
+
+
+WITHIN = {
+    "jit": md.jit,
+    "grad": lambda f: md.jit(md.grad(f)),
+    "grad of jit": lambda f: md.grad(md.jit(f)),
+    "scan": lambda f: md.jit(lambda x: md.scan(lambda c, _: (f(c), c), x, None, length=2)[0]),
+    "checkpoint": lambda f: md.jit(md.checkpoint(f)),
+    "custom_jvp": lambda f: md.jit(with_a_rule(f)),
+    "cond": lambda f: md.jit(lambda x: md.cond(True, f, f, x)),
+}
+
+
+@each("f", OF_THE_SIZE.values(), OF_THE_SIZE)
+@each("within", WITHIN.values(), WITHIN)
+def test_jit_records_anew_for_another_number_of_elements(f, within):
+    g = within(f)
+    for n in (2, 3, 2):
+        x = np.arange(1.0, n + 1)
+        once = md.vmap(lambda x: within(f)(x), axis_name="v")(x)
+        np.testing.assert_array_equal(md.vmap(g, axis_name="v")(x), once)
+
+
+def test_jit_does_not_keep_axes_that_are_no_longer_bound():
+    f = md.jit(lambda x: x * axis_size("v"))
+    assert md.vmap(f, axis_name="v")(np.ones(2)).tolist() == [2, 2]
+    assert md.vmap(md.vmap(f, axis_name="v"), axis_name="w")(np.ones((2, 3))).tolist() == [[3] * 3] * 2
+    for call in (f, md.vmap(f, axis_name="w"), md.grad(f)):
+        with pytest.raises(md.UnboundAxisError):
+            call(np.ones(2) if call is not f else 1.0)
+
+
+def test_jit_records_anew_where_a_body_maps_over_other_axes():
+    mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+    f = md.jit(lambda x: psum(x, "j"))
+    mapped = lambda axes: spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P(), axis_names=axes)(1.0)  # noqa: E731
+    assert mapped({"i", "j"}) == mapped({"j"}) == 2
+    with pytest.raises(md.UnboundAxisError, match="no axis 'j' is bound here"):
+        mapped({"i"})

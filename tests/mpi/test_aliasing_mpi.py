@@ -65,3 +65,15 @@ def test_later_writes_into_what_a_sharded_array_was_made_from(name):
 @each("name", OUT)
 def test_writes_into_what_comes_out_of_a_sharded_array(name):
     check_out(name, spmd.make_mesh((RANKS, 1), ("i", "j")))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_constants_are_values_when_the_program_is_recorded(inside):
+    w, mesh = np.arange(2.0), spmd.make_mesh((RANKS,), ("i",))
+    mapped = lambda f: spmd.shard_map(f, mesh, in_specs=P("i"), out_specs=P())  # noqa: E731
+    body = lambda x: psum(x[0] * w + w * 2, "i")  # noqa: E731
+    f = mapped(md.jit(body)) if inside else md.jit(mapped(body))
+    x = np.ones((RANKS, 1))
+    assert f(x).tolist() == [0.0, 3.0 * RANKS]
+    w[...] = 5.0
+    assert f(x).tolist() == [0.0, 3.0 * RANKS]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from collectives import axis_index, ppermute, psum
+from collectives import axis_index, pmean, ppermute, psum
 from spmd import P, make_mesh, shard_map
 
 RANKS = pytest.mark.parallel([2, 4])
@@ -81,3 +81,12 @@ def test_the_loss_that_nobody_asked_for_is_not_summed():
     before = Counter(mesh.calls)
     gradient(np.eye(3), x)
     assert Counter(mesh.calls) - before == {"psum": 1}
+
+
+@RANKS
+def test_one_function_in_vmaps_of_other_sizes():
+    f = md.jit(lambda x: psum(pmean(x, "v"), "i"))
+    for n in (2, 3):
+        mesh, call = mapped(lambda w, x: md.vmap(f, axis_name="v")(x[0] * w), P())
+        x = np.arange(float(mesh.size))
+        np.testing.assert_array_equal(call(np.arange(float(n)), x), [x.sum() * np.arange(n).mean()] * n)
