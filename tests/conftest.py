@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 
+import hypothesis
 import numpy
 import pytest
 from mpi4py import MPI
@@ -81,6 +82,16 @@ for _module, _name, _tape_of in WATCHED:
 def _numbers_warn():
     """NumPy warns as by default, also after a test that interrupted a `numpy.errstate` on its way out."""
     numpy.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
+
+
+# ---------------------------------------------------------------- hypothesis
+
+# It does not mind how long examples take, which is the machine's business. What `CI=true` sets otherwise stays.
+hypothesis.settings.register_profile(
+    "any machine",
+    hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]),
+)
+hypothesis.settings.load_profile("any machine")
 
 
 # ---------------------------------------------------------------- the terminal
