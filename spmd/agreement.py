@@ -132,7 +132,7 @@ def everyone(mesh: Mesh, text: str) -> list[str]:
     def gathered(row: bytes) -> numpy.ndarray:
         return numpy.atleast_2d(mesh.ranks.gather(numpy.frombuffer(row, numpy.uint8), mesh.axis_names))
 
-    mine = text.encode()
+    mine = text.encode(errors="backslashreplace")  # a key may have half a surrogate pair
     rows = gathered(f"{len(mine):16}".encode() + mine[:SHORT].ljust(SHORT))
     lengths, rows = [int(bytes(row[:16])) for row in rows], rows[:, 16:]
     rows = rows if max(lengths) <= SHORT else gathered(mine.ljust(max(lengths)))

@@ -25,7 +25,7 @@ from spmd.checkpoint import Checkpoints, files, latest, load
 from tests import PATIENCE
 
 #: Audited operations on files, besides those that write: these are `os.fsync` here, which need not flush.
-OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.scandir", "shutil.rmtree", "fcntl.lockf")
+OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.scandir", "os.listdir", "fcntl.flock")
 
 
 def state(mesh, step):

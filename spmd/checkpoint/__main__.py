@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from spmd.checkpoint.files import Array, CheckpointError, Saved, Scalar, steps
+from spmd.checkpoint.files import STEP, Array, CheckpointError, Saved, Scalar, short, steps
 from spmd.launch import ends_when_unread, first_rank_speaks
 from spmd.report.table import text_table
 
@@ -23,8 +23,8 @@ def main(argv: list[str] | None = None) -> int:
     with first_rank_speaks():
         path = parser.parse_args(argv).path
     chosen = steps(path, complete=False)
-    if not chosen and path.name.startswith("step-") and path.name[5:].isdigit():
-        path, chosen = path.parent, [int(path.name[5:])]
+    if not chosen and (named := STEP.fullmatch(path.name)):
+        path, chosen = path.parent, [int(named[1])]
     with ends_when_unread(), first_rank_speaks():
         found = [show(path, step) for step in chosen]
         if not any(found):
@@ -52,6 +52,7 @@ def show(path: Path, step: int) -> bool | None:
 
 
 def row(name: str, leaf: Array | Scalar) -> tuple[str, ...]:
+    name = short(name)
     if isinstance(leaf, Scalar):
         return name, leaf.type, repr(leaf.value)[:20], "", "", "", ""
     mesh = ", ".join(f"{axis}: {size}" for axis, size in leaf.mesh.items())

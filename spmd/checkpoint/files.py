@@ -3,7 +3,7 @@
     PATH/step-00000100/rank-00000.npz   blocks of arrays, written by rank 0
                        rank-00001.npz   those that rank 1 has, and no rank before it
                        index.json       written last: the tree's leaves, and where their blocks are
-         lock                           held by the run that saves here, until its process ends
+         .checkpoints.lock              held by the `Checkpoints` that save here, until they are closed
 
 A step is complete when its `index.json` is there. Files appear atomically: they are written under another name, flushed
 to the disk, and renamed.
@@ -22,6 +22,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -33,8 +34,13 @@ import numpy as np
 from minidiff.dtypes import dtype_of
 from minidiff.keywords import did_you_mean
 
+FORMAT = "spmd.checkpoint"
 VERSION = 1
 INDEX = "index.json"
+BLOCKS = re.compile(r"rank-[0-9]{5,}\.npz")
+STEP = re.compile("step-([0-9]{8,200})")
+#: The names of all files of a step, also while they are written.
+OWN = re.compile(rf"\.?(index\.json|rank-[0-9]{{5,}}\.json|{BLOCKS.pattern})")
 
 
 class CheckpointError(Exception):
@@ -89,6 +95,15 @@ class Scalar(NamedTuple):
 SCALARS = {bool, int, float, str, complex}
 
 
+def short(name: str) -> str:
+    """A leaf's path for a message or a zip entry: the beginning of a long one, and a digest that tells it apart.
+
+    >>> short("['w']"), len(short("w" * 70000))
+    ("['w']", 200)
+    """
+    return name if len(name) <= 200 else f"{name[:183]}…{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
 def show_slices(start: Sequence[int], shape: Sequence[int]) -> str:
     """Show a block's slices of an array.
 
@@ -102,13 +117,17 @@ def show_slices(start: Sequence[int], shape: Sequence[int]) -> str:
 
 
 def replace(file: Path, write: Callable) -> None:
-    """Write a file atomically."""
+    """Write a file atomically. If that fails, as on a full disk, nothing of it is left."""
     hidden = file.with_name(f".{file.name}")
-    with hidden.open("wb") as opened:
-        write(opened)
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(hidden, file)
+    try:
+        with hidden.open("wb") as opened:
+            write(opened)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(hidden, file)
+    except BaseException:
+        hidden.unlink(missing_ok=True)
+        raise
     flush_folder(file.parent)
 
 
@@ -136,7 +155,7 @@ def write_blocks(file: Path, blocks: Iterable[tuple[str, Sequence[int], np.ndarr
     def write(opened: Any) -> None:
         with zipfile.ZipFile(opened, "w") as archive:
             for path, start, x in blocks:
-                entry = zipfile.ZipInfo(f"{path}{show_slices(start, x.shape) if x.shape else ''}.npy")
+                entry = zipfile.ZipInfo(f"{short(path)}{show_slices(start, x.shape) if x.shape else ''}.npy")
                 with archive.open(entry, "w", force_zip64=True) as inside:
                     offset = opened.tell()
                     np.lib.format.write_array(inside, x, allow_pickle=False)
@@ -148,7 +167,7 @@ def write_blocks(file: Path, blocks: Iterable[tuple[str, Sequence[int], np.ndarr
 
 
 def write_index(folder: Path, content: dict[str, Any]) -> None:
-    content = {"format": "spmd.checkpoint", "version": VERSION, **content}
+    content = {"format": FORMAT, "version": VERSION, **content}
     write_json(folder / INDEX, {**content, "checksum": _checksum(content)})
 
 
@@ -165,8 +184,34 @@ def folder_of(path: Path, step: int) -> Path:
 
 def steps(path: Path, complete: bool = True) -> list[int]:
     """The saved steps, in order; with `complete=False`, also those that a killed run has left unfinished."""
-    found = [f for f in path.glob("step-*") if f.name[5:].isdigit()]
-    return sorted(int(f.name[5:]) for f in found if not complete or (f / INDEX).exists())
+    numbers = [int(named[1]) for f in path.glob("step-*") if (named := STEP.fullmatch(f.name))]
+    folders = {n: folder for n in numbers if (folder := folder_of(path, n)).exists()}
+    return sorted(n for n, folder in folders.items() if not complete or (folder / INDEX).exists())
+
+
+def remove_step(folder: Path) -> None:
+    """Remove what `write_blocks` and `write_index` have written of a step.
+
+    Files of others stay, and the folder with them; so does all that a symbolic link leads to.
+    """
+    if folder.is_symlink() or not _is_own(folder / INDEX):
+        return
+    (folder / INDEX).unlink(missing_ok=True)  # first: then a half-deleted step is incomplete
+    for file in list(folder.iterdir()):
+        if OWN.fullmatch(file.name) and not file.is_dir():
+            file.unlink()
+    with contextlib.suppress(OSError):  # a file of others is in it
+        folder.rmdir()
+
+
+def _is_own(index: Path) -> bool:
+    """Whether this library has written an index, or there is none."""
+    if not os.path.lexists(index):
+        return True
+    if index.is_symlink() or not index.is_file():
+        return False
+    with index.open("rb") as opened:
+        return f'"format": "{FORMAT}"'.encode() in opened.read(100)
 
 
 def latest(path: str | os.PathLike) -> int | None:
@@ -177,10 +222,62 @@ def latest(path: str | os.PathLike) -> int | None:
     return next(reversed(steps(Path(path))), None)
 
 
-def _leaf_of(told: dict[str, Any]) -> Array | Scalar:
+def _contents(index: dict[str, Any]) -> tuple[dict[str, Any], str, dict[str, int], dict[str, Array | Scalar]]:
+    """The notes, the backend, the sizes of the files, and the leaves that an index has.
+
+    Raises KeyError, TypeError, ValueError or OverflowError unless it is an index that `write_index` could have written.
+    """
+    notes, backend, files, leaves = (index[key] for key in ("notes", "backend", "files", "leaves"))
+    _expect(isinstance(backend, str), "its backend", backend)
+    for what, table in (("notes", notes), ("files", files), ("leaves", leaves)):
+        _expect(isinstance(table, dict), f"its {what}", table)
+    for name, size in files.items():
+        _expect(BLOCKS.fullmatch(name) and _are_counts([size]), "the name and size of a file", (name, size))
+    return notes, backend, files, {name: _leaf_of(told, files) for name, told in leaves.items()}
+
+
+def _leaf_of(told: dict[str, Any], files: dict[str, int]) -> Array | Scalar:
     if "blocks" not in told:
-        return Scalar(**told)
-    return Array(**{**told, "blocks": [Block(**block) for block in told["blocks"]]})
+        found = Scalar(**told)
+        types = {t.__name__: t for t in SCALARS if t is not complex}
+        pair = found.type == "complex" and isinstance(found.value, list) and [*map(type, found.value)] == [float, float]
+        _expect(pair or types[found.type] is type(found.value), f"a value of type {found.type}", found.value)
+        return found
+    array = Array(**{**told, "blocks": [Block(**block) for block in told["blocks"]]})
+    _expect(_DTYPE.fullmatch(array.dtype) and not dtype_of(array.dtype).hasobject, "a dtype", array.dtype)
+    _expect(isinstance(array.spec, str), "a spec", array.spec)
+    _expect(_are_counts([*array.mesh.values()]), "a mesh", array.mesh)
+    _expect(isinstance(array.shape, list) and _are_counts(array.shape), "a shape", array.shape)
+    np.broadcast_to(np.zeros((), dtype_of(array.dtype)), array.shape)  # raises if no array can have this shape
+    for block in array.blocks:
+        places = isinstance(block.start, list) and isinstance(block.shape, list)
+        fits = places and _are_counts([*block.start, *block.shape, block.offset, block.nbytes, block.crc32])
+        fits = fits and len(block.start) == len(block.shape) == len(array.shape)
+        fits = fits and all(i + n <= end for i, n, end in zip(block.start, block.shape, array.shape))
+        fits = fits and math.prod(block.shape) * dtype_of(array.dtype).itemsize <= block.nbytes
+        _expect(fits and block.offset + block.nbytes <= files[block.file], "a block", block._asdict())
+    return array
+
+
+_DTYPE = re.compile(r"[<>|][a-zA-Z][0-9]+(\[[0-9]*[a-zA-Z]+\])?|bfloat16")
+
+
+def _are_counts(numbers: Sequence[Any]) -> bool:
+    return all(type(n) is int and n >= 0 for n in numbers)
+
+
+def _expect(holds: Any, what: str, found: Any) -> None:
+    if not holds:
+        raise ValueError(f"{found!r:.80} is not {what}")
+
+
+def _overlap(blocks: Sequence[Block]) -> bool:
+    """Whether some blocks of an array overlap."""
+    if len(blocks) < 2:
+        return False
+    start, shape = np.array([block.start for block in blocks]), np.array([block.shape for block in blocks])
+    common = np.all(start[:, None] < start + shape, axis=-1)
+    return np.count_nonzero(common & common.T) > len(blocks)
 
 
 class Saved:
@@ -194,21 +291,21 @@ class Saved:
         self.path, self.step, self.verify = path, step, verify
         self.folder = folder_of(path, step)
         self.file = self.folder / INDEX
-        index = self._index()
-        self.notes: dict[str, Any] = index["notes"]
-        self.backend: str = index["backend"]
-        self.leaves = {name: _leaf_of(told) for name, told in index["leaves"].items()}
-        self.sizes: dict[str, int] = index["files"]
+        try:
+            self.notes, self.backend, self.sizes, self.leaves = _contents(self._index())
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            what = f"it is not the index of a step ({type(error).__name__}: {error!s:.200})"
+            raise self.damage(self.file, what) from error
         self._maps: dict[str, np.ndarray] = {}
         self._intact: set[tuple] = set()
 
     def _index(self) -> dict[str, Any]:
-        if not self.file.exists():
+        if not self.file.is_file():
             there = ", ".join(map(str, steps(self.path))) or "none"
             raise CheckpointError(f"{self.path} has no complete step {self.step}; complete steps: {there}")
         try:
             found = json.loads(self.file.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise self.damage(self.file, f"it is not JSON ({error})") from error
         if not isinstance(found, dict):
             raise self.damage(self.file, f"it has {found!r:.40}, expected a JSON object")
@@ -233,8 +330,8 @@ class Saved:
     def leaf(self, name: str) -> Array | Scalar:
         if name not in self.leaves:
             raise CheckpointError(
-                f"{self.file} has no array {name}; it has {', '.join(self.leaves):.500}"
-                f"{did_you_mean(name, self.leaves)}"
+                f"{self.file} has no array {short(name)}; it has {', '.join(map(short, self.leaves)):.500}"
+                f"{did_you_mean(short(name), map(short, self.leaves))}"
             )
         return self.leaves[name]
 
@@ -242,32 +339,37 @@ class Saved:
         """A slice of an array, from the blocks that overlap it."""
         array = self.leaf(name)
         assert isinstance(array, Array)
-        out, filled = np.empty(shape, dtype_of(array.dtype)), 0
+        found = []  # the blocks that overlap the slice, from where, to where
         for block in array.blocks:
             low = [max(i, j) for i, j in zip(start, block.start)]
             high = [min(i + n, j + m) for i, n, j, m in zip(start, shape, block.start, block.shape)]
             if all(i < j for i, j in zip(low, high)):
-                there, here = (
-                    tuple(slice(i - o, j - o) for i, j, o in zip(low, high, origin)) for origin in (block.start, start)
-                )
-                out[here] = self.block(name, block)[there]
-                filled += math.prod(j - i for i, j in zip(low, high))
-        if filled != out.size:
-            what = f"blocks of array {name} have {filled} of the {out.size} numbers of {show_slices(start, shape)}"
+                found.append((block, low, high))
+        size = math.prod(shape)
+        filled = sum(math.prod(j - i for i, j in zip(low, high)) for _, low, high in found)
+        if filled != size or _overlap([block for block, *_ in found]):
+            what = f"blocks of array {short(name)} have {filled} of the {size} numbers of {show_slices(start, shape)}"
             raise self.damage(self.file, what)
+        out = np.empty(shape, dtype_of(array.dtype))
+        for block, low, high in found:
+            there, here = (
+                tuple(slice(i - o, j - o) for i, j, o in zip(low, high, origin)) for origin in (block.start, start)
+            )
+            out[here] = self.block(name, block)[there]
         return out
 
     def block(self, name: str, block: Block) -> np.ndarray:
         """A block of an array, memory-mapped."""
-        file, what = self.folder / block.file, f"block {block} of array {name}"
+        file, what = self.folder / block.file, f"block {block} of array {short(name)}"
         if block.file not in self._maps:
             try:
+                found, expected = file.stat().st_size, self.sizes[block.file]
+                if found != expected:
+                    raise self.damage(file, f"it has {found} bytes, expected {expected}; {what} is in it")
                 self._maps[block.file] = np.memmap(file, np.uint8, "r")
             except (OSError, ValueError) as error:  # ValueError: it is empty
                 raise self.damage(file, f"{what} cannot be read ({type(error).__name__}: {error})") from error
-        mapped, expected = self._maps[block.file], self.sizes[block.file]
-        if len(mapped) != expected:
-            raise self.damage(file, f"it has {len(mapped)} bytes, expected {expected}; {what} is in it")
+        mapped = self._maps[block.file]
         entry = mapped[block.offset : block.offset + block.nbytes]
         if self.verify and (block.file, block.offset) not in self._intact:
             if (found := zlib.crc32(entry)) != block.crc32:

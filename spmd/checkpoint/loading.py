@@ -13,12 +13,14 @@ from minidiff import tree
 from minidiff.core import Tracer
 from minidiff.dtypes import dtype_of, is_bfloat16
 from minidiff.types import ShapedArray
-from spmd.agreement import everyone
+from spmd.agreement import agreed, everyone
 from spmd.arrays.blocks import from_blocks, starts_here
 from spmd.arrays.sharded_array import ShardedArray, Sharding
-from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, steps
+from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, Scalar, short, steps
 from spmd.mesh import Mesh
 from spmd.partition import block_type, check_sharding
+
+SAME_CALLS = "checkpoint: all ranks must make the same calls, with the same step, and trees of the same types"
 
 
 def load(
@@ -33,9 +35,10 @@ def load(
 
     With `verify`, each process reads every block whole of which it needs a slice, and compares its checksum.
 
-    If `like` has sharded arrays, all ranks of their mesh must call it; if one fails, all raise the same error. Raises
-    CheckpointError, which names the file, the array, and what was expected, for what is missing, damaged, or not like
-    `like`. Nothing is overwritten or removed.
+    If `like` has sharded arrays, all ranks of their mesh must call it, with the same step and trees of the same types:
+    all raise ValueError if they do not. If one fails, all raise the same error. Raises CheckpointError, which names the
+    file, the array, and what was expected, for what is missing, damaged, or not like `like`. Nothing is overwritten or
+    removed.
     """
     return load_on(path, mesh_of(like), like, step, verify)
 
@@ -46,8 +49,18 @@ def load_on(
     """`load`, on all ranks of a mesh, or with None on this process alone."""
     folder = Path(path)
     leaves, structure = tree.flatten_with_paths(like)
-    for name, leaf in leaves:
-        check_leaf("load", name, leaf)
+
+    def described() -> tuple[None, list[str]]:
+        for name, leaf in leaves:
+            check_leaf("load", name, leaf)
+        split = [(sharding := _sharding(leaf)) and sharding.spec for _, leaf in leaves]
+        types = [f"{short(name)}: {_type_of(leaf)}, split as {spec}" for (name, leaf), spec in zip(leaves, split)]
+        return None, ["load", f"step {step}", *types]
+
+    if mesh is None:
+        described()
+    else:
+        agreed(SAME_CALLS, mesh, described)
 
     def read(step: int) -> tuple[Any, dict[str, Any]]:
         saved = Saved(folder, step, verify)
@@ -64,7 +77,7 @@ def load_on(
 
 def latest_on(path: Path, mesh: Mesh | None) -> int | None:
     """The last complete step, which all ranks of a mesh must see."""
-    seen = str(steps(path)[-1:])
+    seen = on_all_ranks(mesh, path, "read", lambda: str(steps(path)[-1:]))
     found = sorted(set(everyone(mesh, seen))) if mesh else [seen]
     if len(found) > 1:
         raise CheckpointError(
@@ -117,6 +130,14 @@ def check_leaf(what: str, name: str, leaf: Any) -> None:
         )
 
 
+def _type_of(leaf: Any) -> str:
+    """What a leaf of `like` stands for, as messages and the index show it."""
+    if type(leaf) in SCALARS:
+        return str(Scalar(type(leaf).__name__, leaf))
+    t = leaf if isinstance(leaf, (ShapedArray, ShardedArray)) else np.asarray(leaf)
+    return f"{t.dtype}{list(t.shape)}"
+
+
 def _sharding(leaf: Any) -> Sharding | None:
     if isinstance(leaf, ShardedArray):
         return Sharding(leaf.mesh, leaf.spec)
@@ -134,16 +155,13 @@ def _read_like(saved: Saved, name: str, like: Any) -> Any:
         leaf = saved.leaf(name)
         if isinstance(leaf, Array) and not leaf.shape and dtype_of(leaf.dtype).kind == np.asarray(like).dtype.kind:
             return _whole(saved, name)[()]  # a number that a step has made NumPy's
-        expected = f"a Python {type(like).__name__}"
-    else:
-        t = like if isinstance(like, (ShapedArray, ShardedArray)) else np.asarray(like)
-        expected = f"{t.dtype}{list(t.shape)}"
-    if str(saved.leaf(name)) != expected:
-        raise CheckpointError(f"{saved.file}: {name} is {saved.leaf(name)}, expected {expected}")
+    if str(saved.leaf(name)) != _type_of(like):
+        raise CheckpointError(f"{saved.file}: {short(name)} is {saved.leaf(name)}, expected {_type_of(like)}")
     sharding = _sharding(like)
     if sharding is None:
         found = _whole(saved, name)
         return found[()] if isinstance(like, np.generic) else found
+    t = like
     check_sharding(sharding.spec, t.shape, sharding.mesh.shape, name)
     block = block_type(ShapedArray(t.shape, t.dtype), sharding.spec, sharding.mesh.shape).shape
     return from_blocks(t, sharding, [saved.read(name, start, block) for start in starts_here(sharding, block)])

@@ -7,21 +7,24 @@ while training goes on; they communicate in the next call, where an error of one
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from collectives.guards.mismatch import ranks_named
 from minidiff import tree
 from minidiff.dtypes import is_bfloat16
+from minidiff.location import here
+from spmd.agreement import agreed, everyone
 from spmd.arrays.blocks import Start, blocks_to_save
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.checkpoint.files import (
@@ -33,12 +36,14 @@ from spmd.checkpoint.files import (
     flush_folder,
     folder_of,
     latest,
+    remove_step,
+    short,
     steps,
     write_blocks,
     write_index,
     write_json,
 )
-from spmd.checkpoint.loading import check_leaf, latest_on, load_on, mesh_of, on_all_ranks
+from spmd.checkpoint.loading import SAME_CALLS, check_leaf, latest_on, load_on, mesh_of, on_all_ranks
 from spmd.mesh import Mesh, make_mesh, process_count
 
 try:
@@ -46,7 +51,7 @@ try:
 except ImportError:  # on Windows
     fcntl = None
 
-LOCK = "lock"
+LOCK = ".checkpoints.lock"
 PATIENCE = 600.0  # seconds that rank 0 waits for the blocks of others, after it has written its own
 
 
@@ -54,22 +59,33 @@ class Checkpoints:
     """The saved steps of a run, in a directory on a file system that all ranks of `mesh` share.
 
     Opening it checks that steps can be saved there, before there is a result that could be lost, and locks the
-    directory: no other run can save there until it is closed, or the process has ended in any way. `keep` is the number
-    of steps to keep; by default all. Use it in a `with` statement, or `close` it.
+    directory: no other `Checkpoints` can save there, in this process or another, until it is closed, or the process has
+    ended in any way. `keep` is the number of steps to keep; by default all. Only what was saved is removed, never
+    another's file, or what a symbolic link leads to. Use it in a `with` statement, or `close` it.
 
-    All ranks of the mesh must call all methods. If one rank fails, all raise the same CheckpointError.
+    All ranks of the mesh must call all methods, with the same step, and trees of the same types: all raise ValueError
+    if they do not. If one rank fails, all raise the same CheckpointError.
     """
 
     def __init__(self, path: str | os.PathLike, mesh: Mesh, *, keep: int | None = None):
-        if not str(path).strip():
-            raise CheckpointError("the directory to save in is '': name one")
-        if keep is not None and keep < 1:
-            raise ValueError(f"Checkpoints: keep is the number of steps to keep, at least 1, or None; got {keep!r}")
         self.path, self.mesh, self.keep = Path(path), mesh, keep
         self._lock: BinaryIO | None = None
-        self._pending: tuple[Future, Future] | None = None  # this rank's blocks are written; the step is complete
+        self._pending: tuple[Future, Future, Path] | None = None  # this rank's blocks are written; the step is complete
         self._patience = PATIENCE
-        self._on_all_ranks("written", self._open)
+
+        def checked() -> tuple[None, list[str]]:
+            if not str(path).strip():
+                raise CheckpointError("the directory to save in is '': name one")
+            if keep is not None and keep < 1:
+                raise ValueError(f"Checkpoints: keep is the number of steps to keep, at least 1, or None; got {keep!r}")
+            return None, [f"keep={keep}"]
+
+        self._same("Checkpoints", checked)
+        try:
+            self._open()
+        except BaseException:
+            self._unlock()
+            raise
         self._thread = ThreadPoolExecutor(1, "checkpoint")  # Python waits for its tasks before it exits
 
     def __enter__(self) -> Checkpoints:
@@ -87,93 +103,152 @@ class Checkpoints:
 
         Leaves of the tree are sharded arrays, of which each rank saves its blocks; arrays, numbers and strings, which
         are the same on all ranks; and Python scalars. The state of a random generator is `rng.bit_generator.state`.
-        Notes must be JSON. They can be loaded without any array, by `load({})`.
+        Notes must be JSON, and those of the first rank are saved. They can be loaded without any array, by `load({})`.
 
         It returns when the arrays are copied, so they can be written into. They are written in the background. The
         next call of a method waits until they are, and raises what went wrong.
         """
-        if not isinstance(step, (int, np.integer)) or step < 0:
-            raise ValueError(f"checkpoint.save: step is a number of steps, an integer of at least 0; got {step!r}")
-        step = int(step)
-        leaves, blocks = _described(tree, self.mesh.rank == 0)
-        index = {"step": step, "backend": self.mesh.backend, "notes": _copied_notes(notes or {}), "leaves": leaves}
-        self.wait()
-        folder = folder_of(self.path, step)
+
+        def described_step() -> tuple[tuple, list[str]]:
+            if not isinstance(step, (int, np.integer)) or step < 0:
+                raise ValueError(f"checkpoint.save: step is a number of steps, an integer of at least 0; got {step!r}")
+            leaves, blocks = _described(tree, self.mesh)
+            index = {"step": int(step), "backend": self.mesh.backend, "notes": _copied_notes(notes or {})}
+            index["leaves"] = {name: leaf._asdict() for name, leaf in leaves.items()}
+            return (index, blocks), [f"step {step}", *map(_line, leaves, leaves.values())]
+
+        index, blocks = self._same("save", described_step)
+        self._finish_pending()
+        folder = folder_of(self.path, index["step"])
 
         def copied() -> list:
-            self._prepare(step, folder)
+            self._prepare(index["step"], folder)
             return [(name, start, np.array(x, order="C")) for name, start, x in blocks]
 
         own = self._on_all_ranks("written", copied)
         self._patience = PATIENCE
         written = self._thread.submit(self._write, folder, own)
-        self._pending = written, self._thread.submit(self._complete, written, folder, index)
+        self._pending = written, self._thread.submit(self._complete, written, folder, index), folder
 
     def wait(self) -> None:
         """Wait until the last step saved is complete."""
-        if self._pending is None:
-            return
-        (written, complete), self._pending = self._pending, None
-        try:
-            self._on_all_ranks("written", written.result)
-        except CheckpointError:
-            self._patience = 0.0
-            complete.exception()  # rank 0 no longer waits for blocks that do not come
-            raise
-        self._on_all_ranks("written", complete.result)
+        self._same("wait")
+        self._finish_pending()
 
     def latest(self) -> int | None:
         """The last complete step; None if there is none."""
-        self.wait()
+        self._same("latest")
+        self._finish_pending()
         return latest_on(self.path, self.mesh)
 
     def load(self, like: Any = None, step: int | None = None, *, verify: bool = True) -> tuple[Any, dict[str, Any]]:
         """As `spmd.checkpoint.load`, of this directory."""
-        self.wait()
+        self._same("load")
+        self._finish_pending()
         return load_on(self.path, self.mesh, like, step, verify)
 
     def close(self) -> None:
         """Wait until the last step saved is complete, and unlock the directory."""
         try:
-            self.wait()
+            self._same("close")
+            self._finish_pending()
         finally:
             self._release()
 
-    # ------------------------------------------------ the directory
+    # ------------------------------------------------ all ranks
 
-    def _on_all_ranks(self, what: str, act: Any) -> Any:
+    def _same(self, call: str, make: Callable[[], Any] = lambda: (None, [])) -> Any:
+        """Return the first result of `make()`, after a comparison of the call with those of the other ranks.
+
+        The second result has lines that describe the call. Raises ValueError on all ranks if they make different calls.
+        """
+
+        def told() -> tuple[Any, list[str]]:
+            found, lines = make()
+            return found, [call, *lines]
+
+        return agreed(SAME_CALLS, self.mesh, told)
+
+    def _on_all_ranks(self, what: str, act: Callable[[], Any]) -> Any:
         return on_all_ranks(self.mesh, self.path, what, act)
 
+    def _finish_pending(self) -> None:
+        """Wait until the last step saved is complete; remove what there is of it if it cannot be."""
+        if self._pending is None:
+            return
+        (written, complete, folder), self._pending = self._pending, None
+        try:
+            self._on_all_ranks("written", written.result)
+            self._on_all_ranks("written", complete.result)
+        except CheckpointError:
+            self._patience = 0.0  # rank 0 no longer waits for blocks that do not come
+            complete.exception()
+            if self.mesh.rank == 0 and not (folder / INDEX).exists():
+                with contextlib.suppress(OSError):
+                    remove_step(folder)
+            raise
+        except BaseException:
+            self._patience = 1.0
+            raise
+
+    # ------------------------------------------------ the directory
+
     def _open(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=self.path):
-            pass
-        if self.mesh.rank == 0 and fcntl is not None:
-            self._take_lock()
+        """Lock the directory, if all ranks can write to it, and it is the same one on all."""
+        with contextlib.ExitStack() as stack:
+
+            def write() -> str:
+                self.path.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.path))
+                return os.path.basename(file.name)
+
+            first = everyone(self.mesh, self._on_all_ranks("written", write))[0]
+            seen = everyone(self.mesh, str((self.path / first).exists()))
+        if others := [rank for rank, found in enumerate(seen) if found != "True"]:
+            raise CheckpointError(
+                f"{self.path} is another directory on {ranks_named(others)} than on rank 0: save in one on a file "
+                "system that all ranks share, by the same path"
+            )
+        self._on_all_ranks("written", self._take_lock)
 
     def _take_lock(self) -> None:
-        """Lock the file LOCK, which names its holder.
+        """Lock the file LOCK on rank 0, and write into it who holds it.
 
-        The system unlocks it when the process ends.
+        The system unlocks it when the process ends. It is a lock of the open file (`flock`), not of the process, so it
+        excludes other `Checkpoints` of this process too.
         """
-        self._lock = file = (self.path / LOCK).open("a+b")
+        if self.mesh.rank or fcntl is None:
+            return
+        place = self.path / LOCK
+        self._lock = file = os.fdopen(os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+        me = f"process {os.getpid()} on {socket.gethostname()}"
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            file.seek(0)
-            who = file.read(200).decode(errors="replace").strip() or "an unknown process"
-            self._unlock()
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = file.read(500).decode(errors="replace").strip() or "an unknown process"
+            who, _, where = holder.partition(", ")
             raise CheckpointError(
-                f"{self.path}: another run is saving there ({who}). Wait until it has ended, or save to another place"
+                f"{self.path}: this process is saving there already, by Checkpoints that are not closed "
+                f"({where or holder}). Close them first, by saved.close(), or open them in a `with` statement, which "
+                "closes them: then a notebook's cell can run twice"
+                if who == me
+                else f"{self.path}: another run is saving there ({holder}). Wait until it has ended, or save to "
+                "another place"
             ) from None
         except OSError:  # this file system has no locks
             return
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        content = file.read(500)
+        if content and not content.startswith(b"process "):
+            raise CheckpointError(f"{place} is not a lock, but a file of another program: move it away")
+        file.seek(0)
+        file.truncate()
+        file.write(f"{me}, {here() or ''}\n".encode())
         file.flush()
 
     def _unlock(self) -> None:
         if self._lock is not None:
+            with contextlib.suppress(OSError):  # forked processes have the open file, too
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
             self._lock.close()
             self._lock = None
 
@@ -192,8 +267,10 @@ class Checkpoints:
                 f"{self.path} has step {last} already, so step {step} cannot be saved: steps increase, and none is "
                 "overwritten. Go on from the last step, or save to another place"
             )
-        if folder.exists():
-            shutil.rmtree(folder)
+        if folder.is_symlink():
+            raise CheckpointError(f"{folder} is a symbolic link, and is not followed: move it away")
+        if os.path.lexists(folder):
+            remove_step(folder)
 
     # ------------------------------------------------ in the background
 
@@ -237,9 +314,7 @@ class Checkpoints:
         kept = steps(self.path)[-self.keep :]
         for step in steps(self.path, complete=False):
             if step not in kept:
-                folder = folder_of(self.path, step)
-                (folder / INDEX).unlink(missing_ok=True)  # first: then a half-deleted step is incomplete
-                shutil.rmtree(folder)
+                remove_step(folder_of(self.path, step))
 
 
 def save(path: str | os.PathLike, step: int, tree: Any, notes: dict[str, Any] | None = None) -> None:
@@ -264,12 +339,12 @@ def save(path: str | os.PathLike, step: int, tree: Any, notes: dict[str, Any] | 
 # ---------------------------------------------------------------- trees
 
 
-def _described(x: Any, first: bool) -> tuple[dict[str, dict], list[tuple[str, Start, np.ndarray]]]:
+def _described(x: Any, mesh: Mesh) -> tuple[dict[str, Array | Scalar], list[tuple[str, Start, np.ndarray]]]:
     """The leaves of a tree as the index has them, but without blocks, and the blocks that this rank writes.
 
-    The first rank writes what is the same on all. Blocks are not copied.
+    The first rank of the mesh writes what is the same on all. Blocks are not copied.
     """
-    leaves: dict[str, dict] = {}
+    leaves: dict[str, Array | Scalar] = {}
     blocks: list[tuple[str, Start, np.ndarray]] = []
     for name, leaf in tree.flatten_with_paths(x)[0]:
         check_leaf("save", name, leaf)
@@ -277,15 +352,26 @@ def _described(x: Any, first: bool) -> tuple[dict[str, dict], list[tuple[str, St
             raise ValueError(f"checkpoint.save: the tree has two leaves at {name}: give its keys different names")
         if type(leaf) in SCALARS:
             value = [leaf.real, leaf.imag] if isinstance(leaf, complex) else leaf
-            leaves[name] = Scalar(type(leaf).__name__, value)._asdict()
+            leaves[name] = Scalar(type(leaf).__name__, value)
         elif isinstance(leaf, ShardedArray):
-            leaves[name] = Array(_name(leaf.dtype), leaf.shape, repr(leaf.spec), leaf.mesh.shape, [])._asdict()
+            alone = all(m.backend == "simulated" or m.size == 1 for m in (mesh, leaf.mesh))
+            if not (alone or mesh.ranks.same_ranks(leaf.mesh.ranks)):
+                raise ValueError(
+                    f"checkpoint.save: {name} is split over {leaf.mesh}, whose ranks are not those of {mesh}"
+                )
+            leaves[name] = Array(_name(leaf.dtype), leaf.shape, repr(leaf.spec), leaf.mesh.shape, [])
             blocks += [(name, start, block) for start, block in blocks_to_save(leaf)]
         else:
             whole = np.asarray(leaf)
-            leaves[name] = Array(_name(whole.dtype), whole.shape, "P()", {}, [])._asdict()
-            blocks += [(name, (0,) * whole.ndim, whole)] * first
+            leaves[name] = Array(_name(whole.dtype), whole.shape, "P()", {}, [])
+            blocks += [(name, (0,) * whole.ndim, whole)] * (mesh.rank == 0)
     return leaves, blocks
+
+
+def _line(name: str, leaf: Array | Scalar) -> str:
+    """A line that differs if ranks have another leaf."""
+    rest = short(repr(leaf.value)) if isinstance(leaf, Scalar) else f"split as {leaf.spec} over {leaf.mesh}"
+    return f"{short(name)}: {leaf}, {rest}"
 
 
 def _name(dtype: np.dtype) -> str:

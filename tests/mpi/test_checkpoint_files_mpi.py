@@ -59,7 +59,7 @@ def test_written_while_training_goes_on(path):
         assert_like(saved.load(split())[0], split(5.0))
     names = sorted(f.name for f in (path / "step-00000005").iterdir())
     assert names == ["index.json", *[f"rank-{rank:05}.npz" for rank in range(RANKS)]]
-    assert sorted(f.name for f in path.iterdir()) == ["lock", "step-00000004", "step-00000005"]
+    assert sorted(f.name for f in path.iterdir()) == [".checkpoints.lock", "step-00000004", "step-00000005"]
 
 
 @pytest.mark.parallel([2, 4])
@@ -143,3 +143,90 @@ def test_files_that_were_swapped(path):
         with on_all(rf"{mine.name} is damaged: (it has|block .* has the CRC-32)"):
             load(path / "one", split())
         WORLD.barrier()
+
+
+# ---------------------------------------------------------------- ranks that do not make the same calls
+
+
+LAST = WORLD.rank == RANKS - 1
+W = f"['w']: float64[8], split as P('i') over {{'i': {RANKS}}}"
+#: What the last rank saves, what the others say that they save, and what it says.
+OTHERS = {
+    "another step": ((2, split()), "step 1", "step 2"),
+    "no step": ((-1, split()), "save", "ValueError: checkpoint.save: step is a number of steps"),
+    "a leaf more": ((1, {**split(), "x": 1}), "nothing more", "['x']: a Python int, 1"),
+    "a leaf less": ((1, {k: v for k, v in split().items() if k != "w"}), W, "nothing more"),
+    "another key": ((1, {"v": 1, **split()}), W, "['v']: a Python int, 1"),
+    "another shape": ((1, {**split(), "alike": np.zeros(4)}), "float64[3]", "float64[4]"),
+    "another dtype": ((1, {**split(), "alike": np.zeros(3, "f4")}), "float64[3]", "float32[3]"),
+    "another spec": (
+        (1, {**split(), "w": spmd.distribute(np.arange(8.0), MESH, P(None))}),
+        W,
+        "['w']: float64[8], split as P()",
+    ),
+    "another number": ((1, {**split(), "n": 4}), "['n']: a Python int, 3", "['n']: a Python int, 4"),
+    "what is not saved": ((1, {**split(), "n": object()}), "save", "TypeError: checkpoint.save: ['n'] is <object"),
+    "notes that are not JSON": ((1, split(), {"x": object()}), "save", "TypeError: checkpoint.save: notes are not"),
+}
+
+
+@pytest.mark.parallel([2, 4])
+def test_ranks_that_save_different_things(path):
+    """At once, on all ranks, for every part of what is saved; nothing of it is written."""
+    with Checkpoints(path, MESH) as saved:
+        for what, (other, on_all, on_one) in OTHERS.items():
+            with pytest.raises(ValueError, match="checkpoint: all ranks must make the same calls") as raised:
+                saved.save(*(other if LAST else (1, split())))
+            texts = WORLD.allgather(str(raised.value))
+            assert texts == [texts[0]] * RANKS
+            one, _, two = texts[0].partition(f"; rank {RANKS - 1}: ")
+            assert "rank" in one and on_all in one and on_one in two, (what, texts[0])
+        assert saved.latest() is None
+        saved.save(1, split(1.0))
+        with pytest.raises(ValueError, match=r"rank.* 0.*: save; rank.*: latest$"):
+            saved.latest() if LAST else saved.save(2, split())
+        with pytest.raises(ValueError, match=r"rank.* 0.*: load; rank.*: wait$"):
+            saved.wait() if LAST else saved.load(split())
+        with pytest.raises(ValueError, match=r"rank.* 0.*: \['n'\]: a Python int.*; rank.*: \['w'\]: float64\[8\]"):
+            saved.load({"w": split()["w"]} if LAST else {"n": 0, "w": split()["w"]}, 1)
+        with pytest.raises(ValueError, match=r"rank.* 0.*: step 1; rank.*: step None"):
+            load(path, split(), step=None if LAST else 1)
+        assert_like(saved.load(split())[0], split(1.0))
+    assert_like(load(path, split())[0], split(1.0))
+
+
+@pytest.mark.parallel([2, 4])
+def test_ranks_that_open_another_directory_or_with_other_options(path):
+    with on_all(r"is another directory on rank(s 1, 2,)? \d than on rank 0: save in one .* all ranks share"):
+        Checkpoints(path / "here" if WORLD.rank == 0 else path / "there", MESH)
+    with pytest.raises(ValueError, match=rf"rank.* 0.*: keep=None; rank {RANKS - 1}: keep=2"):
+        Checkpoints(path, MESH, keep=2 if LAST else None)
+    with pytest.raises(ValueError, match=rf"rank.* 0.*: Checkpoints; rank {RANKS - 1}: ValueError: .*got 0"):
+        Checkpoints(path, MESH, keep=0 if LAST else None)
+    save(path / "here", 1, split())  # no lock is left
+
+
+@pytest.mark.parallel([2, 4])
+def test_two_in_one_job(path):
+    with Checkpoints(path, MESH) as first:
+        for _ in range(2):
+            with on_all("this process is saving there already, by Checkpoints that are not closed"):
+                Checkpoints(path, MESH)
+        first.save(1, split(1.0))
+    save(path, 2, split(2.0))
+
+
+@pytest.mark.parallel(2)
+def test_arrays_on_other_ranks(path):
+    """One whose ranks are others than the checkpoint's would be saved twice, or in part."""
+    alone = WORLD.Split(WORLD.rank)
+    mine = spmd.make_mesh((1,), ("i",), comm=alone)
+    simulated = spmd.make_mesh((2,), ("i",), backend="simulated")
+    with Checkpoints(path, MESH) as saved:
+        for mesh in (mine, simulated):
+            with pytest.raises(ValueError, match=r"\['x'\] is split over Mesh.*, whose ranks are not those of Mesh"):
+                saved.save(1, {"x": spmd.distribute(np.ones(2), mesh, P("i"))})
+    with Checkpoints(path / str(WORLD.rank), mine) as saved:  # each process saves alone
+        saved.save(1, {"x": spmd.distribute(np.ones(2), simulated, P("i"))})
+    del mine
+    alone.Free()

@@ -221,6 +221,13 @@ FAULTS = {
             (r"\[rank 0\] (Ranks wait for others that never come|ranks do not call the same collective)",),
             code=None,
         ),
+        "a checkpoint that only one rank saves": Fault(
+            "from spmd.checkpoint import Checkpoints\n"
+            "saved = Checkpoints(__file__ + '-saved', mesh)\n"
+            "saved.save(1, {'w': x})\n"
+            "if rank == 0: saved.save(2, {'w': x})",
+            (DEADLOCK, r"rank 0 waits in all_gather over 'i' of u8\[\d+\] \(MPI Allgather\)", ENDED.format(1)),
+        ),
         "known permutations in another order": Fault(
             "left, right = shift(mesh, 1), shift(mesh, -1)\n"
             "left(x), right(x)\n"

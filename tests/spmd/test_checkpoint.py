@@ -124,7 +124,7 @@ def test_written_while_training_goes_on(tmp_path, monkeypatch):
             if step == 2:
                 assert_like(saved.load(state(), 1)[0], state())
         assert saved.latest() == 5
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["lock", "step-00000004", "step-00000005"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == [".checkpoints.lock", "step-00000004", "step-00000005"]
     assert sorted(f.name for f in (tmp_path / "step-00000005").iterdir()) == ["index.json", "rank-00000.npz"]
 
 

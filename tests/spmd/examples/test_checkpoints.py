@@ -33,7 +33,7 @@ def test_a_run_that_is_asked_for_more_steps_goes_on(tmp_path):
     assert_same_run(before, train("data_parallel", 2, backend="simulated", steps=3))
     after = train("data_parallel", 2, tmp_path, "simulated", steps=5, every=3)
     assert_same_run(after, train("data_parallel", 2, backend="simulated", steps=5))
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["lock", "step-00000003", "step-00000005"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == [".checkpoints.lock", "step-00000003", "step-00000005"]
 
 
 @pytest.fixture(scope="module")
