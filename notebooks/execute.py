@@ -24,6 +24,7 @@ def executed(notebook: NotebookNode, timeout: float = 600) -> Iterator[NotebookC
         notebook,
         kernel_name="python3",
         timeout=timeout,
+        startup_timeout=timeout,
         record_timing=False,
         coalesce_streams=True,
         extra_arguments=["--log-level=ERROR"],

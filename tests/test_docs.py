@@ -180,6 +180,6 @@ def test_readme_is_short():
 
 
 def test_commits_are_checked_by_the_ruff_of_make_lint():
-    (wanted,) = re.findall(r"^ *(ruff[<>=].*)$", (ROOT / "setup.cfg").read_text(), re.M)
+    (wanted,) = re.findall(r"^\s*(ruff[<>=].*)$", (ROOT / "setup.cfg").read_text(), re.M)
     used = re.findall(r'"(ruff[^"]*)"', (ROOT / ".pre-commit-config.yaml").read_text())
     assert {*used} == {wanted}
