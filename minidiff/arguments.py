@@ -57,6 +57,15 @@ def as_named_value(x: Any, what: str, advice: str = "") -> Value:
         raise TypeError(f"{what}: {error}{advice}") from None
 
 
+def check_array(x: Any, what: str) -> None:
+    """Raise TypeError, which begins with `what`, unless NumPy makes a plain array of numbers of `x`.
+
+    A masked array, a matrix and other classes of arrays would lose what they add. Nothing is copied.
+    """
+    x = numpy.asanyarray(x)
+    as_named_value(numpy.empty_like(x, shape=0), what)
+
+
 def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[Value]:
     """Convert leaves to arrays or tracers; a TypeError names `what` and the leaf."""
     try:

@@ -7,7 +7,9 @@ rate is a number, or a schedule: a function from the number of the step, which s
 
 Parameters are trees of floating-point arrays, and so are states: named tuples of trees like the parameters, and of the
 number of steps. They can be saved, and passed to `jit` and `shard_map`. States and new parameters keep the parameters'
-dtypes, whatever the dtype of a rate. Conjugate the gradients of complex parameters: `md.tree.map(np.conj, gradients)`.
+dtypes, whatever the dtype of a rate. Parameters of functions have optax's names and defaults, and where optax has
+further ones in between, they are given by name. Conjugate the gradients of complex parameters:
+`md.tree.map(np.conj, gradients)`.
 
 Everything but the norm of the gradients is elementwise. So the state of a sharded array is sharded as the array is, and
 its update communicates nothing.
@@ -120,8 +122,8 @@ def apply_updates(params: Any, updates: Any) -> Any:
 # ---------------------------------------------------------------- optimizers
 
 
-def sgd(learning_rate: Rate, momentum: Value = 0.0, nesterov: bool = False) -> GradientTransformation:
-    """Stochastic gradient descent, with momentum if it is not 0.
+def sgd(learning_rate: Rate, momentum: Value | None = None, nesterov: bool = False) -> GradientTransformation:
+    """Stochastic gradient descent, with momentum if it is neither None nor 0.
 
     >>> optimizer = sgd(0.1, momentum=0.9)
     >>> state = optimizer.init(1.0)
@@ -132,7 +134,7 @@ def sgd(learning_rate: Rate, momentum: Value = 0.0, nesterov: bool = False) -> G
     -0.38
     """
     rate = scale_by_learning_rate(learning_rate)
-    return chain(rate) if _is_zero(momentum) else chain(trace(momentum, nesterov), rate)
+    return chain(rate) if momentum is None or _is_zero(momentum) else chain(trace(momentum, nesterov), rate)
 
 
 def adam(learning_rate: Rate, b1: Value = 0.9, b2: Value = 0.999, eps: Value = 1e-8) -> GradientTransformation:
@@ -150,6 +152,7 @@ def adamw(
     b1: Value = 0.9,
     b2: Value = 0.999,
     eps: Value = 1e-8,
+    *,
     weight_decay: Value = 1e-4,
     mask: Any = None,
 ) -> GradientTransformation:
@@ -167,12 +170,14 @@ def adamw(
     return chain(scale_by_adam(b1, b2, eps), decay, scale_by_learning_rate(learning_rate))
 
 
-def lion(learning_rate: Rate, b1: Value = 0.9, b2: Value = 0.99, weight_decay: Value = 0.0) -> GradientTransformation:
-    """Lion: the sign of an average of the gradients (Chen et al., 2023).
+def lion(
+    learning_rate: Rate, b1: Value = 0.9, b2: Value = 0.99, *, weight_decay: Value = 1e-3
+) -> GradientTransformation:
+    """Lion: the sign of an average of the gradients, with decoupled weight decay (Chen et al., 2023).
 
-    The update needs the parameters if `weight_decay` is not 0.
+    The update needs the parameters, unless `weight_decay` is 0.
 
-    >>> optimizer = lion(0.1)
+    >>> optimizer = lion(0.1, weight_decay=0.0)
     >>> optimizer.update(numpy.array([5.0, -0.5]), optimizer.init(numpy.zeros(2)))[0]
     array([-0.1,  0.1])
     """
@@ -404,7 +409,7 @@ def _norm(values: Any) -> Value:
     return numpy.sqrt(sum(numpy.sum(x, dtype=dtype) for x in squares))
 
 
-def global_norm(tree: Any) -> Value:
+def global_norm(updates: Any) -> Value:
     """The Euclidean norm of all numbers in a tree.
 
     The norm of sharded arrays communicates one psum of a number for each leaf, fused into one call for all the leaves
@@ -415,7 +420,7 @@ def global_norm(tree: Any) -> Value:
     >>> float(global_norm({'w': numpy.array([3.0, 0.0]), 'b': 4.0}))
     5.0
     """
-    return _norm(tree)
+    return _norm(updates)
 
 
 def clip_by_global_norm(max_norm: Value) -> GradientTransformation:

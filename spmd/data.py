@@ -42,7 +42,7 @@ import numpy as np
 
 from collectives.guards.mismatch import DisagreementError, report
 from minidiff import tree
-from minidiff.arguments import as_named_value
+from minidiff.arguments import check_array
 from minidiff.core import Tracer
 from minidiff.types import ShapedArray
 from spmd.arrays.blocks import from_blocks, starts_here
@@ -93,8 +93,9 @@ def batches(
     A thread reads up to `prefetch` batches ahead, or with 0 none does. What is raised there is raised by `next`.
 
     Under MPI every rank must call it; `next` does not communicate. Raises DisagreementError if ranks make different
-    batches; ValueError if the arrays have different lengths, if there are too few examples for a batch, or if the mesh
-    does not divide a batch as the spec says.
+    batches; TypeError for masked arrays, matrices, and arrays of anything but numbers; ValueError if the arrays have
+    different lengths, if there are too few examples for a batch, or if the mesh does not divide a batch as the spec
+    says.
 
     >>> import numpy as np
     >>> import spmd
@@ -217,7 +218,7 @@ class _Arrays:
         if len({*lengths.values()}) != 1:
             found = ", ".join(f"{path} has {n}" for path, n in lengths.items()) or "there are no arrays"
             raise ValueError(f"batches: arrays of data have one length, the number of examples; {found}")
-        self.data, self.leaves, self.length = data, [x for _, x in leaves], leaves[0][1].shape[0]
+        self.data, self.leaves, self.length = data, leaves, leaves[0][1].shape[0]
         self.seed = [] if seed is None else [operator.index(x) for x in np.ravel(seed)]
 
     def state(self) -> dict[str, Any]:
@@ -242,7 +243,11 @@ class _Arrays:
         def read(k: int, index: Index) -> np.ndarray:
             places = np.array(examples[index[0]], int)
             block = (places, *index[1:])
-            return np.asarray(self.leaves[k][block])
+            path, x = self.leaves[k]
+            found = np.asanyarray(x[block])
+            if type(found) is not np.ndarray:  # some files read masked arrays
+                check_array(found, f"batches: what is read of {path}")
+            return np.asarray(found)
 
         return types, read
 
@@ -287,7 +292,12 @@ class _Stream:
 
 
 def _types(example: Any) -> Any:
-    return tree.map(lambda x: ShapedArray(np.shape(x), np.asarray(x).dtype), example)
+    arrays = tree.map(np.asanyarray, example)
+    for x in tree.leaves(arrays):
+        if type(x) is not np.ndarray or x.dtype.kind not in "biufc":
+            for path, leaf in tree.flatten_with_paths(example, "an example")[0]:
+                check_array(leaf, f"batches: {path}")
+    return tree.map(lambda x: ShapedArray(x.shape, x.dtype), arrays)
 
 
 _Source = _Arrays | _Stream
@@ -306,7 +316,7 @@ def _check_array(path: str, x: Any) -> None:
             f"batches: {path} is {x!r:.60} of type {type(x).__name__}; data are NumPy arrays whose first dimension "
             "counts the examples, or an iterable of examples"
         )
-    as_named_value(np.empty(0, x.dtype), f"batches: {path}")
+    check_array(x if isinstance(x, np.ndarray) else np.empty(0, x.dtype), f"batches: {path}")
 
 
 # ---------------------------------------------------------------- which examples, and which blocks of them

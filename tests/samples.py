@@ -13,6 +13,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy
 import pytest
 
 
@@ -100,3 +101,17 @@ def _labels(samples: list, ids: Callable | Iterable[str] | None) -> Iterable[str
 def _first_line(x: Any) -> str:
     text = str(x).strip()
     return text.splitlines()[0] if text else ""
+
+
+#: Arrays that are none of numbers, or would lose what their class adds, and what the error says of each.
+NOT_PLAIN: dict[str, tuple[Any, str]] = {
+    "masked": (numpy.ma.masked_array(numpy.arange(4.0), [0, 1, 0, 0]), "its mask would be lost"),
+    "matrix": (numpy.matrix(numpy.eye(4)), r"write numpy.asarray\(x\)"),
+    "objects": (numpy.array([1, None, 2, 3], object), "object"),
+    "strings": (numpy.array(["a", "b", "c", "d"]), "<U1: convert it to numbers"),
+    "bytes": (numpy.array([b"a"] * 4), "S1: convert it to numbers"),
+    "structured": (numpy.zeros(4, [("a", float)]), "'a', '<f8'"),
+    "records": (numpy.rec.array([(1, 2.0)] * 4), "f0"),
+    "dates": (numpy.arange(4).astype("M8[s]"), "subtract a reference time"),
+    "durations": (numpy.arange(4).astype("m8[s]"), "divide it by a unit"),
+}

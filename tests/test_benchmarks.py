@@ -2,10 +2,11 @@
 
 import json
 import sys
+import types
 
 import pytest
 
-from .benchmarks import all_reduces, report
+from .benchmarks import all_reduces, optax_signatures, report
 from .benchmarks.problems import problems
 
 
@@ -54,3 +55,21 @@ def test_all_reduces_are_counted(capsys, monkeypatch):
     assert table[0].split()[-7:] == ["eager", "compiled", "untyped", "eager", "untyped", "compiled", "JAX"]
     assert table[1].split()[-5:] == ["1", "0", "2", "1", "-"]
     assert table[-1].startswith("  compiled beside untyped compiled: more in 0, fewer in 1")
+
+
+def test_other_defaults_positions_and_names_are_found():
+    """With this project in place of optax there is none; where its functions change, there are."""
+    from minidiff import optim
+
+    assert not any(row.difference for row in optax_signatures.rows(optim))
+    changed = types.SimpleNamespace(
+        **{name: getattr(optim, name) for name in optim.__all__ if name != "trace"}
+        | {"adam": lambda learning_rate, b1=0.9, eps=1e-8, b2=0.99: None, "global_norm": lambda tree: None}
+    )
+    found = {(row.function, row.parameter): row.difference for row in optax_signatures.rows(changed) if row.difference}
+    assert found == {
+        ("adam", "b2"): "another default",
+        ("adam", "eps"): "another position",
+        ("global_norm", "updates"): "optax has no such parameter",
+        ("trace", ""): "optax has no such function",
+    }

@@ -126,6 +126,29 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
     return reshape(copy(a), (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]))
 
 
+@implements(numpy.lib.stride_tricks.sliding_window_view)
+def sliding_window_view(
+    x: Value, window_shape: Any, axis: Any = None, *, subok: bool = False, writeable: bool = False
+) -> Value:
+    """`numpy.lib.stride_tricks.sliding_window_view`: all windows of a shape, whose elements come last.
+
+    The result is a copy; `subok` and `writeable` are ignored.
+    """
+    shape = typeof(x).shape
+    sizes = tuple(window_shape) if numpy.iterable(window_shape) else (window_shape,)
+    axes = range(len(shape)) if axis is None else axis if numpy.iterable(axis) else (axis,)
+    axes = [normalize_axis(a, len(shape), "sliding_window_view") for a in axes]
+    if len(axes) != len(sizes):
+        raise ValueError(f"sliding_window_view: {window_shape} has not one size for each of the axes {(*axes,)} of x")
+    for a, size in zip(axes, sizes):
+        places = x.shape[a] - size + 1
+        if size < 0 or places < 1:
+            raise ValueError(f"sliding_window_view: a window of {size} is not inside axis {a} of {typeof(x)}")
+        starts = numpy.arange(places)
+        x = moveaxis(take(x, starts[:, None] + numpy.arange(size), a), a + 1, -1)
+    return x
+
+
 @implements(numpy.resize)
 def resize(a: Value, new_shape: Any) -> Value:
     """`numpy.resize`: fill a shape with the elements in order, repeated as needed."""

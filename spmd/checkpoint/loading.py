@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from minidiff import tree
+from minidiff.arguments import check_array
 from minidiff.core import Tracer
 from minidiff.dtypes import dtype_of, is_bfloat16
 from minidiff.types import ShapedArray
@@ -128,6 +129,8 @@ def check_leaf(what: str, name: str, leaf: Any) -> None:
             f"checkpoint.{what}: {name} is {leaf!r:.60} of type {type(leaf).__name__}, which is not saved: make it a "
             "number, a string, or an array of numbers; of a random generator, rng.bit_generator.state"
         )
+    if isinstance(leaf, np.ndarray) and type(leaf) not in (np.ndarray, np.memmap):
+        check_array(leaf, f"checkpoint.{what}: {name}")
 
 
 def _type_of(leaf: Any) -> str:

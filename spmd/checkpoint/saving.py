@@ -103,6 +103,7 @@ class Checkpoints:
 
         Leaves of the tree are sharded arrays, of which each rank saves its blocks; arrays, numbers and strings, which
         are the same on all ranks; and Python scalars. The state of a random generator is `rng.bit_generator.state`.
+        Raises TypeError for masked arrays and matrices, and for arrays of objects or with fields.
         Notes must be JSON, and those of the first rank are saved. They can be loaded without any array, by `load({})`.
 
         It returns when the arrays are copied, so they can be written into. They are written in the background. The

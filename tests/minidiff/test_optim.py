@@ -1,5 +1,7 @@
 """Optimizers against the formulas of their papers, in NumPy; schedules, clipping, dtypes, errors."""
 
+import inspect
+
 import numpy
 import pytest
 
@@ -83,7 +85,8 @@ CASES = {
     "adam of other settings": (optim.adam(0.1, 0.5, 0.7, 0.3), lambda p, gs: adam(p, gs, 0.5, 0.7, 0.3)),
     "adam by a schedule": (optim.adam(optim.cosine_decay_schedule(0.1, 4)), adam_by_cosine),
     "adamw": (optim.adamw(0.1, weight_decay=0.2), lambda p, gs: adam(p, gs, decay=0.2)),
-    "lion": (optim.lion(0.1), lion),
+    "lion": (optim.lion(0.1), lambda p, gs: lion(p, gs, decay=1e-3)),
+    "lion without decay": (optim.lion(0.1, weight_decay=0.0), lion),
     "lion with decay": (optim.lion(0.1, 0.5, 0.7, weight_decay=0.2), lambda p, gs: lion(p, gs, 0.5, 0.7, 0.2)),
     "adagrad": (optim.adagrad(0.1), adagrad),
     "adagrad from 1": (optim.adagrad(0.1, 1.0, 0.2), lambda p, gs: adagrad(p, gs, 1.0, 0.2)),
@@ -127,7 +130,11 @@ def test_dtypes_of_parameters_are_kept(optimizer, dtype, wide):
 )
 def test_settings_of_double_precision_keep_single_precision(rate):
     w, one = numpy.ones(3, "f4"), numpy.float64(0.1)
-    for optimizer in (optim.sgd(rate, one), optim.adamw(rate, one, one, one, one), optim.adagrad(rate, one, one)):
+    for optimizer in (
+        optim.sgd(rate, one),
+        optim.adamw(rate, one, one, one, weight_decay=one),
+        optim.adagrad(rate, one, one),
+    ):
         found = md.tree.leaves(optimizer.update(w, optimizer.init(w), w))
         assert {x.dtype for x in found} - {numpy.dtype("int64")} == {w.dtype}
 
@@ -272,3 +279,46 @@ def test_gradients_are_a_tree_like_the_parameters(optimizer):
     ):
         with pytest.raises(ValueError, match=message):
             trained(optimizer, {"w": W, "b": W}, [gradients])
+
+
+# ---------------------------------------------------------------- signatures
+
+#: optax's: the parameters that have a default, and the defaults.
+DEFAULTS = {
+    "GradientTransformation": {},
+    "adagrad": {"initial_accumulator_value": 0.1, "eps": 1e-7},
+    "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
+    "adamw": {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 1e-4, "mask": None},
+    "add_decayed_weights": {"weight_decay": 0.0, "mask": None},
+    "apply_updates": {},
+    "chain": {},
+    "clip_by_global_norm": {},
+    "constant_schedule": {},
+    "cosine_decay_schedule": {"alpha": 0.0},
+    "global_norm": {},
+    "linear_schedule": {},
+    "lion": {"b1": 0.9, "b2": 0.99, "weight_decay": 1e-3},
+    "scale_by_adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
+    "scale_by_learning_rate": {},
+    "scale_by_lion": {"b1": 0.9, "b2": 0.99},
+    "scale_by_rss": {"initial_accumulator_value": 0.1, "eps": 1e-7},
+    "sgd": {"momentum": None, "nesterov": False},
+    "trace": {"nesterov": False},
+    "warmup_cosine_decay_schedule": {"end_value": 0.0},
+}
+
+
+def test_defaults_are_those_of_optax():
+    """`python -m tests.benchmarks.optax_signatures` compares them with those of the installed one."""
+    assert {*DEFAULTS} == {*optim.__all__}
+    for name, defaults in DEFAULTS.items():
+        parameters = inspect.signature(getattr(optim, name)).parameters.values()
+        assert {p.name: p.default for p in parameters if p.default is not p.empty} == defaults, name
+    for call in (lambda: optim.adamw(0.1, 0.9, 0.999, 1e-8, 0.01), lambda: optim.lion(0.1, 0.9, 0.99, 0.01)):
+        with pytest.raises(TypeError, match="positional"):  # optax has other parameters there
+            call()
+
+
+def test_no_momentum_is_none_or_0():
+    for momentum in (None, 0, 0.0):
+        assert_trees_equal(trained(optim.sgd(0.1, momentum)), trained(optim.sgd(0.1)))

@@ -21,6 +21,7 @@ from spmd import P
 from spmd.checkpoint import CheckpointError, Checkpoints, files, latest, load, save, saving
 from spmd.checkpoint.__main__ import main
 from tests import PATIENCE
+from tests.samples import NOT_PLAIN, each
 from tests.saved_trees import MESHES, SPECS, assert_like, tree_on
 from tests.tree_classes import CLASSES
 
@@ -381,3 +382,12 @@ def test_bfloat16_and_numbers_that_a_step_has_made_numpys(tmp_path):
     assert (found["w"].gather() == x).all()
     with pytest.raises(CheckpointError, match=r"\['scale'\] is float64\[\], expected a Python int"):
         load(tmp_path, {"scale": 2})
+
+
+@each("kind", ["masked", "matrix", "objects", "structured", "records"])
+def test_arrays_that_would_lose_something_are_not_saved(tmp_path, kind):
+    x, message = NOT_PLAIN[kind]
+    for leaf in (x, x[:1]):
+        with pytest.raises(TypeError, match=rf"(?s)checkpoint.save: \['w'\].*({message}|not saved)"):
+            save(tmp_path, 1, {"w": leaf})
+    assert latest(tmp_path) is None

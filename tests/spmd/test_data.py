@@ -11,6 +11,7 @@ from hypothesis import given, settings
 import spmd
 from spmd import P, checkpoint
 from spmd.data import batches
+from tests.samples import NOT_PLAIN, each
 
 ONE = spmd.make_mesh((1,), ("i",), backend="simulated")
 TWO = spmd.make_mesh((2,), ("i",), backend="simulated")
@@ -246,3 +247,29 @@ MISTAKES = {
 def test_mistakes(message):
     with pytest.raises((ValueError, TypeError), match=message):
         MISTAKES[message]()
+
+
+class Masked:
+    """A file of which arrays are read with a mask, as by netCDF4."""
+
+    shape, dtype = (4,), np.dtype(float)
+
+    def __getitem__(self, index):
+        return np.ma.masked_array(np.arange(4.0), [0, 1, 0, 0])[index]
+
+
+@each("kind", NOT_PLAIN)
+@each("prefetch", [0, 2])
+def test_arrays_that_would_lose_something_are_refused(kind, prefetch):
+    x, message = NOT_PLAIN[kind]
+    make = lambda data: batches(data, TWO, P("i"), batch=2, prefetch=prefetch)  # noqa: E731
+    with pytest.raises(TypeError, match=rf"batches: data\['x'\].*{message}"):
+        make({"x": x})
+    for stream in (lambda epoch: [{"x": x}] * 2, iter([{"x": x}] * 2), iter([{"x": x[:1]}] * 2)):
+        with pytest.raises(TypeError, match=rf"batches: an example\['x'\].*{message}"):
+            next(make(stream))
+
+
+def test_what_is_read_with_a_mask_is_refused():
+    with pytest.raises(TypeError, match=r"batches: what is read of data\['x'\].*its mask would be lost"):
+        next(batches({"x": Masked()}, TWO, P("i"), batch=2))

@@ -24,7 +24,7 @@ CONCRETE = {np.trim_zeros}
 
 LINEAR: dict = dict.fromkeys([np.flip, np.flipud, np.fliplr, np.rot90, np.roll, np.tile, np.repeat, np.resize])
 LINEAR |= dict.fromkeys([np.append, np.insert, np.delete, np.diagonal, np.diag, np.diagflat, np.tril, np.triu])
-LINEAR |= {np.full_like: None, np.kron: [(0,), (1,)]}
+LINEAR |= {np.lib.stride_tricks.sliding_window_view: None, np.full_like: None, np.kron: [(0,), (1,)]}
 
 ROWS = [
     *(row(np.flip, real(2, 3), axis=a) for a in (None, 0, -1, (1, 0), ())),
@@ -37,6 +37,11 @@ ROWS = [
     *(row(np.tile, x, reps=2) for x in (real(), complex_(3))),
     *(row(np.repeat, real(2, 3), repeats=r, axis=a) for r, a in ((2, None), (3, 1), (0, 0), ([2, 0], 0), ([2], -1))),
     row(np.repeat, real(2, 0), repeats=[], axis=1),
+    *(
+        row(np.lib.stride_tricks.sliding_window_view, real(4, 3), window_shape=w, axis=a)
+        for w, a in (((2, 3), None), (2, 0), (3, -1), ((2, 2), (0, 0)), ((1, 2), (1, 0)), (0, 1))
+    ),
+    row(np.lib.stride_tricks.sliding_window_view, complex_(5), window_shape=2),
     *(row(np.repeat, x, repeats=2) for x in (real(), complex_(2))),
     *(row(np.resize, real(2, 3), new_shape=s) for s in ((2, 2), (3, 5), 4, (0, 2), 6)),
     row(np.append, real(2, 3), real(2)),
