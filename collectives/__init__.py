@@ -1,6 +1,6 @@
 """Collectives over named axes: their meaning, types, transposes and backends.
 
-Call them inside the body of a `spmd.shard_map`, which binds the axes they name. `collectives.algorithms` builds them
+Call them inside the body of a `spmd.shard_map`, over the axes of its mesh. `collectives.algorithms` builds them
 from point-to-point messages; `collectives.cost` has their costs.
 """
 

@@ -22,7 +22,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class CollectiveAxes(NamedTuple):
-    """Axes that one operation can run over, and the scope that binds them.
+    """Axes that one operation can run over, and the scope that they are in.
 
     With `groups`, the operation runs separately within each group of indices along the axes.
     """
@@ -68,9 +68,9 @@ def collective_axes(
 ) -> list[CollectiveAxes]:
     """Check the named axes and split them into runs, one for each operation.
 
-    The running body binds all mesh axes in one scope; each axis named by a vmap is an untyped scope of its own. A set
-    of axes is accepted only if their order does not matter (`ordered=False`). With `groups`, of equal size if
-    `uniform`, the axes must be one run.
+    All axes of the body's mesh are in one scope; each axis named by a vmap is an untyped scope of its own. A set of
+    axes is accepted only if their order does not matter (`ordered=False`). With `groups`, of equal size if `uniform`,
+    the axes must be one run.
     """
     if groups is not None:
         return [single_axes(name, axis_name, groups, uniform)]
@@ -111,15 +111,15 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
         raise TypeError(f"{name} over {shown}: that is not the name of an axis; write {call}")
     if scope is None and not vmapped:
         raise UnboundAxisError(
-            f"{name} over {axis_name!r} was called outside a shard_map: the axes of a mesh are bound in its body only "
-            f"(and those of vmap(f, axis_name=...) in f)"
+            f"{name} over {axis_name!r} was called outside a shard_map: collectives run over the axes of a mesh in "
+            f"its body only (and over those of vmap(f, axis_name=...) in f)"
         )
     mesh = () if scope is None else scope.bottom.mapped or tuple(scope.axes)
     if axis not in mesh and axis not in vmapped:
         bound = [f"the axes of this shard_map's mesh are {mesh}"] if mesh else []
         bound += [f"those named by a vmap are {tuple(vmapped)}"] if vmapped else []
         meant = did_you_mean(axis, [*mesh, *vmapped])
-        raise UnboundAxisError(f"{name}: no axis {axis!r} is bound here; {', '.join(bound)}{meant}")
+        raise UnboundAxisError(f"{name}: there is no axis {axis!r} here; {', '.join(bound)}{meant}")
     if axis in mesh and axis in vmapped:
         raise ValueError(f"{name}: an axis of the mesh and that of a vmap are both named {axis!r}: rename one")
 

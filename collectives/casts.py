@@ -65,7 +65,7 @@ def cast(x: Value, states: AxisStates) -> Value:
     """
     scope = current_scope()
     if scope is None:
-        raise VarianceError(f"{typeof(x)} is to have the states {states}, outside of the body that binds these axes")
+        raise VarianceError(f"{typeof(x)} is to have the states {states}, outside of a shard_map with these axes")
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
     key = (id(x), states)
     if key not in owner.casts:

@@ -271,7 +271,7 @@ def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
     `psum(1, 'i')` is the number of ranks. (In a `shard_map` with `auto_pbroadcast=False` this raises VarianceError,
     except for Python numbers.) Pass several axes as a tuple or a set, as in `psum(x, md.typeof(x).variance)`. Raises
-    UnboundAxisError if no enclosing `shard_map` or `vmap` binds an axis.
+    UnboundAxisError if no enclosing `shard_map` or `vmap` has such an axis.
 
     >>> f = lambda x: psum(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))

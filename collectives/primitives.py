@@ -132,7 +132,7 @@ def _as_batch(batch: Batch, data: Value, held: tuple) -> Value:
 
 
 def _unbound(name: str, *args: Value, axes: tuple[str, ...], **params: Any) -> Value:
-    raise UnboundAxisError(f"{name} over {axes}: these axes are not bound here; the tape was recorded in a vmap")
+    raise UnboundAxisError(f"{name} over {axes}: there are no such axes here; the tape was recorded in a vmap")
 
 
 def check_operand(name: str, takes: Collection[str], x: ShapedArray, params: dict) -> None:
@@ -192,7 +192,7 @@ def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | No
     check_distinct(name, axes)
     unbound = [] if scope is None else [a for a in axes if a not in scope.axes]
     if unbound and scope.typed:
-        raise ValueError(f"no axis {unbound[0]!r} is bound there; the axes of this shard_map are {tuple(scope.axes)}")
+        raise ValueError(f"there is no axis {unbound[0]!r} there; the axes of this shard_map are {tuple(scope.axes)}")
     return None if unbound or scope is None else size_of(scope, axes)
 
 

@@ -41,7 +41,7 @@ Value = Any  # an array, a scalar, or a Tracer that stands for one
 
 
 class Scope:
-    """The body of a running `shard_map`: the axes it binds, and whether it is typed.
+    """The body of a running `shard_map`: its axes, and whether it is typed.
 
     `axes` maps each axis name to its size. An untyped scope (`check_rep=False`) does not track states: every
     value is invariant and no cast is inserted. An explicit scope (`auto_pbroadcast=False`) inserts none into the user's

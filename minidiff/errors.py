@@ -27,7 +27,7 @@ class VarianceWarning(UserWarning):
 
 
 class UnboundAxisError(NameError):
-    """A collective named an axis that no enclosing `shard_map` or `vmap` binds."""
+    """A collective named an axis that no enclosing `shard_map` or `vmap` has."""
 
 
 # ---------------------------------------------------------------- tracers out of their transformation
@@ -90,7 +90,7 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
     """Raise VarianceError if the operands of operation `name` disagree along a mesh axis.
 
-    A type of None stands for a constant, which agrees with anything.
+    A type of None is that of a constant, which agrees with anything.
     """
     given = tuple(t.states for t in types if t is not None)
     if len(set(given)) > 1 and agreed(given) != [*given]:

@@ -365,7 +365,7 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
 def add_decayed_weights(weight_decay: Value = 0.0, mask: Any = None) -> GradientTransformation:
     """Add `weight_decay` times the parameters, where `mask` is True.
 
-    `mask` is a tree of booleans, a prefix of one, or a function from the parameters to such a tree. None stands for
+    `mask` is a tree of booleans, a prefix of one, or a function from the parameters to such a tree. None means
     True.
 
     >>> decay = add_decayed_weights(0.1)

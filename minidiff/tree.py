@@ -568,24 +568,23 @@ def _children_of_both(prefix: Any, tree: Any, path: str) -> list[tuple[Any, Any,
     kind, other = [_CLASSES.get(type(x)) or _class_of(type(x)) for x in (prefix, tree)]
     if prefix is None and tree is not None:
         what = "a single array" if other is None else _a(tree)
-        raise ValueError(f"{path} is None, which stands for no arrays, but stands against {what}: write an entry")
+        raise ValueError(f"{path} is None for {what}, but None means no arrays: write an entry")
     if kind is None:
         raise ValueError(f"{path} is {prefix!r}, which is neither an entry for arrays nor a tree of entries")
     keys, entries, settings = kind.parts(prefix)
     if other is None:
-        raise ValueError(f"{path} is {_a(prefix)} of {len(entries)}, but stands against a single array")
+        raise ValueError(f"{path} is {_a(prefix)} of {len(entries)} for a single array")
     if type(prefix) is not type(tree) and not {type(prefix), type(tree)} <= {tuple, list}:
-        raise ValueError(f"{path} is {_a(prefix)}, but stands against {_a(tree)}")
+        raise ValueError(f"{path} is {_a(prefix)} for {_a(tree)}")
     other_keys, values, other_settings = other.parts(tree)
     if keys != other_keys:
         if isinstance(prefix, (dict, types.SimpleNamespace)):
-            raise ValueError(f"{path} has the keys {list(keys)}, but stands against {list(other_keys)}")
+            raise ValueError(f"{path} has the keys {list(keys)} for values with the keys {list(other_keys)}")
         count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
-        raise ValueError(
-            f"{path} has {count}, but stands against {len(values)}: write one for each, or a single one for all"
-        )
+        given = "1 value" if len(values) == 1 else f"{len(values)} values"
+        raise ValueError(f"{path} has {count} for {given}: write one for each, or a single one for all")
     if settings != other_settings:
-        raise ValueError(f"{path} has the settings {settings}, but stands against {other_settings}: give it the same")
+        raise ValueError(f"{path} has the settings {settings} for values with {other_settings}: give it the same")
     return [(p, t, path + kind.names[0].format(key)) for key, p, t in zip(keys, entries, values)]
 
 

@@ -69,7 +69,7 @@ def compare_call(params: dict) -> None:
 
 
 def fused_call(params: Sequence[dict]) -> Call:
-    """One call that stands for several, whose descriptions are compared at once."""
+    """One call in the place of several, whose descriptions are compared at once."""
     rest = {id(call): call for call in (p.get("call", NO_CALL) for p in params) if not call.agreed}.values()
     names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
     return Call(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL

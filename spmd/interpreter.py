@@ -112,7 +112,7 @@ class RankTracer(Tracer):
 class SPMD(Interpreter):
     """The interpreter that runs operations on blocks by the mesh's backend.
 
-    Collectives run between its ranks. All axes of the mesh are bound; `mapped` are those that the running body maps
+    Collectives run between its ranks. All axes of the mesh are in scope; `mapped` are those that the running body maps
     over.
     """
 
@@ -293,7 +293,7 @@ class SPMD(Interpreter):
             with running(self), self._in_branch(idle):
                 outs = map(self.operand, tape(*lent))
                 results[i] = [returned.setdefault((id(x), held), RankTracer(self, x, held)) for x, held in outs]
-        some = next(iter(results.values()))  # stands for those of branches that no rank takes
+        some = next(iter(results.values()))  # in the place of those of branches that no rank takes
         with running(self):
             found = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
         return [RankTracer(self, x.data, x.held, _marks(t.states)) for x, t in zip(found, tapes[0].out_types)]

@@ -90,7 +90,7 @@ class Mesh:
 
 @explains_keywords
 def make_mesh(
-    axis_shapes: Sequence[int], axis_names: Sequence[str], backend: str | None = None, comm: Any = None
+    axis_shapes: Sequence[int], axis_names: Sequence[str] = (), backend: str | None = None, comm: Any = None
 ) -> Mesh:
     """A mesh with axes of the given sizes and names.
 
@@ -132,7 +132,13 @@ def make_mesh(
 
 
 def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[str, int]:
-    if isinstance(axis_names, str) or isinstance(axis_shapes, int):
+    if isinstance(axis_shapes, dict):
+        sizes = tuple(axis_shapes.values())
+        raise TypeError(
+            "make_mesh takes the sizes of the axes, and then their names: write "
+            f"make_mesh({sizes}, {tuple(axis_shapes)}), got {axis_shapes!r}"
+        )
+    if not all(hasattr(x, "__len__") and not isinstance(x, (str, dict)) for x in (axis_shapes, axis_names)):
         raise TypeError(
             f"make_mesh takes a tuple of sizes and a tuple of names, as in make_mesh((4, 2), ('x', 'y')); "
             f"got {axis_shapes!r} and {axis_names!r}"

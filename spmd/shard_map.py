@@ -3,7 +3,7 @@
 It binds one operation, whose parameter is the function as a body (`primitive.py`). Here its arguments are checked, and
 its results against their specs.
 
-All axes of a mesh are bound in every body. A shard_map that maps over only some of them has values that do not vary
+All axes of a mesh are in scope in every body. A shard_map that maps over only some of them has values that do not vary
 along the others, and another one inside it may map over these. In the enclosing body values are whole along them, so an
 inner shard_map is nothing but collectives: a `pscatter` where an argument is split, an `all_gather_invariant` where a
 result is put together, a `psum` where partial sums leave. The types say what their derivatives are. If arguments of the

@@ -19,6 +19,7 @@ TERMS = {
     r"\bnarrow(s|ed)\b": "without unused results",
     r"\blockstep\b": "mismatch check",
     r"\bof (one|two) minds?\b": "agree; disagree",
+    r"\bstands? against\b": "for; is matched with",
     r"\bwhat is no\b": "a non-array argument; what is not",
     r"\bhas_body\b": "higher-order",
     r"\bas (it|they) (lie|lies)\b": "as it is sharded",

@@ -247,7 +247,7 @@ class _Function:
     def defjvps(self, *jvps: Callable | None) -> None:
         """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None.
 
-        None stands for an argument that does not contribute.
+        None means that an argument does not contribute.
         """
         if self.nondiff_argnums:
             raise TypeError(f"{self.what}: with nondiff_argnums, declare one rule with defjvp")
@@ -539,7 +539,7 @@ class custom_vjp(_Function):
 
         `fwd(*args)` returns a pair (result, residuals); residuals are a tree of arrays that `bwd` needs.
         `bwd(*nondiff_args, residuals, ct)` takes a cotangent like the result, and returns a tuple of cotangents like
-        the arguments (except the `nondiff_argnums`); None stands for zeros. Using the rules raises TypeError if they
+        the arguments (except the `nondiff_argnums`); None means zeros. Using the rules raises TypeError if they
         return anything else; VarianceError if, in the body of a `shard_map`, a cotangent varies along an axis along
         which the argument does not: sum it with `psum`. (If it varies along fewer axes, a pbroadcast is inserted.)
         """
@@ -562,7 +562,7 @@ _IN_THE_BACKWARD_PASS = (
 
 
 def _cotangent_leaves(ct: Any, structure: tree.Structure, found: list, message: str) -> None:
-    """The leaves of a cotangent; None stands for a whole tree of zeros."""
+    """The leaves of a cotangent; None means a whole tree of zeros."""
     if ct is None:
         found.extend([None] * structure.size)
         return

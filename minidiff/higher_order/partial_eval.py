@@ -274,7 +274,7 @@ class PartialEval:
         return tape, list(map(operand, residuals))
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
-        """The closed tape of known outputs and residuals; a type stands for zeros."""
+        """The closed tape of known outputs and residuals; a type means zeros."""
         values = lambda _: [zeros(x) if isinstance(x, ShapedArray) else x for x in outputs]  # noqa: E731
         return self.traced_body.close(values, prune=True)
 

@@ -84,6 +84,13 @@ def _in_place(name: str, instead: str) -> Callable:
     return refuse
 
 
+def _no_attribute(x: Tracer, name: str) -> NoReturn:
+    """Raise AttributeError without the name of the class, which is the library's own."""
+    written = name.startswith("__i") and hasattr(type(x), f"__{name[3:]}")  # `__iadd__`, beside `__add__`
+    advice = "; nothing writes into it: x += y makes a new value, as x = x + y does" if written else ""
+    raise AttributeError(f"a traced value has no attribute {name!r}{advice}", name=name, obj=x)
+
+
 def _view(x: Tracer, *args: Any, **kwargs: Any) -> NoReturn:
     raise TypeError(
         f"x.view() would read the bytes of a traced value ({x.type}) as something else; convert it with .astype"
@@ -136,6 +143,7 @@ _METHODS: dict[str, Callable] = {
     "__deepcopy__": lambda x, memo: x,
     "__reduce_ex__": _cannot_pickle,
     "__setitem__": _cannot_write,
+    "__getattr__": _no_attribute,
     "__array__": _as_array,
     "__pow__": _power,
     "__round__": lambda x, ndigits=None: composed.round(x, ndigits or 0),

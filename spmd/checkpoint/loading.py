@@ -26,7 +26,7 @@ def load(
 ) -> tuple[Any, dict[str, Any]]:
     """The saved tree, and the notes, of a step: by default of the last one.
 
-    `like` is a tree with the structure to load: the saved one, or a part of it. An array stands for one of its shape
+    `like` is a tree with the structure to load: the saved one, or a part of it. An array means one of its shape
     and dtype, with its sharding; so does a `ShapedArray`, as `md.eval_shape` returns them, and a string or a Python
     number for one of its kind, as it was saved. It may be sharded in another way than what was saved, over another
     mesh, of another number of ranks. Without `like`, all leaves are returned by their paths, as whole arrays.

@@ -71,7 +71,7 @@ class CostModel:
     A step takes `alpha` seconds, a byte `beta`, and summing a byte `gamma`. Made by `calibrate`, or by hand. `alpha`
     and `beta` are numbers, or dicts of a number for each mesh axis; a collective over several axes takes the largest of
     theirs, since each step waits for its slowest message. `algorithms` maps collectives to the algorithm to price them
-    as, if it is not that of `collectives.cost.PRICED_AS`; "fastest" stands for the one that takes least time, for each
+    as, if it is not that of `collectives.cost.PRICED_AS`; "fastest" means the one that takes least time, for each
     collective and size. `factors` maps collectives to a factor that multiplies their times. `measurements` are the
     times that the numbers were fitted to, `source` says where they were measured. Raises ValueError for a negative
     number, and for an unknown name.

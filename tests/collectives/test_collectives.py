@@ -528,14 +528,14 @@ UNORDERED = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
 # Of a body with the argument x:f64[4]{i} on a mesh with the axes i: 2 and j: 3.
 ERRORS = [
     *[
-        (f"{case.name}: unbound", lambda x, case=case: case(x, "k"), md.UnboundAxisError, "no axis 'k' is bound")
+        (f"{case.name}: unbound", lambda x, case=case: case(x, "k"), md.UnboundAxisError, "no axis 'k' here")
         for case in one_case_each(2)
     ],
     *[
         (f"{case.name}: twice", lambda x, case=case: case(x, ("i", "i")), ValueError, "named twice in ('i', 'i')")
         for case in one_case_each(2)
     ],
-    ("axis_size: unbound", lambda x: axis_size("k"), md.UnboundAxisError, "no axis 'k' is bound"),
+    ("axis_size: unbound", lambda x: axis_size("k"), md.UnboundAxisError, "no axis 'k' here"),
     ("axis first", lambda x: psum("i", x), TypeError, "that is not the name of an axis; write psum(x, 'i')"),
     ("axis_index of a value", axis_index, TypeError, "that is not the name of an axis; write axis_index('i')"),
     (
@@ -556,7 +556,7 @@ ERRORS = [
         if case.name not in UNORDERED
     ],
     ("a set with groups", lambda x: psum(x, {"i"}, axis_index_groups=[[0, 1]]), TypeError, "write the name, 'i'"),
-    ("a set: unbound", lambda x: psum(x, {"i", "k"}), md.UnboundAxisError, "no axis 'k' is bound here"),
+    ("a set: unbound", lambda x: psum(x, {"i", "k"}), md.UnboundAxisError, "no axis 'k' here"),
     (
         "no pairs",
         lambda x: ppermute(x, "i", [0, 1]),

@@ -122,7 +122,7 @@ ERRORS = {
         lambda: md.vmap(lambda x, *, k: x * k["a"])(X, k={"a": 1.0}),
         r"vmap: axis 0 is out of bounds for an array of 0 dimensions \(kwargs\['k'\]\['a'\]: f64\[\]\)",
     ),
-    "prefix": (lambda: md.vmap(abs, in_axes=(0, 0))(X), r"in_axes has 2 entries, but stands against 1"),
+    "prefix": (lambda: md.vmap(abs, in_axes=(0, 0))(X), r"in_axes has 2 entries for 1 value"),
     "no axis": (lambda: md.vmap(abs, in_axes="i")(X), r"in_axes is 'i', which is neither an entry for arrays"),
     "out": (
         lambda: md.vmap(abs, out_axes=None)(X),

@@ -388,7 +388,7 @@ def test_with_operands_of_other_types_an_operation_is_refused_or_runs(name):
 
 MISFITS = {
     "a size": ("psum", "psum", {"size": 3}, "there are 2 ranks along 'i', not size=3"),
-    "no such axis": ("axis_index", "axis_index", {"axes": ("i", "k")}, "no axis 'k' is bound there; the axes of"),
+    "no such axis": ("axis_index", "axis_index", {"axes": ("i", "k")}, "no axis 'k' there; the axes of"),
     "an axis twice": ("psum", "psum", {"axes": ("i", "i")}, "an axis is named twice in"),
     "a root": ("broadcast", "broadcast", {"root": 2}, "the root 2 is not an index along"),
     "a permutation": ("ppermute", "ppermute", {"perm": ((0, 1), (1, 1))}, "destination 1 occurs 2 times"),

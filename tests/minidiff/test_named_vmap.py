@@ -222,7 +222,7 @@ def test_types_in_a_body_tell_of_the_mesh_alone():
         (
             lambda: md.vmap(lambda x: psum(x, "w"), axis_name="v")(X),
             md.UnboundAxisError,
-            r"no axis 'w' is bound here; those named by a vmap are \('v',\)",
+            r"no axis 'w' here; those named by a vmap are \('v',\)",
         ),
         (lambda: md.vmap(lambda x: psum(x, ("v", "v")), axis_name="v")(X), ValueError, "named twice"),
         (

@@ -244,7 +244,7 @@ ERRORS = {
         W, optim.adamw(0.1).init(W)
     ),
     r"mask is 'w', which is neither": lambda: trained(optim.adamw(0.1, mask="w"), W, [W]),
-    r"mask has the keys \['v'\], but stands against \['w'\]": lambda: trained(
+    r"mask has the keys \['v'\] for values with the keys \['w'\]": lambda: trained(
         optim.adamw(0.1, mask={"v": True}), {"w": W}, [{"w": W}]
     ),
     r"update: state has the structure \*, but a chain of 2": lambda: optim.adam(0.1).update(W, W),

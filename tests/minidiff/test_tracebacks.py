@@ -168,7 +168,7 @@ WRONG = {
     "axis": lambda x: np.sum(x, axis=3),
     "a number": lambda x: math.sin(np.linalg.norm(x)) and own_error(x),
     "text": lambda x: x + "a",
-    "an axis that is not bound": lambda x: psum(x, "nowhere"),
+    "an axis that does not exist": lambda x: psum(x, "nowhere"),
     "its own": own_error,
     "another one in a handler": handled_error,
 }

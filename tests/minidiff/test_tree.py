@@ -114,12 +114,12 @@ def test_a_prefix_counts_for_what_is_beneath_it(prefix, t, expected):
 
 
 BAD_PREFIXES = [
-    ((0, 1), (1, 2, 3), r"axes has 2 entries, but stands against 3"),
-    ((0, (1, 1)), (1, 2), r"axes\[1\] is a tuple of 2, but stands against a single array"),
-    ({"a": 0}, {"b": 1}, r"axes has the keys \['a'\], but stands against \['b'\]"),
-    ({"a": 0}, (1,), r"axes is a dict, but stands against a tuple"),
-    ((0, None), (1, 2), r"axes\[1\] is None, which stands for no arrays, but stands against a single array: write an"),
-    (None, (1, 2), "axes is None, which stands for no arrays, but stands against a tuple"),
+    ((0, 1), (1, 2, 3), r"axes has 2 entries for 3 values"),
+    ((0, (1, 1)), (1, 2), r"axes\[1\] is a tuple of 2 for a single array"),
+    ({"a": 0}, {"b": 1}, r"axes has the keys \['a'\] for values with the keys \['b'\]"),
+    ({"a": 0}, (1,), r"axes is a dict for a tuple"),
+    ((0, None), (1, 2), r"axes\[1\] is None for a single array, but None means no arrays: write an"),
+    (None, (1, 2), "axes is None for a tuple, but None means no arrays"),
     ((0, "no"), (1, 2), r"axes\[1\] is 'no', which is neither an entry for arrays nor a tree of entries"),
 ]
 

@@ -351,12 +351,20 @@ def test_children():
 
 
 BAD_PREFIXES = [
-    (Plain(0, 1), Frozen(b=1, w=2), "axes is a Plain, but stands against a Frozen"),
+    (Plain(0, 1), Frozen(b=1, w=2), "axes is a Plain for a Frozen"),
     (Plain(0, "no"), Plain(1, 2), r"axes\.b is 'no', which is neither an entry"),
-    (Plain(0, 1, "x"), Plain(1, 2, "y"), r"axes has the settings \('x',\), but stands against \('y',\): give it the"),
-    (OrderedDict(a=0), {"a": 1}, "axes is an OrderedDict, but stands against a dict"),
-    (types.SimpleNamespace(a=0), types.SimpleNamespace(b=0), r"axes has the keys \['a'\], but stands against \['b'\]"),
-    (Inherited(0, 1), 1.0, "axes is an Inherited of 2, but stands against a single array"),
+    (
+        Plain(0, 1, "x"),
+        Plain(1, 2, "y"),
+        r"axes has the settings \('x',\) for values with \('y',\): give it the",
+    ),
+    (OrderedDict(a=0), {"a": 1}, "axes is an OrderedDict for a dict"),
+    (
+        types.SimpleNamespace(a=0),
+        types.SimpleNamespace(b=0),
+        r"axes has the keys \['a'\] for values .* \['b'\]",
+    ),
+    (Inherited(0, 1), 1.0, "axes is an Inherited of 2 for a single array"),
 ]
 
 

@@ -58,6 +58,11 @@ def test_the_rank_of_a_mesh_in_a_body(how, wrap):
 @each(
     "arguments, error, message",
     [
+        (({"x": 4, "y": 2},), TypeError, r"write make_mesh\(\(4, 2\), \('x', 'y'\)\), got \{'x': 4, 'y': 2\}"),
+        (({"x": 4}, ("x",)), TypeError, r"write make_mesh\(\(4,\), \('x',\)\)"),
+        (((4,),), ValueError, r"1 sizes for 0 axis names"),
+        (("x", 4), TypeError, "takes a tuple of sizes and a tuple of names"),
+        (([("x", 4)], None), TypeError, "takes a tuple of sizes and a tuple of names"),
         (((4, 2), ("x",)), ValueError, r"2 sizes for 1 axis names: \(4, 2\) and \('x',\)"),
         (((4, 2), ("x", "x")), ValueError, r"axis name 'x' occurs twice in \('x', 'x'\); rename one of them"),
         (((4, 2), ("x", 0)), TypeError, "the name of an axis is a string, .* got 0"),

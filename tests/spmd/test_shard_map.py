@@ -358,17 +358,17 @@ ERRORS = {
     "too few specs": (
         lambda: mapped(lambda x, y: x, (P("i"),))(np.ones(4), np.ones(4)),
         ValueError,
-        "in_specs has 1 entry, but stands against 2: write one for each, or a single one for all",
+        "in_specs has 1 entry for 2 values: write one for each, or a single one for all",
     ),
     "other keys": (
         lambda: mapped(lambda x: x["a"], ({"b": P("i")},))({"a": np.ones(4)}),
         ValueError,
-        r"in_specs\[0\] has the keys \['b'\], but stands against \['a'\]",
+        r"in_specs\[0\] has the keys \['b'\] for values with the keys \['a'\]",
     ),
     "a tree of specs for an array": (
         lambda: mapped(lambda x: x, P("i"), (P("i"), P()))(np.ones(4)),
         ValueError,
-        "out_specs is a tuple of 2, but stands against a single array",
+        "out_specs is a tuple of 2 for a single array",
     ),
     "result of lower rank": (
         lambda: mapped(lambda x: x.sum())(np.ones(4)),
@@ -384,6 +384,16 @@ ERRORS = {
         lambda: mapped(lambda x: mapped(abs)(x))(np.ones(16)),
         ValueError,
         r"names the axis 'i', but this shard_map maps over {}: the one around it maps over 'i'.*; leave it out, or",
+    ),
+    "writing, by name": (
+        lambda: mapped(lambda x: x.__iadd__(1.0))(np.ones(4)),
+        AttributeError,
+        "^a traced value has no attribute '__iadd__'; .* x \\+= y makes a new value, as x = x \\+ y does$",
+    ),
+    "no attribute": (
+        lambda: mapped(lambda x: x.wrong)(np.ones(4)),
+        AttributeError,
+        "traced value has no .* 'wrong'$",
     ),
     "writing": (lambda: mapped(lambda x: x.__setitem__(0, 1.0))(np.ones(4)), TypeError, "cannot be written into"),
     "no array": (lambda: mapped(abs)("text"), TypeError, "expected an array or a number, got str"),
