@@ -102,10 +102,10 @@ _OF_THE_CALL = next(map(sys.getrefcount, [object()])) - 1
 _copies: dict[int, tuple[weakref.ref, weakref.ref]] = {}
 
 
-def frozen(x: numpy.ndarray) -> numpy.ndarray:
+def frozen(x: Any) -> Any:
     """A read-only copy of an array as it is now: the last one, if the array has not changed since.
 
-    An array that nobody can write into is returned as it is. What is broadcast is not copied several times.
+    What nobody can write into, such as a number, is returned as it is. What is broadcast is not copied several times.
 
     >>> x = numpy.zeros(2)
     >>> before, again = frozen(x), frozen(x)
@@ -113,7 +113,7 @@ def frozen(x: numpy.ndarray) -> numpy.ndarray:
     >>> before is again, before, frozen(x)
     (True, array([0., 0.]), array([1., 0.]))
     """
-    if is_frozen(x):
+    if is_frozen(x) or x.dtype.hasobject:  # the latter is refused
         return x
     i, once = id(x), _not_repeated(x)
     known, last = (found() for found in _copies.get(i, (lambda: None, lambda: None)))

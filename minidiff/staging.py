@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-import numpy
-
 from minidiff import core, tree
 from minidiff.aliasing import frozen
 from minidiff.arguments import as_value, check_function, result_values
@@ -41,10 +39,7 @@ class Stage(Recorder):
         super().__init__(below, outer)
         self.name = name
         self.next_look = LONG  # at this number of equations, check whether a Python loop creates them
-        around = below or outer
-        while around is not None and not isinstance(around, Stage):
-            around = around.below or around.outer
-        self.lasts = around is not None and around.lasts  # whether the tape outlives the call that records it
+        self.program = program_around(below or outer)
 
     def interpret(self, primitive, args, params):
         if primitive.is_higher_order:
@@ -52,9 +47,13 @@ class Stage(Recorder):
         out = core.ranks.dispatch(self, primitive, args, params)
         return self.record(primitive, args, params) if out is None else out
 
+    def end(self):
+        super().end()
+        self.program = None  # perhaps itself
+
     def atom(self, x):
         a = super().atom(x)
-        return frozen(a) if self.lasts and isinstance(a, numpy.ndarray) else a
+        return a if self.program is None else frozen(a)
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
@@ -62,6 +61,13 @@ class Stage(Recorder):
             warned = not unrolling.get() and warn_of_loop([eqn.source for eqn in self.equations])
             self.next_look = 0 if warned else 2 * self.next_look
         return out
+
+
+def program_around(interpreter: Interpreter | None) -> Stage | None:
+    """The program, whose tape outlives the call, that an interpreter is recording or a part of."""
+    while interpreter is not None and not isinstance(interpreter, Stage):
+        interpreter = interpreter.below or interpreter.outer
+    return interpreter and interpreter.program
 
 
 #: Why a recorded function should not draw random numbers.
@@ -74,7 +80,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     """Record `f`: return its tape, and the structures of arguments and result."""
     leaves, structure = tree.flatten(examples)
     stage = Stage(current_interpreter(), name=name)
-    stage.origin, stage.lasts = (name, name_of(f)), True
+    stage.origin, stage.program = (name, name_of(f)), stage
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     before = random_state()
     with transforming(stage):

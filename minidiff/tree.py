@@ -38,6 +38,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from minidiff.settings import types_in
+
 __all__ = [
     *("DictKey", "GetAttrKey", "SequenceKey", "Structure", "all", "all_leaves", "broadcast", "flatten"),
     *("flatten_with_path", "keystr", "leaves", "leaves_with_path", "map", "map_with_path", "ravel_pytree", "reduce"),
@@ -487,12 +489,7 @@ def _settings_key(s: Structure) -> tuple:
             f"a setting of a {s.node.__name__} in a tree cannot be compared ({error}): {s.settings!r:.100}; settings "
             "are a part of the tree's structure: numbers, strings, tuples, functions. Arrays are children, not settings"
         ) from None
-    return s.settings and (s.settings, _types(s.settings))
-
-
-def _types(settings: Any) -> Any:
-    """The types in settings: 1, 1.0 and True are equal, but not interchangeable."""
-    return tuple(builtins.map(_types, settings)) if type(settings) is tuple else type(settings)
+    return s.settings and (s.settings, types_in(s.settings))
 
 
 def _shown(s: Structure) -> str:
@@ -837,7 +834,7 @@ def _subtrees(
         if how is None or not (kind is s.node or {kind, s.node} <= alike):
             raise ValueError(explain(s, t, path))
         keys, children, settings = how.parts(t)
-        if keys != s.keys or settings != s.settings or (settings and _types(settings) != _types(s.settings)):
+        if keys != s.keys or settings != s.settings or (settings and types_in(settings) != types_in(s.settings)):
             raise ValueError(explain(s, t, path))
         if s.flat:
             found += children

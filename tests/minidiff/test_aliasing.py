@@ -268,9 +268,12 @@ def test_constants_are_values_when_the_program_is_recorded(how, use, shape):
     np.testing.assert_array_equal(f(x), expected)
 
 
+PAIR = make_mesh((2,), ("i",), backend="simulated")
+
+
 def scratch(x):
     """The sum of 1x, 2x and 3x, of which each is computed in the same memory."""
-    w, total = np.empty(2), 0.0
+    w, total = np.empty(x.shape), 0.0
     for n in (1.0, 2.0, 3.0):
         w[:] = n
         total = total + x * w
@@ -283,11 +286,28 @@ def scratch(x):
     [
         scratch,
         lambda x: md.cond(x[0] > 0, scratch, scratch, x),
-        shard_map(scratch, mesh=make_mesh((2,), ("i",), backend="simulated"), in_specs=P(), out_specs=P()),
+        *[shard_map(scratch, mesh=PAIR, in_specs=spec, out_specs=spec) for spec in (P(), P("i"))],
     ],
 )
 def test_constants_are_values_when_the_function_uses_them(record, f):
-    np.testing.assert_array_equal(record(f)(np.ones(2)), [6.0, 6.0])
+    np.testing.assert_array_equal(record(f)(np.ones(4)), [6.0] * 4)
+
+
+def test_a_program_that_a_body_calls_has_constants_of_its_own():
+    """It is recorded once, though its constants vary in the body because its arguments do."""
+    w, count = np.arange(2.0), 0
+
+    @md.jit
+    def f(x):
+        nonlocal count
+        count += 1
+        return x * w
+
+    mapped = shard_map(lambda x: f(x) + f(x + 1), mesh=PAIR, in_specs=P("i"), out_specs=P("i"))
+    for _ in range(2):
+        assert mapped(np.arange(2.0)[:, None]).gather().tolist() == [[0.0, 1.0], [0.0, 3.0]]
+        w[...] = 5.0
+    assert count == 1
 
 
 def test_an_array_is_one_constant():

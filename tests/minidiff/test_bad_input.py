@@ -413,14 +413,10 @@ AXES = {
         lambda: md.vmap(lambda x: x, out_axes=None)(X),
         r"out_axes is None for a result of type f64\[\]",
     ),
-<<<<<<< ours
     "out_axes, how many": (
         lambda: md.vmap(lambda x: (x, x), out_axes=(0,) * 3)(X),
         "out_axes has 3 entries for 2 values",
     ),
-=======
-    "out_axes, how many": (lambda: md.vmap(lambda x: (x, x), out_axes=(0,) * 3)(X), "out_axes has 3 entries for 2"),
->>>>>>> theirs
     "in_axes": (lambda: md.vmap(lambda x: x, in_axes=2)(X), "vmap: axis 2 is out of bounds"),
     "in_axes, how many": (
         lambda: md.vmap(np.add, in_axes=(0,))(X, X),
