@@ -14,11 +14,23 @@ import numpy
 from collectives.axes import Axes, axes_in_scope, collective_axes
 from collectives.ops import CASTS, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
+from minidiff.aliasing import frozen
 from minidiff.arguments import is_zero
 from minidiff.axis_states import UNREDUCED, VARYING, AxisStates, agreed, joined
-from minidiff.core import Primitive, Scope, Tracer, Value, cast_to, current_scope, running, states_of
+from minidiff.core import (
+    Primitive,
+    Scope,
+    Tracer,
+    Value,
+    cast_to,
+    current_interpreter,
+    current_scope,
+    running,
+    states_of,
+)
 from minidiff.dtypes import is_scalar_constant
 from minidiff.errors import VarianceError, check_operands, check_unreduced, show_axes
+from minidiff.staging import program_around
 from minidiff.types import ShapedArray, operand_type, typeof
 
 # ---------------------------------------------------------------- inserting casts
@@ -60,13 +72,16 @@ def cast(x: Value, states: AxisStates) -> Value:
     """Change the states of `x` along mesh axes by free casts, once per value and states.
 
     Later uses find the first one's result. The value's own interpreter runs the casts; for a plain array, the body's
-    bottom interpreter does. For a view, cast its base and take the view again. Raises VarianceError where only
-    communication leads to the new state.
+    bottom interpreter does, or the program that is recorded there (`jit` in a body). For a view, cast its base and take
+    the view again. Raises VarianceError where only communication leads to the new state.
     """
     scope = current_scope()
     if scope is None:
         raise VarianceError(f"{typeof(x)} is to have the states {states}, outside of the body that binds these axes")
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
+    program = None if isinstance(x, Tracer) else program_around(current_interpreter())
+    if program is not None:
+        x, owner = frozen(x), program if program.scope is scope else owner
     key = (id(x), states)
     if key not in owner.casts:
         with running(owner):

@@ -7,11 +7,16 @@ other results (tangents, cotangents, gradients, results of `vmap`, `jit` and `sh
 arguments. No result shares memory with the library's own arrays (constants of programs, buffers, residuals of a
 pullback). Tangents, cotangents, gradients and results of `vmap` and `jit` share no memory with each other, and are
 writable.
+
+A tape that `jit` or `make_tape` records has constants of its own: read-only copies of the arrays that the function
+closes over, as they are when it uses them. `vjp` and `linearize` copy what the user may write into when the function
+has run.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -61,7 +66,7 @@ def keep_residuals(tape: Tape) -> None:
     copies: dict[int, numpy.ndarray] = {}
     for x, count in zip(arrays, counts):
         i = id(x)
-        if (count > 2 * uses[i] + _OF_THE_CALL or x.base is not None) and i not in copies:
+        if (count > 2 * uses[i] + _OF_THE_CALL or x.base is not None) and i not in copies and not is_frozen(x):
             copies[i] = x.copy()
     if copies:
         for eqn in _equations(tape):
@@ -79,3 +84,52 @@ def _equations(tape: Tape) -> Iterator[Equation]:
 
 #: The extra references to an object while `keep_residuals` counts the references to it.
 _OF_THE_CALL = next(map(sys.getrefcount, [object()])) - 1
+
+
+# ---------------------------------------------------------------- constants of tapes
+
+#: By id of an array: a reference to it, and one to its last copy on a tape.
+_copies: dict[int, tuple[weakref.ref, weakref.ref]] = {}
+
+
+def frozen(x: Any) -> Any:
+    """A read-only copy of an array as it is now: the last one, if the array has not changed since.
+
+    What nobody can write into, such as a number, is returned as it is. What is broadcast is not copied several times.
+
+    >>> x = numpy.zeros(2)
+    >>> before, again = frozen(x), frozen(x)
+    >>> x[0] = 1.0
+    >>> before is again, before, frozen(x)
+    (True, array([0., 0.]), array([1., 0.]))
+    """
+    if is_frozen(x):
+        return x
+    i, once = id(x), _not_repeated(x)
+    known, last = (found() for found in _copies.get(i, (lambda: None, lambda: None)))
+    if known is x and last is not None and _same_bits(once, _not_repeated(last)):
+        return last
+    copy = once.copy(order="K")
+    copy.flags.writeable = False
+    copy = copy if copy.shape == x.shape else numpy.broadcast_to(copy, x.shape)
+    _copies[i] = weakref.ref(x, lambda _: _copies.pop(i, None)), weakref.ref(copy)
+    return copy
+
+
+def is_frozen(x: Any) -> bool:
+    """Whether an array, and each array that it is a view of, is read-only."""
+    while isinstance(x, numpy.ndarray):
+        if x.flags.writeable and x.nbytes:
+            return False
+        x = x.base
+    return True
+
+
+def _not_repeated(x: numpy.ndarray) -> numpy.ndarray:
+    """The elements of an array without those that broadcasting repeats."""
+    return x[(*[slice(1) if step == 0 else slice(None) for step in x.strides], ...)]
+
+
+def _same_bits(x: numpy.ndarray, y: numpy.ndarray) -> bool:
+    same_type = x.shape == y.shape and x.dtype == y.dtype
+    return same_type and numpy.array_equal(*[a.ravel(order="K").view(numpy.uint8) for a in (x, y)])

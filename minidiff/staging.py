@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from minidiff import core, tree
+from minidiff.aliasing import frozen
 from minidiff.arguments import as_value, check_function, result_values
 from minidiff.core import (
     EVALUATE,
@@ -38,6 +39,7 @@ class Stage(Recorder):
         super().__init__(below, outer)
         self.name = name
         self.next_look = LONG  # at this number of equations, check whether a Python loop creates them
+        self.program = program_around(below or outer)
 
     def interpret(self, primitive, args, params):
         if primitive.is_higher_order:
@@ -45,12 +47,27 @@ class Stage(Recorder):
         out = core.ranks.dispatch(self, primitive, args, params)
         return self.record(primitive, args, params) if out is None else out
 
+    def end(self):
+        super().end()
+        self.program = None  # perhaps itself
+
+    def atom(self, x):
+        a = super().atom(x)
+        return a if self.program is None else frozen(a)
+
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
         if len(self.equations) == self.next_look:
             warned = not unrolling.get() and warn_of_loop([eqn.source for eqn in self.equations])
             self.next_look = 0 if warned else 2 * self.next_look
         return out
+
+
+def program_around(interpreter: Interpreter | None) -> Stage | None:
+    """The program, whose tape outlives the call, that an interpreter is recording or a part of."""
+    while interpreter is not None and not isinstance(interpreter, Stage):
+        interpreter = interpreter.below or interpreter.outer
+    return interpreter and interpreter.program
 
 
 #: Why a recorded function should not draw random numbers.
@@ -63,7 +80,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     """Record `f`: return its tape, and the structures of arguments and result."""
     leaves, structure = tree.flatten(examples)
     stage = Stage(current_interpreter(), name=name)
-    stage.origin = name, name_of(f)
+    stage.origin, stage.program = (name, name_of(f)), stage
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     before = random_state()
     with transforming(stage):
@@ -80,8 +97,9 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
     """Return a function that records `f`: `make_tape(f)(*args) -> Tape`.
 
     The arguments are trees of arrays, whose values are ignored, or of :class:`ShapedArray`\\ s. Python numbers promote
-    as in NumPy: where one is converted to an array's dtype, the tape has a `convert`. Printing the tape shows the typed
-    program, with the bodies of `shard_map` indented below their equation.
+    as in NumPy: where one is converted to an array's dtype, the tape has a `convert`. Arrays that `f` closes over are
+    constants, with the values that they have when `f` uses them: the tape has one read-only copy of each. Printing the
+    tape shows the typed program, with the bodies of `shard_map` indented below their equation.
 
     >>> from minidiff import grad
     >>> print(make_tape(grad(lambda x: x * x))(3.0))

@@ -313,8 +313,9 @@ def jit(
 
     For each new structure and types of arguments, `f` is traced once on abstract arrays; the tape is simplified and
     written out as Python source (`.source(*args)`). Python side effects happen only during tracing. Arrays that `f`
-    closes over are constants. Python numbers promote as in NumPy: there is one program for `2.0`, and another for
-    `np.float64(2.0)`. A Python branch on a traced value raises TracerError. On a method, `self` is the first argument.
+    closes over are constants, with the values that they have when `f` is traced: each is copied once. Python numbers
+    promote as in NumPy: there is one program for `2.0`, and another for `np.float64(2.0)`. A Python branch on a traced
+    value raises TracerError. On a method, `self` is the first argument.
 
     Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they must be
     hashable, the program is compiled for their values, and Python may branch on them.

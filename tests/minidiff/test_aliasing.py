@@ -1,5 +1,6 @@
 """Results share memory with nothing: neither each other, nor arguments, nor what is kept for the next call."""
 
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -215,3 +216,131 @@ def test_what_nobody_else_has_is_not_copied():
 def test_limits_that_no_integer_reaches_give_a_copy():
     x = np.array([7, 6], "u4")
     check_apart(md.make_tape(lambda x: np.clip(x, 0, 2**40))(x)(x), x)
+
+
+# ---------------------------------------------------------------- constants of recorded programs
+
+
+def recordings(f: Callable, x: np.ndarray) -> dict[str, Callable]:
+    """Functions like `f` that have recorded it for arguments like x, or will at their first call."""
+    mesh = make_mesh((2,), ("i",), backend="simulated")
+    loss = lambda x: (f(x) ** 2).sum()  # noqa: E731
+    compiled, mapped = md.jit(f), shard_map(f, mesh=mesh, in_specs=P(), out_specs=P())
+    first = lambda tape: lambda x: tape(x)[0]  # noqa: E731
+    return {
+        "jit": md.jit(f),
+        "make_tape": first(md.make_tape(f)(x)),
+        "make_tape of jit": first(md.make_tape(md.jit(f))(x)),
+        "make_tape of grad": first(md.make_tape(md.grad(loss))(x)),
+        "jit of grad": md.jit(md.grad(loss)),
+        "grad of jit": md.grad(md.jit(loss)),
+        "jvp of jit": lambda x: md.jvp(compiled, (x,), (x,))[1],
+        "vmap of jit": lambda x: md.vmap(compiled)(x[None]),
+        "jit of shard_map": md.jit(mapped),
+        "shard_map of jit": shard_map(md.jit(f), mesh=mesh, in_specs=P(), out_specs=P()),
+        "make_tape of shard_map": first(md.make_tape(mapped)(x)),
+        "scan": md.jit(lambda x: md.scan(lambda c, _: (f(c), None), x, None, length=2)[0]),
+        "while_loop": md.jit(lambda x: md.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, f(s[1])), (0, x))[1]),
+        "cond": md.jit(lambda x: md.cond(x[0] > 0, f, f, x)),
+        "checkpoint": first(md.make_tape(md.grad(md.checkpoint(loss)))(x)),
+        "a body in a loop": md.jit(lambda x: md.fori_loop(0, 2, lambda _, c: mapped(c), x)),
+    }
+
+
+@each("how", recordings(np.copy, np.ones(2)))
+@each(
+    "use, shape",
+    [
+        (lambda x, w: x * w + w * 2, 2),
+        (lambda x, w: x * w[::-1] + w[:1], 2),
+        (lambda x, w: x * w, ()),
+        (lambda x, w: x * np.broadcast_to(w, (2,)), 1),
+        (lambda x, w: x[w.astype(int)], 2),
+        (lambda x, w: x + np.take(w, [1, 0]), 2),
+    ],
+    ids=["whole", "views", "0-d", "broadcast", "an index", "computed"],
+)
+def test_constants_are_values_when_the_program_is_recorded(how, use, shape):
+    w, x = np.ones(shape), np.array([2.0, 3.0])
+    f = recordings(lambda x: use(x, w), x)[how]
+    expected = np.copy(f(x))
+    w[...] = 0.0
+    np.testing.assert_array_equal(f(x), expected)
+
+
+PAIR = make_mesh((2,), ("i",), backend="simulated")
+
+
+def scratch(x):
+    """The sum of 1x, 2x and 3x, of which each is computed in the same memory."""
+    w, total = np.empty(x.shape), 0.0
+    for n in (1.0, 2.0, 3.0):
+        w[:] = n
+        total = total + x * w
+    return total
+
+
+@each("record", [md.jit, lambda f: lambda x: md.make_tape(f)(x)(x)[0]])
+@each(
+    "f",
+    [
+        scratch,
+        lambda x: md.cond(x[0] > 0, scratch, scratch, x),
+        *[shard_map(scratch, mesh=PAIR, in_specs=spec, out_specs=spec) for spec in (P(), P("i"))],
+    ],
+)
+def test_constants_are_values_when_the_function_uses_them(record, f):
+    np.testing.assert_array_equal(record(f)(np.ones(4)), [6.0] * 4)
+
+
+def test_a_program_that_a_body_calls_has_constants_of_its_own():
+    """It is recorded once, though its constants vary in the body because its arguments do."""
+    w, count = np.arange(2.0), 0
+
+    @md.jit
+    def f(x):
+        nonlocal count
+        count += 1
+        return x * w
+
+    mapped = shard_map(lambda x: f(x) + f(x + 1), mesh=PAIR, in_specs=P("i"), out_specs=P("i"))
+    for _ in range(2):
+        assert mapped(np.arange(2.0)[:, None]).gather().tolist() == [[0.0, 1.0], [0.0, 3.0]]
+        w[...] = 5.0
+    assert count == 1
+
+
+def test_an_array_is_one_constant():
+    w = np.arange(4.0)
+    tapes = [md.make_tape(f)(np.ones(4)) for f in (lambda x: x * w + w - w * (x / w), lambda x: x + w)]
+    (c,) = tapes[0].constants
+    assert [d is c for d in tapes[1].constants] == [True]  # also that of several programs
+    assert c is not w and not c.flags.writeable
+    w[0] = -0.0  # equal, and another value
+    (d,) = md.make_tape(lambda x: x * w)(np.ones(4)).constants
+    assert d is not c and np.signbit(d[0])
+
+
+def test_what_nobody_can_write_into_is_not_copied():
+    w, wide = np.arange(4.0), np.broadcast_to(np.ones(1), (1 << 30, 1 << 10))
+    w.flags.writeable = False
+    assert md.make_tape(lambda x: x * w)(1.0).constants[0] is w
+    read_only_view = np.broadcast_to(np.ones(2), (3, 2))
+    assert md.aliasing.frozen(read_only_view) is not read_only_view
+    assert md.aliasing.frozen(wide).strides == (0, 0)  # and not of a terabyte
+
+
+def test_copies_of_constants_go_with_their_programs():
+    before = len(md.aliasing._copies)
+
+    def program(w):
+        return md.make_tape(lambda x: x * w)(1.0)
+
+    w = np.ones(3)
+    tape = program(w)
+    assert len(md.aliasing._copies) == before + 1
+    reference = weakref.ref(tape.constants[0])
+    del tape
+    assert reference() is None
+    del w
+    assert len(md.aliasing._copies) == before

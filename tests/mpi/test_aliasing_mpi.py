@@ -51,3 +51,16 @@ def test_a_pullback_survives_writing_in_place():
         a[...] = 100.0
     for _ in range(2):
         assert whole(pullback(np.ones(2))[0]).tolist() == expected.tolist()
+
+
+@everywhere
+@pytest.mark.parametrize("inside", [False, True])
+def test_constants_are_values_when_the_program_is_recorded(inside):
+    w, mesh = np.arange(2.0), spmd.make_mesh((RANKS,), ("i",))
+    mapped = lambda f: spmd.shard_map(f, mesh, in_specs=P("i"), out_specs=P())  # noqa: E731
+    body = lambda x: psum(x[0] * w + w * 2, "i")  # noqa: E731
+    f = mapped(md.jit(body)) if inside else md.jit(mapped(body))
+    x = np.ones((RANKS, 1))
+    assert f(x).tolist() == [0.0, 3.0 * RANKS]
+    w[...] = 5.0
+    assert f(x).tolist() == [0.0, 3.0 * RANKS]
