@@ -37,6 +37,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from minidiff.settings import types_in
+
 # ---------------------------------------------------------------- classes
 
 MANY = 1024  # the size of the caches of key orders and of structures
@@ -330,12 +332,7 @@ def _settings_key(s: Structure) -> tuple:
             f"a setting of a {s.node.__name__} in a tree cannot be compared ({error}): {s.settings!r:.100}; settings "
             "are a part of the tree's structure: numbers, strings, tuples, functions. Arrays are children, not settings"
         ) from None
-    return s.settings and (s.settings, _types(s.settings))
-
-
-def _types(settings: Any) -> Any:
-    """The types in settings: 1, 1.0 and True are equal, but not interchangeable."""
-    return tuple(builtins.map(_types, settings)) if type(settings) is tuple else type(settings)
+    return s.settings and (s.settings, types_in(s.settings))
 
 
 def _shown(s: Structure) -> str:

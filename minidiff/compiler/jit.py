@@ -32,6 +32,7 @@ from minidiff.compiler.simplify import check_options, settings_of_passes
 from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_scope, name_of
 from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
 from minidiff.promotion import are_weak
+from minidiff.settings import types_in
 from minidiff.staging import stage_flat, unrolling
 from minidiff.text import Text
 from minidiff.types import typeof
@@ -255,9 +256,8 @@ class Jitted:
         if not self.static:
             return lambda args, kwargs: self.f(*args, **kwargs), (args, kwargs), ()
         fixed = self.static.among(args, kwargs, self.name)
-        settings = tuple((key, type(x), x) for key, x in fixed.items())
         try:
-            hash(settings)
+            hash(settings := tuple(fixed.items()))
         except TypeError:
             raise TypeError(
                 f"jit: {self.name} was called with a static argument that is not hashable: {fixed}; static arguments "
@@ -271,7 +271,8 @@ class Jitted:
             return self.f(*[fixed[n] if n in fixed else next(rest) for n in range(len(args))], **kwargs, **named)
 
         dynamic = tuple(x for n, x in enumerate(args) if n not in fixed)
-        return f, (dynamic, {name: x for name, x in kwargs.items() if name not in fixed}), settings
+        named = {name: x for name, x in kwargs.items() if name not in fixed}
+        return f, (dynamic, named), (settings, (*map(types_in, fixed.values()),))
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The Python source for arguments of these types, as a string."""
@@ -318,7 +319,8 @@ def jit(
     value raises TracerError. On a method, `self` is the first argument.
 
     Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they must be
-    hashable, the program is compiled for their values, and Python may branch on them.
+    hashable, the program is compiled for their values and types (1 and 1.0 differ, also in tuples and dataclasses), and
+    Python may branch on them.
 
     `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
     rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error.

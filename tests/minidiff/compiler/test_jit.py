@@ -1,11 +1,14 @@
 """jit: the same results as without, from source that can be read, in memory that nobody else looks at."""
 
+import dataclasses
 import functools
 import itertools
 import sys
 import tracemalloc
 from collections import Counter
+from typing import NamedTuple
 
+import attrs
 import numpy as np
 import pytest
 
@@ -17,6 +20,7 @@ from minidiff.compiler.simplify import optimize
 from spmd import P, make_mesh, shard_map
 from tests.aliasing_checks import check_apart
 from tests.minidiff.ops.test_ops import OPERATIONS, agree, check_rows, random_like
+from tests.samples import each
 from tests.table import DISCRETE
 
 
@@ -262,6 +266,66 @@ def test_settings():
         md.jit(lambda x: x, static_argnums=4)(1.0)
     with pytest.raises(TypeError, match=r"<lambda> was called with a non-array argument.*static_argnums"):
         md.jit(lambda x: x)("power")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    n: object
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    n: object
+
+
+class Pair(NamedTuple):
+    n: object
+
+
+class Written:
+    def __init__(self, n):
+        self.n = n
+
+    def __eq__(self, other):
+        return isinstance(other, Written) and self.n == other.n
+
+    def __hash__(self):
+        return hash(self.n)
+
+
+HOLDERS = {
+    "itself": (lambda n: n, lambda s: s),
+    "tuple": (lambda n: (n,), lambda s: s[0]),
+    "nested": (lambda n: (1, ("a", n)), lambda s: s[1][1]),
+    "frozenset": (lambda n: frozenset([n]), lambda s: next(iter(s))),
+    "dataclass": (Frozen, lambda s: s.n),
+    "dataclass with slots": (Slotted, lambda s: s.n),
+    "named tuple": (Pair, lambda s: s.n),
+    "attrs": (attrs.make_class("Attrs", ["n"], frozen=True), lambda s: s.n),
+    "a class of one's own": (Written, lambda s: s.n),
+    "a tuple of dataclasses": (lambda n: (Frozen((n,)),), lambda s: s[0].n[0]),
+}
+
+
+@each("hold, read", HOLDERS.values(), HOLDERS)
+@each(
+    "numbers", [(1, 1.0, True, 1 + 0j, np.float32(1), np.int64(1)), (0.0, -0.0, 0, False), (0j, -0j, complex(-0.0, 0))]
+)
+def test_settings_that_are_equal_and_not_the_same(hold, read, numbers):
+    f = md.jit(lambda x, s: x * read(s), static_argnums=1)
+    leaf = md.jit(lambda p: p.x * read(p.s))
+    for _ in range(2):
+        for n in numbers:
+            for found in (f(np.float32(0.5), hold(n)), leaf(WithSetting(np.float32(0.5), hold(n)))):
+                expected = np.float32(0.5) * n
+                assert (repr(found), found.dtype) == (repr(expected), expected.dtype)
+    assert len(f.programs) == len(leaf.programs) == len(numbers)
+
+
+@dataclasses.dataclass
+class WithSetting:
+    x: object
+    s: object = dataclasses.field(metadata={"static": True})
 
 
 def test_methods():

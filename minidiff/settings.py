@@ -1,0 +1,32 @@
+"""Settings of programs, which are no arrays: static arguments, and what trees have besides leaves."""
+
+from __future__ import annotations
+
+from math import copysign
+from typing import Any
+
+import numpy
+
+
+def types_in(setting: Any) -> Any:
+    """The types in a setting, in depth, and the signs of numbers, as a part of cache keys.
+
+    Two settings may be equal and still make two programs: 1, 1.0 and True are equal, and so are 0.0 and -0.0, tuples
+    and sets of these, and objects that compare by attributes which have such values.
+
+    >>> from fractions import Fraction
+    >>> types_in((1, 1.0)) == types_in((1, 2.0)), types_in((1, 1.0)) == types_in((1, Fraction(1)))
+    (True, False)
+    """
+    kind = type(setting)
+    if kind in (str, int, bool) or kind.__eq__ is object.__eq__:  # the latter equals itself alone
+        return kind
+    if isinstance(setting, tuple):
+        return kind, *map(types_in, setting)
+    if isinstance(setting, frozenset):
+        return kind, frozenset([(x, types_in(x)) for x in setting])
+    if isinstance(setting, (float, complex, numpy.inexact)):
+        return kind, copysign(1, setting.real), copysign(1, setting.imag)
+    slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
+    names = [*getattr(setting, "__dict__", ()), *slots]
+    return kind, *[(name, types_in(getattr(setting, name, None))) for name in names]
