@@ -223,3 +223,105 @@ def pipeline_whole(params, tokens, labels):
         return error(x, labels, params["head"])
 
     return sum(map(of_microbatch, tokens, labels)) / len(tokens)
+
+
+# ---------------------------------------------------------------- elements of a batch that choose
+
+WEIGHT = 1.5
+
+
+def alone(f):
+    """What `vmap` means, of a function of a weight and an element."""
+
+    def all_of_them(w, xs):
+        return md.tree.map(lambda *found: np.stack(found), *[f(w, x) for x in xs])
+
+    return all_of_them
+
+
+def batched(f):
+    return md.vmap(f, (None, 0))
+
+
+def total(f):
+    return lambda w, xs: np.sum(np.sin(f(w, xs)))
+
+
+@md.custom_jvp
+def root_by_rule(x):
+    return np.sqrt(x)
+
+
+root_by_rule.defjvps(lambda t, out, x: t / (2 * out))
+
+
+def in_steps(lax, w, x):
+    def step(c, k):
+        return lax.cond(c > k, lambda c: w * np.sqrt(c - k), lambda c: c / 2 - 1, c), c
+
+    c, cs = lax.scan(step, x, np.arange(2.0))
+    return c + cs[1]
+
+
+def one_in_another(lax, w, x):
+    inner = lambda x: lax.cond(x > 2, lambda: np.sqrt(x - 2) * w, lambda: 1 / (2 - x), *())  # noqa: E731
+    return lax.cond(
+        x > 0, lambda x: inner(x) + np.log(x), lambda x: lax.switch((-x).astype(int), [np.sin, np.cos], x), x
+    )
+
+
+#: Functions of a weight that elements share and an element, each with branches that are not finite, or raise, at the
+#: operands of elements that take another one; or with derivatives that are not.
+BY_ELEMENT = {
+    "sqrt": lambda lax, w, x: lax.cond(x > 0, lambda x: w * np.sqrt(x), lambda x: 2 * x, x),
+    "closed over": lambda lax, w, x: lax.cond(x > 0, lambda: w * np.log(x), lambda: x * w),
+    "both": lambda lax, w, x: lax.cond(x > 0, lambda: np.sqrt(w * x), lambda: np.sqrt(-w * x)),
+    "shared": lambda lax, w, x: lax.cond(x > 0, lambda w: w ** (1 / x), lambda w: np.arctan2(w, x), w),
+    "switch": lambda lax, w, x: lax.switch(
+        np.sign(x).astype(int) + 1, [lambda x: np.log(-x), lambda x: w * np.cos(x), lambda x: x ** (w - 1)], x
+    ),
+    "trees": lambda lax, w, x: (lambda out: out["a"] + out["b"][0])(
+        lax.cond(x > 0, lambda: {"a": 1 / x, "b": (w,)}, lambda: {"a": x, "b": (x * w,)})
+    ),
+    "integers": lambda lax, w, x: lax.cond(
+        x > 0, lambda n: w / n * x, lambda n: x * w, np.maximum(np.ceil(x), 0).astype(int)
+    ),
+    "norm": lambda lax, w, x: lax.cond(x @ x > 0, lambda x: w * (x / np.sqrt(x @ x))[0], lambda x: x[1] * w, x),
+    "cholesky": lambda lax, w, x: lax.cond(
+        x[0, 0] > 0, lambda x: np.sum(np.linalg.cholesky(x)) * w, lambda x: np.sum(x), x
+    ),
+    "solve": lambda lax, w, x: lax.cond(
+        x[0, 0] > 0, lambda: np.linalg.solve(x, w * np.ones(2))[0], lambda: x[1, 1] * w
+    ),
+    "in steps": in_steps,
+    "one in another": one_in_another,
+    "custom rule": lambda lax, w, x: lax.cond(x > 0, lambda: root_by_rule(w * x), lambda: x),
+    "checkpoint": lambda lax, w, x: lax.cond(x > 0, lambda: md.checkpoint(lambda x: np.sqrt(w * x))(x), lambda: x * w),
+    "gradient": lambda lax, w, x: lax.cond(x > 0, lambda: md.grad(lambda v: w * np.sqrt(v))(x), lambda: x),
+}
+_SCALARS = np.array([-1.0, 4.0, 0.0, 0.5])
+ELEMENTS = dict.fromkeys(BY_ELEMENT, _SCALARS) | {
+    "shared": np.array([-1.0, 4.0, 0.0]),
+    "both": np.array([-1.0, 4.0, -0.5]),
+    "norm": np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]]),
+    "cholesky": np.array([-np.eye(2), 4 * np.eye(2) + 1, np.zeros((2, 2))]),
+    "solve": np.array([np.zeros((2, 2)), 4 * np.eye(2) + 1, -np.ones((2, 2))]),
+    "in steps": np.array([-1.0, 9.0, 0.5]),
+    "one in another": np.array([-1.5, 4.0, -0.5, 1.0, 2.0 - 1e-3]),
+}
+
+
+def elements_on_ranks(name, mesh, split=True):
+    """The function of a rank's block of elements; on 2 ranks, on one of which no element takes some branch."""
+    spec = P("i") if split else P()
+    body = lambda w, xs: batched(lambda w, x: BY_ELEMENT[name](md, w, x))(w, xs)  # noqa: E731
+    return spmd.shard_map(body, mesh=mesh, in_specs=(P(), spec), out_specs=spec)
+
+
+def elements_for_ranks(name):
+    xs = ELEMENTS[name]
+    return np.concatenate([xs, np.stack([xs[0]] * len(xs))])
+
+
+def elements_whole(name):
+    return alone(lambda w, x: BY_ELEMENT[name](Unrolled, w, x))

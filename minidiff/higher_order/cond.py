@@ -24,7 +24,8 @@ from minidiff.core import (
     running,
     vary_along,
 )
-from minidiff.errors import VarianceError, show_axes
+from minidiff.errors import TracerError, VarianceError, show_axes
+from minidiff.forward import JVPTracer
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
     as_type,
@@ -33,17 +34,29 @@ from minidiff.higher_order.carries import (
     for_types_alone,
     if_known,
     is_weak,
-    numeric,
     vary_everywhere,
 )
-from minidiff.higher_order.partial_eval import SHARED, Operand, TracedBody, concrete_value, entered
+from minidiff.higher_order.partial_eval import (
+    SHARED,
+    Operand,
+    TracedBody,
+    broadcast_in_front,
+    concrete_value,
+    entered,
+    merge,
+    zeros,
+)
 from minidiff.keywords import explains_keywords
-from minidiff.ops.elementwise import equal, logical_not, maximum, minimum, not_equal, where
+from minidiff.ops.base import General, no_tangent
+from minidiff.ops.elementwise import equal, logical_not, maximum, minimum, not_equal, stop_gradient, where
+from minidiff.ops.indexing import take
+from minidiff.ops.reduction import any as any_of
+from minidiff.ops.reduction import argmax
 from minidiff.promotion import are_weak, weak_where
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, tapes_of
-from minidiff.types import ShapedArray, typeof
-from minidiff.vmap import BatchTracer
+from minidiff.types import ShapedArray, Var, typeof
+from minidiff.vmap import Batch, BatchTracer
 
 # ---------------------------------------------------------------- the operation
 
@@ -128,7 +141,28 @@ class Cond(BodyOperation):
             return super().batch_body(outside, args, params)
         self.check_communication(typeof(args[0]), params)
         with running(outside):
-            return self.select(args[0], [branch(*args[1:]) for branch in tapes_of(params)])
+            return self.of_elements(args[0], args[1:], tapes_of(params))
+
+    def of_elements(self, selector: BatchTracer, operands: Sequence[Value], branches: Sequence[Tape]) -> list[Value]:
+        """Run branches of which the elements of a batch take different ones, and select among the results.
+
+        An element that does not take a branch is lent the operands of one that does: with its own, which the branch is
+        never given outside of a batch, it might raise, or give an infinity, which times a zero cotangent is NaN. A
+        branch that no element takes does not run.
+        """
+        if not selector.interpreter.size_of_batch:
+            return branches[0](*operands)
+        results = {}
+        for i, branch in enumerate(branches):
+            taken = self.matches(selector, i)
+            by_any = any_of(taken.value)
+            known = _if_agreed(by_any)
+            if known is None:
+                results[i] = _run_if(by_any, branch, lent(taken, operands, branch))
+            elif known:
+                results[i] = branch(*lent(taken, operands, branch))
+        some = next(iter(results.values()))  # stands for those of branches that no element takes
+        return self.select(selector, [results.get(i, some) for i in range(len(branches))])
 
 
 def communications(tape: Tape) -> Iterator[Equation]:
@@ -155,6 +189,96 @@ def _deadlock(what: str, selector: ShapedArray, parameter: str, eqn: Equation, o
 SELECTORS = {"cond": "the predicate of cond", "switch": "the index of switch"}
 cond_p = Cond("cond", lambda pred: 0 if pred else 1, lambda pred, i: logical_not(pred) if i else pred)
 switch_p = Cond("switch", int, equal)
+
+# ---------------------------------------------------------------- branches that only some elements of a batch take
+
+
+class ElementBranch(Stage):
+    """Trace a branch that some elements of a batch take, and others do not.
+
+    What all elements share is computed at once, and Python sees its value.
+    """
+
+    def __init__(self, below: Interpreter, origin: tuple[str, str], batch: Batch):
+        super().__init__(below, name=" of ".join(origin))
+        self.origin = origin
+        self.batch = batch
+        self.next_look = 0  # it is traced each time it runs: a Python loop in it is no worse than anywhere else
+
+    def interpret(self, primitive, args, params):
+        by_element = any(self.owns(x) or may_differ(x, self.batch) for x in args)
+        if by_element or primitive.is_higher_order or primitive.has_effect:
+            return super().interpret(primitive, args, params)
+        return self.below.process(primitive, args, params)
+
+
+class Lend(General):
+    """Give all elements of a batch the operand of the first one that takes a branch: `lend(taken, x)`.
+
+    Nothing uses what the branch makes of it, so its derivative is zero.
+    """
+
+    def batch(self, args, batched, params):
+        (taken, x), (by_element, differs) = args, batched
+        if not by_element:
+            return self.bind(taken, x)
+        if differs:
+            x = stop_gradient(take(x, argmax(taken), 0))
+        return broadcast_in_front(x, len(taken))
+
+
+lend_p = Lend("lend", lambda taken, x: x, lambda taken, x: (x.shape, x.dtype), no_tangent, lambda ct, operands: [None])
+lend_p.shares_memory = True
+
+
+def may_differ(x: Value, batch: Batch) -> bool:
+    """Whether `x` may differ between the elements of a batch."""
+    while isinstance(x, Tracer):
+        if x.interpreter is batch:
+            return True
+        if type(x) not in (JVPTracer, BatchTracer):  # one that is recorded below the batch is a constant of it
+            below = batch.below
+            while below is not None and below is not x.interpreter:
+                below = below.below
+            return below is None
+        x = x.primal if type(x) is JVPTracer else x.value
+    return False
+
+
+def _batch_of(selector: Value) -> Batch | None:
+    """The batch whose elements choose, if the choice runs now: one recorded in a function is that of the recording."""
+    batch, interpreter = getattr(selector, "interpreter", None), current_interpreter()
+    while interpreter is not batch and not isinstance(interpreter, Stage) and interpreter is not None:
+        interpreter = interpreter.below
+    return batch if isinstance(batch, Batch) and interpreter is batch else None
+
+
+def lent(taken: BatchTracer, operands: Sequence[Value], branch: Tape) -> list[Value]:
+    """The operands with which all elements run a branch. What it does not compute with is not copied for that."""
+    used = {a for eqn in branch.equations for a in eqn.inputs if isinstance(a, Var)}
+    by_element = [v in used and may_differ(x, taken.interpreter) for v, x in zip(branch.inputs, operands)]
+    return [where(taken, x, lend_p.bind(taken, x)) if yes else x for x, yes in zip(operands, by_element)]
+
+
+def _if_agreed(x: Value) -> Any:
+    """The boolean `x`, or None if it is abstract, batched, or differs between ranks.
+
+    Without types nothing says that ranks may differ, and so take different branches: then it is true.
+    """
+    scope = current_scope()
+    try:
+        return concrete_value(x, "the predicate of cond")
+    except (TracerError, VarianceError):
+        return None if scope is None or scope.typed else True
+
+
+def _run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
+    """Run a branch if `pred`; otherwise the results are zeros."""
+    nothing = TracedBody(lambda *_: list(map(zeros, branch.out_types)), branch.in_types).close(list)
+    params = {"true_fun": branch, "false_fun": branch}
+    shared = [Operand(x, SHARED) for x in operands]
+    return cond_p.rebind([pred], [(branch, []), nothing], shared, [SHARED] * len(branch.outputs), params)
+
 
 # ---------------------------------------------------------------- branches that only some ranks take
 
@@ -238,8 +362,8 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # raises for non-array operands
     scope = current_scope()
     by_rank = scope is not None and bool(typeof(selector).variance)
-    batched = isinstance(selector, BatchTracer) and not by_rank
-    known = None if batched or by_rank else if_known(selector, use)
+    batch = None if by_rank else _batch_of(selector)
+    known = None if batch or by_rank else if_known(selector, use)
     number = None if known is None else primitive.choose(known)
     if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
         return branches[number](*operands)
@@ -253,23 +377,25 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
 
     def traced(name: str, f: Callable) -> TracedBody:
-        stage = RankBranch(current_interpreter(), primitive, name, selector) if by_rank else None
-        return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), (primitive.name, name_of(f)), stage)
+        origin, below = (primitive.name, name_of(f)), current_interpreter()
+        if batch:  # it closes over the operands too: those that all elements share keep their values
+            return TracedBody(lambda: flat(f, leaves), (), stage=ElementBranch(below, origin, batch))
+        stage = RankBranch(below, primitive, name, selector) if by_rank else None
+        return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), origin, stage)
 
     if number is not None:
         return _typed_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
-    if batched:
-        results = [flat(f, leaves) for f in branches]
-        types = _common_types(primitive.name, names, results)
-        values = [[numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
-        with checking(scope, False):
-            return _results(results, primitive.select(selector, values))
     traced_bodies = list(map(traced, names, branches))
     types = _common_types(primitive.name, names, [d.result for d in traced_bodies])
     if by_rank:
         axes = typeof(selector).variance
         types = [t.update(states=t.states.with_state(axes - t.unreduced, VARYING)) for t in types]
     closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
+    if batch:
+        tapes, operands = merge([(tape, [Operand(x, SHARED) for x in values]) for tape, values in closed])
+        with checking(scope, False):
+            outs = primitive.of_elements(selector, [x.value for x in operands], tapes)
+        return _results([d.result for d in traced_bodies], outs)
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
     shared = [Operand(x, SHARED) for x in leaves]
     outs = primitive.rebind([selector], closed, shared, [SHARED] * len(types), dict.fromkeys(parameters))
@@ -314,7 +440,8 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     branch runs. If it is abstract (under `make_tape`), both are recorded, and must return trees of the same structure
     and types; a result varies along the axes along which it varies in either branch. The same holds in a typed
     `shard_map` even if `pred` is concrete: there the other branch is recorded for its types alone, and ignored if it
-    raises. If `pred` is batched (under `vmap`), both run, and results are selected element by element.
+    raises. If `pred` is batched (under `vmap`), both are recorded, each runs if an element takes it, and results are
+    selected element by element; the elements that do not take a branch run it on the operands of one that does.
 
     In a typed `shard_map`, if `pred` varies along mesh axes, each rank runs its own branch. Both are recorded; neither
     may communicate along these axes; operands, values that the branches close over, and results all vary along them.

@@ -9,7 +9,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.arguments import as_value
-from minidiff.core import Tracer, Value, checking, current_scope
+from minidiff.core import Tracer, Value
 from minidiff.higher_order.bodies import BodyOperation, LinearPart, labelled
 from minidiff.higher_order.carries import (
     Carry,
@@ -21,7 +21,7 @@ from minidiff.higher_order.carries import (
     numeric,
     staging,
 )
-from minidiff.higher_order.cond import cond_p
+from minidiff.higher_order.cond import lent
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     SHARED,
@@ -120,7 +120,10 @@ class While(BodyOperation):
     transpose = _no_reverse
 
     def vectorised(self, outside, own, batched, params):
-        """If elements may finish at different steps, keep those that have finished."""
+        """If elements may finish at different steps, keep those that have finished.
+
+        These are lent the operands of one that goes on: with their own, a step that is never taken might raise.
+        """
         cond, body, k, n = params["cond"], params["body"], params["cond_consts"], params["body_consts"]
 
         def change(body, mask):
@@ -131,7 +134,8 @@ class While(BodyOperation):
         def kept(*values):
             own, shared, carry = cut(values, k, n)
             (going,) = cond(*own, *carry)
-            return [where(going, x, old) for x, old in zip(body(*shared, *carry), carry)]
+            new = body(*lent(going, [*shared, *carry], body))
+            return [where(going, x, old) for x, old in zip(new, carry)]
 
         ((test, step, apart),), mask, out_batched = self.changed(params, batched[k:], change)
         own, more = [outside.in_front(x) for x in own], []
@@ -159,7 +163,8 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     """Start at `init_val` and repeat `val = body_fun(val)` while `cond_fun(val)`.
 
     `val` is a tree whose structure and types must not change. `cond_fun` returns one boolean. Under `vmap`, the loop
-    runs until all elements are done. Forward mode differentiates it; reverse mode raises TypeError: use `scan`.
+    runs until all elements are done, and those that are keep their values. Forward mode differentiates it; reverse mode
+    raises TypeError: use `scan`.
 
     >>> int(while_loop(lambda n: n < 100, lambda n: 2 * n, 3))
     192
@@ -178,35 +183,33 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
             raise TypeError(f"{carry.what}: cond_fun must return one boolean, got {typeof(going)}")
         return going
 
-    if staging():
-        traced_body, types = carry.recorded(step)
-        condition = TracedBody(lambda *leaves: [test(leaves)], types)
-        closed = _check_condition(carry, condition, types)
-        body = traced_body.close(lambda r: map(as_carried, r[0], types))
-        test, constants = closed
-        init = [Operand(as_carried(x, t), CARRIED, i) for i, (x, t) in enumerate(zip(carry.init, types))]
-        params = {"cond": test, "cond_consts": len(constants), "body_consts": 0}
-        return carry.tree(while_p.rebind(constants, [body], init, [CARRIED] * len(types), params))
-
     values: Sequence[Value] = [as_value(x) for x in carry.init]
-    while _holds(going := test(values), carry, test, values):
-        values, new, _ = carry.advance(step, values)
-        if isinstance(going, BatchTracer):
-            with checking(current_scope(), False):
-                new = cond_p.select(going, [new, values])
-        values = new
-    values, _ = carry.results(step, values)
-    return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
+    while not staging():
+        going = test(values)
+        if isinstance(going, BatchTracer):  # elements finish at different steps: from here on it is recorded
+            carry.init = values
+            break
+        if not _holds(going, carry, test, values):
+            values, _ = carry.results(step, values)
+            return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
+        values = carry.advance(step, values)[1]
+
+    traced_body, types = carry.recorded(step)
+    condition = TracedBody(lambda *leaves: [test(leaves)], types)
+    closed = _check_condition(carry, condition, types)
+    body = traced_body.close(lambda r: map(as_carried, r[0], types))
+    test, constants = closed
+    init = [Operand(as_carried(x, t), CARRIED, i) for i, (x, t) in enumerate(zip(carry.init, types))]
+    params = {"cond": test, "cond_consts": len(constants), "body_consts": 0}
+    return carry.tree(while_p.rebind(constants, [body], init, [CARRIED] * len(types), params))
 
 
 def _holds(going: Value, carry: Carry, test: Callable, values: Sequence[Value]) -> bool:
-    """Whether the condition, `test` of these values, holds for at least one element."""
+    """Whether the condition, `test` of these values, holds."""
     if typeof(going).variance:
         types = [typeof(x) for x in values]
         _check_condition(carry, TracedBody(lambda *leaves: [test(leaves)], types), types)
-    while isinstance(going, BatchTracer):
-        going = going.value
-    return bool(numpy.any(concrete_value(going, CONDITION)))
+    return bool(concrete_value(going, CONDITION))
 
 
 def _check_condition(carry: Carry, condition: TracedBody, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:

@@ -10,17 +10,23 @@ import spmd
 from collectives import axis_index, psum
 from spmd import P
 from tests.branch_programs import (
+    BY_ELEMENT,
     OTHER_AXES,
     PROGRAMS,
     RANKS,
+    WEIGHT,
     W,
     X,
+    elements_for_ranks,
+    elements_on_ranks,
+    elements_whole,
     loss,
     on_ranks,
     pipeline,
     pipeline_batch,
     pipeline_params,
     pipeline_whole,
+    total,
     whole,
 )
 from tests.programs import assert_trees_close
@@ -47,6 +53,16 @@ def test_each_rank_takes_its_branch(name):
     check(md.grad(loss(f), (0, 1)), md.grad(loss(expected), (0, 1)), W, X)
     second = lambda f: md.grad(lambda w, x: sum((g**2).sum() for g in md.grad(loss(f), (0, 1))(w, x)))  # noqa: E731
     check(second(f), second(expected), W, X)
+
+
+@pytest.mark.parallel(2)
+@pytest.mark.parametrize("name", BY_ELEMENT)
+def test_elements_of_a_batch_on_each_rank(name):
+    """Each element as if it were alone, also on ranks of which no element takes a branch."""
+    args = WEIGHT, elements_for_ranks(name)
+    expected = md.grad(total(elements_whole(name)), (0, 1))
+    for split in (True, False):
+        check(md.grad(total(elements_on_ranks(name, line(2), split)), (0, 1)), expected, *args)
 
 
 @pytest.mark.parallel(4)

@@ -11,23 +11,30 @@ import spmd
 from collectives import axis_index, pbroadcast, pmax, ppermute, pscatter, psum
 from spmd import P
 from tests.branch_programs import (
+    BY_ELEMENT,
     OTHER_AXES,
     PROGRAMS,
     RANKS,
+    WEIGHT,
     W,
     X,
     closing_over,
+    elements_for_ranks,
+    elements_on_ranks,
+    elements_whole,
     loss,
     on_ranks,
     pipeline,
     pipeline_batch,
     pipeline_params,
     pipeline_whole,
+    total,
     whole,
 )
 from tests.programs import assert_trees_close
 
 LINE = spmd.make_mesh((RANKS,), ("i",), backend="simulated")
+TWO = spmd.make_mesh((2,), ("i",), backend="simulated")
 SQUARE = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 ARGS = W, X
 
@@ -93,6 +100,15 @@ def test_each_rank_takes_its_branch(name):
 def test_values_from_outside_of_the_ranks(name):
     program, expected = closing_over(PROGRAMS[name], LINE), whole(PROGRAMS[name])
     check(md.grad(loss(program), (0, 1)), md.grad(loss(lambda w, x: expected(np.sin(w), x)), (0, 1)), *ARGS)
+
+
+@pytest.mark.parametrize("name", BY_ELEMENT)
+def test_elements_of_a_batch_on_each_rank(name):
+    """Each element as if it were alone, also on ranks of which no element takes a branch."""
+    args = WEIGHT, elements_for_ranks(name)
+    expected = md.grad(total(elements_whole(name)), (0, 1))
+    for split in (True, False):
+        check(md.grad(total(elements_on_ranks(name, TWO, split)), (0, 1)), expected, *args)
 
 
 def test_what_branches_use_is_summed_outside_of_them():
