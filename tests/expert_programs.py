@@ -1,5 +1,6 @@
 """Mixtures of experts on three axes: values, gradients and communication, on simulated and real ranks."""
 
+import warnings
 from functools import partial
 
 import minidiff as md
@@ -30,7 +31,7 @@ def of_experts(params, i):
     return [leaf[i] for leaf in params]
 
 
-def one_by_one(params, router, x, blocks, k, capacity, priorities):
+def one_by_one(params, router, x, blocks, k, capacity, priorities, one=expert.feed_forward):
     """What each token gets, of which those of a block queue for each expert: first choices before second choices."""
     out, taken = [0.0] * len(x), {}
     probabilities = md.nn.softmax(x @ router)
@@ -43,7 +44,7 @@ def one_by_one(params, router, x, blocks, k, capacity, priorities):
             taken[queue] = taken.get(queue, 0) + 1
             among = sum(probabilities[token, int(j)] for j in ranking[token, :k]) if k > 1 else 1.0
             fits = float(taken[queue] <= capacity)
-            made = expert.feed_forward(of_experts(params, i), x[token])
+            made = one(of_experts(params, i), x[token])
             out[token] = out[token] + fits * probabilities[token, i] / among * made
     return np.stack(out)
 
@@ -137,3 +138,45 @@ def check_assigned(ranks, assignment, backend=None):
     names = {"T": T, "p": ranks, "R": np.bincount(assignment // (EXPERTS // ranks)).max(), "d": D}
     report = spmd.communication(lambda *args: md.vjp(layer, *args)[1](WEIGHTS))(*args)
     assert communicated(report) == documented(assigned, (1, ranks, 1), **names)
+
+
+#: Experts of tokens with positive features that are not finite at zeros, or their derivatives.
+PARTIAL_EXPERTS = {
+    "sqrt": lambda p, x: p[0] * np.sqrt(x),
+    "log": lambda p, x: np.log(p[0] * x),
+    "1/x": lambda p, x: p[0] / x,
+    "norm": lambda p, x: p[0] * x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True)),
+}
+
+
+def check_partial_experts(name, ranks, backend=None):
+    """Values and gradients of places that no token takes, of dropped tokens, and of ranks that get no token."""
+    one, mesh = PARTIAL_EXPERTS[name], spmd.make_mesh((ranks,), ("experts",), backend=backend)
+    params, x = (np.linspace(1, 2, EXPERTS)[:, None],), np.abs(X) + 0.1
+    router = np.where(np.arange(EXPERTS) == 0, 5.0, ROUTER)  # most tokens go to the first expert
+
+    def check(layer, meaning, *args):
+        specs = P("experts"), *[P()] * (len(args) - 2), P("experts")  # a router is the same on all ranks
+        layer = spmd.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("experts"))
+        both = lambda f: lambda *args: (f(*args), md.vjp(f, *args)[1](WEIGHTS))  # noqa: E731
+        expected = both(meaning)(*args)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for f in (both(layer), md.jit(both(layer))):
+                assert_trees_close(f(*args), expected, atol=1e-10)
+
+    for k, capacity in ((1, 1), (2, T)):
+        check(
+            lambda params, router, x: expert.mixture_of_experts(one, params, router, x, capacity, "experts", k),  # noqa: B023
+            partial(one_by_one, blocks=ranks, k=k, capacity=capacity, priorities=None, one=one),
+            params,
+            router,
+            x,
+        )
+    for assignment in ASSIGNMENTS:
+        check(
+            lambda params, x: assigned.assigned_experts(one, params, x, assignment, "experts"),  # noqa: B023
+            lambda params, x: np.stack([one(of_experts(params, i), row) for i, row in zip(map(int, assignment), x)]),  # noqa: B023
+            params,
+            x,
+        )

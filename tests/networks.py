@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -285,3 +286,42 @@ def check_experts(capacity, mesh):
         ("backward", "psum", axis): (1, router.nbytes),
     }
     assert communicated(report) == (expected if mesh.size > 1 else {})
+
+
+# ---------------------------------------------------------------- layers that are not finite everywhere
+
+#: Layers of a number and rows, where rows are positive at first: at zeros, and some at what another layer takes, they
+#: are not finite, or their derivatives.
+PARTIAL_LAYERS = {
+    "sqrt": lambda p, x: np.sqrt(p * p * x),
+    "log": lambda p, x: 3 + p * np.log(x),
+    "1/x": lambda p, x: p / x,
+    "norm": lambda p, x: p * x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True)),
+    "of alternating sign": lambda p, x: -p * np.sqrt(p * x),
+}
+
+
+def check_partial_layers(name, mesh, **options):
+    """Values and gradients of a pipeline are those of its layers one after the other, without a warning."""
+    layer, (stages,) = PARTIAL_LAYERS[name], mesh.shape.values()
+    params = np.linspace(0.5, 1.0, stages) * (-1) ** (np.arange(stages) * (name == "of alternating sign"))
+    microbatches = np.random.default_rng(0).uniform(1, 2, size=(2 * stages, 3, 2))
+    specs = {"in_specs": P("stages"), "out_specs": P("stages")}
+    piped = spmd.shard_map(
+        lambda params, x: spmd.parallel.pipeline(layer, params, x, "stages"), mesh=mesh, **specs, **options
+    )
+
+    def in_sequence(params, x):
+        for p in params:
+            x = layer(p, x)
+        return x
+
+    def with_gradients(f):
+        return lambda *args: (f(*args), md.grad(lambda *args: np.sum(f(*args) ** 3), (0, 1))(*args))
+
+    expected = with_gradients(in_sequence)(params, microbatches)
+    with warnings.catch_warnings():
+        if not options:
+            warnings.simplefilter("error")
+        for f in (with_gradients(piped), md.jit(with_gradients(piped))):
+            assert_trees_close(md.tree.map(whole, f(params, microbatches)), expected)

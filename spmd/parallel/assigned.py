@@ -2,7 +2,8 @@
 
 If all ranks know the expert of every token, they know how many tokens each rank sends to each other. So the messages of
 `all_to_all` have just these lengths (`splits`), and there is no capacity: each expert computes a block that has as many
-rows as the busiest expert has tokens. The assignment may be a hash of the tokens, or come from a router or a balanced
+rows as the busiest expert has tokens. Rows without a token of their own are copies of one: an expert meets
+nothing but tokens. The assignment may be a hash of the tokens, or come from a router or a balanced
 assignment that ran before.
 
 With p ranks, T/p tokens of d features on each, and at most R tokens received by a rank, the collectives take, per rank:
@@ -62,6 +63,9 @@ def assigned_experts(expert: Callable, params: Any, x: Any, assignment: Any, axi
     splits, *tables = _plan(assigned.reshape(ranks, tokens), local)
     order, inputs, outputs, back = (np.take(table, axis_index(axis), axis=0) for table in tables)
     received = all_to_all(x[order], axis, 0, 0, splits=splits)
+    idle = splits.sum(axis=0) == 0
+    if idle.any():  # a rank that receives no token has its own
+        received = np.where(np.take(idle, axis_index(axis)), x[0], received)
     made = md.vmap(expert)(params, received[inputs])  # [experts/ranks, most tokens of an expert, d]
     returned = made.reshape(-1, *made.shape[2:])[outputs]
     return all_to_all(returned, axis, 0, 0, splits=splits.T)[back]
@@ -85,6 +89,7 @@ def _plan(assigned: numpy.ndarray, local: int) -> tuple[numpy.ndarray, ...]:
     for rank in ranks:
         for i in range(local):
             rows = numpy.flatnonzero(experts[rank] == rank * local + i)
+            inputs[rank, i] = rows[0] if len(rows) else 0
             inputs[rank, i, : len(rows)] = rows
             outputs[rank, rows] = i * most + numpy.arange(len(rows))
     return splits, order, inputs, outputs, numpy.argsort(order, axis=1)

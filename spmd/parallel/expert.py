@@ -3,8 +3,9 @@
 The experts of a layer and the tokens are split over the same ranks. A router chooses the experts of each token. An
 expert takes at most `capacity` tokens from each rank: so all messages have one size, and one `all_to_all` sends the
 tokens, another returns the experts' outputs. Tokens beyond the capacity get zeros, as a residual connection around the
-layer expects. Gates, and losses that keep experts equally busy, are in `gates.py`; a layer that drops no token, because
-it knows the experts of all tokens before, is in `assigned.py`.
+layer expects. Where an expert gets fewer, a copy of one takes the place: an expert meets nothing but tokens. Gates, and
+losses that keep experts equally busy, are in `gates.py`; a layer that drops no token, because it knows the experts of
+all tokens before, is in `assigned.py`.
 
 An expert may itself be split, along another axis of the mesh: `feed_forward`. Tokens may be split along further axes,
 too (data parallelism), along which the experts are the same. On a mesh of three axes, with E experts, capacity C,
@@ -64,11 +65,22 @@ def mixture_of_experts(
     _check_experts("mixture_of_experts: router", router.shape[-1], params, axis)
     probabilities = softmax(x @ router)
     places = routed(probabilities, capacity, k, priorities)
-    sent = np.einsum("nec,nd->ecd", places, x)
-    received = all_to_all(sent, axis, split_axis=0, concat_axis=1, tiled=True)  # [experts/ranks, ranks*capacity, d]
+    received = all_to_all(
+        x[_tokens_of(places)], axis, split_axis=0, concat_axis=1, tiled=True
+    )  # [experts/ranks, ranks*capacity, d]
     made = all_to_all(md.vmap(expert)(params, received), axis, split_axis=1, concat_axis=0, tiled=True)
+    own = made[np.arange(len(made)), np.argmax(places, axis=2)]  # [tokens/ranks, experts, d]: at the token's place
+    own = np.where(np.any(places, axis=2)[..., None], own, 0)
     # The weights are applied last: where ranks along another axis have terms of `made`, their gradient is summed.
-    return np.einsum("ne,ned->nd", gate_weights(probabilities, k), np.einsum("nec,ecd->ned", places, made))
+    return np.einsum("ne,ned->nd", gate_weights(probabilities, k), own)
+
+
+def _tokens_of(places: Any) -> Any:
+    """The token at each place: [tokens, experts, capacity] -> integers [experts, capacity].
+
+    At a place that no token takes it is the expert's first one; or the rank's, if none of its tokens go to the expert.
+    """
+    return np.where(np.any(places, axis=0), np.argmax(places, axis=0), np.argmax(places[:, :, :1], axis=0))
 
 
 def _check_experts(what: str, experts: int, params: Any, axis: str) -> None:

@@ -3,8 +3,9 @@
 Layers are split over the ranks, which work on different microbatches at a time. A rank is a stage: it has some
 consecutive layers. At each tick every stage applies all its layers to one microbatch; then all microbatches move on to
 the next stage by a `ppermute`. With M microbatches and p stages that takes M + p - 1 ticks, and each stage is busy in M
-of them. The rest, a fraction (p - 1) / (M + p - 1) of the time, is the bubble: a stage then computes on filler values,
-and its result is not used. With k layers a stage, a rank evaluates k (M + p - 1) layers, of which k (p - 1) in vain.
+of them. The rest, a fraction (p - 1) / (M + p - 1) of the time, is the bubble: a stage rests until the first microbatch
+reaches it; when the last one has left, it repeats others, and the results are not used. So layers never meet values
+that are no microbatch, at which they may not be finite.
 
 Source: shard_map tutorial, "SPMD pipeline parallelism (PP)"; Huang et al., "GPipe: Efficient training of giant neural
 networks using pipeline parallelism".
@@ -21,6 +22,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, axis_size, pmean
 from collectives.ops import shifted
+from minidiff.core import current_scope
 from minidiff.nn import relu
 from spmd.parallel.network import Layer, axes_of, dense, squared_error
 from spmd.partition import P
@@ -42,11 +44,7 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     """
     stage, stages, share = axis_index(axis), axis_size(axis), len(md.tree.leaves(microbatches)[0])
     count = share * stages
-    # A stage that no microbatch has reached yet gets finite numbers, since reverse mode multiplies these by 0.
-    x, results = (
-        md.tree.map(lambda leaf: np.zeros_like(leaf[0]), microbatches),
-        md.tree.map(np.zeros_like, microbatches),
-    )
+    x, results = md.tree.map(lambda leaf: leaf[0], microbatches), md.tree.map(np.zeros_like, microbatches)
 
     def entered(x, leaf, i):
         return np.where(stage == 0, leaf[i], x)
@@ -54,10 +52,13 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     def left(leaf, x, i):
         return np.at(leaf)[i].set(np.where(stage == stages - 1, x, leaf[i]))
 
+    def of_stage(x, params):
+        return md.scan(lambda x, own: (layer(own, x), None), x, params)[0]
+
     for tick in range(count + stages - 1):
         entering, leaving = tick % share, (tick - stages + 1) % share
         x = md.tree.map(partial(entered, i=entering), x, microbatches)
-        x, _ = md.scan(lambda x, own: (layer(own, x), None), x, params)
+        x = of_stage(x, params) if tick >= stages - 1 else _once_reached(stage <= tick, of_stage, x, params)
         results = md.tree.map(partial(left, i=leaving), results, x)
         if tick == count + stages - 2:
             return results
@@ -66,6 +67,16 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
             microbatches = shifted(microbatches, axis, -1)
         if leaving == share - 1 and tick >= stages - 1:
             results = shifted(results, axis, -1)
+
+
+def _once_reached(reached: Any, of_stage: Callable, x: Any, params: Any) -> Any:
+    """Apply a stage to `x` if a microbatch has `reached` it.
+
+    Without types, ranks cannot take different branches: a stage computes on whatever it has, without a derivative.
+    """
+    if current_scope().typed:
+        return md.cond(reached, of_stage, lambda x, params: x, x, params)
+    return of_stage(*md.tree.map(lambda v: np.where(reached, v, md.stop_gradient(v)), (x, params)))
 
 
 def stacked_layers(params: Sequence[Layer]) -> tuple:

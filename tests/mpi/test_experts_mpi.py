@@ -21,3 +21,9 @@ def test_mixtures_are_those_of_whole_arrays():
 def test_assigned_experts_drop_no_token():
     for assignment in programs.ASSIGNMENTS:
         programs.check_assigned(RANKS, assignment)
+
+
+@everywhere
+def test_experts_meet_nothing_but_tokens():
+    for name in programs.PARTIAL_EXPERTS:
+        programs.check_partial_experts(name, RANKS)

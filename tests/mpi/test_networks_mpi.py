@@ -29,3 +29,9 @@ def test_attention_and_experts_over_ranks():
         networks.check_attention(attend, mesh)
     for capacity in (1, 24):
         networks.check_experts(capacity, mesh)
+
+
+@everywhere
+def test_a_pipeline_of_layers_that_are_not_finite_everywhere():
+    for name in networks.PARTIAL_LAYERS:
+        networks.check_partial_layers(name, spmd.make_mesh((-1,), ("stages",)))

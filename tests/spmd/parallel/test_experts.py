@@ -24,6 +24,12 @@ def test_assigned_experts_drop_no_token(ranks):
         programs.check_assigned(ranks, assignment, "simulated")
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("name", programs.PARTIAL_EXPERTS)
+def test_experts_meet_nothing_but_tokens(name, ranks):
+    programs.check_partial_experts(name, ranks, "simulated")
+
+
 # ---------------------------------------------------------------- gates
 
 RNG = np.random.default_rng(2)
