@@ -66,9 +66,12 @@ class Scope:
         """Record how views of a value that does not vary along all axes were made.
 
         A pbroadcast of a view then becomes a view of a pbroadcast, so that a weight and its transpose share one.
-        And the backward pass can recompute a view instead of keeping it.
+        And the backward pass can recompute a view instead of keeping it. Both need an operand of the interpreter that
+        has the view: one of an interpreter above, which gave away what it knew of the operand, may end before.
         """
-        if self.typed and len(states_of(operand).varying) < len(self.axes):
+        if not self.typed or len(states_of(operand).varying) == len(self.axes):
+            return
+        if len({x.interpreter for x in (*outs, operand) if isinstance(x, Tracer)}) == 1:
             self.views.update((id(out), (outs, primitive, operand, params)) for out in outs)
 
 

@@ -320,7 +320,7 @@ class BodyOperation(HigherOrder):
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         batched = list(map(outside.owns, args))
-        if not any(batched):
+        if not (any(batched) or _runs_along(outside, params)):
             return self.bind(*args, **params)
         own, args = cut(args, self.leading(params))
         own, more, traced, batched, out_batched, new = self.vectorised(outside, own, batched, params)
@@ -370,6 +370,12 @@ class BodyOperation(HigherOrder):
         tapes = [Tape(chosen(t.inputs, kept), t.equations, t.outputs) for t in tapes]
         operands, params, _ = self.arranged(tapes, operands, chosen(results, wanted), eqn.params)
         return Equation(self, [*own, *[x.value for x in operands]], params, chosen(eqn.outputs, wanted), eqn.source)
+
+
+def _runs_along(batch: Batch, params: dict) -> bool:
+    """Whether the bodies have a collective over the axis of a batch: their results may differ between its elements."""
+    equations = [] if batch.axis_name is None else [eqn for tape in tapes_of(params) for eqn in tape.equations]
+    return any(batch.runs_along(eqn.primitive, eqn.params) or _runs_along(batch, eqn.params) for eqn in equations)
 
 
 # ---------------------------------------------------------------- bodies that run inline

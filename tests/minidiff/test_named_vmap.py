@@ -302,3 +302,37 @@ def test_jit_records_anew_where_a_body_maps_over_other_axes():
     assert mapped({"i", "j"}) == mapped({"j"}) == 2
     with pytest.raises(md.UnboundAxisError, match="there is no axis 'j' here"):
         mapped({"i"})
+
+
+#: Functions with bodies that have the axis, and no operand that is batched.
+BODIES_ALONG = {
+    "while_loop": lambda x: md.while_loop(lambda c: c < axis_index("v"), lambda c: c + 1, 0),
+    "a step": lambda x: md.while_loop(lambda c: c < 3, lambda c: c + axis_index("v") + 1, 0),
+    "nested loops": lambda x: md.while_loop(
+        lambda c: c < 9, lambda c: c + md.while_loop(lambda d: d < axis_index("v"), lambda d: d + 1, 0) + 1, 0
+    ),
+    "fori_loop": lambda x: md.fori_loop(0, 2, lambda k, c: c + axis_index("v"), 0),
+    "scan": lambda x: md.scan(lambda c, _: (c + axis_index("v"), c), 0, None, length=2)[1].sum(),
+    "cond": lambda x: md.cond(True, lambda: axis_index("v"), lambda: 2),
+    "cond in a scan": lambda x: md.scan(
+        lambda c, _: (c, md.cond(c > 0, lambda: axis_index("v"), lambda: 2)), 1, None, length=2
+    )[1].sum(),
+    "checkpoint": lambda x: md.checkpoint(lambda: axis_index("v"))(),
+}
+
+#: The same, along the axis "v".
+ALONG = {
+    "jit": lambda f: md.vmap(md.jit(f), axis_name="v"),
+    "jit of vmap": lambda f: md.jit(md.vmap(f, axis_name="v")),
+    "make_tape": lambda f: lambda x: md.make_tape(md.vmap(f, axis_name="v"))(x)(x)[0],
+    "in another vmap": lambda f: lambda x: md.vmap(md.vmap(md.jit(f), axis_name="v"))(x[None])[0],
+    "jvp": lambda f: md.vmap(lambda x: md.jvp(md.jit(f), (x,), (x,))[0], axis_name="v"),
+    "vjp": lambda f: md.vmap(lambda x: md.vjp(md.jit(f), x)[0], axis_name="v"),
+}
+
+
+@each("f", BODIES_ALONG.values(), BODIES_ALONG)
+@each("how", ALONG.values(), ALONG)
+def test_bodies_in_which_nothing_but_the_axis_is_batched(f, how):
+    x = np.ones(N)
+    np.testing.assert_array_equal(how(f)(x), md.vmap(f, axis_name="v")(x))

@@ -7,7 +7,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import psum
+from collectives import axis_index, psum
 from collectives.guards.mismatch import DisagreementError
 from spmd import P
 from tests.auto_axes_programs import ARGS, MOVED, PROGRAMS, mapped, summed
@@ -65,6 +65,21 @@ def test_split_batches():
     assert_trees_close(run_and_count(batched, mesh, *args), whole(batch, w))
     expected = md.grad(summed(whole), (0, 1))(batch, w)
     assert_trees_close(run_and_count(md.grad(summed(batched), (0, 1)), mesh, *args), expected)
+
+
+@pytest.mark.parallel(2)
+def test_gradients_of_a_choice_in_a_batch_of_one():
+    f = spmd.shard_map(lambda x: md.cond(np.sum(x) > 0, np.sin, lambda x: x, x), mesh_of(2, 1), P(), P())
+    batched, x = md.vmap(f, spmd_axis_name="j"), np.array([[0.5, 1.0]])
+    assert_trees_close(md.grad(summed(batched))(x), md.grad(summed(np.sin))(x))
+
+
+@pytest.mark.parallel(4)
+def test_a_view_that_is_gathered_and_then_varies():
+    mesh = mesh_of(1, 4)
+    w = spmd.distribute(np.ones((2, 4)), mesh, P(None, "j"))
+    body = lambda w: psum(np.sum(w.reshape(-1) + axis_index("i")), "i")  # noqa: E731
+    assert spmd.shard_map(body, mesh, P(), P(), axis_names={"i"})(w) == 8.0
 
 
 @pytest.mark.parallel(2)

@@ -255,6 +255,18 @@ def test_leaked_values_are_named():
             use()
 
 
+@pytest.mark.parametrize("i", [1, 2])
+def test_a_view_that_is_gathered_and_then_varies(i):
+    mesh = spmd.make_mesh((i, 4), ("i", "j"), backend="simulated")
+    w = spmd.distribute(np.arange(8.0).reshape(2, 4), mesh, P(None, "j"))
+    f = rows(
+        lambda w: psum(np.sum(w.reshape(-1) ** (1 + axis_index("i"))), "i"), mesh=mesh, in_specs=P(), out_specs=P()
+    )
+    whole = lambda w: sum(np.sum(w ** (1 + k)) for k in range(i))  # noqa: E731
+    agrees(f, [w], whole, [w.gather()])
+    agrees(md.grad(f), [w], md.grad(whole), [w.gather()])
+
+
 # ---------------------------------------------------------------- vmap with spmd_axis_name
 
 BATCH = np.stack([X, X + 0.5, 0.3 * X, np.cos(X)])
@@ -310,6 +322,19 @@ def test_elements_that_are_split_along_the_axis_of_the_batch_are_resharded():
     f = batch_of(rows(np.sin), 0)
     assert_trees_close(f(x), np.sin(BATCH))
     assert f(x).spec == P("j", "i")
+
+
+@each("j", [1, 2])
+@each("count", [2, 4])
+@each("branch", [np.sin, lambda x: x.reshape(-1)[::-1].sum() * x, lambda x: x[:1] * x], ["sin", "views", "a slice"])
+def test_branches_on_elements_that_are_the_same_on_all_ranks(j, count, branch):
+    """On one rank along j, an element may be a view of the batch."""
+    mesh = spmd.make_mesh((2, j), ("i", "j"), backend="simulated")
+    f = lambda x: md.cond(np.sum(x) > 0, branch, lambda x: 2 * x, x)  # noqa: E731
+    mapped = rows(f, mesh=mesh, in_specs=P(), out_specs=P())
+    batch = BATCH[: j * count // 2] - 0.5
+    agrees(batch_of(mapped, 0), [batch], md.vmap(f), [batch])
+    agrees(md.grad(summed(batch_of(mapped, 0))), [batch], md.grad(summed(md.vmap(f))), [batch])
 
 
 def test_nested_shard_maps_of_elements_gather_the_batch():
