@@ -16,7 +16,7 @@ from collectives.ops import CASTS, array_of, counted, each_leaf, pbroadcast_p, r
 from collectives.primitives import Collective, check_operand
 from minidiff.arguments import is_zero
 from minidiff.axis_states import UNREDUCED, VARYING, AxisStates, agreed, joined
-from minidiff.core import Primitive, Scope, Tracer, Value, cast_to, current_scope, running, states_of
+from minidiff.core import Primitive, Scope, Tracer, Value, cast_to, current_scope, enter, running, states_of
 from minidiff.dtypes import is_scalar_constant
 from minidiff.errors import VarianceError, check_operands, check_unreduced, show_axes
 from minidiff.types import ShapedArray, operand_type, typeof
@@ -71,7 +71,7 @@ def cast(x: Value, states: AxisStates) -> Value:
     if key not in owner.casts:
         with running(owner):
             owner.casts.update(((id(old), states), (old, new)) for old, new in _inserted_casts(x, states, scope))
-    return owner.casts[key][1]
+    return enter(owner.casts[key][1])  # in a branch that some ranks take, that of a constant comes from outside
 
 
 def _inserted_casts(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:

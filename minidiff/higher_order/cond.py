@@ -158,7 +158,7 @@ class Cond(BodyOperation):
             by_any = any_of(taken.value)
             known = _if_agreed(by_any)
             if known is None:
-                results[i] = _run_if(by_any, branch, lent(taken, operands, branch))
+                results[i] = run_if(by_any, branch, lent(taken, operands, branch))
             elif known:
                 results[i] = branch(*lent(taken, operands, branch))
         some = next(iter(results.values()))  # stands for those of branches that no element takes
@@ -272,7 +272,7 @@ def _if_agreed(x: Value) -> Any:
         return None if scope is None or scope.typed else True
 
 
-def _run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
+def run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
     """Run a branch if `pred`; otherwise the results are zeros."""
     nothing = TracedBody(lambda *_: list(map(zeros, branch.out_types)), branch.in_types).close(list)
     params = {"true_fun": branch, "false_fun": branch}
