@@ -25,6 +25,7 @@ from minidiff.core import (
     cast_to,
     current_interpreter,
     current_scope,
+    enter,
     running,
     states_of,
 )
@@ -86,7 +87,7 @@ def cast(x: Value, states: AxisStates) -> Value:
     if key not in owner.casts:
         with running(owner):
             owner.casts.update(((id(old), states), (old, new)) for old, new in _inserted_casts(x, states, scope))
-    return owner.casts[key][1]
+    return enter(owner.casts[key][1])  # in a branch that some ranks take, that of a constant comes from outside
 
 
 def _inserted_casts(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:

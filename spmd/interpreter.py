@@ -34,7 +34,8 @@ from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
 from minidiff.dtypes import check_dtype
 from minidiff.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
 from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.cond import Cond, communications
+from minidiff.higher_order.cond import Cond, communications, run_if
+from minidiff.ops.reduction import any as any_of
 from minidiff.staging import Stage
 from minidiff.tape import Tape, has_effects, tapes_of
 from minidiff.types import ShapedArray, Var, operand_type, plain_operand, typeof
@@ -273,8 +274,8 @@ class SPMD(Interpreter):
         """Run each branch on all simulated ranks at once, and select.
 
         Ranks that do not take a branch run it on the operands of one that does: with their own, which it is never given
-        on real ranks, it might warn of a NaN. (In a compiled program it still may, if no rank takes it.) What a branch
-        does not compute with is not copied for that; if all return the same operand, there is nothing to select.
+        on real ranks, it might raise, or warn of a NaN. A branch that no rank takes does not run. What a branch does
+        not compute with is not copied for that; if all return the same operand, there is nothing to select.
         """
         if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
             raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
@@ -289,7 +290,14 @@ class SPMD(Interpreter):
                     RankTracer(self, *ranks.lent(x.data, x.held, axes, takers), x.marked) if v in used else x
                     for v, x in zip(tape.inputs, values)
                 ]
-            idle = [] if recorded else [r for r, taken in enumerate(ranks.local(takers, axes)) if not taken]
+            if recorded:
+                operands = [self.operand(x) for x in lent]
+                on_data, places = self._on_data(tape, operands, [x.marked for x in lent])
+                with running(self.base):
+                    outs = run_if(any_of(takers), on_data, [x for x, _ in operands])
+                results[i] = [RankTracer(self, x, *place) for x, place in zip(outs, places)]
+                continue
+            idle = [r for r, taken in enumerate(ranks.local(takers, axes)) if not taken]
             with running(self), self._in_branch(idle):
                 outs = map(self.operand, tape(*lent))
                 results[i] = [returned.setdefault((id(x), held), RankTracer(self, x, held)) for x, held in outs]

@@ -47,6 +47,7 @@ from minidiff.higher_order.partial_eval import (
     zeros,
 )
 from minidiff.keywords import explains_keywords
+from minidiff.ops import dimensions
 from minidiff.ops.base import General, no_tangent
 from minidiff.ops.elementwise import equal, logical_not, maximum, minimum, not_equal, stop_gradient, where
 from minidiff.ops.indexing import take
@@ -158,7 +159,7 @@ class Cond(BodyOperation):
             by_any = any_of(taken.value)
             known = _if_agreed(by_any)
             if known is None:
-                results[i] = _run_if(by_any, branch, lent(taken, operands, branch))
+                results[i] = run_if(by_any, branch, lent(taken, operands, branch))
             elif known:
                 results[i] = branch(*lent(taken, operands, branch))
         some = next(iter(results.values()))  # stands for those of branches that no element takes
@@ -227,7 +228,14 @@ class Lend(General):
         return broadcast_in_front(x, len(taken))
 
 
-lend_p = Lend("lend", lambda taken, x: x, lambda taken, x: (x.shape, x.dtype), no_tangent, lambda ct, operands: [None])
+lend_p = Lend(
+    "lend",
+    lambda taken, x: x,
+    lambda taken, x: (x.shape, x.dtype),
+    no_tangent,
+    lambda ct, operands: [None],
+    sharding=dimensions.gather,
+)
 lend_p.shares_memory = True
 
 
@@ -272,7 +280,7 @@ def _if_agreed(x: Value) -> Any:
         return None if scope is None or scope.typed else True
 
 
-def _run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
+def run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
     """Run a branch if `pred`; otherwise the results are zeros."""
     nothing = TracedBody(lambda *_: list(map(zeros, branch.out_types)), branch.in_types).close(list)
     params = {"true_fun": branch, "false_fun": branch}

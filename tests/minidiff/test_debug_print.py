@@ -148,7 +148,7 @@ def test_prints_are_those_of_the_program(names, use, x):
 
 def test_both_branches_are_printed_where_elements_differ():
     f = md.vmap(lambda x: in_branch(md.debug.print, md, x))
-    lines = ["small 0.0", "small 2.0", "large 0.0", "large 2.0"]
+    lines = ["small 0.0", "small 0.0", "large 2.0", "large 2.0"]  # of the elements that take the branch
     assert sorted(printed(f, np.array([0.0, 2.0]))) == sorted(lines)
 
 

@@ -111,6 +111,31 @@ def test_elements_of_a_batch_on_each_rank(name):
         check(md.grad(total(elements_on_ranks(name, TWO, split)), (0, 1)), expected, *args)
 
 
+@pytest.mark.parametrize("wrapped", [lambda f: f, md.checkpoint], ids=["plain", "checkpoint"])
+def test_a_choice_in_a_batch_in_a_branch_along_another_axis(wrapped):
+    """A constant that comes to vary in the branch is of the branch."""
+    inner = wrapped(
+        md.vmap(lambda v: md.cond(axis_index("j") > 0, lambda c: np.sin(c + v), lambda c: c, np.zeros_like(v)))
+    )
+    f = spmd.shard_map(
+        lambda x: md.cond(axis_index("i") > 0, inner, lambda x: x, x),
+        mesh=SQUARE,
+        in_specs=P("j"),
+        out_specs=P(("i", "j")),
+    )
+    x = np.arange(4.0)
+    check(f, lambda x: np.concatenate([x, 0 * x[:2], np.sin(x[2:])]), x)
+    check(md.grad(lambda x: f(x).sum()), lambda x: np.concatenate([np.ones(2), 1 + np.cos(x[2:])]), x)
+
+
+def test_a_branch_that_no_rank_takes_does_not_run():
+    rooted = lambda x: np.linalg.cholesky(x[:1, None])[0] * np.log(x)  # noqa: E731
+    f = spmd.shard_map(by_first(rooted, lambda x: 2 * x), mesh=LINE, in_specs=P("i"), out_specs=P("i"))
+    xs = -np.abs(X)
+    check(f, lambda x: 2 * x, xs)
+    check(md.grad(lambda x: f(x).sum()), lambda x: np.full(8, 2.0), xs)
+
+
 def test_what_branches_use_is_summed_outside_of_them():
     """Once for each value, and no branch communicates, forward or backward."""
     program = on_ranks(PROGRAMS["closed over"], LINE)
