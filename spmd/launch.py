@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from collectives.backends.base import LauncherError
+from minidiff.interrupts import ignore_interrupts
 from minidiff.tracebacks import displays_short
 
 #: The environment variables in which MPI launchers pass the number of processes, and this one's rank.
@@ -168,7 +169,7 @@ def end_job_on_exception() -> None:
     The others would wait for this one forever. A process that is alone, and interactive sessions, are not affected.
     """
     if (launcher_size() or 1) > 1 and not hasattr(sys, "ps1"):
-        sys.excepthook = displays_short(_end_job)
+        sys.excepthook = _end_job_at_once
         sys.exit = _exit
         atexit.register(_leave)
 
@@ -191,6 +192,7 @@ def _exit(status: Any = None, /) -> NoReturn:
 
 def _leave() -> None:
     """Tell the deadlock watchdog, if there is one, that the program ends."""
+    ignore_interrupts()
     if "collectives.backends.mpi" in sys.modules:
         sys.modules["collectives.backends.mpi"].leave(_exit_codes[-1])
 
@@ -214,6 +216,12 @@ def the_first_has_spoken() -> None:
     """
     if launcher_rank():
         time.sleep(2)
+
+
+def _end_job_at_once(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """End the job, which another Ctrl-C must not prevent: the other ranks would wait forever."""
+    ignore_interrupts()
+    displays_short(_end_job)(kind, error, trace)
 
 
 def _end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None:

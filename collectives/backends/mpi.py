@@ -11,11 +11,12 @@ import itertools
 import math
 import os
 import sys
+import threading
 import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mpi4py
@@ -40,6 +41,7 @@ from collectives.guards.mismatch import DisagreementError, Kind, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core import Primitive
 from minidiff.dtypes import accumulator, is_bfloat16, is_real_float
+from minidiff.interrupts import ignore_interrupts
 
 
 def _mpi4py() -> Any:
@@ -189,13 +191,12 @@ class Ranks(Backend):
         return started.results()
 
     def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
-        started = getattr(self, "_start_" + name)(name, operands, **params)
-        self._started.append(started)
-        return started
+        return getattr(self, "_start_" + name)(name, operands, **params)
 
     def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], **params: Any) -> Started:
         started = self._packed(name, operands, params)
         started.comm = self._communicator(**params)
+        self._started.append(started)  # first: `finish` must know of it even if Ctrl-C comes next
         started.requests = [started.comm.Iallreduce(started.given, started.buffer, _mpi.SUM)]
         return started
 
@@ -210,7 +211,8 @@ class Ranks(Backend):
         self.count(name, x.nbytes)
         started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.ordered({*held, *axes})])
         started.given, started.comm = x, self.along(axes)
-        started.requests = self._sent(x, started.buffer, axes, perm)
+        self._started.append(started)
+        started.requests = [*self._sent(x, started.buffer, axes, perm)]
         return started
 
     def wait(self, started: Started) -> list[tuple[numpy.ndarray, Axes]]:
@@ -224,6 +226,7 @@ class Ranks(Backend):
             started = self._started.pop(0)
             if interrupted:
                 abandoned.append(started)
+                WATCHDOG.unfinished.add(threading.get_ident())
             else:
                 started.comm.wait_for(started.requests)
 
@@ -346,11 +349,11 @@ class Ranks(Backend):
         self.along(axes).wait_for(self._sent(x, out, axes, perm))
         return out
 
-    def _sent(self, x: numpy.ndarray, out: numpy.ndarray, axes: Axes, perm: Sequence[tuple[int, int]]) -> list:
-        """Start sending `x` along `perm` and receiving into `out`; return the requests."""
+    def _sent(self, x: numpy.ndarray, out: numpy.ndarray, axes: Axes, perm: Sequence[tuple[int, int]]) -> Iterator[Any]:
+        """Start sending `x` along `perm` and receiving into `out`, and yield the requests."""
         me, comm = self.index(axes), self.along(axes)
-        requests = [comm.Irecv(_bytes(out), source, 0) for source, destination in perm if destination == me]
-        return requests + [comm.Isend(_bytes(x), destination) for source, destination in perm if source == me]
+        yield from (comm.Irecv(_bytes(out), source, 0) for source, destination in perm if destination == me)
+        yield from (comm.Isend(_bytes(x), destination) for source, destination in perm if source == me)
 
     # ------------------------------------------------ in and out
 
@@ -525,7 +528,8 @@ def _watched(parent: Any) -> Watched:
     agreed = numpy.empty_like(mine)
     lobby.wait("Allreduce", parent.Iallreduce, mine, agreed, _mpi.MAX)
     if agreed[1] and threads and len(ranks) > 1:
-        WATCHDOG.open(parent.Dup(), ranks)
+        with WATCHDOG.whole():
+            WATCHDOG.open(parent.Dup(), ranks)
     return Watched(parent, WATCHDOG, (*ranks[:1], int(agreed[0])), ranks)
 
 
@@ -641,6 +645,7 @@ def end(text: str, code: int, patience: float = 1.0) -> None:
     Higher ranks wait `patience` seconds and a little more, so that the lowest comes first: a rank inside an MPI call
     does not react to signals.
     """
+    ignore_interrupts()
     rank = WORLD.Get_rank()
     if rank:
         time.sleep(min(patience + 0.05 * rank, 3.0))

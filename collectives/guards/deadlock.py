@@ -13,6 +13,7 @@ uncompared.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -20,16 +21,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from collectives.guards.mismatch import MismatchCheck, agree, disagreement, ranks_named
+from collectives.guards.mismatch import OFTEN, UNFINISHED, MismatchCheck, agree, disagreement, ranks_named
 from minidiff.location import location_of
 
 TICK = 0.5  # seconds between two checks
 PAST = 3, 6  # the ages, in ticks, of the moments judged: all reports on them have arrived; relayed ones take longer
 STATE = 1  # message tag
+KEPT = 4 * OFTEN  # calls that a rank remembers; it cannot be further ahead of others, as comparisons hold it up
 SPIN = 10  # tests of a request before yielding the processor
 COMPARISON = "comparison of calls"
 
@@ -75,6 +77,10 @@ class Call(NamedTuple):
     what: str = ""  # the collective that makes the call
     place: str = ""  # the line of the program
 
+    def same_as(self, method: str, what: str) -> bool:
+        """Whether another rank's call of this number is the same; what is compared may differ."""
+        return self.method == method and (self.what == what or method == COMPARISON)
+
     def __str__(self) -> str:
         if self.method == COMPARISON:
             return f"compares its next call, {self.what}, with {ranks_named(self.ranks)}; {self.place}"
@@ -90,11 +96,15 @@ class State(NamedTuple):
     since: Mapping[tuple, list[str]] = {}  # at the end: the calls on each communicator that were not compared yet
     code: int = 0  # at the end: the exit code
     tick: int = 0
+    recent: Mapping[tuple, Mapping[int, tuple[str, str]]] = {}  # the method and collective of calls that it began
 
     def has_come_to(self, call: Call) -> bool:
         for mine in self.calls or ():
             if mine[:2] == call[:2]:
-                return mine.method == call.method and (mine.what == call.what or mine.method == COMPARISON)
+                return call.same_as(mine.method, mine.what)
+        mine = self.recent.get(call.on, {}).get(call.number)
+        if mine is not None and not call.same_as(*mine):
+            return False  # it came to something else there, and goes past it
         return self.begun.get(call.on, 0) >= call.number
 
     def __str__(self) -> str:
@@ -167,6 +177,7 @@ class Watchdog:
         self.calls: dict[int, tuple | None] = {}  # thread -> the call it is in now, for threads that ever made one
         self.communicators: list[Watched] = []
         self.channels: list[Channel] = []
+        self.unfinished: set[int] = set()  # threads in the middle of what only a whole makes sense to other ranks
         self._heard: dict[int, Heard] = {}
         self._looked = time.monotonic()
         self._ticks = itertools.count()
@@ -185,6 +196,13 @@ class Watchdog:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="deadlock watchdog")
             self._thread.start()
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Let this thread make no further calls if Ctrl-C interrupts what is in the `with` statement."""
+        self.unfinished.add(threading.get_ident())
+        yield
+        self.unfinished.discard(threading.get_ident())
 
     def forget(self, comm: Watched) -> None:
         """Stop watching a communicator."""
@@ -224,7 +242,8 @@ class Watchdog:
         begun = {comm.name: comm.begun for comm in self.communicators}
         ended = [] if calls else self.communicators
         since = {(comm.name, comm.ranks): [*map(str, comm.mismatch_check.since)] for comm in ended}
-        return State(self.rank, calls, begun, since, code, next(self._ticks))
+        recent = {comm.name: comm.recent_calls() for comm in self.communicators}
+        return State(self.rank, calls, begun, since, code, next(self._ticks), recent)
 
     # ------------------------------------------------ all ranks
 
@@ -341,11 +360,16 @@ class Watched:
         self._watchdog = watchdog
         self._made = 0  # the number of communicators made from this one
         self.begun = 0  # the number of calls begun
+        self._recent: list = [None] * KEPT
         self.name = name
         self.ranks = tuple(ranks)  # in COMM_WORLD
         self.mismatch_check = MismatchCheck(
-            comm, self.ranks, lambda requests, here: self.wait_for(requests, COMPARISON)
+            comm,
+            self.ranks,
+            lambda requests, here: self.wait_for(requests, COMPARISON),
+            unfinished=watchdog.unfinished,
         )
+        self._misused = ""  # by two threads at once: what to say
         watchdog.communicators.append(self)
 
     def __getattr__(self, method: str) -> Any:
@@ -356,20 +380,55 @@ class Watched:
         return call
 
     def wait(self, method: str, start: Callable | None, *args: Any) -> None:
-        """Start a nonblocking call and wait; without `start`, wait for given requests."""
+        """Start a nonblocking call and wait; without `start`, wait for given requests.
+
+        Once the call has started, this rank has taken part in it, so Ctrl-C may interrupt the wait.
+        """
+        calls, thread, unfinished = self._watchdog.calls, threading.get_ident(), self._watchdog.unfinished
+        if method != COMPARISON:
+            if thread in unfinished:
+                raise RuntimeError(UNFINISHED)
+            unfinished.add(thread)
         self.begun += 1
-        calls, thread = self._watchdog.calls, threading.get_ident()
-        calls[thread] = self, self.begun, method, self.mismatch_check.latest
+        calls[thread] = self._recent[self.begun % KEPT] = self, self.begun, method, self.mismatch_check.latest
         try:
-            wait_for([start(*args)] if start else args[0])
-        except BaseException:
+            if len(calls) > 1 or self._misused:
+                self._check_alone(thread)
+            requests = [start(*args)] if start else list(args[0])
+            if method != COMPARISON:
+                unfinished.discard(thread)
+            wait_for(requests)
+        except BaseException as error:
             abandoned.append(args)
+            if isinstance(error, Exception):  # not Ctrl-C
+                unfinished.discard(thread)
             raise
         finally:
             calls[thread] = None
 
-    def wait_for(self, requests: Sequence[Any], method: str = "Waitall") -> None:
-        """Wait for all `requests`."""
+    def recent_calls(self) -> dict[int, tuple[str, str]]:
+        """The last calls by their numbers: MPI's name, and the collective that made the call."""
+        return {n: (method, kind.text if kind else "") for _, n, method, kind in filter(None, [*self._recent])}
+
+    def _check_alone(self, thread: int) -> None:
+        """Raise RuntimeError, now and at each later call, if another thread is in a call on this communicator.
+
+        Each rank would make the calls of the two in an order of its own.
+        """
+        others = [t for t, call in list(self._watchdog.calls.items()) if t != thread and call and call[0] is self]
+        if others:
+            names = {t.ident: t.name for t in threading.enumerate()}
+            one, two = (repr(names.get(t, "a thread that has ended")) for t in (thread, others[0]))
+            self._misused = (
+                f"rank {self._watchdog.rank}: the thread {one} makes a call on a mesh while the thread {two} is in "
+                "another one on it. Ranks cannot tell the calls of threads apart: use a mesh from one thread at a "
+                "time, or give each thread one of its own, as in make_mesh(sizes, names, comm=MPI.COMM_WORLD.Dup())"
+            )
+        if self._misused:
+            raise RuntimeError(self._misused)
+
+    def wait_for(self, requests: Iterable[Any], method: str = "Waitall") -> None:
+        """Wait for all `requests`; an iterator may start them as it goes."""
         self.wait(method, None, requests)
 
     def Dup(self) -> Watched:
@@ -381,7 +440,8 @@ class Watched:
     def _further(self, method: str, make: Callable, *args: Any) -> Watched:
         self._made += 1
         self.wait(method, self._comm.Ibarrier)  # `make` blocks, but only briefly once all ranks are here
-        comm = make(*args)
+        with self._watchdog.whole():
+            comm = make(*args)
         ranks = [self.ranks[r] for r in comm.Get_group().Translate_ranks(None, self._comm.Get_group())]
         return Watched(comm, self._watchdog, (*self.name, self._made), ranks)
 

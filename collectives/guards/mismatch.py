@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import operator
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,9 +32,15 @@ OFTEN = 64  # compare after this many small calls
 LARGE = 2**17  # this many bytes count as one more call
 ALONE = {"ppermute"}  # calls in which a rank does not wait for all others
 MANY = 2**12  # the number of kinds that are remembered; then all ranks forget theirs at the same call
-TAG = 2  # message tag of comparisons
+TAG = 2  # message tag of comparisons; the next one is that of their texts
 LINE = 2**9  # the most bytes in a description of a call
 
+#: The error of a thread that Ctrl-C has interrupted in the middle of what makes sense to other ranks only as a whole.
+UNFINISHED = (
+    "Ctrl-C interrupted this rank while it was beginning a collective, which other ranks may have completed. The ranks "
+    "are no longer in step, so it can make no further calls. Do not catch KeyboardInterrupt around collectives: let it "
+    "end the program, which ends all ranks"
+)
 _TYPE = operator.attrgetter("shape", "dtype")
 
 
@@ -65,7 +72,8 @@ class MismatchCheck:
 
     `comm` is the communicator, which also carries the comparisons, under their own tag. `ranks` are the names of its
     ranks in messages. `wait(requests, here)` waits for messages; `here` says whether all ranks are known to have
-    reached the comparison. With `each`, every call that waits for all ranks is compared.
+    reached the comparison. With `each`, every call that waits for all ranks is compared. A thread is in `unfinished`
+    while it compares, and stays there if Ctrl-C interrupts it.
     """
 
     def __init__(
@@ -74,12 +82,14 @@ class MismatchCheck:
         ranks: Sequence[int],
         wait: Callable[[list, bool], None],
         each: bool = False,
+        unfinished: set[int] | None = None,
     ):
         self.comm = comm
         self.ranks = ranks
         self.wait = wait
         self.latest: Kind | None = None  # the kind of the latest call
         self.each = each
+        self.unfinished = set() if unfinished is None else unfinished
         self.kinds: dict[tuple, Kind] = {}
         self.since: list[Kind] = []
         self._due = 0
@@ -127,27 +137,33 @@ class MismatchCheck:
         return {}
 
     def _first_difference(self, lines: Sequence[str]) -> dict[int, str]:
-        place = _place()
+        place, found = _place(), {}
+        self.unfinished.add(threading.get_ident())
         for start in itertools.count(step=OFTEN):
             page = [str(Kind(line, place, 0)) for line in lines[start : start + OFTEN]]
             said = [text.split("\n") if text else [] for text in self._from_all("\n".join(page))]
-            for column in itertools.zip_longest(*said, fillvalue="nothing more"):
-                if not agree([[line] for line in column]):
-                    return dict(zip(self.ranks, column))
-            if not any(said):
+            columns = itertools.zip_longest(*said, fillvalue="nothing more")
+            found = next((dict(zip(self.ranks, c)) for c in columns if not agree([[line] for line in c])), {})
+            if found or not any(said):
                 break
-        return {}
+        self.unfinished.discard(threading.get_ident())
+        return found
 
     def _compare(self) -> None:
+        thread, calls = threading.get_ident(), {}
+        if thread in self.unfinished:
+            raise RuntimeError(UNFINISHED)
+        self.unfinished.add(thread)
         low, high = self._extremes(_digest(kind.text for kind in self.since))
         if low != high:
             *before, last = self.since  # at most OFTEN
             said = self._from_all("\n".join([*map(str, before), str(last._replace(place=_place()))]))
-            self.kinds, self.since = {}, []
             calls = {r: text.split("\n") for r, text in zip(self.ranks, said)}
+            self.kinds = {}
+        self.since, self._due = [], 0
+        self.unfinished.discard(thread)
+        if calls:
             raise DisagreementError(disagreement(calls), calls)
-        self.since.clear()
-        self._due = 0
 
     def _extremes(self, mine: int) -> tuple[int, int]:
         """The least and greatest value of all ranks; each step doubles those covered."""
@@ -168,7 +184,8 @@ class MismatchCheck:
         return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in said]
 
     def _send_receive(self, given: numpy.ndarray, to: int, coming: numpy.ndarray, source: int, here: bool) -> None:
-        self.wait([self.comm.Irecv(coming, source, TAG), self.comm.Isend(given, to, TAG)], here)
+        tag = TAG + here  # a text is never taken for a number
+        self.wait([self.comm.Irecv(coming, source, tag), self.comm.Isend(given, to, tag)], here)
 
 
 def agree(made: Iterable[Sequence[str]]) -> bool:

@@ -72,7 +72,7 @@ class Fault:
     before: str = START + MESH + SOON
     run: tuple[str, ...] = ()  # what runs the program, before its file
     interrupt: bool = False  # by Ctrl-C, once each rank has printed a line
-    tracebacks: int = 0
+    tracebacks: int | None = 0  # None: those of threads, too
     slow: bool = False
 
 
@@ -203,6 +203,43 @@ FAULTS = {
             "else: assert not rank\n"
             "for _ in range(100): assert total(x).gather()[0] == x.sum()\n"
             "print('done')"
+        ),
+        "SIGINT in a comparison of calls, and is caught": Fault(
+            "from collectives.guards import deadlock\n"
+            "def interrupted(requests):\n"
+            "    deadlock.wait_for = wait_for\n"
+            "    raise KeyboardInterrupt\n"
+            "wait_for = deadlock.wait_for\n"
+            "if rank == 1: deadlock.wait_for = interrupted\n"
+            "try: total(np.ones(3 * SIZE))\n"
+            "except KeyboardInterrupt: pass\n"
+            "total(x)",
+            (r"\[rank 1\] RuntimeError: Ctrl-C interrupted this rank while .* no longer in step", FAILED.format(1, 1)),
+            tracebacks=1,
+        ),
+        "SIGINT between the beginning of a call and its start, and is caught": Fault(
+            "grid = spmd.make_mesh((SIZE, 1), ('i', 'j'))\n"
+            "on_grid = sums(grid)\n"
+            "on_grid(x)\n"
+            "comm = mesh.ranks.comm\n"
+            "def interrupted(*args): raise KeyboardInterrupt\n"
+            "try: comm.wait('Allreduce', interrupted if rank else comm._comm.Iallreduce, x, np.ones(SIZE))\n"
+            "except KeyboardInterrupt: pass\n"
+            "on_grid(x)",
+            (r"\[rank 1\] RuntimeError: Ctrl-C interrupted this rank while .* no longer in step", FAILED.format(1, 1)),
+            tracebacks=1,
+        ),
+        "Ctrl-C while the job ends": Fault(
+            "sleep = time.sleep\n"
+            "def interrupted(seconds):\n"
+            "    os.kill(os.getpid(), signal.SIGINT)\n"
+            "    sleep(seconds)\n"
+            "if rank:\n"
+            "    time.sleep = interrupted\n"
+            "    raise ValueError('no file')\n"
+            "total(x)",
+            (r"\[rank 1\] ValueError: no file", FAILED.format(1, 1)),
+            tracebacks=1,
         ),
         "Ctrl-C while all compute, or wait": Fault(
             "total(x)\nprint('ready', flush=True)\nif rank: time.sleep(3600)\ntotal(x)",
@@ -418,6 +455,22 @@ FAULTS = {
             + "total(x)",
             (DEADLOCK, r"rank 0 waits in psum .* on\(b, lambda", r"rank 1 waits in psum .* on\(a, lambda"),
         ),
+        "four threads on one mesh": Fault(
+            THREADS
+            + "started = threading.Barrier(4)\n"
+            + "def work():\n"
+            + "    started.wait()\n"
+            + "    for _ in range(20): total(x)\n"
+            + "if rank: time.sleep(0.5)\n"
+            + "run(*[work] * 4)\n"
+            + "total(x)",
+            (
+                r"RuntimeError: rank 0: the thread 'Thread-\d .*' makes a call on a mesh while",
+                r"while the thread 'Thread-\d .*' is in another one on it\. .* use a mesh from one thread at a time",
+                r"\[rank [01]\] (RuntimeError: |Ranks wait |A rank waits )",
+            ),
+            tracebacks=None,
+        ),
         "MPI without threads": goes_on(
             START + MESH + "if rank == 1: time.sleep(2)\ntotal(x)\nprint('done')",
             says=(r"RuntimeWarning: the deadlock watchdog is off, since MPI was started without MPI_THREAD_MULTIPLE",),
@@ -464,7 +517,7 @@ def check(fault, script):
     for pattern in fault.says:
         assert re.search(pattern, err), err
     if not fault.interrupt:
-        assert err.count("Traceback (most recent call last)") == fault.tracebacks, err
+        assert fault.tracebacks in (None, err.count("Traceback (most recent call last)")), err
         assert not re.search(r'File ".*/(minidiff|collectives|spmd)/\w+\.py"', err), err  # but the program's own
 
 
@@ -479,3 +532,38 @@ def test_faults(kind, tmp_path):
         }
     failures = {name: error for name, result in results.items() if (error := result.exception()) is not None}
     assert not failures, "\n\n".join(f"{name}: {error!r}"[:4000] for name, error in failures.items())
+
+
+@pytest.mark.skipif(launcher_size() is not None, reason="starts launchers, which needs no launcher around it")
+@pytest.mark.parametrize("interrupted", ["rank", "True"], ids=["one rank", "all ranks"])
+def test_many_interrupts_that_a_program_catches(interrupted, tmp_path):
+    """The job ends, whatever they interrupt, and what it says is text."""
+    (tmp_path / "program.py").write_text(
+        f"""{START}{MESH}{SOON}
+def body(x):
+    one, two = psum((x, x), "i")
+    return one + psum(x * 2, "i") + two + ppermute(x, "i", [(0, 1), (1, 0)])
+f, left = on(mesh, body), 40
+def interrupt():
+    for _ in range(left):
+        time.sleep(0.002)
+        os.kill(os.getpid(), signal.SIGINT)
+if {interrupted}: threading.Thread(target=interrupt, daemon=True).start()
+n = 0
+while n < 300:
+    try:
+        while n < 300:
+            n += 1
+            f(np.ones(SIZE * (1 + n % 40)))
+    except KeyboardInterrupt:
+        pass
+"""
+    )
+    with launching(2, str(tmp_path / "program.py")) as job:
+        try:
+            _, err = job.communicate(timeout=60)
+        except BaseException:
+            job.kill()
+            raise
+    assert all(c.isprintable() or c == "\n" for c in err), err
+    assert "Error in" not in err, err

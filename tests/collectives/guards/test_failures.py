@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.guards.deadlock import Call, State, stuck
+from collectives.guards.deadlock import COMPARISON, Call, State, stuck
 from collectives.guards.mismatch import LINE, Kind, agree, disagreement
 from tests import PATIENCE
 from tests.samples import each
@@ -93,6 +93,28 @@ def test_who_waits_for_ever(states, expected):
     assert stuck({rank: state(rank, call and [call], begun) for rank, call, begun in states}) == expected
 
 
+@each(
+    "made, expected",
+    [
+        (("Allreduce", "psum"), []),  # it has left 5 behind, and will be left behind at 6
+        (("Allgather", "all_gather"), [0, 1]),  # which 0 does not come to, as 1 never does to 5
+        (("Allreduce", "pmax"), [0, 1]),
+        ((COMPARISON, "psum"), [0, 1]),
+        (None, []),  # longer ago than it remembers
+    ],
+)
+def test_a_rank_that_is_ahead_by_another_call(made, expected):
+    zero = State(0, (call(5, 0, 1),), {("a",): 5})
+    one = State(1, (call(6, 0, 1),), {("a",): 6}, recent={("a",): {5: made, 6: ("Allreduce", "psum")} if made else {}})
+    assert stuck({0: zero, 1: one}) == expected
+
+
+def test_a_comparison_is_the_same_whatever_is_compared():
+    zero = State(0, (call(5, 0, 1, method=COMPARISON, what="psum"),), {("a",): 5})
+    one = State(1, (call(6, 0, 1),), {("a",): 6}, recent={("a",): {5: (COMPARISON, "pmax")}})
+    assert stuck({0: zero, 1: one}) == []
+
+
 def state(rank, calls, begun):
     return State(rank, calls and tuple(calls), {(on,): n for on, n in begun.items()})
 
@@ -126,10 +148,11 @@ def test_ranks_of_one_program_never_wait_for_ever(data, threads):
     for r in ranks:
         begun = Counter((t, g) for t in range(threads) for g in groups[t][: done[t][r] + 1] if r in g)
         at = [(t, groups[t][done[t][r]]) for t in range(threads) if done[t][r] < len(groups[t])]
+        recent = {on: dict.fromkeys(range(1, n + 1), ("Allreduce", "")) for on, n in begun.items()}
         if r in left:
-            states[r] = State(r, None, begun)
+            states[r] = State(r, None, begun, recent=recent)
         elif all(r in g and not left.issuperset({*g} - {r}) for _, g in at) and data.draw(st.booleans()):
-            states[r] = State(r, tuple(Call((t, g), begun[t, g], "Allreduce", g) for t, g in at), begun)
+            states[r] = State(r, tuple(Call((t, g), begun[t, g], "Allreduce", g) for t, g in at), begun, recent=recent)
     assert stuck(states) == []
 
 
