@@ -67,9 +67,10 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
 def _block(schedule: Schedule, layers: tuple, inputs: Any, targets: Any, no_loss: Any, axis: str) -> Callable:
     """What a block of layers makes of a microbatch: (x, loss), where only the last block has a loss."""
     first, stage, last = layers
+    rank = axis_index(axis)  # out here it is lent to simulated ranks with the rest, by one that takes the step
 
     def block(params, x, entry):
-        number = axis_index(axis) + schedule.stages * entry.chunk
+        number = rank + schedule.stages * entry.chunk
         x = md.cond(number == 0, lambda x: first(params[0], _at(inputs, entry.microbatch)), lambda x: x, x)
         x = stage(params[1], x)
         ending = lambda x: last(params[2], x, _at(targets, entry.microbatch))  # noqa: E731

@@ -1,5 +1,7 @@
 """Pipelines that follow a schedule: loss and gradients of the whole network, as few activations as it says."""
 
+import warnings
+
 import pytest
 
 import minidiff as md
@@ -63,6 +65,41 @@ def test_the_first_stage_embeds_and_the_last_classifies(name, p, M):
     value, (embedding, layers, head) = run((params["embedding"], blocks, params["head"]), *batch)
     gradients = {"embedding": embedding, "layers": layers.reshape(params["layers"].shape), "head": head}
     assert_trees_close((value, gradients), md.value_and_grad(pipeline_whole)(params, *batch))
+
+
+@pytest.mark.parametrize("name", networks.PARTIAL_LAYERS)
+def test_layers_that_are_not_finite_everywhere(name):
+    """No stage computes on what is no microbatch."""
+    layer = networks.PARTIAL_LAYERS[name]
+    ends = (
+        lambda a, x: a * x,
+        lambda p, x: layer(p[0] if p.shape else p, x),
+        lambda b, x, y: np.mean(y * (b * x) ** 3),
+    )
+    for which, p, M in (("gpipe", 2, 3), ("interleaved", 2, 4)):
+        schedule = networks.SCHEDULES[which](p, M)
+        blocks = p * schedule.chunks
+        params = np.linspace(0.5, 1, blocks) * (-1) ** (np.arange(blocks) * (name == "of alternating sign"))
+        batch = np.random.default_rng(0).uniform(1, 2, size=(2, M, 3, 2))
+        specs = P(), P(None, "stages"), P()
+        run = spmd.shard_map(
+            lambda params, *batch: scheduled(schedule, ends, params, *batch, "stages"),  # noqa: B023
+            mesh=stages(p),
+            in_specs=(specs, P(), P()),
+            out_specs=(P(), specs),
+        )
+
+        def whole(params, inputs, targets):
+            a, blocks, b = params
+            x = a * inputs
+            for p in blocks.reshape(-1):
+                x = layer(p, x)
+            return last(b, x, targets)
+
+        args = (1.5, params.reshape(schedule.chunks, p), 0.7), *batch
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_trees_close(md.tree.map(np.asarray, run(*args)), md.value_and_grad(whole)(*args))
 
 
 MISFITS = {
