@@ -22,6 +22,7 @@ def calibrate(**arguments):
 
 @RANKS
 def test_all_ranks_have_the_same_model():
+    mesh_of_all().reset_calls()
     model = calibrate()
     assert {m.collective for m in model.measurements} == set(_PARAMETERS)
     assert model.source == f"fitted to times on {MPI.COMM_WORLD.size} MPI ranks"
