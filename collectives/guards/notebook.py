@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from collectives.guards.mismatch import MismatchCheck
@@ -156,11 +156,12 @@ class Communicator:
         name = (*self._name, self._splits)
         return Communicator(self.session, self._ranks, name, lambda: self._current().Split(colour, key))
 
-    def wait_for(self, requests: Sequence[Any], buffers: Any = (), check: bool = True) -> None:
+    def wait_for(self, requests: Iterable[Any], buffers: Any = (), check: bool = True) -> None:
         """Wait for all `requests`; with `check`, raise OtherRankError if a rank fails.
 
         `buffers` are what they read and write: they are kept alive if the wait is interrupted.
         """
+        requests = [*requests]  # an iterator starts them as it goes
         if not self.session.in_step:  # the requests will never complete
             self.session.abandoned.append((requests, buffers))
             return
