@@ -4,6 +4,8 @@ A program is Python source, one NumPy call a line, and so are its arguments: a f
 is drawn from a seed, runs in plain NumPy, and is compared with itself under `jvp`, `vjp`, `jit`, `vmap`, `checkpoint`
 and on tapes: values, dtypes, shapes, who shares memory with whom, and what is held while inputs and results change.
 
+Between these, it runs one program of each route of `tests/fuzz_routes.py`.
+
     python -m tests.fuzz --minutes 20 --seed 0
 """
 
@@ -13,8 +15,10 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import pathlib
 import random
 import re
+import resource
 import sys
 import time
 import traceback
@@ -32,6 +36,7 @@ from minidiff.compiler.simplify import optimize
 from minidiff.dtypes import float0, is_differentiable
 from minidiff.numpy.coverage import full_name
 from minidiff.promotion import WEAK_TYPES
+from tests.fuzz_routes import fuzz_routes
 from tests.table import TABLE, decomposition, linalg, polynomial
 
 # ---------------------------------------------------------------- what programs are made of
@@ -480,12 +485,16 @@ def _tried(line: str, values: dict[str, Any]) -> Any:
     sizes = [numpy.abs(numpy.asarray(v, complex)).max() if numpy.size(v) else numpy.inf for v in used.values()]
     if "wrap" in line and max(sizes, default=0) > 1000:
         return None  # NumPy's take adds or subtracts the size until an index fits: without an end where that is 0
+    plain = used and all(isinstance(v, _NUMBERS) and not isinstance(v, numpy.generic) for v in used.values())
+    if plain and "**" in line:
+        # Of Python's numbers, values decide on the type: 2 ** -1 is a float, (-0.5) ** 0.5 is complex. And 3 ** 2**40
+        # would fill the memory, for hours, as Python's integers have no end.
+        return None
     try:
         f = _executed(f"def f({', '.join(used)}):\n    return {line}\n", md.numpy)
         out = f(*used.values())
     except Exception:
         return None
-    plain = used and all(isinstance(v, _NUMBERS) and not isinstance(v, numpy.generic) for v in used.values())
     if not isinstance(out, (numpy.ndarray, numpy.generic, *(_NUMBERS if plain else ()))):
         return None
     kept = numpy.asarray(out)
@@ -493,8 +502,6 @@ def _tried(line: str, values: dict[str, Any]) -> Any:
         return None
     if plain and line.startswith("np.") and isinstance(out, _NUMBERS) and not isinstance(out, numpy.generic):
         return None  # np.isreal(2) is True, not np.True_
-    if plain and "**" in line:
-        return None  # of Python's numbers, values decide on the type: 2 ** -1 is a float, (-0.5) ** 0.5 is complex
     if re.search(r"\dj\b|complex\(", line) and any(type(v) is numpy.float64 for v in used.values()):
         return None  # to Python's complex numbers NumPy's float64 is a float: what comes out promotes weakly
     if "**" in line and any(numpy.ndim(v) == 0 and numpy.asarray(v).dtype == bool for v in used.values()):
@@ -1001,11 +1008,24 @@ def shrunk(failure: Failure) -> Failure:
     while smaller:
         smaller = False
         for program in _smaller(failure.program):
+            if raises_python_numbers(program):
+                continue
             found = failures(program, Counter(), failure.name)
             if found and kind_of(found[0].error) == kind_of(failure.error):
                 failure, smaller = found[0], True
                 break
     return failure
+
+
+def raises_python_numbers(program: Program) -> bool:
+    """Whether it takes a power of nothing but Python's numbers: `3 ** 2**40` would fill the memory, for hours."""
+    plain = {name for name, kind in program.inputs.items() if not kind.dtype and not kind.same_as}
+    for name, line in program.lines.items():
+        if "np." not in line and set(re.findall(r"(?<![\w.'])[a-z](?!\w)", line)) <= plain:
+            if "**" in line:
+                return True
+            plain.add(name)
+    return False
 
 
 def _smaller(program: Program) -> Iterator[Program]:
@@ -1046,6 +1066,23 @@ def fuzz(seeds: Iterable[str], counts: Counter) -> Iterator[list[Failure]]:
             yield found
 
 
+def resident_memory() -> int:
+    """What this process takes of the memory now, in MiB."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 2**20
+
+
+def most_memory() -> int:
+    """What this process has taken of the memory at most, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**10
+
+
+#: Of random programs, before each route has its turn: then they take about the same time.
+PROGRAMS_A_ROUTE = 10
+#: The programs after which all modules are imported, and caches filled: the memory grows little from then on.
+PROGRAMS_TO_WARM_UP = 100
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", default="0")
@@ -1055,15 +1092,26 @@ def main() -> None:
     options = parser.parse_args()
     end, counts, kinds = time.monotonic() + 60 * options.minutes, Counter(), Counter()
     numbers = itertools.takewhile(lambda k: time.monotonic() < end, range(options.programs))
-    for found in fuzz((f"{options.seed}/{k}" for k in numbers), counts):
-        kind = kind_of(found[0].error)
-        kinds[kind] += 1
-        if kinds[kind] <= options.shown:
-            print(f"# wrong in: {', '.join(f.name for f in found)}\n{shrunk(found[0])}", flush=True)
+    start = resident_memory()
+    for k in numbers:
+        seed = f"{options.seed}/{k}"
+        start = resident_memory() if k == PROGRAMS_TO_WARM_UP else start
+        for found in fuzz([seed], counts):
+            kind = kind_of(found[0].error)
+            kinds[kind] += 1
+            if kinds[kind] <= options.shown:
+                print(f"# wrong in: {', '.join(f.name for f in found)}\n{shrunk(found[0])}", flush=True)
+        if k % PROGRAMS_A_ROUTE == 0:
+            for text in fuzz_routes([seed], counts):
+                kind = text[2:].split(",")[0]
+                kinds[kind] += 1
+                if kinds[kind] <= options.shown:
+                    print(text, flush=True)
     for key, n in sorted(counts.items(), key=str):
         print(f"{n:8} {key if isinstance(key, str) else ', '.join(key)}")
     for text, n in REFUSED.most_common():
         print(f"{n:8} refused: {text}")
+    print(f"resident memory in MiB: {start} at first, {resident_memory()} at the end, {most_memory()} at most")
     print(f"{sum(kinds.values())} programs with findings, seed {options.seed}: {dict(kinds)}")
     sys.exit(bool(kinds))
 

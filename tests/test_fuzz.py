@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests import fuzz
+from tests import fuzz, fuzz_routes
 from tests.samples import each
 
 #: As Hypothesis does it: where a change is judged (CI), the same programs each time; else new ones.
@@ -18,6 +18,29 @@ SEED = "CI" if os.environ.get("CI") else str(time.time_ns())
 def test_random_programs_are_what_numpy_makes_of_them(part):
     for found in fuzz.fuzz((f"{SEED}/{part}/{k}" for k in range(12)), Counter()):
         pytest.fail(str(fuzz.shrunk(found[0])), pytrace=False)
+
+
+@pytest.mark.parametrize("route", fuzz_routes.ROUTES)
+def test_programs_of_a_route_are_what_a_loop_or_numpy_makes_of_them(route):
+    for text in fuzz_routes.fuzz_routes((f"{SEED}/{k}" for k in range(4)), Counter(), [route]):
+        pytest.fail(text, pytrace=False)
+
+
+def test_a_finding_of_a_route_is_a_script(monkeypatch):
+    monkeypatch.setitem(fuzz_routes.ROUTES, "wrong", lambda rng: f"agree(md.jit(np.cos)(0.0), {rng.choice([2.0])})")
+    (text,) = fuzz_routes.fuzz_routes(["0"], Counter(), ["wrong"])
+    assert text.startswith("# wrong, seed '0': AssertionError: ")
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        exec(text, {})
+
+
+@each("line", ["a ** (2**40)", "a ** a", "(2**40) ** a", "abs(a) ** (2**40)"])
+def test_powers_of_integers_without_an_end_are_not_drawn(line):
+    assert fuzz._tried(line, {"a": 2}) is None
+    program = fuzz.Program({"a": fuzz.Input(shape=int), "b": fuzz.Input("int64")}, {"c": line}, ("c",), "0")
+    assert fuzz.raises_python_numbers(program)
+    of_an_array = fuzz.Program(program.inputs, {"c": line.replace("a", "b")}, ("c",), "0")
+    assert not fuzz.raises_python_numbers(of_an_array)
 
 
 def wrong(f):

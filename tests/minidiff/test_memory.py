@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import linecache
 import tracemalloc
 import weakref
 
@@ -94,6 +95,30 @@ def test_arguments_are_let_go(name):
         assert [ref() for ref in held] == [None, None]
     finally:
         gc.enable()
+
+
+def test_functions_that_are_dropped_leave_nothing():
+    """Programs, their sources, keys, locations and constants go with the function that they were compiled from."""
+    x = np.linspace(1.0, 2.0, 4)
+
+    def once():
+        w = np.ones(4)
+        f = lambda x: np.sum(np.sin(x) * w)  # noqa: E731
+        g = lambda x: psum(x * w[0], "i")  # noqa: E731
+        md.jit(f)(x), md.jit(md.grad(f))(x), md.grad(md.jit(f))(x), md.make_tape(f)(x)
+        md.vmap(md.jit(g), axis_name="i")(x)
+        md.jit(spmd.shard_map(g, mesh=MESH, in_specs=P("i"), out_specs=P()))(x)
+
+    def left():
+        gc.collect()
+        return len(gc.get_objects()) + len(linecache.cache)
+
+    for _ in range(3):
+        once()
+    before = left()
+    for _ in range(50):
+        once()
+    assert left() - before < 50  # not one of a round
 
 
 def test_the_backward_sweep_lets_go_of_the_tape():
