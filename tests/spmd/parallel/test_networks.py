@@ -194,7 +194,7 @@ def test_a_pipeline_of_layers_that_are_not_finite_everywhere(name):
     networks.check_partial_layers(name, mesh_of(4, "stages"))
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a stage computes on what is no microbatch, in vain
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a stage computes on fillers, in vain
 @pytest.mark.parametrize("name", networks.PARTIAL_LAYERS)
 def test_the_same_without_types(name):
     networks.check_partial_layers(name, mesh_of(4, "stages"), check_rep=False)

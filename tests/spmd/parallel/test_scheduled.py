@@ -69,7 +69,7 @@ def test_the_first_stage_embeds_and_the_last_classifies(name, p, M):
 
 @pytest.mark.parametrize("name", networks.PARTIAL_LAYERS)
 def test_layers_that_are_not_finite_everywhere(name):
-    """No stage computes on what is no microbatch."""
+    """No stage computes on anything but microbatches."""
     layer = networks.PARTIAL_LAYERS[name]
     ends = (
         lambda a, x: a * x,
