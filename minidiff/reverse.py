@@ -45,6 +45,7 @@ from minidiff.core import (
 from minidiff.dtypes import is_differentiable
 from minidiff.forward import JVP, JVPTracer, instantiate
 from minidiff.keywords import transformation
+from minidiff.linear_function import LinearFunction
 from minidiff.location import transposes
 from minidiff.promotion import are_weak
 from minidiff.tape import Equation, RecordedTracer, Recorder, Tape, evaluate_equation
@@ -280,8 +281,8 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
     `f_linear(*tangents)` takes trees like the primals and returns one like the result of `f`. It stores the primal
     values that it needs, so it does not run `f` again. It copies those that you may write into (arguments, results,
-    arrays that `f` closes over), so it remains the derivative at the point of linearization. With `has_aux`, `f`
-    returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
+    arrays that `f` closes over), so it remains the derivative at the point of linearization. It is a tree of what it
+    stores. With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
 
     >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)
@@ -296,17 +297,18 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     outs, *aux = flat.split(outs)
     types, tape.outputs = [typeof(x) for x in outs], tape.outputs[: len(outs)]
     keep_residuals(tape)
+    primal_types, out_structure = [(path, typeof(x)) for (path, _), x in zip(leaves, values)], flat.out_structure
 
-    def f_linear(*tangents: Any) -> Any:
+    def f_linear(tape: Tape, *tangents: Any) -> Any:
         flat_tangents, given = tree.flatten(tangents)
         if given != structure:
             raise TypeError(f"f_linear: tangents have the structure {given}, the primals {structure}")
-        checked = [checked_tangent(path, p, t) for (path, _), p, t in zip(leaves, values, flat_tangents)]
+        checked = [checked_tangent(path, p, t) for (path, p), t in zip(primal_types, flat_tangents)]
         results = tape(*[t for t, yes in zip(checked, active) if yes])
         results = [instantiate(t, x) for t, x in zip(results, types)]
-        return tree.unflatten(flat.out_structure, apart(results, checked))
+        return tree.unflatten(out_structure, apart(results, checked))
 
-    return tree.unflatten(flat.out_structure, outs), f_linear, *aux
+    return tree.unflatten(out_structure, outs), LinearFunction(f_linear, tape), *aux
 
 
 def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
@@ -314,8 +316,9 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
     `pullback(ct)` takes a cotangent like the result of `f` (same structure, shapes, dtypes) and returns a tuple with a
     cotangent for each primal. Integers get cotangents of dtype `float0`. It may be called several times, even after
-    arguments, results, or arrays that `f` closes over have been overwritten: it has copies of those that it needs.
-    With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, pullback, aux)`.
+    arguments, results, or arrays that `f` closes over have been overwritten: it has copies of those that it needs. It
+    is a tree of these, so a compiled function may take or return it, and a rule of `custom_vjp` keep it. With
+    `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, pullback, aux)`.
 
     >>> import numpy as np
     >>> value, pullback = vjp(lambda x, y: x * y, 2.0, 3.0)
@@ -332,15 +335,16 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     outs, *aux = flat.split(outs)
     out_types, tape.outputs = [typeof(x) for x in outs], tape.outputs[: len(outs)]
     keep_residuals(tape)
+    ct_types, out_structure = [typeof(x).cotangent for x in values], flat.out_structure
 
-    def pullback(ct: Any) -> tuple:
-        cts = checked_cotangents(ct, out_types, flat.out_structure)
+    def pullback(tape: Tape, ct: Any) -> tuple:
+        cts = checked_cotangents(ct, out_types, out_structure)
         pulled = iter(pull_back(tape, cts))
-        found = [instantiate(next(pulled) if yes else None, typeof(x).cotangent) for x, yes in zip(values, active)]
-        found = [resharded(ct, typeof(x).cotangent) for ct, x in zip(found, values)]
+        found = [instantiate(next(pulled) if yes else None, t) for t, yes in zip(ct_types, active)]
+        found = [resharded(ct, t) for ct, t in zip(found, ct_types)]
         return tree.unflatten(structure, apart(found, cts))
 
-    return tree.unflatten(flat.out_structure, outs), pullback, *aux
+    return tree.unflatten(out_structure, outs), LinearFunction(pullback, tape), *aux
 
 
 _FLOAT64 = numpy.dtype(float)

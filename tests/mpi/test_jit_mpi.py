@@ -90,3 +90,28 @@ def test_one_function_in_vmaps_of_other_sizes():
         mesh, call = mapped(lambda w, x: md.vmap(f, axis_name="v")(x[0] * w), P())
         x = np.arange(float(mesh.size))
         np.testing.assert_array_equal(call(np.arange(float(n)), x), [x.sum() * np.arange(n).mean()] * n)
+
+
+def product(x):
+    return np.sin(x) * x
+
+
+@RANKS
+def test_pullbacks_leave_bodies_and_programs():
+    mesh, make = mapped(lambda w, x: md.vjp(product, w * x)[1], P("i"))
+    apply = shard_map(lambda pullback, ct: pullback(ct)[0], mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    x, w = np.arange(1.0, mesh.size + 1), 0.5
+    expected = (np.cos(w * x) * w * x + np.sin(w * x)) * x
+    for wrapped in (lambda f: f, md.jit):
+        np.testing.assert_allclose(wrapped(apply)(wrapped(make)(w, x), x).gather(), expected)
+
+
+@RANKS
+def test_a_rule_in_a_body_keeps_a_pullback():
+    f = md.custom_vjp(product)
+    f.defvjp(lambda x: md.vjp(product, x), lambda pullback, ct: pullback(ct))
+    mesh, loss = mapped(lambda w, x: psum(f(w * x).sum(), "i"), P())
+    x = np.arange(1.0, mesh.size + 1)
+    expected = ((np.cos(x) * x + np.sin(x)) * x).sum()
+    for gradient in (md.grad(loss), md.jit(md.grad(loss))):
+        np.testing.assert_allclose(gradient(1.0, x), expected)
