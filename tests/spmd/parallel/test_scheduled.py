@@ -94,7 +94,7 @@ def test_layers_that_are_not_finite_everywhere(name):
             x = a * inputs
             for p in blocks.reshape(-1):
                 x = layer(p, x)
-            return last(b, x, targets)
+            return ends[2](b, x, targets)
 
         args = (1.5, params.reshape(schedule.chunks, p), 0.7), *batch
         with warnings.catch_warnings():
