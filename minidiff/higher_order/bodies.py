@@ -410,11 +410,13 @@ class Call(HigherOrder):
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         batched = [outside.owns(x) for x in args]
         values = [outside.in_front(x) for x in args]
-        results = self.bind(*values, **self.batched_params(params, outside, batched))
-        return [BatchTracer(outside, x, 0) for x in results]
+        out_batched: list[bool] = []
+        outs = self.bind(*values, **self.batched_params(params, outside, batched, out_batched))
+        return [BatchTracer(outside, x, 0) if yes else x for x, yes in zip(outs, out_batched or [True] * len(outs))]
 
-    def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool]) -> dict:
-        return {**params, "body": batched_body(params["body"], outside, batched)}
+    def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool], results: list[bool]) -> dict:
+        """The parameters with the body vectorised; its first run says which `results` are batched (none: all are)."""
+        return {**params, "body": batched_body(params["body"], outside, batched, results)}
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
         tape, constants = TracedBody(params["body"], map(typeof, args)).close(lambda outs: outs)

@@ -162,8 +162,14 @@ class Cond(BodyOperation):
                 results[i] = run_if(by_any, branch, lent(taken, operands, branch))
             elif known:
                 results[i] = branch(*lent(taken, operands, branch))
-        some = next(iter(results.values()))  # stands for those of branches that no element takes
-        return self.select(selector, [results.get(i, some) for i in range(len(branches))])
+        some = next(iter(results.values()))  # in place of those of branches that no element takes
+        outs = self.select(selector, [results.get(i, some) for i in range(len(branches))])
+        for i, same in enumerate(_same_in_all(branches, operands)):
+            if same is not None:
+                outs[i] = same
+            elif not may_differ(outs[i], selector.interpreter):  # one branch ran, but it depends on the elements which
+                outs[i] = where(taken, outs[i], outs[i])
+        return outs
 
 
 def communications(tape: Tape) -> Iterator[Equation]:
@@ -259,6 +265,16 @@ def _batch_of(selector: Value) -> Batch | None:
     while interpreter is not batch and not isinstance(interpreter, Stage) and interpreter is not None:
         interpreter = interpreter.below
     return batch if isinstance(batch, Batch) and interpreter is batch else None
+
+
+def _same_in_all(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterator[Value | None]:
+    """Yield each result that is the same operand or number in all branches, and None for any other."""
+    given = [dict(zip(branch.inputs, operands)) for branch in branches]
+    for outs in zip(*[branch.outputs for branch in branches]):
+        first, *others = [known.get(a) if isinstance(a, Var) else a for known, a in zip(given, outs)]
+        number = first.tobytes() if isinstance(first, numpy.generic) else None
+        same = [x is first or (isinstance(x, numpy.generic) and x.tobytes() == number) for x in others]
+        yield first if all(same) else None
 
 
 def lent(taken: BatchTracer, operands: Sequence[Value], branch: Tape) -> list[Value]:

@@ -123,10 +123,10 @@ class Custom(Call):
     def staged_params(self, params, tape, constants):
         return {**params, "body": tape, "consts": params["consts"] + constants}
 
-    def batched_params(self, params, outside, batched):
+    def batched_params(self, params, outside, batched, results):
         arguments = batched[params["consts"] :]
-        rule = batched_body(params["jvp"], outside, [*arguments, *arguments])
-        return {**super().batched_params(params, outside, batched), "jvp": rule}
+        rule = batched_body(params["jvp"], outside, [*arguments, *arguments], results, groups=2)
+        return {**super().batched_params(params, outside, batched, results), "jvp": rule}
 
     def show_params(self, params):
         return params["what"]
@@ -188,7 +188,7 @@ class LinearCall(Custom):
         found = apart(params["bwd"](residuals, cts), residuals)
         return [None] * len(known) + [found[i] for i in active]
 
-    def batched_params(self, params, outside, batched):
+    def batched_params(self, params, outside, batched, results):
         known, moving = cut(batched, len(batched) - len(params["active"]))
         _, residuals, _ = cut(known, params["consts"], params["residuals"])
         body = params["body"] and batched_body(params["body"], outside, batched)
@@ -361,8 +361,8 @@ class _Function:
         except ValueError:  # a function written in C has no signature; ufuncs are excluded for their `out` and `where`
             bound = None
         if bound is not None:
-            bound.apply_defaults()
-            args, kwargs = bound.args, bound.kwargs
+            bound.apply_defaults()  # of arguments by position: the function itself has those that go by keyword only
+            args, kwargs = bound.args, kwargs.keys() & bound.kwargs
         if kwargs:
             raise TypeError(f"{self.what}: rules take arguments by position, but {sorted(kwargs)} go by keyword only")
         return args

@@ -337,12 +337,23 @@ def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched
     return list(map(inside.in_front, outs)), list(map(inside.owns, outs))
 
 
-def batched_body(body: Callable, outside: Batch, batched: Sequence[bool]) -> Callable:
-    """Vectorise a body over the first axis of batched arguments and all results."""
+def batched_body(
+    body: Callable, outside: Batch, batched: Sequence[bool], results: list[bool] | None = None, groups: int = 1
+) -> Callable:
+    """Vectorise a body over the first axis of batched arguments and all results.
+
+    If a list `results` is given, the first run fills it with which results are batched, and only these are: what no
+    batched value affects is the same for all elements. A jvp rule returns two `groups`: results, and their tangents.
+    """
 
     def vectorised(*values):
         outs, out_batched = run_batched(outside, body, values, batched)
-        return filled(outs, out_batched, [x is not None for x in outs], outside.size_of_batch)
+        wanted = [True] * len(outs)
+        if results is not None and outside.size_of_batch:
+            results.extend(out_batched[: len(outs) // groups] if not results else ())
+            wanted = results * groups
+        outs = [x[0] if b and not yes else x for x, b, yes in zip(outs, out_batched, wanted)]
+        return filled(outs, out_batched, [yes and x is not None for x, yes in zip(outs, wanted)], outside.size_of_batch)
 
     return vectorised
 

@@ -145,3 +145,20 @@ def test_loops_of_different_lengths():
             assert_trees_close(found(0.9, xs), meaning(0.9, xs))
             tangent = md.jvp(lambda xs: found(0.9, xs), (xs,), (np.ones_like(xs),))[1]  # noqa: B023
             assert_trees_close(tangent, md.jvp(lambda xs: meaning(0.9, xs), (xs,), (np.ones_like(xs),))[1])  # noqa: B023
+
+
+@pytest.mark.parametrize("run", [lambda f: f, md.jit], ids=["run", "jit"])
+def test_results_that_all_elements_share(run):
+    """As `out_axes=None` says: results that no mapped argument affects, whichever branch an element takes."""
+    y = np.array(3.0)
+    xs = np.array([0.0, 1.0, 2.0])
+    shared = run(
+        lambda xs: md.vmap(lambda x: md.cond(x > 0, lambda: (x, y, 1.0), lambda: (2 * x, y, 1.0)), 0, (0, None, None))(
+            xs
+        )
+    )
+    assert_trees_close(shared(xs), (xs, y, np.array(1.0)))
+    each = run(lambda xs: md.vmap(lambda x: md.cond(x > 0, lambda: y, lambda: 2 * y), out_axes=None)(xs))
+    for given in (xs, xs + 1, -xs):  # also where all elements take the same branch
+        with pytest.raises(ValueError, match="out_axes is None"):
+            each(given)

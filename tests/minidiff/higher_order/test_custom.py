@@ -717,6 +717,57 @@ def test_arguments_by_keyword_only():
         f(1.0, n=2)
 
 
+def declared(kind, f, slope):
+    """A function with a rule of one argument."""
+    f = kind(f)
+    if kind is md.custom_jvp:
+        f.defjvp(lambda primals, tangents: (f(*primals), slope * tangents[0]))
+    else:
+        f.defvjp(lambda *args: (f(*args), None), lambda _, ct: (slope * ct,))
+    return f
+
+
+@pytest.mark.parametrize("kind", [md.custom_jvp, md.custom_vjp])
+def test_defaults_by_keyword_only_and_partials(kind):
+    """The function itself has them: rules do not take them."""
+    for f in (
+        lambda x, *, n=2.0: n * x,
+        functools.partial(lambda n, x: n * x, 2.0),
+        functools.partial(lambda x, n: n * x, n=2.0),
+        functools.partial(lambda x, *, n, m=1.0: n * m * x, n=2.0),
+    ):
+        ruled = declared(kind, f, 5.0)
+        for run in (lambda f: f, md.jit):
+            assert run(ruled)(3.0) == 6.0 and run(md.grad(ruled))(3.0) == 5.0
+            assert_trees_close(run(md.vmap(md.grad(ruled)))(X), np.full(3, 5.0))
+
+
+@pytest.mark.parametrize("kind", [md.custom_jvp, md.custom_vjp, md.checkpoint])
+@pytest.mark.parametrize("run", [lambda f: f, md.jit], ids=["run", "jit"])
+def test_results_that_no_mapped_argument_affects(kind, run):
+    """They have no batch axis: `vmap` takes out_axes=None for them, also where a rule is differentiated."""
+    f = kind(lambda x, y: (np.sin(x) * y, y * y))
+    if kind is md.custom_jvp:
+        f.defjvp(lambda p, t: (f(*p), (np.cos(p[0]) * p[1] * t[0] + np.sin(p[0]) * t[1], 2 * p[1] * t[1])))
+    elif kind is md.custom_vjp:
+        f.defvjp(
+            lambda x, y: (f(x, y), (x, y)),
+            lambda saved, ct: (ct[0] * np.cos(saved[0]) * saved[1], ct[0] * np.sin(saved[0]) + 2 * ct[1] * saved[1]),
+        )
+    both = lambda f: md.vmap(f, (0, None), (0, None))  # noqa: E731
+    meaning = lambda x, y: (np.sin(x) * y, y * y)  # noqa: E731
+    y = np.array(1.5)
+    assert_trees_close(run(both(f))(X, y), both(meaning)(X, y))
+    total = lambda f: lambda x, y: sum(z.sum() ** 2 for z in both(f)(x, y))  # noqa: E731
+    for arguments in (0, 1, (0, 1)):
+        assert_trees_close(run(md.grad(total(f), arguments))(X, y), md.grad(total(meaning), arguments)(X, y))
+    nested = lambda f: md.vmap(both(f), (0, None), (0, None))  # noqa: E731
+    assert_trees_close(run(nested(f))(np.stack([X, X]), y), nested(meaning)(np.stack([X, X]), y))
+    if kind is not md.custom_vjp:
+        tangents = np.ones(3), np.array(2.0)
+        assert_trees_close(run(lambda: md.jvp(both(f), (X, y), tangents))(), md.jvp(both(meaning), (X, y), tangents))
+
+
 # ---------------------------------------------------------------- tapes
 
 
