@@ -22,6 +22,7 @@ from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.custom_rules import Guard, _Function, guarded
 from minidiff.higher_order.partial_eval import (
     BatchInside,
+    batched_body,
     chosen,
     cut,
     filled,
@@ -56,8 +57,8 @@ class CustomVmap(Call):
         outs, out_batched = params["rule"](outside.size_of_batch, batched[len(consts) :], values)
         return [BatchTracer(outside, x, 0) if yes else x for x, yes in zip(outs, out_batched)]
 
-    def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool]) -> dict:
-        """The operation on batches of tangents, which another vmap may map over."""
+    def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool], results: list[bool]) -> dict:
+        """The operation on batches of tangents, which another vmap may map over. All its results are batched."""
 
         def rule(size: int, of_other: Sequence[bool], values: Sequence[Value]) -> tuple[list[Value], Sequence[bool]]:
             inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
@@ -68,7 +69,7 @@ class CustomVmap(Call):
                 outs = list(map(inside.adopt, outs))
             return [stacked(inside, x, int(yes)) for x, yes in zip(outs, flags)], flags
 
-        return {**super().batched_params(params, outside, batched), "rule": rule}
+        return {**params, "body": batched_body(params["body"], outside, batched), "rule": rule}
 
     def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
         """Compute the results, then their tangents: an operation that is linear, and has a rule."""
