@@ -17,7 +17,7 @@ MESH = spmd.make_mesh((RANKS,), ("i",), backend="mpi")
 
 
 def split(x=0.0):
-    return {"w": spmd.distribute(np.arange(8.0) + x, MESH, P("i")), "alike": np.full(3, x), "n": 3}
+    return {"w": spmd.distribute(np.arange(24.0) + x, MESH, P("i")), "alike": np.full(3, x), "n": 3}
 
 
 def on_all(match):
