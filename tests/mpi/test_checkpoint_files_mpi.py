@@ -149,7 +149,7 @@ def test_files_that_were_swapped(path):
 
 
 LAST = WORLD.rank == RANKS - 1
-W = f"['w']: float64[8], split as P('i') over {{'i': {RANKS}}}"
+W = f"['w']: float64[24], split as P('i') over {{'i': {RANKS}}}"
 #: What the last rank saves, what the others say that they save, and what it says.
 OTHERS = {
     "another step": ((2, split()), "step 1", "step 2"),
@@ -160,9 +160,9 @@ OTHERS = {
     "another shape": ((1, {**split(), "alike": np.zeros(4)}), "float64[3]", "float64[4]"),
     "another dtype": ((1, {**split(), "alike": np.zeros(3, "f4")}), "float64[3]", "float32[3]"),
     "another spec": (
-        (1, {**split(), "w": spmd.distribute(np.arange(8.0), MESH, P(None))}),
+        (1, {**split(), "w": spmd.distribute(np.arange(24.0), MESH, P(None))}),
         W,
-        "['w']: float64[8], split as P()",
+        "['w']: float64[24], split as P()",
     ),
     "another number": ((1, {**split(), "n": 4}), "['n']: a Python int, 3", "['n']: a Python int, 4"),
     "what is not saved": ((1, {**split(), "n": object()}), "save", "TypeError: checkpoint.save: ['n'] is <object"),
