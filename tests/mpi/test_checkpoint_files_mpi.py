@@ -187,7 +187,7 @@ def test_ranks_that_save_different_things(path):
             saved.latest() if LAST else saved.save(2, split())
         with pytest.raises(ValueError, match=r"rank.* 0.*: load; rank.*: wait$"):
             saved.wait() if LAST else saved.load(split())
-        with pytest.raises(ValueError, match=r"rank.* 0.*: \['n'\]: a Python int.*; rank.*: \['w'\]: float64\[8\]"):
+        with pytest.raises(ValueError, match=r"rank.* 0.*: \['n'\]: a Python int.*; rank.*: \['w'\]: float64\[24\]"):
             saved.load({"w": split()["w"]} if LAST else {"n": 0, "w": split()["w"]}, 1)
         with pytest.raises(ValueError, match=r"rank.* 0.*: step 1; rank.*: step None"):
             load(path, split(), step=None if LAST else 1)
