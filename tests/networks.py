@@ -302,7 +302,10 @@ PARTIAL_LAYERS = {
 
 
 def check_partial_layers(name, mesh, **options):
-    """Values and gradients of a pipeline are those of its layers one after the other, without a warning."""
+    """Values and gradients of a pipeline are those of its layers one after the other.
+
+    Without a warning, unless a stage is not finite at microbatches as they enter the first one.
+    """
     layer, (stages,) = PARTIAL_LAYERS[name], mesh.shape.values()
     params = np.linspace(0.5, 1.0, stages) * (-1) ** (np.arange(stages) * (name == "of alternating sign"))
     microbatches = np.random.default_rng(0).uniform(1, 2, size=(2 * stages, 3, 2))
@@ -321,7 +324,6 @@ def check_partial_layers(name, mesh, **options):
 
     expected = with_gradients(in_sequence)(params, microbatches)
     with warnings.catch_warnings():
-        if not options:
-            warnings.simplefilter("error")
+        warnings.simplefilter("ignore" if name == "of alternating sign" else "error", RuntimeWarning)
         for f in (with_gradients(piped), md.jit(with_gradients(piped))):
             assert_trees_close(md.tree.map(whole, f(params, microbatches)), expected)

@@ -3,9 +3,10 @@
 Layers are split over the ranks, which work on different microbatches at a time. A rank is a stage: it has some
 consecutive layers. At each tick every stage applies all its layers to one microbatch; then all microbatches move on to
 the next stage by a `ppermute`. With M microbatches and p stages that takes M + p - 1 ticks, and each stage is busy in M
-of them. The rest, a fraction (p - 1) / (M + p - 1) of the time, is the bubble: a stage rests until the first microbatch
-reaches it; when the last one has left, it repeats others, and the results are not used. So layers never meet values
-that are no microbatch, at which they may not be finite.
+of them. The rest, a fraction (p - 1) / (M + p - 1) of the time, is the bubble: a stage then computes on copies of
+microbatches, and its result is not used, nor its derivative. (A layer may warn of NaN there, if it is not defined at
+microbatches as they enter the first stage.) With k layers a stage, a rank evaluates k (M + p - 1) layers, of which
+k (p - 1) in vain.
 
 Source: shard_map tutorial, "SPMD pipeline parallelism (PP)"; Huang et al., "GPipe: Efficient training of giant neural
 networks using pipeline parallelism".
@@ -22,7 +23,6 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, axis_size, pmean
 from collectives.ops import shifted
-from minidiff.core import current_scope
 from minidiff.nn import relu
 from spmd.parallel.network import Layer, axes_of, dense, squared_error
 from spmd.partition import P
@@ -44,6 +44,7 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     """
     stage, stages, share = axis_index(axis), axis_size(axis), len(md.tree.leaves(microbatches)[0])
     count = share * stages
+    # A stage that no microbatch has reached yet computes on a copy of one: at zeros a layer may not be finite.
     x, results = md.tree.map(lambda leaf: leaf[0], microbatches), md.tree.map(np.zeros_like, microbatches)
 
     def entered(x, leaf, i):
@@ -52,13 +53,13 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     def left(leaf, x, i):
         return np.at(leaf)[i].set(np.where(stage == stages - 1, x, leaf[i]))
 
-    def of_stage(x, params):
-        return md.scan(lambda x, own: (layer(own, x), None), x, params)[0]
-
     for tick in range(count + stages - 1):
         entering, leaving = tick % share, (tick - stages + 1) % share
         x = md.tree.map(partial(entered, i=entering), x, microbatches)
-        x = of_stage(x, params) if tick >= stages - 1 else _once_reached(stage <= tick, of_stage, x, params)
+        given = x, params
+        if tick < stages - 1:
+            given = md.tree.map(partial(_constant_unless, stage <= tick), given)
+        x, _ = md.scan(lambda x, own: (layer(own, x), None), *given)
         results = md.tree.map(partial(left, i=leaving), results, x)
         if tick == count + stages - 2:
             return results
@@ -69,14 +70,13 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
             results = shifted(results, axis, -1)
 
 
-def _once_reached(reached: Any, of_stage: Callable, x: Any, params: Any) -> Any:
-    """Apply a stage to `x` if a microbatch has `reached` it.
+@md.custom_jvp
+def _constant_unless(reached: Any, x: Any) -> Any:
+    """Return `x`; unless a microbatch has reached the stage, as a constant: infinity times a zero cotangent is NaN."""
+    return x
 
-    Without types, ranks cannot take different branches: a stage computes on whatever it has, without a derivative.
-    """
-    if current_scope().typed:
-        return md.cond(reached, of_stage, lambda x, params: x, x, params)
-    return of_stage(*md.tree.map(lambda v: np.where(reached, v, md.stop_gradient(v)), (x, params)))
+
+_constant_unless.defjvps(None, lambda t, out, reached, x: np.where(reached, t, np.zeros_like(t)))
 
 
 def stacked_layers(params: Sequence[Layer]) -> tuple:
