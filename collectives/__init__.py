@@ -4,7 +4,6 @@ Call them inside the body of a `spmd.shard_map`, over the axes of its mesh. `col
 from point-to-point messages; `collectives.cost` has their costs.
 """
 
-import importlib as _importlib
 import typing as _typing
 
 from collectives.casts import pbroadcast, pcast, pvary, reduced, unreduced
@@ -27,7 +26,7 @@ from collectives.ranks import Ranks as _Ranks
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
 from minidiff import __version__ as __version__
 from minidiff.core import install as _install
-from minidiff.other_libraries import missing as _missing
+from minidiff.other_libraries import attributes as _attributes
 
 __all__ = [
     "all_gather",
@@ -65,11 +64,7 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from collectives import cost as cost
     from collectives import reference as reference
 else:  # a type checker that saw __getattr__ would accept any name
-
-    def __getattr__(name: str) -> _typing.Any:
-        if name not in _LATER:
-            raise _missing(__name__, name, __dir__())
-        return _importlib.import_module(f"{__name__}.{name}")
+    __getattr__ = _attributes(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

@@ -122,6 +122,16 @@ class Flat:
         return leaves[:count], *aux
 
 
+def closing_over(f: Callable, args: Sequence[Any], fixed: dict[int, Any]) -> tuple[Callable, tuple]:
+    """`f` as a function of the positional arguments that are not `fixed`, and these of `args`."""
+
+    def of_others(*others: Any, **kwargs: Any) -> Any:
+        rest = iter(others)
+        return f(*[fixed[n] if n in fixed else next(rest) for n in range(len(args))], **kwargs)
+
+    return of_others, tuple(x for n, x in enumerate(args) if n not in fixed)
+
+
 def check_function(name: str, f: Any, args: tuple = ()) -> None:
     """Raise TypeError if a call is not of the form `name(f)(*args)`."""
     if not callable(f):

@@ -20,7 +20,7 @@ from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes, normalize_axis
 from minidiff.ops.special import erf_p, erfc_of, erfc_p
-from minidiff.other_libraries import refusing
+from minidiff.other_libraries import attributes
 from minidiff.random import Shape, bernoulli
 from minidiff.types import ShapedArray, typeof
 
@@ -433,4 +433,4 @@ def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -
 
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = refusing(__name__)
+    __getattr__ = attributes(__name__)

@@ -42,7 +42,7 @@ from minidiff.core import Tracer, Value
 from minidiff.dtypes import is_differentiable
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
-from minidiff.other_libraries import refusing
+from minidiff.other_libraries import attributes
 from minidiff.types import typeof
 
 __all__ = [
@@ -373,8 +373,7 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
 def add_decayed_weights(weight_decay: Value = 0.0, mask: Any = None) -> GradientTransformation:
     """Add `weight_decay` times the parameters, where `mask` is True.
 
-    `mask` is a tree of booleans, a prefix of one, or a function from the parameters to such a tree. None means
-    True.
+    `mask` is a tree of booleans, a prefix of one, or a function from the parameters to such a tree. None means True.
 
     >>> decay = add_decayed_weights(0.1)
     >>> float(decay.update(1.0, decay.init(5.0), 5.0)[0])
@@ -572,4 +571,4 @@ def _check_like(what: str, values: Any, like: Any, whose: str = "the parameters 
 
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = refusing(__name__)
+    __getattr__ = attributes(__name__)

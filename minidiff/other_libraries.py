@@ -8,9 +8,10 @@ AttributeError: minidiff has no attribute 'make_jaxpr': write md.make_tape
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Callable, Iterable
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 
 import numpy
 
@@ -149,13 +150,15 @@ def missing(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
     return AttributeError(f"{owner} has no attribute {name!r}{suggestion}")
 
 
-def refusing(module: str) -> Callable[[str], NoReturn]:
-    """The `__getattr__` of a module without lazy names."""
+def attributes(module: str, later: Sequence[str] = ()) -> Callable[[str], ModuleType]:
+    """The `__getattr__` of a module: its submodules `later` are imported on first use, and it has no other names."""
 
-    def refuse(name: str) -> NoReturn:
-        raise missing(module, name, sys.modules[module].__all__)
+    def find(name: str) -> ModuleType:
+        if name in later:
+            return importlib.import_module(f"{module}.{name}")
+        raise missing(module, name, dir(sys.modules[module]))
 
-    return refuse
+    return find
 
 
 # ---------------------------------------------------------------- SciPy

@@ -15,7 +15,7 @@ _PYTHON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 
 
 def python_type(x: Any) -> type:
-    """The type of the Python number that a weakly promoting value is."""
+    """The Python type whose numbers promote as a weakly promoting value does."""
     return _PYTHON_TYPES[x.dtype.kind] if type(x) is WeakTracer else type(x)
 
 

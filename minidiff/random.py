@@ -35,7 +35,7 @@ from minidiff.ops.discrete import Discrete
 from minidiff.ops.indexing import take
 from minidiff.ops.shape import normalize_axis
 from minidiff.ops.special import CHUNK, erfc_p, ndtri_p
-from minidiff.other_libraries import refusing
+from minidiff.other_libraries import attributes
 from minidiff.types import ShapedArray, typeof
 
 __all__ = [
@@ -422,4 +422,4 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
 
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = refusing(__name__)
+    __getattr__ = attributes(__name__)

@@ -15,7 +15,7 @@ _STDIN = "<stdin>"
 _NEWEST = 500  # lines of the history to look through
 
 
-class _Names(dict[CodeType, str]):
+class _FileNames(dict[CodeType, str]):
     """By code: a file name under which `linecache` has the statement that it was typed in."""
 
     def __missing__(self, code: CodeType) -> str:
@@ -28,12 +28,12 @@ class _Names(dict[CodeType, str]):
         return self[code]
 
 
-_names = _Names()
+_file_names = _FileNames()
 
 
 def file_name(code: CodeType) -> str:
     """The name of the file of some code; for code typed into a session, one that `linecache` knows."""
-    return _names[code] if code.co_filename == _STDIN else code.co_filename
+    return _file_names[code] if code.co_filename == _STDIN else code.co_filename
 
 
 def _statements() -> Iterator[tuple[list[str], CodeType]]:

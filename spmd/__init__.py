@@ -1,6 +1,5 @@
 """SPMD programs: one function, run on every rank's blocks of its arguments."""
 
-import importlib as _importlib
 import typing as _typing
 
 from minidiff import __version__ as __version__
@@ -10,7 +9,7 @@ if _message := _shadowed("collectives"):
     raise ImportError(_message)
 
 from minidiff.core import install as _install
-from minidiff.other_libraries import missing as _missing
+from minidiff.other_libraries import attributes as _attributes
 from spmd.agreement import check_invariant, checking
 from spmd.arrays.from_local import from_local
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
@@ -76,11 +75,7 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd import examples as examples
     from spmd import parallel as parallel
 else:  # a type checker that saw __getattr__ would accept any name
-
-    def __getattr__(name: str) -> _typing.Any:
-        if name not in _LATER:
-            raise _missing(__name__, name, __dir__())
-        return _importlib.import_module(f"{__name__}.{name}")
+    __getattr__ = _attributes(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import core, tree
-from minidiff.arguments import as_value, check_function
+from minidiff.arguments import as_value, check_function, closing_over
 from minidiff.compiler.codegen import Program
 from minidiff.compiler.simplify import check_options, settings_of_passes
 from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_scope, name_of
@@ -268,14 +268,11 @@ class Jitted:
                 "static_argnames"
             ) from None
 
-        def f(dynamic: tuple, kwargs: dict) -> Any:
-            rest = iter(dynamic)
-            named = {name: x for name, x in fixed.items() if isinstance(name, str)}
-            return self.f(*[fixed[n] if n in fixed else next(rest) for n in range(len(args))], **kwargs, **named)
-
-        dynamic = tuple(x for n, x in enumerate(args) if n not in fixed)
+        of_others, dynamic = closing_over(self.f, args, fixed)
+        static_names = {name: x for name, x in fixed.items() if isinstance(name, str)}
         named = {name: x for name, x in kwargs.items() if name not in fixed}
-        return f, (dynamic, named), (settings, (*map(types_in, fixed.values()),))
+        key = settings, (*map(types_in, fixed.values()),)
+        return lambda args, kwargs: of_others(*args, **kwargs, **static_names), (dynamic, named), key
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The Python source for arguments of these types, as a string."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.arguments import Flat, as_value, check_function
+from minidiff.arguments import Flat, as_value, check_function, closing_over
 from minidiff.core import Interpreter, Primitive, Tracer, Value, name_of, running, transforming
 from minidiff.forward import JVP, JVPTracer
 from minidiff.higher_order.bodies import Call, labelled
@@ -235,14 +235,8 @@ def _with_static_arguments(f: Callable, policy: Policy | None, argnums: int | Se
                 raise TypeError(
                     f"checkpoint: static_argnums names argument {n}, but {name_of(f)} was called with {len(args)}"
                 )
-        static = {n % len(args) for n in numbers}
-
-        def dynamic(*others: Any, **kwargs: Any) -> Any:
-            rest = iter(others)
-            return f(*[x if n in static else next(rest) for n, x in enumerate(args)], **kwargs)
-
-        others = [x for n, x in enumerate(args) if n not in static]
-        return checkpoint(named_like(f, dynamic), policy)(*others, **kwargs)
+        of_others, others = closing_over(f, args, {n % len(args): args[n] for n in numbers})
+        return checkpoint(named_like(f, of_others), policy)(*others, **kwargs)
 
     return checkpointed
 
@@ -284,9 +278,8 @@ class checkpoint_policies:
         if primitive is einsum_p:
             operands, out = params["subscripts"].split("->")
             return not set(out).intersection(*operands.split(","))
-        leading = [
-            t.shape[-3::-1] for t in types
-        ]  # of a dimension of size 1, or of one operand alone, there is no batch
+        # A dimension of size 1, or of one operand alone, makes no batch of products.
+        leading = [t.shape[-3::-1] for t in types]
         return primitive is matmul_p and not any(min(sizes) > 1 for sizes in zip(*leading))
 
     checkpoint_dots = dots_saveable

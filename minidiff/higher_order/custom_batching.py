@@ -187,14 +187,14 @@ class custom_vmap:
             raise AttributeError(f"{self.what} is a custom_vmap without a rule: declare one with {self.what}.def_vmap")
         args = self._positional(args, kwargs)
         leaves, structure = tree.flatten(args)
-        call = _Call(self, structure, are_weak(leaves))
+        call = _WithRule(self, structure, are_weak(leaves))
         values = [as_value(x) for x in leaves]
         params = {"what": self.what, "body": call.body, "rule": call.rule, "consts": 0, "arguments": len(values)}
         outs = custom_vmap_p.bind(*values, **params)
         return tree.unflatten(call.out_structure, outs)
 
 
-class _Call:
+class _WithRule:
     """One call: the structures of arguments and result, without the leaves."""
 
     def __init__(self, function: custom_vmap, structure: tree.Structure, weak: Sequence[bool]):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.aliasing import read_only
 from minidiff.arguments import as_named_value, as_values
 from minidiff.core import Primitive, Value, name_of
 from minidiff.dtypes import is_scalar_constant, result_type
@@ -26,7 +27,8 @@ class Callback(NamedTuple):
     results: tree.Structure
 
     def __call__(self, leaves: Sequence[Value], types: Sequence[ShapedArray]) -> list[numpy.ndarray]:
-        args, kwargs = tree.unflatten(self.structure, list(map(_read_only, leaves)))
+        views = [read_only(numpy.asarray(x))[()] for x in leaves]  # other operations read the arrays, too
+        args, kwargs = tree.unflatten(self.structure, views)
         found, structure = tree.flatten(self.function(*args, **kwargs))
         if structure != self.results:
             raise TypeError(
@@ -47,13 +49,6 @@ class Callback(NamedTuple):
                 "return an array of that shape and dtype (with .astype, say), or declare the one that it returns"
             )
         return x
-
-
-def _read_only(x: Value) -> Value:
-    """A view that cannot be written to: other operations read the array, too."""
-    x = numpy.asarray(x).view()
-    x.flags.writeable = False
-    return x[()]
 
 
 class PureCallback(Primitive):

@@ -24,7 +24,7 @@ from minidiff.ops import (
     statistics,
     updates,
 )
-from minidiff.other_libraries import scipy_function
+from minidiff.other_libraries import INSTEAD, missing, scipy_function
 from minidiff.promotion import WEAK_TYPES, as_weak
 
 _BINARY: dict[str, Callable] = {
@@ -101,7 +101,9 @@ def _in_place(name: str, instead: str) -> Callable:
 
 
 def _no_attribute(x: Tracer, name: str) -> NoReturn:
-    """Raise AttributeError without the name of the class, which is the library's own."""
+    """Raise AttributeError without the name of the class, unless it is one that users know."""
+    if (owner := type(x).__name__) in INSTEAD:
+        raise missing(owner, name)
     written = name.startswith("__i") and hasattr(type(x), f"__{name[3:]}")  # `__iadd__`, beside `__add__`
     advice = "; nothing writes into it: x += y makes a new value, as x = x + y does" if written else ""
     raise AttributeError(f"a traced value has no attribute {name!r}{advice}", name=name, obj=x)

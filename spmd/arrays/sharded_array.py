@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -18,7 +18,6 @@ from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, Tracer, Value
 from minidiff.errors import VarianceError, show_axes
 from minidiff.numpy.coverage import writing
 from minidiff.ops.base import Linear
-from minidiff.other_libraries import missing
 from minidiff.types import ShapedArray, typeof
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, block_type, global_type
@@ -157,11 +156,6 @@ class ShardedArray(Tracer):
             )
         whole = self.gather()
         return whole if dtype is None else whole.astype(dtype)
-
-    if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise missing("ShardedArray", name)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise TypeError("a ShardedArray cannot be written into; make the new one instead: x = x.at[i].set(v)")

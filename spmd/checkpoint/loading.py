@@ -29,9 +29,9 @@ def load(
 ) -> tuple[Any, dict[str, Any]]:
     """The saved tree, and the notes, of a step: by default of the last one.
 
-    `like` is a tree with the structure to load: the saved one, or a part of it. An array means one of its shape
-    and dtype, with its sharding; so does a `ShapedArray`, as `md.eval_shape` returns them, and a string or a Python
-    number for one of its kind, as it was saved. It may be sharded in another way than what was saved, over another
+    `like` is a tree with the structure to load: the saved one, or a part of it. An array asks for one of its
+    shape and dtype, with its sharding; so does a `ShapedArray`, as `md.eval_shape` returns them. A string or a Python
+    number asks for one of its kind, as it was saved. It may be sharded in another way than what was saved, over another
     mesh, of another number of ranks. Without `like`, all leaves are returned by their paths, as whole arrays.
 
     With `verify`, each process reads every block whole of which it needs a slice, and compares its checksum.
@@ -134,7 +134,7 @@ def check_leaf(what: str, name: str, leaf: Any) -> None:
 
 
 def _type_of(leaf: Any) -> str:
-    """What a leaf of `like` stands for, as messages and the index show it."""
+    """The type that a leaf of `like` asks for, as messages and the index show it."""
     if type(leaf) in SCALARS:
         return str(Scalar(type(leaf).__name__, leaf))
     t = leaf if isinstance(leaf, (ShapedArray, ShardedArray)) else np.asarray(leaf)
@@ -164,7 +164,6 @@ def _read_like(saved: Saved, name: str, like: Any) -> Any:
     if sharding is None:
         found = _whole(saved, name)
         return found[()] if isinstance(like, np.generic) else found
-    t = like
-    check_sharding(sharding.spec, t.shape, sharding.mesh.shape, name)
-    block = block_type(ShapedArray(t.shape, t.dtype), sharding.spec, sharding.mesh.shape).shape
-    return from_blocks(t, sharding, [saved.read(name, start, block) for start in starts_here(sharding, block)])
+    check_sharding(sharding.spec, like.shape, sharding.mesh.shape, name)
+    block = block_type(ShapedArray(like.shape, like.dtype), sharding.spec, sharding.mesh.shape).shape
+    return from_blocks(like, sharding, [saved.read(name, start, block) for start in starts_here(sharding, block)])

@@ -2,9 +2,8 @@
 
 If all ranks know the expert of every token, they know how many tokens each rank sends to each other. So the messages of
 `all_to_all` have just these lengths (`splits`), and there is no capacity: each expert computes a block that has as many
-rows as the busiest expert has tokens. Rows without a token of their own are copies of one: an expert meets
-nothing but tokens. The assignment may be a hash of the tokens, or come from a router or a balanced
-assignment that ran before.
+rows as the busiest expert has tokens. Rows without a token of their own are copies of one: an expert meets nothing but
+tokens. The assignment may be a hash of the tokens, or come from a router or a balanced assignment that ran before.
 
 With p ranks, T/p tokens of d features on each, and at most R tokens received by a rank, the collectives take, per rank:
 

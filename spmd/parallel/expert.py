@@ -65,9 +65,8 @@ def mixture_of_experts(
     _check_experts("mixture_of_experts: router", router.shape[-1], params, axis)
     probabilities = softmax(x @ router)
     places = routed(probabilities, capacity, k, priorities)
-    received = all_to_all(
-        x[_tokens_of(places)], axis, split_axis=0, concat_axis=1, tiled=True
-    )  # [experts/ranks, ranks*capacity, d]
+    sent = x[_tokens_of(places)]
+    received = all_to_all(sent, axis, split_axis=0, concat_axis=1, tiled=True)  # [experts/ranks, ranks*capacity, d]
     made = all_to_all(md.vmap(expert)(params, received), axis, split_axis=1, concat_axis=0, tiled=True)
     own = made[np.arange(len(made)), np.argmax(places, axis=2)]  # [tokens/ranks, experts, d]: at the token's place
     own = np.where(np.any(places, axis=2)[..., None], own, 0)

@@ -13,6 +13,7 @@ import minidiff.numpy as np
 from minidiff import location
 from minidiff.location import Location
 from minidiff.tape import Equation
+from tests import PATIENCE
 
 
 def lines(tape):
@@ -152,5 +153,5 @@ def test_lines_typed_into_a_session_are_shown(tmp_path):
     with contextlib.suppress(OSError), open(main, "rb", buffering=0) as terminal:  # EIO: the session has ended
         while chunk := terminal.read(4096):
             shown += chunk
-    assert session.wait(timeout=60) == 0
+    assert session.wait(timeout=PATIENCE) == 0
     assert "['line 2: y = x * x', 'line 3: return y + 1', 'line 1: g = lambda x: x - 1']" in shown.decode(), shown

@@ -17,6 +17,7 @@ from spmd import P
 from spmd.checkpoint import CheckpointError, Checkpoints, files, latest, load, save
 from spmd.checkpoint.__main__ import main
 from spmd.checkpoint.files import OWN, STEP
+from tests import PATIENCE
 from tests.saved_trees import assert_like
 
 MESH = spmd.make_mesh((2, 2), ("x", "y"), backend="simulated")
@@ -172,7 +173,7 @@ print(load(path)[0]["['w']"].sum())
 
 def test_a_full_disk(tmp_path):
     """Nothing of the step that failed is left to fill it, and the next one can be saved."""
-    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     error = f"{tmp_path}: it cannot be written: OSError: [Errno 27] File too large"
     assert done.stdout.splitlines() == 2 * [error, str([LOCK, "step-00000001"])] + ["300000.0"]
