@@ -37,7 +37,7 @@ from collectives.backends.base import (
 )
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
-from collectives.guards.mismatch import DisagreementError, Kind, report
+from collectives.guards.mismatch import DisagreementError, Kind, report, who_says
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core import Primitive
 from minidiff.dtypes import accumulator, is_bfloat16, is_real_float
@@ -624,14 +624,12 @@ def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """End the whole job because of an exception: other ranks would wait forever.
 
     The traceback is printed once, with the rank's number. If several ranks fail at once, as they do from a mistake in
-    the program they all run, the lowest rank prints it, and each of the others prints its last line.
+    the program they all run, the lowest rank prints it, and then which of the others failed with the same error, or
+    with which other one.
     """
-    rank = WORLD.Get_rank()
-    if rank:
-        last = "".join(traceback.format_exception_only(kind, error)).splitlines()[0]
-        _say(f"failed: {last}")
     text = "".join(traceback.format_exception(kind, error, trace))
-    end(f"{text}rank {rank} of {WORLD.Get_size()} failed; the job ends.", 1)
+    last = "".join(traceback.format_exception_only(kind, error))
+    end(f"{text}rank {WORLD.Get_rank()} of {WORLD.Get_size()} failed; the job ends.", 1, error=last)
 
 
 def _say(text: str) -> None:
@@ -639,22 +637,46 @@ def _say(text: str) -> None:
     os.write(2, "".join(f"[rank {WORLD.Get_rank()}] {line}\n" for line in text.splitlines()).encode())
 
 
-def end(text: str, code: int, patience: float = 1.0) -> None:
+ERROR = 31997  # message tag: the error of a rank that ends the job
+FEW = 16  # the lowest ranks, which the others tell their errors, and which tell theirs
+
+
+def end(text: str, code: int, patience: float = 1.0, error: str = "") -> None:
     """End the whole job with an exit code; the lowest rank that does prints `text`.
 
     Higher ranks wait `patience` seconds and a little more, so that the lowest comes first: a rank inside an MPI call
-    does not react to signals.
+    does not react to signals. They tell it their `error`, which it groups with its own.
     """
     ignore_interrupts()
-    rank = WORLD.Get_rank()
+    rank, errors = WORLD.Get_rank(), {}
+    if error:
+        others = [r for r in range(WORLD.Get_size()) if r != rank and min(r, rank) < FEW]
+        abandoned.append([WORLD.isend(error[:1000], r, ERROR) for r in others])
     if rank:
-        time.sleep(min(patience + 0.05 * rank, 3.0))
+        _hear(errors, min(patience + 0.05 * rank, 3.0))
+        if min(errors, default=rank) < rank:  # that rank is ending the job
+            _hear(errors, 3.0)
     sys.stdout.flush()
     sys.stderr.flush()
     _say(text)
-    time.sleep(0.5)  # launchers drop output that they have not read yet when the job is aborted
+    _hear(errors, 0.5)  # launchers drop output that they have not read yet when the job is aborted
+    if errors:
+        same = "failed with the same error"
+        said = {r: same if e == error[:1000] else f"failed: {e.splitlines()[0]}" for r, e in errors.items()}
+        _say("\n".join(line.replace(": ", " ", 1) for line in who_says(said)))
+        time.sleep(0.2)
     WORLD.Abort(code)
     os._exit(code)  # Abort returns if a scheduler is already ending the job
+
+
+def _hear(errors: dict[int, str], seconds: float) -> None:
+    """Wait, and receive the errors of other ranks that end the job."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        status = _mpi.Status()
+        while WORLD.iprobe(tag=ERROR, status=status):
+            errors[status.Get_source()] = WORLD.recv(source=status.Get_source(), tag=ERROR)
+        time.sleep(min(left, 0.02))
 
 
 WATCHDOG = Watchdog(end)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from collectives.guards.mismatch import OFTEN, UNFINISHED, MismatchCheck, agree, disagreement, ranks_named
+from collectives.guards.mismatch import OFTEN, UNFINISHED, MismatchCheck, agree, disagreement, ranks_named, shown
 from minidiff.location import location_of
 
 TICK = 0.5  # seconds between two checks
@@ -82,9 +82,10 @@ class Call(NamedTuple):
         return self.method == method and (self.what == what or method == COMPARISON)
 
     def __str__(self) -> str:
+        what = shown(self.what) or "a call"
         if self.method == COMPARISON:
-            return f"compares its next call, {self.what}, with {ranks_named(self.ranks)}; {self.place}"
-        return f"waits in {self.what or 'a call'} (MPI {self.method}) with {ranks_named(self.ranks)}; {self.place}"
+            return f"compares its next call, {what}, with {ranks_named(self.ranks)}; {self.place}"
+        return f"waits in {what} (MPI {self.method}) with {ranks_named(self.ranks)}; {self.place}"
 
 
 class State(NamedTuple):

@@ -42,6 +42,7 @@ UNFINISHED = (
     "end the program, which ends all ranks"
 )
 _TYPE = operator.attrgetter("shape", "dtype")
+_IS_TYPE = re.compile(r": \w+\[[\d,]*\]")  # a line of a description that has the type of an argument
 
 
 class DisagreementError(RuntimeError):
@@ -120,7 +121,8 @@ class MismatchCheck:
         communicator must call it; `sizes` are those of the mesh. Raises DisagreementError if some ranks make another
         call, whose name begins with another word.
         """
-        params = {"axes": tuple(sizes), "sizes": tuple(sizes.values()), "digest": f"{_digest(lines):014x}"}
+        types = tuple(line for line in lines if _IS_TYPE.search(line))
+        params = {"axes": tuple(sizes), "sizes": tuple(sizes.values()), "types": types, "digest": _digest(lines)}
         if (name, *params.values()) in self.kinds:
             return {}
         try:
@@ -213,7 +215,7 @@ def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
 
 def report(what: str, said: Mapping[int, str], advice: str) -> str:
     """Format an error: what is wrong, what each rank reports, and advice."""
-    return "\n".join([f"{what}:", *[f"  {line}" for line in who_says(said)], advice])
+    return "\n".join([f"{what}:", *[f"  {shown(line)}" for line in who_says(said)], advice])
 
 
 def who_says(said: Mapping[int, str]) -> list[str]:
@@ -249,10 +251,23 @@ def ranks_named(ranks: Sequence[int]) -> str:
 
 def _text(name: str, params: Mapping[str, Any], values: Iterable[numpy.ndarray]) -> str:
     types = ", ".join(str(ShapedArray(x.shape, x.dtype)) for x in values)
-    rest = ", ".join(f"{k}={v}" for k, v in params.items() if k not in ("axes", "size"))
+    rest = ", ".join(
+        [f"{k}={v}" for k, v in params.items() if k not in ("axes", "size", "types", "digest")]
+        + [*params.get("types", ())]
+    )
     text = f"{name} over {', '.join(map(repr, params['axes']))}"
     text += f" of {types}" * bool(types) + f" ({rest})" * bool(rest)
-    return text if len(text) <= 150 else f"{text[:140]}… {_digest([text]) % 10**6:06}"
+    text = text if len(text) <= 150 else f"{text[:140]}… {_digest([text]) % 10**6:06}"
+    return f"{text} #{params['digest']:014x}" if "digest" in params else text
+
+
+def shown(call: str) -> str:
+    """A call as users see it: without the digest of what it does not show.
+
+    >>> shown("shard_map of f over 'i' (sizes=(2,), args[0]: f64[4]) #00ed160278f4c7; line 1")
+    "shard_map of f over 'i' (sizes=(2,), args[0]: f64[4]); line 1"
+    """
+    return re.sub(" #[0-9a-f]{14}", "", call)
 
 
 def _place() -> str:

@@ -73,6 +73,7 @@ class Fault:
     run: tuple[str, ...] = ()  # what runs the program, before its file
     interrupt: bool = False  # by Ctrl-C, once each rank has printed a line
     tracebacks: int | None = 0  # None: those of threads, too
+    once: tuple[str, ...] = ()  # what it says once
     slow: bool = False
 
 
@@ -114,10 +115,22 @@ FAULTS = {
             (
                 r"\[rank 0\] ValueError: args\[0\] has shape \(9,\)",
                 FAILED.format(0, 0),
-                *[rf"\[rank {r}\] failed: ValueError: args\[0\] has shape" for r in (1, 2, 3)],
+                r"\[rank 0\] ranks (1, 2, 3|1, 2|1, 3|2, 3) failed with the same error|rank [123] failed with the same",
             ),
             ranks=4,
             tracebacks=1,
+            once=("args[0] has shape",),
+        ),
+        "exceptions on the higher ranks": Fault(
+            "if rank: raise KeyError(['data', 'other'][rank // 2])\ntotal(x)",
+            (
+                r"\[rank 1\] KeyError: 'data'",
+                FAILED.format(1, 1),
+                r"\[rank 1\] ranks 2, 3 failed: KeyError: 'other'",
+            ),
+            ranks=4,
+            tracebacks=1,
+            once=("KeyError: 'other'",),
         ),
         "a mesh of another size than there are ranks": Fault(
             "spmd.make_mesh((4, 2), ('x', 'y'))",
@@ -516,6 +529,8 @@ def check(fault, script):
         assert job.returncode != 0 if fault.code is None else job.returncode == fault.code, err
     for pattern in fault.says:
         assert re.search(pattern, err), err
+    assert all(err.count(text) == 1 for text in fault.once), err
+    assert "digest" not in err, err
     if not fault.interrupt:
         assert fault.tracebacks in (None, err.count("Traceback (most recent call last)")), err
         assert not re.search(r'File ".*/(minidiff|collectives|spmd)/\w+\.py"', err), err  # but the program's own
