@@ -1,10 +1,8 @@
-"""What Ctrl-C may interrupt: the current interpreter is restored even so, and a program that ends goes on ending."""
+"""What Ctrl-C may interrupt: the current interpreter is restored even so."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +26,3 @@ def restores_interpreter(function: Callable) -> Callable:
             become(previous)
 
     return call_and_restore
-
-
-def ignore_interrupts() -> None:
-    """Ignore Ctrl-C from now on, since this process is ending; threads but the main one cannot, and do nothing."""
-    with contextlib.suppress(ValueError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
-from collectives.backends.base import LauncherError
-from minidiff.interrupts import ignore_interrupts
+from collectives.backends.base import LauncherError, ignore_interrupts
 from minidiff.tracebacks import displays_short
 
 #: The environment variables in which MPI launchers pass the number of processes, and this one's rank.

@@ -6,7 +6,9 @@ are stored is up to the backend.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +29,12 @@ SAME_ON_ALL = frozenset({"psum", "pmax", "pmin", "all_gather_invariant", "all_ga
 
 class LauncherError(RuntimeError):
     """The launcher of this process belongs to another MPI: ranks cannot connect."""
+
+
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C from now on, since this process is ending; threads but the main one cannot, and do nothing."""
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Backend(ABC):

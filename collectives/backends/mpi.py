@@ -30,6 +30,7 @@ from collectives.backends.base import (
     Dims,
     LauncherError,
     coordinates_of,
+    ignore_interrupts,
     index_along,
     show_block,
     split_dimension,
@@ -41,7 +42,6 @@ from collectives.guards.mismatch import DisagreementError, Kind, report, who_say
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core import Primitive
 from minidiff.dtypes import accumulator, is_bfloat16, is_real_float
-from minidiff.interrupts import ignore_interrupts
 
 
 def _mpi4py() -> Any:

@@ -347,15 +347,27 @@ def _result_dtype(impl: Callable, *dtypes: Any) -> numpy.dtype:
         return numpy.asarray(impl(*operands)).dtype
 
 
+@functools.cache
+def _promotes_by_kind(impl: Callable, *given: Any) -> bool:
+    """Whether the result of Python numbers has another dtype if those that are given by dtype are NumPy's."""
+    types = [type(numpy.zeros((), d).item()) if isinstance(d, numpy.dtype) else d for d in given]
+    return _result_dtype(impl, *given) != _result_dtype(impl, *types)
+
+
+def _given(x: Value) -> Any:
+    """A traced Python number by its dtype, another one by its type."""
+    return x.dtype if type(x) is WeakTracer else type(x)
+
+
 def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     """Convert traced Python numbers among operands to NumPy's promoted dtype."""
     values = list(map(strong, args))
-    if all(type(x) in WEAK_TYPES for x in args):
-        types = [python_type(x) for x in args]
-        weak = [x.dtype if isinstance(x, Tracer) else t for x, t in zip(values, types)]
-        if _result_dtype(primitive.impl, *weak) != _result_dtype(primitive.impl, *types):
+    kinds = {*map(type, args)}
+    if kinds <= WEAK_TYPES:
+        # Traced ones have NumPy's dtypes for Python numbers. So must constants beside them, where it matters.
+        if len(kinds) > 1 and _promotes_by_kind(primitive.impl, *map(_given, args)):
             values = [x if isinstance(x, Tracer) else numpy.asarray(x)[()] for x in values]
-        return values  # the traced ones have NumPy's dtypes for Python numbers: so must the others, where it matters
+        return values
     given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
     dtypes = _converted_to(primitive.impl, *map(widened, given))
     if NARROW:
