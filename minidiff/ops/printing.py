@@ -2,7 +2,8 @@
 
 Printing is an effect, so passes that remove, merge or precompute operations leave it in place (see
 `Primitive.has_effect`). It prints when the program runs, in program order, once for each element of a `vmap` and on
-each rank of a `shard_map`.
+each rank of a `shard_map`. In a branch that other elements of the `vmap` do not take, it prints for these too: they run
+it on the operands of one that does.
 """
 
 from __future__ import annotations
