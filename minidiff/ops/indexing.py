@@ -459,7 +459,11 @@ def _stand_together(entries: Sequence) -> bool:
 def take(a: Value, indices: Value, axis: int | None = None, *, mode: str = "raise") -> Value:
     """`numpy.take`: the elements at `indices` along an axis (None: flattened)."""
     a, axis = line(a, axis, "take")
-    indices = _fold(indices, typeof(a).shape[axis], mode)
+    shape = typeof(a).shape
+    taken = (*shape[:axis], *typeof(as_array(indices)).shape, *shape[axis + 1 :])
+    if mode != "raise" and not shape[axis] and 0 in taken:
+        return reshape(a, taken)  # nothing is taken: NumPy does not look at the indices
+    indices = _fold(indices, shape[axis], mode)
     return getitem(a, (slice(None),) * axis + (indices,))
 
 

@@ -39,6 +39,7 @@ LINEAR = dict.fromkeys([np.take, np.take_along_axis, np.compress, np.extract, "x
 ROWS = [
     *(row(np.take, X, indices=i, axis=a) for i, a in ((I, 0), (J, 1), (1, -1), ((0, 3), None), ([], 0))),
     *(row(np.take, X, indices=i, axis=0, mode=m) for i in ([5, -7, 1], -9) for m in ("wrap", "clip")),
+    row(np.take, real(0, 0), indices=[5, -7, 1], axis=0, mode="clip"),
     *(row(np.take, complex_(3), indices=i) for i in (2, [[1, 1]], np.array([True, False]))),
     row(np.take_along_axis, X, np.argsort(X, 1), f=lambda x, i: np.take_along_axis(x, i, 1)),
     row(np.take_along_axis, X, J[0].reshape(3, 1)[None], f=lambda x, i: np.take_along_axis(x, i, axis=-1)),
