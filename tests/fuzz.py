@@ -767,7 +767,7 @@ class Check:
         for (i, x), (j, y) in itertools.combinations(enumerate(arrays), 2):
             in_order = all(numpy.asarray(plain[k]).flags.c_contiguous for k in (i, j) if k < len(results))
             # NumPy reshapes what has another order into a copy; here it may be in order, and the reshape a view.
-            if i < len(results) and in_order and _shared(x, y) and not _shared(plain[i], plain[j]):
+            if i < len(results) and in_order and _shared(x, y) and not _may_share(plain[i], plain[j]):
                 other = f"result {j}" if j < len(results) else f"argument {j - len(results)}"
                 raise Finding(f"aliasing: result {i} shares memory with {other}")
         for i, (x, y) in enumerate(zip(results, self.expected)):
@@ -822,7 +822,7 @@ class Check:
         self.count("vmap", exact)
         for (i, x), (j, y) in itertools.combinations(enumerate([*got, *args]), 2):
             plain = [*self.expected, *self.args]
-            if i < len(got) and _shared(x, y) and not _shared(plain[i], plain[j]):
+            if i < len(got) and _shared(x, y) and not _may_share(plain[i], plain[j]):
                 raise Finding(f"aliasing: results or arguments {i} and {j} share memory")
         if not all(map(same, args, before)):
             raise Finding("aliasing: an argument has changed")
@@ -942,6 +942,11 @@ def _wide(x: Any) -> numpy.ndarray:
 
 def _shared(x: Any, y: Any) -> bool:
     return isinstance(x, numpy.ndarray) and isinstance(y, numpy.ndarray) and numpy.shares_memory(x, y)
+
+
+def _may_share(x: Any, y: Any) -> bool:
+    """NumPy's do, or are one scalar: `+a` of a 0-d array is a scalar there, and here an array without dimensions."""
+    return _shared(x, y) or (isinstance(x, numpy.generic) and x is y)
 
 
 def quietly(f: Callable) -> Callable:

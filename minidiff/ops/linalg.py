@@ -630,11 +630,23 @@ def _cross_of_three(x1: Value, x2: Value, /, *, axis: int = -1) -> Value:
 def _convolve_impl(x: numpy.ndarray, y: numpy.ndarray, mode: str) -> numpy.ndarray:
     if x.ndim == y.ndim == 1:
         return numpy.convolve(x, y, mode)
-    n = y.shape[-1]
     if mode == "full":
-        x = numpy.pad(x, [(0, 0)] * (x.ndim - 1) + [(n - 1, n - 1)])
-    windows = numpy.lib.stride_tricks.sliding_window_view(x, n, axis=-1)
+        return _full_convolution(x, y)
+    windows = numpy.lib.stride_tricks.sliding_window_view(x, y.shape[-1], axis=-1)
     return numpy.matmul(windows, y[..., ::-1, None])[..., 0]
+
+
+def _full_convolution(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
+    """The sum of shifted multiples of the longer: zeros around it would turn infinities of the shorter into NaN."""
+    if x.shape[-1] < y.shape[-1]:
+        x, y = y, x
+    n, m = x.shape[-1], y.shape[-1]
+    dtype = numpy.result_type(x, y)
+    batch = numpy.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    total = numpy.zeros((*batch, n + m - 1), numpy.float32 if dtype == numpy.float16 else dtype)
+    for k in range(m):
+        total[..., k : k + n] += numpy.multiply(x, y[..., k : k + 1], dtype=total.dtype)
+    return total.astype(dtype, copy=False)
 
 
 def _convolve_shape(x: ShapedArray, y: ShapedArray, mode: str):

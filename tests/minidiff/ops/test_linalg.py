@@ -134,6 +134,14 @@ def test_convolutions_of_all_lengths(function, mode, n, m):
     np.testing.assert_allclose(md.vmap(f)(xs, xs[::-1]), [f(a, b) for a, b in zip(xs, xs[::-1])], atol=1e-12)
 
 
+@each("dtype", [np.float64, np.float16, np.complex128])
+def test_convolutions_of_infinities(dtype):
+    xs, y = np.array([[1.0, np.inf, 2.0], [0.0, 1.0, 3.0]], dtype), np.array([2.0, -np.inf], dtype)
+    with np.errstate(all="ignore"):
+        for f in (lambda x: np.convolve(x, y), lambda x: np.convolve(y, x)):
+            np.testing.assert_array_equal(md.vmap(f)(xs), [f(x) for x in xs])
+
+
 def test_vectors_of_two_elements_have_a_cross_product_of_one():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
