@@ -22,11 +22,11 @@ from collectives.ops import (
     psum,
     psum_scatter,
 )
-from collectives.ranks import Ranks as _Ranks
+from collectives.ranks import CommunicatingRanks as _Ranks
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
 from minidiff import __version__ as __version__
-from minidiff.core import install as _install
-from minidiff.other_libraries import attributes as _attributes
+from minidiff.core.ranks import install as _install
+from minidiff.diagnostics.other_libraries import attributes as _attributes
 
 __all__ = [
     "all_gather",
@@ -55,7 +55,7 @@ __all__ = [
     "unreduced",
 ]
 
-_install(_Ranks())
+_install(_Ranks)
 
 _LATER = ("algorithms", "cost", "reference")  # imported on first use: most programs do not need them
 

@@ -74,10 +74,10 @@ from collectives.ops import (
     shifted,
     varying_over,
 )
-from minidiff.core import Value
+from minidiff.core.tracer import Value
+from minidiff.core.types import typeof
 from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import normalize_axis, unstack
-from minidiff.types import typeof
 
 __all__ = [
     "bidirectional_ring_all_gather",

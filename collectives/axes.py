@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.core import Scope, Tracer, Value, current_interpreter, current_scope
-from minidiff.errors import UnboundAxisError, show_axes
-from minidiff.keywords import did_you_mean
-from minidiff.types import typeof
-from minidiff.vmap import named_axes
+from minidiff.core.interpreter import current_interpreter, current_scope
+from minidiff.core.scope import Scope
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import typeof
+from minidiff.core.vmap import named_axes
+from minidiff.diagnostics.errors import UnboundAxisError, show_axes
+from minidiff.inputs.keywords import did_you_mean
 
 AxisName = str | tuple[str, ...]
 Axes = AxisName | set[str] | frozenset[str]  # for collectives that ignore the order of the axes

@@ -1,7 +1,7 @@
 """Casts: change the state of a value along mesh axes, and move nothing.
 
 The library inserts them where the operands of an operation disagree; users write them to say where sums over ranks are
-taken. Their rows, with the transposes, are in the table of `ops.py`; the states are those of `minidiff.axis_states`.
+taken. Their rows, with the transposes, are in the table of `ops.py`; the states are those of `minidiff.core.states`.
 """
 
 from __future__ import annotations
@@ -14,31 +14,24 @@ import numpy
 from collectives.axes import Axes, axes_in_scope, collective_axes
 from collectives.ops import CASTS, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
-from minidiff.aliasing import frozen
-from minidiff.arguments import is_zero
-from minidiff.axis_states import UNREDUCED, VARYING, AxisStates, agreed, joined
-from minidiff.core import (
-    Primitive,
-    Scope,
-    Tracer,
-    Value,
-    cast_to,
-    current_interpreter,
-    current_scope,
-    enter,
-    running,
-    states_of,
-)
-from minidiff.dtypes import is_scalar_constant
-from minidiff.errors import VarianceError, check_operands, check_unreduced, show_axes
-from minidiff.staging import program_around
-from minidiff.types import ShapedArray, operand_type, typeof
+from minidiff.core.interpreter import current_interpreter, current_scope, enter, running
+from minidiff.core.operation import Primitive
+from minidiff.core.ranks import cast_to
+from minidiff.core.scope import Scope
+from minidiff.core.staging import program_around
+from minidiff.core.states import UNREDUCED, VARYING, AxisStates, agreed, joined
+from minidiff.core.tracer import Tracer, Value, states_of
+from minidiff.core.types import ShapedArray, operand_type, typeof
+from minidiff.diagnostics.errors import VarianceError, check_operands, check_unreduced, show_axes
+from minidiff.inputs.aliasing import frozen
+from minidiff.inputs.arguments import is_zero
+from minidiff.inputs.dtypes import is_scalar_constant
 
 # ---------------------------------------------------------------- inserting casts
 
 
 def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
-    """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.axis_states`).
+    """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.core.states`).
 
     If the user writes casts (`auto_pbroadcast=False`), insert those of constants, and raise VarianceError for others.
     """

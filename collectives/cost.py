@@ -36,9 +36,9 @@ from fractions import Fraction
 
 from collectives.ops import COLLECTIVES
 from collectives.rooted import ROOTED
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import Var, typeof
 from minidiff.higher_order.scan import rounds
-from minidiff.tape import Equation, Tape
-from minidiff.types import Var, typeof
 
 Number = int | float
 

@@ -73,15 +73,18 @@ from collectives.primitives import (
     scattered_shape,
 )
 from minidiff import tree
-from minidiff.arguments import as_value
-from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING
-from minidiff.core import Primitive, Tracer, Value, cast_to, enter, states_of
-from minidiff.dtypes import is_scalar_constant, plain
-from minidiff.errors import VarianceError
+from minidiff.core.interpreter import enter
+from minidiff.core.operation import Primitive
+from minidiff.core.ranks import cast_to
+from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
+from minidiff.core.tracer import Tracer, Value, states_of
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.errors import VarianceError
+from minidiff.inputs.arguments import as_value
+from minidiff.inputs.dtypes import is_scalar_constant, plain
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
-from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- the table
 

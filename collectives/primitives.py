@@ -23,16 +23,18 @@ from collectives.axes import (
     size_of,
 )
 from collectives.backends.simulated import Simulated
-from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING
-from minidiff.core import Primitive, Scope, Value
-from minidiff.errors import UnboundAxisError, VarianceError, show_axes
-from minidiff.location import joined, parted
+from minidiff.core.operation import Primitive
+from minidiff.core.scope import Scope
+from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
+from minidiff.core.tape import Equation
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.diagnostics.errors import UnboundAxisError, VarianceError, show_axes
+from minidiff.diagnostics.location import joined, parted
+from minidiff.diagnostics.typecheck import check_call
 from minidiff.ops.base import Linear
 from minidiff.ops.shape import broadcast_to, expand_dims
-from minidiff.tape import Equation
-from minidiff.typecheck import check_call
-from minidiff.types import ShapedArray, typeof
-from minidiff.vmap import Batch, BatchTracer
 
 _ARRAY_AXES = ("axis", "split_axis", "concat_axis")  # the parameters that are axes of the array
 Shape = tuple[tuple[int, ...], Any]  # a result's shape and dtype

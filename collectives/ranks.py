@@ -1,4 +1,4 @@
-"""What the collectives do for `minidiff`: see `minidiff.core.Ranks`."""
+"""What the collectives do for `minidiff`: see `minidiff.core.ranks.Ranks`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from collectives.casts import agree, cast
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
-from minidiff import core
-from minidiff.core import Value
+from minidiff.core.ranks import Ranks
+from minidiff.core.tracer import Value
 
 
-class Ranks(core.Ranks):
+class CommunicatingRanks(Ranks):
     """Axes whose ranks communicate."""
 
     folders = (os.path.dirname(__file__),)

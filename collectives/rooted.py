@@ -49,11 +49,11 @@ from collectives.ops import (
     varying_over,
 )
 from collectives.primitives import Collective, gathered_shape, scattered_shape
-from minidiff.axis_states import INVARIANT, VARYING
-from minidiff.core import Value
+from minidiff.core.states import INVARIANT, VARYING
+from minidiff.core.tracer import Value
+from minidiff.core.types import typeof
 from minidiff.ops.elementwise import where
 from minidiff.ops.shape import concatenate, stack
-from minidiff.types import typeof
 
 # ---------------------------------------------------------------- the table
 

@@ -15,20 +15,21 @@ import importlib as _importlib
 import typing as _typing
 import warnings as _warnings
 
-from minidiff import debug, numpy, tree
-from minidiff import tracebacks as _tracebacks
+from minidiff import numpy, tree
 from minidiff.compiler import equality as _equality  # noqa: F401  (`==` of tapes)
 from minidiff.compiler.jit import jit
-from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
-from minidiff.forward import jvp
+from minidiff.core.forward import jvp
+from minidiff.core.reverse import grad, linearize, value_and_grad, vjp
+from minidiff.core.staging import eval_shape, make_tape
+from minidiff.core.tape import Tape
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.vmap import vmap
+from minidiff.diagnostics import debug
+from minidiff.diagnostics import tracebacks as _tracebacks
+from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
+from minidiff.diagnostics.other_libraries import missing as _missing
+from minidiff.diagnostics.siblings import shadowed as _shadowed
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
-from minidiff.other_libraries import missing as _missing
-from minidiff.reverse import grad, linearize, value_and_grad, vjp
-from minidiff.siblings import shadowed as _shadowed
-from minidiff.staging import eval_shape, make_tape
-from minidiff.tape import Tape
-from minidiff.types import ShapedArray, typeof
-from minidiff.vmap import vmap
 
 __version__ = "0.1.0.dev0"
 
@@ -119,11 +120,11 @@ _LATER = {
             "dynamic_update_slice",
             "dynamic_update_slice_in_dim",
         ],
-        ("minidiff.slices", True),
+        ("minidiff.ops.slices", True),
     ),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
-    **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
-    **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.debug", True)),
+    **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.core.transpose", True)),
+    **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.diagnostics.debug", True)),
     "draw": ("minidiff.show.graph", True),
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.checks", True),
@@ -139,7 +140,8 @@ _LATER = {
 if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff import nn, optim, precision, random
     from minidiff.checks import numerical, testing
-    from minidiff.debug import debug_nans, disable_jit
+    from minidiff.core.transpose import linear_transpose, transpose
+    from minidiff.diagnostics.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
     from minidiff.higher_order.custom_batching import custom_vmap
@@ -149,9 +151,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff.higher_order.while_loop import fori_loop, while_loop
     from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
     from minidiff.ops.callback import pure_callback
-    from minidiff.show.graph import draw
-    from minidiff.show.trace_table import trace_table
-    from minidiff.slices import (
+    from minidiff.ops.slices import (
         dynamic_index_in_dim,
         dynamic_slice,
         dynamic_slice_in_dim,
@@ -159,7 +159,8 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
         dynamic_update_slice,
         dynamic_update_slice_in_dim,
     )
-    from minidiff.transposition import linear_transpose, transpose
+    from minidiff.show.graph import draw
+    from minidiff.show.trace_table import trace_table
 
 else:  # type checkers would infer from it that every name exists
 

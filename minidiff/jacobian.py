@@ -9,7 +9,14 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import (
+from minidiff.core.forward import instantiate, jvp
+from minidiff.core.interpreter import name_of
+from minidiff.core.ranks import cast_like
+from minidiff.core.reverse import grad, linearize_flat, pull_back
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.vmap import vmap
+from minidiff.inputs.arguments import (
     Flat,
     arguments_of,
     as_values,
@@ -18,14 +25,9 @@ from minidiff.arguments import (
     named_argument,
     warn_if_summed,
 )
-from minidiff.core import Value, cast_like, name_of
-from minidiff.dtypes import is_differentiable
-from minidiff.forward import instantiate, jvp
-from minidiff.keywords import transformation
-from minidiff.promotion import are_weak
-from minidiff.reverse import grad, linearize_flat, pull_back
-from minidiff.types import ShapedArray, typeof
-from minidiff.vmap import vmap
+from minidiff.inputs.dtypes import is_differentiable
+from minidiff.inputs.keywords import transformation
+from minidiff.inputs.promotion import are_weak
 
 Argnums = int | Sequence[int]
 

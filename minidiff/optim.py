@@ -38,12 +38,12 @@ import numpy
 
 from minidiff import tree
 from minidiff.compiler.jit import jit
-from minidiff.core import Tracer, Value
-from minidiff.dtypes import is_differentiable
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import typeof
+from minidiff.diagnostics.other_libraries import attributes
+from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
-from minidiff.other_libraries import attributes
-from minidiff.types import typeof
 
 __all__ = [
     *("GradientTransformation", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates", "chain"),

@@ -35,14 +35,16 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import core, tree
+from minidiff import tree
 from minidiff.compiler.jit import jit
-from minidiff.core import Value
-from minidiff.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
+from minidiff.core.interpreter import current_scope
+from minidiff.core.ranks import vary_along
+from minidiff.core.reverse import value_and_grad, vjp
+from minidiff.core.tracer import Tracer, Value, states_of
+from minidiff.core.types import typeof
+from minidiff.inputs.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
-from minidiff.reverse import value_and_grad, vjp
-from minidiff.types import typeof
 
 __all__ = ["LossScale", "Policy", "all_finite", "select", "widen"]
 __dir__ = functools.partial(sorted, __all__)
@@ -104,7 +106,7 @@ class Policy:
                 return self.cast_to_output(f(*self.cast_to_compute(args), **self.cast_to_compute(kwargs)))
 
             args, kwargs = _varying_alike(_cast((args, kwargs), self.reductions))
-            plain = not all(isinstance(x, core.Tracer) for x in tree.leaves((args, kwargs)))
+            plain = not all(isinstance(x, Tracer) for x in tree.leaves((args, kwargs)))
             return vjp(compute, args, kwargs)[0] if plain and self.compute.itemsize == 2 else compute(args, kwargs)
 
         return run
@@ -128,10 +130,10 @@ def _cast(values: Any, dtype: numpy.dtype) -> Any:
 
 def _varying_alike(values: Any) -> Any:
     """In a `shard_map` body, cast all floating-point leaves to vary along the axes along which one does."""
-    if core.current_scope() is None:
+    if current_scope() is None:
         return values
-    axes = frozenset().union(*[core.states_of(x).varying for x in tree.leaves(values)])
-    return tree.map(lambda x: core.vary_along(x, axes) if is_real_float(typeof(x).dtype) else x, values)
+    axes = frozenset().union(*[states_of(x).varying for x in tree.leaves(values)])
+    return tree.map(lambda x: vary_along(x, axes) if is_real_float(typeof(x).dtype) else x, values)
 
 
 # ---------------------------------------------------------------- loss scaling

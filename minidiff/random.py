@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from minidiff.core import Tracer, Value
-from minidiff.dtypes import dtype_name, finfo, real_float
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.other_libraries import attributes
+from minidiff.inputs.dtypes import dtype_name, finfo, real_float
 from minidiff.ops.base import bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.indexing import take
 from minidiff.ops.shape import normalize_axis
 from minidiff.ops.special import CHUNK, erfc_p, ndtri_p
-from minidiff.other_libraries import attributes
-from minidiff.types import ShapedArray, typeof
 
 __all__ = [
     *("Block", "bernoulli", "bits", "categorical", "fold_in", "key", "normal", "permutation", "randint", "split"),

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from minidiff.settings import types_in
+from minidiff.inputs.settings import types_in
 
 __all__ = [
     *("DictKey", "GetAttrKey", "SequenceKey", "Structure", "all", "all_leaves", "broadcast", "flatten"),

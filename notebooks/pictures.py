@@ -23,7 +23,7 @@ from PIL import Image
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, pbroadcast
-from minidiff.tape import Tape
+from minidiff.core.tape import Tape
 from spmd import Mesh, P, shard_map
 from spmd.report.table import Tabular
 

@@ -3,33 +3,33 @@
 import typing as _typing
 
 from minidiff import __version__ as __version__
-from minidiff.siblings import shadowed as _shadowed
+from minidiff.diagnostics.siblings import shadowed as _shadowed
 
 if _message := _shadowed("collectives"):
     raise ImportError(_message)
 
-from minidiff.core import install as _install
-from minidiff.other_libraries import attributes as _attributes
-from spmd.agreement import check_invariant, checking
+from minidiff.core.ranks import install as _install
+from minidiff.diagnostics.other_libraries import attributes as _attributes
 from spmd.arrays.from_local import from_local
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
 from spmd.arrays.sharded_array import ShardedArray
-from spmd.launch import end_job_on_exception
-from spmd.mesh import Mesh, barrier, make_mesh, process_count, process_index
-from spmd.partition import P, PartitionSpec
+from spmd.checks.agreement import check_invariant, checking
+from spmd.mesh.launch import end_job_on_exception
+from spmd.mesh.mesh import Mesh, barrier, make_mesh, process_count, process_index
+from spmd.mesh.specs import P, PartitionSpec
 from spmd.placement import list_schedule, partition_tape
 from spmd.random import initialize, local_block
-from spmd.ranks import Ranks as _Ranks
+from spmd.ranks import ShardingRanks as _Ranks
 from spmd.report.calibrate import calibrate
 from spmd.report.communication import communication, compare
 from spmd.report.draw import visualize_sharding
 from spmd.report.forecast import CostModel, Forecast
 from spmd.report.memory import memory
+from spmd.report.rewritten import rewritten
 from spmd.report.schedule import show_schedule
 from spmd.report.speed_up import speed_up
 from spmd.report.timeline import timeline
-from spmd.rewritten import rewritten
-from spmd.shard_map import shard_map
+from spmd.shard_map.shard_map import shard_map
 
 __all__ = [
     "CostModel",
@@ -82,5 +82,5 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_LATER])
 
 
-_install(_Ranks())
+_install(_Ranks)
 end_job_on_exception()

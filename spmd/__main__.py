@@ -10,8 +10,8 @@ import runpy
 import sys
 
 import minidiff
-from spmd.environment import environment
-from spmd.launch import ends_when_unread, first_rank_speaks, note_exit, the_first_has_spoken
+from spmd.mesh.environment import environment
+from spmd.mesh.launch import ends_when_unread, first_rank_speaks, note_exit, the_first_has_spoken
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -42,14 +42,14 @@ import numpy as np
 
 from collectives.guards.mismatch import DisagreementError, report
 from minidiff import tree
-from minidiff.arguments import check_array
-from minidiff.core import Tracer
-from minidiff.types import ShapedArray
+from minidiff.core.tracer import Tracer
+from minidiff.core.types import ShapedArray
+from minidiff.inputs.arguments import check_array
 from spmd.arrays.blocks import from_blocks, starts_here
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
 from spmd.arrays.sharded_array import Sharding
-from spmd.mesh import Mesh
-from spmd.partition import block_type, check_sharding
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import block_type, check_sharding
 
 __all__ = ["Batches", "batches"]
 

@@ -23,17 +23,18 @@ import numpy
 
 import minidiff as md
 from collectives import axis_index, broadcast, ppermute
-from minidiff.axis_states import VARYING
-from minidiff.core import enter, vary_along
+from minidiff.core.interpreter import enter
+from minidiff.core.ranks import vary_along
+from minidiff.core.states import VARYING
+from minidiff.core.tape import Equation, Tape, evaluate_equation
+from minidiff.core.types import Var, zeros_like
 from minidiff.ops.elementwise import where
-from minidiff.tape import Equation, Tape, evaluate_equation
-from minidiff.types import Var, zeros_like
-from spmd.mesh import Mesh
-from spmd.partition import P
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import P
 from spmd.report.flops import operations_of
 from spmd.report.forecast import CostModel
 from spmd.report.timeline import Lanes, Operation
-from spmd.shard_map import shard_map
+from spmd.shard_map.shard_map import shard_map
 
 
 def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable:

@@ -1,4 +1,4 @@
-"""What meshes and sharded arrays do for `minidiff`: see `minidiff.core.Ranks`."""
+"""What meshes and sharded arrays do for `minidiff`: see `minidiff.core.ranks.Ranks`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 import warnings
 from typing import Any
 
-from collectives import ranks
-from minidiff.core import current_interpreter, current_scope
+from collectives.ranks import CommunicatingRanks
+from minidiff.core.interpreter import current_interpreter, current_scope
 from spmd.arrays.dispatch import dispatch_to_shards
-from spmd.fuse_shard_maps import PASSES
-from spmd.shard_map import batch_axes, forgetting
+from spmd.shard_map.fuse_shard_maps import PASSES
+from spmd.shard_map.shard_map import batch_axes, forgetting
 
 
-class Ranks(ranks.Ranks):
+class ShardingRanks(CommunicatingRanks):
     """Axes of a mesh, over which arrays are sharded."""
 
     folders = (os.path.dirname(__file__),)
-    passes = (PASSES, *ranks.Ranks.passes)
+    passes = (PASSES, *CommunicatingRanks.passes)
 
     dispatch = staticmethod(dispatch_to_shards)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import minidiff as md
 import spmd
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import Var
 from minidiff.higher_order.partial_eval import prune_tape
-from minidiff.tape import Equation, Tape
-from minidiff.types import Var
 
 
 def _explicit(tape: Tape, body: Tape) -> Callable:

@@ -5,7 +5,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather_invariant, pmean, psum
 from spmd import P
-from spmd.partition import is_spec, names
+from spmd.mesh.specs import is_spec, names
 
 
 def along(specs, axes):

@@ -5,7 +5,7 @@ import numpy
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.types import Var
+from minidiff.core.types import Var
 from tests.programs import assert_trees_close
 
 POINT = 2.0, 5.0

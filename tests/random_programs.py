@@ -137,7 +137,7 @@ def drawn_sizes(tape):
     for eqn in tape.equations:
         if eqn.primitive.name == "random_bits":
             yield eqn.outputs[0].type.size
-        yield from (n for inner in md.tape.tapes_of(eqn.params) for n in drawn_sizes(inner))
+        yield from (n for inner in md.core.tape.tapes_of(eqn.params) for n in drawn_sizes(inner))
 
 
 def check_that_no_rank_draws_the_whole(mesh, axis):

@@ -7,7 +7,7 @@ import numpy as np
 
 import minidiff as md
 import spmd
-from minidiff.reverse import linearize_flat
+from minidiff.core.reverse import linearize_flat
 from spmd.parallel import fully_sharded, gathering_again, init_params, loss
 
 SIZES = (12, 18, 12)

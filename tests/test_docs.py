@@ -169,7 +169,7 @@ def test_broken_links_are_found():
         "#license",
         "LICENSE#mit",
     ]
-    assert missing_files("`minidiff/core.py` and `minidiff/kore.py`, `notebooks/`") == ["minidiff/kore.py"]
+    assert missing_files("`minidiff/core/interpreter.py` and `minidiff/kore.py`, `notebooks/`") == ["minidiff/kore.py"]
 
 
 def test_readme_is_short():

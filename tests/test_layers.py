@@ -16,7 +16,7 @@ ELSEWHERE = {
     "mpi4py": "collectives/backends/mpi.py",
     "graphviz": "minidiff/show/graph.py",
     "matplotlib": "spmd/report/forecast.py",
-    "threadpoolctl": "spmd/launch.py",
+    "threadpoolctl": "spmd/mesh/launch.py",
     "tqdm": "spmd/examples/loop.py",
 }
 #: Modules that most programs do without: they load when something needs them.
@@ -28,7 +28,7 @@ LATER = {
         "collectives.reference",
         "spmd.checkpoint",
         "spmd.data",
-        "spmd.environment",
+        "spmd.mesh.environment",
         "spmd.parallel",
         *ELSEWHERE,
     ),

@@ -1,7 +1,7 @@
 """A pytest plugin that switches the fast paths off: `pytest -p tests.without_fastpath`."""
 
-from minidiff import fastpath
-from minidiff.core import Interpreter
+from minidiff.core.interpreter import Interpreter
+from minidiff.fast import steps as fastpath
 
 
 def walk_back(equations, cotangents, transpose_equation, consume):

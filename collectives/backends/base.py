@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive
+from minidiff.core.operation import Primitive
 
 Axes = tuple[str, ...]  # axes along which a value varies, in mesh order
 Dims = Sequence[Axes]  # for each dimension of an array, the axes it is split along

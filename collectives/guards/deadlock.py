@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from collectives.guards.mismatch import OFTEN, UNFINISHED, MismatchCheck, agree, disagreement, ranks_named, shown
-from minidiff.location import location_of
+from minidiff.diagnostics.location import location_of
 
 TICK = 0.5  # seconds between two checks
 PAST = 3, 6  # the ages, in ticks, of the moments judged: all reports on them have arrived; relayed ones take longer

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.location import here
-from minidiff.types import ShapedArray
+from minidiff.core.types import ShapedArray
+from minidiff.diagnostics.location import here
 
 OFTEN = 64  # compare after this many small calls
 LARGE = 2**17  # this many bytes count as one more call

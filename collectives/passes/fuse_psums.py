@@ -13,11 +13,11 @@ from collectives.ops import as_factor, pbroadcast_p, psum_p, untyped_psum_p
 from collectives.primitives import grouped, variadic
 from minidiff.compiler.fusion import in_groups
 from minidiff.compiler.simplify import Program
-from minidiff.core import Scope
-from minidiff.location import joined, parted
+from minidiff.core.scope import Scope
+from minidiff.core.tape import Equation, Tape, with_equations
+from minidiff.core.types import typeof
+from minidiff.diagnostics.location import joined, parted
 from minidiff.ops.elementwise import multiply
-from minidiff.tape import Equation, Tape, with_equations
-from minidiff.types import typeof
 
 PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
 VARIADIC = tuple(map(variadic, PSUMS))

@@ -11,11 +11,12 @@ from collectives.passes.fuse_psums import SETTINGS
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from collectives.primitives import variadic
 from minidiff.compiler.fusion import filled
-from minidiff.core import Value, current_scope
-from minidiff.location import joined, transposes
-from minidiff.reverse import backward_pass
-from minidiff.tape import Equation, Tape
-from minidiff.types import Var, typeof
+from minidiff.core.interpreter import current_scope
+from minidiff.core.reverse import backward_pass
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.tracer import Value
+from minidiff.core.types import Var, typeof
+from minidiff.diagnostics.location import joined, transposes
 
 
 @transposes

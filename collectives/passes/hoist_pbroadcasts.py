@@ -19,11 +19,11 @@ from collections.abc import Collection
 
 from collectives.casts import cast_type
 from collectives.ops import pbroadcast_p, reduced_p
+from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.types import Var, typeof
 from minidiff.higher_order.checkpoint import Checkpoint
 from minidiff.higher_order.partial_eval import cut, names_used, needed_equations
 from minidiff.higher_order.scan import scan_p
-from minidiff.tape import Atom, Equation, Tape
-from minidiff.types import Var, typeof
 
 #: The casts that transpose to a `psum`.
 HOISTED = (pbroadcast_p, reduced_p)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collectives.ops import all_gather_invariant_p
 from minidiff.compiler.simplify import Program
-from minidiff.tape import Atom, Equation
+from minidiff.core.tape import Atom, Equation
 
 
 def local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:

@@ -19,9 +19,9 @@ import numpy
 from collectives.backends.base import Axes, Backend
 from collectives.ops import ppermute_p, psum_p, untyped_psum_p
 from collectives.primitives import Collective, grouped
-from minidiff.core import Primitive
-from minidiff.tape import Equation, Tape, with_equations
-from minidiff.types import ShapedArray, Var, typeof
+from minidiff.core.operation import Primitive
+from minidiff.core.tape import Equation, Tape, with_equations
+from minidiff.core.types import ShapedArray, Var, typeof
 
 
 class Lowered(Primitive):

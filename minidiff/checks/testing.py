@@ -10,15 +10,15 @@ import numpy
 
 from minidiff import tree
 from minidiff.checks.numerical import central_difference, gathered, of_active, on_whole_arrays
-from minidiff.core import Tracer
-from minidiff.dtypes import finfo, is_differentiable
-from minidiff.errors import TracerError
-from minidiff.forward import jvp
-from minidiff.reverse import vjp
+from minidiff.core.forward import jvp
+from minidiff.core.reverse import vjp
+from minidiff.core.staging import stage_flat
+from minidiff.core.tape import evaluate_equation, read
+from minidiff.core.tracer import Tracer
+from minidiff.core.types import typeof
+from minidiff.diagnostics.errors import TracerError
+from minidiff.inputs.dtypes import finfo, is_differentiable
 from minidiff.show.trace_table import Local
-from minidiff.staging import stage_flat
-from minidiff.tape import evaluate_equation, read
-from minidiff.types import typeof
 
 
 class Tolerance(NamedTuple):

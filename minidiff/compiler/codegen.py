@@ -18,16 +18,18 @@ import numpy
 from minidiff import tree
 from minidiff.compiler.buffers import Memory, copy_p
 from minidiff.compiler.simplify import optimize
-from minidiff.core import EVALUATE, Primitive, Value, current_interpreter
-from minidiff.dtypes import is_scalar_constant
-from minidiff.half import evaluate, runs_wide
+from minidiff.core.interpreter import EVALUATE, current_interpreter
+from minidiff.core.operation import Primitive
+from minidiff.core.staging import stage_flat
+from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.diagnostics.location import ASKED_FOR, Location
 from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.location import ASKED_FOR, Location
+from minidiff.inputs.dtypes import is_scalar_constant
+from minidiff.inputs.half import evaluate, runs_wide
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.show.program import letters, names_of
-from minidiff.staging import stage_flat
-from minidiff.tape import Atom, Equation, Tape
-from minidiff.types import ShapedArray, Var, typeof
 
 # ---------------------------------------------------------------- source of single operations
 

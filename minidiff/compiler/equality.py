@@ -9,12 +9,13 @@ from typing import Any
 import numpy
 
 from minidiff.compiler.simplify import hashable, simplified
-from minidiff.core import Primitive, Tracer
+from minidiff.core.operation import Primitive
+from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.tracer import Tracer
+from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.ops.elementwise import Sum
-from minidiff.tape import Atom, Equation, Tape
-from minidiff.types import ShapedArray, Var, typeof
 
 
 def same(one: Tape, two: object) -> bool:

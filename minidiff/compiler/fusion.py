@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from minidiff.tape import Atom, Equation, Tape, has_effects
-from minidiff.types import Var
+from minidiff.core.tape import Atom, Equation, Tape, has_effects
+from minidiff.core.types import Var
 
 
 def _nothing(*args: Any) -> int:

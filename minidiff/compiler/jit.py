@@ -25,19 +25,21 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import core, tree
-from minidiff.arguments import as_value, check_function, closing_over
+from minidiff import tree
 from minidiff.compiler.codegen import Program
 from minidiff.compiler.simplify import check_options, settings_of_passes
-from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_scope, name_of
-from minidiff.debug import jit_is_disabled
-from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
-from minidiff.promotion import are_weak
-from minidiff.settings import types_in
-from minidiff.staging import stage_flat, unrolling
-from minidiff.text import Text
-from minidiff.types import typeof
-from minidiff.vmap import named_axes
+from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, name_of
+from minidiff.core.ranks import ranks
+from minidiff.core.staging import stage_flat, unrolling
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import typeof
+from minidiff.core.vmap import named_axes
+from minidiff.diagnostics.debug import jit_is_disabled
+from minidiff.diagnostics.text import Text
+from minidiff.inputs.arguments import as_value, check_function, closing_over
+from minidiff.inputs.keywords import check_keywords, did_you_mean, named_like, transformation
+from minidiff.inputs.promotion import are_weak
+from minidiff.inputs.settings import types_in
 
 # ---------------------------------------------------------------- static arguments
 
@@ -155,7 +157,7 @@ def surroundings() -> tuple:
     """
     scope = current_scope()
     body = scope and (tuple(scope.axes.items()), scope.typed, scope.explicit, scope.checks)
-    return tuple(named_axes(current_interpreter()).items()), body, unrolling.get(), core.ranks.settings()
+    return tuple(named_axes(current_interpreter()).items()), body, unrolling.get(), ranks.settings()
 
 
 class Jitted:

@@ -28,20 +28,22 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import core
 from minidiff.compiler.buffers import copy_p, with_results_copied
-from minidiff.core import EVALUATE, Primitive, Scope, running, transforming
-from minidiff.dtypes import is_differentiable, is_real_float, is_scalar_constant
+from minidiff.core.interpreter import EVALUATE, running, transforming
+from minidiff.core.operation import Primitive
+from minidiff.core.ranks import ranks
+from minidiff.core.scope import Scope
+from minidiff.core.staging import Stage
+from minidiff.core.tape import Atom, Equation, Tape, with_equations
+from minidiff.core.types import ShapedArray, Var, operand_type, typeof
+from minidiff.diagnostics.interrupts import restores_interpreter
+from minidiff.diagnostics.location import Location
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.partial_eval import prune_tape
-from minidiff.interrupts import restores_interpreter
-from minidiff.location import Location
+from minidiff.inputs.dtypes import is_differentiable, is_real_float, is_scalar_constant
 from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential
-from minidiff.staging import Stage
-from minidiff.tape import Atom, Equation, Tape, with_equations
-from minidiff.types import ShapedArray, Var, operand_type, typeof
 
 #: A rule takes the program so far and an equation, and returns an Atom that replaces its result, an Equation that
 #: replaces it (see `Program.results`), or None if it does not apply.
@@ -67,7 +69,7 @@ class Passes(NamedTuple):
 
 
 def _layers() -> list[Passes]:
-    return [*core.ranks.passes, Passes(RULES)]
+    return [*ranks.passes, Passes(RULES)]
 
 
 def rewrites() -> dict[str, Callable]:

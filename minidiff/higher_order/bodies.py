@@ -14,10 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from minidiff.arguments import resharded
-from minidiff.axis_states import NONE
-from minidiff.core import Primitive, Value, running
-from minidiff.forward import JVP, instantiate
+from minidiff.core.forward import JVP, instantiate
+from minidiff.core.interpreter import running
+from minidiff.core.operation import Primitive
+from minidiff.core.reverse import Linearize, backward_pass
+from minidiff.core.staging import Stage
+from minidiff.core.states import NONE
+from minidiff.core.tape import Equation, Tape, has_effects, tapes_of
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     ELEMENT,
@@ -42,15 +48,11 @@ from minidiff.higher_order.partial_eval import (
     prune_tape,
     traced_batch,
 )
+from minidiff.inputs.arguments import resharded
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add
 from minidiff.ops.shape import moveaxis
-from minidiff.reverse import Linearize, backward_pass
-from minidiff.staging import Stage
-from minidiff.tape import Equation, Tape, has_effects, tapes_of
-from minidiff.types import ShapedArray, typeof
-from minidiff.vmap import Batch, BatchTracer
 
 
 class LinearPart(NamedTuple):

@@ -12,16 +12,19 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import as_named_value, as_value, joint_states
-from minidiff.axis_states import joined
-from minidiff.core import Value, WeakTracer, cast_to, current_interpreter, current_scope, enter, name_of
-from minidiff.dtypes import is_scalar_constant, result_type
-from minidiff.errors import TracerError, VarianceError, diverges
+from minidiff.core.interpreter import current_interpreter, current_scope, enter, name_of
+from minidiff.core.python_numbers import WeakTracer
+from minidiff.core.ranks import cast_to
+from minidiff.core.staging import Stage
+from minidiff.core.states import joined
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.errors import TracerError, VarianceError, diverges
 from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered
+from minidiff.inputs.arguments import as_named_value, as_value, joint_states
+from minidiff.inputs.dtypes import is_scalar_constant, result_type
+from minidiff.inputs.promotion import WEAK_TYPES, promoting, python_type
 from minidiff.ops.base import convert_number
-from minidiff.promotion import WEAK_TYPES, promoting, python_type
-from minidiff.staging import Stage
-from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- checks and casts
 

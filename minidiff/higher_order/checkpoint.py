@@ -13,9 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.arguments import Flat, as_value, check_function, closing_over
-from minidiff.core import Interpreter, Primitive, Tracer, Value, name_of, running, transforming
-from minidiff.forward import JVP, JVPTracer
+from minidiff.core.forward import JVP, JVPTracer
+from minidiff.core.interpreter import Interpreter, name_of, running, transforming
+from minidiff.core.operation import Primitive
+from minidiff.core.reverse import FastSweep, Linearize, Sweep
+from minidiff.core.staging import Stage
+from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.bodies import Call, labelled
 from minidiff.higher_order.partial_eval import (
     Continued,
@@ -28,13 +33,10 @@ from minidiff.higher_order.partial_eval import (
     present,
     with_used_results,
 )
-from minidiff.keywords import named_like, transformation
+from minidiff.inputs.arguments import Flat, as_value, check_function, closing_over
+from minidiff.inputs.keywords import named_like, transformation
+from minidiff.inputs.promotion import are_weak
 from minidiff.ops.linalg import einsum_p, matmul_p
-from minidiff.promotion import are_weak
-from minidiff.reverse import FastSweep, Linearize, Sweep
-from minidiff.staging import Stage
-from minidiff.tape import Atom, Equation, Tape
-from minidiff.types import ShapedArray, Var, typeof
 
 Policy = Callable[..., bool]
 

@@ -11,21 +11,17 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import as_values, joint_states
-from minidiff.axis_states import VARYING
-from minidiff.core import (
-    Interpreter,
-    Tracer,
-    Value,
-    checking,
-    current_interpreter,
-    current_scope,
-    name_of,
-    running,
-    vary_along,
-)
-from minidiff.errors import TracerError, VarianceError, show_axes
-from minidiff.forward import JVPTracer
+from minidiff.core.forward import JVPTracer
+from minidiff.core.interpreter import Interpreter, current_interpreter, current_scope, name_of, running
+from minidiff.core.ranks import vary_along
+from minidiff.core.scope import checking
+from minidiff.core.staging import Stage
+from minidiff.core.states import VARYING
+from minidiff.core.tape import Equation, Tape, tapes_of
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.diagnostics.errors import TracerError, VarianceError, show_axes
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
     as_type,
@@ -46,18 +42,15 @@ from minidiff.higher_order.partial_eval import (
     merge,
     zeros,
 )
-from minidiff.keywords import explains_keywords
+from minidiff.inputs.arguments import as_values, joint_states
+from minidiff.inputs.keywords import explains_keywords
+from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.ops import dimensions
 from minidiff.ops.base import General, no_tangent
 from minidiff.ops.elementwise import equal, logical_not, maximum, minimum, not_equal, stop_gradient, where
 from minidiff.ops.indexing import take
 from minidiff.ops.reduction import any as any_of
 from minidiff.ops.reduction import argmax
-from minidiff.promotion import are_weak, weak_where
-from minidiff.staging import Stage
-from minidiff.tape import Equation, Tape, tapes_of
-from minidiff.types import ShapedArray, Var, typeof
-from minidiff.vmap import Batch, BatchTracer
 
 # ---------------------------------------------------------------- the operation
 

@@ -13,11 +13,14 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import as_value, result_values
-from minidiff.core import Value, current_interpreter, transforming
-from minidiff.dtypes import is_differentiable
-from minidiff.errors import LeakedTracerError
-from minidiff.forward import JVP, instantiate
+from minidiff.core.forward import JVP, instantiate
+from minidiff.core.interpreter import current_interpreter, transforming
+from minidiff.core.reverse import Linearize
+from minidiff.core.tape import Tape
+from minidiff.core.tracer import Value
+from minidiff.core.types import typeof
+from minidiff.core.vmap import Batch, BatchTracer, stacked
+from minidiff.diagnostics.errors import LeakedTracerError
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.custom_rules import Guard, _Function, guarded
 from minidiff.higher_order.partial_eval import (
@@ -31,11 +34,9 @@ from minidiff.higher_order.partial_eval import (
     positions,
     present,
 )
-from minidiff.promotion import are_weak, weak_where
-from minidiff.reverse import Linearize
-from minidiff.tape import Tape
-from minidiff.types import typeof
-from minidiff.vmap import Batch, BatchTracer, stacked
+from minidiff.inputs.arguments import as_value, result_values
+from minidiff.inputs.dtypes import is_differentiable
+from minidiff.inputs.promotion import are_weak, weak_where
 
 
 class CustomVmap(Call):
@@ -147,7 +148,7 @@ class custom_vmap:
     `vmap` differentiates the rule.) Calling it without a rule raises AttributeError.
 
     >>> import numpy as np
-    >>> from minidiff import vmap
+    >>> from minidiff.core import vmap
     >>> @custom_vmap
     ... def solve(a, b):
     ...     return np.linalg.solve(a, b)

@@ -17,22 +17,16 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.aliasing import apart
-from minidiff.arguments import as_named_value, as_value, as_values, result_values
-from minidiff.core import (
-    Interpreter,
-    Tracer,
-    Value,
-    cast_to,
-    checking,
-    current_interpreter,
-    name_of,
-    running,
-    transforming,
-)
-from minidiff.dtypes import float0, is_differentiable
-from minidiff.errors import LeakedTracerError, VarianceError
-from minidiff.forward import JVP, instantiate
+from minidiff.core.forward import JVP, instantiate
+from minidiff.core.interpreter import Interpreter, current_interpreter, name_of, running, transforming
+from minidiff.core.ranks import cast_to
+from minidiff.core.reverse import Linearize
+from minidiff.core.scope import checking
+from minidiff.core.staging import Stage, stage_flat
+from minidiff.core.tape import Tape
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.errors import LeakedTracerError, VarianceError
 from minidiff.higher_order.bodies import Body, Call
 from minidiff.higher_order.partial_eval import (
     JVPInside,
@@ -43,14 +37,13 @@ from minidiff.higher_order.partial_eval import (
     positions,
     present,
 )
+from minidiff.inputs.aliasing import apart
+from minidiff.inputs.arguments import as_named_value, as_value, as_values, result_values
+from minidiff.inputs.dtypes import float0, is_differentiable
+from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.ops import reduction
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
-from minidiff.promotion import are_weak, weak_where
-from minidiff.reverse import Linearize
-from minidiff.staging import Stage, stage_flat
-from minidiff.tape import Tape
-from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- stop_gradient
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from minidiff import tree
-from minidiff.core import Value
+from minidiff.core.tracer import Value
+from minidiff.core.types import typeof
+from minidiff.core.vmap import vmap
 from minidiff.higher_order.carries import Carry, check_functions
 from minidiff.higher_order.partial_eval import entered
 from minidiff.higher_order.scan import elements_of, scan_steps
 from minidiff.ops.shape import concatenate, moveaxis, normalize_axis, reshape, stack
-from minidiff.types import typeof
-from minidiff.vmap import vmap
 
 
 def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:

@@ -10,26 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from minidiff.arguments import as_value
-from minidiff.core import (
-    Interpreter,
-    Tracer,
-    Value,
-    cast_to,
-    current_interpreter,
-    enter,
-    running,
-    transforming,
-)
-from minidiff.forward import JVP, push_forward
-from minidiff.global_random import random_state, warn_if_random
-from minidiff.interrupts import restores_interpreter
+from minidiff.core.forward import JVP, push_forward
+from minidiff.core.interpreter import Interpreter, current_interpreter, enter, running, transforming
+from minidiff.core.ranks import cast_to
+from minidiff.core.reverse import Linearize
+from minidiff.core.staging import CONSTANTS, Stage
+from minidiff.core.tape import Atom, Equation, Tape, has_effects, with_equations, without_effects
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
+from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.diagnostics.interrupts import restores_interpreter
+from minidiff.inputs.arguments import as_value
+from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims
-from minidiff.reverse import Linearize
-from minidiff.staging import CONSTANTS, Stage
-from minidiff.tape import Atom, Equation, Tape, has_effects, with_equations, without_effects
-from minidiff.types import ShapedArray, Var, typeof, zeros_like
-from minidiff.vmap import Batch, BatchTracer
 
 # ---------------------------------------------------------------- recording
 

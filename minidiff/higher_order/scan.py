@@ -9,8 +9,11 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import result_values
-from minidiff.core import Tracer, Value, enter
+from minidiff.core.interpreter import enter
+from minidiff.core.staging import unrolling
+from minidiff.core.tape import Equation
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import Carry, as_carried, check_functions, staging
 from minidiff.higher_order.partial_eval import (
@@ -23,11 +26,9 @@ from minidiff.higher_order.partial_eval import (
     entered,
     zeros,
 )
-from minidiff.keywords import explains_keywords
+from minidiff.inputs.arguments import result_values
+from minidiff.inputs.keywords import explains_keywords
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
-from minidiff.staging import unrolling
-from minidiff.tape import Equation
-from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- unstacking and stacking elements
 

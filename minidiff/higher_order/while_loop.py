@@ -8,8 +8,10 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import as_value
-from minidiff.core import Tracer, Value
+from minidiff.core.tape import Equation, Tape, without_effects
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.core.vmap import BatchTracer
 from minidiff.higher_order.bodies import BodyOperation, LinearPart, labelled
 from minidiff.higher_order.carries import (
     Carry,
@@ -38,12 +40,10 @@ from minidiff.higher_order.partial_eval import (
     traced_batch,
 )
 from minidiff.higher_order.scan import scan_steps, steps_at_once
-from minidiff.keywords import explains_keywords
+from minidiff.inputs.arguments import as_value
+from minidiff.inputs.keywords import explains_keywords
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.tape import Equation, Tape, without_effects
-from minidiff.types import ShapedArray, Var, typeof
-from minidiff.vmap import BatchTracer
 
 # ---------------------------------------------------------------- the operation
 

@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import EVALUATE, NO_PARAMS, NUMPY_FUNCTIONS, OPERATIONS, Tracer, current_interpreter
+from minidiff.core.interpreter import EVALUATE, current_interpreter
+from minidiff.core.tracer import NO_PARAMS, NUMPY_FUNCTIONS, OPERATIONS, Tracer
+from minidiff.diagnostics.other_libraries import COUNTERPARTS
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import ufunc_methods
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert, defers_to
 from minidiff.ops.discrete import concrete
-from minidiff.other_libraries import COUNTERPARTS
 
 # ---------------------------------------------------------------- NumPy's protocols
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import NUMPY_FUNCTIONS, Tracer
-from minidiff.errors import TracerError
+from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
+from minidiff.diagnostics.errors import TracerError
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, full_name
 from minidiff.ops.arrays import as_array
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, SIZE, Tracer, Value
+from minidiff.core.interpreter import EVALUATE
+from minidiff.core.tracer import NUMPY_FUNCTIONS, SIZE, Tracer, Value
 from minidiff.numpy.lists import explaining_sizes, looking_for_tracers
 from minidiff.ops import elementwise
 from minidiff.ops.arrays import as_array, holds_tracer

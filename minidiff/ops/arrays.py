@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, strong
-from minidiff.types import plain_operand
+from minidiff.core.python_numbers import strong
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import plain_operand
 
 
 def as_array(x: Any) -> Value:

@@ -21,8 +21,13 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, WeakTracer, strong
-from minidiff.dtypes import (
+from minidiff.core.operation import Primitive
+from minidiff.core.python_numbers import WeakTracer, strong
+from minidiff.core.staging import scalar_tapes
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof, zeros_like
+from minidiff.fast.steps import Recording, active_key, compiled_cotangent, stretched
+from minidiff.inputs.dtypes import (
     NARROW,
     accumulator,
     check_dtype,
@@ -32,12 +37,9 @@ from minidiff.dtypes import (
     rounded_to,
     widened,
 )
-from minidiff.fastpath import Recording, active_key, compiled_cotangent, stretched
+from minidiff.inputs.promotion import WEAK_TYPES, python_type
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
-from minidiff.promotion import WEAK_TYPES, python_type
-from minidiff.staging import scalar_tapes
-from minidiff.types import ShapedArray, typeof, zeros_like
 
 #: How parameters change by a batch axis in front, of the given size.
 _WITH_BATCH: dict[str, Callable] = {

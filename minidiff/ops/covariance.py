@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements
+from minidiff.core.tracer import Value, implements
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
 from minidiff.ops.shape import concatenate, reshape, squeeze

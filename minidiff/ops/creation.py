@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements
-from minidiff.dtypes import result_type
+from minidiff.core.tracer import Value, implements
+from minidiff.core.types import typeof
+from minidiff.inputs.dtypes import result_type
+from minidiff.inputs.promotion import promoting
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import floor
 from minidiff.ops.shape import moveaxis
-from minidiff.promotion import promoting
-from minidiff.types import typeof
 
 
 @implements(numpy.linspace)

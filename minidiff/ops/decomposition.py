@@ -27,7 +27,9 @@ from typing import Any
 import numpy
 from numpy.linalg import LinAlgError
 
-from minidiff.core import Primitive, Value, implements
+from minidiff.core.operation import Primitive
+from minidiff.core.tracer import Value, implements
+from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction
 from minidiff.ops.base import General, add_all, align, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, aligned
@@ -61,7 +63,6 @@ from minidiff.ops.shape import (
     squeeze,
     transpose,
 )
-from minidiff.types import ShapedArray, typeof
 
 
 @functools.cache

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements
+from minidiff.core.tracer import Value, implements
+from minidiff.core.types import typeof
 from minidiff.ops import elementwise
 from minidiff.ops.arrays import as_array
 from minidiff.ops.indexing import along
 from minidiff.ops.reduction import inexact, sum
 from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, normalize_axis, ravel, reshape
-from minidiff.types import typeof
 
 
 @implements(numpy.diff)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from minidiff.types import ShapedArray
+from minidiff.core.types import ShapedArray
 
 Label = Hashable
 Labels = tuple[Label, ...]  # one for each dimension of an array

@@ -12,10 +12,11 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import Primitive, Tracer, Value, implements
+from minidiff.core.operation import Primitive
+from minidiff.core.tracer import Tracer, Value, implements
+from minidiff.core.types import typeof
 from minidiff.ops.base import General, no_tangent
 from minidiff.ops.dimensions import gather
-from minidiff.types import typeof
 
 # ---------------------------------------------------------------- operations
 

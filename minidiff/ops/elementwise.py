@@ -22,10 +22,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import EVALUATE, NO_PARAMS, Primitive, Value, current_interpreter, implements, strong
-from minidiff.dtypes import NARROW
-from minidiff.fastpath import Recording
-from minidiff.half import has_narrow
+from minidiff.core.interpreter import EVALUATE, current_interpreter
+from minidiff.core.operation import Primitive
+from minidiff.core.python_numbers import strong
+from minidiff.core.tracer import NO_PARAMS, Value, implements
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.fast.steps import Recording
+from minidiff.inputs.dtypes import NARROW
+from minidiff.inputs.half import has_narrow
 from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
     Elementwise,
@@ -38,7 +42,6 @@ from minidiff.ops.base import (
     defers_to,
     match,
 )
-from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- declaring operations
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements
+from minidiff.core.tracer import Value, implements
+from minidiff.core.types import typeof
 from minidiff.ops import dimensions
 from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.indexing import slice_p, unslice_p
 from minidiff.ops.rearranging import roll
 from minidiff.ops.shape import normalize_axes, normalize_axis, resized, several
-from minidiff.types import typeof
 
 
 @functools.cache

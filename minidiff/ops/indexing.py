@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.core import Tracer, Value, implements
-from minidiff.dtypes import accumulator, result_type
-from minidiff.errors import TracerError, VarianceError
+from minidiff.core.tracer import Tracer, Value, implements
+from minidiff.core.types import ShapedArray, plain_operand, typeof
+from minidiff.diagnostics.errors import TracerError, VarianceError
+from minidiff.inputs.dtypes import accumulator, result_type
+from minidiff.inputs.promotion import WEAK_TYPES, promoting
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
@@ -27,8 +29,6 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
-from minidiff.promotion import WEAK_TYPES, promoting
-from minidiff.types import ShapedArray, plain_operand, typeof
 
 # ---------------------------------------------------------------- slices: the index is known
 

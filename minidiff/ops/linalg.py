@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements
-from minidiff.dtypes import result_type
+from minidiff.core.tracer import Value, implements
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.inputs.dtypes import result_type
 from minidiff.ops.arrays import as_array, lists_as_arrays
 from minidiff.ops.base import Multilinear, align, convert, defers_to, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
@@ -35,7 +36,6 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
-from minidiff.types import ShapedArray, typeof
 
 
 def conj(x: Value) -> Value:

@@ -8,10 +8,13 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff import location
-from minidiff.core import Tracer, Value, WeakTracer
-from minidiff.dtypes import is_differentiable
-from minidiff.errors import LeakedTracerError, TracerError, VarianceError
+from minidiff.core.python_numbers import WeakTracer
+from minidiff.core.tracer import Tracer, Value
+from minidiff.diagnostics import location
+from minidiff.diagnostics.errors import LeakedTracerError, TracerError, VarianceError
+from minidiff.diagnostics.other_libraries import INSTEAD, missing, scipy_function
+from minidiff.inputs.dtypes import is_differentiable
+from minidiff.inputs.promotion import WEAK_TYPES, as_weak
 from minidiff.ops import (
     composed,
     discrete,
@@ -24,8 +27,6 @@ from minidiff.ops import (
     statistics,
     updates,
 )
-from minidiff.other_libraries import INSTEAD, missing, scipy_function
-from minidiff.promotion import WEAK_TYPES, as_weak
 
 _BINARY: dict[str, Callable] = {
     "add": elementwise.add,

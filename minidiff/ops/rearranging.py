@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, implements
-from minidiff.dtypes import is_differentiable, is_real_float
+from minidiff.core.tracer import Tracer, Value, implements
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.inputs.dtypes import is_differentiable, is_real_float
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert
@@ -29,7 +30,6 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
-from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- flip, roll
 

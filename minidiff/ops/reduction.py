@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, implements
-from minidiff.dtypes import is_differentiable
+from minidiff.core.operation import Primitive
+from minidiff.core.tracer import Tracer, Value, implements
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import (
@@ -41,7 +43,6 @@ from minidiff.ops.shape import (
     transpose,
 )
 from minidiff.ops.sorting import INTP
-from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- helpers of reductions
 

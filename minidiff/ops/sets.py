@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements
+from minidiff.core.tracer import Value, implements
 from minidiff.ops.arrays import as_array
 from minidiff.ops.discrete import concrete
 from minidiff.ops.indexing import getitem

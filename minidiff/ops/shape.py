@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements
+from minidiff.core.tracer import Value, implements
+from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.ops import dimensions, elementwise
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, broadcast_to_p, convert, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, numbered
-from minidiff.types import ShapedArray, typeof, zeros_like
 
 
 def several(x: Any) -> Sequence[Any]:

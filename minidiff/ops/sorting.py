@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements
+from minidiff.core.tracer import Value, implements
+from minidiff.core.types import typeof
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
 from minidiff.ops.shape import line, normalize_axis
-from minidiff.types import typeof
 
 INTP = numpy.dtype(numpy.intp)
 

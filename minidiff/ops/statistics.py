@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, implements
-from minidiff.dtypes import is_differentiable, is_real_float, result_type
+from minidiff.core.tracer import Tracer, Value, implements
+from minidiff.core.types import typeof
+from minidiff.inputs.dtypes import is_differentiable, is_real_float, result_type
+from minidiff.inputs.promotion import WEAK_TYPES
 from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, axes_fit, reduced_shape
@@ -18,8 +20,6 @@ from minidiff.ops.discrete import concrete
 from minidiff.ops.reduction import bind_reduction, count_of, inexact, mean, merged, operand_of, present, sum
 from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
-from minidiff.promotion import WEAK_TYPES
-from minidiff.types import typeof
 
 # ---------------------------------------------------------------- average
 

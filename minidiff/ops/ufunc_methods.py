@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import NUMPY_FUNCTIONS, Tracer, Value
+from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
+from minidiff.core.types import typeof
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import copy, exp, isfinite, log, where
@@ -21,7 +22,6 @@ from minidiff.ops.indexing import getitem
 from minidiff.ops.reduction import max as maximum_of
 from minidiff.ops.reduction import sum as sum_of
 from minidiff.ops.shape import moveaxis, normalize_axis, reduced_axes, reshape, stack
-from minidiff.types import typeof
 
 
 def _logsumexp(x: Value, axis: Any, keepdims: bool = False) -> Value:

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import EVALUATE, Tracer, Value, running
-from minidiff.dtypes import is_differentiable
+from minidiff.core.interpreter import EVALUATE, running
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof, zeros_like
+from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert
 from minidiff.ops.dimensions import Dimensions, Types
@@ -48,7 +50,6 @@ from minidiff.ops.indexing import (
 )
 from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, reshape, squeeze
 from minidiff.ops.sorting import argsort
-from minidiff.types import ShapedArray, typeof, zeros_like
 
 # ---------------------------------------------------------------- set
 

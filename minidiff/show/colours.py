@@ -11,7 +11,7 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
-from minidiff.axis_states import REDUCED, STATES, UNREDUCED, AxisStates
+from minidiff.core.states import REDUCED, STATES, UNREDUCED, AxisStates
 
 COLOURS = ("#a6d8f5", "#e69f00", "#bb6d9b", "#f0e442", "#3fae8c", "#d8d8d8")
 INVARIANT_COLOUR = "#ffffff"  # the same value on all ranks

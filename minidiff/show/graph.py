@@ -24,17 +24,17 @@ from typing import Any
 
 import numpy
 
-from minidiff.arguments import check_function
-from minidiff.axis_states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED, VARYING, AxisStates
-from minidiff.dtypes import is_scalar_constant
+from minidiff.core.staging import make_tape
+from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED, VARYING, AxisStates
+from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.types import Var, typeof
+from minidiff.diagnostics.location import Location, lines_of
 from minidiff.higher_order.scan import rounds
 from minidiff.higher_order.while_loop import While
-from minidiff.location import Location, lines_of
+from minidiff.inputs.arguments import check_function
+from minidiff.inputs.dtypes import is_scalar_constant
 from minidiff.show.colours import INVARIANT_COLOUR, bands, bands_of, show_axes
 from minidiff.show.program import letters, names_of
-from minidiff.staging import make_tape
-from minidiff.tape import Atom, Equation, Tape
-from minidiff.types import Var, typeof
 
 NO_PROGRAM = (
     "Graphviz's program `dot`, which makes the picture, was not found, nor the package pygraphviz, which needs no "

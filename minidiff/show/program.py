@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.dtypes import is_scalar_constant
-from minidiff.types import ShapedArray, Var, typeof
+from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.inputs.dtypes import is_scalar_constant
 
 WIDTH = 112  # of the lines of a printed tape, before bodies are indented
 

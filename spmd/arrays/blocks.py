@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from collectives.backends.base import coordinates_of, index_along
-from minidiff.types import ShapedArray
+from minidiff.core.types import ShapedArray
 from spmd.arrays.sharded_array import ShardedArray, Sharding
-from spmd.partition import block_type
+from spmd.mesh.specs import block_type
 
 Start = tuple[int, ...]  # of a block, in each dimension
 

@@ -9,14 +9,14 @@ import numpy
 
 from collectives.ops import counted
 from minidiff import tree
-from minidiff.arguments import as_named_value, as_value
-from minidiff.core import Tracer, Value
-from minidiff.types import ShapedArray, typeof
-from spmd.agreement import check_blocks, check_copies, check_types, checks_values, digest_of
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.inputs.arguments import as_named_value, as_value
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
 from spmd.arrays.sharded_array import ShardedArray
-from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, check_ndim, check_not_summed, check_spec
+from spmd.checks.agreement import check_blocks, check_copies, check_types, checks_values, digest_of
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import PartitionSpec, check_ndim, check_not_summed, check_spec
 
 
 def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:

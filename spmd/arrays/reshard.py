@@ -9,16 +9,18 @@ from typing import Any, overload
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import as_value, is_zero
-from minidiff.core import Tracer, Value, cast_to, current_scope
-from minidiff.errors import show_axes
-from minidiff.text import Text
-from minidiff.types import typeof, zeros_like
+from minidiff.core.interpreter import current_scope
+from minidiff.core.ranks import cast_to
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import typeof, zeros_like
+from minidiff.diagnostics.errors import show_axes
+from minidiff.diagnostics.text import Text
+from minidiff.inputs.arguments import as_value, is_zero
 from spmd.arrays.routes import Route, follow, route_of_specs
 from spmd.arrays.sharded_array import ShardedArray, Sharding, not_parts
-from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec, check_is_spec, check_sharding, is_spec
-from spmd.primitive import everywhere, shard_map_p
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import P, PartitionSpec, check_is_spec, check_sharding, is_spec
+from spmd.shard_map.operation import everywhere, shard_map_p
 
 # ---------------------------------------------------------------- what users call
 

@@ -25,12 +25,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import collectives
-from minidiff.axis_states import REDUCED
-from minidiff.core import Value
-from minidiff.errors import VarianceError, show_axes
+from minidiff.core.states import REDUCED
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray
+from minidiff.diagnostics.errors import VarianceError, show_axes
 from minidiff.ops.base import rounded_once
-from minidiff.types import ShapedArray
-from spmd.partition import PartitionSpec, part_count
+from spmd.mesh.specs import PartitionSpec, part_count
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 

@@ -12,15 +12,16 @@ import numpy
 
 from collectives.backends.base import place_of
 from collectives.backends.simulated import Simulated, join_blocks
-from minidiff.aliasing import read_only
-from minidiff.axis_states import AxisStates
-from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, Tracer, Value
-from minidiff.errors import VarianceError, show_axes
+from minidiff.core.interpreter import EVALUATE, Interpreter
+from minidiff.core.states import AxisStates
+from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.errors import VarianceError, show_axes
+from minidiff.inputs.aliasing import read_only
 from minidiff.numpy.coverage import writing
 from minidiff.ops.base import Linear
-from minidiff.types import ShapedArray, typeof
-from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec, block_type, global_type
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import P, PartitionSpec, block_type, global_type
 
 
 class Sharding(NamedTuple):

@@ -10,7 +10,8 @@ a dimension that must be whole split another one of the operand instead, if they
 fit; if none needs to be, none is.
 
 All of this is a plan, which depends on types and shardings alone. `dispatch.py` follows it for sharded arrays, and
-`spmd/auto_axes.py` for values that are sharded in the body of a `shard_map`, along axes that it does not map over.
+`spmd/shard_map/auto_axes.py` for values that are sharded in the body of a `shard_map`, along axes that it does not map
+over.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from typing import Any, NamedTuple
 import numpy
 
 import collectives
-from minidiff.axis_states import VARYING
-from minidiff.core import Primitive, Value, vary_along
-from minidiff.dtypes import accumulator, is_differentiable
-from minidiff.errors import check_unreduced
+from minidiff.core.operation import Primitive
+from minidiff.core.ranks import vary_along
+from minidiff.core.states import VARYING
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.errors import check_unreduced
+from minidiff.inputs.dtypes import accumulator, is_differentiable
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
 from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
-from minidiff.types import ShapedArray, typeof
 from spmd.arrays.routes import Dims, Route, follow, route
-from spmd.partition import PartitionSpec, part_count
+from spmd.mesh.specs import PartitionSpec, part_count
 
 Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labels without an entry are whole
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from spmd.checkpoint.files import STEP, Array, CheckpointError, Saved, Scalar, short, steps
-from spmd.launch import ends_when_unread, first_rank_speaks
+from spmd.mesh.launch import ends_when_unread, first_rank_speaks
 from spmd.report.table import text_table
 
 HEADER = ("leaf", "dtype", "shape or value", "spec", "mesh", "blocks", "bytes")

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidiff.dtypes import dtype_of
-from minidiff.keywords import did_you_mean
+from minidiff.inputs.dtypes import dtype_of
+from minidiff.inputs.keywords import did_you_mean
 
 FORMAT = "spmd.checkpoint"
 VERSION = 1

@@ -3,7 +3,7 @@
 import sys
 
 import spmd.examples
-from spmd.launch import ends_when_unread, first_rank_speaks
+from spmd.mesh.launch import ends_when_unread, first_rank_speaks
 
 if __name__ == "__main__":
     with ends_when_unread(), first_rank_speaks():

@@ -19,7 +19,7 @@ import spmd
 from minidiff.optim import GradientTransformation, apply_updates, sgd
 from spmd.data import Batches, batches
 from spmd.examples.loop import positive, run_script, train_loop
-from spmd.launch import first_rank_speaks, launcher_size
+from spmd.mesh.launch import first_rank_speaks, launcher_size
 from spmd.parallel import init_params, predict
 
 BATCH = 240  # divisible by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks

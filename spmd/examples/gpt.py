@@ -22,11 +22,12 @@ import numpy as np
 import minidiff as md
 import spmd
 from minidiff import optim
+from minidiff.core.types import typeof
 from minidiff.precision import LossScale, Policy, all_finite, select
-from minidiff.types import typeof
 from spmd.examples.loop import positive, run_script, train_loop
 from spmd.examples.text import Text, load_text, ngram_loss
-from spmd.launch import end_job, first_rank_speaks, launcher_size
+from spmd.mesh.launch import end_job, first_rank_speaks, launcher_size
+from spmd.mesh.specs import block_type
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import (
     AXES,
@@ -38,7 +39,6 @@ from spmd.parallel.decoder_params import (
     init_decoder,
 )
 from spmd.parallel.generate import generate
-from spmd.partition import block_type
 from spmd.report.table import sparkline, text_table
 
 VOCABULARY = 72  # of 65 characters: as many as 2, 3, 4, 6 and 8 ranks divide

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import spmd
 from spmd.checkpoint import CheckpointError, Checkpoints
-from spmd.launch import end_job, ends_when_unread
+from spmd.mesh.launch import end_job, ends_when_unread
 
 try:
     from tqdm import tqdm

@@ -30,7 +30,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather_invariant, pscatter, psum, psum_scatter, reduced, unreduced
 from spmd import P
-from spmd.launch import launcher_size
+from spmd.mesh.launch import launcher_size
 
 AXIS = "ranks"
 

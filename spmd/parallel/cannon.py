@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 from collectives import ppermute
 from collectives.ops import shifted
-from minidiff.core import Value
+from minidiff.core.tracer import Value
 from spmd.parallel.grid import Axes, check_blocks
 
 

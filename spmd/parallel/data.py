@@ -13,8 +13,8 @@ from typing import Any
 
 import spmd
 from collectives import pmean
+from spmd.mesh.specs import P
 from spmd.parallel.network import axes_of, loss, squared_error
-from spmd.partition import P
 
 
 def data_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:

@@ -67,13 +67,13 @@ import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, pmean
 from minidiff.precision import Policy
+from spmd.mesh.specs import P
 from spmd.parallel.decoder_layer import attention_along_tokens, gathered, layer, logits
 from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_batch, check_decoder, decoder_specs, dimensions
 from spmd.parallel.fully_sharded import gathering_again
 from spmd.parallel.pipeline import pipeline
 from spmd.parallel.sequence import zigzag
 from spmd.parallel.vocabulary import embed, label_cross_entropy
-from spmd.partition import P
 
 
 def unsplit(spec: P) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ from typing import Any
 import minidiff as md
 import minidiff.numpy as np
 import spmd
+from spmd.mesh.specs import P
 from spmd.parallel.transformer import Config, sizes
 from spmd.parallel.transformer import dimensions as dimensions_of_transformer
-from spmd.partition import P
 
 AXES = ("data", "shards", "experts", "stages", "tokens", "feats")
 EXAMPLES = AXES[:4]  # along which examples are split

@@ -45,9 +45,9 @@ import minidiff.numpy as np
 import spmd
 from collectives import pmean
 from minidiff.nn import softplus
+from spmd.mesh.specs import P
 from spmd.parallel.embedding import SPLITS, lookup
 from spmd.parallel.network import axes_of, init_params, predict
-from spmd.partition import P
 
 
 def init_dlrm(rng: Any, tables: tuple[int, int, int], bottom: Sequence[int], top: Sequence[int]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, pmean
+from spmd.mesh.specs import P
 from spmd.parallel.network import axes_of, dense, predict, squared_error
-from spmd.partition import P
 
 
 def gathered(params: Any, axis: str) -> Any:

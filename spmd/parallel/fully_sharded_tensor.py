@@ -16,10 +16,10 @@ from typing import Any
 import minidiff.numpy as np
 import spmd
 from collectives import pmean
+from spmd.mesh.specs import P
 from spmd.parallel.fully_sharded import gathering, gathering_again
 from spmd.parallel.network import axes_of, predict, squared_error
 from spmd.parallel.tensor import row_parallel_scattered
-from spmd.partition import P
 
 
 def fully_sharded_tensor_parallel(

@@ -23,8 +23,8 @@ from typing import Any
 
 import minidiff.numpy as np
 from collectives import pmean
+from minidiff.core.types import typeof
 from minidiff.nn import logsumexp, one_hot
-from minidiff.types import typeof
 
 
 def expert_capacity(tokens: int, experts: int, factor: float = 1.25, k: int = 1) -> int:

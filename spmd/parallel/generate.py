@@ -20,11 +20,11 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff.nn import dot_product_attention
+from spmd.mesh.specs import P
 from spmd.parallel.decoder_layer import layer, logits
 from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, decoder_mesh
 from spmd.parallel.transformer import sizes
 from spmd.parallel.vocabulary import embed
-from spmd.partition import P
 
 
 def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = float) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from collectives import axis_size
 from minidiff import typeof
-from minidiff.core import Value
+from minidiff.core.tracer import Value
 
 Axes = tuple[str, str]  # of the rows of the grid, and of its columns
 

@@ -11,7 +11,7 @@ import minidiff.numpy as np
 from collectives import axis_index, axis_size, psum_scatter
 from collectives.axes import AxisName
 from collectives.ops import shifted
-from minidiff.core import Value
+from minidiff.core.tracer import Value
 from spmd.parallel.ring import DOWN, UP, block_of, check_halves, matrices, neighbour
 
 

@@ -55,10 +55,10 @@ from typing import Any
 import minidiff as md
 import spmd
 from collectives import psum
+from spmd.mesh.specs import P
 from spmd.parallel.network import axes_of
 from spmd.parallel.transformer import Config, dimensions, next_token_loss, sizes
 from spmd.parallel.vocabulary import embed, label_cross_entropy
-from spmd.partition import P
 
 #: The dimensions of parameters that are split over the ranks.
 SPLIT = ("vocabulary", "heads", "kv_heads", "hidden")

@@ -31,10 +31,10 @@ from typing import Any
 import spmd
 from collectives import all_gather, axis_size, pscatter, psum_scatter
 from minidiff.nn import dropout
+from spmd.mesh.specs import P
 from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer
 from spmd.parallel.transformer import Config
 from spmd.parallel.vocabulary import embed
-from spmd.partition import P
 
 
 def sequence_parallel_options(axis: str) -> dict[str, Callable]:

@@ -16,7 +16,7 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import pmax, psum
 from minidiff.nn import relu
-from spmd.mesh import Mesh
+from spmd.mesh.mesh import Mesh
 
 Layer = tuple[Any, Any]  # weights [inputs, outputs] and biases [outputs]
 

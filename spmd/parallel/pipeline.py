@@ -24,8 +24,8 @@ import spmd
 from collectives import axis_index, axis_size, pmean
 from collectives.ops import shifted
 from minidiff.nn import relu
+from spmd.mesh.specs import P
 from spmd.parallel.network import Layer, axes_of, dense, squared_error
-from spmd.partition import P
 
 
 def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from minidiff import dynamic_slice_in_dim, typeof
-from minidiff.core import Value
-from minidiff.types import ShapedArray
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray
 
 UP, DOWN = 1, -1  # to the rank of the next index, or of the one before
 

@@ -24,11 +24,11 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff.nn import relu
+from spmd.mesh.specs import P
 from spmd.parallel.network import Layer, axes_of, dense, squared_error
 from spmd.parallel.pipeline import stacked_layers, unstacked_layers
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.scheduled import scheduled
-from spmd.partition import P
 
 
 def blocked_layers(params: Sequence[Layer], schedule: Schedule) -> tuple:

@@ -23,10 +23,10 @@ from typing import Any
 
 import minidiff as md
 from minidiff import tree
-from minidiff.types import typeof
+from minidiff.core.types import typeof
 from spmd.arrays.reshard import distribute
-from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, part_count
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import PartitionSpec, part_count
 from spmd.report.communication import communication
 from spmd.report.flops import flops
 from spmd.report.forecast import CostModel, show_number, show_seconds

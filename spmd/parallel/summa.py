@@ -46,7 +46,7 @@ efficient 2D method for training super-large deep learning models" (Optimus, 202
 from __future__ import annotations
 
 from collectives import broadcast_varying, reduce
-from minidiff.core import Value
+from minidiff.core.tracer import Value
 from spmd.parallel.grid import Axes, check_blocks, total
 
 

@@ -26,8 +26,8 @@ from typing import Any
 import minidiff.numpy as np
 import spmd
 from collectives import psum, psum_scatter
+from spmd.mesh.specs import P
 from spmd.parallel.network import axes_of, dense, predict, squared_error
-from spmd.partition import P
 
 
 def column_parallel(x: Any, W: Any, b: Any) -> Any:

@@ -36,10 +36,10 @@ from typing import Any
 import minidiff.numpy as np
 import spmd
 from collectives import pmean
+from spmd.mesh.specs import P
 from spmd.parallel.grid import Axes
 from spmd.parallel.network import Layer, axes_of, predict, squared_error
 from spmd.parallel.summa import summa
-from spmd.partition import P
 
 
 def dense_2d(x: Any, W: Any, b: Any, axes: Axes = ("rows", "columns"), product: Callable = summa) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, axis_size, pmax, psum
-from minidiff.errors import TracerError, VarianceError
+from minidiff.diagnostics.errors import TracerError, VarianceError
 
 
 def embed(table: Any, tokens: Any, axis: str | None = None) -> Any:

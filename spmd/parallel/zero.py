@@ -47,10 +47,10 @@ import spmd
 from collectives import pbroadcast, pscatter, psum, reduced, unreduced
 from collectives.passes.fuse_psums import SETTINGS
 from minidiff.optim import GradientTransformation, apply_updates
+from spmd.mesh.specs import P
 from spmd.parallel.buckets import all_gather_buckets, psum_buckets, psum_scatter_buckets, split_dimension
 from spmd.parallel.fully_sharded import gathering_again
 from spmd.parallel.network import axes_of
-from spmd.partition import P
 
 
 def zero(

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy
 
 from collectives.cost import GATHERS, Cost, fastest, price
-from spmd.agreement import agreed
-from spmd.mesh import Mesh
+from spmd.checks.agreement import agreed
+from spmd.mesh.mesh import Mesh
 from spmd.report.forecast import FASTEST, CostModel, Measurement
 
 # ---------------------------------------------------------------- measuring

@@ -9,18 +9,18 @@ from typing import Any
 import numpy
 
 from minidiff import make_tape, tree
-from minidiff.arguments import as_value, check_function
-from minidiff.dtypes import finfo, is_differentiable
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import typeof
+from minidiff.diagnostics.location import Location, lines_of, merged
 from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import rounds
 from minidiff.higher_order.while_loop import While
-from minidiff.location import Location, lines_of, merged
-from minidiff.tape import Equation, Tape
-from minidiff.types import typeof
-from spmd.primitive import shard_map_p
+from minidiff.inputs.arguments import as_value, check_function
+from minidiff.inputs.dtypes import finfo, is_differentiable
+from spmd.report.rewritten import of_tape
 from spmd.report.table import Tabular
-from spmd.rewritten import of_tape
-from spmd.shard_map import without_types
+from spmd.shard_map.operation import shard_map_p
+from spmd.shard_map.shard_map import without_types
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it communicates is counted for one"

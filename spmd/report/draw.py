@@ -12,13 +12,13 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import index_along
-from minidiff.core import Tracer
-from minidiff.errors import show_axes
-from minidiff.types import ShapedArray
+from minidiff.core.tracer import Tracer
+from minidiff.core.types import ShapedArray
+from minidiff.diagnostics.errors import show_axes
 from spmd.arrays.reshard import check_mesh
 from spmd.arrays.sharded_array import ShardedArray
-from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, check_sharding, part_count
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import PartitionSpec, check_sharding, part_count
 from spmd.report.table import number_ranges, paragraph
 
 MOST_ACROSS = 8  # parts of a one-dimensional array that are drawn next to each other; more run down

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import typeof
 from minidiff.ops.linalg import einsum_p, matmul_p
-from minidiff.tape import Equation, Tape
-from minidiff.types import typeof
 
 
 def flops(tape: Tape) -> int:

@@ -32,11 +32,11 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
-from minidiff.tape import Tape
-from spmd.mesh import Mesh
+from minidiff.core.tape import Tape
+from spmd.mesh.mesh import Mesh
 from spmd.report.communication import Row, communication, meshes_of
+from spmd.report.rewritten import of_tape
 from spmd.report.table import Tabular, text_table
-from spmd.rewritten import of_tape
 
 # ---------------------------------------------------------------- the model
 

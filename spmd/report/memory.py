@@ -16,26 +16,26 @@ from typing import Any
 
 from collectives.backends.base import Axes
 from collectives.backends.simulated import Simulated
-from minidiff.arguments import check_function
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES
-from minidiff.core import Primitive
-from minidiff.errors import TracerError
+from minidiff.core.operation import Primitive
+from minidiff.core.staging import make_tape, unrolling
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.diagnostics.errors import TracerError
+from minidiff.diagnostics.location import Location, parted
 from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import Scan, rounds
 from minidiff.higher_order.while_loop import While
-from minidiff.location import Location, parted
-from minidiff.staging import make_tape, unrolling
-from minidiff.tape import Equation, Tape
-from minidiff.types import ShapedArray, Var, typeof
-from spmd.interpreter import SPMD
-from spmd.mesh import Mesh
-from spmd.partition import block_type
-from spmd.primitive import shard_map_p
+from minidiff.inputs.arguments import check_function
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import block_type
 from spmd.report.communication import _direction, _shown, meshes_of
 from spmd.report.forecast import axes_or_new
+from spmd.report.rewritten import of_tape
 from spmd.report.table import Tabular
-from spmd.rewritten import of_tape
+from spmd.shard_map.interpreter import SPMD
+from spmd.shard_map.operation import shard_map_p
 
 ARGUMENTS, CONSTANTS = "arguments", "constants"
 GRADIENTS, RESIDUALS, RESULTS = "gradients", "residuals", "results"

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import make_tape
-from spmd.agreement import agreed
 from spmd.arrays.reshard import gather
-from spmd.mesh import Mesh
+from spmd.checks.agreement import agreed
+from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import maximum, seconds_of
 from spmd.report.communication import meshes_of
 from spmd.report.forecast import CostModel, Forecast, show_number, show_seconds

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import Var, typeof
 from minidiff.higher_order.scan import rounds
-from minidiff.tape import Equation, Tape
-from minidiff.types import Var, typeof
 from spmd.report.communication import of_tape
 from spmd.report.flops import operations_of
 from spmd.report.forecast import CostModel, axes_or_new, show_seconds

@@ -24,7 +24,7 @@ import collectives
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates
+from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates
 
 RANKS = 4
 SHORT = {INVARIANT: "I", VARYING: "V", UNREDUCED: "U", REDUCED: "R"}

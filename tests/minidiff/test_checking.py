@@ -25,8 +25,8 @@ from collectives import (
     reduce,
     scatter,
 )
-from minidiff.tape import Equation
-from minidiff.types import Var, typeof
+from minidiff.core.tape import Equation
+from minidiff.core.types import Var, typeof
 from spmd import P
 from tests.samples import each
 

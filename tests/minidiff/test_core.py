@@ -8,10 +8,11 @@ import pytest
 
 import minidiff as md
 from minidiff.checks.testing import check_grads
-from minidiff.core import EVALUATE, Primitive, current_interpreter, running
+from minidiff.core.interpreter import EVALUATE, current_interpreter, running
+from minidiff.core.operation import Primitive
+from minidiff.core.tape import Recorder
+from minidiff.core.types import ShapedArray
 from minidiff.ops.base import Elementwise
-from minidiff.tape import Recorder
-from minidiff.types import ShapedArray
 from tests.samples import each
 
 # ---------------------------------------------------------------- types

@@ -148,7 +148,7 @@ def test_it_is_off_again():
             md.grad(log_of_zero)(X)
         with numpy.errstate(all="ignore"):
             assert numpy.isinf(md.grad(root_of_zero)(X)[1]) and md.jit(log_of_zero)(X) == -numpy.inf
-    assert type(md.core.current_interpreter()) is md.core.Evaluate
+    assert type(md.core.interpreter.current_interpreter()) is md.core.interpreter.Evaluate
 
 
 def test_it_is_on_in_one_thread():

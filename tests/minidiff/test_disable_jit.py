@@ -10,7 +10,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.core import EVALUATE, current_interpreter
+from minidiff.core.interpreter import EVALUATE, current_interpreter
 from spmd import P
 
 

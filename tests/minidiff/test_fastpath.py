@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import minidiff as md
-from minidiff import fastpath
+from minidiff.fast import steps as fastpath
 from tests import PATIENCE
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.core import EVALUATE, become, current_interpreter
+from minidiff.core.interpreter import EVALUATE, become, current_interpreter
 from spmd import P, make_mesh, shard_map
 from tests.samples import each
 

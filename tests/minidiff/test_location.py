@@ -10,9 +10,9 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff import location
-from minidiff.location import Location
-from minidiff.tape import Equation
+from minidiff.core.tape import Equation
+from minidiff.diagnostics import location
+from minidiff.diagnostics.location import Location
 from tests import PATIENCE
 
 
@@ -92,7 +92,7 @@ def test_a_derivative_that_is_not_recorded_takes_no_notice(monkeypatch):
 
     x = np.linspace(0.1, 1.0, 4)
     derivatives(x)  # rules are read off their own tapes when they are first needed
-    monkeypatch.setattr("minidiff.tape.here", never)
+    monkeypatch.setattr("minidiff.core.tape.here", never)
     derivatives(x)
 
 
@@ -110,7 +110,7 @@ def test_programs_that_come_with_a_library_are_programs():
 
     for module in (data_parallel, network):
         assert not location._belongs_to_library(module.__file__)
-    for module in (md, md.tape, location):
+    for module in (md, md.core.tape, location):
         assert location._belongs_to_library(module.__file__)
     assert not location._belongs_to_library(__file__)
 

@@ -9,8 +9,8 @@ import minidiff as md
 import minidiff.numpy as mnp
 import spmd
 from collectives import axis_index
-from minidiff import slices
-from minidiff.errors import TracerError, VarianceError
+from minidiff.diagnostics.errors import TracerError, VarianceError
+from minidiff.ops import slices
 from spmd import P
 from tests.samples import each
 from tests.table import TABLE

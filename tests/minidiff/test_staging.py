@@ -8,7 +8,8 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 import spmd
-from minidiff import location, staging
+from minidiff.core import staging
+from minidiff.diagnostics import location
 from tests.samples import each
 
 X = np.ones((2, 3))

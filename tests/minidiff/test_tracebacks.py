@@ -18,7 +18,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff import tracebacks
+from minidiff.diagnostics import tracebacks
 from spmd import P
 from tests import PATIENCE
 
@@ -106,7 +106,7 @@ def test_python(tmp_path):
     in_thread, at_end = run(path).split("Traceback")[1:]
     assert files_shown(in_thread) == ["threading.py", "threading.py", "program.py", "program.py"]
     assert files_shown(at_end) == ["program.py"] * 3
-    assert at_end.splitlines()[-1].startswith("minidiff.errors.VarianceError: the result has type f64[]{i}")
+    assert at_end.splitlines()[-1].startswith("minidiff.diagnostics.errors.VarianceError: the result has type f64[]{i}")
     whole = files_shown(run(path, MINIDIFF_TRACEBACK="full").split("Traceback")[-1])
     assert "shard_map.py" in whole and len(whole) > 20
 
@@ -125,7 +125,17 @@ def test_ipython(tmp_path):
 def test_pytest(tmp_path):
     warns = "\ndef test_warning():\n    md.jit(lambda x: np.exp(1000 * x))(np.ones(2))\n"
     path = written(tmp_path / "test_program.py", NAME, "\ntest_mistake = mistake\n" + warns)
-    command = ("-m", "pytest", "-p", "minidiff.tracebacks", "-p", "no:cacheprovider", "-c", os.devnull, path)
+    command = (
+        "-m",
+        "pytest",
+        "-p",
+        "minidiff.diagnostics.tracebacks",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        path,
+    )
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     text = run(*command, **alone)
     assert set(files_shown(text)) == {"test_program.py"} and "1 failed, 1 passed" in text
@@ -134,7 +144,7 @@ def test_pytest(tmp_path):
 
 
 def test_the_plugin_is_declared():
-    assert "minidiff.tracebacks = minidiff.tracebacks" in (ROOT / "setup.cfg").read_text()
+    assert "minidiff.diagnostics.tracebacks = minidiff.diagnostics.tracebacks" in (ROOT / "setup.cfg").read_text()
 
 
 # ---------------------------------------------------------------- any error, anywhere

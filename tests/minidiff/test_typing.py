@@ -10,7 +10,8 @@ import numpy
 import pytest
 
 import minidiff
-from minidiff import core
+from minidiff.core import tracer as tracers
+from minidiff.core.tracer import Tracer
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["minidiff", "collectives", "spmd"]
@@ -41,12 +42,12 @@ def test_type_checkers_know_numpys_names_by_its_own_types():
 
 def test_type_checkers_know_the_operators_of_traced_values():
     """They are attached when the package is imported, which type checkers do not see."""
-    body = ast.parse(Path(core.__file__).read_text()).body
+    body = ast.parse(Path(tracers.__file__).read_text()).body
     tracer = next(x for x in body if isinstance(x, ast.ClassDef) and x.name == "Tracer")
     told = next(x for x in tracer.body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
     names = {name.id for x in told.body if isinstance(x, ast.Assign) for name in x.targets}
     own = {x.name for x in tracer.body if isinstance(x, ast.FunctionDef)}
-    attached = {name for name, value in vars(core.Tracer).items() if name.startswith("__") and callable(value)}
+    attached = {name for name, value in vars(Tracer).items() if name.startswith("__") and callable(value)}
     assert names == attached - own - {"__eq__", "__ne__", "__hash__", "__getattr__"}
 
 

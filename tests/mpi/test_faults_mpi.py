@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from spmd.launch import launcher_size
+from spmd.mesh.launch import launcher_size
 from tests import PATIENCE
 from tests.collectives.guards.test_failures import INTERRUPTING, launching
 
@@ -30,7 +30,7 @@ from collectives import pmax, ppermute, psum
 from spmd import P
 """
 MESH = """
-SIZE = spmd.launch.launcher_size()
+SIZE = spmd.mesh.launch.launcher_size()
 mesh = spmd.make_mesh((SIZE,), ("i",))
 rank, x = mesh.rank, np.arange(float(SIZE))
 def on(mesh, f):
@@ -96,7 +96,7 @@ FAULTS = {
             tracebacks=1,
         ),
         "an exception before there is a mesh": Fault(
-            "from spmd.launch import launcher_rank\nif launcher_rank() == 1: raise KeyError('data')\n" + MESH,
+            "from spmd.mesh.launch import launcher_rank\nif launcher_rank() == 1: raise KeyError('data')\n" + MESH,
             (r"\[rank 1\] KeyError: 'data'", FAILED.format(1, 1)),
             before=START,
             tracebacks=1,

@@ -10,7 +10,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.errors import VarianceError
+from minidiff.diagnostics.errors import VarianceError
 from spmd import P
 from tests.samples import each
 from tests.state_programs import ROWS, array_of, example, global_value, loss_of, sharded, spec_of_states

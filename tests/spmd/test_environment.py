@@ -11,8 +11,8 @@ import pytest
 
 import minidiff as md
 import spmd
-from spmd import launch
-from spmd.environment import Process, _by_host, _shared
+from spmd.mesh import launch
+from spmd.mesh.environment import Process, _by_host, _shared
 from tests import PATIENCE
 from tests.collectives.guards.test_failures import mpiexec
 
@@ -192,7 +192,9 @@ def test_examples_are_listed():
 
 
 def test_ranks_share_the_processors_for_the_threads_of_numpy():
-    script = "from spmd.launch import share_processors, usable_processors as u; print(share_processors(), len(u()))"
+    script = (
+        "from spmd.mesh.launch import share_processors, usable_processors as u; print(share_processors(), len(u()))"
+    )
 
     def shared(**variables):
         environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | variables

@@ -10,7 +10,8 @@ import minidiff as md
 import spmd
 from collectives import axis_index
 from collectives.backends.base import LauncherError
-from spmd import P, launch
+from spmd import P
+from spmd.mesh import launch
 from tests import PATIENCE
 from tests.samples import each
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minidiff import ShapedArray, VarianceError
 from spmd import P, make_mesh, shard_map
-from spmd.partition import block_type, check_divides, check_ndim, check_spec, global_type
+from spmd.mesh.specs import block_type, check_divides, check_ndim, check_spec, global_type
 
 SIZES = {"x": 4, "y": 2}
 

@@ -9,7 +9,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pbroadcast, pmean, psum
 from spmd import P
-from spmd.interpreter import SPMD, UNROLLED
+from spmd.shard_map.interpreter import SPMD, UNROLLED
 from tests.programs import assert_trees_close
 from tests.samples import each
 

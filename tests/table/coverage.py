@@ -10,7 +10,7 @@ from __future__ import annotations
 import pathlib
 
 from minidiff import nn
-from minidiff.core import NUMPY_FUNCTIONS
+from minidiff.core.tracer import NUMPY_FUNCTIONS
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, public_callables
 from minidiff.numpy.replaced import __all__ as REPLACED
 from tests.table import CONCRETE, DISCRETE, FAMILIES, TABLE

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from minidiff.core import NUMPY_FUNCTIONS
+from minidiff.core.tracer import NUMPY_FUNCTIONS
 from tests.table.rows import NUMPY, complex_, distinct, form, positive, real, row
 
 PADS: list[dict[str, Any]] = [

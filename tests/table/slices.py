@@ -1,4 +1,4 @@
-"""Rows of `minidiff/slices.py`: starts that are known, and starts that are traced."""
+"""Rows of `minidiff/ops/slices.py`: starts that are known, and starts that are traced."""
 
 from typing import Any
 

@@ -12,9 +12,9 @@ import spmd
 from collectives import all_gather, pbroadcast, pmean, psum
 from collectives.ops import pbroadcast_p
 from collectives.passes.gradient_bucket import summed_backward_pass
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import Var
 from minidiff.ops.elementwise import add
-from minidiff.tape import Equation, Tape
-from minidiff.types import Var
 from spmd import P
 from tests.programs import assert_trees_close, run_and_count
 

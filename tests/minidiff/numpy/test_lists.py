@@ -8,7 +8,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as mnp
-from minidiff.core import NUMPY_FUNCTIONS
+from minidiff.core.tracer import NUMPY_FUNCTIONS
 from minidiff.numpy.coverage import public_callables
 from tests.samples import each
 from tests.table import DISCRETE, TABLE
@@ -193,7 +193,7 @@ def test_functions_of_lists_are_those_of_arrays(row):
     own = functools.partial(_own(row.function), **row.f.keywords)
     arrays, args = row.closed()
     lists, _ = row._replace(
-        f=lambda *xs: own(*[nested(x) if isinstance(x, md.core.Tracer) else x for x in xs])
+        f=lambda *xs: own(*[nested(x) if isinstance(x, md.core.tracer.Tracer) else x for x in xs])
     ).closed()
     value, pullback = md.vjp(lists, *args)
     check_alike(value, arrays(*args))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.checks.testing import check_grads
-from minidiff.core import NUMPY_FUNCTIONS, Tracer
+from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.numpy import replaced
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, REFUSED, public_callables
 from minidiff.numpy.dispatch import unsupported

@@ -9,7 +9,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.other_libraries import COUNTERPARTS
+from minidiff.diagnostics.other_libraries import COUNTERPARTS
 
 X = numpy.array([0.5, 1.5])
 COMPILED = numpy.linalg._umath_linalg.det  # a ufunc that is none of NumPy's public ones

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
-from minidiff.core import NUMPY_FUNCTIONS, OPERATIONS
+from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS
 from minidiff.numpy.coverage import REFUSED
 from minidiff.ops.elementwise import elementwise
 from tests.minidiff.ops.test_ops import check_rows, checks_of

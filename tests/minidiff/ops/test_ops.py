@@ -10,9 +10,9 @@ import pytest
 
 import minidiff as md
 from minidiff.checks.testing import check_grads
-from minidiff.core import NUMPY_FUNCTIONS
+from minidiff.core.tracer import NUMPY_FUNCTIONS
+from minidiff.core.types import Var
 from minidiff.ops.base import convert
-from minidiff.types import Var
 from tests.aliasing_checks import arrays, check_apart, check_as_numpys
 from tests.samples import check_each
 from tests.table import CONCRETE, DISCRETE, LINEAR, TABLE

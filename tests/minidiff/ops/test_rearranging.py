@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
-from minidiff.core import NUMPY_FUNCTIONS
+from minidiff.core.tracer import NUMPY_FUNCTIONS
 from tests.samples import each
 
 X = np.arange(6.0).reshape(2, 3)

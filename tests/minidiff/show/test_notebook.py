@@ -8,9 +8,9 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.core import Primitive
+from minidiff.core.operation import Primitive
+from minidiff.core.types import ShapedArray
 from minidiff.show.colours import colour_of
-from minidiff.types import ShapedArray
 from spmd import P
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import spmd
 from collectives import all_gather, pbroadcast, pmax, ppermute, psum
-from minidiff.errors import VarianceError
+from minidiff.diagnostics.errors import VarianceError
 from spmd import P
 
 pytest.importorskip("matplotlib")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import minidiff as md
 import spmd
 from spmd import P, visualize_sharding
-from spmd.partition import names
+from spmd.mesh.specs import names
 
 PLANE = spmd.make_mesh((4, 2), ("x", "y"), backend="simulated")
 CUBE = spmd.make_mesh((2, 2, 2), ("x", "y", "z"), backend="simulated")

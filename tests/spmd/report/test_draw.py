@@ -11,7 +11,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, psum, psum_scatter, reduced, unreduced
-from minidiff.core import Primitive
+from minidiff.core.operation import Primitive
 from minidiff.show.colours import COLOURS, INVARIANT_COLOUR, colour_of
 from minidiff.show.graph import LOOKS
 from spmd import P

@@ -1,0 +1,203 @@
+"""The current interpreter decides what applying an operation does.
+
+It evaluates it with NumPy, pushes a tangent through it, records it on a tape, or runs it on every rank. A function
+transformation installs an interpreter, runs the user's function on that interpreter's tracers, and restores the
+previous one.
+
+Interpreters form a stack. The rules of each one are written in terms of operations, which run under the interpreter
+below it. A tracer belongs to one interpreter, and every other interpreter treats it as a constant. This is why
+higher-order derivatives need no special treatment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from minidiff.core.python_numbers import WeakTracer, strong
+from minidiff.core.ranks import ranks
+from minidiff.core.scope import Scope
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import plain_operand
+from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, is_misfit, leak_message
+from minidiff.inputs import half
+from minidiff.inputs.dtypes import NARROW, PLAIN
+
+if TYPE_CHECKING:
+    from minidiff.core.operation import Primitive
+
+
+class Interpreter:
+    """The meaning of operations while it is current. Subclasses implement `interpret`.
+
+    `below` is the interpreter that its rules run under, and `scope` is the `shard_map` body that it works
+    in. A transformation *around* a `shard_map` continues in the body with a second interpreter, whose
+    `outer` is the one outside. `adopt` converts values from outside.
+    """
+
+    name = "interpreter"
+    origin: tuple[str, str] | None = None  # the transformation and the function that errors name
+    ended = False  # whether the transformation is over, so that its tracers are invalid
+    keeps_sources = False  # whether operations recorded above it keep their source line
+
+    def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
+        self.below: Any = below  # None only at the bottom, where no rules run
+        self.outer = outer
+        self.scope: Scope | None = below.scope if below is not None else None
+        self.casts: dict = {}  # (id of value, states) -> (value, its cast to these states)
+        self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        """Apply an operation to any values: a traced Python number gets the dtype to which NumPy promotes it."""
+        if WeakTracer in map(type, args):
+            return self.process(primitive, primitive.strong(args), params)
+        return self.interpret(primitive, args, params)
+
+    def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        """Apply an operation. Rules run under the interpreter `below`."""
+        raise NotImplementedError
+
+    def apply_rule(self, rule: Callable, primitive: Primitive, *args: Any) -> Any:
+        """Apply a derivative rule of an operation, `rule(*args)`. `debug_nans` checks what it returns."""
+        return rule(*args)
+
+    def watch_sweep(self, sweep: Any) -> None:
+        """Prepare for the forward sweep of reverse mode. `debug_nans` checks what it records."""
+
+    def lower(self, tape: Any, values: Sequence[Value]) -> Sequence[Value] | None:
+        """Run a compiled tape as a whole; None if it must be applied op by op."""
+        return None
+
+    def adopt(self, x: Value) -> Value:
+        """Convert a value that a body closes over to a value inside the body.
+
+        In a `shard_map` it becomes an implicit, unmapped argument. It is adopted only once, so that two uses
+        of it are uses of the same value.
+        """
+        if not isinstance(x, Tracer) or x.interpreter is self or self.knows(x):
+            return x
+        known = self._adopted.get(id(x))
+        if known is None:
+            known = self._adopted[id(x)] = (x, self._adopt(x))
+        return known[1]
+
+    def knows(self, x: Tracer) -> bool:
+        """Whether `x` is a value of the body that this interpreter works in."""
+        return x.interpreter.scope is self.scope
+
+    def _adopt(self, x: Tracer) -> Value:
+        if self.outer is not None:
+            x = self.outer.adopt(x)
+            if isinstance(x, Tracer) and x.interpreter is self.outer:
+                return self.adopt_own(x)
+        if self.below is None:
+            raise LeakedTracerError(leak_message(x))
+        return self.below.adopt(x)
+
+    def adopted(self) -> dict[int, Tracer]:
+        """The values adopted so far: id of the value inside -> the value outside."""
+        return {id(here): outside for outside, here in self._adopted.values()}
+
+    def end(self) -> None:
+        """End the transformation, and break its reference cycles with tracers."""
+        self.ended = True
+        self.casts.clear()
+        self._adopted.clear()
+        if self.scope is not None and self.scope.bottom is self:
+            self.scope.bottom = None
+            self.scope.views.clear()
+
+    def adopt_own(self, x: Tracer) -> Value:
+        """Convert `x`, a tracer of `self.outer`, to a value of this interpreter."""
+        raise NotImplementedError
+
+
+class Evaluate(Interpreter):
+    """The interpreter at the bottom of every stack: apply operations to NumPy arrays."""
+
+    name = "evaluate"
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        if primitive.is_higher_order:
+            return primitive.evaluate(args, params)
+        for x in args:
+            if type(x) not in PLAIN:
+                args = list(map(plain_operand, args))
+                tracer = next((x for x in args if isinstance(x, Tracer)), None)
+                if tracer is None:
+                    break
+                out = ranks.dispatch(self, primitive, args, params)
+                if out is None:
+                    raise LeakedTracerError(leak_message(tracer))
+                return out
+        try:
+            if NARROW and half.runs_wide(primitive, args):
+                return half.evaluate(primitive, *args, **params)
+            return primitive.impl(*args, **params)
+        except (AttributeError, TypeError, ValueError) as error:
+            if is_misfit(primitive, args, error):
+                raise MisfitError(primitive, args, str(error).strip()) from None
+            raise
+
+
+EVALUATE = Evaluate(None)
+
+
+#: The bottom of every stack: `EVALUATE`, or one that `minidiff/diagnostics/debug.py` makes check every result.
+BOTTOM = EVALUATE if os.environ.get("MINIDIFF_DEBUG_NANS", "0") in ("", "0") else Evaluate(None)
+
+
+#: Each thread and each asynchronous task has its own.
+_current: ContextVar[Interpreter] = ContextVar("interpreter", default=BOTTOM)
+
+
+#: `current_interpreter()` returns the interpreter that is current.
+current_interpreter: Callable[[], Interpreter] = _current.get
+
+
+#: `become(interpreter)` makes it current. The caller must restore the previous one, as `running` does.
+become: Callable[[Interpreter], Any] = _current.set
+
+
+class running:
+    """`with running(interpreter):` makes it current, then restores the previous one."""
+
+    __slots__ = ("interpreter", "previous")
+
+    def __init__(self, interpreter: Interpreter):
+        self.interpreter = interpreter
+
+    def __enter__(self) -> Interpreter:
+        self.previous = current_interpreter()
+        become(self.interpreter)
+        return self.interpreter
+
+    def __exit__(self, *exc) -> None:
+        become(self.previous)
+
+
+class transforming(running):
+    """`with transforming(interpreter):` as `running`, then invalidate its tracers."""
+
+    __slots__ = ()
+
+    def __exit__(self, *exc) -> None:
+        super().__exit__(*exc)
+        self.interpreter.end()
+
+
+def current_scope() -> Scope | None:
+    """The innermost running `shard_map` body, or None outside one."""
+    return current_interpreter().scope
+
+
+def name_of(f: Callable) -> str:
+    """The name of a function in error messages."""
+    return getattr(f, "__name__", "f")
+
+
+def enter(x: Value) -> Value:
+    """Make a tracer that the `shard_map` body closes over an unmapped input."""
+    return current_interpreter().adopt(strong(x)) if isinstance(x, Tracer) else x

@@ -1,0 +1,232 @@
+"""Operations: what a program is made of. Each is declared once, with its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from minidiff.core.interpreter import EVALUATE, current_interpreter, running
+from minidiff.core.python_numbers import WeakTracer, strong
+from minidiff.core.ranks import ranks
+from minidiff.core.scope import Scope, checking
+from minidiff.core.states import ALL_INVARIANT, AxisStates, joined
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics import location
+from minidiff.diagnostics.errors import check_operands, check_unreduced
+from minidiff.inputs import half
+from minidiff.inputs.dtypes import NARROW, dtype_name, is_scalar_constant
+
+if TYPE_CHECKING:
+    from minidiff.core.interpreter import Interpreter
+
+
+class Primitive:
+    """An operation and its rules; `minidiff/ops/base.py` has the subclasses.
+
+    `impl(*arrays, **params)`
+        runs it with NumPy.
+    `shape_rule(*types, **params)`
+        returns `(shape, dtype)` of the result. The result's states are those of the operands, `axis_states.joined`.
+    `fits(*types, **params)`
+        says whether the operands and parameters are compatible, if `shape_rule` assumes it because the public
+        functions have checked it. Only `Tape.check` calls it.
+    `tangent(out, primals, tangents, params)`
+        returns the tangent of the result, in terms of operations. A zero tangent is None. Subclasses define it.
+    `jvp(primals, tangents, params)`
+        returns the result and its tangent, for operations that compute them together.
+    `transpose(ct, operands, params)`
+        returns a cotangent for each operand. A linear operand has no value: `operands` holds its type, a
+        :class:`ShapedArray`, in its place.
+    `batch(args, batched, params)`
+        applies the operation along a new leading axis of the operands whose `batched` is true.
+    `sharding(types, outs, params)`
+        says how the dimensions of operands and results correspond (`minidiff/ops/dimensions.py`); `gather`: the
+        operands are needed whole.
+    `decomposed(*operands, **params)`
+        is the same, composed of operations for which the first operand's dimensions need not be whole.
+
+    With `multiple_results`, the rules take and return lists in place of one result. An operation that runs a body
+    (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args, params)`; see
+    `minidiff/higher_order`.
+    """
+
+    batch_along: Any = None  # the rule of a collective over the named axis of a vmap, `(interpreter, args, params)`
+    batch_ranks: Any = None  # `batch` over simulated ranks, if it differs
+    evaluate: Callable[..., Any]
+    jvp_body: Callable[..., Any]
+    linearize_body: Callable[..., Any]
+    batch_body: Callable[..., Any]
+    stage_body: Callable[..., Any]
+
+    accumulates = False  # it adds many numbers: 16-bit floats in float32
+    is_view = False  # it computes nothing: its result is its operand rearranged or retyped
+    shares_memory = False  # its result may share memory with an operand
+    is_higher_order = False  # it runs a body, a function or a tape: shard_map, scan, checkpoint
+    binds_axes = False  # its body runs on ranks, along mesh axes: shard_map
+    is_inlined = False  # its body is the user's function, and part of the surrounding program
+    multiple_results = False
+    commutes = False  # its operands, with their `per_operand` parameters, may be reordered
+    per_operand: Sequence[str] = ()  # the parameters with one entry per operand
+    operands_agree = True  # pbroadcasts are inserted where operands' variances disagree
+    takes_types = False  # an operand may be a type, if its value is not read
+    communicates = False  # it may communicate between ranks: see `sends`
+    on_ranks = False  # it is only defined on ranks
+    has_effect = False  # it has a side effect: see `minidiff.core.tape.has_effects`
+    each: Primitive | None = None  # for a variadic operation, the one that it applies to each operand
+    fits: Callable[..., bool] | None = None
+    sharding: Callable[..., Any] | None = None
+    decomposed: Callable | None = None
+
+    def __init__(self, name: str, impl: Any = None, shape_rule: Any = None, **rules: Callable | None):
+        vars(self).update(rules)  # `fits`, `sharding`, `decomposed`
+        self.name = name
+        self.impl = impl
+        self.run = impl  # the same, or a variant that is faster on numbers
+        self.shape_rule = shape_rule
+        # Whether the tangent is computed from the result, so that the two can be computed separately.
+        self.by_parts = type(self).jvp is Primitive.jvp and not self.is_higher_order
+        #: Which operands are active -> how the derivative in these is recorded; filled on demand. The key in binary is
+        #: a 1, then for each operand, last one first, a 1 if it is active and a 0 if not.
+        self.recorded: dict[int, Any] = {}
+        #: `transpose` for plain arrays: for each linear operand (they follow `count` others) a function
+        #: `(ct, *operands, **params)`. Its result, summed over the broadcast axes and converted, is the operand's
+        #: cotangent. It gets the linear operands as names with a type. None means that the result is `ct` itself.
+        self.pulls: Sequence[Callable | None] | None = None
+        self.count = 0
+
+    def bind(self, *args: Value, **params) -> Value:
+        """Apply the operation under the current interpreter."""
+        interpreter = current_interpreter()
+        if interpreter.scope is None:
+            return interpreter.process(self, args, params)
+        values: Sequence[Value] = self.strong(args) if WeakTracer in map(type, args) else args
+        values = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in values]
+        if interpreter.scope.checks:
+            return self.apply_checked(interpreter, values, params)
+        if self.operands_agree and len(values) > 1:
+            values = ranks.agree(self, values)
+        return self.apply(interpreter, values, params)
+
+    def strong(self, args: Sequence[Value]) -> list[Value]:
+        """Unwrap each `WeakTracer`. Elementwise operations convert it to the dtype to which NumPy promotes it."""
+        return list(map(strong, args))
+
+    def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
+        """Apply the user's operation, or raise VarianceError if it lacks a pbroadcast."""
+        if self.is_inlined:
+            return self.apply(interpreter, args, params)
+        if self.operands_agree and args and not self.is_higher_order and not any(isinstance(x, Tracer) for x in args):
+            with running(EVALUATE):  # the result of constants is a constant
+                return self.bind(*args, **params)
+        if self.operands_agree and len(args) > 1:
+            args = ranks.agree(self, args, written=True)
+        if not self.is_higher_order:
+            arrays = [x for x in args if not (self.operands_agree and is_scalar_constant(x))]
+            self.check_variance([typeof(x) for x in arrays], params)
+        with checking(interpreter.scope, False):
+            return self.apply(interpreter, args, params)
+
+    def apply(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
+        """Apply the operation under an interpreter, to operands that it has adopted."""
+        out = interpreter.process(self, args, params)
+        if self.is_view and interpreter.scope is not None:
+            interpreter.scope.remember(out if self.multiple_results else [out], self, args[0], params)
+        return out
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        """Infer the result types from operand types, or from Python numbers."""
+        if NARROW and half.runs_wide(self, types):
+            results = half.infer(self, types, params)
+        else:
+            results = self.shape_rule(*types, **params)
+        states = self.result_states(types, params)
+        return [
+            ShapedArray(shape, dtype, states=states)
+            for shape, dtype in (results if self.multiple_results else [results])
+        ]
+
+    def result_states(self, types: Sequence[Any], params: dict) -> AxisStates:
+        """The states of the results along mesh axes. Raise VarianceError for unreduced operands it cannot take."""
+        states = ALL_INVARIANT
+        for t in types:
+            if isinstance(t, ShapedArray) and t.states is not states:
+                states = joined(states, t.states)
+        if states.unreduced:
+            check_unreduced(self, types)
+        return states
+
+    def is_linear_in(self, positions: set[int], count: int) -> bool:
+        """Whether it is linear in these of its `count` operands together, so that it applies to parts of a sum."""
+        return False
+
+    def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
+        """Raise an error if operand types and parameters are incompatible: see `fits`.
+
+        `scope` is the `shard_map` body that contains the operation, if it is known.
+        """
+        if self.fits is not None and not self.fits(*types, **params):
+            raise ValueError(f"they do not fit {self.show_params(params) or 'each other'}")
+
+    def body_scope(self, params: dict) -> Scope | None:
+        """The scope of its body, which runs on ranks; None for all operations but `shard_map`."""
+        return None
+
+    def sends(self, params: dict) -> bool:
+        """Whether it communicates between ranks, given these parameters."""
+        return self.communicates
+
+    def without_unused_results(self, eqn: Any, used: Sequence[bool]) -> Any:
+        """Eliminate dead code: unused results, and what only they need in a body."""
+        return eqn
+
+    def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
+        """Raise VarianceError if the operand types violate the typing rules."""
+        if self.operands_agree:
+            check_operands(self.name, types)
+
+    def jvp(self, primals, tangents, params):
+        out = self.bind(*primals, **params)
+        return out, self.tangent(out, primals, tangents, params)
+
+    def tangent(self, out, primals, tangents, params):
+        raise TypeError(f"{self.name} cannot be differentiated: it has no derivative rule")
+
+    def linearized(self, out, type, primals, active, names, params) -> Any:
+        """The tangent as one linear equation: operation, operands and parameters.
+
+        `type` is the type of `out`, `active` are the positions of the operands that have a tangent, and `names` are
+        the tangents' names on the tape. Return one of the names if the tangent equals it, and None if the tangent
+        takes more than one equation.
+        """
+        return None
+
+    def transpose(self, ct, operands, params):
+        x, source = next(x for x in operands if isinstance(x, ShapedArray)), location.here()
+        raise TypeError(
+            f"{self.name} cannot be transposed: it is not linear in the operand of type {x}"
+            + (f" ({source})" if source is not None else "")
+            + ". Only a linear function has a transpose; else transpose the derivative, md.linearize(f, *args)[1]"
+        )
+
+    def batch(self, args, batched, params):
+        raise TypeError(f"{self.name} cannot be vectorised: it has no batching rule")
+
+    def show_params(self, params: dict) -> str:
+        """The parameters as tapes print them, after the operands."""
+        shown = {k: dtype_name(v) if isinstance(v, numpy.dtype) else repr(v) for k, v in params.items()}
+        return ", ".join(f"{k}={v}" for k, v in shown.items())
+
+    def __deepcopy__(self, memo: dict) -> Primitive:
+        return self  # it never changes, and is known by its identity
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"the operation {self.name} cannot be pickled: pickle the function, and record its tape again")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"

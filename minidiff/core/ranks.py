@@ -1,0 +1,80 @@
+"""The one object by which `minidiff` asks the layers above it: see :class:`Ranks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minidiff.core.states import VARYING, AxisStates
+from minidiff.core.tracer import Value, states_of
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics import location
+from minidiff.diagnostics.errors import VarianceError
+
+if TYPE_CHECKING:
+    from minidiff.core.interpreter import Interpreter
+    from minidiff.core.operation import Primitive
+
+
+class Ranks:
+    """All that `minidiff` asks of the layers above it. This one knows of no ranks.
+
+    `collectives` installs a subclass when it is imported, and `spmd` one of that. Nothing else in `minidiff` depends on
+    a layer above.
+    """
+
+    folders: Sequence[str] = ()  # further ones of library code, which source locations skip
+    passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
+
+    def agree(self, primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
+        """Insert casts where operands disagree along mesh axes; if the user writes them, of constants only."""
+        return args
+
+    def cast(self, x: Value, states: AxisStates) -> Value:
+        """Change the states of `x` along mesh axes by free casts, such as a `pbroadcast`."""
+        raise VarianceError(f"cannot cast {typeof(x)} to {states}: import spmd first")
+
+    def dispatch(self, interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+        """Apply an operation to sharded arrays, outside any `shard_map` body, under an interpreter.
+
+        Return None if no operand is sharded.
+        """
+        return None
+
+    def backward_pass(self, backward_pass: Callable, *args: Any) -> list[Value | None]:
+        """Run the backward pass of a tape that was recorded in a typed `shard_map` body."""
+        return backward_pass(*args)
+
+    def warn(self, message: str, category: type[Warning]) -> None:
+        """Warn at the user's line of what all ranks do alike: one of them speaks."""
+        location.warn_at(location.here(), message, category)
+
+    def settings(self) -> Any:
+        """Settings and surroundings that a recorded function depends on, as part of a cache key."""
+        return None
+
+
+#: The ranks that programs run on.
+ranks = Ranks()
+
+
+def install(layer: type[Ranks]) -> None:
+    """Let `ranks` answer as this class does."""
+    ranks.__class__ = layer
+    location.add_library(*layer.folders)
+
+
+def cast_to(x: Value, states: AxisStates) -> Value:
+    """Insert the free casts, if any, from the states of `x` to `states`."""
+    return x if states_of(x) == states else ranks.cast(x, states)
+
+
+def cast_like(x: Value, t: ShapedArray) -> Value:
+    """Cast `x` to the states of type `t`: by free casts, or outside of bodies to its sharding."""
+    sharded = t.sharding is not None and states_of(x) != t.states
+    return t.sharding.resharded(x) if sharded else cast_to(x, t.states)
+
+
+def vary_along(x: Value, axes: Iterable[str]) -> Value:
+    """Insert the casts, if any, by which `x` varies along `axes`."""
+    return cast_to(x, states_of(x).with_state(axes, VARYING))

@@ -1,0 +1,297 @@
+"""The tape, a typed straight-line program (a Wengert list), and its recorder.
+
+>>> import numpy as np
+>>> from minidiff import make_tape
+>>> print(make_tape(lambda x, y: np.sin(x) * y)(np.ones(3), 2.0))
+lambda a:f64[3], b:f64[]:
+  c:f64[3] = sin(a)
+  d:f64[3] = multiply(c, b)
+  return d
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core.interpreter import Interpreter
+from minidiff.core.operation import Primitive
+from minidiff.core.tracer import SIZE, Tracer, Value
+from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, plain_operand, typeof
+from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message
+from minidiff.diagnostics.location import Location, here, replays
+from minidiff.diagnostics.typecheck import check_tape
+from minidiff.inputs.dtypes import PLAIN, is_scalar_constant
+from minidiff.show.colours import types_as_html
+from minidiff.show.program import text_of
+
+Atom = Any  # an operand of an equation: a Var, a constant, or a type where no value is needed
+
+
+class Equation:
+    """`outputs = primitive(inputs, **params)`, with its source line if known."""
+
+    __slots__ = ("primitive", "inputs", "params", "outputs", "source")
+
+    bodies = property(lambda self: tapes_of(self.params))
+    settings = property(lambda self: {k: v for k, v in self.params.items() if not isinstance(v, Tape)})
+
+    def __init__(
+        self,
+        primitive: Primitive,
+        inputs: Sequence[Atom],
+        params: dict,
+        outputs: Sequence[Var],
+        source: Location | None = None,
+    ):
+        self.primitive = primitive
+        self.inputs = inputs
+        self.params = params
+        self.outputs = outputs
+        self.source = source
+
+
+class Step(Var):
+    """An equation with one result that is also its own output variable."""
+
+    __slots__ = ("primitive", "inputs", "params")
+    primitive: Primitive
+    inputs: Sequence[Atom]
+    params: dict
+
+    source: Location | None = None
+    bodies, settings = Equation.bodies, Equation.settings
+
+    @property
+    def outputs(self) -> tuple[Var]:
+        return (self,)
+
+
+class LocatedStep(Step):
+    """A step that keeps its source line, for the tape of a program."""
+
+    __slots__ = ("source",)
+
+
+class Tape:
+    """A typed program: inputs, equations in order, outputs. Constants are inline.
+
+    A tape is a function of its flat inputs: `tape(*values)` returns the list of its outputs.
+    """
+
+    def __init__(self, inputs: Sequence[Var], equations: list[Equation], outputs: Sequence[Atom]):
+        self.inputs = list(inputs)
+        self.equations = equations
+        self.outputs = list(outputs)
+        self.linear = False  # whether every equation is known to be linear in the inputs
+        self.may_be_sharded = False  # for a linear tape, whether values or cotangents may be sharded over a mesh
+
+    @property
+    def in_types(self) -> list[ShapedArray]:
+        return [v.type for v in self.inputs]
+
+    @property
+    def out_types(self) -> list[ShapedArray]:
+        return [typeof(a) for a in self.outputs]
+
+    @property
+    def constants(self) -> list[Value]:
+        """The distinct constant arrays on the tape; numbers do not count."""
+        atoms = itertools.chain(*(eqn.inputs for eqn in self.equations), self.outputs)
+        found = {id(a): a for a in atoms if not (isinstance(a, (Var, ShapedArray)) or is_scalar_constant(a))}
+        return list(found.values())
+
+    def __call__(self, *values: Value) -> list[Value]:
+        # A Python number would promote weakly and has no methods; the tape was recorded for a NumPy scalar.
+        return self.apply(*[numpy.asarray(x)[()] if type(x) in PYTHON_NUMBERS else x for x in values])
+
+    def apply(self, *values: Value) -> list[Value]:
+        """Apply the operations one by one, under the current interpreter."""
+        if len(values) != len(self.inputs):
+            raise TypeError(f"the tape takes {len(self.inputs)} values, got {len(values)}")
+        env = dict(zip(self.inputs, values))
+        for eqn in self.equations:
+            evaluate_equation(eqn, env)
+        return [a.copy() if isinstance(a, numpy.ndarray) else read(env, a) for a in self.outputs]
+
+    def close(self) -> tuple[Tape, list[Value]]:
+        """Turn the constants into leading inputs; return the tape and the constants."""
+        constants = self.constants
+        names = {id(c): Var(typeof(c)) for c in constants}
+
+        def named(atoms):
+            return [names.get(id(a), a) if not isinstance(a, Var) else a for a in atoms]
+
+        equations = [Equation(e.primitive, named(e.inputs), e.params, e.outputs, e.source) for e in self.equations]
+        return Tape([*names.values(), *self.inputs], equations, named(self.outputs)), constants
+
+    def check(self, typed: bool = True) -> None:
+        """Infer every type again by the operations' rules; TypeError if one is wrong.
+
+        This also checks bodies, and that parameters fit the operands and the mesh. The error names the operation, the
+        type on the tape and the type that the rules give. `typed` says whether operands must also agree in variance.
+        Pass False for the body of a `shard_map` with `check_rep=False`, and for a tape recorded in a `vmap` with a
+        named axis, whose variances are not tracked.
+        """
+        check_tape(self, typed, None)
+
+    # `==`, equality of programs up to names, is attached in `minidiff/compiler/equality.py`.
+    __hash__ = object.__hash__
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The printed tape, with gray types and each axis in its own color."""
+        return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(self), "color:#888")}</pre>'
+
+
+def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
+    """Return a tape with the same inputs and outputs, and other equations."""
+    out = Tape(tape.inputs, equations, tape.outputs)
+    out.linear = tape.linear
+    return out
+
+
+def tapes_of(params: dict) -> list[Tape]:
+    """The tapes among an operation's parameters."""
+    return [x for x in params.values() if isinstance(x, Tape)]
+
+
+def has_effects(eqn: Equation) -> bool:
+    """Whether an equation or one in its bodies has a side effect, so must be kept."""
+    return eqn.primitive.has_effect or any(has_effects(e) for body in eqn.bodies for e in body.equations)
+
+
+def without_effects(eqn: Equation) -> Equation:
+    """Remove side effects from an equation's bodies, to recompute it."""
+    if not has_effects(eqn):
+        return eqn
+    params = dict(eqn.params)
+    for name, body in params.items():
+        if isinstance(body, Tape):
+            kept = [without_effects(e) for e in body.equations if not e.primitive.has_effect]
+            params[name] = Tape(body.inputs, kept, body.outputs)
+    return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
+
+
+def read(env: dict[Var, Value], a: Atom) -> Value:
+    return env[a] if isinstance(a, Var) else a
+
+
+@replays
+def evaluate_equation(eqn: Equation, env: dict[Var, Value]) -> None:
+    """Apply one equation to the values in `env`, and store its results there."""
+    out = eqn.primitive.bind(*[read(env, a) for a in eqn.inputs], **eqn.params)
+    env.update(zip(eqn.outputs, out if eqn.primitive.multiple_results else [out]))
+
+
+# ---------------------------------------------------------------- writing
+
+
+class RecordedTracer(Tracer):
+    """A value of which only a variable on a tape is known."""
+
+    __slots__ = ("variable",)  # not `var`, which is a method of arrays
+
+    def __init__(self, interpreter: Recorder, var: Var):
+        self.interpreter = interpreter
+        self.variable = var
+
+    @property
+    def type(self) -> ShapedArray:
+        return self.variable.type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.variable.type.shape
+
+    @property
+    def dtype(self) -> numpy.dtype:
+        return self.variable.type.dtype
+
+    def concrete(self, use: str) -> numpy.ndarray:
+        self.check_alive()
+        instead = (
+            "Shapes are part of that program: compute sizes outside the function, or name the argument that they come "
+            "from in static_argnums or static_argnames of jit. For range() write md.fori_loop, for a choice md.cond."
+            if use == SIZE
+            else "Choose with md.cond or np.where instead, loop with md.fori_loop, call np.sin for math.sin; or decide "
+            "outside the function (of a function that jit compiles, by an argument named in static_argnums)."
+        )
+        raise TracerError(
+            f"{use} needs a concrete value, but on this tape {self.type} is only a name: {self.interpreter.name} "
+            f"records a program for values of this type, not for one value. {instead}"
+        )
+
+    def __repr__(self) -> str:
+        return f"Traced<{self.type}>"
+
+
+class Recorder(Interpreter):
+    """An interpreter that records operations on a tape."""
+
+    # `keeps_sources` says whether its tape is a program that people read.
+
+    def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
+        super().__init__(below, outer)
+        self.inputs: list[Var] = []
+        self.equations: list[Any] = []  # an `Equation` or a `Step` each
+        self.captured: list[Tracer] = []  # outer tracers that became inputs, in the order of those inputs
+
+    def new_input(self, type: ShapedArray) -> RecordedTracer:
+        var = Var(type)
+        self.inputs.append(var)
+        return RecordedTracer(self, var)
+
+    def adopt_own(self, x: Tracer) -> Tracer:
+        self.captured.append(x)
+        return self.new_input(x.type)
+
+    def record(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        atoms = [self.atom(x) for x in args]
+        outputs = [Var(t) for t in primitive.typecheck([operand_type(a) for a in atoms], params)]
+        self.equations.append(Equation(primitive, atoms, params, outputs, self.source()))
+        if primitive.multiple_results:
+            return [RecordedTracer(self, v) for v in outputs]
+        return RecordedTracer(self, outputs[0])
+
+    def add_step(self, type: ShapedArray, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Step:
+        """Record an operation with a result of this type, as a step."""
+        source = self.source()
+        step = Step(type)
+        if source is not None:
+            step = LocatedStep(type)
+            step.source = source
+        step.primitive, step.inputs, step.params = primitive, inputs, params
+        self.equations.append(step)
+        return step
+
+    def source(self) -> Location | None:
+        """The current source line, if this or a lower interpreter keeps sources."""
+        interpreter: Interpreter | None = self
+        while interpreter is not None:
+            if interpreter.keeps_sources:
+                return here()
+            interpreter = interpreter.below
+        return None
+
+    def owns(self, x: Value) -> bool:
+        return type(x) is RecordedTracer and x.interpreter is self
+
+    def atom(self, x: Value) -> Atom:
+        if self.owns(x):
+            return x.variable
+        if type(x) in PLAIN:
+            return x
+        if isinstance(x, Tracer) and x.interpreter.ended:
+            raise LeakedTracerError(leak_message(x))
+        return plain_operand(x)
+
+    def tape(self, outs: Sequence[Value]) -> Tape:
+        return Tape(self.inputs, self.equations, [self.atom(x) for x in outs])

@@ -1,0 +1,170 @@
+"""The type of a value: its shape, dtype and states along mesh axes, as in `f64[3,4]{i}`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates
+from minidiff.inputs.dtypes import check_dtype, dtype_name, plain
+from minidiff.show.colours import types_as_html
+
+
+class Typed:
+    """What knows its own type: a tracer, or a variable on a tape."""
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> ShapedArray:
+        raise NotImplementedError
+
+
+class ShapedArray:
+    """The type of a value: its shape, dtype and states along mesh axes, as in `f64[3,4]{i}`.
+
+    `variance` is the set of mesh axes along which the value may differ from rank to rank, `unreduced` those along which
+    ranks hold parts of a sum, `reduced` those along which they hold the same value and its cotangent is unreduced.
+    Along all others it is invariant (see `minidiff.core.states`). `sharding` is the sharding of an array that `spmd`
+    distributes over a mesh, and None for every other value. Comparing types ignores it.
+
+    >>> ShapedArray((3, 4), 'float32', {'i'}, unreduced={'j'}, reduced={'k'})
+    f32[3,4]{i,U:j,R:k}
+    """
+
+    __slots__ = ("shape", "dtype", "states", "sharding")
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        variance: Iterable[str] = NONE,
+        sharding: Any = None,
+        *,
+        unreduced: Iterable[str] = NONE,
+        reduced: Iterable[str] = NONE,
+        states: AxisStates | None = None,
+    ):
+        self.shape = tuple(shape)
+        self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
+        if self.dtype.itemsize == 2:
+            check_dtype(self.dtype)  # from now on, operations look for 16-bit floats
+        self.states = AxisStates.of(variance, unreduced, reduced) if states is None else states
+        self.sharding = sharding
+
+    @property
+    def variance(self) -> frozenset:
+        return self.states.varying
+
+    @property
+    def unreduced(self) -> frozenset:
+        return self.states.unreduced
+
+    @property
+    def reduced(self) -> frozenset:
+        return self.states.reduced
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def cotangent(self) -> ShapedArray:
+        """The type of the value's cotangent: where the one is unreduced, the other is reduced."""
+        if not (self.unreduced or self.reduced):
+            return self
+        return self.update(states=self.states.cotangent(), sharding=self.sharding and self.sharding.cotangent())
+
+    def update(self, *, states: AxisStates | None = None, **changes: Any) -> ShapedArray:
+        """Return a copy with other fields, and no sharding unless that is given."""
+        own = dict(zip(("variance", "unreduced", "reduced"), states or self.states))
+        return ShapedArray(**{"shape": self.shape, "dtype": self.dtype, **own, **changes})
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ShapedArray)
+            and self.shape == other.shape
+            and self.dtype == other.dtype
+            and self.states == other.states
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, self.states))
+
+    def __repr__(self) -> str:
+        shape = ",".join(map(str, self.shape))
+        return f"{dtype_name(self.dtype)}[{shape}]" + (repr(self.states) if self.states != ALL_INVARIANT else "")
+
+    def _repr_html_(self) -> str:
+        return f"<code>{types_as_html(str(self))}</code>"
+
+
+@functools.lru_cache(maxsize=4096)
+def array_type(shape: tuple[int, ...], dtype: numpy.dtype) -> ShapedArray:
+    """The type of plain arrays of a shape and dtype: a cached, shared object."""
+    check_dtype(dtype)
+    return ShapedArray(shape, dtype, states=ALL_INVARIANT)
+
+
+class Var(Typed):
+    """A variable on a tape: a type and an identity."""
+
+    __slots__ = ("type",)
+    type: ShapedArray
+
+    def __init__(self, type: ShapedArray):
+        self.type = type
+
+
+def typeof(x: Any) -> ShapedArray:
+    """The type of an array, a scalar, a tracer or a variable.
+
+    >>> typeof(numpy.zeros((3, 4)))
+    f64[3,4]
+    """
+    if type(x) is numpy.ndarray:
+        return array_type(x.shape, x.dtype)
+    if isinstance(x, Typed):
+        return x.type
+    if isinstance(x, ShapedArray):
+        return x
+    if not isinstance(x, numpy.generic):
+        x = numpy.asarray(plain(x))
+    return array_type(x.shape, x.dtype)
+
+
+PYTHON_NUMBERS = (bool, int, float, complex)
+
+
+def operand_type(x: Any) -> Any:
+    """The type of an operand, or the Python number itself, which promotes weakly."""
+    return x if type(x) in PYTHON_NUMBERS else typeof(x)
+
+
+def plain_operand(x: Any) -> Any:
+    """Apply `plain` to an operand, which may also be a tracer, a type, or a list."""
+    if isinstance(x, (list, tuple)):
+        for item in x:
+            plain_operand(item)
+        return x
+    return x if isinstance(x, (Typed, ShapedArray, range)) or x is None else plain(x)
+
+
+def zeros_like(x: Any) -> numpy.ndarray:
+    """A constant zero with the shape and dtype of a value or type."""
+    t = typeof(x)
+    return numpy.zeros(t.shape, t.dtype)

@@ -1,0 +1,1 @@
+"""What explains failures: errors, source locations, tracebacks, checks of types."""

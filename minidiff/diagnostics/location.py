@@ -1,0 +1,211 @@
+"""Source locations: the line of the program that applied an operation on a tape.
+
+A tape is recorded while the program runs, so the line is on the call stack: the innermost frame outside the library.
+When a tape is replayed or transposed, its equations supply the locations: the functions that do so are marked
+(`@replays`, `@transposes`), and their local variable `eqn` is the current equation. A compiled program has a table of
+locations.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NamedTuple
+
+import numpy
+
+from minidiff.diagnostics.session import file_name
+
+
+class Location(NamedTuple):
+    """A line of a program. `backward` is true in the backward pass of that line.
+
+    If an operation stems from several lines (it is variadic, say), this is the line of the first operand, and `others`
+    are the lines of the other operands, in order. `others` is empty if they are all the same.
+    """
+
+    filename: str
+    line: int
+    backward: bool = False
+    others: tuple[Location | None, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The source text of the line, or an empty string."""
+        import linecache  # only reports need it
+
+        return linecache.getline(self.filename, self.line).strip()
+
+    def on_the_way_back(self) -> Location:
+        """The same line or lines, in the backward pass."""
+        others = tuple(other and other.on_the_way_back() for other in self.others)
+        return self if self.backward and others == self.others else self._replace(backward=True, others=others)
+
+    def __str__(self) -> str:
+        name = os.path.basename(self.filename)
+        # Code typed into a session has no file, and that of a notebook cell has a meaningless name.
+        typed = self.filename.startswith("<") or "ipykernel_" in self.filename
+        place = f"line {self.line}" if typed else f"{name}:{self.line}"
+        return f"{place}: {self.text}" if self.text else place
+
+
+def joined(sources: Sequence[Location | None]) -> Location | None:
+    """The location of a variadic operation that replaces one per operand."""
+    first, *others = [line for source in sources for line in lines_of(source)]
+    return first and first._replace(others=tuple(others) if any(other != first for other in others) else ())
+
+
+def merged(sources: Sequence[Location | None]) -> Location | None:
+    """The location of one operation that replaces several equal ones."""
+    return joined([*dict.fromkeys(line for source in sources for line in lines_of(source))])
+
+
+def lines_of(source: Location | None) -> list[Location | None]:
+    """Split a location into one per line."""
+    return [source._replace(others=()), *source.others] if source else [None]
+
+
+def parted(source: Location | None, operands: int) -> list[Location | None]:
+    """The location for each operand: the inverse of `joined`."""
+    lines = lines_of(source)
+    return lines if len(lines) == operands else lines[:1] * operands
+
+
+_NUMPY = os.path.dirname(os.path.abspath(numpy.__file__)) + os.sep
+
+#: Folders of library code. Packages that build on this one add theirs.
+LIBRARY: list[str] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, _NUMPY]
+
+#: Subfolders of a library whose code counts as user code: examples, and parallel networks.
+_PROGRAMS = (f"examples{os.sep}", f"parallel{os.sep}")
+
+ASKED_FOR = "__asked_for__"  # in a compiled program's globals: its line number -> the user's location
+
+_marked: dict[int, str] = {}  # id of a function's code -> its mark
+
+
+def add_library(*folders: str) -> None:
+    """Declare folders to be library code."""
+    LIBRARY.extend(os.path.abspath(folder) + os.sep for folder in folders)
+    _is_library.clear()
+
+
+def _mark(name: str) -> Callable[[Callable], Callable]:
+    def mark(function: Callable) -> Callable:
+        _marked[id(function.__code__)] = name
+        return function
+
+    return mark
+
+
+#: Mark a function that applies the equation in its variable `eqn` again.
+replays = _mark("replays")
+
+#: Mark a function that transposes the equations of a tape, one by one, in its variable `eqn`.
+transposes = _mark("transposes")
+
+#: Mark a function that begins a tape. Its callers on the stack are not part of the program.
+begins = _mark("begins")
+
+
+def here() -> Location | None:
+    """The location of the running operation; None if no frame is the user's."""
+    return location_of(sys._getframe(1))
+
+
+def location_of(frame: FrameType | None) -> Location | None:
+    """As `here`, for the code that runs in this frame."""
+    mark_of = _marked.get  # this walks the whole stack, for each equation
+    found: Location | None = None
+    while found is None and frame is not None:
+        code = frame.f_code
+        mark = mark_of(id(code))
+        if mark in ("replays", "transposes"):
+            eqn = frame.f_locals.get("eqn")
+            found = None if eqn is None else eqn.source
+            if found is not None and mark == "transposes":
+                return found.on_the_way_back()
+        elif not _belongs_to_library(code.co_filename):
+            compiled = frame.f_globals.get(ASKED_FOR)
+            found = Location(file_name(code), frame.f_lineno) if compiled is None else compiled.get(frame.f_lineno)
+        frame = frame.f_back
+    if found is None or found.backward:
+        return found
+    while frame is not None:  # is this the backward pass?
+        mark = mark_of(id(frame.f_code))
+        if mark is not None:
+            if mark == "transposes":
+                return found.on_the_way_back()
+            if mark == "begins":
+                break
+        frame = frame.f_back
+    return found
+
+
+class _IsLibrary(dict[str, bool]):
+    """By the names of files: whether they are library code."""
+
+    def __missing__(self, filename: str) -> bool:
+        self[filename] = filename.startswith("<frozen ") or any(
+            filename.startswith(folder) and not filename.startswith(tuple(folder + p for p in _PROGRAMS))
+            for folder in LIBRARY
+        )
+        return self[filename]
+
+
+_is_library = _IsLibrary()
+_belongs_to_library = _is_library.__getitem__
+
+
+def is_library(frame: FrameType) -> bool:
+    """Whether a frame belongs to the library, NumPy, or a compiled program."""
+    return _belongs_to_library(frame.f_code.co_filename) or ASKED_FOR in frame.f_globals
+
+
+def is_own(frame: FrameType) -> bool:
+    """Whether a frame belongs to the library itself, not to NumPy or `importlib`."""
+    return is_library(frame) and not frame.f_code.co_filename.startswith((_NUMPY, "<frozen "))
+
+
+def assigns_an_item() -> bool:
+    """Whether the program is running an assignment such as `y[i] = x`."""
+    import opcode  # only errors ask
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_library(frame):
+        frame = frame.f_back
+    return frame is not None and opcode.opname[frame.f_code.co_code[frame.f_lasti]] in ("STORE_SUBSCR", "STORE_SLICE")
+
+
+_warned: dict[str, dict] = defaultdict(dict)  # file -> the registry with which `warnings` warns only once per line
+
+
+def warn_at(source: Location | None, message: str | Warning, category: type[Warning] = UserWarning) -> None:
+    """Warn at a line of the program; without one, at the caller's caller."""
+    if source is None:
+        warnings.warn(message, category, stacklevel=3)
+    else:
+        warnings.warn_explicit(message, category, source.filename, source.line, registry=_warned[source.filename])
+
+
+#: A program of LONG equations takes seconds to compile. A line that was recorded OFTEN times is in a loop.
+LONG, OFTEN = 1 << 14, 1000
+
+
+def warn_of_loop(sources: Sequence[Location | None]) -> bool:
+    """Warn at the most recorded line if a Python loop makes the program long."""
+    lines = Counter(source._replace(others=()) for source in sources if source is not None)
+    line, times = max(lines.items(), key=lambda item: item[1], default=(None, 0))
+    if times < OFTEN:
+        return False
+    warn_at(
+        line,
+        f"a Python loop is recorded step by step, this line more than {OFTEN:,} times so far, and each step takes time "
+        "to compile. Write the loop as md.fori_loop(0, n, lambda i, x: ..., x), or as md.scan: then one step is "
+        "recorded and compiled, however many there are",
+    )
+    return True

@@ -1,0 +1,219 @@
+"""Names of JAX, autograd, PyTorch, mpi4py and SciPy that users try, and what to write here instead.
+
+>>> import minidiff as md
+>>> md.make_jaxpr
+Traceback (most recent call last):
+AttributeError: minidiff has no attribute 'make_jaxpr': write md.make_tape
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+
+import numpy
+
+from minidiff.inputs.keywords import did_you_mean
+
+
+def _table(rows: dict[str, str]) -> dict[str, str]:
+    """Turn rows of advice and the names that it is for into a table from names to advice.
+
+    In advice, `{}` is the name, and `{lower}` the name in lower case.
+    """
+    return {
+        name: advice.replace("{}", name).replace("{lower}", name.lower())
+        for advice, names in rows.items()
+        for name in names.split()
+    }
+
+
+_COLLECTIVES = {
+    "psum": "all_reduce allreduce Allreduce AllReduce",
+    "psum_scatter": "reduce_scatter Reduce_scatter Reduce_scatter_block",
+    "all_gather": "allgather Allgather all_gather_into_tensor",
+    "all_to_all": "alltoall Alltoall all_to_all_single",
+    "broadcast": "bcast Bcast",
+    "ppermute": "send recv Send Recv sendrecv Sendrecv isend irecv pshuffle",
+}
+
+#: What users look for in `minidiff` and in `spmd`, and is in `collectives` or `spmd`.
+_ON_RANKS = _table(
+    {
+        **{f"write collectives.{name}": names for name, names in _COLLECTIVES.items()},
+        "write collectives.{}": "psum pmean pmax pmin ppermute pbroadcast psum_scatter all_gather all_to_all "
+        "axis_index axis_size pvary",
+        "write spmd.distribute(x, mesh, P('i'))": "device_put NamedSharding PositionalSharding",
+        "write x.gather()": "device_get",
+        "write spmd.reshard(x, P('i'))": "with_sharding_constraint",
+        "write spmd.process_index()": "Get_rank get_rank axis_rank",
+        "write spmd.process_count(), or mesh.shape": "Get_size get_world_size device_count local_device_count devices "
+        "local_devices",
+        "the launcher starts the ranks, mpirun -n 4 python -m spmd run script.py, and spmd.make_mesh names them": "MPI "
+        "COMM_WORLD init_process_group distributed",
+        "write spmd.barrier(mesh)": "Barrier sync_global_devices",
+        "write spmd.shard_map": "pmap xmap smap",
+        "write spmd.parallel.data_parallel": "DistributedDataParallel DDP",
+        "write spmd.parallel.fully_sharded": "FullyShardedDataParallel FSDP",
+    }
+)
+
+#: Module, or class -> a name that it lacks -> what to write. `md` is minidiff, `np` is minidiff.numpy.
+INSTEAD: dict[str, dict[str, str]] = {
+    "minidiff": _ON_RANKS
+    | _table(
+        {
+            "write md.cond, md.scan, md.while_loop or md.fori_loop for control flow, a function of minidiff.numpy for "
+            "arrays, and psum and its like of the package collectives": "lax",
+            "write md.tree": "tree_util",
+            "write md.tree.map": "tree_map",
+            "write md.make_tape": "make_jaxpr",
+            "write md.Tape": "Jaxpr",
+            "write md.ShapedArray(shape, dtype)": "ShapeDtypeStruct",
+            "values are NumPy's arrays: write numpy.ndarray": "Array Tensor",
+            "write np.array": "tensor",
+            "leave it out: a result is there when the call returns": "block_until_ready",
+            "write md.debug_nans(True); dtypes are NumPy's, float64 by default": "config",
+            "write spmd.{}": "shard_map make_mesh Mesh P PartitionSpec",
+            "write spmd.make_mesh and spmd.P": "sharding",
+            # autograd
+            "write md.vmap(md.grad(f)), or md.grad(lambda x: f(x).sum())": "elementwise_grad",
+            "write md.jacrev, or md.jacfwd": "jacobian",
+            "write md.vjp": "make_vjp",
+            "write md.jvp": "make_jvp deriv",
+            "write md.hvp": "make_hvp hessian_vector_product hessian_tensor_product",
+            "write md.grad(f, has_aux=True)": "grad_and_aux",
+            "write md.jacrev(f, holomorphic=True)": "holomorphic_grad",
+            "write md.custom_vjp, or md.custom_jvp": "primitive defvjp defjvp Function",
+            # PyTorch
+            "write md.grad, md.vjp or md.jacrev": "autograd func",
+            "write md.grad of a function: no array carries a gradient": "backward",
+            "write md.stop_gradient": "no_grad detach inference_mode",
+            "write md.jit": "compile",
+            "write key = md.random.key(0), and pass the key on": "manual_seed",
+            "write md.random.normal(key, shape)": "randn",
+            "write md.random.uniform(key, shape)": "rand",
+        }
+    ),
+    "minidiff.random": _table(
+        {
+            "write md.random.key": "PRNGKey",
+            "write key = md.random.key(0), and pass the key on": "seed default_rng RandomState",
+            "write md.random.normal(key, shape)": "randn standard_normal",
+            "write md.random.uniform(key, shape)": "rand random random_sample",
+        }
+    ),
+    "minidiff.nn": _table(
+        {
+            "a layer is a function of its parameters, x @ w + b": "Linear Dense Module Sequential Parameter",
+            "write md.nn.{lower}": "ReLU GELU SiLU ELU Softmax Sigmoid Softplus Dropout",
+            "write md.nn": "functional",
+            "write np.tanh": "tanh",
+        }
+    ),
+    "minidiff.optim": _table({"write md.optim.{lower}": "SGD Adam AdamW Adagrad Lion"}),
+    "spmd": _ON_RANKS
+    | _table(
+        {
+            "write md.{}": "grad value_and_grad jit vmap jvp vjp scan cond checkpoint_name",
+            "an array has x.mesh and x.spec: write spmd.distribute(x, mesh, P('i'))": "Sharding",
+        }
+    ),
+    "collectives": _table(
+        {
+            **{f"write {name}": names for name, names in _COLLECTIVES.items()},
+            "write spmd.{}": "shard_map make_mesh P barrier",
+        }
+    ),
+    "ShardedArray": _table(
+        {
+            "write x.mesh and x.spec": "sharding",
+            "write x.local": "addressable_shards addressable_data global_shards to_local",
+            "write x.mesh": "device devices device_mesh",
+            "write x.spec": "placements is_fully_replicated",
+            "write x.gather()": "full_tensor",
+            "write spmd.reshard(x, P('i'))": "redistribute",
+            "leave it out: a result is there when the call returns": "block_until_ready",
+        }
+    ),
+}
+
+
+def missing(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
+    """The error that a module or a class has no attribute `name`: what to write instead, or a similar known name."""
+    advice = INSTEAD.get(owner, {}).get(name)
+    if advice is None and owner == "minidiff" and name in numpy.__all__:
+        advice = f"write np.{name}, after import minidiff.numpy as np"
+    suggestion = f": {advice}" if advice else "" if name.startswith("_") else did_you_mean(name, known)
+    return AttributeError(f"{owner} has no attribute {name!r}{suggestion}")
+
+
+def attributes(module: str, later: Sequence[str] = ()) -> Callable[[str], ModuleType]:
+    """The `__getattr__` of a module: its submodules `later` are imported on first use, and it has no other names."""
+
+    def find(name: str) -> ModuleType:
+        if name in later:
+            return importlib.import_module(f"{module}.{name}")
+        raise missing(module, name, dir(sys.modules[module]))
+
+    return find
+
+
+# ---------------------------------------------------------------- SciPy
+
+_EIGH = "for a symmetric matrix w, v = np.linalg.eigh(a), and then (v * np.{}(w)) @ v.T"
+
+#: A ufunc of SciPy -> the same function here.
+COUNTERPARTS = _table(
+    {
+        "md.nn.{}": "erf erfc",
+        "md.nn.sigmoid": "expit",
+        "md.nn.log_sigmoid": "log_expit",
+        "np.{}": "cbrt exp2 expm1 i0 log1p round",
+    }
+)
+
+#: Another function of SciPy -> what to write for traced values.
+SCIPY = _table(
+    {
+        "md.nn.{}": "logsumexp softmax log_softmax",
+        "np.{}": "kron trapezoid",
+        "np.linalg.solve(np.tril(a), b), or of np.triu(a)": "solve_triangular",
+        "np.linalg.cholesky(a)": "cho_factor",
+        "np.linalg.solve(a, b) of the matrix itself, or np.linalg.solve(c @ c.T, b) of its lower factor c": "cho_solve",
+        "np.linalg.solve(a, b)": "lu_factor lu_solve lu",
+        _EIGH.replace("{}", "exp"): "expm",
+        _EIGH.replace("{}", "log"): "logm",
+        _EIGH.replace("{}", "sqrt"): "sqrtm",
+        "np.convolve for vectors; for images np.einsum over np.lib.stride_tricks.sliding_window_view": "convolve "
+        "convolve2d fftconvolve oaconvolve correlate correlate2d",
+        "np.interp": "interp1d",
+        "np.block": "block_diag",
+    }
+)
+
+
+def scipy_function() -> tuple[str, str] | None:
+    """The function of SciPy that is running, and what to write for traced values; None outside SciPy."""
+    frame, running = sys._getframe(1), []
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("scipy."):
+            running.append((frame.f_globals["__name__"], frame.f_code.co_name))
+            # A decorator's wrapper has the function in a variable.
+            running += [
+                (f.__module__, f.__name__)
+                for f in frame.f_locals.values()
+                if callable(f) and str(getattr(f, "__module__", "")).startswith("scipy.") and hasattr(f, "__name__")
+            ]
+        frame = frame.f_back
+    for module, name in reversed(running):  # the user called the outermost
+        family = next((f for f in ("linalg", "fft") if name in getattr(numpy, f).__all__), None)
+        if name in SCIPY or family:
+            return _public(module, name), f"write {SCIPY.get(name, f'np.{family}.{name}')}"
+    return (_public(*running[-1]), "write it in NumPy's functions") if running else None
+
+
+def _public(module: str, name: str) -> str:
+    return ".".join([*(part for part in module.split(".") if not part.startswith("_")), name])

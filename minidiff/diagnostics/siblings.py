@@ -1,0 +1,29 @@
+"""The packages that are installed with this one, and are in the same folder: `collectives` and `spmd`.
+
+Other packages have these names too, and a script may. What Python finds first hides ours.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+
+
+def shadowed(name: str) -> str | None:
+    """The error message if Python finds another package of this name than the one in this folder."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module without a spec, as the notebook's own
+        return None
+    if spec is None:
+        return None
+    found = spec.origin if spec.has_location else next(iter(spec.submodule_search_locations or ()), None)
+    package = os.path.join(_FOLDER, name)
+    if found is None or os.path.realpath(found).startswith((package + os.sep, package + ".")):
+        return None
+    return (
+        f"Python finds another {name!r} than minidiff's: {found} comes before {package}. If that file is yours, rename "
+        f"it; if pip installed it, `pip uninstall {name}` and install minidiff again"
+    )

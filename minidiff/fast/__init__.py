@@ -1,0 +1,1 @@
+"""What is here for speed alone: everything works without it."""

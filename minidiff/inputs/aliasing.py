@@ -1,0 +1,146 @@
+"""Which results share memory with arguments or with each other.
+
+Where NumPy copies, every transformation copies too: `np.copy(x)`, `+x` and `x.flatten()` are operations on the tape.
+Where NumPy returns a view of an argument (`x.T`, or `x` itself), so does a function that runs eagerly: this concerns
+the values that `jvp`, `vjp` and `grad` return with their derivatives, and the results of `checkpoint` and loops. All
+other results (tangents, cotangents, gradients, results of `vmap`, `jit` and `shard_map`) share no memory with
+arguments. No result shares memory with the library's own arrays (constants of programs, buffers, residuals of a
+pullback). Tangents, cotangents, gradients and results of `vmap` and `jit` share no memory with each other, and are
+writable. A sharded array cannot be written into: its blocks are read-only views (`.local`), of memory that no plain
+array shares, and all other ways out of it copy (`gather()`, `numpy.asarray`, `reshard(x, P())`).
+
+A tape that `jit` or `make_tape` records has constants of its own: read-only copies of the arrays that the function
+closes over, as they are when it uses them. `vjp` and `linearize` copy what the user may write into when the function
+has run.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core.interpreter import EVALUATE, current_interpreter
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.tracer import Value
+
+
+def apart(results: Sequence[Value], held: Sequence[Value] = ()) -> Sequence[Value]:
+    """Copy results that are read-only or share memory with a prior one or `held`."""
+    if len(results) == 1 and not held and getattr(results[0], "base", None) is None:
+        return results
+    taken = {id(x if x.base is None else owner_of(x)) for x in held if isinstance(x, numpy.ndarray)}
+    found = []
+    for x in results:
+        if isinstance(x, numpy.ndarray):
+            owner = id(x if x.base is None else owner_of(x))
+            if owner in taken or not x.flags.writeable:
+                x = x.copy()
+            else:
+                taken.add(owner)
+        found.append(x)
+    return found
+
+
+def owner_of(x: Any) -> Any:
+    """The object that owns an array's memory: itself, or the base of a view."""
+    while (base := getattr(x, "base", None)) is not None:
+        x = base
+    return x
+
+
+def read_only(x: Any) -> Any:
+    """A view of an array that cannot be written into; a NumPy scalar cannot be, as it is."""
+    if not isinstance(x, numpy.ndarray):
+        return x
+    view = x.view()
+    view.flags.writeable = False
+    return view
+
+
+def keep_residuals(tape: Tape) -> None:
+    """Copy the arrays on a linear tape that the user can still write into.
+
+    These are arguments, results and closed-over arrays. An array is copied if something besides the tape refers to it
+    (by its reference count), or if it is a view.
+    """
+    if current_interpreter() is not EVALUATE:
+        return  # the pullback runs before the user can write into any array
+    arrays = [x for eqn in _equations(tape) for x in eqn.inputs if isinstance(x, numpy.ndarray)]
+    uses: dict[int, int] = {}
+    for i in map(id, arrays):
+        uses[i] = uses.get(i, 0) + 1
+    counts = list(map(sys.getrefcount, arrays))  # each use is a reference by the tape and one by the list
+    copies: dict[int, numpy.ndarray] = {}
+    for x, count in zip(arrays, counts):
+        i = id(x)
+        if (count > 2 * uses[i] + _OF_THE_CALL or x.base is not None) and i not in copies and not is_frozen(x):
+            copies[i] = x.copy()
+    if copies:
+        for eqn in _equations(tape):
+            eqn.inputs = [copies.get(id(x), x) for x in eqn.inputs]
+
+
+def _equations(tape: Tape) -> Iterator[Equation]:
+    """The equations of a tape and its bodies (for a checkpoint, the recomputation)."""
+    for eqn in tape.equations:
+        yield eqn
+        if eqn.primitive.is_higher_order:
+            for body in eqn.bodies:
+                yield from _equations(body)
+
+
+#: The extra references to an object while `keep_residuals` counts the references to it.
+_OF_THE_CALL = next(map(sys.getrefcount, [object()])) - 1
+
+
+# ---------------------------------------------------------------- constants of tapes
+
+#: By id of an array: a reference to it, and one to its last copy on a tape.
+_copies: dict[int, tuple[weakref.ref, weakref.ref]] = {}
+
+
+def frozen(x: Any) -> Any:
+    """A read-only copy of an array as it is now: the last one, if the array has not changed since.
+
+    What nobody can write into, such as a number, is returned as it is. What is broadcast is not copied several times.
+
+    >>> x = numpy.zeros(2)
+    >>> before, again = frozen(x), frozen(x)
+    >>> x[0] = 1.0
+    >>> before is again, before, frozen(x)
+    (True, array([0., 0.]), array([1., 0.]))
+    """
+    if is_frozen(x) or x.dtype.hasobject:  # the latter is refused
+        return x
+    i, once = id(x), _not_repeated(x)
+    known, last = (found() for found in _copies.get(i, (lambda: None, lambda: None)))
+    if known is x and last is not None and _same_bits(once, _not_repeated(last)):
+        return last
+    copy = once.copy(order="K")
+    copy.flags.writeable = False
+    copy = copy if copy.shape == x.shape else numpy.broadcast_to(copy, x.shape)
+    _copies[i] = weakref.ref(x, lambda _: _copies.pop(i, None)), weakref.ref(copy)
+    return copy
+
+
+def is_frozen(x: Any) -> bool:
+    """Whether an array, and each array that it is a view of, is read-only."""
+    while isinstance(x, numpy.ndarray):
+        if x.flags.writeable and x.nbytes:
+            return False
+        x = x.base
+    return True
+
+
+def _not_repeated(x: numpy.ndarray) -> numpy.ndarray:
+    """The elements of an array without those that broadcasting repeats."""
+    return x[(*[slice(1) if step == 0 else slice(None) for step in x.strides], ...)]
+
+
+def _same_bits(x: numpy.ndarray, y: numpy.ndarray) -> bool:
+    same_type = x.shape == y.shape and x.dtype == y.dtype
+    return same_type and numpy.array_equal(*[a.ravel(order="K").view(numpy.uint8) for a in (x, y)])

@@ -1,0 +1,342 @@
+"""Arguments and results of transformed functions: trees of values, validated and flattened."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.core.interpreter import current_interpreter, current_scope, enter, name_of
+from minidiff.core.python_numbers import strong
+from minidiff.core.ranks import cast_like, ranks
+from minidiff.core.states import AxisStates, joined
+from minidiff.core.tracer import Tracer, Value, states_of
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.errors import (
+    LeakedTracerError,
+    VarianceError,
+    VarianceWarning,
+    disagreement,
+    leak_message,
+    show_axes,
+)
+from minidiff.inputs.dtypes import NATIVE, float0, is_differentiable, is_real_float, is_scalar_constant, plain
+from minidiff.inputs.promotion import weak_where
+
+# ---------------------------------------------------------------- leaves
+
+
+def as_value(x: Any) -> Value:
+    """Convert a leaf to an array in native byte order, a NumPy scalar, or a tracer."""
+    if type(x) is float:
+        return numpy.float64(x)
+    if type(x) is numpy.ndarray and x.dtype in NATIVE:
+        return x
+    if isinstance(x, Tracer):
+        if x.interpreter.ended:
+            raise LeakedTracerError(leak_message(x))
+        return enter(x)
+    x = plain(x, is_leaf=True)
+    if not hasattr(x, "dtype"):
+        return numpy.asarray(x)[()]
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def as_named_value(x: Any, what: str, advice: str = "") -> Value:
+    """As `as_value`; a TypeError begins with `what` and ends with `advice`."""
+    try:
+        return as_value(x)
+    except LeakedTracerError:
+        raise
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}{advice}") from None
+
+
+def check_array(x: Any, what: str) -> None:
+    """Raise TypeError, which begins with `what`, unless NumPy makes a plain array of numbers of `x`.
+
+    A masked array, a matrix and other classes of arrays would lose what they add. Nothing is copied.
+    """
+    x = numpy.asanyarray(x)
+    as_named_value(numpy.empty_like(x, shape=0), what)
+
+
+def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[Value]:
+    """Convert leaves to arrays or tracers; a TypeError names `what` and the leaf."""
+    try:
+        return list(map(as_value, leaves))
+    except TypeError:
+        return [as_named_value(x, f"{what}: {path}", tree.advice_on(path)) for x, path in zip(leaves, paths())]
+
+
+def result_values(
+    origin: Sequence[str], leaves: Sequence[Any], structure: tree.Structure, root: str = "the result"
+) -> list[Value]:
+    """Convert the leaves of a function's result to arrays or tracers.
+
+    Raise TypeError for any other leaf, with its path from `root`. `origin` names the transformation and the function.
+    """
+    try:
+        return [as_value(x) for x in leaves]
+    except TypeError:
+        return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, root))
+
+
+class Flat:
+    """A function of trees as one of leaves; a call stores the result's structure.
+
+    With `has_aux` it returns the leaves of the value, then the leaves of aux. The latter may be anything, and pass
+    through the transformation too, so that no tracer leaks. `weak` says which leaves are Python numbers.
+    """
+
+    def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False, weak: Sequence[bool] = ()):
+        self.f = f
+        self.structure = structure
+        self.has_aux = has_aux
+        self.weak = weak
+        self.out_structure: Any = None  # the tree.Structure of the value, once it was called; and that of aux
+        self.aux_structure: Any = None
+
+    def __call__(self, *leaves: Value) -> list[Value]:
+        out = self.f(*tree.unflatten(self.structure, weak_where(self.weak, leaves)))
+        if self.has_aux:
+            if not (isinstance(out, tuple) and len(out) == 2):
+                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
+            out, aux = out
+        outs, self.out_structure = tree.flatten(out)
+        outs = result_values(current_interpreter().origin or [name_of(self)], outs, self.out_structure)
+        if self.has_aux:
+            extra, self.aux_structure = tree.flatten(aux)
+            outs += map(strong, extra)
+        return outs
+
+    def split(self, leaves: Sequence[Value]) -> tuple:
+        """Split off the leaves of the value and, with `has_aux`, the aux tree."""
+        count = self.out_structure.size
+        aux = (tree.unflatten(self.aux_structure, leaves[count:]),) if self.has_aux else ()
+        return leaves[:count], *aux
+
+
+def closing_over(f: Callable, args: Sequence[Any], fixed: dict[int, Any]) -> tuple[Callable, tuple]:
+    """`f` as a function of the positional arguments that are not `fixed`, and these of `args`."""
+
+    def of_others(*others: Any, **kwargs: Any) -> Any:
+        rest = iter(others)
+        return f(*[fixed[n] if n in fixed else next(rest) for n in range(len(args))], **kwargs)
+
+    return of_others, tuple(x for n, x in enumerate(args) if n not in fixed)
+
+
+def check_function(name: str, f: Any, args: tuple = ()) -> None:
+    """Raise TypeError if a call is not of the form `name(f)(*args)`."""
+    if not callable(f):
+        raise TypeError(f"{name} takes a function, got {type(f).__name__}: write {name}(f)(x), not {name}(f(x))")
+    if args:
+        raise TypeError(f"{name}(f) is a function of the arguments of f: write {name}(f)(*args)")
+
+
+# ---------------------------------------------------------------- arguments that are differentiated
+
+
+def chosen_arguments(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]:
+    """`argnums` as a tuple."""
+    if type(argnums) is int:
+        return (argnums,)
+    try:
+        return tuple(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
+    except TypeError:
+        raise TypeError(f"{what}: argnums must be an int or a tuple of ints, got {argnums!r}") from None
+
+
+def arguments_of(what: str, args: tuple, numbers: tuple[int, ...], name: str) -> list[Any]:
+    """The arguments selected by `numbers`; `what` and `name` are for errors."""
+    return [args[n] for n in _positions(what, len(args), numbers, name)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tuple[int, ...]:
+    for n in numbers:
+        if not -count <= n < count:
+            raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {count}")
+    if len(numbers) > 1 and len({n % count for n in numbers}) < len(numbers):
+        raise TypeError(f"{what}: argnums names an argument of {name} twice: {tuple(numbers)}")
+    return numbers
+
+
+def named_argument(path: str, numbers: Sequence[int], name: str) -> str:
+    """Describe a leaf of the selected arguments: `argument 0['w'] of loss`."""
+    index, _, rest = path[1:].partition("]")
+    return f"argument {numbers[int(index)]}{rest} of {name}"
+
+
+def not_differentiable(argument: str, x: Value) -> str:
+    return (
+        f"grad: {argument} has type {typeof(x)}; gradients are of floating-point "
+        "numbers: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
+        f"{tree.advice_on(argument)}"
+    )
+
+
+def check_sequences(what: str, primals: Any, tangents: Any) -> None:
+    """Raise TypeError unless both are sequences: a bare array would be iterated."""
+    if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
+        raise TypeError(
+            f"{what}: primals and tangents are tuples with an entry for each argument, as in {what}(f, (x,), (t,)); "
+            f"got {type(primals).__name__} and {type(tangents).__name__}"
+        )
+
+
+def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
+    """Validate a tangent against the primal at `path`; None for an integer's."""
+    tangent, p = as_value(tangent), typeof(primal)
+    t = typeof(tangent)
+    if not is_differentiable(p.dtype):
+        if t.dtype == float0:
+            return None
+        raise TypeError(
+            f"jvp: {path} has type {p}, which carries no derivative; convert it with float(), an array with "
+            ".astype(float), or give it a tangent of dtype float0"
+        )
+    if t.shape != p.shape:
+        raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")
+    if t.dtype != p.dtype:
+        raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: dtypes must be equal")
+    return cast_like(tangent, p)
+
+
+def linear_positions(tape: Any, linear: Any) -> tuple[int, ...]:
+    """Validate the positions of the linear inputs, and sort them."""
+    count = len(tape.inputs)
+    try:
+        positions = tuple(sorted(map(operator.index, linear if isinstance(linear, Sequence) else [linear])))
+    except TypeError:
+        raise TypeError(f"transpose: linear must be an int or a tuple of ints, got {linear!r}") from None
+    for i in positions:
+        if not 0 <= i < count:
+            raise ValueError(f"transpose: linear names input {i}, but the tape has {count}, counted from 0")
+    if len(set(positions)) != len(positions):
+        raise ValueError(f"transpose: linear names an input twice: {positions}")
+    if count and not positions:
+        raise ValueError("transpose: linear names no input; a tape is transposed in one or more of its inputs")
+    varying = next((t for t in tape.in_types if t.variance), None)
+    if varying is not None and current_scope() is None:
+        raise TypeError(
+            f"transpose: the tape takes {varying}, so it is the body of a shard_map: transpose the tape around it, "
+            "which transposes the body too"
+        )
+    return positions
+
+
+# ---------------------------------------------------------------- results and their cotangents
+
+
+def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Value:
+    """Return the one real scalar that the function returned, or raise TypeError."""
+    if structure is not tree.LEAF:
+        raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
+    value = outs[0]
+    if not value.shape and is_real_float(value.dtype):
+        return value
+    if value.shape:
+        advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several"
+    elif value.dtype.kind == "c":
+        advice = "take .real, .imag or abs of it; for a holomorphic function, md.jacrev(f, holomorphic=True)"
+    else:
+        advice = "integers and booleans carry no derivative: leave out the .astype(int), the comparison or the rounding"
+    raise TypeError(f"grad: {name} must return a real scalar, got {typeof(value)}; {advice}")
+
+
+def warn_if_summed(what: str, name: str, results: Sequence[Any], arguments: dict[str, Any]) -> None:
+    """Warn of the derivative of a result that varies along mesh axes, in an argument that is the same there.
+
+    Its type says that it is the same too: it is the derivative of the sum of the results of all ranks.
+    """
+    for result, (argument, x) in itertools.product(map(typeof, results), arguments.items()):
+        summed = result.variance - typeof(x).states.axes
+        if summed:
+            axes, derivative = show_axes(summed), {"grad": "gradient", "jacrev": "Jacobian"}[what]
+            ranks.warn(
+                f"{what}: the result of {name}, {result}, varies along {axes}, and {argument}, {typeof(x)}, does not: "
+                f"so this is the {derivative} of the sum of the results over {axes}. Return psum(loss, {axes}) to say "
+                f"so, with the same {derivative}; return pmean(loss, {axes}) for that of the mean; or pass "
+                f"pbroadcast(w, {axes}) as the argument, for each rank's own",
+                VarianceWarning,
+            )
+            return
+
+
+def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:
+    """Flatten and validate a cotangent of these results; None for integer leaves."""
+    paths, given = tree.flatten_with_paths(ct, "ct")
+    if given != structure:
+        raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
+    return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
+
+
+def agreeing(ct: Value, type: ShapedArray) -> Value:
+    """Cast a cotangent along mesh axes to its primal's cotangent type, or raise VarianceError."""
+    states, wanted = states_of(ct), type.states.cotangent()
+    if states == wanted:
+        return ct
+    extra = states.varying - wanted.varying - wanted.unreduced
+    if extra:
+        axes = show_axes(extra)
+        raise VarianceError(
+            f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {axes}, where the value does "
+            f"not: sum it, psum(ct, {axes}), if each rank has a partial sum; or, if each has its own cotangent, let "
+            f"the value vary too: compute it from pbroadcast(x, {axes})"
+        )
+    same = wanted.unreduced - states.held
+    if same and (isinstance(ct, Tracer) or numpy.any(ct)):
+        axes = show_axes(same)
+        raise VarianceError(
+            f"the value of type {type} has a cotangent of type {typeof(ct)}, the same on all ranks along {axes}, where "
+            f"it is to be parts of a sum: in the body, differentiate pmean(pbroadcast(x, {axes}), {axes}) in place of "
+            "x, which is the same number and invariant there; or, to give a cotangent, one that varies or is unreduced"
+        )
+    return cast_like(ct, type.cotangent)
+
+
+def resharded(ct: Value, type: ShapedArray) -> Value:
+    """Reshard a cotangent like its primal's type, if that is sharded."""
+    return ct if type.sharding is None else type.sharding.resharded(ct)
+
+
+def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
+    t = typeof(ct) if ct.dtype != float0 else out
+    if t.shape != out.shape or (t.dtype != out.dtype and is_differentiable(out.dtype)):
+        raise TypeError(f"pullback: the result has type {out}, but its cotangent {path} has type {t}")
+    return ct if is_differentiable(out.dtype) else None
+
+
+def is_zero(x: Value) -> bool:
+    """Whether `x` is constant zeros, which are parts of a sum that is zero."""
+    return not isinstance(x, (Tracer, ShapedArray)) and not numpy.any(x)
+
+
+def joint_states(what: str, labels: Sequence[str], values: Sequence[Value]) -> AxisStates:
+    """The states along mesh axes that values or types, alternatives of one value, are cast to.
+
+    Raise VarianceError where only some are unreduced, but for constants that are zero; and in an explicit scope where
+    they disagree, since the user must write the casts there. Numbers agree with anything. `what` and `labels` are as in
+    `disagreement`.
+    """
+    scope = current_scope()
+    arrays = [(label, typeof(x)) for label, x in zip(labels, values) if not is_scalar_constant(x)]
+    if scope is not None and scope.checks and len({t.states for _, t in arrays}) > 1:
+        raise disagreement(what, *zip(*arrays))
+    states = joined(*[typeof(x).states for x in values])
+    for label, x in zip(labels, values) if states.unreduced else ():
+        missing = states.unreduced - typeof(x).unreduced
+        if missing and not is_zero(x):
+            axes = show_axes(missing)
+            raise VarianceError(
+                f"{what} disagree: {label} is not unreduced along {axes}, as the other is. Write unreduced(x, {axes}) "
+                f"for it if it varies there, or psum(x, {axes}) for the other"
+            )
+    return states

@@ -1,0 +1,180 @@
+"""Which values are arrays of numbers: their dtypes, and advice for values that are not.
+
+>>> plain('two')
+Traceback (most recent call last):
+TypeError: expected an array or a number, got str: 'two'
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+
+#: The dtype of tangents and cotangents of integers and booleans. It holds no data.
+float0 = numpy.dtype([("float0", numpy.void, 0)])
+
+HALF, SINGLE = numpy.dtype(numpy.float16), numpy.dtype(numpy.float32)
+
+#: The numeric dtypes in native byte order.
+NATIVE = frozenset(map(numpy.dtype, "?bhilqBHILQefdgFDG"))
+
+#: The 16-bit floats that values have had so far (`minidiff/inputs/half.py`). The package ml_dtypes adds bfloat16.
+NARROW: set[numpy.dtype] = set()
+
+#: Types that need no validation: plain arrays and numbers. `plain` validates all others.
+PLAIN = frozenset({numpy.ndarray, bool, int, float, complex, *(dtype.type for dtype in NATIVE)})
+
+#: The advice for arrays of these dtype kinds.
+_INSTEAD_OF_DTYPES = {
+    "O": "convert it to one of numbers (with rows of equal length), as in x.astype(float)",
+    "M": "subtract a reference time and divide by a unit, as in (x - x[0]) / numpy.timedelta64(1, 's')",
+    "m": "divide it by a unit, as in x / numpy.timedelta64(1, 's')",
+    **dict.fromkeys("SUT", "convert it to numbers, as in x.astype(float)"),
+}
+
+#: The advice for values that have an attribute of this name. The first match wins.
+_INSTEAD_OF_OBJECTS = {
+    "filled": "its mask would be lost; write x.filled(value), or compute with x.data and x.mask",
+    "to_numpy": "write x.to_numpy()",
+    "toarray": "write x.toarray()",
+    "compute": "write x.compute()",
+    "numpy": "write x.numpy()",
+    "__array__": "write numpy.asarray(x)",
+    "__float__": "write float(x)",
+}
+
+
+def plain(x: Any, is_leaf: bool = False) -> Any:
+    """Return a plain array or a number unchanged, and a memory map as a plain array.
+
+    Raise TypeError for any other value. NumPy would convert many of them, but lose a mask, an index or a unit, so the
+    error says what to write instead. With `is_leaf` it also lists the containers that trees are made of.
+    """
+    if isinstance(x, (numpy.ndarray, numpy.generic)):
+        check_dtype(x.dtype)
+    if type(x) is numpy.memmap:
+        return x.view(numpy.ndarray)
+    if isinstance(x, int) and not -(2**63) <= x < 2**64:
+        raise TypeError(
+            f"expected an array or a number, got an integer of more than 64 bits, which has no dtype: write float({x})"
+        )
+    if type(x) is numpy.ndarray or isinstance(x, (bool, int, float, complex, numpy.generic)):
+        return x
+    known = [advice for attribute, advice in _INSTEAD_OF_OBJECTS.items() if hasattr(x, attribute)]
+    advice = known[0] if known else f"{x!r:.60}"
+    if is_leaf and not known:
+        advice += f" (trees are made of {', '.join(tree.class_names())})"
+    raise TypeError(f"expected an array or a number, got {type(x).__name__}: {advice}")
+
+
+def converted(x: Any, dtype: numpy.dtype) -> Any:
+    """Convert an array or a number to a dtype; from complex to real, take the real part."""
+    if not hasattr(x, "dtype"):
+        x = numpy.asarray(x)[()]
+    return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind not in "cb" else x).astype(dtype)
+
+
+def check_dtype(dtype: numpy.dtype) -> None:
+    """Raise TypeError for a non-numeric dtype, with advice on how to convert it."""
+    if dtype == HALF or is_bfloat16(dtype):
+        NARROW.add(dtype)
+    elif not (dtype in NATIVE or dtype == float0 or (dtype.isbuiltin != 2 and dtype.kind in "biufc")):
+        raise TypeError(f"expected an array of numbers, got one of dtype {dtype}: {_advice(dtype)}")
+
+
+def _advice(dtype: numpy.dtype) -> str:
+    if dtype.names is not None:
+        return f"take its fields one by one, as in x[{dtype.names[0]!r}]" if dtype.names else "it has no fields"
+    return _INSTEAD_OF_DTYPES.get(dtype.kind, "convert it, as in x.astype(numpy.float32)")
+
+
+_LETTERS = {"f": "f", "i": "i", "u": "u", "c": "c"}
+
+
+def dtype_name(dtype: numpy.dtype) -> str:
+    """The short name of a dtype, as in printed types: `f64`, `i32`, `c128`, `bf16`, `bool`."""
+    kind = "bf" if is_bfloat16(dtype) else _LETTERS.get(dtype.kind)
+    return f"{kind}{dtype.itemsize * 8}" if kind else str(dtype)
+
+
+def is_differentiable(dtype: numpy.dtype) -> bool:
+    """Whether values of this dtype carry derivatives: float and complex ones do."""
+    dtype = numpy.dtype(dtype)
+    return dtype.kind in "fc" or is_bfloat16(dtype)
+
+
+def is_real_float(dtype: numpy.dtype) -> bool:
+    """Whether values of this dtype are real floating-point numbers."""
+    return dtype.kind == "f" or is_bfloat16(dtype)
+
+
+def dtype_of(name: Any) -> numpy.dtype:
+    """`numpy.dtype`, which knows `'bfloat16'` too; that raises ImportError without the package ml_dtypes."""
+    if isinstance(name, str) and name == "bfloat16":
+        try:
+            importlib.import_module("ml_dtypes")
+        except ImportError:
+            raise ImportError("bfloat16 needs the package ml_dtypes: pip install ml_dtypes") from None
+    return numpy.dtype(name)
+
+
+def real_float(what: str, given: Any) -> numpy.dtype:
+    """The dtype that is given, or TypeError if it is not of real floating-point numbers; `what` begins its sentence."""
+    dtype = dtype_of(given)
+    if not is_real_float(dtype):
+        raise TypeError(f"{what} of real floating-point numbers, got {dtype_name(dtype)}")
+    return dtype
+
+
+def is_bfloat16(dtype: numpy.dtype) -> bool:
+    """Whether this is the dtype `ml_dtypes.bfloat16`."""
+    return dtype.kind == "V" and dtype.name == "bfloat16"
+
+
+def accumulator(dtype: numpy.dtype) -> numpy.dtype:
+    """The dtype in which ranks add numbers: float32 for 16-bit floats."""
+    return SINGLE if dtype == HALF or is_bfloat16(dtype) else dtype
+
+
+def finfo(dtype: Any) -> Any:
+    """`numpy.finfo`, of bfloat16 too."""
+    dtype = numpy.dtype(dtype)
+    return sys.modules[dtype.type.__module__].finfo(dtype) if is_bfloat16(dtype) else numpy.finfo(dtype)
+
+
+def result_type(*given: Any) -> numpy.dtype:
+    """`numpy.result_type` of dtypes and Python numbers, of bfloat16 too.
+
+    >>> import ml_dtypes
+    >>> result_type(numpy.dtype(ml_dtypes.bfloat16), 2.0)
+    dtype(bfloat16)
+    """
+    if not any(isinstance(t, numpy.dtype) and is_bfloat16(t) for t in given):
+        return numpy.result_type(*given)
+    return rounded_to(numpy.result_type(*map(widened, given)), given)
+
+
+def widened(dtype: Any) -> Any:
+    """The dtype that operations compute in: float32 for bfloat16."""
+    return SINGLE if isinstance(dtype, numpy.dtype) and is_bfloat16(dtype) else dtype
+
+
+def rounded_to(dtype: numpy.dtype, given: Iterable[Any]) -> numpy.dtype:
+    """The dtype of a result: the operands' 16 bits, if float32 is only what they were widened to."""
+    given = {*given}
+    narrow = {t for t in given if isinstance(t, numpy.dtype) and (t == HALF or is_bfloat16(t))}
+    if dtype != SINGLE or SINGLE in given or len(narrow) != 1:
+        return dtype
+    (found,) = narrow
+    return found if found != HALF or numpy.result_type(*given) == HALF else dtype
+
+
+def is_scalar_constant(x: Any) -> bool:
+    """Whether `x` is a Python or NumPy number, which agrees with any variance."""
+    return isinstance(x, (bool, int, float, complex, numpy.generic))

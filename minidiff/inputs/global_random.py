@@ -1,0 +1,47 @@
+"""Warn of NumPy's global random generator where its use is probably a mistake.
+
+A recorded function runs once, so the numbers that it draws become constants of the program. The body of a `shard_map`
+runs on every rank, and each has its own global generator. To detect both, compare the generator's state before and
+after.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from minidiff.diagnostics.location import here, warn_at
+
+_MT19937_BYTES = 625 * 4  # 624 words of state, and the position in them
+
+_warnings = 0  # the number of warnings so far
+
+
+def random_state() -> tuple:
+    """The number of warnings, and the state of NumPy's global random generator.
+
+    It takes a microsecond; `numpy.random.get_state` takes a hundred. The state is that of the bit generator. Normal
+    variates are drawn in pairs, and drawing the second of a pair does not change it.
+    """
+    import numpy.random  # loaded lazily, as NumPy does
+
+    generator = numpy.random.get_bit_generator()
+    if type(generator) is numpy.random.MT19937:
+        return _warnings, ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+    return _warnings, repr(generator.state)  # the user has replaced the generator
+
+
+def warn_if_random(before: tuple, function: str, why: str) -> None:
+    """Warn at the user's line if the global generator was used since `before`.
+
+    `why` explains the consequence. Do not warn again if there was a warning inside the function.
+    """
+    global _warnings
+    count, state = random_state()
+    if state == before[1] or count != before[0]:
+        return
+    _warnings, source = count + 1, here()
+    text = (
+        f"{function} draws from NumPy's global random generator (np.random): {why}. Draw outside, from a generator "
+        "with a seed (rng = np.random.default_rng(0)), and pass the numbers as an argument"
+    )
+    warn_at(source, text)

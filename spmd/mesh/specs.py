@@ -1,0 +1,306 @@
+"""Partition specs: which dimension of an array is split along which mesh axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates, joined
+from minidiff.core.types import ShapedArray
+from minidiff.diagnostics.errors import show_axes
+from minidiff.inputs.keywords import did_you_mean
+
+Entry = Any  # None, an axis's name, or a tuple of names
+Names = str | Iterable[str]  # an axis's name, or several
+
+
+class PartitionSpec:
+    """The split of an array's dimensions over a mesh: `P('x', None, ('y', 'z'))`.
+
+    Here the first dimension is split along x, the third along y and z (y major). Dimensions without an entry are not
+    split. An axis that is not named is *unmapped*: every rank along it has the same block. Along the axes in
+    `unreduced` ranks have parts of a sum; along those in `reduced` they have the same block, whose cotangent is
+    unreduced. `sum`, in `out_specs`, is `unreduced` followed by the sum: the blocks are added up, and the result is
+    unmapped there.
+
+    >>> PartitionSpec('x', None)
+    P('x', None)
+    >>> sorted(PartitionSpec(('y', 'x')).axes)
+    ['x', 'y']
+    >>> PartitionSpec('x', sum='y')
+    P('x', sum='y')
+    >>> PartitionSpec('x', unreduced={'y'})
+    P('x', unreduced={'y'})
+
+    Source: shard_map tutorial, "in_specs" and "out_specs"; JEP 17111, "Partial solution 'P-sum'"; JAX, "Autodiff and
+    sharding", for `unreduced` and `reduced`.
+    """
+
+    __slots__ = ("entries", "unreduced", "reduced", "summed", "path", "_known_key")
+
+    def __init__(self, *entries: Entry, unreduced: Names = (), reduced: Names = (), sum: Names = ()):
+        for what, entry in [*[("an entry", e) for e in entries], ("sum", sum)]:
+            if not all(isinstance(name, str) for name in names(entry)):
+                raise TypeError(
+                    f"{_shown(entries, {'sum': names(sum)})}: {what} is None, the name of a mesh axis, or a tuple of "
+                    "names"
+                )
+        for what, axes in (("unreduced", unreduced), ("reduced", reduced)) if unreduced or reduced else ():
+            if not (isinstance(axes, (str, tuple, set, frozenset)) and all(isinstance(a, str) for a in _set(axes))):
+                raise TypeError(f"{_shown(entries)}: {what} is {axes!r}; write the set of mesh axes, {what}={{'i'}}")
+        self.entries = entries
+        self.unreduced: frozenset[str] = _set(unreduced) if unreduced else NONE
+        self.reduced: frozenset[str] = _set(reduced) if reduced else NONE
+        self.summed: tuple[str, ...] = names(sum)
+        self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
+        self._known_key: tuple | None = None
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes that dimensions are split along."""
+        return frozenset().union(*[names(e) for e in self.entries])
+
+    @property
+    def states(self) -> AxisStates:
+        """The states of a block along mesh axes."""
+        return AxisStates.of(self.axes, self.unreduced, self.reduced)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The mesh axes along which ranks have different blocks."""
+        return self.axes | self.unreduced
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether it is that of a plain array, which is the same on all ranks."""
+        return not (self.unreduced or self.reduced or self.axes)
+
+    def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
+        """For each of `ndim` dimensions, the axes it is split along."""
+        return (*map(names, self.entries), *[()] * (ndim - len(self.entries)))
+
+    @classmethod
+    def of_dims(cls, dims: Sequence[tuple[str, ...]], unreduced: Names = (), reduced: Names = ()) -> PartitionSpec:
+        """The spec with these axes for each dimension: the inverse of `dims`."""
+        entries = [axes[0] if len(axes) == 1 else axes or None for axes in dims]
+        while entries and entries[-1] is None:
+            entries.pop()
+        return cls(*entries, unreduced=unreduced, reduced=reduced)
+
+    def with_dims(self, dims: Sequence[tuple[str, ...]]) -> PartitionSpec:
+        """This spec with other axes for each dimension."""
+        return PartitionSpec.of_dims(dims, self.unreduced, self.reduced)
+
+    def batched(self, axes: tuple[str, ...] = ()) -> PartitionSpec:
+        """The spec with a batch dimension inserted before those of the block, split along `axes`."""
+        return self._like(axes or None, *self.entries)
+
+    def extended(self, minor: PartitionSpec) -> PartitionSpec:
+        """The spec with the dimensions split further, along the axes of another spec."""
+        ndim = max(len(self.entries), len(minor.entries))
+        both = [(*major, *axes) for major, axes in zip(self.dims(ndim), minor.dims(ndim))]
+        return self._like(*PartitionSpec.of_dims(both).entries) if minor.axes else self
+
+    def transposed(self) -> PartitionSpec:
+        """The spec of the cotangent: a result's spec becomes an input's, and the reverse."""
+        if not (self.unreduced or self.reduced):
+            return self
+        spec = self.with_states(self.reduced, self.unreduced)
+        spec.path = self.path
+        return spec
+
+    def before_sum(self) -> PartitionSpec:
+        """The spec of a result whose sum, over the axes in `sum`, is not taken yet."""
+        if not self.summed:
+            return self
+        return self.with_states(self.unreduced.union(self.summed), self.reduced)
+
+    def after_sum(self) -> PartitionSpec:
+        """The spec without `sum`."""
+        return self.with_states(self.unreduced, self.reduced)
+
+    def with_states(self, unreduced: Names, reduced: Names) -> PartitionSpec:
+        """This spec with other unreduced and reduced axes."""
+        return PartitionSpec(*self.entries, unreduced=unreduced, reduced=reduced)
+
+    def summed_up(self) -> PartitionSpec:
+        """The spec of the sum of what is unreduced."""
+        return self.with_states((), self.reduced)
+
+    def summing(self, axes: Iterable[str]) -> PartitionSpec:
+        """The spec with these axes in `sum`."""
+        return PartitionSpec(*self.entries, unreduced=self.unreduced, reduced=self.reduced, sum=tuple(axes))
+
+    def _like(self, *entries: Entry) -> PartitionSpec:
+        spec = PartitionSpec(*entries, unreduced=self.unreduced, reduced=self.reduced, sum=self.summed)
+        spec.path = self.path
+        return spec
+
+    def of(self, path: str) -> PartitionSpec:
+        """The same spec, for the argument at `path`."""
+        spec = self._like(*self.entries)
+        spec.path = path
+        return spec
+
+    def _key(self) -> tuple:
+        if self._known_key is None:
+            own = [names(e) for e in self.entries]
+            while own and not own[-1]:
+                own.pop()
+            self._known_key = tuple(own), self.unreduced, self.reduced, frozenset(self.summed)
+        return self._known_key
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, PartitionSpec) and self._key() == other._key())
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        return _shown(self.entries, {"unreduced": self.unreduced, "reduced": self.reduced, "sum": self.summed})
+
+
+P = PartitionSpec
+
+
+def _shown(entries: tuple, others: Mapping[str, Collection[str]] = {}) -> str:
+    shown = [repr(e) for e in entries]
+    for name, axes in others.items():
+        if axes:
+            in_set = f"{{{', '.join(map(repr, sorted(axes)))}}}"
+            shown.append(f"{name}={show_axes(axes) if name == 'sum' else in_set}")
+    return f"P({', '.join(shown)})"
+
+
+def _set(axes: Names) -> frozenset[str]:
+    return frozenset((axes,) if isinstance(axes, str) else axes)
+
+
+def names(entry: Entry) -> tuple[str, ...]:
+    """The axes that one entry names."""
+    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
+def part_count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+    """The number of parts of a dimension that is split along these axes."""
+    return math.prod(sizes[a] for a in axes)
+
+
+def is_spec(x: Any) -> bool:
+    """Whether x is a partition spec, the leaf of a tree of specs."""
+    return isinstance(x, PartitionSpec)
+
+
+def check_is_spec(path: str, spec: Any) -> None:
+    """Raise TypeError if a leaf of a tree of specs is not a partition spec.
+
+    `path` is where it is in the tree.
+    """
+    if not is_spec(spec):
+        meant = f"P({spec!r})" if isinstance(spec, str) else "P(...), or P() for an array that is the same on all ranks"
+        raise TypeError(f"{path} is {spec!r}, which is not a partition spec; write {meant}")
+
+
+def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
+    """Raise ValueError if a spec names an axis that the mesh lacks, or one twice.
+
+    Raise TypeError if it is not a partition spec. `what` is what the message calls it.
+    """
+    check_is_spec(what, spec)
+    named = [a for e in (*spec.entries, spec.summed, *spec.unreduced, *spec.reduced) for a in names(e)]
+    for a in named:
+        if a not in sizes:
+            raise ValueError(
+                f"{what} = {spec} names the axis {a!r}, but the axes of the mesh are {_with_sizes(sizes, sizes)}: name "
+                f"one of them, or write None for a dimension that is not split{did_you_mean(a, sizes)}"
+            )
+        if named.count(a) > 1:
+            raise ValueError(
+                f"{what} = {spec} names the axis {a!r} twice; an axis splits one dimension, or is summed over: name "
+                f"{_with_sizes([a], sizes)} once, and write None for a dimension that is not split"
+            )
+
+
+def check_not_summed(spec: PartitionSpec, what: str) -> None:
+    """Raise ValueError if a whole array's spec has `sum=`.
+
+    A whole array has no partial sums.
+    """
+    if spec.summed:
+        raise ValueError(
+            f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
+            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.after_sum()}"
+        )
+
+
+def check_sharding(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], array: str) -> None:
+    """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`.
+
+    Its spec has no `sum=`, which is for the results of bodies only.
+    """
+    check_spec(spec, sizes, "spec")
+    check_not_summed(spec, "spec")
+    check_ndim(spec, shape, "spec", array)
+    check_divides(spec, shape, sizes, "spec", array)
+
+
+def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
+    """Raise ValueError if a spec has more entries than the array has dimensions."""
+    if len(spec.entries) > len(shape):
+        advice = "a spec has one entry for each dimension, or fewer"
+        if what == "out_specs" and not shape:
+            advice = "to return one number from each rank, as a vector, return x[None]"
+        entries = "1 entry" if len(spec.entries) == 1 else f"{len(spec.entries)} entries"
+        raise ValueError(
+            f"{what} = {spec} has {entries}, but {array} has {len(shape)} dimension{'s' * (len(shape) != 1)} (shape "
+            f"{shape}): {advice}"
+        )
+
+
+def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], what: str, array: str) -> None:
+    """Raise ValueError if the ranks along a dimension's axes do not divide its size."""
+    for d, (entry, n) in enumerate(zip(spec.entries, shape)):
+        ranks = part_count(names(entry), sizes)
+        if n % ranks:
+            raise ValueError(
+                f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
+                f"{_with_sizes(names(entry), sizes)}, as {what} = {spec} says; make it a multiple of {ranks}, or leave "
+                "it whole, with None in its place"
+            )
+
+
+def check_fits(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> None:
+    """Raise ValueError if an array of type `t` cannot be split by a spec."""
+    check_ndim(spec, t.shape, "in_specs", f"an operand of type {t}")
+    check_divides(spec, t.shape, sizes, "in_specs", f"an operand of type {t}")
+
+
+def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
+    return " and ".join(f"{a!r} ({sizes[a]})" for a in axes)
+
+
+def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
+    """The type of a rank's block of an array of type `t`.
+
+    A variance of `t`, which an array outside a body should not have, shows in the block's.
+    """
+    shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
+    return ShapedArray(shape, t.dtype, states=joined(t.states, spec.states) if typed else ALL_INVARIANT)
+
+
+def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:
+    """The type of the array whose blocks have the type `block`."""
+    shape = [n * part_count(axes, sizes) for n, axes in zip(block.shape, spec.dims(block.ndim))]
+    unreduced, reduced = block.unreduced | spec.unreduced, block.reduced | spec.reduced
+    return ShapedArray(shape, block.dtype, block.variance - spec.held, unreduced=unreduced, reduced=reduced)
+
+
+#: The spec of what is whole on every rank.
+WHOLE = P()

@@ -1,0 +1,48 @@
+"""The tape that `jit` compiles, after its rewrites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minidiff.compiler.simplify import check_options, optimize
+from minidiff.core.staging import make_tape
+from minidiff.core.tape import Tape
+
+
+def of_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) -> Any:
+    """Apply `read` to a tape, or to the tape of a function.
+
+    For a function, return a function of its arguments. With `optimized`, the tape is the one that `jit` compiles.
+    """
+    if isinstance(f, Tape):
+        return read(f)
+    tape_of = rewritten(f) if optimized else make_tape(f)
+    return lambda *args: read(tape_of(*args))
+
+
+def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Callable[..., Tape]:
+    """A function that returns the tape that `jit` compiles for `f`.
+
+    So `rewritten(f)(*args)` is a Tape. Rewrites named in `without` are skipped; `bucket_bytes` is the most that one
+    all-reduce sums (25 MB by default). `minidiff.compiler.simplify.rewrites()` has all names: an
+    unknown rewrite raises ValueError, an unknown setting TypeError.
+
+    >>> import numpy as np
+    >>> from collectives import psum
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((4,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda x: (psum(x, 'i'), psum(x * x, 'i')), mesh=mesh, in_specs=P('i'), out_specs=P())
+    >>> print(rewritten(f)(np.arange(8.0)))
+    lambda a:f64[8]:
+      b:f64[2], c:f64[2] = shard_map(a, mesh=(i: 4), in_specs=(P('i'),), out_specs=(P(), P()))
+        lambda d:f64[2]{i}:
+          e:f64[2]{i} = multiply(d, d)
+          f:f64[2], g:f64[2] = psum(d, e, 'i')
+          return (f, g)
+      return (b, c)
+    >>> str(rewritten(f, without=("fuse psums",))(np.arange(8.0))).count("psum")
+    2
+    """
+    check_options(without, settings)
+    return lambda *args: optimize(make_tape(f)(*args), without=without, **settings)

@@ -1,0 +1,105 @@
+"""Two rewrites of shard_maps that save communication.
+
+Partial sums are added up in the body; successive shard_maps are fused into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from minidiff.compiler.fusion import in_groups
+from minidiff.compiler.simplify import Passes
+from minidiff.core.tape import Atom, Equation, Tape, with_equations
+from minidiff.core.types import Var
+from spmd.checks.agreement import fused_call
+from spmd.shard_map.operation import shard_map_p
+
+
+def fuse_shard_maps(tape: Tape, *_: Any) -> Tape:
+    """Fuse shard_maps over one mesh into one, if no operation is needed between them.
+
+    A result that one returns with the spec with which the next takes it stays on its ranks. A loss and its gradient
+    then are one program, whose collectives can be fused.
+    """
+    if [eqn.primitive for eqn in tape.equations].count(shard_map_p) < 2:
+        return tape
+    groups = list(in_groups(tape, _alike, inside=_stays))
+    if len(groups) == len(tape.equations):
+        return tape
+    return with_equations(tape, [_fused(group) if len(group) > 1 else group[0] for group in groups])
+
+
+def _alike(eqn: Equation) -> Any:
+    """The key that shard_maps must share to be fused; None for other equations.
+
+    A body with loops cannot be compiled as a whole, so it is not fused with one that can.
+    """
+    if eqn.primitive is not shard_map_p:
+        return None
+    params = eqn.params
+    options = tuple(params[name] for name in ("mesh", "check_rep", "auto_pbroadcast"))
+    return (*options, any(e.bodies for e in params["body"].equations))
+
+
+def _stays(made: Equation, a: Atom, taken: Equation) -> bool:
+    """Whether a value passes between two shard_maps without resharding.
+
+    `taken` must use `a` with the spec and block type with which `made` returns it, wherever it does.
+    """
+    spec, type = _outside(made)[a]
+    blocks = zip(taken.inputs, taken.params["in_specs"], taken.params["body"].in_types)
+    return all((s, t) == (spec, type) for x, s, t in blocks if x is a)
+
+
+def _outside(eqn: Equation) -> dict[Var, Any]:
+    """The specs of a shard_map's results, and the types of their blocks."""
+    return dict(zip(eqn.outputs, zip(eqn.params["out_specs"], eqn.params["body"].out_types)))
+
+
+def _fused(eqns: Sequence[Equation]) -> Equation:
+    """Fuse several shard_maps into one.
+
+    An operand that several of them take with one spec, the fused one takes once.
+    """
+    blocks: dict[Any, Var] = {}  # (an operand or its id, its spec, the type) -> its block
+    results: dict[Var, Atom] = {}  # a result -> its block
+    inputs, in_specs, equations = [], [], []
+    for eqn in eqns:
+        body, names = eqn.params["body"], {}
+        for a, spec, v in zip(eqn.inputs, eqn.params["in_specs"], body.inputs):
+            if isinstance(a, Var) and a in results:
+                names[v] = results[a]
+                continue
+            key = a if isinstance(a, Var) else id(a), spec, v.type
+            if key not in blocks:
+                blocks[key] = Var(v.type)
+                inputs.append(a)
+                in_specs.append(spec)
+            names[v] = blocks[key]
+        equations += _renamed(body, names)
+        results.update(zip(eqn.outputs, [names.get(a, a) if isinstance(a, Var) else a for a in body.outputs]))
+    params = {
+        **eqns[0].params,
+        "in_specs": tuple(in_specs),
+        "out_specs": tuple(spec for eqn in eqns for spec in eqn.params["out_specs"]),
+        "body": Tape([*blocks.values()], equations, [*results.values()]),
+        "call": fused_call([eqn.params for eqn in eqns]),
+    }
+    return Equation(shard_map_p, inputs, params, [*results], eqns[0].source)
+
+
+def _renamed(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
+    """Yield a body's equations, with inputs renamed by `names` and new outputs.
+
+    The new outputs are added to `names`.
+    """
+    for eqn in body.equations:
+        outputs = [Var(v.type) for v in eqn.outputs]
+        inputs = [names.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
+        yield Equation(eqn.primitive, inputs, eqn.params, outputs, eqn.source)
+        names.update(zip(eqn.outputs, outputs))
+
+
+#: The passes over shard_maps, in the order in which they run.
+PASSES = Passes(first=(fuse_shard_maps,))

@@ -1,0 +1,469 @@
+"""The interpreter of `shard_map` bodies.
+
+A value is the ranks' data, and the axes along which it may vary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from collectives.backends.base import Axes, Backend, place_of
+from collectives.ops import axis_index_p
+from collectives.passes.overlap import index, run_lowered
+from minidiff.compiler.codegen import CompiledTape, Source
+from minidiff.compiler.simplify import optimize
+from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, transforming
+from minidiff.core.operation import Primitive
+from minidiff.core.scope import Scope
+from minidiff.core.staging import Stage
+from minidiff.core.states import REDUCED, UNREDUCED, AxisStates
+from minidiff.core.tape import Tape, has_effects, tapes_of
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, Var, operand_type, plain_operand, typeof
+from minidiff.diagnostics.debug import CheckFinite, error_for, is_inexact, state, worst
+from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
+from minidiff.higher_order.bodies import BodyOperation
+from minidiff.higher_order.cond import Cond, communications, run_if
+from minidiff.inputs.aliasing import owner_of
+from minidiff.inputs.dtypes import check_dtype
+from minidiff.ops.reduction import any as any_of
+from spmd.arrays.sharded_array import ShardedArray, Sharding
+from spmd.checks.agreement import check_blocks
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import PartitionSpec
+
+#: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
+_BLOCKS = (
+    "they do not fit. In the body of a shard_map arguments are a rank's blocks, and what the body closes over is "
+    "whole: make it an argument, with a spec of its own in in_specs"
+)
+UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_map`'s body is compiled
+
+
+@functools.lru_cache(maxsize=4096)
+def _type_of_blocks(
+    shape: tuple[int, ...], dtype: numpy.dtype, variance: Sequence[str], states: AxisStates | None
+) -> ShapedArray:
+    """The type of values that vary along some axes, or are in these states; cached."""
+    check_dtype(dtype)
+    return ShapedArray(shape, dtype, variance, states=states)
+
+
+class RankTracer(Tracer):
+    """A value on the ranks of a mesh.
+
+    `data` is what the backend holds, `held` the axes along which it may vary. `marked` are its states along mesh axes
+    if it is unreduced or reduced along one; otherwise they follow from `held`, and it is None.
+    """
+
+    __slots__ = ("data", "held", "marked")
+
+    def __init__(self, interpreter: SPMD, data: numpy.ndarray, held: Axes, states: AxisStates | None = None):
+        self.interpreter = interpreter
+        self.data = data
+        self.held = held
+        self.marked = states
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.interpreter.mesh.ranks.block_shape(self.data, self.held)
+
+    @property
+    def dtype(self) -> numpy.dtype:
+        return self.data.dtype
+
+    @property
+    def type(self) -> ShapedArray:
+        interpreter, data, held = self.interpreter, self.data, self.held
+        shape = interpreter.mesh.ranks.block_shape(data, held)
+        return _type_of_blocks(shape, data.dtype, held if interpreter.scope.typed else (), self.marked)
+
+    @property
+    def states(self) -> AxisStates:
+        return self.marked or _varying(self.held if self.interpreter.scope.typed else ())
+
+    def concrete(self, use: str) -> numpy.ndarray:
+        self.check_alive()
+        if self.held:
+            shown = self.type if self.interpreter.scope.typed else ShapedArray(self.shape, self.dtype, self.held)
+            raise diverges(f"{use} needs one value", shown, self.held)
+        return self.data
+
+    def __str__(self) -> str:
+        return self.interpreter.mesh.ranks.show(self.data, self.held)
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return str(self) if self.held or not spec else format(self.data, spec)
+
+
+class SPMD(Interpreter):
+    """The interpreter that runs operations on blocks by the mesh's backend.
+
+    Collectives run between its ranks. All axes of the mesh are in scope; `mapped` are those that the running body maps
+    over.
+    """
+
+    name = "shard_map"
+    checker: Interpreter | None = None  # the interpreter that evaluated its `shard_map`
+    idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
+    compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
+
+    def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
+        super().__init__(None)
+        self.mesh = mesh
+        self.base = base  # runs operations on the data: evaluation, or a recorder
+        self.mapped: Axes = ()
+        self.scope = Scope(mesh.shape, typed, explicit)
+        self.scope.bottom = self
+        self.plain: set[int] = set()  # the ids of owners of plain operands' memory; one that is used again costs a copy
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
+        if primitive.is_higher_order:
+            if isinstance(primitive, Cond) and typeof(args[0]).variance:
+                return self._branch_by_rank(primitive, args, params, recorded)
+            if recorded and params.get("length", 0) > UNROLLED:
+                raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
+            if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
+                bodies = primitive.bodies(len(args), params)
+                if bodies is not None:
+                    return self._record_bodies(primitive, args, params, bodies)
+            with running(self):
+                return primitive.evaluate(args if self.scope.typed else [self.agreed(x) for x in args], params)
+        if primitive.has_effect:
+            return self._on_each_rank(primitive, args, params)
+        operands = [
+            (x.data, x.held) if type(x) is RankTracer and x.interpreter is self else self.operand(x) for x in args
+        ]
+        with running(self.base):
+            if primitive.on_ranks:
+                return self._across(primitive, args, operands, params, recorded)
+            try:
+                data, held = ranks.apply(primitive, operands, params)
+            except MisfitError:  # its shapes include the dimensions that count ranks
+                raise MisfitError(primitive, args, _BLOCKS) from None
+        states = self._result_states(primitive, args, params)
+        if primitive.multiple_results:
+            return [RankTracer(self, x, held, states) for x in data]
+        return RankTracer(self, data, held, states)
+
+    def _result_states(self, primitive: Primitive, args: Sequence[Value], params: dict) -> AxisStates | None:
+        """The states of an operation's results, as `RankTracer` takes them."""
+        for x in args:
+            if type(x) is RankTracer and x.marked is not None:
+                return _marks(primitive.result_states(list(map(operand_type, args)), params))
+        return None
+
+    def _on_each_rank(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
+        """Run an operation with an effect, and no results, on each rank's blocks."""
+        operands = [self.operand(x) for x in args]
+        by_rank = functools.partial(_by_rank, self.mesh, self.idle, [held for _, held in operands])
+        with running(self.base):
+            return primitive.bind(*[x for x, _ in operands], **{**params, "by_rank": by_rank})
+
+    def _across(
+        self, primitive: Primitive, args: Sequence[Value], operands: Sequence[tuple], params: dict, recorded: bool
+    ) -> Value:
+        """Run a collective, or `axis_index`."""
+        ranks = self.mesh.ranks
+        for x, _ in operands:
+            check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
+        if primitive is axis_index_p:
+            axes = params["axes"]
+            return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
+        if recorded:
+            found = run_lowered(primitive, operands, ranks, params)
+        elif primitive.multiple_results:
+            found = ranks.variadic(primitive.name, operands, primitive.sends(params), params)
+        else:
+            found = [ranks.collective(primitive.name, *operands[0], primitive.sends(params), params)]
+        results = [RankTracer(self, *x) for x in found]
+        each = primitive.each or primitive
+        if each.gives in (UNREDUCED, REDUCED) or any(type(x) is RankTracer and x.marked is not None for x in args):
+            for x, out in zip(args, results):
+                out.marked = _marks(each.result_states([typeof(x)], params))
+        return results if primitive.multiple_results else results[0]
+
+    def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
+        """Run a body as one compiled program on this process's data.
+
+        Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop,
+        whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
+        """
+        if self.base is not EVALUATE or (self.idle and any(map(has_effects, tape.equations))):
+            return None
+        operands = [self.operand(x) for x in values]
+        states = [getattr(x, "marked", None) for x in values]
+        kinds = zip(operands, states)
+        key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held, s) for (x, held), s in kinds)
+        if key not in tape.lowered:
+            try:
+                lowered, places = self.lowered(tape, operands, states, tape.options)
+                tape.lowered[key] = Source(lowered, tape.name, options=tape.options), places
+            except TracerError:
+                tape.lowered[key] = None
+        if tape.lowered[key] is None:
+            return None
+        source, places = tape.lowered[key]
+        try:
+            with running(self.base):  # branches and loops that are left are on data
+                results = source.results(*[x for x, _ in operands])
+        except BaseException:
+            self.mesh.ranks.finish()
+            raise
+        return [RankTracer(self, x, *place) for x, place in zip(results, places)]
+
+    def lowered(
+        self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None], options: dict
+    ) -> tuple[Tape, list[tuple[Axes, AxisStates | None]]]:
+        """The tape of what a compiled body does to this process's data, and the places of its results.
+
+        Operands may be types. Raises TracerError if the body cannot be recorded, or would be long.
+        """
+        recorded, places = self._on_data(tape, operands, states)
+        return optimize(recorded, **options), places
+
+    def _on_data(
+        self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None]
+    ) -> tuple[Tape, list[tuple[Axes, AxisStates | None]]]:
+        """Record what a body does to this process's data.
+
+        Returns the tape, and for each result the axes along which it varies, and its states.
+        """
+        stage = Stage(None, name="jit")
+        inside = SPMD(self.mesh, self.scope.typed, base=stage)
+        kinds = zip(operands, states)
+        blocks = [RankTracer(inside, stage.new_input(typeof(x)), held, s) for (x, held), s in kinds]
+        with transforming(inside), transforming(stage), running(inside):
+            outs = tape.apply(*blocks)
+            results = [inside.operand(x) for x in outs]
+            places = [(held, getattr(x, "marked", None)) for x, (_, held) in zip(outs, results)]
+            return stage.tape([x for x, _ in results]), places
+
+    def _branch_by_rank(self, cond: Cond, args: Sequence[Value], params: dict, recorded: bool) -> list[Value]:
+        """Run or record a cond whose selector varies: each rank has the results of its own branch."""
+        selector, *values = [RankTracer(self, *self.operand(x), getattr(x, "marked", None)) for x in args]
+        cond.check_communication(selector.type, params)
+        tapes = tapes_of(params)
+        for eqn in [eqn for tape in tapes for eqn in communications(tape)]:
+            self.mesh.ranks.connect(eqn.params)
+        if self.mesh.backend == "simulated":
+            return self._branches_of_all_ranks(cond, selector, values, tapes, recorded)
+        if recorded:
+            return self._record_bodies(cond, [selector, *values], params, cond.bodies(len(args), params))
+        with running(self), self._in_branch([]):
+            return tapes[cond.choose(selector.data)](*values)
+
+    def _branches_of_all_ranks(
+        self, cond: Cond, selector: RankTracer, values: Sequence[RankTracer], tapes: Sequence[Tape], recorded: bool
+    ) -> list[Value]:
+        """Run each branch on all simulated ranks at once, and select.
+
+        Ranks that do not take a branch run it on the operands of one that does: with their own, which it is never given
+        on real ranks, it might raise, or warn of a NaN. A branch that no rank takes does not run. What a branch does
+        not compute with is not copied for that; if all return the same operand, there is nothing to select.
+        """
+        if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
+            raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
+        ranks, axes, results, returned = self.mesh.ranks, selector.held, {}, {}
+        for i, tape in enumerate(tapes):
+            with running(self.base):
+                takers = cond.matches(selector.data, i)
+                if not recorded and not takers.any():
+                    continue
+                used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
+                lent = [
+                    RankTracer(self, *ranks.lent(x.data, x.held, axes, takers), x.marked) if v in used else x
+                    for v, x in zip(tape.inputs, values)
+                ]
+            if recorded:
+                operands = [self.operand(x) for x in lent]
+                on_data, places = self._on_data(tape, operands, [x.marked for x in lent])
+                with running(self.base):
+                    outs = run_if(any_of(takers), on_data, [x for x, _ in operands])
+                results[i] = [RankTracer(self, x, *place) for x, place in zip(outs, places)]
+                continue
+            idle = [r for r, taken in enumerate(ranks.local(takers, axes)) if not taken]
+            with running(self), self._in_branch(idle):
+                outs = map(self.operand, tape(*lent))
+                results[i] = [returned.setdefault((id(x), held), RankTracer(self, x, held)) for x, held in outs]
+        some = next(iter(results.values()))  # in the place of those of branches that no rank takes
+        with running(self):
+            found = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
+        return [RankTracer(self, x.data, x.held, _marks(t.states)) for x, t in zip(found, tapes[0].out_types)]
+
+    @contextlib.contextmanager
+    def _in_branch(self, idle: Collection[int]) -> Iterator[None]:
+        """Run a branch that some ranks do not take: these do not print, and are not there to compare arrays."""
+        before = self.idle, self.compared
+        self.idle, self.compared = self.idle.union(idle), None
+        try:
+            yield
+        finally:
+            self.idle, self.compared = before
+
+    def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
+        """Record a cond or a loop as one on data."""
+        operands = [self.operand(x) for x in args]
+        changed, places = {}, []
+        for name, taken in bodies.items():
+            states = [getattr(args[k], "marked", None) for k in taken]
+            changed[name], places = self._on_data(params[name], [operands[k] for k in taken], states)
+        with running(self.base):
+            results = primitive.bind(*[x for x, _ in operands], **{**params, **changed})
+        return [RankTracer(self, x, *place) for x, place in zip(results, places)]
+
+    def _adopt(self, x: Tracer) -> Value:
+        if not isinstance(x, ShardedArray):
+            return super()._adopt(x)
+        with running(EVALUATE):  # arrays that the body closes over are unmapped: every rank has the whole
+            return RankTracer(self, x.type.sharding.gathered(x), ())
+
+    def agreed(self, x: Value) -> Value:
+        """Without types, make a scalar that all ranks agree on invariant.
+
+        Only integers and booleans are compared: predicates and indices.
+        """
+        if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
+            return x
+        ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
+        low, high = (ranks.collective(name, x.data, x.held, False, params)[0] for name in ("pmin", "pmax"))
+        return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
+
+    # ------------------------------------------------ values that enter and leave the body
+
+    def enter(self, x: Value, spec: PartitionSpec) -> RankTracer:
+        """Shard an argument by a spec, and return its blocks as a value of the body."""
+        if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
+            # a loop's step is compiled before the shardings are known
+            x = Sharding(self.mesh, spec).resharded(x)
+        states = spec.states if (spec.unreduced or spec.reduced) and self.scope.typed else None
+        if isinstance(x, ShardedArray):
+            return RankTracer(self, x.data, x.held, states)
+        x, _ = self.operand(x)  # raises LeakedTracerError for a leaked tracer
+        return RankTracer(self, *self.mesh.ranks.place(x, spec.dims(numpy.ndim(x))), states)
+
+    def compare_unmapped(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:
+        """Check that ranks have the same unmapped arguments; from now on, also arrays that the body closes over."""
+        names = [spec.path or "an unmapped operand" for spec in specs]
+        check_blocks(self.mesh, [(name, x.data, x.held) for name, x in zip(names, blocks)])
+        self.compared = {}
+
+    def leave(self, x: Value, spec: PartitionSpec) -> Value:
+        """Convert a result of the body to an array, plain or sharded."""
+        ranks, wanted = self.mesh.ranks, self.mesh.ranks.ordered(spec.held)
+        data = ranks.reshard_data(*self.operand(x), wanted)
+        if spec.is_trivial:
+            return data if data.ndim else data[()]  # a NumPy scalar, whichever backend ran
+        block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
+        return ShardedArray(self.mesh, spec, block, data)
+
+    def operand(self, x: Value) -> tuple[Any, Axes]:
+        """A value as the backend takes it, and the axes that it varies along.
+
+        Plain arrays vary along none.
+        """
+        if type(x) is RankTracer and x.interpreter is self:
+            return x.data, x.held
+        if isinstance(x, Tracer):
+            raise LeakedTracerError(leak_message(x))
+        if isinstance(x, numpy.ndarray):
+            self.plain.add(id(owner_of(x)))
+        if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
+            self.compared[id(x)] = x
+            check_blocks(self.mesh, [("an array that the body closes over", x, ())])
+        return plain_operand(x), ()
+
+
+_varying = functools.lru_cache(maxsize=4096)(AxisStates.of)
+
+
+def _marks(states: AxisStates) -> AxisStates | None:
+    """These states, as `RankTracer` takes them: None if they follow from where the value varies."""
+    return states if states.unreduced or states.reduced else None
+
+
+def axes_and_size(ranks: Backend, axes: Collection[str]) -> dict:
+    """The parameters of a collective over all of these axes."""
+    return {"axes": ranks.ordered(axes), "size": ranks.size(axes)}
+
+
+#: Collectives that may produce a NaN or an infinity. The others only move or select numbers.
+_SUMS = ("psum", "psum_scatter", "reduce", "pscan")
+
+
+class CheckFiniteOnRanks(SPMD):
+    """`SPMD` while `debug_nans` is on.
+
+    Each rank's results are checked against its operands. Before each sum, an all-reduce of a small integer tells every
+    rank the worst state of the other ranks' operands.
+    """
+
+    keeps_sources = True
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        sums = (primitive.each or primitive).name in _SUMS
+        if primitive.is_higher_order or (primitive.on_ranks and not sums):
+            return super().process(primitive, args, params)
+        given = [self._worst(x) for x in args]
+        if sums:
+            among = {k: params[k] for k in ("axes", "size", "groups") if k in params}
+            given = [self.mesh.ranks.collective("pmax", x, held, False, among) for x, held in given]
+        with numpy.errstate(all="ignore"):
+            out = super().process(primitive, args, params)
+        made = [self._worst(x) for x in (out if primitive.multiple_results else [out])]
+        ranks, setting = self.mesh.ranks, worst(params)
+        before = [max(setting, *map(int, states)) for states in zip(*[_local(ranks, *x) for x in given])]
+        after = [max(map(int, states)) for states in zip(*[_local(ranks, *x) for x in made])]
+        worse = {r: after[r] for r in range(len(after)) if self.checker.is_wrong(before[r], after[r])}
+        if worse:
+            where = [place_of(self.mesh.shape, ranks.rank + r) for r in worse]
+            raise error_for(str(primitive), args, max(worse.values()), ", ".join(where))
+        return out
+
+    def _worst(self, x: Value) -> tuple[numpy.ndarray, Axes]:
+        """The worst state (finite, infinite, NaN) in each rank's block.
+
+        It is returned as data, and the axes that it varies along.
+        """
+        data, held = self.operand(x)
+        if not is_inexact(data):
+            return numpy.zeros((), numpy.uint8), ()
+        found = numpy.asarray(state(data))
+        block = len(self.mesh.ranks.block_shape(found, held))
+        return found.max(axis=tuple(range(found.ndim - block, found.ndim)), initial=0), held
+
+    def lower(self, tape: CompiledTape, values: Sequence[Value]) -> None:
+        return None
+
+
+def body_interpreter(params: dict) -> SPMD:
+    """The interpreter that runs the body of a `shard_map` with these parameters."""
+    bottom = current_interpreter()
+    kind = CheckFiniteOnRanks if isinstance(bottom, CheckFinite) else SPMD
+    interpreter = kind(params["mesh"], params["check_rep"], explicit=not params["auto_pbroadcast"])
+    interpreter.checker = bottom
+    return interpreter
+
+
+def _local(ranks: Backend, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
+    """The blocks of a value on the ranks in this process."""
+    blocks = ranks.local(numpy.asarray(x), held)
+    return blocks if isinstance(blocks, list) else [blocks]
+
+
+def _by_rank(
+    mesh: Mesh, idle: Collection[int], helds: Sequence[Axes], data: Sequence[Value]
+) -> Iterator[tuple[str, list[Value]]]:
+    """Yield the name of each rank in this process that is not idle, and its blocks of these values."""
+    columns = [_local(mesh.ranks, x, held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
+    for r, (_, *blocks) in enumerate(zip(*columns)):
+        if r not in idle:
+            yield place_of(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]

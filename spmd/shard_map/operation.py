@@ -1,0 +1,367 @@
+"""shard_map as an operation, whose parameter is a body: a function of blocks.
+
+It has the same rules as any other operation:
+
+========== =====================================================================================
+evaluate   split the inputs by `in_specs`, run the body on the ranks, assemble by `out_specs`
+jvp        the body's jvp; the tangents have the specs of their primals
+linearise  the body linearised; what the linear part needs (residuals) stays on its ranks
+transpose  the body's linear tape transposed, input and output specs swapped
+batch      the body vectorised, with one more dimension in every spec
+stage      the body on a tape of its own
+========== =====================================================================================
+
+Because types say exactly where values may differ from rank to rank, no correction is needed where values enter
+and leave: an unmapped argument is invariant, and so is its cotangent. Without types (`check_rep=False`) the
+variance is not known, and transposition divides cotangents on entry and sums them on exit: the recipe of the
+JEP's problem statement, kept for comparison.
+
+Results may be parts of sums, `out_specs=P(unreduced={'i'})`; the cotangent enters as an argument that is reduced
+along i, and so does not communicate. `P(sum='i')` is the same, followed by the sum, which is another operation.
+
+A body returns its results *and their specs*: the number of residuals is known only after it has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from collectives.ops import untyped_psum_p
+from collectives.passes.gradient_bucket import summed_backward_pass
+from minidiff.core.forward import JVP
+from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, transforming
+from minidiff.core.reverse import Linearize, backward_pass
+from minidiff.core.scope import Scope
+from minidiff.core.staging import Stage
+from minidiff.core.tape import Equation, Tape, has_effects
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_message
+from minidiff.diagnostics.interrupts import restores_interpreter
+from minidiff.higher_order.bodies import HigherOrder
+from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
+from minidiff.inputs.aliasing import owner_of, read_only
+from minidiff.ops.elementwise import divide
+from spmd.arrays.sharded_array import ShardedArray, Sharding, with_sharding
+from spmd.checks.agreement import NO_CALL, checks_values, compare_call
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import (
+    P,
+    PartitionSpec,
+    block_type,
+    check_fits,
+    check_ndim,
+    check_not_summed,
+    check_spec,
+    global_type,
+    names,
+)
+from spmd.shard_map.auto_axes import check_splits_batch, with_auto_axes
+from spmd.shard_map.interpreter import axes_and_size, body_interpreter
+from spmd.shard_map.residuals import LinearBody, Specs
+
+Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
+
+
+class StageBody(Stage):
+    """Record the tape of a body; values that the body closes over become inputs."""
+
+    base = None  # nothing runs
+
+    def __init__(self, outer: Stage, mesh: Mesh, scope: Scope):
+        super().__init__(None, outer)
+        self.mesh = mesh
+        self.scope = scope
+        self.scope.bottom = self
+        self.mapped: tuple[str, ...] = ()  # the axes that the body maps over
+
+    def _adopt(self, x: Tracer) -> Value:
+        x = self.outer.adopt(x)
+        if x.interpreter.ended:
+            raise LeakedTracerError(leak_message(x))
+        return self.adopt_own(x)
+
+
+class ShardMap(HigherOrder):
+    """The `shard_map` operation.
+
+    Parameters: `body`, a Body or a Tape; `mesh`; `in_specs`; `out_specs` (if the body is a Tape); `check_rep`,
+    `auto_pbroadcast`; `call`, what ranks compare before the first run.
+    """
+
+    binds_axes = True
+    commutes = True
+    per_operand = ("in_specs",)
+
+    def bind(self, *args: Value, **params) -> list[Value]:
+        """Apply the operation, resharding sharded arguments to their specs first."""
+        if current_interpreter() is EVALUATE:
+            compare_call(params)  # before anything is resharded
+        args = tuple(_resharded(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
+        return super().bind(*args, **params)
+
+    # ------------------------------------------------ running
+
+    @restores_interpreter
+    def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
+        compare_call(params)
+        interpreter, in_specs = body_interpreter(params), params["in_specs"]
+        blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
+        if checks_values():
+            interpreter.compare_unmapped(blocks, in_specs)
+        with transforming(interpreter):
+            outs, out_specs = run_body(params, blocks)
+        results = [interpreter.leave(x, spec) for x, spec in zip(outs, out_specs)]
+        return _unshared(results, interpreter.plain)
+
+    # ------------------------------------------------ forward mode
+
+    def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
+        (primals, tangents), in_specs = outside.split(args), params["in_specs"]
+        moving, out_moving = [t is not None for t in tangents], []
+
+        def body(*blocks):
+            inside = type(outside)(current_interpreter(), outer=outside)
+            block_primals, block_tangents = cut(blocks, len(args))
+            with transforming(inside):
+                outs, specs = run_body(params, list(map(inside.join, block_primals, placed(block_tangents, moving))))
+            out_primals, out_tangents = inside.split(outs)
+            out_moving.extend(t is not None for t in out_tangents)
+            return [*out_primals, *chosen(out_tangents, out_moving)], (*specs, *chosen(specs, out_moving))
+
+        specs = (*in_specs, *chosen(in_specs, moving))
+        results = self._bind_body([*primals, *chosen(tangents, moving)], params, body, specs)
+        out_primals, out_tangents = cut(results, len(out_moving))
+        return list(map(outside.join, out_primals, placed(out_tangents, out_moving)))
+
+    # ------------------------------------------------ reverse mode
+
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        """Run the known part; record the linear part as one linear equation."""
+        mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
+        linear = [outside.owns(x) for x in args]
+        known = [not yes for yes in linear]
+        ran: LinearBody
+
+        def body(*blocks):
+            nonlocal ran
+            inside = Linearize(current_interpreter(), outer=outside)
+            values = placed(blocks, known)
+            for i in positions(linear):
+                values[i] = inside.new_input(block_type(args[i].type, in_specs[i], mesh.shape, typed))
+            with transforming(inside):
+                outs, specs = run_body(params, values)
+                arguments = zip(chosen(args, known), chosen(in_specs, known))
+                ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), arguments)))
+            return ran.results, ran.result_specs
+
+        results = self._bind_body(chosen(args, known), params, body, tuple(chosen(in_specs, known)))
+        known_outs, kept = cut(results, ran.linear.count(False))
+        linear_outs: list[Value] = []
+        if any(ran.linear):
+            residuals, residual_specs = ran.residuals(kept)
+            captured = _closed_over(outside, ran.captured, mesh)
+            where = {
+                **_where(params),
+                "in_specs": (*residual_specs, *chosen(in_specs, linear), *[P()] * len(captured)),
+                "out_specs": ran.linear_specs,
+            }
+            operands = [*residuals, *chosen(args, linear), *captured]
+            linear_outs = outside.record(self, operands, {**where, "body": ran.tape})
+        outs = iter(known_outs), iter(linear_outs)
+        return [next(outs[yes]) for yes in ran.linear]
+
+    def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
+        mesh, in_specs, out_specs = params["mesh"], params["in_specs"], params["out_specs"]
+        linear = [isinstance(x, ShapedArray) for x in operands]
+        known, given = [not yes for yes in linear], [ct is not None for ct in cts]
+        found: list[bool] = []
+
+        def body(*blocks):
+            values, block_cts = cut(blocks, sum(known))
+            inputs = params["body"], linear, placed(values, known)
+            if params["check_rep"]:
+                in_cts = summed_backward_pass(*inputs, placed(block_cts, given))
+            else:
+                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, chosen(out_specs, given))]
+                in_cts = backward_pass(*inputs, placed(block_cts, given))
+            found.extend(ct is not None for ct in in_cts)
+            in_cts, specs = chosen(in_cts, found), chosen(chosen(in_specs, linear), found)
+            if not params["check_rep"]:
+                in_cts = [_sum_unmapped(ct, spec, mesh) for ct, spec in zip(in_cts, specs)]
+            return in_cts, tuple(spec.transposed() for spec in specs)
+
+        specs = (*chosen(in_specs, known), *[spec.transposed() for spec in chosen(out_specs, given)])
+        results = self._bind_body([*chosen(operands, known), *chosen(cts, given)], params, body, specs)
+        return placed(placed(results, found), linear)
+
+    # ------------------------------------------------ vmap
+
+    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
+        in_specs, batched = params["in_specs"], [outside.owns(x) for x in args]
+        axes, size = names(outside.spmd_axis_name), outside.size_of_batch
+        out_batched: list[bool] = []
+
+        def body(*blocks):
+            inside = Batch(current_interpreter(), size, outer=outside)
+            with transforming(inside):
+                outs, specs = run_body(params, [BatchTracer(inside, x, 0) if b else x for x, b in zip(blocks, batched)])
+            out_batched.extend(map(inside.owns, outs))
+            results = [inside.in_front(x) for x in outs]
+            check_splits_batch(axes, specs, size, params)
+            return results, tuple(s.batched() if b else s for s, b in zip(specs, out_batched))
+
+        if axes:  # elements are whole along these axes, and the batch is split along them
+            check_splits_batch(axes, in_specs, size, params)
+            body = with_auto_axes(body, axes, [P(axes) if b else P() for b in batched])
+        specs = tuple(s.batched(axes) if b else s for s, b in zip(in_specs, batched))
+        results = self._bind_body([outside.in_front(x) for x in args], params, body, specs)
+        return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, out_batched)]
+
+    # ------------------------------------------------ tapes
+
+    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
+        inside = StageBody(outside, mesh, self.body_scope(params))
+        blocks = [inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)]
+        with transforming(inside):
+            outs, out_specs = run_body(params, blocks)
+        if not (outs or any(map(has_effects, inside.equations))):
+            return []
+        tape, constants = inside.tape(outs).close()
+        return outside.record(
+            self,
+            [*constants, *args, *_closed_over(outside, inside.captured, mesh)],
+            {
+                **_where(params),
+                "in_specs": (*[P()] * len(constants), *in_specs, *[P()] * len(inside.captured)),
+                "out_specs": tuple(out_specs),
+                "body": tape,
+            },
+        )
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        mesh, typed, tape = params["mesh"], params["check_rep"], params["body"]
+        blocks = [block_type(typeof(t), spec, mesh.shape, typed) for t, spec in zip(types, params["in_specs"])]
+        self._check_operands(blocks, tape.in_types)
+        out_specs = params["out_specs"]
+        if len(tape.out_types) != len(out_specs):
+            raise TypeError(f"shard_map: its body returns {tape.out_types}, but the out_specs are {out_specs}")
+        return [
+            with_sharding(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)
+        ]
+
+    def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
+        mesh, in_specs = params["mesh"], params["in_specs"]
+        if len(in_specs) != len(types):
+            raise ValueError(f"there are {len(types)} operands, and in_specs for {len(in_specs)}")
+        for what, specs in (("in_specs", in_specs), ("out_specs", params["out_specs"])):
+            for i, spec in enumerate(specs):
+                check_spec(spec, mesh.shape, f"{what}[{i}]")
+        for i, (x, spec) in enumerate(zip(types, in_specs)):
+            check_not_summed(spec, f"in_specs[{i}]")
+            check_fits(x, spec, mesh.shape)
+        for t, spec in zip(params["body"].out_types, params["out_specs"]):
+            check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
+
+    def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
+        """The shard_map with its used results only, and the arguments they need."""
+        return with_used_results(eqn, used, "out_specs")
+
+    def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
+        for t, spec in zip(params["body"].out_types, params["out_specs"]):
+            differs = t.variance - spec.axes or (t.unreduced, t.reduced) != (spec.unreduced, spec.reduced)
+            if differs and params["check_rep"]:
+                raise VarianceError(
+                    f"shard_map: a result of type {t} may differ where its spec {spec} says it does not"
+                )
+
+    def show_params(self, params: dict) -> str:
+        mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())
+        shown = f"mesh=({mesh}), in_specs={_show(params['in_specs'])}, out_specs={_show(params['out_specs'])}"
+        return ", ".join([shown, *[f"{name}=False" for name in ("check_rep", "auto_pbroadcast") if not params[name]]])
+
+    def _bind_body(self, args: Sequence[Value], params: dict, body: Body, in_specs: Specs) -> list[Value]:
+        """The same operation with another body."""
+        return self.bind(*args, body=body, in_specs=in_specs, **_where(params))
+
+    def body_scope(self, params: dict) -> Scope:
+        """The scope in which the body is recorded, and its tape rewritten."""
+        return Scope(params["mesh"].shape, params["check_rep"], not params["auto_pbroadcast"])
+
+
+shard_map_p = ShardMap("shard_map")
+
+
+def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
+    """Apply a body to blocks; return its results and their specs."""
+    body = params["body"]
+    return (body(*blocks), params["out_specs"]) if isinstance(body, Tape) else body(*blocks)
+
+
+def everywhere(mesh: Mesh) -> dict:
+    """Parameters of a typed shard_map over a mesh."""
+    return {"mesh": mesh, "check_rep": True, "auto_pbroadcast": True, "call": NO_CALL}
+
+
+def _where(params: dict) -> dict:
+    """The parameters that do not depend on the body."""
+    return {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast", "call")}
+
+
+def _show(specs: Specs) -> str:
+    return f"({', '.join(map(repr, specs))}{',' if len(specs) == 1 else ''})"
+
+
+# ---------------------------------------------------------------- the old recipe: divide on entry, sum on exit
+
+
+def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
+    """Divide a cotangent by the number of ranks that got a copy of all of it."""
+    copies = mesh.ranks.size(_unmapped(spec, mesh))
+    return divide(ct, copies) if copies != 1 else ct
+
+
+def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
+    """Sum an unmapped input's cotangent over the ranks that got copies of it."""
+    axes = _unmapped(spec, mesh)
+    return untyped_psum_p.bind(ct, **axes_and_size(mesh.ranks, axes)) if axes else ct
+
+
+def _unmapped(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
+    """The axes that a spec does not name. Where it says reduced, the cotangent is parts of a sum, and the reverse."""
+    return tuple(a for a in mesh.axis_names if a not in spec.states.axes)
+
+
+# ---------------------------------------------------------------- operands and results
+
+
+def _resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+    """Reshard a sharded argument by its spec; return any other argument unchanged."""
+    sharding = typeof(x).sharding
+    if sharding is None and not (spec.unreduced or spec.reduced):
+        return x
+    if sharding is not None and sharding.mesh is mesh and sharding.spec == spec:
+        return x
+    return Sharding(mesh, spec).resharded(x)
+
+
+def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh) -> list[Value]:
+    """The values that a body closes over, gathered, as unmapped arguments."""
+    with running(interpreter):
+        return [_resharded(x, mesh, P()) for x in values]
+
+
+def _unshared(results: list[Value], plain: set[int]) -> list[Value]:
+    """Copy results that share memory with the user's `plain` arrays, and plain ones that share it with sharded ones."""
+    sharded = [x for x in results if isinstance(x, ShardedArray)]
+    for x in sharded:
+        if id(owner_of(x.data)) in plain:
+            x.data = read_only(x.data.copy())
+    owners = plain.union(id(owner_of(x.data)) for x in sharded)
+    shared = lambda x: not x.flags.writeable or id(owner_of(x)) in owners  # noqa: E731
+    return [x.copy() if isinstance(x, numpy.ndarray) and shared(x) else x for x in results]

@@ -1,0 +1,88 @@
+"""The residuals of a linearised `shard_map` body: what its linear tape needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
+from minidiff.core.reverse import Linearize
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import Var, typeof
+from minidiff.higher_order.partial_eval import chosen
+from minidiff.inputs.dtypes import is_scalar_constant
+from minidiff.ops.base import reshape_p
+from minidiff.ops.shape import reshape
+from spmd.mesh.specs import P, PartitionSpec
+
+Specs = tuple[PartitionSpec, ...]
+
+
+class LinearBody:
+    """A body linearised: its known results, and the tape of its linear results.
+
+    It has run under `inside`. Known values that the tape uses are its residuals. A residual that is an input of the
+    body (`arguments` maps its block's id to the argument and its spec), or was closed over, is passed in again from
+    outside; a view of one is recomputed on the tape; only the others become extra results.
+    """
+
+    def __init__(self, inside: Linearize, outs: list, specs: Specs, arguments: dict[int, tuple[Value, PartitionSpec]]):
+        self.linear = [inside.owns(x) for x in outs]  # which results are linear
+        known = [not yes for yes in self.linear]
+        self.linear_specs = tuple(chosen(specs, self.linear))
+        self.captured = inside.captured
+        self._scope = inside.scope
+        closed_over = {key: (x, P()) for key, x in inside.below.adopted().items()}
+        self._outside = {**closed_over, **arguments}  # id of a value -> the value outside that it was, and its spec
+        self._inputs: list[tuple[Var, Value | None, PartitionSpec]] = []  # and operands; None: the next of the kept
+        self._views: list[Equation] = []
+        self._kept: list[Value] = []
+        tape, constants = inside.tape(chosen(outs, self.linear)).close()
+        self._names = {id(c): var for var, c in zip(tape.inputs, constants)}
+        self._defined: set[Var] = set()
+        for c in constants:
+            self._define(c)
+        inputs = [*[var for var, _, _ in self._inputs], *tape.inputs[len(constants) :]]
+        self.tape = Tape(inputs, [*self._views, *tape.equations], tape.outputs)
+        if self._scope.typed and not self._scope.explicit:
+            self.tape = hoist_pbroadcasts(self.tape)
+        self.results = [*chosen(outs, known), *self._kept]
+        self.result_specs = (*chosen(specs, known), *[spec for _, x, spec in self._inputs if x is None])
+
+    def _define(self, x: Value) -> Var:
+        """Define a residual on the linear tape, and return its variable.
+
+        It becomes an input, or the result of a view.
+        """
+        var = self._names.setdefault(id(x), Var(typeof(x)))
+        if var in self._defined:
+            return var
+        self._defined.add(var)
+        view = self._scope.views.get(id(x))
+        if id(x) in self._outside or not isinstance(x, Tracer):
+            self._inputs.append((var, *self._outside.get(id(x), (x, P()))))
+        elif view is not None:
+            views, primitive, operand, params = view
+            name = operand if is_scalar_constant(operand) else self._define(operand)
+            results = [self._names.setdefault(id(v), Var(typeof(v))) for v in views]
+            self._views.append(Equation(primitive, [name], params, results))
+            self._defined.update(results)
+        else:
+            self._keep(var, x)
+        return var
+
+    def _keep(self, var: Var, x: Value) -> None:
+        """Make a residual a result of the body, whose blocks are concatenated along the first dimension."""
+        if not typeof(x).ndim:
+            block = Var(typeof(x).update(shape=(1,)))
+            self._views.append(Equation(reshape_p, [block], {"shape": ()}, [var]))
+            x, var = reshape(x, (1,)), block
+        self._kept.append(x)
+        states = typeof(x).states
+        varying = tuple(a for a in self._scope.axes if not self._scope.typed or a in states.varying)
+        self._inputs.append((var, None, PartitionSpec.of_dims([varying], states.unreduced, states.reduced)))
+
+    def residuals(self, kept: Sequence[Value]) -> tuple[list[Value], Specs]:
+        """The operands to pass for the residuals of the linear tape, and their specs."""
+        rest = iter(kept)
+        return [next(rest) if x is None else x for _, x, _ in self._inputs], tuple(spec for *_, spec in self._inputs)

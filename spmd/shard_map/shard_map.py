@@ -1,0 +1,524 @@
+"""shard_map: a function of blocks, run on every rank of a mesh.
+
+It binds one operation, whose parameter is the function as a body (`primitive.py`). Here its arguments are checked, and
+its results against their specs.
+
+All axes of a mesh are in scope in every body. A shard_map that maps over only some of them has values that do not vary
+along the others, and another one inside it may map over these. In the enclosing body values are whole along them, so an
+inner shard_map is nothing but collectives: a `pscatter` where an argument is split, an `all_gather_invariant` where a
+result is put together, a `psum` where partial sums leave. The types say what their derivatives are. If arguments of the
+outer one are sharded along these axes, they stay so in its body (`auto_axes.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from collectives import all_gather_invariant, pscatter, psum
+from collectives.axes import size_of
+from collectives.ops import times
+from minidiff import tree
+from minidiff.compiler.jit import key_of
+from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, enter, name_of
+from minidiff.core.ranks import cast_to, ranks
+from minidiff.core.scope import Scope, checking
+from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, joined
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.vmap import Batch
+from minidiff.diagnostics.errors import VarianceError, VarianceWarning, show_axes
+from minidiff.inputs.arguments import as_values, result_values
+from minidiff.inputs.dtypes import is_scalar_constant
+from minidiff.inputs.global_random import random_state, warn_if_random
+from minidiff.inputs.keywords import transformation
+from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.ops.base import convert
+from spmd.checks.agreement import NO_CALL, Call, compare_call, described
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import (
+    PartitionSpec,
+    check_divides,
+    check_ndim,
+    check_not_summed,
+    check_spec,
+    is_spec,
+    names,
+    part_count,
+)
+from spmd.shard_map.auto_axes import with_auto_axes
+from spmd.shard_map.operation import shard_map_p
+from spmd.shard_map.residuals import Specs
+
+
+@transformation
+def shard_map(
+    f: Callable,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    *,
+    axis_names: Collection[str] = frozenset(),
+    auto: Collection[str] = frozenset(),
+    check_rep: bool = True,
+    check_vma: bool | None = None,
+    auto_pbroadcast: bool = True,
+) -> Callable:
+    """Run `f` on every rank of `mesh`, each on its blocks of the arguments.
+
+    `in_specs` says how each argument is split: a tree of partition specs that is a prefix of the tuple of arguments.
+    A mesh axis that a spec does not name is unmapped: all ranks along it get the same block. In `f`, collectives
+    communicate over the mesh's axes. `out_specs` says likewise how the results' blocks form the whole; along an
+    unnamed axis they must be the same, and their types prove it. An axis in `unreduced=` is one along which they are
+    parts of a sum; `sum=` takes that sum after they leave, by one all-reduce. (A result that is the same on all ranks
+    is multiplied by their number, as by `psum`: nothing is sent.) An argument whose spec has `reduced={'i'}` is the
+    same on all ranks along i, and its gradient is unreduced there.
+
+    Under MPI every rank calls it with the same arguments, and takes its own blocks of them. Arguments and results
+    are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays. None in `in_specs` marks
+    static arguments, such as numbers, strings and functions: `f` gets them as they are, and not as traced values.
+    Arrays that `f` closes over are unmapped inputs, and can be differentiated with respect to.
+
+    It maps over the axes of the mesh in `axis_names`, by default over all; `auto` names the others instead. Along the
+    others values are whole to `f`. An argument that is sharded along them stays sharded, and operations on it are
+    dispatched to shards as outside a body; results leave as they are then split, and the specs name none of these axes.
+    (Arrays that `f` closes over are gathered; with `check_rep=False`, all arguments are.)
+
+    A further `shard_map` inside `f` may map over the other axes. It has the same mesh (which may be left out), and by
+    default maps over all axes that are not yet in use. Its arguments are split along its own axes, and its results may
+    vary along those of the outer body. Outside, a result that it maps over its axes is whole again: still sharded if
+    an argument of the outer `shard_map` was, and else gathered, by an `all_gather_invariant`.
+
+    `check_rep=False`, or `check_vma=False`, turns off the types, the check of `out_specs`, and the savings in
+    transposition.
+    `auto_pbroadcast=False` inserts no `pbroadcast` in `f`, nor in a `shard_map` inside it: where values disagree in
+    variance, `f` must write one, and so say where its derivative sums.
+
+    Raises ValueError for specs that do not fit the mesh, the axes or the arrays, and for an inner `shard_map` over
+    another mesh or over axes in use; VarianceError for a result that may differ along an axis its spec does not name,
+    and with `auto_pbroadcast=False` wherever a `pbroadcast` is missing.
+
+    >>> import numpy as np
+    >>> from collectives import psum
+    >>> from spmd import P, distribute, make_mesh
+    >>> mesh = make_mesh((4,), ('i',), backend='simulated')
+    >>> total = shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())
+    >>> total(np.arange(8.0))
+    array([12., 16.])
+    >>> shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P(sum='i'))(np.arange(8.0))
+    array([12., 16.])
+
+    Rows on the ranks along `i`, and in the body columns on those along `j`:
+
+    >>> mesh = make_mesh((2, 2), ('i', 'j'), backend='simulated')
+    >>> columns = lambda x: shard_map(lambda x: psum(x, ('i', 'j')), in_specs=P(None, 'j'), out_specs=P())(x)
+    >>> shard_map(columns, mesh=mesh, in_specs=P('i'), out_specs=P(), axis_names={'i'})(np.arange(8.0).reshape(2, 4))
+    array([[12., 16.]])
+
+    Columns that are sharded along `j` stay so, and the matrix product sums over `j`:
+
+    >>> x = distribute(np.ones((4, 2)), mesh, P('i', 'j'))
+    >>> f = lambda x, n: (x + n, x @ np.ones(2))
+    >>> shard_map(f, mesh, in_specs=(P('i'), None), out_specs=P('i'), axis_names={'i'})(x, 2)[0].spec
+    P('i', 'j')
+
+    Source: shard_map tutorial, "API specification"; JEP 17111 for the types, for `sum=` its "Partial solution", for
+    `auto_pbroadcast` its "How to make the API convenient".
+    """
+    if not (callable(f) and (mesh is None or isinstance(mesh, Mesh))):
+        raise TypeError(f"shard_map takes a function and a mesh, in this order; got {f!r} and {mesh!r}")
+    if in_specs is None:
+        raise TypeError(
+            "shard_map: in_specs says how each argument is split: write in_specs=(P('i'), P()) for two arguments, "
+            "the second the same on all ranks; and in_specs=() for none"
+        )
+    if not check_rep and check_vma is not None:
+        raise TypeError(
+            f"shard_map: check_vma= is another name of check_rep=, got {check_vma} and {check_rep}: give one"
+        )
+    typed = check_rep if check_vma is None else check_vma
+    if not (typed or auto_pbroadcast):
+        raise ValueError(
+            "shard_map: auto_pbroadcast=False says that types must agree as they are written, but with check_rep=False "
+            "there are no types: leave out one of them"
+        )
+    call = _Mapped(f, mesh, in_specs, out_specs, axis_names, auto, typed, auto_pbroadcast)
+    call.check_specs()
+
+    def mapped(*args: Any, **named: Any) -> Any:
+        if named:
+            raise TypeError(
+                f"shard_map: {name_of(f)} takes its arguments by position, since in_specs has an entry for each, in "
+                f"order; got {', '.join(f'{name}=' for name in named)} by name"
+            )
+        return call(args)
+
+    return mapped
+
+
+@dataclass
+class _Mapped:
+    """A function and the arguments of its `shard_map`."""
+
+    f: Callable
+    mesh: Mesh | None
+    in_specs: Any
+    out_specs: Any
+    axis_names: Collection[str]
+    auto: Collection[str]
+    check_rep: bool
+    auto_pbroadcast: bool
+    known: dict[Any, tuple[Specs, Specs, Call]] = field(default_factory=dict)  # what `specs_for` has found
+    axes: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # what `axes_of` has found
+    has_static: bool = False  # whether an entry of in_specs is None
+
+    def check_specs(self) -> None:
+        """Raise TypeError or ValueError for specs that no arguments fit."""
+        self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
+        self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]
+        structure = tree.structure(self.in_specs)
+        self.has_static = any(node.node is type(None) for node in (structure, *structure.below()))
+        if self.mesh is not None:
+            self.axes_of(self.mesh, self.mesh.axis_names)  # it may be called in any body
+            for path, spec in [*self.in_paths, *self.out_paths]:
+                check_spec(spec, self.mesh.shape, path)
+        for path, spec in self.in_paths:
+            if is_spec(spec):
+                check_not_summed(spec, path)
+
+    def __call__(self, args: tuple) -> Any:
+        scope = current_scope()
+        args = _with_static(self.in_specs, args) if self.has_static else args
+        leaves, structure = tree.flatten(args)
+        arrays = [x for x in leaves if type(x) is not _Static] if self.has_static else leaves
+        values = as_values("shard_map", arrays, lambda: _paths(leaves, structure))
+        weak, where = are_weak(arrays), self.where(scope)
+        own_axes = where["mesh"].axis_names if scope is None else where["axes"]
+        specs, auto, call = self.specs_for(args, leaves, structure, values, where)
+        out_structure, result_specs = None, ()
+
+        def body(*blocks: Value) -> tuple[list[Value], Specs]:
+            nonlocal out_structure, result_specs
+            given = weak_where(weak, blocks)
+            if self.has_static:
+                rest = iter(given)
+                given = [x.value if type(x) is _Static else next(rest) for x in leaves]
+            out = self.applied(tree.unflatten(structure, given), where)
+            outs, result_specs, out_structure = self.checked_results(out, own_axes)
+            return outs, tuple(spec.before_sum() for spec in result_specs)
+
+        if scope is None:
+            options = {name: where[name] for name in ("mesh", "check_rep", "auto_pbroadcast")}
+            on_blocks = with_auto_axes(body, where["auto"], auto) if auto else body
+            results = shard_map_p.bind(*values, body=on_blocks, in_specs=specs, call=call, **options)
+            results = [_after_sum(x, spec) for x, spec in zip(results, result_specs)]
+        else:
+            if scope.bottom.base is EVALUATE:
+                compare_call({"mesh": where["mesh"], "call": call})
+            with checking(scope, False), _mapping(scope, name_of(self.f), where):  # values are whole along its axes
+                blocks, _ = body(*map(_split, values, specs))
+                results = list(map(_whole, blocks, result_specs))
+        return tree.unflatten(out_structure, results)
+
+    def where(self, scope: Scope | None) -> dict:
+        """Where the body runs: mesh, axes, all axes `mapped` over there, and typing options."""
+        typed = self.check_rep and not forgetting.get()
+        explicit = typed and (not self.auto_pbroadcast or (scope is not None and scope.explicit))
+        mesh, around = self.mesh, ()
+        if scope is not None:
+            mesh, around = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
+        elif mesh is None:
+            raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
+        key = mesh, around
+        axes = self.axes[key] = self.axes[key] if key in self.axes else self.axes_of(mesh, around)
+        mapped = (*around, *axes)
+        batch = batch_axes(current_interpreter())
+        auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
+        options = {"check_rep": typed, "auto_pbroadcast": not explicit}
+        return {"mesh": mesh, "axes": axes, "mapped": mapped, "auto": auto, **options}
+
+    def axes_of(self, mesh: Mesh, around: Sequence[str]) -> tuple[str, ...]:
+        """The axes that it maps over in a body that maps over those `around`, checked."""
+        for name, axes in (("axis_names", self.axis_names), ("auto", self.auto)):
+            if isinstance(axes, str):
+                raise TypeError(f"shard_map: {name} is a set of names, {{{axes!r}}}, got {axes!r}")
+            for a in axes:
+                if a not in mesh.shape:
+                    raise ValueError(f"shard_map: {name} names {a!r}, but the axes of the mesh are {mesh.axis_names}")
+        others = [a for a in mesh.axis_names if a not in self.auto]
+        own, left = set(self.axis_names or others), {*others}.difference(around)
+        if self.auto and not (left <= own <= {*others}):
+            raise ValueError(
+                f"shard_map: auto={set(self.auto)} and axis_names={own} name the axes that it does not map over, and "
+                f"those that it does: each axis of {mesh.axis_names} belongs to one of them; give only one"
+            )
+        if self.auto and not others:
+            raise ValueError(f"shard_map: auto names all axes of the mesh, {mesh.axis_names}: none is left to map over")
+        return tuple(a for a in mesh.axis_names if a in own and a not in around)
+
+    def specs_for(
+        self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: dict
+    ) -> tuple[Specs, Specs, Call]:
+        """The spec of each array in `args`, checked; its part on auto axes, if any array is split there; the call."""
+        static = _shown(leaves) if self.has_static and where["mesh"].backend != "simulated" else ""
+        key = structure, static, *where.values(), *map(key_of, values)
+        if key in self.known:
+            return self.known[key]
+        _check_axes([*self.in_paths, *self.out_paths], where)
+        entries = tree.broadcast_prefix(self.in_specs, args, _is_entry if self.has_static else is_spec, "in_specs")
+        given = [spec for spec in entries if spec is not None]
+        specs = tuple(spec.of(path) for spec, path in zip(given, _paths(leaves, structure)))
+        for spec, x in zip(specs, values):
+            check_ndim(spec, x.shape, "in_specs", spec.path)
+            check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
+        call = NO_CALL
+        if where["mesh"].backend != "simulated":
+            call = Call(name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths, static))
+        auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
+        auto = auto if any(spec.axes for spec in auto) else ()
+        specs = tuple(map(PartitionSpec.extended, specs, auto)) if auto else specs
+        self.known[key] = specs, auto, call
+        return specs, auto, call
+
+    def applied(self, blocks: tuple, where: dict) -> Any:
+        """The result of the function, in the running body."""
+        scope, before = current_scope(), random_state()
+        with _mapping(scope, name_of(self.f), where), checking(scope, True):
+            out = self.f(*blocks)
+        warn_if_random(before, f"shard_map of {name_of(self.f)}", _EACH_ITS_OWN)
+        return out
+
+    def checked_results(self, out: Any, axes: tuple[str, ...]) -> tuple[list[Value], Specs, Any]:
+        """The arrays in a result, their specs, and its structure."""
+        leaves, structure = tree.flatten(out)
+        outs = result_values(("shard_map", name_of(self.f)), leaves, structure)
+        specs = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
+        results = zip(outs, specs, tree.paths(structure, "the result"))
+        checked = [_checked_result(*result, axes, current_scope()) for result in results]
+        return [x for x, _ in checked], tuple(spec for _, spec in checked), structure
+
+
+def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
+    """How an argument that `spec` splits is split further, in the blocks: along auto axes, as it is now if it can."""
+    sharding, sizes, dims = typeof(x).sharding, where["mesh"].shape, []
+    if sharding is None or not sharding.mesh.is_like(where["mesh"]):
+        return PartitionSpec()
+    for n, major, have in zip(x.shape, spec.dims(x.ndim), sharding.spec.dims(x.ndim)):
+        split = [a for a in have if a in where["auto"]]
+        while split and n % part_count((*major, *split), sizes):
+            split.pop()
+        dims.append(tuple(split))
+    return PartitionSpec.of_dims(dims)
+
+
+_EACH_ITS_OWN = (
+    "on real ranks each has a generator of its own, and what the body's types say is the same on all ranks may differ"
+)
+
+
+# ---------------------------------------------------------------- static arguments
+
+
+class _Static:
+    """A static argument, as a leaf of the tree of arguments."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def _is_entry(x: Any) -> bool:
+    """Whether x is an entry of in_specs, for all leaves below: None is that of static arguments."""
+    return x is None or is_spec(x)
+
+
+def _with_static(in_specs: Any, args: tuple) -> tuple:
+    """Wrap the arguments whose entry of in_specs is None; in trees, their leaves."""
+    if isinstance(in_specs, (tuple, list)) and len(in_specs) == len(args):
+        args = tuple(_Static(x) if entry is None else x for entry, x in zip(in_specs, args))
+    leaves, structure = tree.flatten(args)
+    entries = tree.broadcast_prefix(in_specs, args, _is_entry, "in_specs")
+    wrapped = [_Static(x) if entry is None and type(x) is not _Static else x for entry, x in zip(entries, leaves)]
+    return tree.unflatten(structure, wrapped)
+
+
+def _paths(leaves: Sequence[Any], structure: tree.Structure) -> list[str]:
+    """The paths of the arrays among the arguments."""
+    return [path for path, x in zip(tree.paths(structure, "args"), leaves) if type(x) is not _Static]
+
+
+def _shown(leaves: Sequence[Any]) -> str:
+    """The static arguments as text for ranks to compare, without addresses in memory, which differ."""
+    return ", ".join(re.sub(" at 0x[0-9a-f]+", "", f"{x.value!r:.200}") for x in leaves if type(x) is _Static)
+
+
+# ---------------------------------------------------------------- auto axes
+
+
+def batch_axes(interpreter: Any) -> set[str]:
+    """The mesh axes along which the enclosing vmaps split their batches."""
+    axes: set[str] = set()
+    while interpreter is not None:
+        axes.update(names(interpreter.spmd_axis_name) if isinstance(interpreter, Batch) else ())
+        interpreter = interpreter.below
+    return axes
+
+
+# ---------------------------------------------------------------- inside the body of another
+
+
+@contextlib.contextmanager
+def _mapping(scope: Scope, function: str, where: dict) -> Iterator[None]:
+    """Let the running body be that of `function`, which maps over further axes."""
+    bottom = scope.bottom
+    before = bottom.mapped, scope.function or function, scope.explicit
+    bottom.mapped, scope.function = where["mapped"], function
+    scope.explicit = not where["auto_pbroadcast"]
+    try:
+        yield
+    finally:
+        bottom.mapped, scope.function, scope.explicit = before
+
+
+def _split(x: Value, spec: PartitionSpec) -> Value:
+    """The block of a value that is whole in the enclosing body."""
+    for d, axes in enumerate(spec.dims(typeof(x).ndim)):
+        x = pscatter(x, axes, axis=d, tiled=True) if axes else x
+    return cast_to(x, joined(typeof(x).states, spec.states)) if current_scope().typed else x
+
+
+def _whole(x: Value, spec: PartitionSpec) -> Value:
+    """The result of which x is a block, or a part of a sum."""
+    x = psum(x, spec.summed) if spec.summed else x
+    for d, axes in enumerate(spec.dims(typeof(x).ndim)):
+        x = all_gather_invariant(x, axes, axis=d, tiled=True) if axes else x
+    return x
+
+
+# ---------------------------------------------------------------- without types
+
+#: Whether every `shard_map` is called as with `check_rep=False`.
+forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
+
+
+@contextlib.contextmanager
+def without_types() -> Iterator[None]:
+    """Treat every `shard_map` in `with without_types():` as with `check_rep=False`."""
+    token = forgetting.set(True)
+    try:
+        yield
+    finally:
+        forgetting.reset(token)
+
+
+# ---------------------------------------------------------------- checks of axes and specs
+
+
+def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
+    """The mesh of a shard_map inside another's body: the outer one's."""
+    outer = scope.bottom.mesh
+    if mesh is not None and mesh is not outer:
+        raise ValueError(
+            f"a shard_map inside the body of another takes the same mesh, {outer}, and got {mesh}: make one mesh with "
+            "the axes of both, and let each shard_map map over its own, by axis_names={…}"
+        )
+    if typed is not scope.typed:
+        raise ValueError(
+            f"a shard_map inside the body of another has types where that one has them: write check_rep={scope.typed} "
+            "here, or change it there"
+        )
+    return outer
+
+
+def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
+    """Raise ValueError for a spec with an axis that this shard_map does not map over."""
+    for path, spec in paths:
+        check_spec(spec, where["mesh"].shape, path)
+        over = ", ".join(map(repr, where["axes"]))
+        for a in sorted(spec.states.axes.union(spec.summed).difference(where["axes"])):
+            inside = a in where["mapped"]
+            raise ValueError(
+                f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {{{over}}}: "
+                + (
+                    f"the one around it maps over {a!r}, and values here are blocks along it already; leave it out, "
+                    "or let that one map over fewer axes, by its axis_names"
+                    if inside
+                    else f"add {a!r} to axis_names, or leave it out, and split the value inside by a further shard_map"
+                )
+            )
+
+
+# ---------------------------------------------------------------- results
+
+
+def _after_sum(x: Value, spec: PartitionSpec) -> Value:
+    """Take the sum, over the axes in `sum=`, of a result outside the body."""
+    if not spec.summed:
+        return x
+    sharding = typeof(x).sharding
+    left = sharding.spec.with_states(sharding.spec.unreduced.difference(spec.summed), sharding.spec.reduced)
+    return sharding._replace(spec=left).resharded(x)
+
+
+def _checked_result(
+    x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope
+) -> tuple[Value, PartitionSpec]:
+    """Check a body's result against its spec; return it, and the spec.
+
+    The result is cast to the states that the spec says; along the axes in `sum=`, to unreduced. If it is invariant
+    along one of these, it is multiplied by the axis's size, and the returned spec sums over the other axes only.
+    Booleans that are summed are counted, as integers. Raises VarianceError if the result is not invariant along one of
+    `axes` that `spec` does not name; in an explicit scope also if it lacks a cast.
+    """
+    x = enter(x)
+    if (spec.summed or spec.unreduced) and x.dtype == bool:
+        x = convert(x, int)
+    t = typeof(x)
+    check_ndim(spec, t.shape, "out_specs", path)
+    if not scope.typed or (t.states == spec.states and not spec.summed):
+        return x, spec
+    named = spec.states.axes.union(spec.summed)
+    for a in axes:
+        if t.states.along(a) != INVARIANT and a not in named:
+            raise VarianceError(_unnamed(path, t, spec, tuple(b for b in axes if b in t.states.axes - named)))
+    if scope.explicit and not spec.axes.union(spec.summed).issubset(t.states.held) and not is_scalar_constant(x):
+        missing = show_axes(spec.axes.union(spec.summed) - t.states.held)
+        raise VarianceError(
+            f"{path} has type {t}: it is the same on all ranks along {missing}, but its out_specs entry {spec} says "
+            f"that it varies there; with auto_pbroadcast=False, return pbroadcast(x, {missing}) instead"
+        )
+    copies = spec.axes - t.states.held
+    if copies and isinstance(x, Tracer):  # a constant agrees with any spec
+        axes = show_axes(copies)
+        ranks.warn(
+            f"{path} has type {t}: it is the same on all ranks along {axes}, but its out_specs entry {spec} splits it "
+            f"there: so the whole has the same block once for each of them, one after another. Leave {axes} out of the "
+            f"entry for one block; or return pbroadcast(x, {axes}) to say that you mean all",
+            VarianceWarning,
+        )
+    alike = [a for a in spec.summed if a not in t.states.axes]
+    x, spec = times(x, size_of(scope, alike)), spec.summing(a for a in spec.summed if a not in alike)
+    states = t.states.with_state(spec.axes, VARYING).with_state(spec.reduced, REDUCED)
+    states = states.with_state(t.reduced.intersection(spec.summed), VARYING)
+    x = cast_to(x, states)
+    return cast_to(x, states.with_state(spec.unreduced.union(spec.summed), UNREDUCED)), spec
+
+
+def _unnamed(path: str, t: ShapedArray, spec: PartitionSpec, axes: tuple[str, ...]) -> str:
+    """The message that a result is not the same on all ranks along axes that its spec does not name."""
+    shown, over = " and ".join(map(repr, axes)), show_axes(axes)
+    state = t.states.along(axes[0])
+    if state == VARYING:
+        return (
+            f"{path} has type {t}: it may differ from rank to rank along {shown}, but its out_specs entry {spec} does "
+            f"not name {shown}, and so promises that it is the same. Three ways out: map it, by naming {shown} in "
+            f"out_specs; reduce it, with psum, pmean, pmax or pmin over {over}; or collect it, with "
+            f"all_gather_invariant over {over}"
+        )
+    advice = f"name it there: {state}={{{', '.join(map(repr, axes))}}}"
+    if state == UNREDUCED:
+        advice += f"; or take the sum, with psum(x, {over}), or sum={over} in out_specs"
+    return f"{path} has type {t}: it is {state} along {shown}, which its out_specs entry {spec} does not say: {advice}"
