@@ -18,10 +18,13 @@ import pytest
 from mpi4py import MPI
 
 import spmd  # noqa: F401  (whoever takes tapes from elsewhere is loaded here: he is to take watched ones)
-from minidiff import reverse, staging, transposition, typecheck
 from minidiff.compiler import simplify as optimize
-from minidiff.core import Scope, current_interpreter, current_scope
-from minidiff.vmap import named_axes
+from minidiff.core import reverse, staging
+from minidiff.core import transpose as transposition
+from minidiff.core.interpreter import current_interpreter, current_scope
+from minidiff.core.scope import Scope
+from minidiff.core.vmap import named_axes
+from minidiff.diagnostics import typecheck
 
 # ---------------------------------------------------------------- tapes are checked
 
@@ -89,7 +92,7 @@ def _numbers_warn():
 # It does not mind how long examples take, which is the machine's business. What `CI=true` sets otherwise stays.
 hypothesis.settings.register_profile(
     "any machine",
-    hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]),
+    hypothesis.settings(derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]),
 )
 hypothesis.settings.load_profile("any machine")
 
@@ -130,7 +133,7 @@ _PROGRAMS = tuple(_HERE / "spmd" / name for name in ("examples", "parallel"))
 
 def expect_copies(items):
     """Tests name all axes in out_specs to look at what each rank has. Programs, and pages, must say what they mean."""
-    copies = pytest.mark.filterwarnings("ignore:.*, one after another:minidiff.errors.VarianceWarning")
+    copies = pytest.mark.filterwarnings("ignore:.*, one after another:minidiff.diagnostics.errors.VarianceWarning")
     for item in items:
         if _HERE in item.path.parents and not any(folder in item.path.parents for folder in _PROGRAMS):
             item.add_marker(copies)
