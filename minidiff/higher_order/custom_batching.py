@@ -148,7 +148,7 @@ class custom_vmap:
     `vmap` differentiates the rule.) Calling it without a rule raises AttributeError.
 
     >>> import numpy as np
-    >>> from minidiff.core import vmap
+    >>> from minidiff import vmap
     >>> @custom_vmap
     ... def solve(a, b):
     ...     return np.linalg.solve(a, b)
