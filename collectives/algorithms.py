@@ -76,8 +76,9 @@ from collectives.ops import (
 )
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.base import rounded_once
-from minidiff.ops.shape import normalize_axis, unstack
+from minidiff.ops.shape import unstack
 
 __all__ = [
     "bidirectional_ring_all_gather",

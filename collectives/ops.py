@@ -80,11 +80,11 @@ from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError
-from minidiff.inputs.arguments import as_value
+from minidiff.inputs.arguments import as_value, normalize_axis
 from minidiff.inputs.dtypes import is_scalar_constant, plain
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.base import rounded_once
-from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
+from minidiff.ops.shape import expand_dims, squeeze
 
 # ---------------------------------------------------------------- the table
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from collectives.casts import agree, cast
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
 from minidiff.core.ranks import Ranks
+from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
 
 
@@ -22,5 +22,5 @@ class CommunicatingRanks(Ranks):
     agree = staticmethod(agree)
     cast = staticmethod(cast)
 
-    def backward_pass(self, backward_pass: Callable, *args: Any) -> list[Value | None]:
-        return backward_pass_in_body(*args)
+    def backward_pass(self, walk_back: Callable, tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
+        return backward_pass_in_body(tape, cts)

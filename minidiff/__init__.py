@@ -12,24 +12,24 @@ compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `whi
 """
 
 import importlib as _importlib
+import importlib.util
 import typing as _typing
 import warnings as _warnings
 
 from minidiff import numpy, tree
 from minidiff.compiler import equality as _equality  # noqa: F401  (`==` of tapes)
 from minidiff.compiler.jit import jit
-from minidiff.core.forward import jvp
-from minidiff.core.reverse import grad, linearize, value_and_grad, vjp
-from minidiff.core.staging import eval_shape, make_tape
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.core.vmap import vmap
 from minidiff.diagnostics import debug
 from minidiff.diagnostics import tracebacks as _tracebacks
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
 from minidiff.diagnostics.other_libraries import missing as _missing
 from minidiff.diagnostics.siblings import shadowed as _shadowed
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
+from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
+from minidiff.transforms.recording import eval_shape, make_tape
+from minidiff.transforms.vmap import vmap
 
 __version__ = "0.1.0.dev0"
 
@@ -123,7 +123,7 @@ _LATER = {
         ("minidiff.ops.slices", True),
     ),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
-    **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.core.transpose", True)),
+    **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
     **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.diagnostics.debug", True)),
     "draw": ("minidiff.show.graph", True),
     "nn": ("minidiff.nn", False),
@@ -140,7 +140,6 @@ _LATER = {
 if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff import nn, optim, precision, random
     from minidiff.checks import numerical, testing
-    from minidiff.core.transpose import linear_transpose, transpose
     from minidiff.diagnostics.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
@@ -161,6 +160,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     )
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table
+    from minidiff.transposition import linear_transpose, transpose
 
 else:  # type checkers would infer from it that every name exists
 
@@ -182,4 +182,6 @@ for _name in ("collectives", "spmd"):
         _warnings.warn(_message, stacklevel=2)
 
 debug.from_environment()
+if _importlib.util.find_spec("minidiff.fast") is not None:
+    _importlib.import_module("minidiff.fast").install()
 _tracebacks.install()

@@ -9,13 +9,12 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.forward import instantiate, jvp
+from minidiff.core.forward import instantiate
 from minidiff.core.interpreter import name_of
 from minidiff.core.ranks import cast_like
-from minidiff.core.reverse import grad, linearize_flat, pull_back
+from minidiff.core.reverse import engine, pull_back
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.core.vmap import vmap
 from minidiff.inputs.arguments import (
     Flat,
     arguments_of,
@@ -28,6 +27,8 @@ from minidiff.inputs.arguments import (
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak
+from minidiff.transforms.derivatives import grad, jvp
+from minidiff.transforms.vmap import vmap
 
 Argnums = int | Sequence[int]
 
@@ -135,7 +136,7 @@ class _Linearized:
             return f(*full, **kwargs)
 
         self.flat = Flat(of_chosen, self.structure, has_aux, are_weak(x for _, x in paths))
-        outs, tape = linearize_flat(self.flat, values, [True] * len(values), (what, name))
+        outs, tape = engine.linearize_flat(self.flat, values, [True] * len(values), (what, name))
         count = self.flat.out_structure.size
         self.out_types = [typeof(x) for x in outs[:count]]
         self.aux = outs[count:]

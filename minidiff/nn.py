@@ -16,12 +16,13 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import attributes
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, reduction
 from minidiff.ops.base import Elementwise, batch_leading
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
-from minidiff.ops.shape import normalize_axes, normalize_axis
+from minidiff.ops.shape import normalize_axes
 from minidiff.ops.special import erf_p, erfc_of, erfc_p
 from minidiff.random import Shape, bernoulli
 

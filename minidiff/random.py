@@ -30,12 +30,12 @@ import numpy
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import attributes
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.inputs.dtypes import dtype_name, finfo, real_float
 from minidiff.ops.base import bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.indexing import take
-from minidiff.ops.shape import normalize_axis
 from minidiff.ops.special import CHUNK, erfc_p, ndtri_p
 
 __all__ = [

@@ -9,7 +9,6 @@ from collectives import axis_index, pscatter
 from minidiff import tree
 from minidiff.core.interpreter import current_scope
 from minidiff.core.ranks import vary_along
-from minidiff.core.staging import stage_flat
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
@@ -19,6 +18,7 @@ from minidiff.ops.base import convert
 from minidiff.ops.elementwise import add
 from minidiff.ops.indexing import gather_p, slice_p
 from minidiff.random import Block, random_bits_p
+from minidiff.transforms.recording import stage_flat
 from spmd.arrays.reshard import specs_for
 from spmd.arrays.routes import Dims
 from spmd.mesh.mesh import Mesh

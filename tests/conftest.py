@@ -18,13 +18,14 @@ import pytest
 from mpi4py import MPI
 
 import spmd  # noqa: F401  (whoever takes tapes from elsewhere is loaded here: he is to take watched ones)
+from minidiff import transposition
 from minidiff.compiler import simplify as optimize
-from minidiff.core import reverse, staging
-from minidiff.core import transpose as transposition
+from minidiff.core import reverse
 from minidiff.core.interpreter import current_interpreter, current_scope
 from minidiff.core.scope import Scope
 from minidiff.core.vmap import named_axes
 from minidiff.diagnostics import typecheck
+from minidiff.transforms import recording
 
 # ---------------------------------------------------------------- tapes are checked
 
@@ -66,15 +67,16 @@ def _watched(make, tape_of):
 
 #: The functions that tapes come from: where they are, and where in the result the tape is.
 WATCHED = [
-    (staging, "stage_flat", lambda result: result[0]),
-    (reverse, "linearize_flat", lambda result: result[1]),
+    (recording, "stage_flat", lambda result: result[0]),
+    (reverse.engine, "linearize_flat", lambda result: result[1]),
     (transposition, "transpose", lambda result: result),
     (optimize, "optimize", lambda result: result),
 ]
 for _module, _name, _tape_of in WATCHED:
     _make = getattr(_module, _name)
-    for _other in [m for name, m in sys.modules.items() if name.split(".")[0] in ("minidiff", "spmd", "collectives")]:
-        if vars(_other).get(_name) is _make:
+    _others = [m for name, m in sys.modules.items() if name.split(".")[0] in ("minidiff", "spmd", "collectives")]
+    for _other in [_module, *_others]:
+        if vars(_other).get(_name) is _make or _other is _module:
             setattr(_other, _name, _watched(_make, _tape_of))
 
 

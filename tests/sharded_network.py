@@ -7,7 +7,7 @@ import numpy as np
 
 import minidiff as md
 import spmd
-from minidiff.core.reverse import linearize_flat
+from minidiff.core.reverse import engine
 from spmd.parallel import fully_sharded, gathering_again, init_params, loss
 
 SIZES = (12, 18, 12)
@@ -30,7 +30,7 @@ def network(mesh, checkpoint):
 def kept(f):
     """What the backward sweep holds besides arguments: the shapes of blocks, and the bytes on each rank."""
     leaves, structure = md.tree.flatten(PARAMS)
-    _, tape = linearize_flat(lambda *xs: [f(md.tree.unflatten(structure, xs))], leaves, [True] * len(leaves))
+    _, tape = engine.linearize_flat(lambda *xs: [f(md.tree.unflatten(structure, xs))], leaves, [True] * len(leaves))
     given = {id(x) for x in [*leaves, *BATCH]}
     residuals = [x for x in tape.constants if id(x) not in given]
     blocks = [np.shape(x.local[0] if isinstance(x.local, list) else x.local) for x in residuals]

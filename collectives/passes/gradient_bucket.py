@@ -12,25 +12,23 @@ from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from collectives.primitives import variadic
 from minidiff.compiler.fusion import filled
 from minidiff.core.interpreter import current_scope
-from minidiff.core.reverse import backward_pass
-from minidiff.core.tape import Equation, Tape
+from minidiff.core.reverse import walk_back
+from minidiff.core.tape import Equation, Once, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import joined, transposes
 
 
 @transposes
-def summed_backward_pass(
-    tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
-) -> list[Value | None]:
-    """`backward_pass` with fewer all-reduces: return the cotangents of linear inputs.
+def summed_backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
+    """`walk_back` with fewer all-reduces: map cotangents of a linear tape's outputs to those of its inputs.
 
     The transpose of each input's `pbroadcast` or `reduced` is a `psum` of its cotangent, and no other operation needs
     the results. So the tape is cut at these casts: their results become inputs. The backward pass returns their
     cotangents, and those over the same axes and of the same dtype are then summed in one call, or in several of at most
     `bucket_bytes` each.
     """
-    inputs = {v for v, yes in zip(tape.inputs, linear) if yes}
+    inputs = set(tape.inputs)
     cut = [
         eqn
         for eqn in tape.equations
@@ -41,19 +39,17 @@ def summed_backward_pass(
         and psum_p.sends(eqn.params)
     ]
     if not cut:
-        return backward_pass(tape, linear, values, cts, consume)
+        return walk_back(tape, cts)
     names, left_out = [*tape.inputs, *[eqn.outputs[0] for eqn in cut]], set(cut)
-    rest = Tape(names, [eqn for eqn in tape.equations if eqn not in left_out], tape.outputs)
-    rest.linear, rest.may_be_sharded = tape.linear, tape.may_be_sharded
-    found = backward_pass(rest, [*linear, *[True] * len(cut)], [*values, *[None] * len(cut)], cts, consume)
-    totals = dict(zip([v for v, yes in zip(tape.inputs, linear) if yes], found))
+    found = walk_back(Tape(names, let_go(tape, [e for e in tape.equations if e not in left_out]), tape.outputs), cts)
+    totals = dict(zip(tape.inputs, found))
     buckets = _buckets(list(zip(cut, found[len(totals) :])))
     del found  # once a bucket is summed, its terms are free
     while buckets:
         pbroadcasts, terms = zip(*buckets.pop(0))
         # sum for the source lines of all pbroadcasts in the bucket
-        eqn = Equation(psum_p, (), pbroadcasts[0].params, (), joined([pbroadcast.source for pbroadcast in pbroadcasts]))
-        for pbroadcast, total in zip(pbroadcasts, variadic(psum_p).bind(*terms, **eqn.params)):
+        equation = Equation(psum_p, (), pbroadcasts[0].params, (), joined([cast.source for cast in pbroadcasts]))
+        for pbroadcast, total in zip(pbroadcasts, variadic(psum_p).bind(*terms, **equation.params)):
             own = totals[pbroadcast.inputs[0]]
             totals[pbroadcast.inputs[0]] = total if own is None else own + total
     return list(totals.values())
@@ -80,11 +76,17 @@ def _size(term: tuple[Equation, Value]) -> int:
     return typeof(term[0].inputs[0]).nbytes
 
 
-def backward_pass_in_body(
-    tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
-) -> list[Value | None]:
+def let_go(tape: Tape, equations: list[Equation]) -> list[Equation]:
+    """The equations that replace those of a tape, which it gives up if it is walked only once."""
+    if equations is tape.equations or not isinstance(tape.equations, Once):
+        return equations
+    tape.equations.clear()
+    return Once(equations)
+
+
+def backward_pass_in_body(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
     """`summed_backward_pass` of a tape of the running body; hoist pbroadcasts first."""
-    hoisted = tape if current_scope().explicit else hoist_pbroadcasts(tape)
-    if consume and hoisted is not tape:
-        tape.equations.clear()  # only the equation that needs a residual may keep it alive
-    return summed_backward_pass(hoisted, linear, values, cts, consume)
+    if not current_scope().explicit:
+        hoisted = hoist_pbroadcasts(tape)
+        tape = Tape(hoisted.inputs, let_go(tape, hoisted.equations), hoisted.outputs)
+    return summed_backward_pass(tape, cts)

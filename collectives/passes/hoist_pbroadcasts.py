@@ -61,9 +61,7 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
         equations.append(Equation(eqn.primitive, inputs, eqn.params, eqn.outputs, eqn.source))
         if eqn.primitive.is_view and isinstance(inputs[0], Var):
             views.update(dict.fromkeys(eqn.outputs, equations[-1]))
-    hoisted = Tape(tape.inputs, equations, [_look_up(names, a) for a in tape.outputs])
-    hoisted.linear, hoisted.may_be_sharded = tape.linear, tape.may_be_sharded
-    return hoisted
+    return Tape(tape.inputs, equations, [_look_up(names, a) for a in tape.outputs])
 
 
 def _has_pbroadcast(eqn: Equation) -> bool:

@@ -75,7 +75,7 @@ class Start(Lowered):
     def __init__(self, collective: Collective, over: bool):
         super().__init__(collective)
         self.name, self.multiple_results, self.shares_memory = f"{collective.name}_start", False, not over
-        self.impl = self.run = _run_start
+        self.impl = _run_start
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]

@@ -10,15 +10,14 @@ import numpy
 
 from minidiff import tree
 from minidiff.checks.numerical import central_difference, gathered, of_active, on_whole_arrays
-from minidiff.core.forward import jvp
-from minidiff.core.reverse import vjp
-from minidiff.core.staging import stage_flat
 from minidiff.core.tape import evaluate_equation, read
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
 from minidiff.diagnostics.errors import TracerError
 from minidiff.inputs.dtypes import finfo, is_differentiable
 from minidiff.show.trace_table import Local
+from minidiff.transforms.derivatives import jvp, vjp
+from minidiff.transforms.recording import stage_flat
 
 
 class Tolerance(NamedTuple):

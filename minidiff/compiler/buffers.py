@@ -84,7 +84,6 @@ def with_results_copied(tape: Tape) -> Tape:
         equations.append(Equation(copy_p, [outputs[k]], {}, [copied]))
         outputs[k] = copied
     out = Tape(tape.inputs, equations, outputs)
-    out.linear = tape.linear
     return out
 
 

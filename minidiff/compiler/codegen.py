@@ -20,7 +20,6 @@ from minidiff.compiler.buffers import Memory, copy_p
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
-from minidiff.core.staging import stage_flat
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
@@ -30,6 +29,7 @@ from minidiff.inputs.dtypes import is_scalar_constant
 from minidiff.inputs.half import evaluate, runs_wide
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.show.program import letters, names_of
+from minidiff.transforms.recording import stage_flat
 
 # ---------------------------------------------------------------- source of single operations
 

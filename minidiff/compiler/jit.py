@@ -30,7 +30,7 @@ from minidiff.compiler.codegen import Program
 from minidiff.compiler.simplify import check_options, settings_of_passes
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, name_of
 from minidiff.core.ranks import ranks
-from minidiff.core.staging import stage_flat, unrolling
+from minidiff.core.staging import unrolling
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import named_axes
@@ -40,6 +40,7 @@ from minidiff.inputs.arguments import as_value, check_function, closing_over
 from minidiff.inputs.keywords import check_keywords, did_you_mean, named_like, transformation
 from minidiff.inputs.promotion import are_weak
 from minidiff.inputs.settings import types_in
+from minidiff.transforms.recording import stage_flat
 
 # ---------------------------------------------------------------- static arguments
 

@@ -194,9 +194,7 @@ def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
         scope.bottom = stage
     inputs = [stage.new_input(v.type) for v in tape.inputs]
     with transforming(stage):
-        out = stage.tape(tape.apply(*inputs))
-    out.linear = tape.linear
-    return out
+        return stage.tape(tape.apply(*inputs))
 
 
 # ---------------------------------------------------------------- applying rules
@@ -220,9 +218,7 @@ class Program:
             self.source = eqn.source
             results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
             self.atoms.update(zip(eqn.outputs, results))
-        tape = Tape(self.tape.inputs, self.equations, self.read(self.tape.outputs))
-        tape.linear = self.tape.linear
-        return tape
+        return Tape(self.tape.inputs, self.equations, self.read(self.tape.outputs))
 
     def read(self, atoms: Sequence[Atom]) -> list[Atom]:
         return [self.atoms.get(a, a) if isinstance(a, Var) else a for a in atoms]

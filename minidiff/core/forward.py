@@ -7,18 +7,14 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff import tree
-from minidiff.core.interpreter import Interpreter, current_interpreter, name_of, running, transforming
+from minidiff.core.interpreter import Interpreter, running, transforming
 from minidiff.core.operation import Primitive
-from minidiff.core.ranks import cast_like
+from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.interrupts import restores_interpreter
-from minidiff.inputs.aliasing import apart
-from minidiff.inputs.arguments import Flat, as_value, as_values, check_sequences, checked_tangent
 from minidiff.inputs.dtypes import float0, is_differentiable
-from minidiff.inputs.promotion import are_weak
 
 
 class JVPTracer(Tracer):
@@ -77,11 +73,12 @@ class JVP(Interpreter):
             with running(below):
                 return primitive.jvp_body(self, args, params)
         primals, tangents = self.split(args)
-        for t in tangents:
-            if t is not None:
-                break
-        else:
+        if all(t is None for t in tangents):
             return primitive.apply(below, args, params)
+        if any(isinstance(x, Tracer) for x in primals):
+            sharded = ranks.dispatch(self, primitive, args, params)
+            if sharded is not None:
+                return sharded
         with running(below):
             out, tangent = below.apply_rule(primitive.jvp, primitive, primals, tangents, params)
         if primitive.multiple_results:
@@ -104,7 +101,8 @@ class JVP(Interpreter):
         return primal if tangent is None else JVPTracer(self, primal, tangent)
 
     def adopt_own(self, x: Any) -> Value:
-        return JVPTracer(self, self.below.adopt(x.primal), self.below.adopt(x.tangent))
+        primals, tangents = self.outer.split([x])
+        return self.join(self.below.adopt(primals[0]), self.below.adopt(tangents[0]))
 
 
 @restores_interpreter
@@ -113,37 +111,6 @@ def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value
     with transforming(forward):
         outs = f(*[forward.join(p, t) for p, t in zip(primals, tangents)])
     return forward.split(outs)
-
-
-def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
-    """The value and directional derivative: `(f(*primals), df(*primals) · tangents)`.
-
-    `primals` and `tangents` are sequences with one tree of arrays per argument of `f`, with the same structures,
-    shapes and dtypes. The results have the structure of the result of `f`. Integers have tangents of dtype `float0`,
-    which holds no data. With `has_aux`, `f` returns a pair `(value, aux)`, where aux is anything that is not
-    differentiated, and the result is `(value, tangent, aux)`. Raise TypeError if primals and tangents do not match.
-
-    >>> import numpy as np
-    >>> value, tangent = jvp(np.sin, (0.0,), (2.0,))
-    >>> float(value), float(tangent)
-    (0.0, 2.0)
-    """
-    check_sequences("jvp", primals, tangents)
-    paths, structure = tree.flatten_with_paths(tuple(primals), "primals")
-    flat_tangents, tangent_structure = tree.flatten(tuple(tangents))
-    if structure != tangent_structure:
-        raise TypeError(f"jvp: primals and tangents differ in structure: {structure} and {tangent_structure}")
-    flat_primals = as_values("jvp", [x for _, x in paths], lambda: [path for path, _ in paths])
-    flat_tangents = [checked_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
-    flat = Flat(f, structure, has_aux, are_weak(x for _, x in paths))
-    forward = JVP(current_interpreter())
-    forward.origin = "jvp", name_of(f)
-    outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
-    outs, *aux = flat.split(outs)
-    outs = list(map(as_value, outs))  # a result may not be a plain array, if it was multiplied by a duration
-    out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
-    out_tangents = apart(out_tangents, [*flat_primals, *flat_tangents, *outs])
-    return tree.unflatten(flat.out_structure, outs), tree.unflatten(flat.out_structure, out_tangents), *aux
 
 
 def instantiate(tangent: Value | None, like: Value) -> Value:

@@ -84,18 +84,7 @@ class Primitive:
         vars(self).update(rules)  # `fits`, `sharding`, `decomposed`
         self.name = name
         self.impl = impl
-        self.run = impl  # the same, or a variant that is faster on numbers
         self.shape_rule = shape_rule
-        # Whether the tangent is computed from the result, so that the two can be computed separately.
-        self.by_parts = type(self).jvp is Primitive.jvp and not self.is_higher_order
-        #: Which operands are active -> how the derivative in these is recorded; filled on demand. The key in binary is
-        #: a 1, then for each operand, last one first, a 1 if it is active and a 0 if not.
-        self.recorded: dict[int, Any] = {}
-        #: `transpose` for plain arrays: for each linear operand (they follow `count` others) a function
-        #: `(ct, *operands, **params)`. Its result, summed over the broadcast axes and converted, is the operand's
-        #: cotangent. It gets the linear operands as names with a type. None means that the result is `ct` itself.
-        self.pulls: Sequence[Callable | None] | None = None
-        self.count = 0
 
     def bind(self, *args: Value, **params) -> Value:
         """Apply the operation under the current interpreter."""
@@ -193,15 +182,6 @@ class Primitive:
 
     def tangent(self, out, primals, tangents, params):
         raise TypeError(f"{self.name} cannot be differentiated: it has no derivative rule")
-
-    def linearized(self, out, type, primals, active, names, params) -> Any:
-        """The tangent as one linear equation: operation, operands and parameters.
-
-        `type` is the type of `out`, `active` are the positions of the operands that have a tangent, and `names` are
-        the tangents' names on the tape. Return one of the names if the tangent equals it, and None if the tangent
-        takes more than one equation.
-        """
-        return None
 
     def transpose(self, ct, operands, params):
         x, source = next(x for x in operands if isinstance(x, ShapedArray)), location.here()

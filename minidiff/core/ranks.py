@@ -14,6 +14,7 @@ from minidiff.diagnostics.errors import VarianceError
 if TYPE_CHECKING:
     from minidiff.core.interpreter import Interpreter
     from minidiff.core.operation import Primitive
+    from minidiff.core.tape import Tape
 
 
 class Ranks:
@@ -41,9 +42,9 @@ class Ranks:
         """
         return None
 
-    def backward_pass(self, backward_pass: Callable, *args: Any) -> list[Value | None]:
-        """Run the backward pass of a tape that was recorded in a typed `shard_map` body."""
-        return backward_pass(*args)
+    def backward_pass(self, walk_back: Callable, tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
+        """Run the backward pass of a linear tape that was recorded in a typed `shard_map` body."""
+        return walk_back(tape, cts)
 
     def warn(self, message: str, category: type[Warning]) -> None:
         """Warn at the user's line of what all ranks do alike: one of them speaks."""

@@ -12,7 +12,7 @@ lambda a:f64[3], b:f64[]:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -54,26 +54,14 @@ class Equation:
         self.source = source
 
 
-class Step(Var):
-    """An equation with one result that is also its own output variable."""
+class Once(list[Equation]):
+    """The equations of a tape that is walked back once: each lets go of the values it holds when it is passed."""
 
-    __slots__ = ("primitive", "inputs", "params")
-    primitive: Primitive
-    inputs: Sequence[Atom]
-    params: dict
-
-    source: Location | None = None
-    bodies, settings = Equation.bodies, Equation.settings
-
-    @property
-    def outputs(self) -> tuple[Var]:
-        return (self,)
-
-
-class LocatedStep(Step):
-    """A step that keeps its source line, for the tape of a program."""
-
-    __slots__ = ("source",)
+    def __reversed__(self) -> Iterator[Equation]:
+        while self:
+            equation = self.pop()
+            yield equation
+            equation.inputs = ()
 
 
 class Tape:
@@ -86,8 +74,6 @@ class Tape:
         self.inputs = list(inputs)
         self.equations = equations
         self.outputs = list(outputs)
-        self.linear = False  # whether every equation is known to be linear in the inputs
-        self.may_be_sharded = False  # for a linear tape, whether values or cotangents may be sharded over a mesh
 
     @property
     def in_types(self) -> list[ShapedArray]:
@@ -153,9 +139,7 @@ class Tape:
 
 def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
     """Return a tape with the same inputs and outputs, and other equations."""
-    out = Tape(tape.inputs, equations, tape.outputs)
-    out.linear = tape.linear
-    return out
+    return Tape(tape.inputs, equations, tape.outputs)
 
 
 def tapes_of(params: dict) -> list[Tape]:
@@ -185,10 +169,10 @@ def read(env: dict[Var, Value], a: Atom) -> Value:
 
 
 @replays
-def evaluate_equation(eqn: Equation, env: dict[Var, Value]) -> None:
+def evaluate_equation(equation: Equation, env: dict[Var, Value]) -> None:
     """Apply one equation to the values in `env`, and store its results there."""
-    out = eqn.primitive.bind(*[read(env, a) for a in eqn.inputs], **eqn.params)
-    env.update(zip(eqn.outputs, out if eqn.primitive.multiple_results else [out]))
+    out = equation.primitive.bind(*[read(env, a) for a in equation.inputs], **equation.params)
+    env.update(zip(equation.outputs, out if equation.primitive.multiple_results else [out]))
 
 
 # ---------------------------------------------------------------- writing
@@ -241,7 +225,7 @@ class Recorder(Interpreter):
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         super().__init__(below, outer)
         self.inputs: list[Var] = []
-        self.equations: list[Any] = []  # an `Equation` or a `Step` each
+        self.equations: list[Equation] = []
         self.captured: list[Tracer] = []  # outer tracers that became inputs, in the order of those inputs
 
     def new_input(self, type: ShapedArray) -> RecordedTracer:
@@ -261,17 +245,6 @@ class Recorder(Interpreter):
             return [RecordedTracer(self, v) for v in outputs]
         return RecordedTracer(self, outputs[0])
 
-    def add_step(self, type: ShapedArray, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Step:
-        """Record an operation with a result of this type, as a step."""
-        source = self.source()
-        step = Step(type)
-        if source is not None:
-            step = LocatedStep(type)
-            step.source = source
-        step.primitive, step.inputs, step.params = primitive, inputs, params
-        self.equations.append(step)
-        return step
-
     def source(self) -> Location | None:
         """The current source line, if this or a lower interpreter keeps sources."""
         interpreter: Interpreter | None = self
@@ -283,6 +256,10 @@ class Recorder(Interpreter):
 
     def owns(self, x: Value) -> bool:
         return type(x) is RecordedTracer and x.interpreter is self
+
+    def variable_of(self, x: Value) -> Var | None:
+        """The variable of a value that this tape defines; None for all others."""
+        return x.variable if self.owns(x) else None
 
     def atom(self, x: Value) -> Atom:
         if self.owns(x):

@@ -1,110 +1,50 @@
-"""Transposition: a function from tapes to tapes.
-
-A tape that is linear in some of its inputs represents a matrix, and its transpose is a tape of the transposed matrix.
-To transpose a tape is to run the backward sweep of reverse mode on variables in place of values.
-"""
+"""Transposition of any tape that is linear in some of its inputs: compute the rest of it, then walk back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from minidiff import tree
-from minidiff.compiler.simplify import simplified
-from minidiff.core.forward import instantiate
-from minidiff.core.interpreter import current_interpreter, transforming
-from minidiff.core.ranks import cast_like
-from minidiff.core.reverse import backward_pass
-from minidiff.core.staging import Stage, stage_flat
-from minidiff.core.tape import Tape
-from minidiff.core.types import Var, zeros_like
-from minidiff.diagnostics.interrupts import restores_interpreter
-from minidiff.inputs.aliasing import apart
-from minidiff.inputs.arguments import agreeing, checked_cotangents, linear_positions, resharded
-from minidiff.inputs.dtypes import is_differentiable
+from minidiff.core.reverse import walk_back
+from minidiff.core.tape import Equation, Once, Tape, evaluate_equation
+from minidiff.core.tracer import Value
+from minidiff.core.types import Var
 
 
-def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
-    """Transpose a tape: map cotangents of its outputs to those of its linear inputs.
+def transpose_values(
+    tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None]
+) -> list[Value | None]:
+    """Map cotangents of a tape's outputs to those of its `linear` inputs. A zero cotangent is None.
 
-    `linear` are the positions of the inputs in which the tape is jointly linear: all of them by default. The others
-    remain inputs. The cotangents of the outputs replace the linear inputs, in order, and have the outputs' types. (If
-    there are fewer outputs, the last positions are dropped; if there are more, the rest follow the last position.) The
-    results have the linear inputs' types. A constant term does not appear in the transpose.
-
-    Bodies are transposed too; that of a `shard_map` has its in_specs and out_specs swapped. The result is simplified
-    (`minidiff.compiler.simplify.simplified`). Transposing twice gives a tape of the same function. It is `== tape` (see
-    `Tape.__eq__`) if every operation is the transpose of its transpose, as every collective is. An `np.where` of two
-    operands, say, is not: it becomes a sum of two `np.where`, of one operand each.
-
-    Raise TypeError, with the operation and the type of its operand, if the tape is not linear in those inputs.
-
-    >>> import numpy as np
-    >>> from minidiff import make_tape
-    >>> tape = make_tape(lambda x, y: (x * y).sum())(np.ones(3), np.ones(3))
-    >>> print(transpose(tape, linear=0))
-    lambda a:f64[], b:f64[3]:
-      c:f64[3] = multiply(a, b)
-      return c
-    >>> transpose(transpose(tape, linear=0), linear=0) == tape
-    True
-
-    Source: JEP 17111, "How this system solves the inefficient transpose examples".
+    `values` are the values of all inputs, ignored where linear.
     """
-    if not isinstance(tape, Tape):
-        raise TypeError(
-            f"transpose: expected a Tape, got {type(tape).__name__}; that of a function f is make_tape(f)(*args), and "
-            "its transpose as a function linear_transpose(f, *args)"
-        )
-    chosen = linear_positions(tape, range(len(tape.inputs)) if linear is None else linear)
-    return _transposed(tape, [i in chosen for i in range(len(tape.inputs))])
+    return walk_back(linear_part(tape, linear, values), cts)
 
 
-@restores_interpreter
-def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
-    """Transpose a tape in the inputs marked as linear."""
-    stage = Stage(current_interpreter(), name="transpose")
-    stage.origin = "transpose", "a tape"
-    values, cts = [], []
-    waiting, last = list(tape.out_types), max((i for i, yes in enumerate(linear) if yes), default=None)
-    for i, (t, yes) in enumerate(zip(tape.in_types, linear)):
-        values.append(None if yes else stage.new_input(t))
-        if yes:
-            count = len(waiting) if i == last else min(1, len(waiting))
-            cts += [stage.new_input(t.cotangent) for t in waiting[:count]]
-            del waiting[:count]
-    cts += [stage.new_input(t.cotangent) for t in waiting]  # for a tape without linear inputs
-    wanted = [t.cotangent for t, yes in zip(tape.in_types, linear) if yes]
-    with transforming(stage):
-        found = backward_pass(tape, linear, values, cts)
-        zeros = [cast_like(zeros_like(t), t) if ct is None else ct for ct, t in zip(found, wanted)]
-        return simplified(stage.tape(zeros))
+def linear_part(tape: Tape, linear: Sequence[bool], values: Sequence[Value]) -> Tape:
+    """Compute what does not depend on linear inputs; the rest is a linear tape.
 
-
-def linear_transpose(f: Callable, *examples: Any) -> Callable:
-    """Transpose a linear function: `f_t(ct)` is the tuple of arguments' cotangents.
-
-    It applies `transpose` to the tape of `f`. A constant term, which makes `f` affine, is ignored.
-
-    `examples`, arrays or :class:`ShapedArray`, give the types of the arguments. Raise TypeError, with the operation,
-    if `f` is not linear.
-
-    >>> import numpy as np
-    >>> from minidiff import ShapedArray
-    >>> f_t = linear_transpose(lambda x: 3.0 * x, ShapedArray((2,), float))
-    >>> f_t(np.ones(2))
-    (array([3., 3.]),)
+    The values that the rest needs are constants on it, and all others are freed after their last use.
     """
-    tape, structure, out_structure = stage_flat(f, examples, "linear_transpose")
-    transposed, out_types = transpose(tape), tape.out_types
+    linear_vars = {v for v, yes in zip(tape.inputs, linear) if yes}
+    env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
+    known, rest = [], []
+    needed: set[Var] = set()
+    for eqn in tape.equations:
+        if any(isinstance(a, Var) and a in linear_vars for a in eqn.inputs):
+            linear_vars.update(eqn.outputs)
+            rest.append(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+        else:
+            known.append(eqn)
+    last = {a: i for i, eqn in enumerate(known) for a in (*eqn.inputs, *eqn.outputs) if isinstance(a, Var)}
+    for i, eqn in enumerate(known):
+        evaluate_equation(eqn, env)
+        for a in (*eqn.inputs, *eqn.outputs):
+            if isinstance(a, Var) and last[a] == i and a not in needed:
+                env.pop(a, None)
 
-    def f_t(ct: Any) -> tuple:
-        cts = checked_cotangents(ct, out_types, out_structure)
-        values = [agreeing(zeros_like(t) if x is None else x, t) for x, t in zip(cts, out_types)]
-        # A zero that is a constant of the tape belongs to the tape: give the caller a copy.
-        known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
-        found = zip(transposed(*values), tape.in_types, known)
-        results = [resharded(instantiate(x if yes else None, t.cotangent), t.cotangent) for x, t, yes in found]
-        return tree.unflatten(structure, apart(results, values))
-
-    return f_t
+    operands = [[env.get(a, a) if isinstance(a, Var) else a for a in e.inputs] for e in rest]
+    equations = [Equation(e.primitive, xs, e.params, e.outputs, e.source) for e, xs in zip(rest, operands)]
+    inputs = [v for v, yes in zip(tape.inputs, linear) if yes]
+    outputs = [a if isinstance(a, Var) and a in linear_vars else None for a in tape.outputs]
+    return Tape(inputs, Once(equations), outputs)

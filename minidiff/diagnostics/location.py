@@ -2,7 +2,7 @@
 
 A tape is recorded while the program runs, so the line is on the call stack: the innermost frame outside the library.
 When a tape is replayed or transposed, its equations supply the locations: the functions that do so are marked
-(`@replays`, `@transposes`), and their local variable `eqn` is the current equation. A compiled program has a table of
+(`@replays`, `@transposes`), and their local variable `equation` is the current one. A compiled program has a table of
 locations.
 """
 
@@ -102,10 +102,10 @@ def _mark(name: str) -> Callable[[Callable], Callable]:
     return mark
 
 
-#: Mark a function that applies the equation in its variable `eqn` again.
+#: Mark a function that applies the equation in its variable `equation` again.
 replays = _mark("replays")
 
-#: Mark a function that transposes the equations of a tape, one by one, in its variable `eqn`.
+#: Mark a function that transposes the equations of a tape, one by one, in its variable `equation`.
 transposes = _mark("transposes")
 
 #: Mark a function that begins a tape. Its callers on the stack are not part of the program.
@@ -125,8 +125,8 @@ def location_of(frame: FrameType | None) -> Location | None:
         code = frame.f_code
         mark = mark_of(id(code))
         if mark in ("replays", "transposes"):
-            eqn = frame.f_locals.get("eqn")
-            found = None if eqn is None else eqn.source
+            equation = frame.f_locals.get("equation")
+            found = None if equation is None else equation.source
             if found is not None and mark == "transposes":
                 return found.on_the_way_back()
         elif not _belongs_to_library(code.co_filename):

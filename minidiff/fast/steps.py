@@ -1,246 +1,252 @@
-"""What is here for speed alone. Without it everything still works: a test runs the core's tests so.
+"""Forward mode that records each operation as one step of known form, without the rules in between.
 
-Under `grad` of plain arrays, an operation takes about as long as its NumPy function if Python does little beside it.
-So the forward sweep records an operation whose derivative has a known form as one step, without the rules in between
-(`RecordedSteps`); the backward sweep calls a compiled function for such a step (`walk_back`), which is made from its
-derivative rule when the operation is declared (`compiled_cotangent`).
+Nearly all operations under `grad` have one or two operands, which are plain arrays or values with a tangent, and a
+derivative that is one equation on the linear tape (`recording_of`). On plain arrays such an operation takes little more
+time than its NumPy function. A tangent is the step itself: an equation that is its own variable.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff.core.forward import JVPTracer
-from minidiff.core.interpreter import EVALUATE, Interpreter
+from minidiff.core.forward import JVP, JVPTracer
+from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running
 from minidiff.core.operation import Primitive
-from minidiff.core.staging import scalar_tapes
-from minidiff.core.tape import Equation, Step, Tape
-from minidiff.core.tracer import Tracer
-from minidiff.core.types import ShapedArray, Var, array_type, typeof
-from minidiff.diagnostics.location import transposes
-from minidiff.inputs.dtypes import NARROW, PLAIN, converted
+from minidiff.core.ranks import ranks
+from minidiff.core.reverse import Linearize
+from minidiff.core.tape import Atom, Equation, RecordedTracer, Tape
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import Var, array_type, typeof
+from minidiff.diagnostics.location import Location
+from minidiff.inputs.dtypes import NARROW, PLAIN
 from minidiff.inputs.half import has_narrow
+from minidiff.ops import elementwise
+from minidiff.ops.base import Differentiable, Linear, differential_of
 
-# ---------------------------------------------------------------- the forward sweep
+
+class Step(Var):
+    """An equation with one result that is also its own output variable."""
+
+    __slots__ = ("primitive", "inputs", "params")
+    primitive: Primitive
+    inputs: Sequence[Atom]
+    params: dict
+
+    source: Location | None = None
+    bodies, settings = Equation.bodies, Equation.settings
+
+    @property
+    def outputs(self) -> tuple[Var]:
+        return (self,)
 
 
-def active_key(active: Sequence[bool]) -> int:
-    """Encode which operands are active as a key of `Primitive.recorded`."""
-    key = 1
-    for yes in reversed(active):
-        key = 2 * key + yes
-    return key
+class LocatedStep(Step):
+    """A step that keeps its source line, for the tape of a program."""
+
+    __slots__ = ("source",)
+
+
+class ArrayTape(Tape):
+    """A linear tape whose values, and those of its tangents, are plain arrays."""
+
+
+# ---------------------------------------------------------------- what is recorded
 
 
 class Recording:
-    """How the derivative of an operation is recorded on a linear tape.
+    """How an operation is run, and its derivative recorded.
 
     It is recorded as `operation`. `keep` picks its operands out of
-    `(type of the result, result, *operands, *names of tangents)`.
+    `(type of the result, result, *operands, *names of tangents)`. Without an operation, the tangent of the result is
+    that of the operand, if both have one type.
     """
 
-    __slots__ = ("operation", "keep")
+    __slots__ = ("run", "operation", "keep")
 
-    def __init__(self, operation: Primitive, keep: Callable):
+    def __init__(self, run: Callable, operation: Primitive | None, kept: Sequence[int] = (0,)):
+        self.run = run
         self.operation = operation
-        self.keep = keep
+        self.keep = operator.itemgetter(*kept) if len(kept) > 1 else operator.itemgetter(slice(kept[0], kept[0] + 1))
 
+
+#: Python's operators use NumPy's scalar arithmetic, which is faster on single numbers than ufuncs.
+RUN: dict[Primitive, Callable] = {
+    elementwise.add.primitive: operator.add,
+    elementwise.subtract.primitive: operator.sub,
+    elementwise.multiply.primitive: operator.mul,
+    elementwise.divide.primitive: operator.truediv,
+    elementwise.negative.primitive: operator.neg,
+}
+
+
+@functools.cache
+def recording_of(primitive: Primitive, active: tuple[int, ...], count: int) -> Recording | None:
+    """How an operation on `count` operands is recorded if these are active; None if not as one equation."""
+    if primitive.multiple_results or type(primitive).jvp is not Primitive.jvp:
+        return None
+    run, tangent, first = RUN.get(primitive, primitive.impl), type(primitive).tangent, 2 + count
+    if tangent is Differentiable.tangent:
+        derivative = differential_of(primitive, active, count)
+        if derivative is None:
+            return None
+        values = [1 + j if j in derivative.reads else 0 for j in range(1 + count)]
+        return Recording(run, derivative, [*values, *[first + active.index(i) for i in derivative.active]])
+    if tangent is elementwise.Sum.tangent and len(active) == 1:
+        return Recording(run, None) if primitive.signs[active[0]] > 0 else None
+    linear = {Linear.tangent: getattr(primitive, "linear_operands", None) or count, elementwise.Sum.tangent: 2}
+    n = linear.get(tangent)
+    if active != tuple(range(n or 0)) or not active:
+        return None
+    return Recording(run, primitive, [*range(first, first + n), *range(2 + n, first)])
+
+
+# ---------------------------------------------------------------- the forward sweep
+
+#: The recordings of operations that have run on plain arrays, by which operands are active.
+ONE: dict[Primitive, Recording] = {}
+BOTH: dict[Primitive, Recording] = {}
+LEFT: dict[Primitive, Recording] = {}
+RIGHT: dict[Primitive, Recording] = {}
+TABLES = {((0,), 1): ONE, ((0, 1), 2): BOTH, ((0,), 2): LEFT, ((1,), 2): RIGHT}
 
 _new = object.__new__
 
 
-class RecordedSteps(Interpreter):
-    """A forward sweep that records an operation on plain arrays as one step of known form.
-
-    Nearly all operations have one or two operands, which are plain values or this sweep's tracers, and a derivative
-    with a known `Recording`.
-    """
+class Sweep(JVP):
+    """Forward mode on top of a `Linearize` that records steps."""
 
     def __init__(self, below: Any, outer: Interpreter | None = None):
         super().__init__(below, outer)
         self.on_arrays = below.below is EVALUATE  # whether no value is sharded, or a tracer of an interpreter below
         self.equations = below.equations
 
-    def interpret(self, primitive, args, params):
-        out = super().interpret(primitive, args, params)
-        if self.on_arrays:
-            found = out if primitive.multiple_results else (out,)
-            primals = [x.primal if type(x) is JVPTracer else x for x in found]
-            # A shard_map's operands may get sharded cotangents.
-            self.on_arrays = not (primitive.binds_axes or any(isinstance(x, Tracer) for x in primals))
-        return out
-
-    def process(self, primitive, args, params):
-        recorded, other, forms = None, None, primitive.recorded
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        form, other = None, None
         try:
             if len(args) == 2 and self.on_arrays:
                 x, y = args
                 if type(x) is not JVPTracer or x.interpreter is not self:
                     if type(x) in PLAIN and type(y) is JVPTracer and y.interpreter is self:
-                        recorded, a, b, name = forms.get(0b110), x, y.primal, y.tangent
+                        form, a, b, name = RIGHT.get(primitive), x, y.primal, y.tangent
                 elif type(y) is JVPTracer and y.interpreter is self:
-                    recorded, a, b, name, other = forms.get(0b111), x.primal, y.primal, x.tangent, y.tangent
+                    form, a, b, name, other = BOTH.get(primitive), x.primal, y.primal, x.tangent, y.tangent
                 elif type(y) in PLAIN:
-                    recorded, a, b, name = forms.get(0b101), x.primal, y, x.tangent
-                if NARROW and recorded is not None and has_narrow((a, b)):
-                    recorded = None
-                elif recorded is not None:
-                    out = primitive.run(a, b, **params) if params else primitive.run(a, b)
+                    form, a, b, name = LEFT.get(primitive), x.primal, y, x.tangent
+                if NARROW and form is not None and has_narrow((a, b)):
+                    form = None
+                elif form is not None:
+                    out = form.run(a, b, **params) if params else form.run(a, b)
                     if type(out) is complex:  # of a Python complex number and a real NumPy scalar
                         out = numpy.complex128(out)
                     type_ = array_type(out.shape, out.dtype)
-                    inputs = recorded.keep((type_, out, a, b, name, other))
+                    inputs = form.keep((type_, out, a, b, name, other))
             elif len(args) == 1 and self.on_arrays:
                 (x,) = args
                 if type(x) is JVPTracer and x.interpreter is self:
-                    recorded, a, name = forms.get(0b11), x.primal, x.tangent
-                if NARROW and recorded is not None and has_narrow((a,)):
-                    recorded = None
-                elif recorded is not None:
-                    out = primitive.run(a, **params) if params else primitive.run(a)
+                    form, a, name = ONE.get(primitive), x.primal, x.tangent
+                if NARROW and form is not None and has_narrow((a,)):
+                    form = None
+                elif form is not None:
+                    out = form.run(a, **params) if params else form.run(a)
                     type_ = array_type(out.shape, out.dtype)
-                    inputs = recorded.keep((type_, out, a, name))
+                    inputs = form.keep((type_, out, a, name))
         except (AttributeError, TypeError, ValueError):
-            recorded = None  # the general path raises the error, with the operands' types
-        if recorded is None:
+            form = None  # the general path raises the error, with the operands' types
+        if form is None:
             return super().process(primitive, args, params)
+        if form.operation is None:
+            return JVPTracer(self, out, name) if name.type is type_ else super().process(primitive, args, params)
         step, tracer = _new(Step), _new(JVPTracer)  # the constructors would take as long as all the rest
-        step.primitive, step.type, step.inputs, step.params = recorded.operation, type_, inputs, params
+        step.primitive, step.type, step.inputs, step.params = form.operation, type_, inputs, params
         tracer.interpreter, tracer.primal, tracer.tangent = self, out, step
         self.equations.append(step)
         return tracer
 
+    def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
+        active = tuple([i for i, yes in enumerate(mine) if yes])
+        form = recording_of(primitive, active, len(args)) if active and not primitive.is_higher_order else None
+        if form is None:
+            out = super().interpret(primitive, args, params)
+            found = out if primitive.multiple_results else (out,)
+        else:
+            out = self.record(form, primitive, args, mine, params)
+            found = (out,)
+        if self.on_arrays:
+            primals = [x.primal if type(x) is JVPTracer else x for x in found]
+            # A shard_map's operands may get sharded cotangents.
+            self.on_arrays = not (primitive.binds_axes or any(isinstance(x, Tracer) for x in primals))
+            if self.on_arrays and form is not None and (active, len(args)) in TABLES:
+                TABLES[active, len(args)][primitive] = form
+        return out
 
-# ---------------------------------------------------------------- the backward sweep
+    def record(
+        self, form: Recording, primitive: Primitive, args: Sequence[Value], mine: Sequence[bool], params: dict
+    ) -> JVPTracer:
+        """Run an operation, and record its derivative as a step; one on sharded arrays is a `shard_map` of it."""
+        primals = [x.primal if yes else x for x, yes in zip(args, mine)]
+        if any(isinstance(x, Tracer) for x in primals):
+            sharded = ranks.dispatch(self, primitive, args, params)
+            if sharded is not None:
+                return sharded
+        out = primitive.apply(self.below.below, primals, params)
+        type_, source = typeof(out), self.below.source()
+        names = [x.tangent for x, yes in zip(args, mine) if yes]
+        if form.operation is None:
+            if names[0].type == type_:
+                return JVPTracer(self, out, names[0])
+            with running(self.below):
+                return self.join(out, primitive.tangent(out, primals, self.split(args)[1], params))
+        step = Step(type_)
+        if source is not None:
+            step = LocatedStep(type_)
+            step.source = source
+        kept = form.keep((type_, out, *primals, *names))
+        step.inputs = [a if isinstance(a, Var) else self.below.atom(a) for a in kept]
+        step.primitive, step.params = form.operation, params
+        self.equations.append(step)
+        return JVPTracer(self, out, step)
 
+    def split(self, args: Sequence[Value]) -> tuple[list[Value], list[Value | None]]:
+        primals, tangents = super().split(args)
+        return primals, [None if t is None else RecordedTracer(self.below, t) for t in tangents]
 
-@transposes
-def walk_back(equations: Sequence[Equation], cotangents: Any, transpose_equation: Callable, consume: bool) -> None:
-    """Transpose equations on plain arrays, from the last: by compiled functions where there are some."""
-    known = cotangents.known
-    for eqn in reversed(equations):
-        primitive, inputs = eqn.primitive, eqn.inputs
-        pulls = primitive.pulls
-        if pulls is None or (NARROW and has_narrow([eqn.outputs[0].type])):
-            transpose_equation(eqn, cotangents, consume)
-            continue
-        if consume:
-            eqn.inputs = ()
-        name = eqn if type(eqn) is Step else eqn.outputs[0]
-        out_ct = known.pop(name, None)
-        if out_ct is None:
-            continue
-        i, type_, params = primitive.count, name.type, eqn.params
-        for pull in pulls:
-            a, ct = inputs[i], out_ct
-            i += 1
-            if not isinstance(a, Var):  # a constant zero tangent
-                continue
-            if pull is not None:
-                ct = pull(ct, *inputs, **params) if params else pull(ct, *inputs)
-            t = a.type
-            if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
-                ct = match_arrays(ct, t)
-            if a in known:
-                cotangents.add(a, ct)
-            else:
-                known[a] = ct
-
-
-def match_arrays(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:
-    """Sum and cast a cotangent to an operand's type, as `match` in `minidiff/ops/base.py`."""
-    shape, wide = operand.shape, ct.shape
-    if wide != shape:
-        axes = stretched(wide, shape)
-        if axes == (0,) and len(wide) == 2 and wide[0] <= 4096 and ct.dtype.char in "dfDF":
-            ct = _ones(wide[0], ct.dtype).dot(ct)  # takes half the time and is as accurate: a column is summed in order
-        elif axes:
-            ct = numpy.add.reduce(ct, axis=axes)
-        if ct.shape != shape:
-            ct = ct.reshape(shape)
-    return ct if ct.dtype is operand.dtype else converted(ct, operand.dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _ones(n: int, dtype: numpy.dtype) -> numpy.ndarray:
-    return numpy.ones(n, dtype)
+    def join(self, primal: Value, tangent: Value | None) -> Value:
+        # A tangent that is not a variable on the tape does not depend on its inputs. It is linear in them, so zero.
+        return JVPTracer(self, primal, tangent.variable) if self.below.owns(tangent) else primal
 
 
-@functools.lru_cache(maxsize=4096)
-def stretched(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of `wide` along which broadcasting repeats an array of `shape`."""
-    sizes = (1,) * (len(wide) - len(shape)) + shape
-    return tuple([i for i, (n, m) in enumerate(zip(sizes, wide)) if n != m])
-
-
-# ---------------------------------------------------------------- compiled cotangents
-
-
-def compiled_cotangent(primitive: Any, i: int, count: int, tangents: int) -> Callable | None:
-    """Compile an elementwise primitive's cotangent in operand i to one function.
-
-    Return None where the rule has cases (real or complex, a literal or a value) or parameters.
-    """
-    numbers = {2 + j: 1.0 + 0.123 * (j + 1) for j in range(count) if j != i}
-
-    def rule(*args):
-        ct, out, *operands = args
-        return primitive.cotangent(i, ct, out, operands, typeof(operands[i]), {})
-
-    def rule_of_numbers(*args):
-        return rule(*[numbers.get(k, x) for k, x in enumerate(args)])
-
-    functions: dict[str, Any] = {}
-    names = {repr(number): f"x{k}" for k, number in numbers.items()}
-    tapes = scalar_tapes(rule, 2 + count)
-    sources = {_expression(tape, functions, {}) for tape in tapes}
-    sources |= {_expression(tape, functions, names) for tape in scalar_tapes(rule_of_numbers, 2 + count)[:1]}
-    if len(sources) != 1 or None in sources:
-        return None
-    source, arguments = sources.pop(), [f"x{k}" for k in range(2 + count)]
-    frugal = _expression(tapes[0], functions, {}, whole=3 if count == 1 else 2)
-    source = f"{frugal} if x0.shape else {source}" if ":=" in frugal else source
-    arguments += [f"t{k}" for k in range(tangents)]
-    place = f"{__file__}: a cotangent of {primitive.name}"  # tracebacks and warnings then name a file of the library
-    return eval(compile(f"lambda {', '.join(arguments)}: {source}", place, "eval"), functions)
-
-
-_SIGNS = {numpy.add: " + ", numpy.subtract: " - ", numpy.multiply: " * ", numpy.divide: " / "}
-
-
-def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], whole: int = 0) -> str | None:
-    """The result of a tape as one Python expression of x0, x1, …
-
-    The functions that it calls are added to `functions`.
-
-    A constant whose text is in `names` is replaced by that name. The first `whole` arguments have the shape of the
-    result, and so do values computed from them: their buffers are reused once they have been read.
-    """
-    texts = {v: f"x{k}" for k, v in enumerate(tape.inputs)}
-    wide: set[Var] = set(tape.inputs[:whole])
-    made: set[Var] = set()
-    for k, eqn in enumerate(tape.equations):
-        uses = sum(a is v for e in tape.equations for a in e.inputs for v in eqn.outputs)
-        if eqn.params or eqn.primitive.impl is None or uses > 1:
-            return None
-        functions[eqn.primitive.name] = impl = eqn.primitive.impl
-        sign = _SIGNS.get(impl)
-        arguments = [texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs]
-        if "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
-            free = [i for i, a in enumerate(eqn.inputs) if a in made and a.type == eqn.outputs[0].type]
-            if free:
-                arguments[free[0]] = f"(y{k} := {arguments[free[0]]})"
-                arguments.append(f"y{k}")
-                sign = None
-        if not wide.isdisjoint(eqn.inputs):
-            wide.update(eqn.outputs)
-            made.update(eqn.outputs)
-        texts[eqn.outputs[0]] = (
-            f"{eqn.primitive.name}({', '.join(arguments)})" if sign is None else f"({sign.join(arguments)})"
-        )
-    (result,) = tape.outputs
-    return texts.get(result)
+def linearize_flat(
+    f: Callable, primals: Sequence[Value], active: Sequence[bool], origin: tuple[str, str] | None = None
+) -> tuple[list[Value], Tape]:
+    """`minidiff.core.reverse.linearize_flat`, by a `Sweep`."""
+    recorder = Linearize(current_interpreter())
+    sweep = Sweep(recorder)
+    recorder.origin = sweep.origin = origin
+    recorder.below.watch_sweep(sweep)
+    args = []
+    for p, yes in zip(primals, active):
+        if yes:
+            name = Var(array_type(p.shape, p.dtype) if type(p) is numpy.ndarray else typeof(p))
+            sweep.on_arrays = sweep.on_arrays and not isinstance(p, Tracer)
+            recorder.inputs.append(name)
+            p = JVPTracer(sweep, p, name)
+        args.append(p)
+    try:  # as `with running(sweep)`, but faster, and an interrupt cannot leave `sweep` current
+        become(sweep)
+        results = f(*args)
+    finally:
+        become(recorder.below)
+        sweep.end()
+        recorder.end()
+    outs, out_names = [], []
+    for x in results:
+        mine = type(x) is JVPTracer and x.interpreter is sweep
+        outs.append(x.primal if mine else x)
+        out_names.append(x.tangent if mine else None)
+    return outs, (ArrayTape if sweep.on_arrays else Tape)(recorder.inputs, recorder.equations, out_names)

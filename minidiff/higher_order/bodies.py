@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import running
 from minidiff.core.operation import Primitive
-from minidiff.core.reverse import Linearize, backward_pass
+from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
 from minidiff.core.states import NONE
 from minidiff.core.tape import Equation, Tape, has_effects, tapes_of
 from minidiff.core.tracer import Value
+from minidiff.core.transpose import transpose_values
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.higher_order.partial_eval import (
@@ -293,7 +294,7 @@ class BodyOperation(HigherOrder):
         def transposed(body):
             def f(*values):
                 so_far, known, cts = cut(values, sum(summed), sum(fixed))
-                found = backward_pass(body, linear, placed(known, fixed), placed(cts, cts_given))
+                found = transpose_values(body, linear, placed(known, fixed), placed(cts, cts_given))
                 terms = zip(placed(so_far, summed), found)
                 return [ct if sum is None else sum if ct is None else add(sum, ct) for sum, ct in terms]
 
@@ -407,7 +408,7 @@ class Call(HigherOrder):
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
         linear = [isinstance(x, ShapedArray) for x in operands]
-        return placed(backward_pass(params["body"], linear, operands, cts), linear)
+        return placed(transpose_values(params["body"], linear, operands, cts), linear)
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         batched = [outside.owns(x) for x in args]

@@ -2,7 +2,7 @@
 
 In reverse mode a checkpointed function runs under three interpreters of its own. `Known` evaluates the primal
 operations and records them on a tape that does not hold the values; `LinearInside` above it records the linear
-operations; on top, `SweepInside` continues the surrounding forward sweep. The two tapes become one linear equation. Its
+operations; on top, the surrounding forward mode is continued. The two tapes become one linear equation. Its
 operands are the function's inputs, including the values it closes over, and the results that a policy saves.
 Transposing it reruns the known part, then transposes the rest.
 """
@@ -16,7 +16,7 @@ from minidiff import tree
 from minidiff.core.forward import JVP, JVPTracer
 from minidiff.core.interpreter import Interpreter, name_of, running, transforming
 from minidiff.core.operation import Primitive
-from minidiff.core.reverse import FastSweep, Linearize, Sweep
+from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer, Value
@@ -24,8 +24,8 @@ from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.bodies import Call, labelled
 from minidiff.higher_order.partial_eval import (
     Continued,
-    JVPInside,
     chosen,
+    continued,
     cut,
     jvp_of_body,
     needed_equations,
@@ -106,18 +106,6 @@ class LinearInside(Continued, Linearize):
         return x.variable if self.owns(x) else self.below.adopt(x).variable
 
 
-class SweepInside(Continued, FastSweep):
-    """The forward sweep of reverse mode, continued inside a checkpointed function."""
-
-    def process(self, primitive, args, params):
-        linear = self.below
-        before = len(linear.equations)
-        out = super().process(primitive, args, params)
-        for eqn in linear.equations[before:]:  # the tape holds no values
-            eqn.inputs = [x if isinstance(x, Var) else linear.atom(x) for x in eqn.inputs]
-        return out
-
-
 # ---------------------------------------------------------------- the operation
 
 
@@ -130,7 +118,7 @@ class Checkpoint(Call):
         out_moving: list[bool] = []
 
         def inside(below):
-            interpreter = (SweepInside if isinstance(outside, Sweep) else JVPInside)(below, outer=outside)
+            interpreter = continued(type(outside))(below, outer=outside)
             interpreter.origin = "checkpoint", name_of(params["body"])
             return interpreter
 

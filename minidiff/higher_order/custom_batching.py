@@ -19,7 +19,7 @@ from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
-from minidiff.core.vmap import Batch, BatchTracer, stacked
+from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.custom_rules import Guard, _Function, guarded
@@ -37,6 +37,7 @@ from minidiff.higher_order.partial_eval import (
 from minidiff.inputs.arguments import as_value, result_values
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.transforms.vmap import stack_along
 
 
 class CustomVmap(Call):
@@ -68,7 +69,7 @@ class CustomVmap(Call):
                 given = [BatchTracer(inside, x, int(behind)) if yes else x for x, yes, behind in pairs]
                 outs, flags = params["rule"](size, of_other, given)
                 outs = list(map(inside.adopt, outs))
-            return [stacked(inside, x, int(yes)) for x, yes in zip(outs, flags)], flags
+            return [stack_along(inside, x, int(yes)) for x, yes in zip(outs, flags)], flags
 
         return {**params, "body": batched_body(params["body"], outside, batched), "rule": rule}
 

@@ -22,7 +22,7 @@ from minidiff.core.interpreter import Interpreter, current_interpreter, name_of,
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
 from minidiff.core.scope import checking
-from minidiff.core.staging import Stage, stage_flat
+from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
@@ -44,6 +44,7 @@ from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.ops import reduction
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
+from minidiff.transforms.recording import stage_flat
 
 # ---------------------------------------------------------------- stop_gradient
 

@@ -9,11 +9,12 @@ from typing import Any
 from minidiff import tree
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
-from minidiff.core.vmap import vmap
 from minidiff.higher_order.carries import Carry, check_functions
 from minidiff.higher_order.partial_eval import entered
 from minidiff.higher_order.scan import elements_of, scan_steps
-from minidiff.ops.shape import concatenate, moveaxis, normalize_axis, reshape, stack
+from minidiff.inputs.arguments import normalize_axis
+from minidiff.ops.shape import concatenate, moveaxis, reshape, stack
+from minidiff.transforms.vmap import vmap
 
 
 def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:

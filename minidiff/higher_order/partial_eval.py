@@ -7,6 +7,7 @@ chosen afterwards). Linearisation splits a body into a known and a linear part (
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from minidiff.core.forward import JVP, push_forward
 from minidiff.core.interpreter import Interpreter, current_interpreter, enter, running, transforming
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
-from minidiff.core.staging import CONSTANTS, Stage
+from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape, has_effects, with_equations, without_effects
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
@@ -23,6 +24,7 @@ from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims
+from minidiff.transforms.recording import CONSTANTS
 
 # ---------------------------------------------------------------- recording
 
@@ -297,8 +299,13 @@ class Continued:
         return False
 
 
-class JVPInside(Continued, JVP):
-    """Forward mode, continued inside a body."""
+@functools.cache
+def continued(kind: type[JVP]) -> type[JVP]:
+    """The class of an interpreter that continues one of this class inside a body."""
+    return kind if issubclass(kind, Continued) else type(f"{kind.__name__}Inside", (Continued, kind), {})
+
+
+JVPInside = continued(JVP)
 
 
 class BatchInside(Continued, Batch):

@@ -140,6 +140,14 @@ def check_function(name: str, f: Any, args: tuple = ()) -> None:
         raise TypeError(f"{name}(f) is a function of the arguments of f: write {name}(f)(*args)")
 
 
+def normalize_axis(axis: Any, ndim: int, what: str) -> int:
+    """Make an axis non-negative; raise AxisError, naming `what`, if impossible."""
+    axis = operator.index(axis)
+    if not -ndim <= axis < ndim:
+        raise numpy.exceptions.AxisError(f"{what}: axis {axis} is out of bounds for an array of {ndim} dimensions")
+    return axis % ndim
+
+
 # ---------------------------------------------------------------- arguments that are differentiated
 
 

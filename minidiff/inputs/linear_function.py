@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from minidiff import tree
 from minidiff.core.tape import Equation, Tape
-from minidiff.core.tracer import Tracer, Value
+from minidiff.core.tracer import Value
 from minidiff.core.types import Var
 
 
@@ -65,7 +65,6 @@ def _unflatten(program: _Program, residuals: Sequence[Value]) -> LinearFunction:
 
     closed = program.tape
     tape = Tape(closed.inputs[len(residuals) :], list(map(filled, closed.equations)), closed.outputs)
-    tape.linear, tape.may_be_sharded = True, any(isinstance(x, Tracer) for x in residuals)
     return LinearFunction(program.apply, tape, (program, residuals))
 
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy
 
+from minidiff.core.interpreter import current_interpreter
 from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import WeakTracer, strong
-from minidiff.core.staging import scalar_tapes
+from minidiff.core.reverse import Linearize
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
-from minidiff.fast.steps import Recording, active_key, compiled_cotangent, stretched
 from minidiff.inputs.dtypes import (
     NARROW,
     accumulator,
@@ -40,6 +40,7 @@ from minidiff.inputs.dtypes import (
 from minidiff.inputs.promotion import WEAK_TYPES, python_type
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
+from minidiff.transforms.recording import scalar_tapes
 
 #: How parameters change by a batch axis in front, of the given size.
 _WITH_BATCH: dict[str, Callable] = {
@@ -115,8 +116,6 @@ class Linear(Batched):
         super().__init__(name, impl, shape_rule, batch_rule, **rules)
         self.transpose_rule = transpose_rule
         self.linear_operands = linear_operands
-        if type(self).linearized is Linear.linearized and linear_operands in (None, 1) and not self.multiple_results:
-            self.recorded = {0b11: Recording(self, operator.itemgetter(slice(3, 4)))}
 
     def tangent(self, out, primals, tangents, params):
         n = len(primals) if self.linear_operands is None else self.linear_operands
@@ -127,10 +126,6 @@ class Linear(Batched):
 
     def is_linear_in(self, positions, count):
         return positions == set(range(count if self.linear_operands is None else self.linear_operands))
-
-    def linearized(self, out, type, primals, active, names, params):
-        n = len(primals) if self.linear_operands is None else self.linear_operands
-        return (self, (*names, *primals[n:]), params) if len(active) == n and active[-1] == n - 1 else None
 
     def transpose(self, ct, operands, params):
         if self.linear_operands is None:
@@ -149,8 +144,6 @@ class Differentiable(Batched):
     type of the operand. Both return None where the derivative is zero everywhere.
     """
 
-    broadcasts = False  # True if the primitive and its derivative are elementwise
-
     def reads(self, i: int, count: int) -> set[int] | None:
         """The positions in `(out, *operands)` that the derivative in operand i reads.
 
@@ -159,55 +152,37 @@ class Differentiable(Batched):
         raise NotImplementedError
 
     def tangent(self, out, primals, tangents, params):
+        interpreter = current_interpreter()
+        if isinstance(interpreter, Linearize) and any(map(interpreter.owns, tangents)):
+            active = tuple([i for i, t in enumerate(tangents) if t is not None])
+            derivative = differential_of(self, active, len(primals))
+            return derivative and derivative.record(interpreter, out, primals, tangents, params)
         terms = [self.term(i, t, out, primals, params) for i, t in enumerate(tangents) if t is not None]
         return add_all([term for term in terms if term is not None])
 
-    def pull(self, i: int, count: int, tangents: int) -> Callable | None:
-        """Compile the cotangent of operand i, before `match`; None if not possible.
-
-        The function takes `(ct, out, *operands, *tangents)`.
-        """
-        return compiled_cotangent(self, i, count, tangents) if self.broadcasts else None
-
-    def linearized(self, out, type, primals, active, names, params):
-        differential = self._differential(active, len(primals))
-        if differential is None:
-            return None
-        self.recorded[active_key([i in active for i in range(len(primals))])] = Recording(
-            differential, differential.keep
-        )
-        return differential, differential.keep((type, out, *primals, *names)), params
-
-    def _differential(self, active: tuple[int, ...], count: int) -> Differential | None:
-        reads = {i: self.reads(i, count) for i in active}
-        moving = tuple(i for i in active if reads[i] is not None)
-        return Differential(self, active, moving, count, set().union(*[reads[i] for i in moving])) if moving else None
-
 
 class Differential(Primitive):
-    """The derivative of a primitive at given values, in its `active` operands.
+    """The derivative of an operation at given values, in its `active` operands, as one linear operation.
 
-    The operands are the primitive's result and operands (the result's type in place of those that the derivative does
-    not read), then the tangents. It appears only on linear tapes: when it is applied or transposed, it expands into the
-    primitives of the derivative rule.
+    The operands are the operation's result and operands (the result's type in place of those that the derivative does
+    not read), then the tangents. So a linear tape holds only the values that are read, and the factors are computed
+    when the equation is transposed, or applied: it then expands into the operations of the derivative rule.
     """
 
     operands_agree = False
     takes_types = True
 
-    def __init__(
-        self, of: Differentiable, given: tuple[int, ...], active: tuple[int, ...], count: int, reads: set[int]
-    ):
+    def __init__(self, of: Differentiable, active: tuple[int, ...], count: int, reads: set[int]):
         super().__init__(f"d_{of.name}")
         self.of = of
         self.active = active
         self.count = 1 + count  # the number of operands before the tangents
-        #: Selects the operands from (the result's type, the result, the operands…, the given tangents…).
-        self.keep = operator.itemgetter(
-            *[1 + j if j in reads else 0 for j in range(1 + count)], *[2 + count + given.index(i) for i in active]
-        )
-        pulls = [of.pull(i, count, len(active)) for i in active]
-        self.pulls = None if None in pulls else pulls
+        self.reads = reads
+
+    def record(self, recorder: Linearize, out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
+        """Record the derivative at these values, of these tangents."""
+        values = [x if j in self.reads else typeof(out) for j, x in enumerate((out, *primals))]
+        return recorder.record(self, [*values, *[tangents[i] for i in self.active]], params)
 
     def bind(self, *operands: Value, **params) -> Value:
         result, *primals = operands[: self.count]
@@ -223,6 +198,13 @@ class Differential(Primitive):
 
     def typecheck(self, types, params):
         return [types[0]]
+
+
+@functools.cache
+def differential_of(primitive: Differentiable, active: tuple[int, ...], count: int) -> Differential | None:
+    """The derivative in the active ones of `count` operands; None if it is zero everywhere."""
+    reads = {i: found for i in active if (found := primitive.reads(i, count)) is not None}
+    return Differential(primitive, tuple(reads), count, set().union(*reads.values())) if reads else None
 
 
 class Multilinear(Differentiable):
@@ -281,8 +263,6 @@ class Elementwise(Promoting, Differentiable):
     def __init__(self, name: str, impl: Callable, derivatives: Sequence[Callable | None]):
         super().__init__(name, impl)
         self.derivatives = derivatives
-
-    broadcasts = True
 
     def reads(self, i, count):
         return arguments_read(self.derivatives[i], 1 + count) if self.derivatives[i] else None
@@ -481,8 +461,6 @@ broadcast_to_p = Linear(
 
 for _p in (reshape_p, broadcast_to_p):
     _p.is_view = _p.shares_memory = True
-reshape_p.pulls = [lambda ct, name, shape: ct.reshape(name.type.shape)]
-broadcast_to_p.pulls = [None]
 
 
 def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> tuple[int, ...]:
@@ -502,14 +480,6 @@ def unreduce(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims: 
     return y if y.shape == x.shape else broadcast_to_p.bind(y, shape=x.shape)
 
 
-def unreduced_array(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
-    """`unreduce` for plain arrays."""
-    shape = name.type.shape
-    if not keepdims and axes != tuple(range(len(axes))):
-        ct = ct.reshape(reduced_shape(name.type, axes, True))
-    return repeated(ct, shape)
-
-
 sum_p = Linear(
     "sum",
     lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims),
@@ -518,7 +488,6 @@ sum_p = Linear(
     sharding=dimensions.reduction("sum"),
 )
 sum_p.accumulates = True
-sum_p.pulls = [unreduced_array]
 
 
 @functools.cache
@@ -584,6 +553,13 @@ def convert_number(x: Value, dtype: numpy.dtype) -> Value:
 def add_all(terms: Sequence[Value]) -> Value | None:
     """The sum of tangents or cotangents; None (zero) if there are none."""
     return functools.reduce(operator.add, terms) if terms else None
+
+
+@functools.lru_cache(maxsize=4096)
+def stretched(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of `wide` along which broadcasting repeats an array of `shape`."""
+    sizes = (1,) * (len(wide) - len(shape)) + shape
+    return tuple([i for i, (n, m) in enumerate(zip(sizes, wide)) if n != m])
 
 
 def match(ct: Value, operand: ShapedArray) -> Value:

@@ -8,11 +8,12 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import elementwise
 from minidiff.ops.arrays import as_array
 from minidiff.ops.indexing import along
 from minidiff.ops.reduction import inexact, sum
-from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, normalize_axis, ravel, reshape
+from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape
 
 
 @implements(numpy.diff)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,6 @@ from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import strong
 from minidiff.core.tracer import NO_PARAMS, Value, implements
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.fast.steps import Recording
 from minidiff.inputs.dtypes import NARROW
 from minidiff.inputs.half import has_narrow
 from minidiff.ops.arrays import lists_as_arrays
@@ -97,8 +95,6 @@ class LinearElementwise(Promoting, Linear):
 class Product(Promoting, Multilinear):
     """An elementwise primitive that is linear in each operand separately."""
 
-    broadcasts = True
-
 
 def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Product) -> Callable:
     """Declare an elementwise multilinear operation, with a transpose per operand."""
@@ -115,18 +111,12 @@ def linear(numpy_function: Callable, transpose: Callable) -> Callable:
 # ---------------------------------------------------------------- linear and multilinear
 
 
-def _negated(ct: numpy.ndarray, *names: Any) -> numpy.ndarray:
-    return -ct
-
-
 class Sum(Promoting):
     """`add` and `subtract`, linear in both operands; missing tangents are skipped."""
 
     def __init__(self, name: str, impl: Callable, *signs: int):  # the first sign is 1
         super().__init__(name, impl)
         self.signs = signs
-        self.recorded = {0b111: Recording(self, operator.itemgetter(4, 5))}
-        self.pulls = [None if sign > 0 else _negated for sign in signs]
 
     def is_linear_in(self, positions, count):
         return positions == {0, 1}
@@ -136,9 +126,6 @@ class Sum(Promoting):
         if x is not None and y is not None:
             return self.bind(x, y)
         return broadcast_tangent(x if y is None else y if self.signs[1] > 0 else negative(y), out)
-
-    def linearized(self, out, type, primals, active, names, params):
-        return names[0] if names[0].type == type and self.signs[active[0]] > 0 else None
 
     def transpose(self, ct, operands, params):
         x, y = operands
@@ -166,7 +153,6 @@ class Divide(Product):
 add = implements(numpy.add)(function_of(Sum("add", numpy.add, 1, 1)))
 subtract = implements(numpy.subtract)(function_of(Sum("subtract", numpy.subtract, 1, -1)))
 negative = linear(numpy.negative, lambda ct, x: negative(ct))
-negative.primitive.pulls = [_negated]
 deg2rad = linear(numpy.deg2rad, lambda ct, x: deg2rad(ct))
 rad2deg = linear(numpy.rad2deg, lambda ct, x: rad2deg(ct))
 radians = linear(numpy.radians, lambda ct, x: radians(ct))
@@ -177,7 +163,6 @@ imag = linear(numpy.imag, lambda ct, x: convert(multiply(ct, -1j), x.dtype))
 #: A copy of x. Distributed arrays are never written into, so they are not copied.
 _copied = lambda x: x.copy() if isinstance(x, numpy.ndarray) else x  # noqa: E731
 copy = function_of(LinearElementwise("copy", _copied, lambda ct, operands: [ct]))
-copy.primitive.pulls = [None]
 conjugate = linear(numpy.conjugate, lambda ct, x: conjugate(ct))
 real.primitive.shares_memory = imag.primitive.shares_memory = True
 multiply = multilinear(
@@ -190,15 +175,8 @@ divide = multilinear(numpy.divide, lambda ct, operands: match(divide(ct, operand
 ldexp = multilinear(numpy.ldexp, lambda ct, operands: match(ldexp(ct, operands[1]), operands[0]), None)
 
 
-# Python's operators use NumPy's scalar arithmetic, which is faster on single numbers than ufuncs.
-for _function, _operator in (
-    (add, operator.add),
-    (subtract, operator.sub),
-    (multiply, operator.mul),
-    (divide, operator.truediv),
-    (negative, operator.neg),
-):
-    _function.primitive.run = _operator
+#: The kinds of operations whose derivatives are elementwise, too.
+WITH_FACTORS = (Elementwise, Product)
 
 
 class Where(Promoting, General):

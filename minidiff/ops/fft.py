@@ -16,11 +16,12 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions
 from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.indexing import slice_p, unslice_p
 from minidiff.ops.rearranging import roll
-from minidiff.ops.shape import normalize_axes, normalize_axis, resized, several
+from minidiff.ops.shape import normalize_axes, resized, several
 
 
 @functools.cache

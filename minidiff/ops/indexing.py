@@ -12,23 +12,14 @@ import numpy
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, plain_operand, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.inputs.dtypes import accumulator, result_type
 from minidiff.inputs.promotion import WEAK_TYPES, promoting
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
 from minidiff.ops.elementwise import copy
-from minidiff.ops.shape import (
-    broadcast_arrays,
-    broadcast_to,
-    expand_dims,
-    line,
-    normalize_axis,
-    ravel,
-    reshape,
-    stack,
-    transpose,
-)
+from minidiff.ops.shape import broadcast_arrays, broadcast_to, expand_dims, line, ravel, reshape, stack, transpose
 
 # ---------------------------------------------------------------- slices: the index is known
 

@@ -118,21 +118,6 @@ def _matmul_batch(primitive, args, batched):
     return squeeze(z, dropped) if dropped else z
 
 
-def _pull_left(ct: numpy.ndarray, out: Any, x: Any, y: numpy.ndarray, dx: Any, dy: Any = None) -> numpy.ndarray:
-    return ct.dot(y.T) if ct.ndim == 2 == y.ndim else _matmul_left(ct, (dx.type, y))
-
-
-def _pull_right(ct: numpy.ndarray, out: Any, x: numpy.ndarray, y: Any, *names: Any) -> numpy.ndarray:
-    return x.T.dot(ct) if ct.ndim == 2 == x.ndim else _matmul_right(ct, (x, names[-1].type))
-
-
-class Matmul(Multilinear):
-    """The matrix product, with a faster transpose for two plain matrices."""
-
-    def pull(self, i, count, tangents):
-        return (_pull_left, _pull_right)[i]
-
-
 def _matmul_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     x, y = types
     batch = outs[0].shape[: max(x.ndim, y.ndim, 2) - 2]
@@ -143,7 +128,7 @@ def _matmul_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
 
 
 #: The product of matrices, stacks of matrices (whose leading dimensions broadcast), and vectors on either side.
-matmul_p = Matmul(
+matmul_p = Multilinear(
     "matmul",
     numpy.matmul,
     _matmul_shape,

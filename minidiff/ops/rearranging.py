@@ -11,6 +11,7 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.inputs.dtypes import is_differentiable, is_real_float
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
@@ -24,7 +25,6 @@ from minidiff.ops.shape import (
     line,
     moveaxis,
     normalize_axes,
-    normalize_axis,
     ravel,
     reshape,
     stack,

@@ -15,6 +15,7 @@ import numpy
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
@@ -28,7 +29,6 @@ from minidiff.ops.base import (
     sum_dtype,
     sum_p,
     unreduce,
-    unreduced_array,
 )
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.shape import (
@@ -36,7 +36,6 @@ from minidiff.ops.shape import (
     concatenate,
     line,
     normalize_axes,
-    normalize_axis,
     reduced_axes,
     reshape,
     resized,
@@ -72,14 +71,14 @@ def inexact(a: Value) -> Value:
     return elementwise.convert(a, float) if a.dtype.kind in "biu" else a
 
 
-def _size(x: Value | ShapedArray, axes: tuple[int, ...]) -> int:
+def size_along(x: Value | ShapedArray, axes: tuple[int, ...]) -> int:
     return math.prod([x.shape[i] for i in axes])
 
 
 def count_of(x: Value, axis: Any, where: Any, keepdims: bool, what: str) -> Any:
     """The number of elements reduced to one; an array of such numbers with `where`."""
     if where is True:
-        return _size(x, normalize_axes(axis, len(x.shape), what))
+        return size_along(x, normalize_axes(axis, len(x.shape), what))
     return sum(broadcast_to(as_array(where), x.shape), axis, keepdims=keepdims)
 
 
@@ -118,17 +117,14 @@ sum, nansum = _total(sum_p, elementwise.add, 0, numpy.sum, numpy.nansum)
 #: The mean of floating-point or complex numbers.
 mean_p = Linear(
     "mean",
-    lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims) / _size(x, axes),
+    lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims) / size_along(x, axes),
     lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), x.dtype),
     lambda ct, operands, axes, keepdims=False: [
-        unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
+        unreduce(elementwise.divide(ct, size_along(operands[0], axes)), operands[0], axes, keepdims)
     ],
     fits=lambda x, axes, **params: axes_fit(x, axes=axes) and is_differentiable(x.dtype),
     sharding=dimensions.reduction("mean"),
 )
-mean_p.pulls = [
-    lambda ct, name, axes, keepdims=False: unreduced_array(ct / _size(name.type, axes), name, axes, keepdims)
-]
 
 
 @implements(numpy.mean)

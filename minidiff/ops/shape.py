@@ -13,6 +13,7 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof, zeros_like
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, broadcast_to_p, convert, match, reshape_p
@@ -29,14 +30,6 @@ def several(x: Any) -> Sequence[Any]:
 def as_shape(shape: Any) -> tuple[int, ...]:
     """A shape as a tuple of Python integers; raises TypeError for non-integers."""
     return tuple(map(operator.index, several(shape)))
-
-
-def normalize_axis(axis: Any, ndim: int, what: str) -> int:
-    """Make an axis non-negative; raise AxisError, naming `what`, if impossible."""
-    axis = operator.index(axis)
-    if not -ndim <= axis < ndim:
-        raise numpy.exceptions.AxisError(f"{what}: axis {axis} is out of bounds for an array of {ndim} dimensions")
-    return axis % ndim
 
 
 def normalize_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
@@ -150,7 +143,7 @@ atleast_3d = _at_least(
 
 
 @functools.lru_cache(maxsize=4096)
-def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
+def inverse_permutation(axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
@@ -158,7 +151,7 @@ transpose_p = Linear(
     "transpose",
     lambda x, axes: numpy.transpose(x, axes),
     lambda x, axes: (tuple(x.shape[a] for a in axes), x.dtype),
-    lambda ct, operands, axes: [transpose_p.bind(ct, axes=_inverse(axes))],
+    lambda ct, operands, axes: [transpose_p.bind(ct, axes=inverse_permutation(axes))],
     lambda primitive, args, batched, axes: primitive.bind(args[0], axes=(0, *[a + 1 for a in axes])),
     fits=lambda x, axes: sorted(axes) == list(range(x.ndim)),
     sharding=lambda types, outs, params: Dimensions(numbered(types), (tuple(params["axes"]),)),
@@ -250,7 +243,6 @@ def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str 
 
 
 transpose_p.is_view = transpose_p.shares_memory = True
-transpose_p.pulls = [lambda ct, name, axes: ct.transpose(_inverse(axes))]
 
 # ---------------------------------------------------------------- concatenate
 

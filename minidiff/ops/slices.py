@@ -16,12 +16,13 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.dimensions import gather
 from minidiff.ops.elementwise import add, less, maximum, minimum, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
-from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis, reshape, squeeze
+from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, reshape, squeeze
 from minidiff.ops.updates import at, scatter_set_p
 
 __all__ = [

@@ -13,11 +13,12 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
-from minidiff.ops.shape import line, normalize_axis
+from minidiff.ops.shape import line
 
 INTP = numpy.dtype(numpy.intp)
 

@@ -15,13 +15,14 @@ import numpy
 
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.core.types import typeof
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import copy, exp, isfinite, log, where
 from minidiff.ops.indexing import getitem
 from minidiff.ops.reduction import max as maximum_of
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.ops.shape import moveaxis, normalize_axis, reduced_axes, reshape, stack
+from minidiff.ops.shape import moveaxis, reduced_axes, reshape, stack
 
 
 def _logsumexp(x: Value, axis: Any, keepdims: bool = False) -> Value:

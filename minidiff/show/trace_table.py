@@ -16,9 +16,6 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.core.forward import jvp
-from minidiff.core.reverse import vjp
-from minidiff.core.staging import stage_flat
 from minidiff.core.tape import Atom, Equation, Tape, evaluate_equation, read
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof
@@ -26,6 +23,8 @@ from minidiff.diagnostics.errors import TracerError
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.base import Elementwise
+from minidiff.transforms.derivatives import jvp, vjp
+from minidiff.transforms.recording import stage_flat
 
 DOT, BAR = "\u0307", "\u0304"  # combining characters, shown over the letter before them
 LONGEST = 60  # columns of a formula; a longer derivative is written as a Jacobian

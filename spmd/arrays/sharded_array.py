@@ -266,4 +266,3 @@ reshard_p = Linear(
 )
 reshard_p.result_states = lambda types, params: AxisStates.of((), params["want"].unreduced, params["want"].reduced)
 reshard_p.show_params = lambda params: repr(params["want"])
-reshard_p.recorded = {}  # not recorded as an operation on plain arrays: its result is sharded

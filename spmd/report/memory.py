@@ -19,7 +19,7 @@ from collectives.backends.simulated import Simulated
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES
 from minidiff.core.operation import Primitive
-from minidiff.core.staging import make_tape, unrolling
+from minidiff.core.staging import unrolling
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.errors import TracerError
@@ -28,6 +28,7 @@ from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import Scan, rounds
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
+from minidiff.transforms.recording import make_tape
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type
 from spmd.report.communication import _direction, _shown, meshes_of

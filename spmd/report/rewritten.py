@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff.compiler.simplify import check_options, optimize
-from minidiff.core.staging import make_tape
 from minidiff.core.tape import Tape
+from minidiff.transforms.recording import make_tape
 
 
 def of_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) -> Any:

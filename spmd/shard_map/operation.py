@@ -33,11 +33,12 @@ from collectives.ops import untyped_psum_p
 from collectives.passes.gradient_bucket import summed_backward_pass
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, transforming
-from minidiff.core.reverse import Linearize, backward_pass
+from minidiff.core.reverse import Linearize, walk_back
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Equation, Tape, has_effects
 from minidiff.core.tracer import Tracer, Value
+from minidiff.core.transpose import linear_part
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_message
@@ -183,12 +184,12 @@ class ShardMap(HigherOrder):
 
         def body(*blocks):
             values, block_cts = cut(blocks, sum(known))
-            inputs = params["body"], linear, placed(values, known)
+            tape = linear_part(params["body"], linear, placed(values, known))
             if params["check_rep"]:
-                in_cts = summed_backward_pass(*inputs, placed(block_cts, given))
+                in_cts = summed_backward_pass(tape, placed(block_cts, given))
             else:
                 block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, chosen(out_specs, given))]
-                in_cts = backward_pass(*inputs, placed(block_cts, given))
+                in_cts = walk_back(tape, placed(block_cts, given))
             found.extend(ct is not None for ct in in_cts)
             in_cts, specs = chosen(in_cts, found), chosen(chosen(in_specs, linear), found)
             if not params["check_rep"]:

@@ -203,7 +203,7 @@ def test_memory_that_is_no_arrays_is_copied_too():
 
 def test_what_nobody_else_has_is_not_copied():
     def kept(f, x):
-        tape = md.core.reverse.linearize_flat(lambda x: [f(x)], [x], [True])[1]
+        tape = md.core.reverse.engine.linearize_flat(lambda x: [f(x)], [x], [True])[1]
         before = {id(a) for e in tape.equations for a in e.inputs if isinstance(a, np.ndarray)}
         md.inputs.aliasing.keep_residuals(tape)
         return sum(id(a) in before for e in tape.equations for a in e.inputs if isinstance(a, np.ndarray))

@@ -68,6 +68,7 @@ def test_names_that_are_imported_late_are_there_for_type_checkers():
         for block in body
         if isinstance(block, ast.If)
         for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
         for name in statement.names
     }
     assert {name: (f"{m}.{name}", i) if not i else (m, i) for name, (m, i) in told.items()} == minidiff._LATER

@@ -865,7 +865,7 @@ def test_elements_of_an_array_cost_one_operation():
     def f(xs):
         return md.scan(lambda c, x: (c + x, c + x), np.zeros(3), xs)[1].sum()
 
-    _, tape = md.core.reverse.linearize_flat(lambda xs: [f(xs)], [XS], [True])
+    _, tape = md.core.reverse.engine.linearize_flat(lambda xs: [f(xs)], [XS], [True])
     recorded = names(tape)
     assert recorded.count("unstack") == recorded.count("stack") == 1 and "slice" not in recorded
     np.testing.assert_allclose(md.grad(f)(XS), np.arange(4.0, 0.0, -1.0)[:, None] * np.ones(3))

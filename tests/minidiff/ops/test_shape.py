@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import minidiff as md
 import minidiff.numpy as mnp
-from minidiff.fast.steps import match_arrays
+from minidiff.fast.arrays import match_arrays
 from minidiff.ops.base import match, repeated
 from tests.table import TABLE
 

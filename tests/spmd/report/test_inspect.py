@@ -406,7 +406,7 @@ def of_numpy(x):
 
 
 def test_only_tapes_of_programs_know_where_they_come_from():
-    _, tape = md.core.reverse.linearize_flat(lambda x: [np.sin(x) @ x], [np.ones(3)], [True])
+    _, tape = md.core.reverse.engine.linearize_flat(lambda x: [np.sin(x) @ x], [np.ones(3)], [True])
     assert [eqn.source for eqn in tape.equations] == [None] * len(tape.equations)
     assert {eqn.source.filename for eqn in md.make_tape(md.grad(of_numpy))(np.ones(3)).equations} == {__file__}
 

@@ -1,0 +1,207 @@
+"""Derivatives of functions of trees: `jvp` in forward mode; `grad`, `vjp` and `linearize` in reverse mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minidiff import tree
+from minidiff.core.forward import JVP, instantiate, push_forward
+from minidiff.core.interpreter import current_interpreter, name_of
+from minidiff.core.reverse import as_cotangent, engine, pull_back
+from minidiff.core.tape import Once, Tape
+from minidiff.core.tracer import Tracer
+from minidiff.core.types import typeof
+from minidiff.inputs.aliasing import apart, keep_residuals
+from minidiff.inputs.arguments import (
+    Flat,
+    arguments_of,
+    as_value,
+    as_values,
+    check_scalar,
+    check_sequences,
+    checked_cotangents,
+    checked_tangent,
+    chosen_arguments,
+    named_argument,
+    not_differentiable,
+    warn_if_summed,
+)
+from minidiff.inputs.dtypes import is_differentiable
+from minidiff.inputs.keywords import transformation
+from minidiff.inputs.linear_function import LinearFunction
+from minidiff.inputs.promotion import are_weak
+
+
+def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
+    """The value and directional derivative: `(f(*primals), df(*primals) · tangents)`.
+
+    `primals` and `tangents` are sequences with one tree of arrays per argument of `f`, with the same structures,
+    shapes and dtypes. The results have the structure of the result of `f`. Integers have tangents of dtype `float0`,
+    which holds no data. With `has_aux`, `f` returns a pair `(value, aux)`, where aux is anything that is not
+    differentiated, and the result is `(value, tangent, aux)`. Raise TypeError if primals and tangents do not match.
+
+    >>> import numpy as np
+    >>> value, tangent = jvp(np.sin, (0.0,), (2.0,))
+    >>> float(value), float(tangent)
+    (0.0, 2.0)
+    """
+    check_sequences("jvp", primals, tangents)
+    paths, structure = tree.flatten_with_paths(tuple(primals), "primals")
+    flat_tangents, tangent_structure = tree.flatten(tuple(tangents))
+    if structure != tangent_structure:
+        raise TypeError(f"jvp: primals and tangents differ in structure: {structure} and {tangent_structure}")
+    flat_primals = as_values("jvp", [x for _, x in paths], lambda: [path for path, _ in paths])
+    flat_tangents = [checked_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
+    flat = Flat(f, structure, has_aux, are_weak(x for _, x in paths))
+    forward = JVP(current_interpreter())
+    forward.origin = "jvp", name_of(f)
+    outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
+    outs, *aux = flat.split(outs)
+    outs = list(map(as_value, outs))  # a result may not be a plain array, if it was multiplied by a duration
+    out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
+    out_tangents = apart(out_tangents, [*flat_primals, *flat_tangents, *outs])
+    return tree.unflatten(flat.out_structure, outs), tree.unflatten(flat.out_structure, out_tangents), *aux
+
+
+def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
+    """The value and the derivative as a linear function: `(f(*primals), f_linear)`.
+
+    `f_linear(*tangents)` takes trees like the primals and returns one like the result of `f`. It stores the primal
+    values that it needs, so it does not run `f` again. It copies those that you may write into (arguments, results,
+    arrays that `f` closes over), so it remains the derivative at the point of linearization. It is a tree of what it
+    stores. With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
+
+    >>> import numpy as np
+    >>> value, f_linear = linearize(np.sin, 0.0)
+    >>> float(f_linear(3.0))
+    3.0
+    """
+    leaves, structure = tree.flatten_with_paths(primals, "primals")
+    values = [as_value(x) for _, x in leaves]
+    flat = Flat(f, structure, has_aux, are_weak(x for _, x in leaves))
+    active = [is_differentiable(typeof(x).dtype) for x in values]
+    outs, tape = engine.linearize_flat(flat, values, active, ("linearize", name_of(f)))
+    outs, *aux = flat.split(outs)
+    types, tape.outputs = [typeof(x) for x in outs], tape.outputs[: len(outs)]
+    keep_residuals(tape)
+    primal_types, out_structure = [(path, typeof(x)) for (path, _), x in zip(leaves, values)], flat.out_structure
+
+    def f_linear(tape: Tape, *tangents: Any) -> Any:
+        flat_tangents, given = tree.flatten(tangents)
+        if given != structure:
+            raise TypeError(f"f_linear: tangents have the structure {given}, the primals {structure}")
+        checked = [checked_tangent(path, p, t) for (path, p), t in zip(primal_types, flat_tangents)]
+        results = tape(*[t for t, yes in zip(checked, active) if yes])
+        results = [instantiate(t, x) for t, x in zip(results, types)]
+        return tree.unflatten(out_structure, apart(results, checked))
+
+    return tree.unflatten(out_structure, outs), LinearFunction(f_linear, tape), *aux
+
+
+def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
+    """The value of `f` and its pullback: `(f(*primals), pullback)`.
+
+    `pullback(ct)` takes a cotangent like the result of `f` (same structure, shapes, dtypes) and returns a tuple with a
+    cotangent for each primal. Integers get cotangents of dtype `float0`. It may be called several times, even after
+    arguments, results, or arrays that `f` closes over have been overwritten: it has copies of those that it needs. It
+    is a tree of these, so a compiled function may take or return it, and a rule of `custom_vjp` keep it. With
+    `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, pullback, aux)`.
+
+    >>> import numpy as np
+    >>> value, pullback = vjp(lambda x, y: x * y, 2.0, 3.0)
+    >>> [float(ct) for ct in pullback(1.0)]
+    [3.0, 2.0]
+    >>> value, pullback, aux = vjp(lambda x: (x * x, {'x': x}), 2.0, has_aux=True)
+    >>> float(pullback(1.0)[0]), float(aux['x'])
+    (4.0, 2.0)
+    """
+    leaves, structure = tree.flatten(primals)
+    flat, values = Flat(f, structure, has_aux, are_weak(leaves)), [as_value(x) for x in leaves]
+    active = [is_differentiable(typeof(x).dtype) for x in values]
+    outs, tape = engine.linearize_flat(flat, values, active, ("vjp", name_of(f)))
+    outs, *aux = flat.split(outs)
+    out_types, tape.outputs = [typeof(x) for x in outs], tape.outputs[: len(outs)]
+    keep_residuals(tape)
+    ct_types, out_structure = [typeof(x).cotangent for x in values], flat.out_structure
+
+    def pullback(tape: Tape, ct: Any) -> tuple:
+        cts = checked_cotangents(ct, out_types, out_structure)
+        pulled = iter(pull_back(tape, cts))
+        found = [as_cotangent(next(pulled) if yes else None, t) for t, yes in zip(ct_types, active)]
+        return tree.unflatten(structure, apart(found, cts))
+
+    return tree.unflatten(out_structure, outs), LinearFunction(pullback, tape), *aux
+
+
+@transformation
+def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
+    """Return a function that computes the value of `f` and its gradient.
+
+    It returns `(value, grads)`. `f` returns a real scalar; with `has_aux` it returns a pair of the scalar and anything
+    else, and the result is `((value, aux), grads)`. `argnums` selects the arguments: an int gives one gradient, a tuple
+    of ints a tuple of gradients. Gradients have the structure, shapes and dtypes of the arguments. Raise TypeError for
+    a result that is not a real scalar, or an integer argument.
+
+    >>> import numpy as np
+    >>> value, g = value_and_grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
+    >>> float(value), g
+    (5.0, array([2., 4.]))
+    """
+
+    numbers = chosen_arguments("grad", argnums)
+    several = type(argnums) is not int and isinstance(argnums, Sequence)
+    name = name_of(f)
+    origin = ("grad", name)
+
+    def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        leaves, structure = tree.flatten(arguments_of("grad", args, numbers, name))
+        named = lambda: [named_argument(path, numbers, name) for path in tree.paths(structure)]  # noqa: E731
+        values = as_values("grad", leaves, named)
+        for i, x in enumerate(values):
+            if not is_differentiable(x.dtype):
+                raise TypeError(not_differentiable(named()[i], x))
+
+        def of_chosen(*replaced):
+            full = list(args)
+            for n, x in zip(numbers, replaced):
+                full[n] = x
+            return f(*full, **kwargs)
+
+        flat = Flat(of_chosen, structure, has_aux, are_weak(leaves))
+        outs, tape = engine.linearize_flat(flat, values, [True] * len(values), origin)
+        value = check_scalar(flat.out_structure, outs, name)
+        tape.equations = Once(tape.equations)
+        cts = pull_back(tape, [value.dtype.type(1)])
+        if isinstance(value, Tracer) and value.states.varying:
+            named_cts = zip(named(), values, cts)
+            warn_if_summed("grad", name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})
+        grads = [as_cotangent(ct, typeof(x).cotangent) for ct, x in zip(cts, values)]
+        chosen = tree.unflatten(structure, apart(grads))
+        result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
+        return result, tuple(chosen) if several else chosen[0]
+
+    return gradient
+
+
+@transformation
+def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
+    """Return a function that computes the gradient of a scalar function.
+
+    It takes the arguments of `f`, arrays or trees of arrays, and returns the gradient in those that `argnums` selects:
+    an int gives one gradient, a tuple of ints a tuple of them. A gradient has the structure, the shapes and the dtypes
+    of its argument. With `has_aux`, `f` returns a pair of the scalar and anything else, and the result is
+    `(grads, aux)`. Raise TypeError if the result of `f` is not a real scalar, or if an argument that `argnums` selects
+    is of integers. It is `value_and_grad` without the value.
+
+    >>> import numpy as np
+    >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
+    array([2., 4.])
+    """
+    both = value_and_grad.__wrapped__(f, argnums, has_aux)  # skips `named_like`: the name is not visible
+
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradient
