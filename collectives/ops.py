@@ -101,9 +101,11 @@ def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
 psum_p = Collective(
     "psum", {VARYING: lambda: pbroadcast_p, UNREDUCED: lambda: reduced_p}, INVARIANT, cost="ring_all_reduce"
 )
-pbroadcast_p = Collective("pbroadcast", {INVARIANT: lambda: psum_p, REDUCED: lambda: unreduced_p}, VARYING)
-reduced_p = Collective("reduced", {INVARIANT: lambda: psum_p}, REDUCED)
-unreduced_p = Collective("unreduced", {VARYING: lambda: pbroadcast_p}, UNREDUCED)
+pbroadcast_p = Collective(
+    "pbroadcast", {INVARIANT: lambda: psum_p, REDUCED: lambda: unreduced_p}, VARYING, is_view=True, shares_memory=True
+)
+reduced_p = Collective("reduced", {INVARIANT: lambda: psum_p}, REDUCED, is_view=True, shares_memory=True)
+unreduced_p = Collective("unreduced", {VARYING: lambda: pbroadcast_p}, UNREDUCED, is_view=True, shares_memory=True)
 all_gather_p = Collective(
     "all_gather", {VARYING: lambda: psum_scatter_p}, VARYING, shape=gathered_shape, cost="ring_all_gather"
 )
@@ -120,7 +122,9 @@ all_gather_reduced_p = Collective(
 all_gather_invariant_p = Collective(
     "all_gather_invariant", {VARYING: lambda: pscatter_p}, INVARIANT, shape=gathered_shape, cost="ring_all_gather"
 )
-pscatter_p = Collective("pscatter", {INVARIANT: lambda: all_gather_invariant_p}, VARYING, shape=scattered_shape)
+pscatter_p = Collective(
+    "pscatter", {INVARIANT: lambda: all_gather_invariant_p}, VARYING, shape=scattered_shape, shares_memory=True
+)
 all_to_all_p = Collective(
     "all_to_all",
     {VARYING: lambda: all_to_all_p},
@@ -155,9 +159,6 @@ pscan_p = Collective(
 
 #: What only changes the type of its operand.
 CASTS = (pbroadcast_p, reduced_p, unreduced_p)
-for _p in CASTS:
-    _p.is_view = _p.shares_memory = True
-pscatter_p.shares_memory = True
 
 #: `psum` without types: nothing says that its result is invariant, so it transposes to itself.
 untyped_psum_p = Collective("psum", {VARYING: lambda: untyped_psum_p}, VARYING, cost="ring_all_reduce")

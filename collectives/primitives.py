@@ -65,8 +65,10 @@ class Collective(Linear):
         shape: Callable | None = None,
         transpose_params: Callable[..., dict] = lambda **params: {},
         cost: str | None = None,
+        **traits: Any,
     ):
-        super().__init__(name, functools.partial(_unbound, name), shape or same_shape, self._transposed, self._batched)
+        run = functools.partial(_unbound, name)
+        super().__init__(name, run, shape or same_shape, self._transposed, self._batched, **traits)
         self.takes = takes
         self.gives = gives
         self.transpose_params = transpose_params

@@ -107,9 +107,13 @@ def _random_bits_dimensions(types: Types, outs: Types, params: dict) -> Dimensio
 #: The hash of the counters `first + i @ strides`, for all indices i below `sizes`, by the key of words k0 and k1: u64
 #: of shape `sizes`. Batches of the three operands broadcast, and come first in the result.
 random_bits_p = Discrete(
-    "random_bits", _random_bits_impl, _random_bits_shape, bind_aligned, sharding=_random_bits_dimensions
+    "random_bits",
+    _random_bits_impl,
+    _random_bits_shape,
+    bind_aligned,
+    fits=lambda k0, k1, first, sizes, strides: len(sizes) == len(strides),
+    sharding=_random_bits_dimensions,
 )
-random_bits_p.fits = lambda k0, k1, first, sizes, strides: len(sizes) == len(strides)
 
 # ---------------------------------------------------------------- shapes and blocks
 

@@ -112,13 +112,14 @@ def _run_wait(started: Any, ranks: Backend, types: Sequence[ShapedArray]) -> lis
 class Index(Primitive):
     """Each rank's index along some axes; no constant: all ranks share the program."""
 
+    shares_memory = True
+
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
 
 
 lowered_p, start_p, wait_p = map(functools.cache, (Lowered, Start, Wait))
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
-index_p.shares_memory = True
 
 
 def run_lowered(

@@ -23,8 +23,17 @@ if TYPE_CHECKING:
     from minidiff.core.interpreter import Interpreter
 
 
-class Primitive:
-    """An operation and its rules; `minidiff/ops/base.py` has the subclasses.
+class Declared(type):
+    """The class of classes whose objects are complete when they have been made, and never change afterwards."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__call__(*args, **kwargs)
+        vars(made)["is_complete"] = True
+        return made
+
+
+class Primitive(metaclass=Declared):
+    """An operation and its rules, given when it is declared; `minidiff/ops/base.py` has the subclasses.
 
     `impl(*arrays, **params)`
         runs it with NumPy.
@@ -48,8 +57,9 @@ class Primitive:
     `decomposed(*operands, **params)`
         is the same, composed of operations for which the first operand's dimensions need not be whole.
 
-    With `multiple_results`, the rules take and return lists in place of one result. An operation that runs a body
-    (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args, params)`; see
+    Rules and traits are methods and attributes of a subclass, or keywords of the declaration, such as
+    `accumulates=True`. With `multiple_results`, the rules take and return lists in place of one result. An operation
+    that runs a body (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args, params)`; see
     `minidiff/higher_order`.
     """
 
@@ -80,8 +90,11 @@ class Primitive:
     sharding: Callable[..., Any] | None = None
     decomposed: Callable | None = None
 
-    def __init__(self, name: str, impl: Any = None, shape_rule: Any = None, **rules: Callable | None):
-        vars(self).update(rules)  # `fits`, `sharding`, `decomposed`
+    def __init__(self, name: str, impl: Any = None, shape_rule: Any = None, **declared: Any):
+        for key in declared:
+            if not hasattr(self, key):
+                raise TypeError(f"the operation {name}: {key} is neither a rule nor a trait of an operation")
+        vars(self).update(declared)
         self.name = name
         self.impl = impl
         self.shape_rule = shape_rule
@@ -198,6 +211,13 @@ class Primitive:
         """The parameters as tapes print them, after the operands."""
         shown = {k: dtype_name(v) if isinstance(v, numpy.dtype) else repr(v) for k, v in params.items()}
         return ", ".join(f"{k}={v}" for k, v in shown.items())
+
+    def __setattr__(self, attribute: str, value: Any) -> None:
+        if vars(self).get("is_complete"):
+            raise AttributeError(
+                f"the operation {self.name} is complete, and {attribute} cannot be set: give it where it is declared"
+            )
+        super().__setattr__(attribute, value)
 
     def __deepcopy__(self, memo: dict) -> Primitive:
         return self  # it never changes, and is known by its identity

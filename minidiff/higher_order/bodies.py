@@ -436,13 +436,12 @@ class Call(HigherOrder):
 
 def labelled(name: str, transpose: Callable = lambda ct, x, **mark: [ct]) -> Linear:
     """The identity with a label, which marks values of a body."""
-    operation = Linear(
+    return Linear(
         name,
         lambda x, **mark: x,
         lambda x, **mark: (x.shape, x.dtype),
         transpose,
         lambda primitive, args, batched, **mark: primitive.bind(*args, **mark),
         sharding=elementwise,
+        shares_memory=True,
     )
-    operation.shares_memory = True
-    return operation

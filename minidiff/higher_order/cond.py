@@ -234,8 +234,8 @@ lend_p = Lend(
     no_tangent,
     lambda ct, operands: [None],
     sharding=dimensions.gather,
+    shares_memory=True,
 )
-lend_p.shares_memory = True
 
 
 def may_differ(x: Value, batch: Batch) -> bool:

@@ -260,8 +260,8 @@ class Elementwise(Promoting, Differentiable):
     zero everywhere (comparisons, `sign`, …).
     """
 
-    def __init__(self, name: str, impl: Callable, derivatives: Sequence[Callable | None]):
-        super().__init__(name, impl)
+    def __init__(self, name: str, impl: Callable, derivatives: Sequence[Callable | None], **traits: Any):
+        super().__init__(name, impl, **traits)
         self.derivatives = derivatives
 
     def reads(self, i, count):
@@ -424,6 +424,8 @@ reshape_p = Linear(
     lambda ct, operands, shape: [reshape_p.bind(ct, shape=operands[0].shape)],
     fits=lambda x, shape: x.size == math.prod(shape),
     sharding=_reshape_dimensions,
+    is_view=True,
+    shares_memory=True,
 )
 
 
@@ -456,11 +458,9 @@ broadcast_to_p = Linear(
     _batch_broadcast_to,
     fits=lambda x, shape: numpy.broadcast_shapes(x.shape, shape) == shape,
     sharding=dimensions.elementwise,
+    is_view=True,
+    shares_memory=True,
 )
-
-
-for _p in (reshape_p, broadcast_to_p):
-    _p.is_view = _p.shares_memory = True
 
 
 def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> tuple[int, ...]:
@@ -486,8 +486,8 @@ sum_p = Linear(
     lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), sum_dtype(x.dtype)),
     lambda ct, operands, axes, keepdims=False: [unreduce(ct, operands[0], axes, keepdims)],
     sharding=dimensions.reduction("sum"),
+    accumulates=True,
 )
-sum_p.accumulates = True
 
 
 @functools.cache

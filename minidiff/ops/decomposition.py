@@ -85,10 +85,9 @@ class OfMatrix(Primitive):
 
     any_shape = False  # True if matrices need not be square
 
-    def __init__(self, name: str, impl: Callable, shape_rule: Callable, rule: Callable, multiple_results: bool = False):
-        super().__init__(name, impl, shape_rule, sharding=dimensions.batch(2))
+    def __init__(self, name: str, impl: Callable, shape_rule: Callable, rule: Callable, **declared: Any):
+        super().__init__(name, impl, shape_rule, sharding=dimensions.batch(2), **declared)
         self.rule = rule
-        self.multiple_results = multiple_results
 
     def fits(self, x, hermitian: bool = False, **params) -> bool:
         square = x.ndim > 1 and x.shape[-1] == x.shape[-2]
@@ -312,6 +311,7 @@ pinv_p = OfMatrix(
     lambda x, rcond, hermitian: numpy.linalg.pinv(x, rcond, hermitian),
     lambda x, rcond, hermitian: ((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype),
     _pinv_rule,
+    any_shape=True,
 )
 
 
@@ -515,7 +515,7 @@ def _qr_rule(x, t, mode):
     return outs, [dq, dr]
 
 
-qr_p = OfMatrix("qr", _qr_impl, _qr_shape, _qr_rule, multiple_results=True)
+qr_p = OfMatrix("qr", _qr_impl, _qr_shape, _qr_rule, multiple_results=True, any_shape=True)
 
 
 @implements(numpy.linalg.qr)
@@ -655,15 +655,15 @@ svd_p = OfMatrix(
     _svd_shape,
     _svd_rule,
     multiple_results=True,
+    any_shape=True,
 )
 svdvals_p = OfMatrix(
     "svdvals",
     lambda x, hermitian: numpy.linalg.svd(x, compute_uv=False, hermitian=hermitian),
     lambda x, hermitian: ((*x.shape[:-2], min(x.shape[-2:])), real_dtype(x.dtype)),
     _svdvals_rule,
+    any_shape=True,
 )
-for _p in (pinv_p, qr_p, svd_p, svdvals_p):
-    _p.any_shape = True
 
 
 @implements(numpy.linalg.svd)

@@ -96,15 +96,18 @@ class Product(Promoting, Multilinear):
     """An elementwise primitive that is linear in each operand separately."""
 
 
-def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Product) -> Callable:
+def multilinear(
+    numpy_function: Callable, *transposes: Callable | None, kind: type = Product, **traits: Any
+) -> Callable:
     """Declare an elementwise multilinear operation, with a transpose per operand."""
-    return implements(numpy_function)(function_of(kind(numpy_function.__name__, numpy_function, transposes)))
+    primitive = kind(numpy_function.__name__, numpy_function, transposes, **traits)
+    return implements(numpy_function)(function_of(primitive))
 
 
-def linear(numpy_function: Callable, transpose: Callable) -> Callable:
+def linear(numpy_function: Callable, transpose: Callable, **traits: Any) -> Callable:
     """Declare a linear elementwise operation by its `transpose(ct, operand)`."""
     rule = lambda ct, operands: [transpose(ct, operands[0])]  # noqa: E731
-    primitive = LinearElementwise(numpy_function.__name__, numpy_function, rule)
+    primitive = LinearElementwise(numpy_function.__name__, numpy_function, rule, **traits)
     return implements(numpy_function)(function_of(primitive))
 
 
@@ -114,8 +117,8 @@ def linear(numpy_function: Callable, transpose: Callable) -> Callable:
 class Sum(Promoting):
     """`add` and `subtract`, linear in both operands; missing tangents are skipped."""
 
-    def __init__(self, name: str, impl: Callable, *signs: int):  # the first sign is 1
-        super().__init__(name, impl)
+    def __init__(self, name: str, impl: Callable, *signs: int, **traits: Any):  # the first sign is 1
+        super().__init__(name, impl, **traits)
         self.signs = signs
 
     def is_linear_in(self, positions, count):
@@ -150,7 +153,7 @@ class Divide(Product):
         return match(multiply(ct, negative(divide(out, y))) if i else divide(ct, y), type)
 
 
-add = implements(numpy.add)(function_of(Sum("add", numpy.add, 1, 1)))
+add = implements(numpy.add)(function_of(Sum("add", numpy.add, 1, 1, commutes=True)))
 subtract = implements(numpy.subtract)(function_of(Sum("subtract", numpy.subtract, 1, -1)))
 negative = linear(numpy.negative, lambda ct, x: negative(ct))
 deg2rad = linear(numpy.deg2rad, lambda ct, x: deg2rad(ct))
@@ -158,19 +161,18 @@ rad2deg = linear(numpy.rad2deg, lambda ct, x: rad2deg(ct))
 radians = linear(numpy.radians, lambda ct, x: radians(ct))
 degrees = linear(numpy.degrees, lambda ct, x: degrees(ct))
 # These transposes follow from the pairing of cotangents and tangents, Re(sum(ct * t)).
-real = linear(numpy.real, lambda ct, x: convert(ct, x.dtype))
-imag = linear(numpy.imag, lambda ct, x: convert(multiply(ct, -1j), x.dtype))
+real = linear(numpy.real, lambda ct, x: convert(ct, x.dtype), shares_memory=True)
+imag = linear(numpy.imag, lambda ct, x: convert(multiply(ct, -1j), x.dtype), shares_memory=True)
 #: A copy of x. Distributed arrays are never written into, so they are not copied.
 _copied = lambda x: x.copy() if isinstance(x, numpy.ndarray) else x  # noqa: E731
 copy = function_of(LinearElementwise("copy", _copied, lambda ct, operands: [ct]))
 conjugate = linear(numpy.conjugate, lambda ct, x: conjugate(ct))
-real.primitive.shares_memory = imag.primitive.shares_memory = True
 multiply = multilinear(
     numpy.multiply,
     lambda ct, operands: match(multiply(ct, operands[1]), operands[0]),
     lambda ct, operands: match(multiply(operands[0], ct), operands[1]),
+    commutes=True,
 )
-add.primitive.commutes = multiply.primitive.commutes = True
 divide = multilinear(numpy.divide, lambda ct, operands: match(divide(ct, operands[1]), operands[0]), None, kind=Divide)
 ldexp = multilinear(numpy.ldexp, lambda ct, operands: match(ldexp(ct, operands[1]), operands[0]), None)
 
@@ -245,10 +247,14 @@ sigmoid = function_of(Elementwise("sigmoid", sigmoid_of, (lambda out, x: out * (
 
 #: x, treated as a constant by differentiation.
 stop_gradient = function_of(
-    Elementwise("stop_gradient", lambda x: x if hasattr(x, "dtype") else numpy.asarray(x)[()], (None,))
+    Elementwise(
+        "stop_gradient",
+        lambda x: x if hasattr(x, "dtype") else numpy.asarray(x)[()],
+        (None,),
+        shares_memory=True,
+        is_linear_in=lambda positions, count: True,  # an unreduced value stays one
+    )
 )
-stop_gradient.primitive.shares_memory = True
-stop_gradient.primitive.is_linear_in = lambda positions, count: True  # of parts of a sum it gives the same parts
 
 
 def divisor(x: Value) -> Value:

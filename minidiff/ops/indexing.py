@@ -148,8 +148,9 @@ slice_p = Linear(
     _slice_transpose,
     fits=lambda x, index: type(index) is tuple,
     sharding=_slice_dimensions,
+    shares_memory=True,
+    show_params=_show_index,
 )
-slice_p.shares_memory = True
 
 #: The transpose of `slice`: zeros of `shape`, with x at `index`.
 unslice_p = Linear(
@@ -159,8 +160,8 @@ unslice_p = Linear(
     lambda ct, operands, index, shape: [slice_p.bind(ct, index=index)],
     fits=lambda x, index, shape: type(index) is tuple and _sliced_shape(x.update(shape=shape), index)[0] == x.shape,
     sharding=_unslice_dimensions,
+    show_params=_show_index,
 )
-slice_p.show_params = unslice_p.show_params = _show_index
 
 # ---------------------------------------------------------------- gathers: the indices are operands
 

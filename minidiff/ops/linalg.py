@@ -135,6 +135,7 @@ matmul_p = Multilinear(
     (_matmul_left, _matmul_right),
     _matmul_batch,
     sharding=_matmul_dimensions,
+    accumulates=True,
 )
 
 
@@ -249,10 +250,8 @@ einsum_p = Multilinear(
     _einsum_batch,
     fits=_einsum_fits,
     sharding=_einsum_dimensions,
+    accumulates=True,
 )
-
-
-matmul_p.accumulates = einsum_p.accumulates = True
 
 
 def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -> Value:

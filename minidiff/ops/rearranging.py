@@ -261,8 +261,8 @@ diagonal_p = Linear(
     lambda ct, operands, offset: [embed_diagonal_p.bind(ct, offset=offset, shape=operands[0].shape)],
     fits=lambda x, offset: x.ndim > 1,
     sharding=dimensions.batch(2),
+    shares_memory=True,
 )
-diagonal_p.shares_memory = True
 
 #: The transpose of `diagonal`: zeros of `shape`, with x on a diagonal of the last two axes.
 embed_diagonal_p = Linear(

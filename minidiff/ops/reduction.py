@@ -179,8 +179,8 @@ cumsum_p = Linear(
     _accumulate_shape,
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
     sharding=dimensions.along("axis"),
+    accumulates=True,
 )
-cumsum_p.accumulates = True
 
 
 def _recurrence_tangent(out, primals, tangents, params):

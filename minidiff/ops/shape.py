@@ -155,6 +155,8 @@ transpose_p = Linear(
     lambda primitive, args, batched, axes: primitive.bind(args[0], axes=(0, *[a + 1 for a in axes])),
     fits=lambda x, axes: sorted(axes) == list(range(x.ndim)),
     sharding=lambda types, outs, params: Dimensions(numbered(types), (tuple(params["axes"]),)),
+    is_view=True,
+    shares_memory=True,
 )
 
 
@@ -241,8 +243,6 @@ def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str 
     grid = grid if sparse else broadcast_arrays(*grid)
     return tuple(map(elementwise.copy, grid)) if copy else grid
 
-
-transpose_p.is_view = transpose_p.shares_memory = True
 
 # ---------------------------------------------------------------- concatenate
 
@@ -462,8 +462,8 @@ unstack_p = SeveralResults(
     lambda x, axis: [(resized(x, axis), x.dtype)] * x.shape[axis],
     _unstack_transpose,
     sharding=dimensions.along("axis"),
+    is_view=True,
 )
-unstack_p.is_view = True
 
 
 def _stack_transpose(ct, operands, axis):

@@ -130,9 +130,9 @@ dynamic_slice_p = Linear(
     linear_operands=1,
     fits=_axis_fits,
     sharding=gather,
+    shares_memory=True,
 )
 
-dynamic_slice_p.shares_memory = True
 
 #: The transpose of `dynamic_slice`: zeros of the given `length` along the axis, with x at `start`.
 dynamic_unslice_p = Linear(

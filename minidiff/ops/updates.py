@@ -119,8 +119,8 @@ update_p = Linear(
     ),
     sharding=_update_dimensions,
     decomposed=_update_by_select,
+    show_params=slice_p.show_params,
 )
-update_p.show_params = slice_p.show_params
 
 
 def _scatter_set_transpose(ct, operands):

@@ -263,6 +263,6 @@ reshard_p = Linear(
         reshard_p.bind(ct, mesh=mesh, have=want.transposed(), want=have.transposed())
     ],
     _reshard_batch,
+    result_states=lambda types, params: AxisStates.of((), params["want"].unreduced, params["want"].reduced),
+    show_params=lambda params: repr(params["want"]),
 )
-reshard_p.result_states = lambda types, params: AxisStates.of((), params["want"].unreduced, params["want"].reduced)
-reshard_p.show_params = lambda params: repr(params["want"])

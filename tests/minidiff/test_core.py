@@ -1,6 +1,7 @@
 """Types, operations, tracers, and the interpreter that is current."""
 
 import asyncio
+import gc
 import threading
 
 import numpy as np
@@ -172,3 +173,20 @@ def test_each_asynchronous_task_has_its_own_interpreter():
         return await asyncio.gather(work(), work())
 
     assert asyncio.run(main()) == [True, True]
+
+
+# ---------------------------------------------------------------- operations
+
+
+def test_operations_are_complete_when_they_are_declared():
+    operations = [x for x in gc.get_objects() if isinstance(x, Primitive)]
+    assert len(operations) > 200
+    for operation in operations:
+        for attribute in ("name", "transpose", "is_view", "of_my_own"):
+            with pytest.raises(AttributeError, match=f"{attribute} cannot be set: give it where it is declared"):
+                setattr(operation, attribute, None)
+
+
+def test_what_an_operation_declares_is_a_rule_or_a_trait():
+    with pytest.raises(TypeError, match="the operation probe: colour is neither a rule nor a trait"):
+        Primitive("probe", colour="red")
