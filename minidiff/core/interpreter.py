@@ -44,7 +44,7 @@ class Interpreter:
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         self.below: Any = below  # None only at the bottom, where no rules run
-        self.outer = outer
+        self.outer: Any = outer
         self.scope: Scope | None = below.scope if below is not None else None
         self.casts: dict = {}  # (id of value, states) -> (value, its cast to these states)
         self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
