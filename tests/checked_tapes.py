@@ -31,7 +31,8 @@ MAKERS = [
     (simplify, "optimize", lambda result: result),
 ]
 _number_of_tape = itertools.count()
-_bodies: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # those that are checked, and in which scope
+#: Bodies that are checked, by identity and scope: comparing two as programs would take longer than checking one.
+_bodies: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _automatic = threading.local()  # `on` while this plugin checks a tape; a test's own checks leave nothing out
 _check_tape = typecheck.check_tape
 
@@ -58,10 +59,10 @@ def _checking(make: Callable, tape_of: Callable) -> Callable:
 
 def _check_body_once(body: Any, typed: bool, scope: Scope | None) -> None:
     """Check a body, which is a part of many tapes, once in each scope."""
-    how = typed, scope and (tuple(scope.axes.items()), scope.typed, scope.explicit, scope.checks)
-    if not getattr(_automatic, "on", False) or _bodies.get(body) != how:
+    key = id(body), typed, scope and (*scope.axes.items(), scope.typed, scope.explicit, scope.checks)
+    if not getattr(_automatic, "on", False) or _bodies.get(key) is not body:
         _check_tape(body, typed, scope)
-        _bodies[body] = how
+        _bodies[key] = body
 
 
 typecheck.check_tape = _check_body_once
