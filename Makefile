@@ -1,6 +1,7 @@
 # make demo       sets up, and trains a network data-parallel on 4 MPI ranks
 # make lab        sets up, and opens the notebooks in JupyterLab; as root, in a container: make lab ARGS=--allow-root
 # make test       sets up, and runs all tests, those on MPI ranks too; in random order: make test ARGS="--shuffle 1"
+# make quick      sets up, and runs a sample of the tests, within a minute on two processors
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
 # make lint       checks the style, and the types of the core
@@ -26,15 +27,18 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: demo test lab notebooks bench lint clean
+.PHONY: demo test quick lab notebooks bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel
 
-# Tests in one process run on all processors, and one more, since some tests wait. Those on ranks: one launch for each
-# number of ranks that tests ask for. All groups run, and a summary says which failed.
+# Tests in one process run on all processors, and one more, since some tests wait. Those on 1 to 4 ranks share one launch.
+# All groups run, and a summary says which failed.
 test: $(VENV)/.installed-$(MPI)-test-notebooks
 	python -m tests.run_all --workers $(WORKERS) --limit $(TIMEOUT) $(ARGS)
+
+quick: $(VENV)/.installed-$(MPI)-test-notebooks
+	python -m tests.run_all --quick --workers $(WORKERS) --limit $(TIMEOUT) $(ARGS)
 
 # JupyterLab shows the SVG of outputs in trusted notebooks only.
 lab: $(VENV)/.installed-$(MPI)-notebooks-lab

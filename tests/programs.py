@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mpi4py.MPI import COMM_WORLD as WORLD
+from mpi4py import MPI
 
 import minidiff as md
 import minidiff.numpy as np
@@ -203,15 +203,15 @@ def assert_trees_close(actual: Any, expected: Any, **tolerances: float) -> None:
 def by_rank_0(make: Callable[[], Any]) -> Any:
     """What `make` returns or raises on rank 0, on all ranks of MPI: they share processors, so the others sleep."""
     made = error = None
-    if WORLD.rank == 0:
+    if MPI.COMM_WORLD.rank == 0:
         try:
             made = make()
         except Exception as raised:
             error = raised
-    is_made = WORLD.Ibarrier()
+    is_made = MPI.COMM_WORLD.Ibarrier()
     while not is_made.Test():
         time.sleep(1e-3)
-    made, error = WORLD.bcast((made, error))
+    made, error = MPI.COMM_WORLD.bcast((made, error))
     if error is not None:
         raise error
     return made

@@ -1,4 +1,4 @@
-"""Run all tests in groups: the style, those in one process, and those on each number of MPI ranks.
+"""Run all tests in groups: the style, those in one process, and those on MPI ranks; with --quick, a sample of them.
 
 All groups run, whichever fail. What became of each, and how long it took, is printed at the end.
 """
@@ -9,24 +9,37 @@ import sys
 import time
 from collections.abc import Sequence
 
-RANKS = (1, 2, 3, 4, 8)  # the numbers of ranks that tests ask for
+LAUNCHES = ((4, 3, 2, 1), (8,))  # the numbers of ranks that tests ask for, by launches: each on the first of them
+#: What `--quick` runs in one process: the core's tests, and some of each other part.
+QUICK = (
+    *(f"tests/minidiff/test_{name}.py" for name in ("core", "forward", "reverse", "staging", "tape", "transposition")),
+    *(f"tests/minidiff/test_{name}.py" for name in ("batching", "named_vmap", "nesting")),
+    "tests/minidiff/compiler/test_jit.py",
+    "tests/collectives/test_partial_sums.py",
+    "tests/spmd/test_shard_map.py",
+    "tests/test_layers.py",
+    "tests/test_words.py",
+)
+QUICK_ON_RANKS = ("tests/mpi/test_shard_map_mpi.py", "tests/mpi/test_jep_mpi.py", "tests/mpi/test_states_mpi.py")
 NO_TESTS = 5  # pytest's exit code where its options leave nothing to run
 
 
-def groups(workers: int, options: Sequence[str]) -> dict[str, list[str]]:
+def groups(workers: int, options: Sequence[str], quick: bool = False) -> dict[str, list[str]]:
     """The command of each group, by its name."""
-    pytest = [sys.executable, "-m", "pytest"]
+    files, launches, files_on_ranks = (QUICK, [(2,)], QUICK_ON_RANKS) if quick else ((), LAUNCHES, ["tests/mpi"])
+    pytest = [sys.executable, "-m", "pytest", "-n", str(workers), "--dist", "worksteal"]
     return {
         "ruff check": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],
-        "one process": [*pytest, "-n", str(workers), "--dist", "worksteal", "-m", "parallel[1]", *options],
-        **{
-            f"{n} MPI rank{'s' * (n > 1)}": [
-                *("mpiexec", "-n", str(n), *pytest, "-m", f"parallel[{n}]", *options, "tests/mpi")
-            ]
-            for n in RANKS
-        },
+        "one process": [*pytest, "-m", "parallel[1]", *options, *files],
+        **{f"{sizes[0]} MPI ranks": on_ranks(sizes, [*options, *files_on_ranks]) for sizes in launches},
     }
+
+
+def on_ranks(sizes: Sequence[int], options: Sequence[str]) -> list[str]:
+    """The command that runs the tests for these numbers of ranks, of which the first is launched."""
+    numbers = map(str, sizes)
+    return ["mpiexec", "-n", str(sizes[0]), sys.executable, "-m", "tests.run_on_ranks", *numbers, *options]
 
 
 def outcome(command: list[str], limit: float, no_tests: str) -> str:
@@ -46,17 +59,18 @@ def outcome(command: list[str], limit: float, no_tests: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.run_all",
-        usage="%(prog)s [--workers N] [--limit SECONDS] [options of pytest]",
+        usage="%(prog)s [--quick] [--workers N] [--limit SECONDS] [options of pytest]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--quick", action="store_true", help="run a sample of the tests, within a minute")
     parser.add_argument("--workers", type=int, default=2, help="how many run the tests in one process")
     parser.add_argument("--limit", type=float, default=3600, help="seconds that a group may take")
     ours, options = parser.parse_known_args()
     no_tests = "no such tests" if options else "FAILED: no tests"
     outcomes = {}
-    for name, command in groups(ours.workers, options).items():
+    for name, command in groups(ours.workers, options, ours.quick).items():
         print(f"\n{name}: {' '.join(command)}", flush=True)
         start = time.monotonic()
         outcomes[name] = outcome(command, ours.limit, no_tests), time.monotonic() - start
