@@ -92,7 +92,8 @@ class Tape:
 
     def __call__(self, *values: Value) -> list[Value]:
         # A Python number would promote weakly and has no methods; the tape was recorded for a NumPy scalar.
-        return self.apply(*[numpy.asarray(x)[()] if type(x) in PYTHON_NUMBERS else x for x in values])
+        numbers = [numpy.asarray(x)[()] if type(x) in PYTHON_NUMBERS else x for x in values]
+        return self.apply(*[x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("=")) for x in numbers])
 
     def apply(self, *values: Value) -> list[Value]:
         """Apply the operations one by one, under the current interpreter."""

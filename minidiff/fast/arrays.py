@@ -134,11 +134,9 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
         except KeyError:
             pulls = pulls_of(primitive)
         if pulls is None or (NARROW and has_narrow([equation.outputs[0].type])):
-            found = [known.pop(v, None) for v in equation.outputs]
-            if any(ct is not None for ct in found):
-                for a, ct in zip(inputs, transpose_equation(equation, found)):
-                    if ct is not None and isinstance(a, Var):
-                        known.add(a, ct)
+            for a, ct in zip(inputs, transpose_equation(equation, known)):
+                if ct is not None and isinstance(a, Var):
+                    known.add(a, ct)
             if once:
                 equation.inputs = ()
             continue
