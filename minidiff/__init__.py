@@ -27,6 +27,7 @@ from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundA
 from minidiff.diagnostics.other_libraries import missing as _missing
 from minidiff.diagnostics.siblings import shadowed as _shadowed
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
+from minidiff.show import program as _program  # noqa: F401  (how tapes print)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.transforms.recording import eval_shape, make_tape
 from minidiff.transforms.vmap import vmap

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from minidiff.core.tape import Atom, Equation, Tape, has_effects
+from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var
+from minidiff.higher_order.effects import has_effects
 
 
 def _nothing(*args: Any) -> int:

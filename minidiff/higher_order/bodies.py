@@ -20,11 +20,12 @@ from minidiff.core.operation import Primitive
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
 from minidiff.core.states import NONE
-from minidiff.core.tape import Equation, Tape, has_effects, tapes_of
+from minidiff.core.tape import Equation, Tape, tapes_of
 from minidiff.core.tracer import Value
 from minidiff.core.transpose import transpose_values
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     ELEMENT,

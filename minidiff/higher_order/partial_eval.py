@@ -16,11 +16,12 @@ from minidiff.core.interpreter import Interpreter, current_interpreter, enter, r
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
-from minidiff.core.tape import Atom, Equation, Tape, has_effects, with_equations, without_effects
+from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.interrupts import restores_interpreter
+from minidiff.higher_order.effects import has_effects, without_effects
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff import tree
-from minidiff.core.tape import Equation, Tape, without_effects
+from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import BatchTracer
@@ -24,6 +24,7 @@ from minidiff.higher_order.carries import (
     staging,
 )
 from minidiff.higher_order.cond import lent
+from minidiff.higher_order.effects import without_effects
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     SHARED,

@@ -22,13 +22,14 @@ from minidiff.core.operation import Primitive
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.states import REDUCED, UNREDUCED, AxisStates
-from minidiff.core.tape import Tape, has_effects, tapes_of
+from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, operand_type, plain_operand, typeof
 from minidiff.diagnostics.debug import CheckFinite, error_for, is_inexact, state, worst
 from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.cond import Cond, communications, run_if
+from minidiff.higher_order.effects import has_effects
 from minidiff.inputs.aliasing import owner_of
 from minidiff.inputs.dtypes import check_dtype
 from minidiff.ops.reduction import any as any_of
