@@ -17,7 +17,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var
 from minidiff.diagnostics.location import transposes
 from minidiff.fast.cotangents import compile_cotangent
-from minidiff.fast.steps import ArrayTape, Step
+from minidiff.fast.steps import ArrayTape, RecordedStep
 from minidiff.inputs.dtypes import NARROW, converted
 from minidiff.inputs.half import has_narrow
 from minidiff.ops import elementwise, linalg, reduction, shape
@@ -142,7 +142,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
             continue
         if once:
             equation.inputs = ()
-        name = equation if type(equation) is Step else equation.outputs[0]
+        name = equation if type(equation) is RecordedStep else equation.outputs[0]
         out_ct = known.pop(name, None)
         if out_ct is None:
             continue

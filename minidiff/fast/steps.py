@@ -29,7 +29,7 @@ from minidiff.ops import elementwise
 from minidiff.ops.base import Differentiable, Linear, differential_of
 
 
-class Step(Var):
+class RecordedStep(Var):
     """An equation with one result that is also its own output variable."""
 
     __slots__ = ("primitive", "inputs", "params")
@@ -45,7 +45,7 @@ class Step(Var):
         return (self,)
 
 
-class LocatedStep(Step):
+class LocatedStep(RecordedStep):
     """A step that keeps its source line, for the tape of a program."""
 
     __slots__ = ("source",)
@@ -161,7 +161,7 @@ class Sweep(JVP):
             return super().process(primitive, args, params)
         if form.operation is None:
             return JVPTracer(self, out, name) if name.type is type_ else super().process(primitive, args, params)
-        step, tracer = _new(Step), _new(JVPTracer)  # the constructors would take as long as all the rest
+        step, tracer = _new(RecordedStep), _new(JVPTracer)  # the constructors would take as long as all the rest
         step.primitive, step.type, step.inputs, step.params = form.operation, type_, inputs, params
         tracer.interpreter, tracer.primal, tracer.tangent = self, out, step
         self.equations.append(step)
@@ -202,7 +202,7 @@ class Sweep(JVP):
                 return JVPTracer(self, out, names[0])
             with running(self.below):
                 return self.join(out, primitive.tangent(out, primals, self.split(args)[1], params))
-        step = Step(type_)
+        step = RecordedStep(type_)
         if source is not None:
             step = LocatedStep(type_)
             step.source = source

@@ -291,7 +291,7 @@ def replaces(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool
 # ---------------------------------------------------------------- x[...]
 
 
-class Plan(NamedTuple):
+class IndexPlan(NamedTuple):
     """How to apply an index: `basic`, a gather at `arrays`, and a move to `front`."""
 
     basic: tuple  # integers, slices and None, one for each dimension; no ellipsis
@@ -303,11 +303,11 @@ _BASIC = (int, slice, type(None), type(Ellipsis))
 _FULL = slice(None)
 
 
-def plan(t: ShapedArray, index: Any) -> Plan:
+def plan(t: ShapedArray, index: Any) -> IndexPlan:
     """Plan how to apply an index to a value of type t; IndexError if it does not fit."""
     entries = index if type(index) is tuple else (index,)
     if all(type(i) in _BASIC for i in entries):
-        return Plan(tuple(_known(i) for i in _expand(entries, t)), {}, 0)
+        return IndexPlan(tuple(_known(i) for i in _expand(entries, t)), {}, 0)
     entries = [_normal(i, t) for i in entries]
     basic: list = []
     arrays: dict[int, Any] = {}
@@ -326,11 +326,11 @@ def plan(t: ShapedArray, index: Any) -> Plan:
             basic.append(_known(i))
         axis += i.ndim if _is_mask(i) else i is not None
     if not arrays:
-        return Plan(tuple(basic), {}, 0)
+        return IndexPlan(tuple(basic), {}, 0)
     for k, i in enumerate(basic):  # integers broadcast with integer arrays
         if type(i) is int:
             arrays[k], basic[k] = i, _FULL
-    return Plan(tuple(basic), arrays, min(arrays) if _stand_together(entries) else 0)
+    return IndexPlan(tuple(basic), arrays, min(arrays) if _stand_together(entries) else 0)
 
 
 def getitem(x: Value, index: Any) -> Value:

@@ -246,14 +246,14 @@ class At:
     def __init__(self, x: Value):
         self.x = x
 
-    def __getitem__(self, index: Any) -> Update:
-        return Update(self.x, index)
+    def __getitem__(self, index: Any) -> IndexUpdate:
+        return IndexUpdate(self.x, index)
 
     def __repr__(self) -> str:
         return f"<updates of {typeof(self.x)}: .at[index].set(values), .add, .multiply, …>"
 
 
-class Update:
+class IndexUpdate:
     """`x.at[index]`, whose methods return x with other values at `index`.
 
     Values broadcast to the shape of `x[index]`, and take the dtype of x. If an index names an element more than once,
@@ -429,7 +429,7 @@ def _mask_of(mask: Value, t: ShapedArray) -> Value:
 
 
 def at(x: Value) -> At:
-    """`x.at` for plain arrays too: `at(x)[index].set(v)`; see :class:`Update`.
+    """`x.at` for plain arrays too: `at(x)[index].set(v)`; see :class:`IndexUpdate`.
 
     >>> import numpy as np
     >>> x = np.arange(4.0)
