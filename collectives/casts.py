@@ -1,7 +1,8 @@
 """Casts: change the state of a value along mesh axes, and move nothing.
 
 The library inserts them where the operands of an operation disagree; users write them to say where sums over ranks are
-taken. Their rows, with the transposes, are in the table of `ops.py`; the states are those of `minidiff.core.states`.
+taken. Their rows, with the transposes, are in the table of `ops.py`, which explains the drawings too; the states are
+those of `minidiff.core.states`.
 """
 
 from __future__ import annotations
@@ -142,6 +143,10 @@ _OF_THE_SAME = (
 def pbroadcast(x: Any, axis_name: Axes) -> Any:
     """The same value, typed as varying. Of an invariant value it transposes to `psum`.
 
+        x:                   [a]  [a]
+        pbroadcast(x, 'i'):  [a]  [a]  {i}
+        backward:            [u]  [v]  {i}  ->  [u+v]  [u+v]
+
     Of a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
     their operands disagree, once per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it,
     and each call counts. Raises VarianceError for a value that already varies along one of the axes, or is unreduced
@@ -162,6 +167,10 @@ pvary = pbroadcast
 def reduced(x: Any, axis_name: Axes) -> Any:
     """The same value, with a cotangent that is unreduced. Invariant -> reduced.
 
+        x:                [a]  [a]
+        reduced(x, 'i'):  [a]  [a]  {R:i}
+        backward:         [u]  [v]  {U:i}  ->  [u+v]  [u+v]
+
     It does not communicate. It transposes to the `psum` of an unreduced value: the backward pass sums where this is
     written, and not where the value is used. Each use adds its part to the cotangent, so several uses share one sum.
     Raises VarianceError for a value that varies or is unreduced along one of the axes.
@@ -180,6 +189,10 @@ def reduced(x: Any, axis_name: Axes) -> Any:
 def unreduced(x: Any, axis_name: Axes) -> Any:
     """Each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
 
+        x:                  [a]  [b]  {i}
+        unreduced(x, 'i'):  [a]  [b]  {U:i}
+        backward:           [u]  [u]  {R:i}  ->  [u]  [u]  {i}
+
     It does not communicate. `psum` or `psum_scatter` takes the sum later; until then linear operations apply to the
     parts. Booleans become integers, so that they are counted. It transposes to `pbroadcast` of a reduced value, which
     moves nothing. Raises VarianceError for a value that does not vary along one of the axes, unless it is a constant
@@ -197,6 +210,10 @@ def unreduced(x: Any, axis_name: Axes) -> Any:
 
 def pcast(x: Any, axis_name: Axes, *, to: str) -> Any:
     """Change the state of `x` along mesh axes, moving nothing: `to` is the new state.
+
+        x:                            [a]  [a]
+        pcast(x, 'i', to='varying'):  [a]  [a]  {i}
+        backward:                     [u]  [v]  {i}  ->  [u+v]  [u+v]
 
     `to="varying"` is `pbroadcast`, `to="reduced"` is `reduced`, `to="unreduced"` is `unreduced`. Raises ValueError for
     another `to`, VarianceError if only communication leads there.

@@ -41,6 +41,10 @@ axes and vmap axes together.
 The examples assume `np`, `md`, `spmd`, `P` (which is `spmd.P`), and two ranks along one axis:
 `mesh = spmd.make_mesh((2,), ('i',), backend='simulated')`.
 
+Each public function has a drawing on the same two ranks: the operand, the result, and on the way back the cotangent of
+the result and that of the operand. A pair of brackets is a rank's block, and braces say how the value varies, as in
+types: `{i}` is varying, `{U:i}` unreduced, `{R:i}` reduced, and none is invariant. A test evaluates every drawing.
+
 Source: "Efficient transposition of replication-inducing collectives" (JEP 17111), the table in the section "Tracking
 device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff and sharding".
 """
@@ -283,6 +287,10 @@ def bind_over(primitive: Collective, x: Value, run: CollectiveAxes, **params: An
 def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     """The sum over ranks (all-reduce). Varying or unreduced -> invariant.
 
+        x:             [a]    [b]    {i}
+        psum(x, 'i'):  [a+b]  [a+b]
+        backward:      [u]    [u]  ->  [u]  [u]  {i}
+
     Of a varying value it transposes to `pbroadcast`, of an unreduced one to `reduced`: neither communicates.
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
@@ -337,6 +345,10 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
 def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant.
 
+        x:              [a]        [b]        {i}
+        pmean(x, 'i'):  [(a+b)/2]  [(a+b)/2]
+        backward:       [u]        [u]  ->  [u/2]  [u/2]  {i}
+
     `axis_index_groups` are as in `psum`, but all of the same size.
 
     >>> f = lambda x: pmean(x, 'i')
@@ -358,6 +370,10 @@ def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 def pmax(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     """The elementwise maximum over ranks. Varying -> invariant.
 
+        x:             [1]  [4]  {i}
+        pmax(x, 'i'):  [4]  [4]
+        backward:      [u]  [u]  ->  [0]  [u]  {i}
+
     Tied ranks share the derivative. The derivative counts the tied ranks with an all-reduce in the forward pass; the
     backward pass does not communicate. With `axis_index_groups`, as in `psum`: varying -> varying.
 
@@ -370,6 +386,10 @@ def pmax(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
 def pmin(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     """The elementwise minimum over ranks; otherwise as `pmax`.
+
+        x:             [1]  [4]  {i}
+        pmin(x, 'i'):  [1]  [1]
+        backward:      [u]  [u]  ->  [u]  [0]  {i}
 
     >>> f = lambda x: pmin(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -406,6 +426,10 @@ def all_gather(
 ) -> Any:
     """All ranks' blocks, on every rank: stacked, or with `tiled` concatenated.
 
+        x:                               [a]      [b]      {i}
+        all_gather(x, 'i', tiled=True):  [a,b]    [a,b]    {i}
+        backward:                        [u0,u1]  [v0,v1]  {i}  ->  [u0+v0]  [u1+v1]  {i}
+
     They are put along `axis`. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes
     to `psum_scatter`. With `axis_index_groups` (as in `psum`, but all of the same size n), gather within each group.
     `to` is the state of the result: with `"invariant"` it is `all_gather_invariant`; with `"reduced"` the result is
@@ -429,6 +453,10 @@ _GATHERS = {p.gives: p for p in (all_gather_p, all_gather_invariant_p, all_gathe
 
 def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
     """`all_gather` with a result typed as invariant. Transposes to `pscatter`.
+
+        x:                                         [a]    [b]    {i}
+        all_gather_invariant(x, 'i', tiled=True):  [a,b]  [a,b]
+        backward:                                  [u,v]  [u,v]  ->  [u]  [v]  {i}
 
     >>> f = lambda x: all_gather_invariant(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 9]))
@@ -468,6 +496,10 @@ def psum_scatter(
 ) -> Any:
     """The sum over ranks, scattered: each rank gets its part (a reduce-scatter).
 
+        x:                                 [a0,a1]  [b0,b1]  {i}
+        psum_scatter(x, 'i', tiled=True):  [a0+b0]  [a1+b1]  {i}
+        backward:                          [u]      [v]      {i}  ->  [u,v]  [u,v]  {i}
+
     Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying, and transposes to `all_gather`; or
     unreduced -> varying, and transposes to `all_gather(to='reduced')`.
     With `axis_index_groups` (as in `psum`, but all of the same size n), sum and scatter within each group.
@@ -503,6 +535,10 @@ def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAx
 
 def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
     """The local slice of an invariant or reduced value, which varies.
+
+        x:                             [a,b]  [a,b]
+        pscatter(x, 'i', tiled=True):  [a]    [b]    {i}
+        backward:                      [u]    [v]    {i}  ->  [u,v]  [u,v]
 
     It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Of an invariant value it
     transposes to `all_gather_invariant`; of a reduced one, to placing the slice in zeros, as a rank's part of a sum,
@@ -544,6 +580,10 @@ def all_to_all(
     splits: Any = None,
 ) -> Any:
     """Send part k along `split_axis` to rank k; put parts along `concat_axis`.
+
+        x:                                     [a0,a1]  [b0,b1]  {i}
+        all_to_all(x, 'i', 0, 0, tiled=True):  [a0,b0]  [a1,b1]  {i}
+        backward:                              [u0,u1]  [v0,v1]  {i}  ->  [u0,v0]  [u1,v1]  {i}
 
     Shapes over n ranks, split_axis=0, concat_axis=1: [n, b] -> [b, n], tiled [n*a, b] -> [a, n*b].
     Varying -> varying; transposes to itself with the two axes swapped. With `axis_index_groups` (as in `psum`, but all
@@ -601,6 +641,10 @@ def _ragged(x: Value, run: CollectiveAxes, axis: int, concat_axis: int, splits: 
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
     """Send blocks from rank to rank, for each (source, destination) in `perm`.
 
+        x:                           [a]  [b]  {i}
+        ppermute(x, 'i', [(0, 1)]):  [0]  [a]  {i}
+        backward:                    [u]  [v]  {i}  ->  [v]  [0]  {i}
+
     A rank that is not a destination gets zeros. Varying -> varying; transposes to the reversed permutation.
     Raises ValueError for a source or a destination that is repeated or out of range.
 
@@ -623,6 +667,10 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
 def pscan(x: Any, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Any:
     """The sum of the blocks of the ranks up to this one: a prefix sum (MPI_Scan).
+
+        x:              [a]  [b]    {i}
+        pscan(x, 'i'):  [a]  [a+b]  {i}
+        backward:       [u]  [v]    {i}  ->  [u+v]  [v]  {i}
 
     With `exclusive`, the sum of those before this rank (MPI_Exscan): zeros on the first one. With `reverse`, ranks are
     counted from the last one. `x` is a tree of arrays; booleans are counted. Varying -> varying; transposes to itself
@@ -656,6 +704,10 @@ def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
 def axis_index(axis_name: AxisName) -> Value:
     """This rank's index along an axis, or several in order: a varying integer.
 
+        x:                none
+        axis_index('i'):  [0]  [1]  {i}
+        backward:         none
+
     >>> f = lambda x: x + 10 * axis_index('i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([ 3,  1, 14, 11], P('i'))
@@ -671,6 +723,10 @@ def axis_index(axis_name: AxisName) -> Value:
 
 def axis_size(axis_name: Axes) -> int:
     """The number of ranks along an axis, or along several together.
+
+        x:               none
+        axis_size('i'):  [2]  [2]
+        backward:        none
 
     >>> f = lambda x: x + 10 * axis_size('i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
