@@ -92,8 +92,8 @@ def test_every_extra_is_explained():
 
 # ---------------------------------------------------------------- the source distribution
 
-FOLDERS = ("minidiff", "collectives", "spmd", "tests", "docs", "notebooks", ".ci")
-FILES = ("*.md", "*.cfg", "*.toml", "*.in", "Makefile", "LICENSE", ".gitignore", ".pre-commit-config.yaml")
+FOLDERS = ("minidiff", "collectives", "spmd", "tests", "docs", "notebooks", ".ci", ".github")
+FILES = ("*.md", "*.cfg", "*.cff", "*.toml", "*.in", "Makefile", "LICENSE", ".gitignore", ".pre-commit-config.yaml")
 
 
 def test_a_source_distribution_is_whole(tmp_path):
@@ -111,3 +111,18 @@ def test_a_source_distribution_is_whole(tmp_path):
     files = {file.relative_to(copy).as_posix() for file in copy.rglob("*") if file.is_file()}
     made = {name for name in files if name.startswith("minidiff.egg-info/")}
     assert sorted(files - made - packed) == [] and len(files) > 400
+
+
+# ---------------------------------------------------------------- where settings are
+
+
+def test_pyproject_has_only_what_setup_cfg_cannot():
+    tables = re.findall(r"^\[(?:tool\.)?([\w-]+)", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert {*tables} == {"build-system", "ruff"}
+    assert {"metadata", "options", "tool:pytest", "mypy"} <= {*SETTINGS}
+
+
+def test_the_oldest_python_is_tested():
+    (matrix,) = re.findall(r"python: \[(.*)\]", (ROOT / ".github/workflows/test.yml").read_text())
+    assert SETTINGS["options"]["python_requires"] == f">={SETTINGS['mypy']['python_version']}"
+    assert matrix.split(", ")[0].strip('"') == SETTINGS["mypy"]["python_version"]
