@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from collectives.axes import Axes, axes_in_scope, collective_axes
-from collectives.ops import CASTS, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
+from collectives.ops import CASTS, Tree, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
 from minidiff.core.interpreter import current_interpreter, current_scope, enter, running
 from minidiff.core.operation import Primitive
@@ -140,7 +140,7 @@ _OF_THE_SAME = (
 # ---------------------------------------------------------------- public functions
 
 
-def pbroadcast(x: Any, axis_name: Axes) -> Any:
+def pbroadcast(x: Tree, axis_name: Axes) -> Tree:
     """The same value, typed as varying. Of an invariant value it transposes to `psum`.
 
         x:                   [a]  [a]
@@ -164,7 +164,7 @@ def pbroadcast(x: Any, axis_name: Axes) -> Any:
 pvary = pbroadcast
 
 
-def reduced(x: Any, axis_name: Axes) -> Any:
+def reduced(x: Tree, axis_name: Axes) -> Tree:
     """The same value, with a cotangent that is unreduced. Invariant -> reduced.
 
         x:                [a]  [a]
@@ -186,7 +186,7 @@ def reduced(x: Any, axis_name: Axes) -> Any:
     return _written_cast(reduced_p, x, axis_name)
 
 
-def unreduced(x: Any, axis_name: Axes) -> Any:
+def unreduced(x: Tree, axis_name: Axes) -> Tree:
     """Each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
 
         x:                  [a]  [b]  {i}
@@ -208,7 +208,7 @@ def unreduced(x: Any, axis_name: Axes) -> Any:
     return _written_cast(unreduced_p, x, axis_name)
 
 
-def pcast(x: Any, axis_name: Axes, *, to: str) -> Any:
+def pcast(x: Tree, axis_name: Axes, *, to: str) -> Tree:
     """Change the state of `x` along mesh axes, moving nothing: `to` is the new state.
 
         x:                            [a]  [a]

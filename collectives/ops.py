@@ -52,7 +52,7 @@ device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 
@@ -89,6 +89,9 @@ from minidiff.inputs.dtypes import is_scalar_constant, plain
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
+
+#: What a collective takes: a tree of arrays. Its result has the same structure, and type checkers take the same type.
+Tree = TypeVar("Tree")
 
 # ---------------------------------------------------------------- the table
 
@@ -284,7 +287,7 @@ def bind_over(primitive: Collective, x: Value, run: CollectiveAxes, **params: An
 # ---------------------------------------------------------------- public functions
 
 
-def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
+def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     """The sum over ranks (all-reduce). Varying or unreduced -> invariant.
 
         x:             [a]    [b]    {i}
@@ -342,7 +345,7 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
     return rounded_once(lambda x: bind_over(psum_p, times(parts_over(x, part), copies), part), x)
 
 
-def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
+def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant.
 
         x:              [a]        [b]        {i}
@@ -367,7 +370,7 @@ def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     return each_leaf(mean, x)
 
 
-def pmax(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
+def pmax(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     """The elementwise maximum over ranks. Varying -> invariant.
 
         x:             [1]  [4]  {i}
@@ -384,7 +387,7 @@ def pmax(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     return _extremum(pmax_p, x, axis_name, axis_index_groups)
 
 
-def pmin(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
+def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     """The elementwise minimum over ranks; otherwise as `pmax`.
 
         x:             [1]  [4]  {i}
@@ -416,14 +419,14 @@ def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
 
 
 def all_gather(
-    x: Any,
+    x: Tree,
     axis_name: AxisName,
     axis: int = 0,
     tiled: bool = False,
     *,
     axis_index_groups: Any = None,
     to: str = VARYING,
-) -> Any:
+) -> Tree:
     """All ranks' blocks, on every rank: stacked, or with `tiled` concatenated.
 
         x:                               [a]      [b]      {i}
@@ -451,7 +454,7 @@ def all_gather(
 _GATHERS = {p.gives: p for p in (all_gather_p, all_gather_invariant_p, all_gather_reduced_p)}
 
 
-def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+def all_gather_invariant(x: Tree, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Tree:
     """`all_gather` with a result typed as invariant. Transposes to `pscatter`.
 
         x:                                         [a]    [b]    {i}
@@ -487,13 +490,13 @@ def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxe
 
 
 def psum_scatter(
-    x: Any,
+    x: Tree,
     axis_name: AxisName,
     scatter_dimension: int = 0,
     tiled: bool = False,
     *,
     axis_index_groups: Any = None,
-) -> Any:
+) -> Tree:
     """The sum over ranks, scattered: each rank gets its part (a reduce-scatter).
 
         x:                                 [a0,a1]  [b0,b1]  {i}
@@ -533,7 +536,7 @@ def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAx
     return leaf if cut == tiled else squeeze(leaf, at)
 
 
-def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+def pscatter(x: Tree, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Tree:
     """The local slice of an invariant or reduced value, which varies.
 
         x:                             [a,b]  [a,b]
@@ -570,7 +573,7 @@ def local_slice(x: Value, run: CollectiveAxes, axis: int, tiled: bool) -> Value:
 
 
 def all_to_all(
-    x: Any,
+    x: Tree,
     axis_name: AxisName,
     split_axis: int,
     concat_axis: int,
@@ -578,7 +581,7 @@ def all_to_all(
     *,
     axis_index_groups: Any = None,
     splits: Any = None,
-) -> Any:
+) -> Tree:
     """Send part k along `split_axis` to rank k; put parts along `concat_axis`.
 
         x:                                     [a0,a1]  [b0,b1]  {i}
@@ -638,7 +641,7 @@ def _ragged(x: Value, run: CollectiveAxes, axis: int, concat_axis: int, splits: 
     return bind_over(ragged_all_to_all_p, x, run, axis=axis, splits=splits)
 
 
-def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
+def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Tree:
     """Send blocks from rank to rank, for each (source, destination) in `perm`.
 
         x:                           [a]  [b]  {i}
@@ -665,7 +668,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     return each_leaf(lambda leaf: bind_over(ppermute_p, varying_over(array_of(leaf), run), run, perm=pairs), x)
 
 
-def pscan(x: Any, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Any:
+def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Tree:
     """The sum of the blocks of the ranks up to this one: a prefix sum (MPI_Scan).
 
         x:              [a]  [b]    {i}
@@ -690,7 +693,7 @@ def pscan(x: Any, axis_name: AxisName, *, reverse: bool = False, exclusive: bool
     return each_leaf(lambda leaf: bind_over(pscan_p, counted(varying_over(array_of(leaf), run)), run, **how), x)
 
 
-def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
+def shifted(x: Tree, axis_name: AxisName, by: int) -> Tree:
     """Send each value `by` ranks further around the ring of an axis (`ppermute`).
 
     >>> f = lambda x: shifted(x, 'i', 1)

@@ -30,12 +30,11 @@ Sources: the MPI standard, chapter "Collective Communication"; types and transpo
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy
 
 from collectives.axes import AxisName, CollectiveAxes, check_rank, single_axes
 from collectives.ops import (
+    Tree,
     array_of,
     axis_index,
     bind_over,
@@ -78,7 +77,7 @@ def _rooted(name: str, axis_name: AxisName, root: int) -> tuple[CollectiveAxes, 
 # ---------------------------------------------------------------- public functions
 
 
-def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+def broadcast(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     """The root's value, on every rank. Varying -> invariant; transpose `at_root`.
 
         x:                          [a]  [b]  {i}
@@ -103,7 +102,7 @@ def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     return each_leaf(sent, x)
 
 
-def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+def broadcast_varying(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     """`broadcast` with a result typed as varying. Transposes to `reduce`.
 
         x:                                  [a]  [b]  {i}
@@ -127,7 +126,7 @@ def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     return each_leaf(sent, x)
 
 
-def at_root(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+def at_root(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     """An invariant value on the root, zeros elsewhere. Transposes to `broadcast`.
 
         x:                        [a]  [a]
@@ -151,7 +150,7 @@ def _at_root(x: Value, run: CollectiveAxes, root: int) -> Value:
     return bind_over(at_root_p, x, run, root=root)
 
 
-def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+def reduce(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     """The sum over ranks on the root, zeros elsewhere (MPI_Reduce).
 
         x:                       [a]  [b]    {i}
@@ -176,7 +175,7 @@ def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     return each_leaf(reduced, x)
 
 
-def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
+def gather(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Tree:
     """All ranks' blocks on the root, stacked or with `tiled` concatenated.
 
         x:                                   [a]      [b]      {i}
@@ -200,7 +199,7 @@ def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: boo
     return each_leaf(lambda x: join_runs("gather", gathered, x, [run], axis, tiled), x)
 
 
-def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
+def scatter(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Tree:
     """The root's value, split along `axis` over the ranks. Transposes to `gather`.
 
         x:                                    [a0,a1]  [b0,b1]  {i}

@@ -51,6 +51,26 @@ def test_type_checkers_find_the_packages_above_a_clone(above_a_clone):
     assert run.returncode == 0, run.stdout
 
 
+def strict(program, folder):
+    """What mypy reports of a program in strict mode."""
+    (folder / "program.py").write_text(program)
+    arguments = "-m", "mypy", "--strict", "--follow-imports=silent", "program.py"
+    return python(*arguments, cwd=folder, MYPYPATH=str(ROOT)).stdout
+
+
+def test_a_users_program_passes_strict_type_checks(tmp_path):
+    assert strict((ROOT / "tests/typed_script.py").read_text(), tmp_path).startswith("Success")
+    wrong = strict("import collectives\n\ntotal: str = collectives.psum(1, 'i')\n", tmp_path)
+    assert 'expression has type "int", variable has type "str"' in wrong
+
+
+def test_a_users_program_runs():
+    run = python("-m", "tests.typed_script", cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    first, last = map(float, run.stdout.split(" -> "))
+    assert last < first / 2
+
+
 def test_another_package_of_the_same_name(tmp_path):
     """A script's own file, or what pip has installed, comes first."""
     for name in ("collectives", "spmd"):
