@@ -2,6 +2,8 @@
 
 Call them inside the body of a `spmd.shard_map`, over the axes of its mesh. `collectives.algorithms` builds them
 from point-to-point messages; `collectives.cost` has their costs.
+
+The help of each draws its operand, its result and its backward pass on two ranks, as in `help(collectives.psum)`.
 """
 
 import typing as _typing
