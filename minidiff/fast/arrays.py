@@ -93,23 +93,25 @@ def pulls_of(primitive: Primitive) -> Sequence[Callable | None] | None:
 # ---------------------------------------------------------------- the walk
 
 
-class Sums(dict[Var, Value]):
+class Sums:
     """Cotangents of variables; those that are sums made here are added to in place."""
 
     def __init__(self) -> None:
+        self.known: dict[Var, Value] = {}
         self.owned: set[Var] = set()
 
     def add(self, a: Atom, ct: Value) -> None:
-        if a not in self:
-            self[a] = ct
-        elif a in self.owned and type(ct) is numpy.ndarray:
-            numpy.add(self[a], ct, out=self[a])
+        known, owned = self.known, self.owned
+        if a not in known:
+            known[a] = ct
+        elif a in owned and type(ct) is numpy.ndarray:
+            numpy.add(known[a], ct, out=known[a])
         else:
-            self[a] = total = self[a] + ct
+            known[a] = total = known[a] + ct
             if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
-                self.owned.add(a)
+                owned.add(a)
             else:
-                self.owned.discard(a)
+                owned.discard(a)
 
 
 @transposes
@@ -121,11 +123,11 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
         or any(isinstance(ct, Tracer) for ct in cts)
     ):
         return reverse.backward_pass(tape, cts)
-    known = Sums()
-    owned = known.owned
+    sums = Sums()
+    known, owned = sums.known, sums.owned
     for a, ct in zip(tape.outputs, cts):
         if ct is not None and a is not None:
-            known.add(a, ct)
+            sums.add(a, ct)
     once = type(tape.equations) is Once
     for equation in list.__reversed__(tape.equations):
         primitive, inputs = equation.primitive, equation.inputs
@@ -136,7 +138,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
         if pulls is None or (NARROW and has_narrow([equation.outputs[0].type])):
             for a, ct in zip(inputs, transpose_equation(equation, known)):
                 if ct is not None and isinstance(a, Var):
-                    known.add(a, ct)
+                    sums.add(a, ct)
             if once:
                 equation.inputs = ()
             continue
@@ -148,7 +150,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
             continue
         if owned:
             owned.discard(name)  # which would keep the step
-        i, type_, params = len(inputs) - len(pulls), name.type, equation.params
+        i, type_, params = -len(pulls), name.type, equation.params
         for pull in pulls:
             a, ct = inputs[i], out_ct
             i += 1
@@ -160,7 +162,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
             if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
                 ct = match_arrays(ct, t)
             if a in known:
-                known.add(a, ct)
+                sums.add(a, ct)
             else:
                 known[a] = ct
     return [known.get(v) for v in tape.inputs]
