@@ -25,10 +25,11 @@ from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import vmap
 from minidiff.diagnostics import debug
-from minidiff.diagnostics import tracebacks as _tracebacks
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
 from minidiff.diagnostics.other_libraries import missing as _missing
 from minidiff.diagnostics.siblings import shadowed as _shadowed
+from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
+from minidiff.diagnostics.tracebacks import hide_own_frames as _hide_own_frames
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 
 __version__ = "0.1.0.dev0"
@@ -164,12 +165,14 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
 
 else:  # type checkers would infer from it that every name exists
 
+    @_hide_own_frames
     def __getattr__(name: str) -> _typing.Any:
         if name not in _LATER:
             raise _missing(__name__, name, __dir__())
         path, inside = _LATER[name]
         module = _importlib.import_module(path)
         globals()[name] = getattr(module, name) if inside else module
+        _hide_frames_of(globals(), [name])
         return globals()[name]
 
 
@@ -182,4 +185,4 @@ for _name in ("collectives", "spmd"):
         _warnings.warn(_message, stacklevel=2)
 
 debug.from_environment()
-_tracebacks.install()
+_hide_frames_of(globals(), __all__)

@@ -17,6 +17,7 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.tracer import NO_PARAMS, NUMPY_FUNCTIONS, OPERATIONS, Tracer
 from minidiff.diagnostics.other_libraries import COUNTERPARTS
+from minidiff.diagnostics.tracebacks import leave
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import ufunc_methods
@@ -28,34 +29,42 @@ from minidiff.ops.discrete import concrete
 
 
 def array_ufunc(self: Tracer, ufunc, method, *inputs, **kwargs):
-    interpreter = current_interpreter()
-    if interpreter is EVALUATE:
-        self.check_own(interpreter)
-    if method == "__call__" and not kwargs:  # the fast path, for nearly all calls
-        primitive, function = OPERATIONS.get(ufunc), None
-        try:
-            if primitive is not None and interpreter.scope is None:
-                return interpreter.process(primitive, inputs, NO_PARAMS)
-            function = NUMPY_FUNCTIONS.get(ufunc)
-            if function is not None:
-                return function(*inputs)
-        except (AttributeError, TypeError) as error:
-            if any(map(defers_to, inputs)):
-                return NotImplemented
-            inputs, _ = _converted(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
-            return self.__array_ufunc__(ufunc, method, *inputs)
-    return call_ufunc(ufunc, method, inputs, kwargs)
+    try:
+        interpreter = current_interpreter()
+        if interpreter is EVALUATE:
+            self.check_own(interpreter)
+        if method == "__call__" and not kwargs:  # the fast path, for nearly all calls
+            primitive, function = OPERATIONS.get(ufunc), None
+            try:
+                if primitive is not None and interpreter.scope is None:
+                    return interpreter.process(primitive, inputs, NO_PARAMS)
+                function = NUMPY_FUNCTIONS.get(ufunc)
+                if function is not None:
+                    return function(*inputs)
+            except (AttributeError, TypeError) as error:
+                if any(map(defers_to, inputs)):
+                    return NotImplemented
+                inputs, _ = _converted(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
+                return self.__array_ufunc__(ufunc, method, *inputs)
+        return call_ufunc(ufunc, method, inputs, kwargs)
+    except BaseException as error:
+        leave(error)
+        raise
 
 
 def array_function(self: Tracer, func, types, args, kwargs):
-    function = NUMPY_FUNCTIONS.get(func)
-    if function is None:
-        return call_otherwise(func, args, kwargs)
     try:
-        return function(*args, **kwargs)
-    except (AttributeError, TypeError) as error:
-        args, kwargs = _converted(error, func, function, args, kwargs)
-    return self.__array_function__(func, types, args, kwargs)
+        function = NUMPY_FUNCTIONS.get(func)
+        if function is None:
+            return call_otherwise(func, args, kwargs)
+        try:
+            return function(*args, **kwargs)
+        except (AttributeError, TypeError) as error:
+            args, kwargs = _converted(error, func, function, args, kwargs)
+        return self.__array_function__(func, types, args, kwargs)
+    except BaseException as error:
+        leave(error)
+        raise
 
 
 def _converted(error: Exception, func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple:

@@ -19,6 +19,7 @@ import numpy
 
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.diagnostics.errors import TracerError
+from minidiff.diagnostics.tracebacks import leave
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, full_name
 from minidiff.ops.arrays import as_array
 
@@ -47,15 +48,19 @@ def accepting_lists(numpy_function: Callable) -> Callable:
 def _of_function(numpy_function: Callable) -> Callable:
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
-        if args and type(args[0]) is not numpy.ndarray and isinstance(args[0], Tracer):
-            return args[0].__array_function__(numpy_function, (), args, kwargs)
         try:
-            return numpy_function(*args, **kwargs)
-        except TracerError:
-            x = _tracer_in_lists((*args, *kwargs.values()))
-            if x is None:
-                raise
-        return _dispatched(x, numpy_function, args, kwargs)
+            if args and type(args[0]) is not numpy.ndarray and isinstance(args[0], Tracer):
+                return args[0].__array_function__(numpy_function, (), args, kwargs)
+            try:
+                return numpy_function(*args, **kwargs)
+            except TracerError:
+                x = _tracer_in_lists((*args, *kwargs.values()))
+                if x is None:
+                    raise
+            return _dispatched(x, numpy_function, args, kwargs)
+        except BaseException as error:
+            leave(error)
+            raise
 
     return from_numpy
 
@@ -66,11 +71,15 @@ def explaining_sizes(numpy_function: Callable) -> Callable:
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         try:
-            return numpy_function(*args, **kwargs)
-        except TypeError:
-            x = _tracer_in_lists((args, tuple(kwargs.values())))
-            if x is not None:
-                operator.index(x)
+            try:
+                return numpy_function(*args, **kwargs)
+            except TypeError:
+                x = _tracer_in_lists((args, tuple(kwargs.values())))
+                if x is not None:
+                    operator.index(x)
+                raise
+        except BaseException as error:
+            leave(error)
             raise
 
     return from_numpy
@@ -102,25 +111,33 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
     general = _retrying(numpy_function)
 
     def unary(x: Any, /, *out: Any, **kwargs: Any) -> Any:
-        if out or kwargs:
-            return general(x, *out, **kwargs)
-        if type(x) is not numpy.ndarray and isinstance(x, Tracer):
-            return x.__array_ufunc__(numpy_function, "__call__", x)
         try:
-            return numpy_function(x)
-        except TracerError:
-            return general(x)
+            if out or kwargs:
+                return general(x, *out, **kwargs)
+            if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+                return x.__array_ufunc__(numpy_function, "__call__", x)
+            try:
+                return numpy_function(x)
+            except TracerError:
+                return general(x)
+        except BaseException as error:
+            leave(error)
+            raise
 
     def binary(x: Any, y: Any, /, *out: Any, **kwargs: Any) -> Any:
-        if out or kwargs:
-            return general(x, y, *out, **kwargs)
-        if type(x) is not numpy.ndarray and isinstance(x, Tracer):
-            result = x.__array_ufunc__(numpy_function, "__call__", x, y)
-            return general(x, y) if result is NotImplemented else result
         try:
-            return numpy_function(x, y)
-        except TracerError:
-            return general(x, y)
+            if out or kwargs:
+                return general(x, y, *out, **kwargs)
+            if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+                result = x.__array_ufunc__(numpy_function, "__call__", x, y)
+                return general(x, y) if result is NotImplemented else result
+            try:
+                return numpy_function(x, y)
+            except TracerError:
+                return general(x, y)
+        except BaseException as error:
+            leave(error)
+            raise
 
     function = functools.wraps(numpy_function)({1: unary, 2: binary}.get(numpy_function.nin, general))
     vars(function).update(
@@ -136,11 +153,15 @@ def _retrying(numpy_function: Callable) -> Callable:
     @functools.wraps(numpy_function)
     def function(*args: Any, **kwargs: Any) -> Any:
         try:
-            return numpy_function(*args, **kwargs)
-        except TracerError:
-            if _tracer_in_lists(args) is None:
-                raise
-        return numpy_function(*map(_array_of_traced, args), **kwargs)
+            try:
+                return numpy_function(*args, **kwargs)
+            except TracerError:
+                if _tracer_in_lists(args) is None:
+                    raise
+            return numpy_function(*map(_array_of_traced, args), **kwargs)
+        except BaseException as error:
+            leave(error)
+            raise
 
     return function
 
