@@ -12,19 +12,17 @@ compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `whi
 """
 
 import importlib as _importlib
+import os as _os
 import typing as _typing
 import warnings as _warnings
 
 from minidiff import numpy, tree
-from minidiff.compiler import equality as _equality  # noqa: F401  (`==` of tapes)
-from minidiff.compiler.jit import jit
 from minidiff.core.forward import jvp
 from minidiff.core.reverse import grad, linearize, value_and_grad, vjp
 from minidiff.core.staging import eval_shape, make_tape
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import vmap
-from minidiff.diagnostics import debug
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
 from minidiff.diagnostics.other_libraries import missing as _missing
 from minidiff.diagnostics.siblings import shadowed as _shadowed
@@ -126,7 +124,9 @@ _LATER = {
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
     **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.core.transpose", True)),
     **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.diagnostics.debug", True)),
+    "debug": ("minidiff.diagnostics.debug", False),
     "draw": ("minidiff.show.graph", True),
+    "jit": ("minidiff.compiler.jit", True),
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.checks", True),
     "optim": ("minidiff.optim", False),
@@ -141,7 +141,9 @@ _LATER = {
 if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff import nn, optim, precision, random
     from minidiff.checks import numerical, testing
+    from minidiff.compiler.jit import jit
     from minidiff.core.transpose import linear_transpose, transpose
+    from minidiff.diagnostics import debug
     from minidiff.diagnostics.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
@@ -184,5 +186,13 @@ for _name in ("collectives", "spmd"):
     if _message := _shadowed(_name):  # no error: a program may need neither
         _warnings.warn(_message, stacklevel=2)
 
-debug.from_environment()
+
+def _are_equal(one: Tape, two: object) -> bool:
+    return _importlib.import_module("minidiff.compiler.equality").same(one, two)
+
+
+Tape.__eq__ = _are_equal
+
+if "MINIDIFF_DEBUG_NANS" in _os.environ:
+    _importlib.import_module("minidiff.diagnostics.debug").from_environment()
 _hide_frames_of(globals(), __all__)

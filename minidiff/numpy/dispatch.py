@@ -6,7 +6,6 @@ raise an error that says what to use instead.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 from collections.abc import Callable, Iterable
@@ -20,7 +19,7 @@ from minidiff.diagnostics.other_libraries import COUNTERPARTS
 from minidiff.diagnostics.tracebacks import leave
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
-from minidiff.ops import ufunc_methods
+from minidiff.ops import declare_all, ufunc_methods
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert, defers_to
 from minidiff.ops.discrete import concrete
@@ -155,6 +154,9 @@ def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> li
 
 def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Call a non-operation on concrete values, or raise the error that refuses it."""
+    declare_all()
+    if function := NUMPY_FUNCTIONS.get(func):
+        return function(*args, **kwargs)
     name = full_name(func)
     if name[3:] in FROM_VALUES:
         weights = kwargs.get("weights")
@@ -244,6 +246,8 @@ def unsupported(func: Callable, args: Iterable[Any]) -> TypeError:
     message = f"{name} is not supported on traced values{shown}"
     if name[3:] in REFUSED:
         return TypeError(f"{message}: {REFUSED[name[3:]]}")
+    import difflib  # only errors need it
+
     names = [n for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]
     near = difflib.get_close_matches(name[3:], names, n=3, cutoff=0.7)
     return TypeError(message + (f"; similar names: {', '.join('np.' + n for n in near)}" if near else ""))

@@ -9,9 +9,10 @@ skipped, which makes these calls faster than NumPy's own; calls with plain array
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
@@ -19,22 +20,43 @@ import numpy
 
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.diagnostics.errors import TracerError
-from minidiff.diagnostics.tracebacks import leave
+from minidiff.diagnostics.tracebacks import hide_own_frames, leave
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, full_name
+from minidiff.ops import declare_all
 from minidiff.ops.arrays import as_array
 
 _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 
 
-def namespace(module: ModuleType) -> dict[str, Any]:
-    """The public names of a NumPy module, with functions that accept lists."""
-    return {name: _ours(x) if callable(x) else x for name, x in vars(module).items() if name in module.__all__}
+def attributes(
+    namespace: dict[str, Any], module: ModuleType, names: Collection[str], submodules: Collection[str] = ()
+) -> Callable[[str], Any]:
+    """The `__getattr__` of a namespace with these names of a NumPy module, whose functions accept lists.
+
+    Each is made when it is first used: to make them all takes as long as to import NumPy.
+    """
+
+    @hide_own_frames
+    def find(name: str) -> Any:
+        if name in submodules:
+            return importlib.import_module(f"{namespace['__name__']}.{name}")
+        if name not in names:
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
+        x = getattr(module, name)
+        namespace[name] = found = _ours(x) if callable(x) else x
+        return found
+
+    return find
 
 
 def _ours(x: Callable) -> Callable:
-    if x in NUMPY_FUNCTIONS or full_name(x)[3:] in FROM_VALUES:
+    name = full_name(x)[3:]
+    if x in NUMPY_FUNCTIONS or name in FROM_VALUES:
         return accepting_lists(x)
-    return explaining_sizes(x) if full_name(x)[3:] in CREATION else x
+    if isinstance(x, type) or name in CREATION:
+        return explaining_sizes(x) if name in CREATION else x
+    declare_all()
+    return accepting_lists(x) if x in NUMPY_FUNCTIONS else x
 
 
 @functools.cache

@@ -16,7 +16,6 @@ Entry = Any  # None, an axis's name, or a tuple of names
 Names = str | Iterable[str]  # an axis's name, or several
 
 
-@hide_own_frames
 class PartitionSpec:
     """The split of an array's dimensions over a mesh: `P('x', None, ('y', 'z'))`.
 
@@ -41,6 +40,7 @@ class PartitionSpec:
 
     __slots__ = ("entries", "unreduced", "reduced", "summed", "path", "_known_key")
 
+    @hide_own_frames
     def __init__(self, *entries: Entry, unreduced: Names = (), reduced: Names = (), sum: Names = ()):
         for what, entry in [*[("an entry", e) for e in entries], ("sum", sum)]:
             if not all(isinstance(name, str) for name in names(entry)):
