@@ -136,5 +136,12 @@ def hide_frames_of(namespace: dict[str, Any], names: Iterable[str]) -> None:
     for name in names:
         found = namespace.get(name)
         if type(found) is FunctionType:
-            namespace[name] = public = hide_own_frames(found)
-            public.__module__ = namespace["__name__"]  # pickle looks for it there
+            namespace[name] = _public(found, namespace["__name__"])
+
+
+@functools.cache
+def _public(function: FunctionType, module: str) -> Callable:
+    """The function that users import from a module, where pickle looks for it. It is one, also under two names."""
+    public = hide_own_frames(function)
+    public.__module__ = module
+    return public
