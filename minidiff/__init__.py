@@ -139,11 +139,11 @@ _LATER = {
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
+    import minidiff.diagnostics.debug as debug
     from minidiff import nn, optim, precision, random
     from minidiff.checks import numerical, testing
     from minidiff.compiler.jit import jit
     from minidiff.core.transpose import linear_transpose, transpose
-    from minidiff.diagnostics import debug
     from minidiff.diagnostics.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
