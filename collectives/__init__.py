@@ -29,6 +29,7 @@ from collectives.rooted import at_root, broadcast, broadcast_varying, gather, re
 from minidiff import __version__ as __version__
 from minidiff.core.ranks import install as _install
 from minidiff.diagnostics.other_libraries import attributes as _attributes
+from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 
 __all__ = [
     "all_gather",
@@ -58,6 +59,7 @@ __all__ = [
 ]
 
 _install(_Ranks)
+_hide_frames_of(globals(), __all__)
 
 _LATER = ("algorithms", "cost", "reference")  # imported on first use: most programs do not need them
 

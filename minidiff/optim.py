@@ -41,6 +41,7 @@ from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.diagnostics.other_libraries import attributes
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
@@ -569,6 +570,8 @@ def _check_like(what: str, values: Any, like: Any, whose: str = "the parameters 
             path = tree.paths(structure, what)[n]
             raise ValueError(f"{path} has the type {x}, but its parameter {y}: they must have the same shape")
 
+
+hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
     __getattr__ = attributes(__name__)

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.settings import types_in
 
 __all__ = [
@@ -911,3 +912,9 @@ def _a(kind: type) -> str:
     """The class of a node, with an article: `a dict`."""
     name = kind.__name__
     return f"a{'n' * (name[0] in 'AEIOUaeio')} {name}"
+
+
+#: What the library itself calls often
+_OFTEN = {"flatten", "leaves", "structure", "unflatten"}
+
+hide_frames_of(globals(), {*__all__} - _OFTEN)

@@ -20,6 +20,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.types import typeof
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.dtypes import finfo, is_differentiable
 from minidiff.transforms.derivatives import jvp
@@ -252,3 +253,6 @@ def of_active(f: Callable, x: Any) -> tuple[Callable, list, Callable]:
         return [out for out in outs if is_differentiable(typeof(out).dtype)]
 
     return restricted, [v for v, yes in zip(values, active) if yes], chosen
+
+
+hide_frames_of(globals(), ["forward_difference", "backward_difference", "central_difference", "errors"])

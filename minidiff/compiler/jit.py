@@ -36,6 +36,7 @@ from minidiff.core.types import typeof
 from minidiff.core.vmap import named_axes
 from minidiff.diagnostics.debug import jit_is_disabled
 from minidiff.diagnostics.text import PrintedText
+from minidiff.diagnostics.tracebacks import leave
 from minidiff.inputs.arguments import as_value, check_function, closing_over
 from minidiff.inputs.keywords import check_keywords, did_you_mean, named_like, transformation
 from minidiff.inputs.promotion import are_weak
@@ -188,17 +189,21 @@ class Jitted:
         return self.__qualname__ if found is self else (_jitted, (self.f, self.static, self.options))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs and current_interpreter() is EVALUATE:
-            run = self.numbers.get((*map(type, args),))
-            if run is None and self.arrays:
-                key = [(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args]
-                run = self.arrays.get((*key,))
-            if run is not None:
-                try:
-                    return run(*args)
-                except OverflowError:  # a Python integer too large for the type the program was compiled for
-                    pass
-        return self._call(args, kwargs)
+        try:
+            if not kwargs and current_interpreter() is EVALUATE:
+                run = self.numbers.get((*map(type, args),))
+                if run is None and self.arrays:
+                    key = [(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args]
+                    run = self.arrays.get((*key,))
+                if run is not None:
+                    try:
+                        return run(*args)
+                    except OverflowError:  # a Python integer too large for the type the program was compiled for
+                        pass
+            return self._call(args, kwargs)
+        except BaseException as error:
+            leave(error)
+            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

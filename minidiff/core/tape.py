@@ -23,6 +23,7 @@ from minidiff.core.tracer import SIZE, Tracer, Value
 from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, plain_operand, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message
 from minidiff.diagnostics.location import Location, here, replays
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.diagnostics.typecheck import check_tape
 from minidiff.inputs.dtypes import PLAIN, is_scalar_constant
 
@@ -88,6 +89,7 @@ class Tape:
         found = {id(a): a for a in atoms if not (isinstance(a, (Var, ShapedArray)) or is_scalar_constant(a))}
         return list(found.values())
 
+    @hide_own_frames
     def __call__(self, *values: Value) -> list[Value]:
         # A Python number would promote weakly and has no methods; the tape was recorded for a NumPy scalar.
         numbers = [numpy.asarray(x)[()] if type(x) in PYTHON_NUMBERS else x for x in values]

@@ -24,6 +24,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import shown
 from minidiff.diagnostics.location import here
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.printing import debug_print
 
@@ -224,3 +225,6 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
             yield
     finally:
         jit_is_disabled.reset(token)
+
+
+hide_frames_of(globals(), __all__)

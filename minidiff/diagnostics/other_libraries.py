@@ -15,6 +15,7 @@ from types import ModuleType
 
 import numpy
 
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.keywords import did_you_mean
 
 
@@ -153,6 +154,7 @@ def missing(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
 def attributes(module: str, later: Sequence[str] = ()) -> Callable[[str], ModuleType]:
     """The `__getattr__` of a module: its submodules `later` are imported on first use, and it has no other names."""
 
+    @hide_own_frames
     def find(name: str) -> ModuleType:
         if name in later:
             return importlib.import_module(f"{module}.{name}")

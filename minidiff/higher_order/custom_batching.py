@@ -21,6 +21,7 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.custom_rules import Guard, _Function, guarded
 from minidiff.higher_order.partial_eval import (
@@ -184,6 +185,7 @@ class custom_vmap:
         self.rule = vmap_rule
         return vmap_rule
 
+    @hide_own_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.rule is None:
             raise AttributeError(f"{self.what} is a custom_vmap without a rule: declare one with {self.what}.def_vmap")

@@ -27,6 +27,7 @@ from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.bodies import Body, Call
 from minidiff.higher_order.partial_eval import (
     JVPInside,
@@ -342,6 +343,7 @@ class _Function:
 
         self.defjvp(jvp)
 
+    @hide_own_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args = self._positional(args, kwargs)
         call = _Call(self, args)

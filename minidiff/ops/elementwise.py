@@ -26,6 +26,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import strong
 from minidiff.core.tracer import NO_PARAMS, Value, implements
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.tracebacks import leave
 from minidiff.inputs.dtypes import NARROW
 from minidiff.inputs.half import has_narrow
 from minidiff.ops.arrays import lists_as_arrays
@@ -51,20 +52,24 @@ def function_of(primitive: Primitive) -> Callable:
 
     def function(*operands: Value) -> Value:
         interpreter = current_interpreter()
-        # NumPy passes traced values back to us.
-        if interpreter is EVALUATE and ufunc is not None and not (NARROW and has_narrow(operands)):
-            return ufunc(*operands)
         try:
-            if interpreter.scope is None:
-                return interpreter.process(primitive, operands, NO_PARAMS)
-            return primitive.bind(*operands)
-        except (AttributeError, TypeError):
-            if any(map(defers_to, operands)):
-                return NotImplemented
-            arrays = lists_as_arrays(operands)
-            if arrays is None:
-                raise
-        return function(*arrays)
+            # NumPy passes traced values back to us.
+            if interpreter is EVALUATE and ufunc is not None and not (NARROW and has_narrow(operands)):
+                return ufunc(*operands)
+            try:
+                if interpreter.scope is None:
+                    return interpreter.process(primitive, operands, NO_PARAMS)
+                return primitive.bind(*operands)
+            except (AttributeError, TypeError):
+                if any(map(defers_to, operands)):
+                    return NotImplemented
+                arrays = lists_as_arrays(operands)
+                if arrays is None:
+                    raise
+            return function(*arrays)
+        except BaseException as error:
+            leave(error)
+            raise
 
     function.primitive = primitive
     function.__name__ = function.__qualname__ = primitive.name

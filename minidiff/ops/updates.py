@@ -17,6 +17,7 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert
@@ -253,6 +254,7 @@ class At:
         return f"<updates of {typeof(self.x)}: .at[index].set(values), .add, .multiply, …>"
 
 
+@hide_own_frames
 class IndexUpdate:
     """`x.at[index]`, whose methods return x with other values at `index`.
 
