@@ -3,7 +3,7 @@
 # make test       sets up, and runs all tests, those on MPI ranks too; in random order: make test ARGS="--shuffle 1"
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
-# make lint       checks the style, and the types of the core
+# make lint       checks the style, and the types
 # make clean      removes what the others made
 #
 # Everything is installed into .venv, an MPI included. On a machine with an MPI of its own: make demo MPI=mpi
@@ -58,5 +58,5 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

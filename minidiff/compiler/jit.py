@@ -287,7 +287,7 @@ class Jitted:
         return found or Program(f, dynamic, self.name, self.options)
 
 
-def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callable:
+def _converting(run: Callable, converters: Sequence[Any]) -> Callable:
     """A program that converts Python numbers to NumPy scalars first."""
     if not any(converters):
         return run

@@ -18,7 +18,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from minidiff.diagnostics.errors import TracerError
@@ -132,11 +132,11 @@ def _displays_short_in_thread(show: Callable) -> Callable:
 
 def _at_users_line(show: Callable) -> Callable:
     def show_at_users_line(message: Any, category: Any, filename: str, lineno: int, *args: Any, **kwargs: Any) -> None:
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != filename:
             frame = frame.f_back
         source = None if frame is None or _shows_all() or not is_own(frame) else location_of(frame)
-        if source is None:
+        if frame is None or source is None:
             show(message, category, filename, lineno, *args, **kwargs)
             return
         # The registry entry for the library's line would silence the warning at other user lines.

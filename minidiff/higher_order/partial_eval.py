@@ -289,7 +289,7 @@ class Continued:
 
     def knows(self, x: Tracer) -> bool:
         """Whether `x` belongs to this interpreter or to one below it."""
-        interpreter = self
+        interpreter: Any = self
         while interpreter is not None:
             if x.interpreter is interpreter:
                 return True

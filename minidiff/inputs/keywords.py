@@ -142,7 +142,7 @@ def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def named_like(f: Callable, transformed: R) -> R:
+def named_like(f: Callable, transformed: Any) -> Any:
     """Give `transformed` the name, the docstring and the signature of `f`."""
     try:  # half the time of functools.update_wrapper: a program may call `grad(f)(x)` in each step
         transformed.__name__, transformed.__qualname__ = f.__name__, f.__qualname__
@@ -156,7 +156,8 @@ def named_like(f: Callable, transformed: R) -> R:
 class Transformation(Protocol[P, R_co]):
     """The type of a transformation, called with a function or with options only."""
 
-    __wrapped__: Callable[..., R_co]
+    @property
+    def __wrapped__(self) -> Callable[..., R_co]: ...
 
     @overload
     def __call__(self, f: Callable, /, *args: P.args, **options: P.kwargs) -> R_co: ...

@@ -264,6 +264,8 @@ reshard_p = Linear(
     ],
     _reshard_batch,
 )
-reshard_p.result_states = lambda types, params: AxisStates.of((), params["want"].unreduced, params["want"].reduced)
-reshard_p.show_params = lambda params: repr(params["want"])
+vars(reshard_p).update(
+    result_states=lambda types, params: AxisStates.of((), params["want"].unreduced, params["want"].reduced),
+    show_params=lambda params: repr(params["want"]),
+)
 reshard_p.recorded = {}  # not recorded as an operation on plain arrays: its result is sharded
