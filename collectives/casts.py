@@ -121,7 +121,7 @@ def _apply_cast(primitive: Collective, x: Value, axes: Collection[str], scope: S
     return primitive.bind(x, **axes_in_scope(scope, axes).params)
 
 
-def cast_type(t: ShapedArray, primitive: Collective, axes: Collection[str]) -> ShapedArray:
+def cast_type(t: ShapedArray, primitive: Any, axes: Collection[str]) -> ShapedArray:
     """The type of a cast of type `t`, along some axes."""
     return t.update(states=t.states.with_state(axes, primitive.gives))
 

@@ -140,8 +140,10 @@ def _formulas(
     steps: str, bytes: str, reduced: str = "0", *, sent: str = "", received: str = "", ports: int = 1
 ) -> Formulas:
     """A row of the table. By default every rank sends `bytes`, and receives as many as it sends."""
-    texts = steps, bytes, sent or bytes, received or sent or bytes, reduced
-    return Formulas(*map(Formula, texts), ports)
+    of_steps, of_bytes, of_sent, of_received, of_reduced = map(
+        Formula, (steps, bytes, sent or bytes, received or sent or bytes, reduced)
+    )
+    return Formulas(of_steps, of_bytes, of_sent, of_received, of_reduced, ports)
 
 
 _AROUND = "(N - 1)*K/N"

@@ -664,9 +664,9 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
         raise TypeError(
             f"ppermute: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
         )
-    pairs = tuple((int(source), int(destination)) for source, destination in pairs)
-    check_perm("ppermute", pairs, axis_name, run.size)
-    return each_leaf(lambda leaf: bind_over(ppermute_p, varying_over(array_of(leaf), run), run, perm=pairs), x)
+    ranks = tuple((int(source), int(destination)) for source, destination in pairs)
+    check_perm("ppermute", ranks, axis_name, run.size)
+    return each_leaf(lambda leaf: bind_over(ppermute_p, varying_over(array_of(leaf), run), run, perm=ranks), x)
 
 
 def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Tree:

@@ -536,7 +536,7 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, numbers.Real) and x == 0
 
 
-def _check_number(name: str, x: Any, least: float = 0, below: float = math.inf) -> None:
+def _check_number(name: str, x: Any, least: Any = 0, below: Any = math.inf) -> None:
     """Raise for a number that is not in [least, below). A traced value may be any number."""
     if isinstance(x, numpy.ndarray) and x.ndim == 0:
         x = x.item()

@@ -420,7 +420,7 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
         return (*x[:place], entry, *x[place:])
 
     if isinstance(shape, Block):
-        each = Block(with_axis(sizes, n), with_axis(shape.starts, 0), with_axis(shape.whole, n))
+        each: Any = Block(with_axis(sizes, n), with_axis(shape.starts, 0), with_axis(shape.whole, n))
     else:
         each = with_axis(sizes, n)
     return numpy.argmax(logits - numpy.log(-numpy.log(_inside_unit("categorical", key, each))), axis)

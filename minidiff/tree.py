@@ -194,7 +194,7 @@ _CLASSES: dict[type, Class] = {
     ),
     defaultdict: Class(
         lambda x: (*_dict_parts(x)[:2], (x.default_factory,)),
-        lambda keys, settings: lambda children: defaultdict(*settings, zip(keys, children)),
+        lambda keys, settings: lambda children: defaultdict(settings[0], zip(keys, children)),
         DictKey,
         ("defaultdict({", "})"),
     ),
@@ -215,7 +215,7 @@ _LEAVES = {float, int, complex, bool, str, numpy.ndarray, numpy.float64, numpy.f
 _GIVEN = {*_CLASSES, *_LEAVES}  # classes that `register` rejects
 
 
-def _named_tuple(kind: type) -> Class:
+def _named_tuple(kind: Any) -> Class:
     names = tuple(kind._fields)
     brackets = f"{kind.__name__}(", ")"
     return Class(lambda x: (names, x, ()), lambda names, settings: kind._make, GetAttrKey, brackets)
@@ -227,7 +227,7 @@ def _dataclass(kind: type) -> Class:
     return _record(kind, [(f, f.name) for f in dataclasses.fields(kind) if f.init])
 
 
-def _attrs_class(kind: type) -> Class:
+def _attrs_class(kind: Any) -> Class:
     return _record(kind, [(a, getattr(a, "alias", None) or a.name.lstrip("_")) for a in kind.__attrs_attrs__ if a.init])
 
 
@@ -389,7 +389,7 @@ class Structure:
 
     def __init__(
         self,
-        node: type | None,
+        node: Any,  # the class; None of a leaf
         keys: tuple = (),
         children: tuple[Structure, ...] = (),
         flat: bool | None = None,
@@ -552,7 +552,7 @@ def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list, Structure]:
     >>> flatten({'w': 1.0, 'b': (2.0, None)}, is_leaf=lambda x: isinstance(x, tuple))
     ([(2.0, None), 1.0], {'b': *, 'w': *})
     """
-    kind = type(tree)
+    kind: Any = type(tree)
     if kind in _LEAVES:
         return [tree], LEAF
     if is_leaf is None and (kind is tuple or kind is list) and _LEAVES.issuperset(builtins.map(type, tree)):

@@ -175,7 +175,9 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
     for k in reversed(range(len(needs))):
         for j in needs[k]:
             distance[j] = max(distance[j], seconds[j] + distance[k])
-    free, done, found = [0.0] * ranks, {}, {}
+    free = [0.0] * ranks
+    done: dict = {}
+    found: dict = {}
     while len(found) < len(needs):
         k = max((k for k in range(len(needs)) if k not in found and all(j in found for j in needs[k])),
                 key=lambda k: distance[k])  # fmt: skip

@@ -648,7 +648,8 @@ def end(text: str, code: int, patience: float = 1.0, error: str = "") -> None:
     does not react to signals. They tell it their `error`, which it groups with its own.
     """
     ignore_interrupts()
-    rank, errors = WORLD.Get_rank(), {}
+    rank = WORLD.Get_rank()
+    errors: dict[int, Any] = {}
     if error:
         others = [r for r in range(WORLD.Get_size()) if r != rank and min(r, rank) < FEW]
         abandoned.append([WORLD.isend(error[:1000], r, ERROR) for r in others])

@@ -100,9 +100,9 @@ class State(NamedTuple):
     recent: Mapping[tuple, Mapping[int, tuple[str, str]]] = {}  # the method and collective of calls that it began
 
     def has_come_to(self, call: PendingCall) -> bool:
-        for mine in self.calls or ():
-            if mine[:2] == call[:2]:
-                return call.same_as(mine.method, mine.what)
+        for waiting in self.calls or ():
+            if waiting[:2] == call[:2]:
+                return call.same_as(waiting.method, waiting.what)
         mine = self.recent.get(call.on, {}).get(call.number)
         if mine is not None and not call.same_as(*mine):
             return False  # it came to something else there, and goes past it
@@ -227,7 +227,7 @@ class Watchdog:
         new = {t.ident for t in threading.enumerate() if not (t.daemon or isinstance(t, threading.Timer))}
         waiting = []
         for thread in {*self._before, *(new & frames.keys())}:
-            call = self._before.get(thread)
+            call: Any = self._before.get(thread)
             if call is None:
                 if not _waits_for_a_thread(frames[thread]):
                     return ()
@@ -268,11 +268,11 @@ class Watchdog:
         now, before = time.monotonic(), self._heard.get(state.rank)
         if before is not None and before.state.tick > state.tick:
             return
-        same = before is not None and _numbers(before.state) == _numbers(state)
         last = math.inf if state.calls is None else self._looked - age
-        self._heard[state.rank] = (
-            Heard(state, before.first, max(last, before.last)) if same else Heard(state, now, last)
-        )
+        if before is not None and _numbers(before.state) == _numbers(state):
+            self._heard[state.rank] = Heard(state, before.first, max(last, before.last))
+        else:
+            self._heard[state.rank] = Heard(state, now, last)
 
     def _tell(self) -> None:
         """Report this rank's state, and relay recent reports of others."""
@@ -331,7 +331,7 @@ class Watchdog:
                 self.end(disagreement(calls), 1)
 
 
-def _numbers(state: State) -> list | None:
+def _numbers(state: State) -> Any:
     return state.calls and [call[:2] for call in state.calls]
 
 
@@ -345,7 +345,7 @@ def _waits_for_a_thread(frame: FrameType) -> bool:
 def _place(thread: int, frame: FrameType) -> str:
     """The line that a thread is at, and the exception that it is handling, if any."""
     place = str(location_of(frame) or "")
-    error = sys._current_exceptions().get(thread)
+    error: Any = sys._current_exceptions().get(thread)
     error = error[1] if isinstance(error, tuple) else error  # a tuple before Python 3.12
     return place if error is None else f"{place}; it is handling {type(error).__name__}: {error}"
 

@@ -305,7 +305,7 @@ class CompiledTape(Tape):
         interpreter = current_interpreter()
         if interpreter is EVALUATE:
             return self.source.results(*values)
-        found = interpreter.lower(self, values)
+        found: Any = interpreter.lower(self, values)
         return self.apply(*values) if found is None else found
 
 

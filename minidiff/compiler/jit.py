@@ -293,7 +293,7 @@ class Jitted:
         return found or CompiledProgram(f, dynamic, self.name, self.options)
 
 
-def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callable:
+def _converting(run: Callable, converters: Sequence[Any]) -> Callable:
     """A program that converts Python numbers to NumPy scalars first."""
     if not any(converters):
         return run

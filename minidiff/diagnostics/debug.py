@@ -90,7 +90,8 @@ class CheckFinite(Evaluate):
 def from_environment() -> None:
     """Check the results of all threads' operations if `MINIDIFF_DEBUG_NANS` is set."""
     if BOTTOM is not EVALUATE:
-        BOTTOM.__class__, BOTTOM.inf = CheckFinite, True
+        BOTTOM.__class__ = CheckFinite
+        vars(BOTTOM)["inf"] = True
         numpy.seterr(divide="raise", over="raise", invalid="raise")
 
 
@@ -182,7 +183,7 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
             "debug_nans was entered inside a function that is being transformed: write it around the outermost call, "
             "as in with md.debug_nans(): md.grad(f)(x)"
         )
-    of_infinities = {"divide": "raise", "over": "raise"} if inf else {}
+    of_infinities: Any = {"divide": "raise", "over": "raise"} if inf else {}
     with running(CheckFinite(inf)), numpy.errstate(invalid="raise", **of_infinities):
         yield
 

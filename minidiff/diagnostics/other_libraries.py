@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import numpy
 
@@ -199,7 +199,8 @@ SCIPY = _table(
 
 def scipy_function() -> tuple[str, str] | None:
     """The function of SciPy that is running, and what to write for traced values; None outside SciPy."""
-    frame, running = sys._getframe(1), []
+    frame: FrameType | None = sys._getframe(1)
+    running: list[tuple[str, str]] = []
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("scipy."):
             running.append((frame.f_globals["__name__"], frame.f_code.co_name))

@@ -111,7 +111,8 @@ def hide_own_frames(function: F) -> F:
     Of a class, decorate the public methods.
     """
     if not isinstance(function, type):
-        return functools.wraps(function)(unnamed(function))
+        hiding: Any = functools.wraps(function)(unnamed(function))
+        return hiding
     for name, method in [*vars(function).items()]:
         if type(method) is FunctionType and (name in ("__init__", "__call__") or not name.startswith("_")):
             setattr(function, name, hide_own_frames(method))

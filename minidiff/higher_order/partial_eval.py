@@ -292,7 +292,7 @@ class Continued:
 
     def knows(self, x: Tracer) -> bool:
         """Whether `x` belongs to this interpreter or to one below it."""
-        interpreter = self
+        interpreter: Any = self
         while interpreter is not None:
             if x.interpreter is interpreter:
                 return True
@@ -300,13 +300,16 @@ class Continued:
         return False
 
 
+class JVPInside(Continued, JVP):
+    """Forward mode, continued inside a body."""
+
+
 @functools.cache
 def continued(kind: type[JVP]) -> type[JVP]:
-    """The class of an interpreter that continues one of this class inside a body."""
-    return kind if issubclass(kind, Continued) else type(f"{kind.__name__}Inside", (Continued, kind), {})
-
-
-JVPInside = continued(JVP)
+    """The class of an interpreter that continues forward mode of this kind inside a body."""
+    if kind is JVP or issubclass(kind, Continued):
+        return JVPInside if kind is JVP else kind
+    return type(f"{kind.__name__}Inside", (Continued, kind), {})
 
 
 class BatchInside(Continued, Batch):

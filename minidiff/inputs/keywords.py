@@ -149,7 +149,7 @@ def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def named_like(f: Callable, transformed: R) -> R:
+def named_like(f: Callable, transformed: Any) -> Any:
     """Give `transformed` the name, the docstring and the signature of `f`."""
     try:  # half the time of functools.update_wrapper: a program may call `grad(f)(x)` in each step
         transformed.__name__, transformed.__qualname__ = f.__name__, f.__qualname__
@@ -163,7 +163,8 @@ def named_like(f: Callable, transformed: R) -> R:
 class Transformation(Protocol[P, R_co]):
     """The type of a transformation, called with a function or with options only."""
 
-    __wrapped__: Callable[..., R_co]
+    @property
+    def __wrapped__(self) -> Callable[..., R_co]: ...
 
     @overload
     def __call__(self, f: Callable, /, *args: P.args, **options: P.kwargs) -> R_co: ...
@@ -185,7 +186,7 @@ def transformation(function: Callable[Concatenate[Callable, P], R]) -> Transform
                 _check_call(function, options)
             if not args and "f" not in options:
                 return functools.partial(transform, **options)
-            result = function(*args, **options)
+            result: Any = function(*args, **options)
         except BaseException as error:
             leave(error)
             raise

@@ -54,8 +54,8 @@ def _flatten(f: LinearFunction) -> tuple[Sequence[Value], _Program]:
     if f.closed is None:
         tape, residuals = Tape(f.tape.inputs, f.tape.equations, ()).close()
         f.closed = _Program(f.apply, Tape(tape.inputs, tape.equations, f.tape.outputs)), residuals
-    program, residuals = f.closed
-    return residuals, program
+    program, kept = f.closed
+    return kept, program
 
 
 def _unflatten(program: _Program, residuals: Sequence[Value]) -> LinearFunction:

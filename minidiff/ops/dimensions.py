@@ -37,7 +37,8 @@ Rule = Callable[[Types, Types, dict], Dimensions]
 
 def gather(types: Types, outs: Types, params: dict) -> Dimensions:
     """The rule of operations that need their operands whole."""
-    return Dimensions(*[tuple((None,) * t.ndim for t in some) for some in (types, outs)])
+    operands, results = (tuple((None,) * t.ndim for t in some) for some in (types, outs))
+    return Dimensions(operands, results)
 
 
 def numbered(types: Types) -> tuple[Labels, ...]:
@@ -101,7 +102,8 @@ def batch(ndim: int) -> Rule:
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
         stack = tuple(range(types[0].ndim - ndim))
-        return Dimensions(*[tuple((*stack, *[None] * (t.ndim - len(stack))) for t in some) for some in (types, outs)])
+        operands, results = (tuple((*stack, *[None] * (t.ndim - len(stack))) for t in some) for some in (types, outs))
+        return Dimensions(operands, results)
 
     return rule
 

@@ -114,8 +114,8 @@ def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     It has this dimension if it is the parts' results in reverse order.
     """
     (t,) = types
-    labels, cut, changed = sliced_labels(params["index"], t.shape)
-    labels, cut = list(labels), list(cut)
+    of_operand, of_result, changed = sliced_labels(params["index"], t.shape)
+    labels, cut = list(of_operand), list(of_result)
     entries = [k for k, i in enumerate(params["index"]) if i is not None]  # for each dimension, its entry of the index
     for d, k in enumerate(entries):
         if labels[d] is None:
@@ -228,7 +228,7 @@ def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
 def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
     """The labels of indices, of all broadcast and of each."""
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
-    each = [tuple(None if d is None else ("index", d) for d in aligned(t.shape, wide)) for t in indices]
+    each: list[Labels] = [tuple(None if d is None else ("index", d) for d in aligned(t.shape, wide)) for t in indices]
     return tuple(("index", d) for d in range(len(wide))), each
 
 
@@ -308,7 +308,7 @@ def plan(t: ShapedArray, index: Any) -> IndexPlan:
     entries = index if type(index) is tuple else (index,)
     if all(type(i) in _BASIC for i in entries):
         return IndexPlan(tuple(_known(i) for i in _expand(entries, t)), {}, 0)
-    entries = [_normal(i, t) for i in entries]
+    entries = tuple(_normal(i, t) for i in entries)
     basic: list = []
     arrays: dict[int, Any] = {}
     axis = 0

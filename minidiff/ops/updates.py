@@ -276,7 +276,7 @@ class IndexUpdate:
         self.x = x
         self.t = typeof(x)
         self.index = index
-        self.plan = plan(self.t, index) if not _is_traced_mask(index) else None
+        self.plan: Any = plan(self.t, index) if not _is_traced_mask(index) else None
 
     def get(self) -> Value:
         """`x[index]`."""

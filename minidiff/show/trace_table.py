@@ -487,7 +487,7 @@ def _number(x: Any, digits: int) -> str:
         return str(x)
     if x == 0:
         return "0"
-    if numpy.isfinite(x) and not 10.0**-digits <= abs(x) < 1e6:
+    if numpy.isfinite(x) and not 10.0**-digits <= abs(float(x)) < 1e6:
         return f"{x:.{digits}e}"
     shown = f"{x:.{digits}f}"
     return shown.rstrip("0").rstrip(".") if "." in shown else shown

@@ -277,7 +277,7 @@ def _overlap(blocks: Sequence[SavedBlock]) -> bool:
         return False
     start, shape = np.array([block.start for block in blocks]), np.array([block.shape for block in blocks])
     common = np.all(start[:, None] < start + shape, axis=-1)
-    return np.count_nonzero(common & common.T) > len(blocks)
+    return bool(np.count_nonzero(common & common.T) > len(blocks))
 
 
 class Saved:
@@ -370,11 +370,12 @@ class Saved:
             except (OSError, ValueError) as error:  # ValueError: it is empty
                 raise self.damage(file, f"{what} cannot be read ({type(error).__name__}: {error})") from error
         mapped = self._maps[block.file]
-        entry = mapped[block.offset : block.offset + block.nbytes]
+        entry: Any = mapped[block.offset : block.offset + block.nbytes]
         if self.verify and (block.file, block.offset) not in self._intact:
             if (found := zlib.crc32(entry)) != block.crc32:
                 raise self.damage(file, f"{what} has the CRC-32 {found:08x}, expected {block.crc32:08x}")
             self._intact.add((block.file, block.offset))
-        dtype = dtype_of(self.leaves[name].dtype)
+        leaf: Any = self.leaves[name]
+        dtype = dtype_of(leaf.dtype)
         size = math.prod(block.shape) * dtype.itemsize
         return entry[block.nbytes - size :].view(dtype).reshape(block.shape)

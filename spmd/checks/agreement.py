@@ -38,7 +38,7 @@ class UserCall:
 
     def __init__(self, function: str, lines: Callable[[], list[str]] | None):
         self.function = function
-        self.lines = lines
+        self.lines: Any = lines
         self.agreed = lines is None
 
     def __eq__(self, other: object) -> bool:
@@ -195,7 +195,8 @@ def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[s
 
     These are ranks with the same place along the axes `held`. `digests` has one for each rank.
     """
-    groups = defaultdict(dict)  # place along `held` -> the digest of each rank that must have the same block
+    # Place along `held` -> the digest of each rank that must have the same block.
+    groups: defaultdict[tuple, dict[int, str]] = defaultdict(dict)
     for rank, digest in enumerate(digests):
         place = coordinates_of(rank, mesh.shape)
         groups[(*map(place.get, held),)][rank] = digest

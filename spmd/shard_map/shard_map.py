@@ -199,7 +199,8 @@ class _Mapped:
         weak, where = are_weak(arrays), self.where(scope)
         own_axes = where["mesh"].axis_names if scope is None else where["axes"]
         specs, auto, call = self.specs_for(args, leaves, structure, values, where)
-        out_structure, result_specs = None, ()
+        out_structure: Any = None
+        result_specs: Specs = ()
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure, result_specs
@@ -494,11 +495,11 @@ def _checked_result(
         )
     copies = spec.axes - t.states.held
     if copies and isinstance(x, Tracer):  # a constant agrees with any spec
-        axes = show_axes(copies)
+        shown = show_axes(copies)
         ranks.warn(
-            f"{path} has type {t}: it is the same on all ranks along {axes}, but its out_specs entry {spec} splits it "
-            f"there: so the whole has the same block once for each of them, one after another. Leave {axes} out of the "
-            f"entry for one block; or return pbroadcast(x, {axes}) to say that you mean all",
+            f"{path} has type {t}: it is the same on all ranks along {shown}, but its out_specs entry {spec} splits it "
+            f"there: so the whole has the same block once for each of them, one after another. Leave {shown} out of "
+            f"the entry for one block; or return pbroadcast(x, {shown}) to say that you mean all",
             VarianceWarning,
         )
     alike = [a for a in spec.summed if a not in t.states.axes]
