@@ -135,14 +135,14 @@ def _shown(args: Any) -> list[str]:
     return [] if args is None or isinstance(args, ShapedArray) else [shown(args)]
 
 
-def print(fmt: str, *args: Any, **kwargs: Any) -> None:
+def print(fmt: str, *args: Any, ordered: bool = False, **kwargs: Any) -> None:
     """Print `fmt.format(*args, **kwargs)` when the program runs, with traced values.
 
     Python's `print` runs once, while a function is recorded, and shows only what is known of a traced value then; this
     print is an operation of the program. Under `jit` it prints in each call; in a loop, in each step; under `vmap`,
     once for each element; in the body of a `shard_map`, on each rank, after the rank's name. Prints appear in the order
-    of the program (under MPI, in order for each rank), and none is dropped. Under differentiation it prints the primal
-    values, once.
+    of the program (under MPI, in order for each rank), and none is dropped, whether `ordered` is given, as in JAX, or
+    not. Under differentiation it prints the primal values, once.
 
     Arguments are trees of arrays and other objects, such as text. Raise TypeError for an argument that `fmt` does not
     use, and IndexError or KeyError for a missing one.

@@ -63,7 +63,8 @@ def _ours(x: Callable) -> Callable:
 def accepting_lists(numpy_function: Callable) -> Callable:
     """Wrap a NumPy function to accept lists of traced values in place of arrays."""
     function = _of_ufunc(numpy_function) if isinstance(numpy_function, numpy.ufunc) else _of_function(numpy_function)
-    function.__module__, function.__qualname__ = f"minidiff.{numpy_function.__module__}", numpy_function.__name__
+    module = getattr(numpy_function, "__module__", "numpy")  # ufuncs of NumPy 2.0 do not name theirs
+    function.__module__, function.__qualname__ = f"minidiff.{module}", numpy_function.__name__
     return function
 
 
