@@ -41,6 +41,7 @@ from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.diagnostics.other_libraries import attributes
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
@@ -535,7 +536,7 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, numbers.Real) and x == 0
 
 
-def _check_number(name: str, x: Any, least: float = 0, below: float = math.inf) -> None:
+def _check_number(name: str, x: Any, least: Any = 0, below: Any = math.inf) -> None:
     """Raise for a number that is not in [least, below). A traced value may be any number."""
     if isinstance(x, numpy.ndarray) and x.ndim == 0:
         x = x.item()
@@ -569,6 +570,8 @@ def _check_like(what: str, values: Any, like: Any, whose: str = "the parameters 
             path = tree.paths(structure, what)[n]
             raise ValueError(f"{path} has the type {x}, but its parameter {y}: they must have the same shape")
 
+
+hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
     __getattr__ = attributes(__name__)

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.settings import types_in
 
 __all__ = [
@@ -191,7 +192,7 @@ _CLASSES: dict[type, Class] = {
     ),
     defaultdict: Class(
         lambda x: (*_dict_parts(x)[:2], (x.default_factory,)),
-        lambda keys, settings: lambda children: defaultdict(*settings, zip(keys, children)),
+        lambda keys, settings: lambda children: defaultdict(settings[0], zip(keys, children)),
         DictKey,
         ("defaultdict({", "})"),
     ),
@@ -212,7 +213,7 @@ _LEAVES = {float, int, complex, bool, str, numpy.ndarray, numpy.float64, numpy.f
 _GIVEN = {*_CLASSES, *_LEAVES}  # classes that `register` rejects
 
 
-def _named_tuple(kind: type) -> Class:
+def _named_tuple(kind: Any) -> Class:
     names = tuple(kind._fields)
     brackets = f"{kind.__name__}(", ")"
     return Class(lambda x: (names, x, ()), lambda names, settings: kind._make, GetAttrKey, brackets)
@@ -224,7 +225,7 @@ def _dataclass(kind: type) -> Class:
     return _record(kind, [(f, f.name) for f in dataclasses.fields(kind) if f.init])
 
 
-def _attrs_class(kind: type) -> Class:
+def _attrs_class(kind: Any) -> Class:
     return _record(kind, [(a, getattr(a, "alias", None) or a.name.lstrip("_")) for a in kind.__attrs_attrs__ if a.init])
 
 
@@ -379,7 +380,7 @@ class Structure:
         self._hash: int | None = None
 
     @property
-    def node(self) -> type | None:
+    def node(self) -> Any:
         return self.nested and self.nested[0]
 
     @property
@@ -527,7 +528,7 @@ def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list, Structure]:
     >>> flatten({'w': 1.0, 'b': (2.0, None)}, is_leaf=lambda x: isinstance(x, tuple))
     ([(2.0, None), 1.0], {'b': *, 'w': *})
     """
-    kind = type(tree)
+    kind: Any = type(tree)
     if is_leaf is None and (kind is tuple or kind is list) and _LEAVES.issuperset(builtins.map(type, tree)):
         return list(tree), _sequence(kind, len(tree))
     found: list = []
@@ -845,3 +846,9 @@ def _a(kind: type) -> str:
     """The class of a node, with an article: `a dict`."""
     name = kind.__name__
     return f"a{'n' * (name[0] in 'AEIOUaeio')} {name}"
+
+
+#: What the library itself calls often
+_OFTEN = {"flatten", "leaves", "structure", "unflatten"}
+
+hide_frames_of(globals(), {*__all__} - _OFTEN)

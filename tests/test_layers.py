@@ -21,7 +21,16 @@ ELSEWHERE = {
 }
 #: Modules that most programs do without: they load when something needs them.
 LATER = {
-    "minidiff": ("collectives", "spmd", *ELSEWHERE),
+    "minidiff": (
+        "collectives",
+        "minidiff.compiler",
+        "minidiff.diagnostics.debug",
+        "minidiff.higher_order",
+        "minidiff.ops.fft",
+        "numpy.fft",
+        "spmd",
+        *ELSEWHERE,
+    ),
     "collectives": ("collectives.algorithms", "collectives.cost", "collectives.reference", "spmd", *ELSEWHERE),
     "spmd": (
         "collectives.algorithms",

@@ -24,6 +24,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import shown
 from minidiff.diagnostics.location import here
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.printing import debug_print
 
@@ -89,7 +90,8 @@ class CheckFinite(Evaluate):
 def from_environment() -> None:
     """Check the results of all threads' operations if `MINIDIFF_DEBUG_NANS` is set."""
     if BOTTOM is not EVALUATE:
-        BOTTOM.__class__, BOTTOM.inf = CheckFinite, True
+        BOTTOM.__class__ = CheckFinite
+        vars(BOTTOM)["inf"] = True
         numpy.seterr(divide="raise", over="raise", invalid="raise")
 
 
@@ -181,7 +183,7 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
             "debug_nans was entered inside a function that is being transformed: write it around the outermost call, "
             "as in with md.debug_nans(): md.grad(f)(x)"
         )
-    of_infinities = {"divide": "raise", "over": "raise"} if inf else {}
+    of_infinities: Any = {"divide": "raise", "over": "raise"} if inf else {}
     with running(CheckFinite(inf)), numpy.errstate(invalid="raise", **of_infinities):
         yield
 
@@ -224,3 +226,6 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
             yield
     finally:
         jit_is_disabled.reset(token)
+
+
+hide_frames_of(globals(), __all__)

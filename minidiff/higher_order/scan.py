@@ -205,7 +205,7 @@ class _Step:
         self.f = f
         self.carry = carry
         self.xs_structure = xs_structure
-        self.ys_structure: tree.Structure | None = None
+        self.ys_structure: Any = None  # a tree.Structure, once a step has run
 
     def __call__(self, leaves: Sequence[Value], *elements: Value) -> tuple[list, list]:
         what = self.carry.what

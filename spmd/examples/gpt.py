@@ -45,7 +45,7 @@ VOCABULARY = 72  # of 65 characters: as many as 2, 3, 4, 6 and 8 ranks divide
 
 
 @dataclass
-class Run:
+class GPTRun:
     """The state of training: parameters and the optimizer's state are sharded, the rest is the same on all ranks."""
 
     params: Any
@@ -77,13 +77,13 @@ def optimizer(options: argparse.Namespace) -> optim.GradientTransformation:
     return optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(rate, b2=0.99, weight_decay=0.01))
 
 
-def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.Namespace, progress: bool) -> Run:
+def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.Namespace, progress: bool) -> GPTRun:
     """Train for `options.steps` steps in all."""
     initial = spmd.initialize(lambda key: init_decoder(key, config), mesh, decoder_specs(config))
     params = Policy(options.precision).cast_to_params(initial(md.random.key(options.seed)))
     optimize, scaled = optimizer(options), options.precision == "float16"
     scale = LossScale() if scaled else LossScale(np.float32(1.0))  # a step would make NumPy's number of a Python one
-    run = Run(params, optimize.init(params), scale)
+    run = GPTRun(params, optimize.init(params), scale)
     loss = decoder_loss(mesh, config, options.microbatches, Policy(options.precision))
 
     def step(params, state, scale, batch):
@@ -116,7 +116,9 @@ def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.
     return run
 
 
-def held_out_loss(mesh: spmd.Mesh, config: DecoderConfig, text: Text, run: Run, options: argparse.Namespace) -> float:
+def held_out_loss(
+    mesh: spmd.Mesh, config: DecoderConfig, text: Text, run: GPTRun, options: argparse.Namespace
+) -> float:
     """The mean cross entropy of the held-out text, in nats a character. Under MPI this is a collective."""
     loss = md.jit(decoder_loss(mesh, config, options.microbatches, Policy(options.precision)))
     return float(np.mean([loss(run.params, batch) for batch in text.held_out_batches(options.batch, options.context)]))
@@ -132,7 +134,7 @@ def sample(config: DecoderConfig, text: Text, params: Any, options: argparse.Nam
 # ---------------------------------------------------------------- what is held and communicated
 
 
-def report(mesh: spmd.Mesh, run: Run, step: Any, batch: tuple) -> None:
+def report(mesh: spmd.Mesh, run: GPTRun, step: Any, batch: tuple) -> None:
     """Print what a rank holds, and what a step communicates along each axis."""
     print("\nWhat a rank holds:\n")
     print(holdings(mesh, {"params": run.params, "state": run.state}))
@@ -256,7 +258,7 @@ def _main(options: argparse.Namespace) -> None:
     if first:
         print(f"\nfinal loss {run.losses[-1]:.6f}, {seconds:.1f} s")
         if options.precision == "float16":
-            print(f"loss scale {run.scales[-1]:g}: {sparkline(np.log2(run.scales))}")
+            print(f"loss scale {run.scales[-1]:g}: {sparkline(np.log2(run.scales).tolist())}")
         print(f"held-out loss {error:.4f}, of a trigram model {ngram_loss(text, 3):.4f} nats a character")
         print(f"\n{sample(config, text, params, options)}", flush=True)
 

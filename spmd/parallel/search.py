@@ -112,7 +112,7 @@ def search(
     choices, too_large = [], 0
     for axes in itertools.product((None, *mesh.axis_names), repeat=len(known)):
         chosen = {name: axis for name, axis in zip(known, axes) if axis is not None}
-        specs = [_spec(label, typeof(x).shape, chosen, mesh.shape) for label, x in zip(labels, leaves)]
+        specs: list[Any] = [_spec(label, typeof(x).shape, chosen, mesh.shape) for label, x in zip(labels, leaves)]
         if None in specs:
             continue
         held = sum(typeof(x).nbytes // part_count(spec.axes, mesh.shape) for x, spec in zip(leaves, specs))

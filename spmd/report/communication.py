@@ -267,7 +267,8 @@ def compare(f: Callable, *args: Any) -> Comparison:
         raise TypeError(
             f"compare takes a function, to type it both ways; got {type(f).__name__}: write compare(f, *args)"
         )
-    typed, untyped = make_tape(f)(*args), None
+    typed = make_tape(f)(*args)
+    untyped: Any = None
     why = _not_runnable(typed, args)
     values = [] if why else list(map(as_value, tree.leaves(args)))
     try:
@@ -276,11 +277,11 @@ def compare(f: Callable, *args: Any) -> Comparison:
         other = [] if why else untyped(*values)
     except Exception as error:  # any: the program may not be written to run without types
         why = f"without types it does not run: {type(error).__name__}: {error}"
-    reports = _report(typed), untyped and _report(untyped)
+    with_types, without = _report(typed), untyped and _report(untyped)
     if why:
-        return Comparison(*reports, None, why)
+        return Comparison(with_types, without, None, why)
     same = all(map(_close, typed(*values), other))
-    return Comparison(*reports, same, "" if same else "the two do not give the same numbers")
+    return Comparison(with_types, without, same, "" if same else "the two do not give the same numbers")
 
 
 def _not_runnable(tape: Tape, args: tuple) -> str:

@@ -158,7 +158,7 @@ class CostModel:
         if unknown:
             known = ", ".join(map(repr, self.axes))
             raise ValueError(f"CostModel: alpha and beta have no axis {unknown[0]!r}, only {known}: add it to both")
-        alpha, beta = (max(x[a] for a in axes or x) if isinstance(x, dict) else x for x in (self.alpha, self.beta))
+        alpha, beta = (max(x[a] for a in axes or x) if isinstance(x, Mapping) else x for x in (self.alpha, self.beta))
         return alpha, beta
 
     def seconds(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> float:
@@ -171,7 +171,7 @@ class CostModel:
 
     def cost(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> Cost:
         """The steps and bytes of a collective, by the model's algorithm for it."""
-        if self.algorithms == FASTEST:
+        if isinstance(self.algorithms, str):  # FASTEST
             return price(collective, ranks, nbytes, fastest(collective, ranks, nbytes, *self.along(axes), self.gamma))
         return price(collective, ranks, nbytes, self.algorithms.get(collective))
 

@@ -283,8 +283,8 @@ class _Walk:
                 yield from self.inside(eqn, kinds, held())
             if eqn.primitive.binds_axes or not foreign.isdisjoint(a for a in eqn.inputs if isinstance(a, Var)):
                 foreign.update(eqn.outputs)
-            elif self.compiled and frees:
-                live.pop(liveness.reused_by(eqn, k, REUSED_BYTES), None)
+            elif self.compiled and frees and (reused := liveness.reused_by(eqn, k, REUSED_BYTES)):
+                live.pop(reused, None)
             if not _is_view(eqn):
                 live.update(zip(eqn.outputs, self.allocated(eqn)))
             yield Moment(eqn.primitive.name, eqn.source, held() + _unstacked(eqn, kinds))
@@ -300,15 +300,15 @@ class _Walk:
             return
         bodies = [(body, _returned(body, given)) for body in eqn.bodies]
         if isinstance(eqn.primitive, Cond):
-            branches = [list(self.along(*body, outside)) for body in bodies]
+            branches = [list(self.along(body, kept, outside)) for body, kept in bodies]
             most = [max((moment.total for moment in branch), default=0) for branch in branches]
             if len({*most}) > 1:
                 self.notes[ONE_BRANCH] = None
             yield from branches[most.index(max(most))]
             return
         for step in sorted({0, rounds(eqn) - 1}) if rounds(eqn) else ():  # the first and the last
-            for body in bodies:
-                yield from self.along(*body, outside + _of_earlier_steps(eqn, kinds, step))
+            for body, kept in bodies:
+                yield from self.along(body, kept, outside + _of_earlier_steps(eqn, kinds, step))
 
     def that_runs(self, eqn: Equation) -> Tape:
         """The body of a `shard_map`; compiled, what it does on one rank."""

@@ -103,10 +103,13 @@ def speed_up(
 
     def run(*args: Any) -> SpeedUp:
         forecast = agreed("speed_up: all ranks must call it with the same arguments", mesh, lambda: plan(args))
-        alone = one
+        alone: Any = one
         if callable(one):
             whole = gather(args)  # by all ranks; then the first computes, and the others wait
-            measure = lambda: (0.0 if mesh.rank else _times(lambda: one(*whole), repeats).min(), [])  # noqa: E731
+
+            def measure() -> tuple[float, list]:
+                return 0.0 if mesh.rank else _times(lambda: one(*whole), repeats).min(), []
+
             here = agreed("speed_up: the function of one rank failed", mesh, measure)
             alone = float(maximum(mesh, numpy.array([here]))[0])
         measured, predicted = {1: alone}, {1: alone}
@@ -114,8 +117,10 @@ def speed_up(
             times = maximum(mesh, _times(lambda: f(*args), repeats, mesh.ranks.barrier))
             measured[mesh.size] = float(times.min())
         predicted |= {n: alone / n + seconds for n, seconds in forecast.seconds.items() if n > 1}
-        both = [{n: Run(t, alone / t, alone / (n * t)) for n, t in times.items()} for times in (measured, predicted)]
-        return SpeedUp(*both, forecast.notes)
+        runs, forecasts = (
+            {n: Run(t, alone / t, alone / (n * t)) for n, t in times.items()} for times in (measured, predicted)
+        )
+        return SpeedUp(runs, forecasts, forecast.notes)
 
     return run
 

@@ -10,8 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import minidiff as md
 import minidiff.numpy as mnp
-from minidiff.fast.arrays import match_arrays
-from minidiff.ops.base import match, repeated
+from minidiff.ops.base import repeated
 from tests.table import TABLE
 
 X = np.arange(6.0).reshape(2, 3)
@@ -138,17 +137,6 @@ def test_a_repeated_array_is_what_numpy_makes(given):
     np.testing.assert_array_equal(wide, np.broadcast_to(x, shape))
     assert wide.dtype == x.dtype
     assert not wide.flags.writeable
-
-
-@settings(deadline=None)
-@given(broadcasts())
-def test_a_cotangent_is_summed_over_what_was_broadcast(given):
-    x, shape = given
-    if x.dtype.kind in "fc":
-        ct = 1.0 + np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(x.dtype)
-        back = match_arrays(ct, md.typeof(x))
-        np.testing.assert_array_equal(back, match(ct, md.typeof(x)))
-        assert md.typeof(back) == md.typeof(x)
 
 
 # ---------------------------------------------------------------- integers, as NumPy takes them
