@@ -101,7 +101,7 @@ class Formula:
     @staticmethod
     def _operator(sign: str, f: Callable, level: int) -> Callable[[Any, Any], Formula]:
         def apply(left: Any, right: Any) -> Formula:
-            pair = [x if isinstance(x, Formula) else Formula(str(x), lambda _, x=x: x) for x in (left, right)]
+            pair = [_formula(left), _formula(right)]
             texts = [x.text if x.level >= least else f"({x})" for x, least in zip(pair, (level, level + 1))]
             return Formula(sign.join(texts), lambda names: f(*[x.value(names) for x in pair]), level)
 
@@ -117,8 +117,12 @@ class Formula:
         return self.text
 
 
+def _formula(x: Formula | int) -> Formula:
+    return x if isinstance(x, Formula) else Formula(str(x), lambda names: x)
+
+
 N, K, P, C = (Formula(name, operator.itemgetter(name)) for name in "NKPC")
-_ZERO, _ONE = Formula("0", lambda names: 0), Formula("1", lambda names: 1)
+_ZERO, _ONE = _formula(0), _formula(1)
 
 
 def log2(power: Formula) -> Formula:

@@ -147,17 +147,17 @@ class Class(NamedTuple):
     to a child. `brackets` enclose the children in a printed structure.
     """
 
-    parts: Callable[[Any], tuple[tuple, Sequence, tuple]]
+    parts: Callable[[Any], tuple[Sequence, Sequence, tuple]]
     maker: Callable[[tuple, tuple], Callable[[list], Any]]
     key: type[Key]
     brackets: tuple[str, str]
 
 
-def _sequence_parts(x: Sequence) -> tuple[tuple, Sequence, tuple]:
+def _sequence_parts(x: Sequence) -> tuple[Sequence, Sequence, tuple]:
     return range(len(x)), x, ()
 
 
-def _dict_parts(x: dict) -> tuple[tuple, Sequence, tuple]:
+def _dict_parts(x: dict) -> tuple[Sequence, Sequence, tuple]:
     keys, values = _ordered(*x)
     return keys, values(x), ()
 
@@ -236,7 +236,7 @@ def _record(kind: type, fields: Sequence[tuple[Any, str]]) -> Class:
     names, settings = (tuple([name for name, _ in some]) for some in (dynamic, static))
     arguments = [argument for _, argument in (*dynamic, *static)]
 
-    def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
+    def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
         return names, [getattr(x, name) for name in names], tuple([getattr(x, name) for name in settings])
 
     def make(children: list, settings: tuple) -> Any:
@@ -299,7 +299,7 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
     [1.0, 2.0, 3.0]
     """
 
-    def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
+    def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
         children, settings = _flattened("register", "children", x, flatten)
         return range(len(children)), children, (settings,)
 
@@ -324,7 +324,7 @@ def register_with_keys(
     [('[0].low', 1.0), ('[0].high', 2.0)]
     """
 
-    def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
+    def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
         pairs, settings = _flattened("register_with_keys", "pairs of a key and a child", x, flatten_with_keys)
         return tuple([key for key, _ in pairs]), [child for _, child in pairs], (settings,)
 

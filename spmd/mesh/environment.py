@@ -156,7 +156,7 @@ def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process],
 
 
 def _table(processes: Sequence[Process]) -> str:
-    lines = [
+    lines: list[list[Any]] = [
         [
             host,
             ", ".join(number_ranges([p.rank for p in members])),
