@@ -30,7 +30,6 @@ from minidiff.compiler.codegen import CompiledProgram
 from minidiff.compiler.simplify import check_options, settings_of_passes
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, name_of
 from minidiff.core.ranks import ranks
-from minidiff.core.staging import unrolling
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import named_axes
@@ -153,13 +152,13 @@ def key_of(x: Any) -> Any:
 def surroundings() -> tuple:
     """What a recording depends on, besides the function, its static arguments and the types of the others.
 
-    These are the axes that enclosing vmaps name, with their sizes; the running `shard_map` body; whether scans are
-    unrolled; and what the layers above add. Modes that change only how operations run (`debug_nans`,
+    These are the axes that enclosing vmaps name, with their sizes; the running `shard_map` body; whether `jit` is
+    disabled; and what the layers above add. Modes that change only how operations run (`debug_nans`,
     `numpy.errstate`) are not part of it.
     """
     scope = current_scope()
     body = scope and (tuple(scope.axes.items()), scope.typed, scope.explicit, scope.checks)
-    return tuple(named_axes(current_interpreter()).items()), body, unrolling.get(), ranks.settings()
+    return tuple(named_axes(current_interpreter()).items()), body, jit_is_disabled.get(), ranks.settings()
 
 
 class Jitted:

@@ -204,8 +204,8 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
     reached in each call. Loops and branches run as Python's wherever nothing records them, so `scan`, `while_loop`,
     `fori_loop`, `cond` and `checkpoint` in it do too, and so does the body of a `shard_map`. (In a typed `shard_map` a
     step or a branch may run once more on abstract values, to find the types of results.) Under `grad` and `vmap`,
-    values are traced as they are without `jit`. `make_tape` records as ever. `disable=False` turns `jit` on again, in a
-    block within such a block. It applies to the current thread.
+    values are traced as they are without `jit`. `make_tape` records the steps of a `scan` one by one. `disable=False`
+    turns `jit` on again, in a block within such a block. It applies to the current thread.
 
     >>> import builtins
     >>> from minidiff import jit, scan

@@ -39,7 +39,7 @@ from spmd.parallel.decoder_params import (
     init_decoder,
 )
 from spmd.parallel.generate import generate
-from spmd.report.table import sparkline, text_table
+from spmd.report.table import Table, sparkline
 
 VOCABULARY = 72  # of 65 characters: as many as 2, 3, 4, 6 and 8 ranks divide
 
@@ -147,7 +147,7 @@ def report(mesh: spmd.Mesh, run: GPTRun, step: Any, batch: tuple) -> None:
         sizes[key] += row.bytes
     lines = [[*key, f"{counts[key]:,}", f"{sizes[key]:,}"] for key in sorted(counts)]
     total = ["total", "", "", f"{counts.total():,}", f"{sizes.total():,}"]
-    print(text_table(["axes", "direction", "collective", "count", "bytes per rank"], lines, total, [3, 4]), flush=True)
+    print(Table(["axes", "direction", "collective", "count", "bytes per rank"], lines, total), flush=True)
 
 
 def holdings(mesh: spmd.Mesh, tree: Any) -> str:
@@ -160,7 +160,7 @@ def holdings(mesh: spmd.Mesh, tree: Any) -> str:
         lines.append([path, str(list(t.shape)), str(x.spec) if sharded else "", f"{t.nbytes:,}", f"{block.nbytes:,}"])
         all_bytes = [all_bytes[0] + t.nbytes, all_bytes[1] + block.nbytes]
     total = ["total", "", "", *(f"{n:,}" for n in all_bytes)]
-    return text_table(["array", "shape", "spec", "bytes", "bytes on a rank"], lines, total, [3, 4])
+    return str(Table(["array", "shape", "spec", "bytes", "bytes on a rank"], lines, total))
 
 
 # ---------------------------------------------------------------- the script

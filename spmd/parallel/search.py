@@ -30,7 +30,7 @@ from spmd.mesh.specs import PartitionSpec, part_count
 from spmd.report.communication import communication
 from spmd.report.flops import flops
 from spmd.report.forecast import CostModel, show_number, show_seconds
-from spmd.report.table import Tabular
+from spmd.report.table import Table
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Choice:
 
 
 @dataclass(frozen=True, repr=False)
-class Search(Tabular):
+class Search(Table):
     """The best choices, the fastest first: a table to print."""
 
     choices: tuple[Choice, ...]
@@ -67,10 +67,7 @@ class Search(Tabular):
         lines = [
             [str(c), show_seconds(c.seconds), *map(show_number, (c.bytes, c.memory, c.flops))] for c in self.choices
         ]
-        return header, lines, None, range(1, len(header))
-
-    def _remarks(self):
-        return list(self.notes)
+        return header, lines, None
 
 
 def search(

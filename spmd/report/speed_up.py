@@ -15,7 +15,7 @@ from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import maximum, seconds_of
 from spmd.report.communication import meshes_of
 from spmd.report.forecast import CostModel, Forecast, show_number, show_seconds
-from spmd.report.table import Tabular
+from spmd.report.table import Table
 
 
 class Run(NamedTuple):
@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class SpeedUp(Tabular):
+class SpeedUp(Table):
     """Runs of a program by the number of ranks, `measured` and `predicted`: a table to print."""
 
     measured: dict[int, Run]
@@ -45,10 +45,7 @@ class SpeedUp(Tabular):
             pairs = zip(self.measured.get(n, (None,) * len(shows)), predicted)
             cells = ["-" if x is None else show(x) for show, pair in zip(shows, pairs) for x in pair]
             lines.append([show_number(n), *cells])
-        return header, lines, None, range(len(header))
-
-    def _remarks(self):
-        return list(self.notes)
+        return header, lines, None
 
 
 def speed_up(

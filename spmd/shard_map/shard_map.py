@@ -180,8 +180,7 @@ class _Mapped:
         """Raise TypeError or ValueError for specs that no arguments fit."""
         self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
         self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]
-        structure = tree.structure(self.in_specs)
-        self.has_static = any(node.node is type(None) for node in (structure, *structure.below()))
+        self.has_static = None in tree.leaves(self.in_specs, is_leaf=lambda x: x is None)
         if self.mesh is not None:
             self.axes_of(self.mesh, self.mesh.axis_names)  # it may be called in any body
             for path, spec in [*self.in_paths, *self.out_paths]:
