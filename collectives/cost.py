@@ -318,7 +318,7 @@ class Messages:
 
     def __init__(self, ports: int):
         self.ports = ports
-        self.steps: list[Step] = []
+        self.steps: list[CostStep] = []
         self.bytes: tuple[Counter, Counter] = Counter(), Counter()  # of each rank: sent, and received
 
     def send(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], nbytes: int, start: int) -> int:
@@ -329,7 +329,7 @@ class Messages:
         while start < len(self.steps) and not self.steps[start].has_room(axes, perm, self.ports):
             start += 1
         if start == len(self.steps):
-            self.steps.append(Step(axes))
+            self.steps.append(CostStep(axes))
         self.steps[start].add(perm, nbytes)
         for total, ranks in zip(self.bytes, zip(*perm)):
             total.update(dict.fromkeys(ranks, nbytes))
@@ -340,7 +340,7 @@ class Messages:
         return Cost(len(self.steps), longest, *[max(total.values(), default=0) for total in self.bytes])
 
 
-class Step:
+class CostStep:
     """One step: how many messages each rank sends and receives; the longest's bytes."""
 
     def __init__(self, axes: Sequence[str]):

@@ -582,7 +582,7 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, numbers.Real) and x == 0
 
 
-def _check_numbers(least: float = 0, below: float = math.inf, **given: Any) -> None:
+def _check_numbers(least: Any = 0, below: Any = math.inf, **given: Any) -> None:
     """Raise for numbers that are not in [least, below). A traced value may be any number, a rate a schedule."""
     for name, x in given.items():
         scheduled = name in ("learning_rate", "weight_decay")

@@ -576,7 +576,7 @@ def _key_paths(structure: Structure) -> list[tuple]:
     return _walk(structure.nested, (), lambda key: lambda name: (key(name),))
 
 
-def _walk(nested: Nested, path: Any, steps: Callable[[type[Key]], Callable[[Any], Any]]) -> list:
+def _walk(nested: Nested, path: Any, steps: Callable[[Any], Callable[[Any], Any]]) -> list:
     """The paths of the leaves: sums of `path` and the steps to each, `steps(class of keys)(name of the child)`."""
     if nested is None:
         return [path]

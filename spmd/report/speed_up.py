@@ -18,7 +18,7 @@ from spmd.report.forecast import CostModel, Forecast, show_number, show_seconds
 from spmd.report.table import Table
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     """The time of a program on n ranks, T_n: in seconds, and compared with T_1, the time on one rank.
 
     `speed_up` is T_1 / T_n, at best n. `efficiency` is the parallel efficiency T_1 / (n T_n), at best 1.
@@ -33,8 +33,8 @@ class Run(NamedTuple):
 class SpeedUp(Table):
     """Runs of a program by the number of ranks, `measured` and `predicted`: a table to print."""
 
-    measured: dict[int, Run]
-    predicted: dict[int, Run]
+    measured: dict[int, TimedRun]
+    predicted: dict[int, TimedRun]
     notes: tuple[str, ...] = ()
 
     def _table(self):
@@ -118,7 +118,7 @@ def speed_up(
             measured[mesh.size] = float(times.min())
         predicted |= {n: alone / n + seconds for n, seconds in forecast.seconds.items() if n > 1}
         runs, forecasts = (
-            {n: Run(t, alone / t, alone / (n * t)) for n, t in times.items()} for times in (measured, predicted)
+            {n: TimedRun(t, alone / t, alone / (n * t)) for n, t in times.items()} for times in (measured, predicted)
         )
         return SpeedUp(runs, forecasts, forecast.notes)
 
