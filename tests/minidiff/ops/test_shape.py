@@ -156,8 +156,8 @@ def rows_of_integers():
     """Calls in the table of operations with a shape, an axis, a size or the like in another form."""
     for row in TABLE:
         for name, v in getattr(row.f, "keywords", {}).items():
-            # The order of a norm is no size; np.rollaxis writes into the array that it is given for `start`.
-            for form in in_other_forms(v) if name not in ("ord", "start") else ():
+            # The order of a norm (`p` of cond) is no size; np.rollaxis writes into the array that is given for `start`.
+            for form in in_other_forms(v) if name not in ("ord", "p", "start") else ():
                 yield row._replace(
                     f=functools.partial(row.f.func, **{**row.f.keywords, name: form}), note=f"{name}={v}"
                 )
