@@ -70,6 +70,7 @@ def test_other_defaults_positions_and_names_are_found():
     assert found == {
         ("adam", "b2"): "another default",
         ("adam", "eps"): "another position",
+        **{("adam", name): "optax has no such parameter" for name in ("eps_root", "mu_dtype", "nesterov")},
         ("global_norm", "updates"): "optax has no such parameter",
         ("trace", ""): "optax has no such function",
     }
