@@ -1,85 +1,19 @@
-"""What holds for all tests: every tape that is made is checked, and of ranks that say the same, one speaks."""
+"""What holds for all tests: every tape is checked, the order may be random, and one rank prints for all."""
 
-import functools
 import gc
 import io
-import itertools
 import os
 import pathlib
 import random
 import signal
 import sys
-import threading
-import weakref
 
 import hypothesis
 import numpy
 import pytest
 from mpi4py import MPI
 
-import minidiff
-import spmd  # noqa: F401  (whoever takes tapes from elsewhere is loaded here: he is to take watched ones)
-from minidiff import transposition
-from minidiff.compiler import simplify as optimize
-from minidiff.core import reverse
-from minidiff.core.interpreter import current_interpreter, current_scope
-from minidiff.core.scope import Scope
-from minidiff.core.vmap import named_axes
-from minidiff.diagnostics import typecheck
-from minidiff.transforms import recording
-
-# ---------------------------------------------------------------- tapes are checked
-
-_made = itertools.count()  # all ranks make the same tapes: each checks its share of them
-_checked: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # bodies, and how: they are parts of many tapes
-_here = threading.local()  # `watches`, while a thread checks what it has made; a test's own checks are whole
-_check_tape = typecheck.check_tape
-
-
-def _check_body(body, typed, scope):
-    how = typed, scope and (tuple(scope.axes.items()), scope.typed, scope.explicit, scope.checks)
-    if not getattr(_here, "watches", False) or _checked.get(body) != how:
-        _check_tape(body, typed, scope)
-        _checked[body] = how
-
-
-typecheck.check_tape = _check_body
-
-
-def _watched(make, tape_of):
-    """`make`, with a check of the tape that is in its result, and of the bodies on that."""
-
-    @functools.wraps(make)
-    def checking(*args, **kwargs):
-        result = make(*args, **kwargs)
-        if next(_made) % MPI.COMM_WORLD.size != MPI.COMM_WORLD.rank:
-            return result
-        scopes = [x for x in [*args, *kwargs.values(), current_scope()] if isinstance(x, Scope)]
-        typed = not scopes or scopes[0].typed
-        _here.watches = True
-        try:
-            tape_of(result).check(typed and not named_axes(current_interpreter()))  # the axes of a vmap have no types
-        finally:
-            _here.watches = False
-        return result
-
-    return checking
-
-
-#: The functions that tapes come from: where they are, and where in the result the tape is.
-WATCHED = [
-    (recording, "stage_flat", lambda result: result[0]),
-    (reverse.engine, "linearize_flat", lambda result: result[1]),
-    (transposition, "transpose", lambda result: result),
-    (optimize, "optimize", lambda result: result),
-]
-minidiff.grad(lambda x: x)(1.0)  # loads the functions of `minidiff.fast`
-for _module, _name, _tape_of in WATCHED:
-    _make = getattr(_module, _name)
-    _others = [m for name, m in sys.modules.items() if name.split(".")[0] in ("minidiff", "spmd", "collectives")]
-    for _other in [_module, *_others]:
-        if vars(_other).get(_name) is _make or _other is _module:
-            setattr(_other, _name, _watched(_make, _tape_of))
+pytest_plugins = ["tests.checked_tapes"]
 
 
 # ---------------------------------------------------------------- NumPy's warnings
