@@ -23,6 +23,9 @@ from collectives import psum
 from spmd import P
 from tests import PATIENCE
 
+#: The suite checks tapes, and so is a user.
+SUITE = {"test_tracebacks.py", "conftest.py", "checked_tapes.py"}
+
 ROOT = Path(__file__).parents[2]
 
 # ---------------------------------------------------------------- six mistakes
@@ -96,7 +99,12 @@ def test_mistakes_show_the_users_frames(name, tmp_path):
     frames = files_shown(text)
     own = [file for file in frames if file == "program.py"]
     assert 1 <= len(own) <= 3
-    assert set(frames) <= {"program.py", "conftest.py", "test_tracebacks.py"}  # the suite looks at tapes, and is a user
+    assert set(frames) <= {
+        "program.py",
+        "conftest.py",
+        "checked_tapes.py",
+        "test_tracebacks.py",
+    }  # the suite looks at tapes, and is a user
     assert text.splitlines()[-1].partition(": ")[2] == str(caught.value)
 
 
@@ -154,7 +162,7 @@ def test_logging(caplog):
         except ValueError:
             logging.exception("it failed")
             raise
-    assert set(files_shown(caplog.text)) <= {"test_tracebacks.py", "conftest.py"} and "reshape" in caplog.text
+    assert set(files_shown(caplog.text)) <= SUITE and "reshape" in caplog.text
 
 
 def test_a_handler_in_a_traced_function():
@@ -234,7 +242,7 @@ def test_no_error_shows_a_frame_of_the_library(names, wrong):
         f(numpy.ones(3))
     except Exception as error:
         text = displayed(error)
-        assert set(files_shown(text)) <= {"test_tracebacks.py", "conftest.py"}
+        assert set(files_shown(text)) <= SUITE
         assert "test_tracebacks.py" in files_shown(text)
         assert text.count("During handling") <= (wrong == "another one in a handler")
     else:
@@ -270,7 +278,7 @@ def test_an_overflow_that_is_an_error_is_at_the_users_line(name):
     f = TRANSFORMATIONS[name](lambda x: np.exp(1000 * x) + x)
     with numpy.errstate(over="raise"), pytest.raises(FloatingPointError, match="overflow") as caught:
         f(numpy.ones(3))
-    assert set(files_shown(displayed(caught.value))) <= {"test_tracebacks.py", "conftest.py"}
+    assert set(files_shown(displayed(caught.value))) <= SUITE
 
 
 # ---------------------------------------------------------------- public functions
