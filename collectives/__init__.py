@@ -2,6 +2,8 @@
 
 Call them inside the body of a `spmd.shard_map`, over the axes of its mesh. `collectives.algorithms` builds them
 from point-to-point messages; `collectives.cost` has their costs.
+
+The help of each draws its operand, its result and its backward pass on two ranks, as in `help(collectives.psum)`.
 """
 
 import typing as _typing
@@ -27,6 +29,7 @@ from collectives.rooted import at_root, broadcast, broadcast_varying, gather, re
 from minidiff import __version__ as __version__
 from minidiff.core.ranks import install as _install
 from minidiff.diagnostics.other_libraries import attributes as _attributes
+from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 
 __all__ = [
     "all_gather",
@@ -56,6 +59,7 @@ __all__ = [
 ]
 
 _install(_Ranks)
+_hide_frames_of(globals(), __all__)
 
 _LATER = ("algorithms", "cost", "reference")  # imported on first use: most programs do not need them
 

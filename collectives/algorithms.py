@@ -41,9 +41,10 @@ ways:
   all-reduce made of messages is another all-reduce; the transpose of `psum` is a `pbroadcast`, which is free
   (JEP 17111).
 
-A `Schedule` says who sends which blocks to whom in each step; one loop runs all all-gathers. Backwards, with sums in
-place of copies, the same schedule is a reduce-scatter, as the transpose of `all_gather` is `psum_scatter`. Each rank
-orders its parts, or the blocks it has received, starting with its own (by distance along the ring, or by exclusive or).
+A `MessageSchedule` says who sends which blocks to whom in each step; one loop runs all all-gathers. Backwards, with
+sums in place of copies, the same schedule is a reduce-scatter, as the transpose of `all_gather` is `psum_scatter`. Each
+rank orders its parts, or the blocks it has received, starting with its own (by distance along the ring, or by exclusive
+or).
 Then in each step all ranks send and receive at the same index; only the reordering at the beginning or the end depends
 on the rank.
 
@@ -107,7 +108,7 @@ Pairs = Sequence[tuple[int, int]]  # (source, destination)
 # ---------------------------------------------------------------- schedules
 
 
-class Schedule(NamedTuple):
+class MessageSchedule(NamedTuple):
     """An all-gather as steps: who sends which blocks to whom.
 
     A rank keeps blocks in slots, its own in slot 0. In each step, blocks are sent from slots `first` to `last` along
@@ -174,16 +175,16 @@ class Schedule(NamedTuple):
         return order(axis_index(self.axis_name), np.arange(self.size))
 
 
-class BothWays(Schedule):
+class BothWays(MessageSchedule):
     """A ring whose blocks are cut in halves, which travel in opposite directions."""
 
     def gather(self, block: Value) -> Value:
-        blocks = self._in_halves(block.reshape(-1), Schedule.gather)
+        blocks = self._in_halves(block.reshape(-1), MessageSchedule.gather)
         return blocks.reshape(self.size, *block.shape)
 
     def scatter(self, parts: Value, *how: Callable) -> Value:
         flat = parts.reshape(self.size, math.prod(parts.shape[1:]))
-        return self._in_halves(flat, Schedule.scatter, *how).reshape(parts.shape[1:])
+        return self._in_halves(flat, MessageSchedule.scatter, *how).reshape(parts.shape[1:])
 
     def _in_halves(self, x: Value, run: Callable, *how: Callable) -> Value:
         half = (x.shape[-1] + 1) // 2
@@ -205,31 +206,31 @@ def _doublings(n: int) -> list[int]:
     return [1 << k for k in range((n - 1).bit_length())]
 
 
-def _ring(name: str, axis_name: AxisName, by: int = 1) -> Schedule:
+def _ring(name: str, axis_name: AxisName, by: int = 1) -> MessageSchedule:
     """Each rank sends the block that arrived last to the next rank."""
     n = _size(name, axis_name)
     pairs = [(rank, (rank + by) % n) for rank in range(n)]
-    return Schedule(name, axis_name, [(pairs, k - 1, k) for k in range(1, n)], *_by_distance(n, -by))
+    return MessageSchedule(name, axis_name, [(pairs, k - 1, k) for k in range(1, n)], *_by_distance(n, -by))
 
 
-def _bruck(name: str, axis_name: AxisName) -> Schedule:
+def _bruck(name: str, axis_name: AxisName) -> MessageSchedule:
     """Each rank sends what it has, and the other lacks, 1, 2, 4, … ranks back."""
     n = _size(name, axis_name)
     steps = [([(rank, (rank - have) % n) for rank in range(n)], 0, min(have, n - have)) for have in _doublings(n)]
-    return Schedule(name, axis_name, steps, *_by_distance(n))
+    return MessageSchedule(name, axis_name, steps, *_by_distance(n))
 
 
-def _doubling(name: str, axis_name: AxisName) -> Schedule:
+def _doubling(name: str, axis_name: AxisName) -> MessageSchedule:
     """Ranks that differ in one bit swap all they have.
 
     It runs on the first n ranks, where n is the largest power of two up to N.
     """
     n = 1 << (_size(name, axis_name).bit_length() - 1)
     steps = [([(rank, rank ^ bit) for rank in range(n)], 0, bit) for bit in _doublings(n)]
-    return Schedule(name, axis_name, steps, *[lambda here, ranks: np.bitwise_xor(here % n, ranks)] * 2)
+    return MessageSchedule(name, axis_name, steps, *[lambda here, ranks: np.bitwise_xor(here % n, ranks)] * 2)
 
 
-def _tree(name: str, axis_name: AxisName, root: int) -> Schedule:
+def _tree(name: str, axis_name: AxisName, root: int) -> MessageSchedule:
     """A binomial tree: each rank but the root sends all it has, once.
 
     Only the root gets all blocks.
@@ -241,7 +242,7 @@ def _tree(name: str, axis_name: AxisName, root: int) -> Schedule:
     for have in _doublings(n):
         pairs = [((k + have + root) % n, (k + root) % n) for k in range(0, n - have, 2 * have)]
         steps.append((pairs, 0, min(have, n - have)))
-    return Schedule(name, axis_name, steps, lambda _, k: owner(root, k), lambda _, rank: slot(root, rank))
+    return MessageSchedule(name, axis_name, steps, lambda _, k: owner(root, k), lambda _, rank: slot(root, rank))
 
 
 def _check_power_of_two(name: str, axis_name: AxisName, instead: str) -> None:
@@ -303,7 +304,7 @@ def _summand(name: str, x: Any, axis_name: AxisName) -> Value:
     return counted(_operand(name, x, axis_name))
 
 
-def _gathered(schedule: Schedule, x: Any, axis: int, tiled: bool) -> Any:
+def _gathered(schedule: MessageSchedule, x: Any, axis: int, tiled: bool) -> Any:
     """Gather the blocks of each leaf, and put them along `axis`."""
 
     def gather(leaf):
@@ -315,7 +316,7 @@ def _gathered(schedule: Schedule, x: Any, axis: int, tiled: bool) -> Any:
 
 
 def _scattered(
-    schedule: Schedule, x: Any, axis: int, tiled: bool, operand: Callable = _summand, combined: Callable = _sum
+    schedule: MessageSchedule, x: Any, axis: int, tiled: bool, operand: Callable = _summand, combined: Callable = _sum
 ) -> Any:
     """Split each leaf into parts along `axis`, and scatter them."""
 

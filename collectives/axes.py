@@ -66,7 +66,7 @@ def rank_count(runs: Sequence[CollectiveAxes]) -> int:
 
 
 def collective_axes(
-    name: str, axis_name: Axes, groups: Any = None, uniform: bool = True, ordered: bool = True
+    name: str, axis_name: Any, groups: Any = None, uniform: bool = True, ordered: bool = True
 ) -> list[CollectiveAxes]:
     """Check the named axes and split them into runs, one for each operation.
 
@@ -77,7 +77,7 @@ def collective_axes(
     if groups is not None:
         return [single_axes(name, axis_name, groups, uniform)]
     scope, vmapped = current_scope(), named_axes(current_interpreter())
-    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    axes: tuple[str, ...] = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     if isinstance(axis_name, (set, frozenset)):
         bound = [*(scope.axes if scope is not None else ()), *vmapped]  # in this order on all ranks
         axes = tuple(sorted(axis_name, key=lambda a: (bound.index(a) if a in bound else len(bound), str(a))))

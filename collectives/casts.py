@@ -1,7 +1,8 @@
 """Casts: change the state of a value along mesh axes, and move nothing.
 
 The library inserts them where the operands of an operation disagree; users write them to say where sums over ranks are
-taken. Their rows, with the transposes, are in the table of `ops.py`; the states are those of `minidiff.core.states`.
+taken. Their rows, with the transposes, are in the table of `ops.py`, which explains the drawings too; the states are
+those of `minidiff.core.states`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy
 
 from collectives.axes import Axes, axes_in_scope, collective_axes
-from collectives.ops import CASTS, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
+from collectives.ops import CASTS, Tree, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
 from minidiff.core.interpreter import current_interpreter, current_scope, enter, running
 from minidiff.core.operation import Primitive
@@ -120,7 +121,7 @@ def _apply_cast(primitive: Collective, x: Value, axes: Collection[str], scope: S
     return primitive.bind(x, **axes_in_scope(scope, axes).params)
 
 
-def cast_type(t: ShapedArray, primitive: Collective, axes: Collection[str]) -> ShapedArray:
+def cast_type(t: ShapedArray, primitive: Any, axes: Collection[str]) -> ShapedArray:
     """The type of a cast of type `t`, along some axes."""
     return t.update(states=t.states.with_state(axes, primitive.gives))
 
@@ -139,8 +140,12 @@ _OF_THE_SAME = (
 # ---------------------------------------------------------------- public functions
 
 
-def pbroadcast(x: Any, axis_name: Axes) -> Any:
+def pbroadcast(x: Tree, axis_name: Axes) -> Tree:
     """The same value, typed as varying. Of an invariant value it transposes to `psum`.
+
+        x:                   [a]  [a]
+        pbroadcast(x, 'i'):  [a]  [a]  {i}
+        backward:            [u]  [v]  {i}  ->  [u+v]  [u+v]
 
     Of a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
     their operands disagree, once per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it,
@@ -159,8 +164,12 @@ def pbroadcast(x: Any, axis_name: Axes) -> Any:
 pvary = pbroadcast
 
 
-def reduced(x: Any, axis_name: Axes) -> Any:
+def reduced(x: Tree, axis_name: Axes) -> Tree:
     """The same value, with a cotangent that is unreduced. Invariant -> reduced.
+
+        x:                [a]  [a]
+        reduced(x, 'i'):  [a]  [a]  {R:i}
+        backward:         [u]  [v]  {U:i}  ->  [u+v]  [u+v]
 
     It does not communicate. It transposes to the `psum` of an unreduced value: the backward pass sums where this is
     written, and not where the value is used. Each use adds its part to the cotangent, so several uses share one sum.
@@ -177,8 +186,12 @@ def reduced(x: Any, axis_name: Axes) -> Any:
     return _written_cast(reduced_p, x, axis_name)
 
 
-def unreduced(x: Any, axis_name: Axes) -> Any:
+def unreduced(x: Tree, axis_name: Axes) -> Tree:
     """Each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
+
+        x:                  [a]  [b]  {i}
+        unreduced(x, 'i'):  [a]  [b]  {U:i}
+        backward:           [u]  [u]  {R:i}  ->  [u]  [u]  {i}
 
     It does not communicate. `psum` or `psum_scatter` takes the sum later; until then linear operations apply to the
     parts. Booleans become integers, so that they are counted. It transposes to `pbroadcast` of a reduced value, which
@@ -195,8 +208,12 @@ def unreduced(x: Any, axis_name: Axes) -> Any:
     return _written_cast(unreduced_p, x, axis_name)
 
 
-def pcast(x: Any, axis_name: Axes, *, to: str) -> Any:
+def pcast(x: Tree, axis_name: Axes, *, to: str) -> Tree:
     """Change the state of `x` along mesh axes, moving nothing: `to` is the new state.
+
+        x:                            [a]  [a]
+        pcast(x, 'i', to='varying'):  [a]  [a]  {i}
+        backward:                     [u]  [v]  {i}  ->  [u+v]  [u+v]
 
     `to="varying"` is `pbroadcast`, `to="reduced"` is `reduced`, `to="unreduced"` is `unreduced`. Raises ValueError for
     another `to`, VarianceError if only communication leads there.

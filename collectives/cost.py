@@ -29,10 +29,12 @@ Sources: R. W. Hockney, "The communication challenge for MPP", 1994 (the model);
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from fractions import Fraction
+from typing import Any
 
 from collectives.ops import COLLECTIVES
 from collectives.rooted import ROOTED
@@ -74,40 +76,61 @@ class Cost:
 
 
 class Formula:
-    """A formula in `N` ranks and `K` bytes: prints as written, a call evaluates it.
+    """A formula in `N` ranks and `K` bytes, made by arithmetic: prints as written, a call evaluates it.
 
     `P` is the largest power of two at most N, `C` the smallest at least N. The result is exact for integers.
 
-    >>> f = Formula("(N - 1)*K/N")
+    >>> f = (N - 1) * K / N
     >>> f, f(N=4, K=12), f(N=4, K=1)
     ((N - 1)*K/N, 9, 0.75)
     """
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, value: Callable[[dict[str, Any]], Any], level: int = 3):
         self.text = text
-        self._code = compile(text, "<formula>", "eval")
+        self.value = value  # its value, from those of the names
+        self.level = level  # how tightly its operator binds; 3 without one
 
     def __call__(self, N: int, K: Number = 0) -> Number:
         if N < 1 or int(N) != N:
             raise ValueError(f"{self}: N is a number of ranks, at least 1; got {N!r}")
         N = int(N)
-        floor = N.bit_length() - 1
-        names = {"N": N, "K": Fraction(K), "P": 1 << floor, "C": 1 << (N - 1).bit_length(), "log2": _log2, "max": max}
-        found = Fraction(eval(self._code, {"__builtins__": {}}, names))
+        names = {"N": N, "K": Fraction(K), "P": 1 << N.bit_length() - 1, "C": 1 << (N - 1).bit_length()}
+        found = Fraction(self.value(names))
         return int(found) if found.denominator == 1 else float(found)
+
+    @staticmethod
+    def _operator(sign: str, f: Callable, level: int) -> Callable[[Any, Any], Formula]:
+        def apply(left: Any, right: Any) -> Formula:
+            pair = [_formula(left), _formula(right)]
+            texts = [x.text if x.level >= least else f"({x})" for x, least in zip(pair, (level, level + 1))]
+            return Formula(sign.join(texts), lambda names: f(*[x.value(names) for x in pair]), level)
+
+        return apply
+
+    __lt__, __gt__ = _operator(" < ", operator.lt, 0), _operator(" > ", operator.gt, 0)
+    __add__, __sub__ = _operator(" + ", operator.add, 1), _operator(" - ", operator.sub, 1)
+    __mul__, __truediv__ = _operator("*", operator.mul, 2), _operator("/", operator.truediv, 2)
+    __floordiv__ = _operator("//", operator.floordiv, 2)
+    __rmul__ = lambda self, number: Formula.__mul__(number, self)  # noqa: E731
 
     def __repr__(self) -> str:
         return self.text
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Formula) and self.text == other.text
 
-    def __hash__(self) -> int:
-        return hash(self.text)
+def _formula(x: Formula | int) -> Formula:
+    return x if isinstance(x, Formula) else Formula(str(x), lambda names: x)
 
 
-def _log2(power: int) -> int:
-    return power.bit_length() - 1
+N, K, P, C = (Formula(name, operator.itemgetter(name)) for name in "NKPC")
+_ZERO, _ONE = _formula(0), _formula(1)
+
+
+def log2(power: Formula) -> Formula:
+    return Formula(f"log2({power})", lambda names: power.value(names).bit_length() - 1)
+
+
+def _max(x: Formula, y: Formula) -> Formula:
+    return Formula(f"max({x}, {y})", lambda names: max(x.value(names), y.value(names)))
 
 
 @dataclass(frozen=True)
@@ -137,48 +160,53 @@ class Formulas:
 
 
 def _formulas(
-    steps: str, bytes: str, reduced: str = "0", *, sent: str = "", received: str = "", ports: int = 1
+    steps: Formula,
+    bytes: Formula,
+    reduced: Formula = _ZERO,
+    *,
+    sent: Formula | None = None,
+    received: Formula | None = None,
+    ports: int = 1,
 ) -> Formulas:
     """A row of the table. By default every rank sends `bytes`, and receives as many as it sends."""
-    texts = steps, bytes, sent or bytes, received or sent or bytes, reduced
-    return Formulas(*map(Formula, texts), ports)
+    return Formulas(steps, bytes, sent or bytes, received or sent or bytes, reduced, ports)
 
 
-_AROUND = "(N - 1)*K/N"
-_BRANCH = "(N > 1)*max(N - C//2, C//4)*K/N"  # the blocks of the largest branch of a binomial tree
+_AROUND = (N - 1) * K / N
+_BRANCH = (N > 1) * _max(N - C // 2, C // 4) * K / N  # the blocks of the largest branch of a binomial tree
 
 #: The cost of each algorithm of `collectives.algorithms`, and of a `ppermute`'s single message.
 ALGORITHMS: dict[str, Formulas] = {
-    "ring_all_gather": _formulas("N - 1", _AROUND),
-    "bidirectional_ring_all_gather": _formulas("N - 1", "(N - 1)*K/(2*N)", sent=_AROUND, ports=2),
-    "recursive_doubling_all_gather": _formulas("log2(N)", _AROUND),
-    "bruck_all_gather": _formulas("log2(C)", _AROUND),
-    "ring_reduce_scatter": _formulas("N - 1", _AROUND, _AROUND),
-    "bidirectional_ring_reduce_scatter": _formulas("N - 1", "(N - 1)*K/(2*N)", _AROUND, sent=_AROUND, ports=2),
-    "recursive_halving_reduce_scatter": _formulas("log2(N)", _AROUND, _AROUND),
-    "ring_all_reduce": _formulas("2*(N - 1)", "2*(N - 1)*K/N", _AROUND),
-    "bidirectional_ring_all_reduce": _formulas("2*(N - 1)", _AROUND, _AROUND, sent="2*(N - 1)*K/N", ports=2),
+    "ring_all_gather": _formulas(N - 1, _AROUND),
+    "bidirectional_ring_all_gather": _formulas(N - 1, (N - 1) * K / (2 * N), sent=_AROUND, ports=2),
+    "recursive_doubling_all_gather": _formulas(log2(N), _AROUND),
+    "bruck_all_gather": _formulas(log2(C), _AROUND),
+    "ring_reduce_scatter": _formulas(N - 1, _AROUND, _AROUND),
+    "bidirectional_ring_reduce_scatter": _formulas(N - 1, (N - 1) * K / (2 * N), _AROUND, sent=_AROUND, ports=2),
+    "recursive_halving_reduce_scatter": _formulas(log2(N), _AROUND, _AROUND),
+    "ring_all_reduce": _formulas(2 * (N - 1), 2 * (N - 1) * K / N, _AROUND),
+    "bidirectional_ring_all_reduce": _formulas(2 * (N - 1), _AROUND, _AROUND, sent=2 * (N - 1) * K / N, ports=2),
     "recursive_doubling_all_reduce": _formulas(
-        "log2(P) + 2*(P < N)",
-        "K*(log2(P) + 2*(P < N))",
-        "K*(log2(P) + (P < N))",
-        sent="K*(log2(P) + (P < N))",
+        log2(P) + 2 * (P < N),
+        K * (log2(P) + 2 * (P < N)),
+        K * (log2(P) + (P < N)),
+        sent=K * (log2(P) + (P < N)),
     ),
     "halving_doubling_all_reduce": _formulas(
-        "2*log2(P) + 2*(P < N)",
-        "2*(P - 1)*K/P + 2*K*(P < N)",
-        "(P - 1)*K/P + K*(P < N)",
-        sent="2*(P - 1)*K/P + K*(P < N)",
+        2 * log2(P) + 2 * (P < N),
+        2 * (P - 1) * K / P + 2 * K * (P < N),
+        (P - 1) * K / P + K * (P < N),
+        sent=2 * (P - 1) * K / P + K * (P < N),
     ),
-    "tree_all_reduce": _formulas("2*log2(C)", "2*K*log2(C)", "K*log2(C)", sent="K*log2(C)"),
-    "parameter_server_all_reduce": _formulas("2*(N - 1)", "2*(N - 1)*K", "(N - 1)*K", sent="(N - 1)*K"),
-    "binomial_tree_broadcast": _formulas("log2(C)", "K*log2(C)", received="K*(N > 1)"),
-    "binomial_tree_reduce": _formulas("log2(C)", "K*log2(C)", "K*log2(C)", sent="K*(N > 1)", received="K*log2(C)"),
-    "binomial_tree_scatter": _formulas("log2(C)", _AROUND, received=_BRANCH),
-    "binomial_tree_gather": _formulas("log2(C)", _AROUND, sent=_BRANCH, received=_AROUND),
-    "pairwise_all_to_all": _formulas("N - 1", _AROUND),
-    "recursive_doubling_scan": _formulas("log2(C)", "K*log2(C)", "K*log2(C)"),
-    "point_to_point": _formulas("1", "K"),
+    "tree_all_reduce": _formulas(2 * log2(C), 2 * K * log2(C), K * log2(C), sent=K * log2(C)),
+    "parameter_server_all_reduce": _formulas(2 * (N - 1), 2 * (N - 1) * K, (N - 1) * K, sent=(N - 1) * K),
+    "binomial_tree_broadcast": _formulas(log2(C), K * log2(C), received=K * (N > 1)),
+    "binomial_tree_reduce": _formulas(log2(C), K * log2(C), K * log2(C), sent=K * (N > 1), received=K * log2(C)),
+    "binomial_tree_scatter": _formulas(log2(C), _AROUND, received=_BRANCH),
+    "binomial_tree_gather": _formulas(log2(C), _AROUND, sent=_BRANCH, received=_AROUND),
+    "pairwise_all_to_all": _formulas(N - 1, _AROUND),
+    "recursive_doubling_scan": _formulas(log2(C), K * log2(C), K * log2(C)),
+    "point_to_point": _formulas(_ONE, K),
 }
 
 #: The algorithm that prices each collective, as declared. (An MPI library chooses its own, by message size.)
@@ -290,7 +318,7 @@ class Messages:
 
     def __init__(self, ports: int):
         self.ports = ports
-        self.steps: list[Step] = []
+        self.steps: list[CostStep] = []
         self.bytes: tuple[Counter, Counter] = Counter(), Counter()  # of each rank: sent, and received
 
     def send(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], nbytes: int, start: int) -> int:
@@ -301,7 +329,7 @@ class Messages:
         while start < len(self.steps) and not self.steps[start].has_room(axes, perm, self.ports):
             start += 1
         if start == len(self.steps):
-            self.steps.append(Step(axes))
+            self.steps.append(CostStep(axes))
         self.steps[start].add(perm, nbytes)
         for total, ranks in zip(self.bytes, zip(*perm)):
             total.update(dict.fromkeys(ranks, nbytes))
@@ -312,7 +340,7 @@ class Messages:
         return Cost(len(self.steps), longest, *[max(total.values(), default=0) for total in self.bytes])
 
 
-class Step:
+class CostStep:
     """One step: how many messages each rank sends and receives; the longest's bytes."""
 
     def __init__(self, axes: Sequence[str]):

@@ -41,6 +41,10 @@ axes and vmap axes together.
 The examples assume `np`, `md`, `spmd`, `P` (which is `spmd.P`), and two ranks along one axis:
 `mesh = spmd.make_mesh((2,), ('i',), backend='simulated')`.
 
+Each public function has a drawing on the same two ranks: the operand, the result, and on the way back the cotangent of
+the result and that of the operand. A pair of brackets is a rank's block, and braces say how the value varies, as in
+types: `{i}` is varying, `{U:i}` unreduced, `{R:i}` reduced, and none is invariant. A test evaluates every drawing.
+
 Source: "Efficient transposition of replication-inducing collectives" (JEP 17111), the table in the section "Tracking
 device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff and sharding".
 """
@@ -48,7 +52,7 @@ device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 
@@ -85,6 +89,9 @@ from minidiff.inputs.dtypes import is_scalar_constant, plain
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import expand_dims, squeeze
+
+#: What a collective takes: a tree of arrays. Its result has the same structure, and type checkers take the same type.
+Tree = TypeVar("Tree")
 
 # ---------------------------------------------------------------- the table
 
@@ -281,8 +288,12 @@ def bind_over(primitive: Collective, x: Value, run: CollectiveAxes, **params: An
 # ---------------------------------------------------------------- public functions
 
 
-def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
+def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     """The sum over ranks (all-reduce). Varying or unreduced -> invariant.
+
+        x:             [a]    [b]    {i}
+        psum(x, 'i'):  [a+b]  [a+b]
+        backward:      [u]    [u]  ->  [u]  [u]  {i}
 
     Of a varying value it transposes to `pbroadcast`, of an unreduced one to `reduced`: neither communicates.
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
@@ -335,8 +346,12 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
     return rounded_once(lambda x: bind_over(psum_p, times(parts_over(x, part), copies), part), x)
 
 
-def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
+def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant.
+
+        x:              [a]        [b]        {i}
+        pmean(x, 'i'):  [(a+b)/2]  [(a+b)/2]
+        backward:       [u]        [u]  ->  [u/2]  [u/2]  {i}
 
     `axis_index_groups` are as in `psum`, but all of the same size.
 
@@ -356,8 +371,12 @@ def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     return each_leaf(mean, x)
 
 
-def pmax(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
+def pmax(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     """The elementwise maximum over ranks. Varying -> invariant.
+
+        x:             [1]  [4]  {i}
+        pmax(x, 'i'):  [4]  [4]
+        backward:      [u]  [u]  ->  [0]  [u]  {i}
 
     Tied ranks share the derivative. The derivative counts the tied ranks with an all-reduce in the forward pass; the
     backward pass does not communicate. With `axis_index_groups`, as in `psum`: varying -> varying.
@@ -369,8 +388,12 @@ def pmax(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     return _extremum(pmax_p, x, axis_name, axis_index_groups)
 
 
-def pmin(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
+def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     """The elementwise minimum over ranks; otherwise as `pmax`.
+
+        x:             [1]  [4]  {i}
+        pmin(x, 'i'):  [1]  [1]
+        backward:      [u]  [u]  ->  [u]  [0]  {i}
 
     >>> f = lambda x: pmin(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -397,15 +420,19 @@ def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
 
 
 def all_gather(
-    x: Any,
+    x: Tree,
     axis_name: AxisName,
     axis: int = 0,
     tiled: bool = False,
     *,
     axis_index_groups: Any = None,
     to: str = VARYING,
-) -> Any:
+) -> Tree:
     """All ranks' blocks, on every rank: stacked, or with `tiled` concatenated.
+
+        x:                               [a]      [b]      {i}
+        all_gather(x, 'i', tiled=True):  [a,b]    [a,b]    {i}
+        backward:                        [u0,u1]  [v0,v1]  {i}  ->  [u0+v0]  [u1+v1]  {i}
 
     They are put along `axis`. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes
     to `psum_scatter`. With `axis_index_groups` (as in `psum`, but all of the same size n), gather within each group.
@@ -428,8 +455,12 @@ def all_gather(
 _GATHERS = {p.gives: p for p in (all_gather_p, all_gather_invariant_p, all_gather_reduced_p)}
 
 
-def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+def all_gather_invariant(x: Tree, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Tree:
     """`all_gather` with a result typed as invariant. Transposes to `pscatter`.
+
+        x:                                         [a]    [b]    {i}
+        all_gather_invariant(x, 'i', tiled=True):  [a,b]  [a,b]
+        backward:                                  [u,v]  [u,v]  ->  [u]  [v]  {i}
 
     >>> f = lambda x: all_gather_invariant(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 9]))
@@ -460,14 +491,18 @@ def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxe
 
 
 def psum_scatter(
-    x: Any,
+    x: Tree,
     axis_name: AxisName,
     scatter_dimension: int = 0,
     tiled: bool = False,
     *,
     axis_index_groups: Any = None,
-) -> Any:
+) -> Tree:
     """The sum over ranks, scattered: each rank gets its part (a reduce-scatter).
+
+        x:                                 [a0,a1]  [b0,b1]  {i}
+        psum_scatter(x, 'i', tiled=True):  [a0+b0]  [a1+b1]  {i}
+        backward:                          [u]      [v]      {i}  ->  [u,v]  [u,v]  {i}
 
     Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying, and transposes to `all_gather`; or
     unreduced -> varying, and transposes to `all_gather(to='reduced')`.
@@ -502,8 +537,12 @@ def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAx
     return leaf if cut == tiled else squeeze(leaf, at)
 
 
-def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+def pscatter(x: Tree, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Tree:
     """The local slice of an invariant or reduced value, which varies.
+
+        x:                             [a,b]  [a,b]
+        pscatter(x, 'i', tiled=True):  [a]    [b]    {i}
+        backward:                      [u]    [v]    {i}  ->  [u,v]  [u,v]
 
     It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Of an invariant value it
     transposes to `all_gather_invariant`; of a reduced one, to placing the slice in zeros, as a rank's part of a sum,
@@ -535,7 +574,7 @@ def local_slice(x: Value, run: CollectiveAxes, axis: int, tiled: bool) -> Value:
 
 
 def all_to_all(
-    x: Any,
+    x: Tree,
     axis_name: AxisName,
     split_axis: int,
     concat_axis: int,
@@ -543,8 +582,12 @@ def all_to_all(
     *,
     axis_index_groups: Any = None,
     splits: Any = None,
-) -> Any:
+) -> Tree:
     """Send part k along `split_axis` to rank k; put parts along `concat_axis`.
+
+        x:                                     [a0,a1]  [b0,b1]  {i}
+        all_to_all(x, 'i', 0, 0, tiled=True):  [a0,b0]  [a1,b1]  {i}
+        backward:                              [u0,u1]  [v0,v1]  {i}  ->  [u0,v0]  [u1,v1]  {i}
 
     Shapes over n ranks, split_axis=0, concat_axis=1: [n, b] -> [b, n], tiled [n*a, b] -> [a, n*b].
     Varying -> varying; transposes to itself with the two axes swapped. With `axis_index_groups` (as in `psum`, but all
@@ -599,8 +642,12 @@ def _ragged(x: Value, run: CollectiveAxes, axis: int, concat_axis: int, splits: 
     return bind_over(ragged_all_to_all_p, x, run, axis=axis, splits=splits)
 
 
-def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
+def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Tree:
     """Send blocks from rank to rank, for each (source, destination) in `perm`.
+
+        x:                           [a]  [b]  {i}
+        ppermute(x, 'i', [(0, 1)]):  [0]  [a]  {i}
+        backward:                    [u]  [v]  {i}  ->  [v]  [0]  {i}
 
     A rank that is not a destination gets zeros. Varying -> varying; transposes to the reversed permutation.
     Raises ValueError for a source or a destination that is repeated or out of range.
@@ -617,13 +664,17 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
         raise TypeError(
             f"ppermute: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
         )
-    pairs = tuple((int(source), int(destination)) for source, destination in pairs)
-    check_perm("ppermute", pairs, axis_name, run.size)
-    return each_leaf(lambda leaf: bind_over(ppermute_p, varying_over(array_of(leaf), run), run, perm=pairs), x)
+    ranks = tuple((int(source), int(destination)) for source, destination in pairs)
+    check_perm("ppermute", ranks, axis_name, run.size)
+    return each_leaf(lambda leaf: bind_over(ppermute_p, varying_over(array_of(leaf), run), run, perm=ranks), x)
 
 
-def pscan(x: Any, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Any:
+def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Tree:
     """The sum of the blocks of the ranks up to this one: a prefix sum (MPI_Scan).
+
+        x:              [a]  [b]    {i}
+        pscan(x, 'i'):  [a]  [a+b]  {i}
+        backward:       [u]  [v]    {i}  ->  [u+v]  [v]  {i}
 
     With `exclusive`, the sum of those before this rank (MPI_Exscan): zeros on the first one. With `reverse`, ranks are
     counted from the last one. `x` is a tree of arrays; booleans are counted. Varying -> varying; transposes to itself
@@ -643,7 +694,7 @@ def pscan(x: Any, axis_name: AxisName, *, reverse: bool = False, exclusive: bool
     return each_leaf(lambda leaf: bind_over(pscan_p, counted(varying_over(array_of(leaf), run)), run, **how), x)
 
 
-def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
+def shifted(x: Tree, axis_name: AxisName, by: int) -> Tree:
     """Send each value `by` ranks further around the ring of an axis (`ppermute`).
 
     >>> f = lambda x: shifted(x, 'i', 1)
@@ -656,6 +707,10 @@ def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
 
 def axis_index(axis_name: AxisName) -> Value:
     """This rank's index along an axis, or several in order: a varying integer.
+
+        x:                none
+        axis_index('i'):  [0]  [1]  {i}
+        backward:         none
 
     >>> f = lambda x: x + 10 * axis_index('i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -672,6 +727,10 @@ def axis_index(axis_name: AxisName) -> Value:
 
 def axis_size(axis_name: Axes) -> int:
     """The number of ranks along an axis, or along several together.
+
+        x:               none
+        axis_size('i'):  [2]  [2]
+        backward:        none
 
     >>> f = lambda x: x + 10 * axis_size('i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))

@@ -76,7 +76,7 @@ class Collective(Linear):
         self.communicates = cost is not None
 
     def _transposed(self, ct: Value, operands: Sequence[Any], **params: Any) -> list[Value]:
-        default, *others = self.takes.items()  # the default is for untyped operands too
+        default, *others = list[Any](self.takes.items())  # the default is for untyped operands too
         to = dict(others).get(operands[0].states.along(params["axes"][0]), default[1])()
         return [(grouped(to) if "groups" in params else to).bind(ct, **{**params, **self.transpose_params(**params)})]
 
@@ -194,10 +194,12 @@ def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | No
     Raises ValueError for an unbound axis and for one named twice.
     """
     check_distinct(name, axes)
-    unbound = [] if scope is None else [a for a in axes if a not in scope.axes]
+    if scope is None:
+        return None
+    unbound = [a for a in axes if a not in scope.axes]
     if unbound and scope.typed:
         raise ValueError(f"there is no axis {unbound[0]!r} there; the axes of this shard_map are {tuple(scope.axes)}")
-    return None if unbound or scope is None else size_of(scope, axes)
+    return None if unbound else size_of(scope, axes)
 
 
 def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope | None) -> None:
@@ -223,7 +225,8 @@ def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope |
         if x.shape[axis] != rows:
             raise ValueError(f"axis {axis} of {x} must have {rows} rows")
     if "split_axis" in params or of.shape_rule is scattered_shape:
-        check_split(of.name, x, params.get("split_axis", params.get("axis")), size, params["tiled"])
+        axis = params["split_axis"] if "split_axis" in params else params["axis"]
+        check_split(of.name, x, axis, size, params["tiled"])
 
 
 # ---------------------------------------------------------------- rules

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from collectives.casts import agree, cast
 from collectives.passes import PASSES
@@ -17,7 +18,7 @@ class CommunicatingRanks(Ranks):
     """Axes whose ranks communicate."""
 
     folders = (os.path.dirname(__file__),)
-    passes = (PASSES,)
+    passes: Sequence[Any] = (PASSES,)
 
     agree = staticmethod(agree)
     cast = staticmethod(cast)

@@ -231,7 +231,7 @@ def collective_ref(
     >>> collective_ref('psum', [3, 1, 4, 1], axis_index_groups=[[0, 2], [1, 3]])
     [7, 2, 7, 2]
     """
-    results = {}
+    results: dict[int, Any] = {}
     for group in [range(len(blocks))] if axis_index_groups is None else axis_index_groups:
         results.update(zip(group, REFERENCES[name]([blocks[rank] for rank in group], **options)))
     return [results[rank] for rank in sorted(results)]

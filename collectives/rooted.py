@@ -23,19 +23,18 @@ All take a `root`, an index along the axes as `axis_index` counts them. If the o
 communication is needed: a broadcast is the identity, a sum is a product, a scatter takes local slices. In a `shard_map`
 with `check_rep=False` values are untyped: `broadcast` is then `broadcast_varying`.
 
-The examples assume the same names as those of `ops.py`.
+The examples and drawings are of the same two ranks as those of `ops.py`, which explains them.
 
 Sources: the MPI standard, chapter "Collective Communication"; types and transposes follow JEP 17111.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy
 
 from collectives.axes import AxisName, CollectiveAxes, check_rank, single_axes
 from collectives.ops import (
+    Tree,
     array_of,
     axis_index,
     bind_over,
@@ -78,8 +77,12 @@ def _rooted(name: str, axis_name: AxisName, root: int) -> tuple[CollectiveAxes, 
 # ---------------------------------------------------------------- public functions
 
 
-def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+def broadcast(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     """The root's value, on every rank. Varying -> invariant; transpose `at_root`.
+
+        x:                          [a]  [b]  {i}
+        broadcast(x, 'i', root=1):  [b]  [b]
+        backward:                   [u]  [u]  ->  [0]  [u]  {i}
 
     This is MPI_Bcast. `x` is a tree of arrays. The transpose does not communicate. A value that is already invariant is
     returned as it is. (To type an invariant value as varying, use `pbroadcast`.) Raises ValueError for a root out of
@@ -99,8 +102,12 @@ def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     return each_leaf(sent, x)
 
 
-def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+def broadcast_varying(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     """`broadcast` with a result typed as varying. Transposes to `reduce`.
+
+        x:                                  [a]  [b]  {i}
+        broadcast_varying(x, 'i', root=1):  [b]  [b]  {i}
+        backward:                           [u]  [v]  {i}  ->  [0]  [u+v]  {i}
 
     Varying -> varying. Use it for a value that is then combined with varying values: its cotangents are summed by a
     reduce to the root. With `broadcast` they would be summed by an all-reduce, of which only the root uses the result.
@@ -119,8 +126,12 @@ def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     return each_leaf(sent, x)
 
 
-def at_root(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+def at_root(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     """An invariant value on the root, zeros elsewhere. Transposes to `broadcast`.
+
+        x:                        [a]  [a]
+        at_root(x, 'i', root=1):  [0]  [a]  {i}
+        backward:                 [u]  [v]  {i}  ->  [v]  [v]
 
     Invariant -> varying. It does not communicate. Raises VarianceError for a value that varies along one of the axes.
 
@@ -139,8 +150,12 @@ def _at_root(x: Value, run: CollectiveAxes, root: int) -> Value:
     return bind_over(at_root_p, x, run, root=root)
 
 
-def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+def reduce(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     """The sum over ranks on the root, zeros elsewhere (MPI_Reduce).
+
+        x:                       [a]  [b]    {i}
+        reduce(x, 'i', root=1):  [0]  [a+b]  {i}
+        backward:                [u]  [v]    {i}  ->  [v]  [v]  {i}
 
     Transposes to `broadcast_varying`. Varying -> varying. Booleans are counted. An invariant value is multiplied by the
     number of ranks, without communication.
@@ -160,8 +175,12 @@ def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     return each_leaf(reduced, x)
 
 
-def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
+def gather(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Tree:
     """All ranks' blocks on the root, stacked or with `tiled` concatenated.
+
+        x:                                   [a]      [b]      {i}
+        gather(x, 'i', root=1, tiled=True):  [0,0]    [a,b]    {i}
+        backward:                            [u0,u1]  [v0,v1]  {i}  ->  [v0]  [v1]  {i}
 
     Other ranks get zeros. This is MPI_Gather. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]; blocks are put
     along `axis`. Varying -> varying; transposes to `scatter`. (To gather on every rank, use `all_gather`.)
@@ -180,8 +199,12 @@ def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: boo
     return each_leaf(lambda x: join_runs("gather", gathered, x, [run], axis, tiled), x)
 
 
-def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
+def scatter(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Tree:
     """The root's value, split along `axis` over the ranks. Transposes to `gather`.
+
+        x:                                    [a0,a1]  [b0,b1]  {i}
+        scatter(x, 'i', root=1, tiled=True):  [b0]     [b1]     {i}
+        backward:                             [u]      [v]      {i}  ->  [0,0]  [u,v]  {i}
 
     This is MPI_Scatter. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying. For an
     invariant value it is `pscatter`, without communication. Raises ValueError if the dimension cannot be split over the

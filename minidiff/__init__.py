@@ -13,20 +13,20 @@ compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `whi
 
 import importlib as _importlib
 import importlib.util
+import os as _os
 import typing as _typing
 import warnings as _warnings
 
 from minidiff import numpy, tree
-from minidiff.compiler import equality as _equality  # noqa: F401  (`==` of tapes)
-from minidiff.compiler.jit import jit
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics import debug
-from minidiff.diagnostics import tracebacks as _tracebacks
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
 from minidiff.diagnostics.other_libraries import missing as _missing
 from minidiff.diagnostics.siblings import shadowed as _shadowed
+from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
+from minidiff.diagnostics.tracebacks import hide_own_frames as _hide_own_frames
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
+from minidiff.show import program as _program  # noqa: F401  (how tapes print)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.transforms.recording import eval_shape, make_tape
 from minidiff.transforms.vmap import vmap
@@ -125,7 +125,9 @@ _LATER = {
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
     **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
     **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.diagnostics.debug", True)),
+    "debug": ("minidiff.diagnostics.debug", False),
     "draw": ("minidiff.show.graph", True),
+    "jit": ("minidiff.compiler.jit", True),
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.checks", True),
     "optim": ("minidiff.optim", False),
@@ -138,8 +140,10 @@ _LATER = {
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
+    import minidiff.diagnostics.debug as debug
     from minidiff import nn, optim, precision, random
     from minidiff.checks import numerical, testing
+    from minidiff.compiler.jit import jit
     from minidiff.diagnostics.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
@@ -164,12 +168,14 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
 
 else:  # type checkers would infer from it that every name exists
 
+    @_hide_own_frames
     def __getattr__(name: str) -> _typing.Any:
         if name not in _LATER:
             raise _missing(__name__, name, __dir__())
         path, inside = _LATER[name]
         module = _importlib.import_module(path)
         globals()[name] = getattr(module, name) if inside else module
+        _hide_frames_of(globals(), [name])
         return globals()[name]
 
 
@@ -181,7 +187,15 @@ for _name in ("collectives", "spmd"):
     if _message := _shadowed(_name):  # no error: a program may need neither
         _warnings.warn(_message, stacklevel=2)
 
-debug.from_environment()
+
+def _are_equal(one: _typing.Any, two: object) -> bool:
+    return _importlib.import_module("minidiff.compiler.equality").same(one, two)
+
+
+Tape.__eq__ = _are_equal
+
+if "MINIDIFF_DEBUG_NANS" in _os.environ:
+    _importlib.import_module("minidiff.diagnostics.debug").from_environment()
 if _importlib.util.find_spec("minidiff.fast") is not None:
     _importlib.import_module("minidiff.fast").install()
-_tracebacks.install()
+_hide_frames_of(globals(), __all__)

@@ -149,10 +149,10 @@ class _Linearized:
         return [instantiate(t, like) for t, like in zip(self.tape(*tangents), self.out_types)]
 
     def pull_back(self, *cts: Value) -> list[Value]:
-        cts = pull_back(self.tape, cts)
-        used = {name: t for name, t, ct in zip(self.in_names, self.in_types, cts) if ct is not None}
+        pulled = pull_back(self.tape, cts)
+        used = {name: t for name, t, ct in zip(self.in_names, self.in_types, pulled) if ct is not None}
         warn_if_summed("jacrev", self.name, self.out_types, used)
-        return [instantiate(ct, like.cotangent) for ct, like in zip(cts, self.in_types)]
+        return [instantiate(ct, like.cotangent) for ct, like in zip(pulled, self.in_types)]
 
     def result(self, parts: Sequence[Sequence[Value]]) -> Any:
         """Build the Jacobian's tree from its blocks, `parts[output leaf][input leaf]`."""

@@ -16,6 +16,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import attributes
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, reduction
@@ -433,6 +434,8 @@ def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -
         "(B, S, K, H) and (B, S, K, H), where N is a multiple of K"
     )
 
+
+hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
     __getattr__ = attributes(__name__)

@@ -7,9 +7,11 @@ rate is a number, or a schedule: a function from the number of the step, which s
 
 Parameters are trees of floating-point arrays, and so are states: named tuples of trees like the parameters, and of the
 number of steps. They can be saved, and passed to `jit` and `shard_map`. States and new parameters keep the parameters'
-dtypes, whatever the dtype of a rate. Parameters of functions have optax's names and defaults, and where optax has
-further ones in between, they are given by name. Conjugate the gradients of complex parameters:
-`md.tree.map(np.conj, gradients)`.
+dtypes, whatever the dtype of a rate, unless `mu_dtype` or `accumulator_dtype` is given. Parameters of functions have
+optax's names, order and defaults. Conjugate the gradients of complex parameters: `md.tree.map(np.conj, gradients)`.
+
+None in place of a gradient gives None in place of its update, and of its state from then on. None in place of a
+parameter stays None. But None does not update an array: `apply_updates` raises, since the array would never change.
 
 Everything but the norm of the gradients is elementwise. So the state of a sharded array is sharded as the array is, and
 its update communicates nothing.
@@ -29,8 +31,10 @@ True
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import numbers
+from collections import namedtuple
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,7 +45,8 @@ from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.diagnostics.other_libraries import attributes
-from minidiff.inputs.dtypes import is_differentiable
+from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.inputs.dtypes import is_differentiable, real_float, result_type
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
 
@@ -61,7 +66,7 @@ class GradientTransformation(NamedTuple):
     """A pair of functions, `init` and `update`, that transforms gradients.
 
     `init(params)` returns the initial state, and `update(gradients, state, params=None)` returns the pair of the
-    updates and the new state. Only weight decay needs `params`.
+    updates and the new state. Only weight decay needs `params`. An update may take further arguments, by name.
 
     >>> def clipped(gradients, state, params=None):
     ...     return tree.map(lambda g: numpy.clip(g, -1, 1), gradients), state
@@ -77,7 +82,8 @@ class GradientTransformation(NamedTuple):
 def chain(*transformations: GradientTransformation) -> GradientTransformation:
     """Compose transformations, from first to last.
 
-    The state is the tuple of their states.
+    The state is the tuple of their states. Further arguments of `update`, given by name, are passed on to those
+    transformations whose updates take them; the others ignore them, as in optax.
 
     >>> optimizer = chain(clip_by_global_norm(1.0), sgd(0.1))
     >>> optimizer.update(numpy.array([3.0, 4.0]), optimizer.init(numpy.zeros(2)))[0]
@@ -88,19 +94,21 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
             raise TypeError(
                 f"chain: expected gradient transformations such as adam(0.1), got {type(t).__name__}: {t!r}"
             )
+    taken = [_further_arguments(t.update) for t in transformations]
 
     def init(params: Any) -> Any:
         return tuple(t.init(params) for t in transformations)
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if not isinstance(state, (tuple, list)) or len(state) != len(transformations):
             raise ValueError(
                 f"update: state has the structure {tree.structure(state)}, but a chain of {len(transformations)} has a "
                 "tuple of as many states: pass the state that init(params) or the last update returned"
             )
         states = []
-        for t, s in zip(transformations, state):
-            gradients, s = t.update(gradients, s, params)
+        for t, s, names in zip(transformations, state, taken):
+            passed = extra if names is None else {name: extra[name] for name in names & {*extra}}
+            gradients, s = t.update(gradients, s, params, **passed)
             states.append(s)
         return gradients, tuple(states)
 
@@ -115,6 +123,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
     {'w': array([1.5, 2. ], dtype=float32)}
     """
     _check_floating("apply_updates", params)
+    updates = _without(params, updates)
     _check_like("apply_updates: updates", updates, params, "the parameters")
     return tree.map(lambda p, u: convert(p + u, typeof(p).dtype), params, updates)
 
@@ -122,7 +131,9 @@ def apply_updates(params: Any, updates: Any) -> Any:
 # ---------------------------------------------------------------- optimizers
 
 
-def sgd(learning_rate: Rate, momentum: Value | None = None, nesterov: bool = False) -> GradientTransformation:
+def sgd(
+    learning_rate: Rate, momentum: Value | None = None, nesterov: bool = False, accumulator_dtype: Any = None
+) -> GradientTransformation:
     """Stochastic gradient descent, with momentum if it is neither None nor 0.
 
     >>> optimizer = sgd(0.1, momentum=0.9)
@@ -133,18 +144,28 @@ def sgd(learning_rate: Rate, momentum: Value | None = None, nesterov: bool = Fal
     >>> round(float(optimizer.update(2.0, state)[0]), 12)  # -0.1 * (0.9 * 2 + 2)
     -0.38
     """
-    rate = scale_by_learning_rate(learning_rate)
-    return chain(rate) if momentum is None or _is_zero(momentum) else chain(trace(momentum, nesterov), rate)
+    sums = () if momentum is None or _is_zero(momentum) else (trace(momentum, nesterov, accumulator_dtype),)
+    return chain(*sums, scale_by_learning_rate(learning_rate))
 
 
-def adam(learning_rate: Rate, b1: Value = 0.9, b2: Value = 0.999, eps: Value = 1e-8) -> GradientTransformation:
-    """Adam (Kingma and Ba, 2015).
+def adam(
+    learning_rate: Rate,
+    b1: Value = 0.9,
+    b2: Value = 0.999,
+    eps: Value = 1e-8,
+    eps_root: Value = 0.0,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    """Adam (Kingma and Ba, 2015), or NAdam (Dozat, 2016) with `nesterov`.
 
     >>> optimizer = adam(0.1)
     >>> round(float(optimizer.update(5.0, optimizer.init(1.0))[0]), 6)  # the first step is about the rate
     -0.1
     """
-    return chain(scale_by_adam(b1, b2, eps), scale_by_learning_rate(learning_rate))
+    scale = scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    return chain(scale, scale_by_learning_rate(learning_rate))
 
 
 def adamw(
@@ -152,9 +173,12 @@ def adamw(
     b1: Value = 0.9,
     b2: Value = 0.999,
     eps: Value = 1e-8,
-    *,
-    weight_decay: Value = 1e-4,
+    eps_root: Value = 0.0,
+    mu_dtype: Any = None,
+    weight_decay: Rate = 1e-4,
     mask: Any = None,
+    *,
+    nesterov: bool = False,
 ) -> GradientTransformation:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 
@@ -166,24 +190,28 @@ def adamw(
     >>> float(updates['w']), float(updates['b'])
     (-0.05, -0.0)
     """
-    decay = add_decayed_weights(weight_decay, mask)
-    return chain(scale_by_adam(b1, b2, eps), decay, scale_by_learning_rate(learning_rate))
+    scale = scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    return chain(scale, add_decayed_weights(weight_decay, mask), scale_by_learning_rate(learning_rate))
 
 
 def lion(
-    learning_rate: Rate, b1: Value = 0.9, b2: Value = 0.99, *, weight_decay: Value = 1e-3
+    learning_rate: Rate,
+    b1: Value = 0.9,
+    b2: Value = 0.99,
+    mu_dtype: Any = None,
+    weight_decay: Rate = 1e-3,
+    mask: Any = None,
 ) -> GradientTransformation:
     """Lion: the sign of an average of the gradients, with decoupled weight decay (Chen et al., 2023).
 
-    The update needs the parameters, unless `weight_decay` is 0.
+    The weights decay as those of `adamw`. The update needs the parameters, unless `weight_decay` is 0.
 
     >>> optimizer = lion(0.1, weight_decay=0.0)
     >>> optimizer.update(numpy.array([5.0, -0.5]), optimizer.init(numpy.zeros(2)))[0]
     array([-0.1,  0.1])
     """
-    rate = scale_by_learning_rate(learning_rate)
-    decay = () if _is_zero(weight_decay) else (add_decayed_weights(weight_decay),)
-    return chain(scale_by_lion(b1, b2), *decay, rate)
+    decay = () if _is_zero(weight_decay) else (add_decayed_weights(weight_decay, mask),)
+    return chain(scale_by_lion(b1, b2, mu_dtype), *decay, scale_by_learning_rate(learning_rate))
 
 
 def adagrad(learning_rate: Rate, initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> GradientTransformation:
@@ -199,44 +227,21 @@ def adagrad(learning_rate: Rate, initial_accumulator_value: Value = 0.1, eps: Va
 # ---------------------------------------------------------------- transformations
 
 
-class TraceState(NamedTuple):
-    """The state of `trace`: a decaying sum of the gradients."""
-
-    trace: Any
-
-
-class AdamState(NamedTuple):
-    """The state of `scale_by_adam`: steps, and averages of gradients and squares."""
-
-    count: Value
-    mu: Any
-    nu: Any
-
-
-class LionState(NamedTuple):
-    """The state of `scale_by_lion`: the average of the gradients."""
-
-    mu: Any
-
-
-class RssState(NamedTuple):
-    """The state of `scale_by_rss`: the sum of the squares of the gradients."""
-
-    sum_of_squares: Any
-
-
-class ScheduleState(NamedTuple):
-    """The state of `scale_by_learning_rate`: the number of steps."""
-
-    count: Value
-
+# States are trees like the parameters, and numbers of steps.
+TraceState = namedtuple("TraceState", "trace")  # a decaying sum of the gradients
+AdamState = namedtuple("AdamState", "count mu nu")  # averages of the gradients and of their squares
+LionState = namedtuple("LionState", "mu")  # an average of the gradients
+RssState = namedtuple("RssState", "sum_of_squares")  # of all gradients
+ScheduleState = namedtuple("ScheduleState", "count")  # of a learning rate or a weight decay
 
 #: The number of steps at the start: a NumPy scalar, since that is what `jit` returns, and compiles for once.
 _FIRST_STEP = numpy.int64(0)
 
 
-def scale_by_learning_rate(learning_rate: Rate) -> GradientTransformation:
+def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> GradientTransformation:
     """Multiply by minus the learning rate, a number or a schedule.
+
+    Without `flip_sign`, multiply by the learning rate itself.
 
     >>> descent = scale_by_learning_rate(lambda step: 1 / (1 + step))
     >>> state = descent.init(0.0)
@@ -247,99 +252,120 @@ def scale_by_learning_rate(learning_rate: Rate) -> GradientTransformation:
     -3.0
     -2.0
     """
-    schedule = learning_rate if callable(learning_rate) else None
-    if schedule is None:
-        _check_number("learning_rate", learning_rate)
-
-    def scaled(gradients: Any, rate: Value) -> Any:
-        return tree.map(lambda g: convert(-rate, typeof(g).dtype) * g, gradients)
+    _check_numbers(learning_rate=learning_rate)
 
     def init(params: Any) -> Any:
         _check_floating("init", params)
-        return () if schedule is None else ScheduleState(_FIRST_STEP)
+        return ScheduleState(_FIRST_STEP) if callable(learning_rate) else ()
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is not None:
-            _check_like("update: gradients", gradients, params, "the parameters")
-        if schedule is None:
-            return scaled(gradients, learning_rate), state
-        return scaled(gradients, schedule(state.count)), ScheduleState(state.count + 1)
+            _match(gradients, params, whose="the parameters")
+        rate, state = _at_step(learning_rate, state)
+        return tree.map(lambda g: convert(-rate if flip_sign else rate, typeof(g).dtype) * g, gradients), state
 
     return GradientTransformation(init, update)
 
 
-def trace(decay: Value, nesterov: bool = False) -> GradientTransformation:
+def trace(decay: Value, nesterov: bool = False, accumulator_dtype: Any = None) -> GradientTransformation:
     """Replace gradients by their decaying sum: `sum = decay * sum + gradient`.
 
-    With `nesterov`, the update is `decay * sum + gradient`, of the new sum.
+    With `nesterov`, the update is `decay * sum + gradient`, of the new sum. `accumulator_dtype` is that of the sums.
 
     >>> momentum = trace(0.5)
     >>> update, state = momentum.update(1.0, momentum.init(0.0))
     >>> float(momentum.update(1.0, state)[0])
     1.5
     """
-    _check_number("momentum", decay, below=1)
+    _check_numbers(momentum=decay, below=1)
 
     def added(g: Value, t: Value) -> Value:
         return convert(g + decay * t, typeof(t).dtype)
 
     def update(gradients: Any, state: TraceState, params: Any = None) -> tuple[Any, TraceState]:
-        _check_like("update: gradients", gradients, state.trace)
-        sums = tree.map(added, gradients, state.trace)
-        return tree.map(added, gradients, sums) if nesterov else sums, TraceState(sums)
+        sums = tree.map(added, gradients, _match(gradients, state.trace, accumulator_dtype))
+        return tree.map(added, gradients, sums) if nesterov else sums, TraceState(_narrow(sums, accumulator_dtype))
 
-    return GradientTransformation(lambda params: TraceState(_zeros_like(params)), update)
+    return GradientTransformation(lambda params: TraceState(_full_like(params, 0, accumulator_dtype)), update)
 
 
-def scale_by_adam(b1: Value = 0.9, b2: Value = 0.999, eps: Value = 1e-8) -> GradientTransformation:
+def scale_by_adam(
+    b1: Value = 0.9,
+    b2: Value = 0.999,
+    eps: Value = 1e-8,
+    eps_root: Value = 0.0,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
     """Divide the mean of the gradients by the root of the mean of their squares.
 
-    Both are decaying averages, divided by the sum of their weights.
+    Both are decaying averages, divided by the sum of their weights. `eps` is added to the root, and `eps_root` to the
+    mean below it. With `nesterov`, the mean of the gradients is one step ahead. It is kept in `mu_dtype`, or in the
+    parameters' dtypes.
 
     >>> scale = scale_by_adam()
     >>> round(float(scale.update(-5.0, scale.init(1.0))[0]), 6)
     -1.0
     """
-    _check_number("b1", b1, below=1)
-    _check_number("b2", b2, below=1)
-    _check_number("eps", eps)
+    _check_numbers(b1=b1, b2=b2, below=1)
+    _check_numbers(eps=eps, eps_root=eps_root)
 
     def init(params: Any) -> AdamState:
-        return AdamState(_FIRST_STEP, _zeros_like(params), _zeros_like(params))
+        return AdamState(_FIRST_STEP, _full_like(params, 0, mu_dtype), _full_like(params, 0))
 
     def update(gradients: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
-        _check_like("update: gradients", gradients, state.mu)
+        mu = _average(b1, _match(gradients, state.mu, mu_dtype), gradients)
+        nu = _average(b2, _match(gradients, state.nu), tree.map(_squared, gradients))
         count = state.count + 1
-        mu = _average(b1, state.mu, gradients)
-        nu = _average(b2, state.nu, tree.map(_squared, gradients))
 
-        def scaled(m: Value, v: Value) -> Value:
-            m, v = (x / convert(1 - b**count, typeof(x).dtype) for x, b in ((m, b1), (v, b2)))
-            return m / (numpy.sqrt(v) + convert(eps, typeof(v).dtype))
+        def corrected(x: Value, b: Value, steps: Value = count) -> Value:
+            return x / convert(1 - b**steps, typeof(x).dtype)
 
-        return tree.map(scaled, mu, nu), AdamState(count, mu, nu)
+        def scaled(g: Value, m: Value, v: Value) -> Value:
+            mean, v = corrected(m, b1, count + 1 if nesterov else count), corrected(v, b2)
+            if nesterov:
+                mean = convert(b1 * mean + (1 - b1) * corrected(g, b1), typeof(m).dtype)
+            v = v if _is_zero(eps_root) else v + convert(eps_root, typeof(v).dtype)
+            return mean / (numpy.sqrt(v) + convert(eps, typeof(v).dtype))
+
+        return tree.map(scaled, gradients, mu, nu), AdamState(count, _narrow(mu, mu_dtype), nu)
 
     return GradientTransformation(init, update)
 
 
-def scale_by_lion(b1: Value = 0.9, b2: Value = 0.99) -> GradientTransformation:
+#: What `scale_by_lion` makes of an average, by its mode.
+_SIGNS: dict[str, Callable[[Value, Value], Value]] = {
+    "hard": lambda x, beta: numpy.sign(x),
+    "smooth": lambda x, beta: numpy.tanh(convert(beta, typeof(x).dtype) * x),
+    "refined": lambda x, beta: where(abs(x) < 1, x, numpy.sign(x)),
+}
+
+
+def scale_by_lion(
+    b1: Value = 0.9, b2: Value = 0.99, mu_dtype: Any = None, *, mode: str = "hard", smooth_beta: Value = 1.0
+) -> GradientTransformation:
     """Take the sign of an average of the gradient and those before it.
 
-    The gradient has weight `1 - b1` in the update, and `1 - b2` in the average that is kept.
+    The gradient has weight `1 - b1` in the update, and `1 - b2` in the average that is kept, in `mu_dtype` or in the
+    parameters' dtypes. The mode 'smooth' takes `tanh(smooth_beta * average)` in place of the sign, and 'refined' the
+    average itself between -1 and 1.
 
     >>> scale = scale_by_lion()
     >>> float(scale.update(-5.0, scale.init(1.0))[0])
     -1.0
     """
-    _check_number("b1", b1, below=1)
-    _check_number("b2", b2, below=1)
+    _check_numbers(b1=b1, b2=b2, below=1)
+    _check_numbers(smooth_beta=smooth_beta)
+    if mode not in _SIGNS:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, _SIGNS))}, got {mode!r}")
 
     def update(gradients: Any, state: LionState, params: Any = None) -> tuple[Any, LionState]:
-        _check_like("update: gradients", gradients, state.mu)
-        signs = tree.map(numpy.sign, _average(b1, state.mu, gradients))
-        return signs, LionState(_average(b2, state.mu, gradients))
+        mu = _match(gradients, state.mu, mu_dtype)
+        signs = tree.map(lambda x: _SIGNS[mode](x, smooth_beta), _average(b1, mu, gradients))
+        return signs, LionState(_narrow(_average(b2, mu, gradients), mu_dtype))
 
-    return GradientTransformation(lambda params: LionState(_zeros_like(params)), update)
+    return GradientTransformation(lambda params: LionState(_full_like(params, 0, mu_dtype)), update)
 
 
 def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> GradientTransformation:
@@ -350,50 +376,46 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
     >>> round(float(scale.update(4.0, state)[0]), 12)  # 4 / sqrt(3**2 + 4**2)
     0.8
     """
-    _check_number("initial_accumulator_value", initial_accumulator_value)
-    _check_number("eps", eps)
-
-    def init(params: Any) -> RssState:
-        return RssState(
-            tree.map(lambda z: z + convert(initial_accumulator_value, typeof(z).dtype), _zeros_like(params))
-        )
+    _check_numbers(initial_accumulator_value=initial_accumulator_value, eps=eps)
 
     def update(gradients: Any, state: RssState, params: Any = None) -> tuple[Any, RssState]:
-        _check_like("update: gradients", gradients, state.sum_of_squares)
-        sums = tree.map(lambda s, g: convert(s + _squared(g), typeof(s).dtype), state.sum_of_squares, gradients)
+        sums = _match(gradients, state.sum_of_squares)
+        sums = tree.map(lambda s, g: convert(s + _squared(g), typeof(s).dtype), sums, gradients)
 
         def scaled(g: Value, s: Value) -> Value:
             return g / numpy.sqrt(where(s > 0, s + convert(eps, typeof(s).dtype), 1))  # 0 where all gradients were 0
 
         return tree.map(scaled, gradients, sums), RssState(sums)
 
-    return GradientTransformation(init, update)
+    return GradientTransformation(lambda params: RssState(_full_like(params, initial_accumulator_value)), update)
 
 
-def add_decayed_weights(weight_decay: Value = 0.0, mask: Any = None) -> GradientTransformation:
+def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientTransformation:
     """Add `weight_decay` times the parameters, where `mask` is True.
 
-    `mask` is a tree of booleans, a prefix of one, or a function from the parameters to such a tree. None means True.
+    `weight_decay` is a number or a schedule. `mask` is a tree of booleans, a prefix of one, or a function from the
+    parameters to such a tree. None means True.
 
     >>> decay = add_decayed_weights(0.1)
     >>> float(decay.update(1.0, decay.init(5.0), 5.0)[0])
     1.5
     """
-    _check_number("weight_decay", weight_decay)
+    _check_numbers(weight_decay=weight_decay)
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
             raise ValueError("update: weight decay needs params: write update(gradients, state, params)")
-        _check_like("update: gradients", gradients, params, "the parameters")
+        params = _match(gradients, params, whose="the parameters")
         chosen = True if mask is None else mask(params) if callable(mask) else mask
-        decays = iter(tree.broadcast_prefix(chosen, params, lambda x: isinstance(x, (bool, numpy.bool_)), "mask"))
+        decays = iter(tree.broadcast_prefix(chosen, params, _is_bool, "mask"))
+        rate, state = _at_step(weight_decay, state)
 
         def decayed(g: Value, p: Value) -> Value:
-            return g + convert(weight_decay, typeof(g).dtype) * p if next(decays) else g
+            return g + convert(rate, typeof(g).dtype) * p if next(decays) else g
 
         return tree.map(decayed, gradients, params), state
 
-    return GradientTransformation(lambda params: (), update)
+    return GradientTransformation(lambda params: ScheduleState(_FIRST_STEP) if callable(weight_decay) else (), update)
 
 
 # ---------------------------------------------------------------- clipping
@@ -431,7 +453,7 @@ def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
     >>> clip.update(numpy.array([3.0, 4.0]), clip.init(numpy.zeros(2)))[0]
     array([0.6, 0.8])
     """
-    _check_number("max_norm", max_norm)
+    _check_numbers(max_norm=max_norm)
     if _is_zero(max_norm):
         raise ValueError("max_norm must be positive, got 0: a learning rate of 0 makes updates of 0")
 
@@ -454,67 +476,94 @@ def constant_schedule(value: Value) -> Schedule:
     return lambda step: value
 
 
-def linear_schedule(init_value: Value, end_value: Value, transition_steps: int) -> Schedule:
-    """From `init_value` to `end_value` in a line, then constant.
+def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, transition_begin: int = 0) -> Schedule:
+    """From `init_value` to `end_value` in a line that begins at `transition_begin`.
 
-    >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (0, 1, 4, 9)]
-    [1.0, 0.75, 0.0, 0.0]
+    >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (-1, 0, 1, 4, 9)]
+    [1.0, 1.0, 0.75, 0.0, 0.0]
     """
-    _check_number("transition_steps", transition_steps, least=1)
+    _check_numbers(transition_steps=transition_steps, least=1)
+    _check_numbers(transition_begin=transition_begin)
 
     def schedule(step: Value) -> Value:
-        rest = 1 - numpy.minimum(step, transition_steps) / transition_steps
+        rest = 1 - numpy.clip(step - transition_begin, 0, transition_steps) / transition_steps
         return (init_value - end_value) * rest + end_value
 
     return schedule
 
 
-def cosine_decay_schedule(init_value: Value, decay_steps: int, alpha: Value = 0.0) -> Schedule:
+def cosine_decay_schedule(init_value: Value, decay_steps: int, alpha: Value = 0.0, exponent: Value = 1.0) -> Schedule:
     """From `init_value` to `alpha * init_value` by half a cosine, then constant.
+
+    The cosine, scaled to fall from 1 to 0, is raised to the power `exponent`.
 
     >>> [round(float(cosine_decay_schedule(1.0, 4)(step)), 12) for step in (0, 2, 4, 9)]
     [1.0, 0.5, 0.0, 0.0]
     """
-    _check_number("decay_steps", decay_steps, least=1)
+    _check_numbers(decay_steps=decay_steps, least=1)
 
     def schedule(step: Value) -> Value:
         cosine = 0.5 * (1 + numpy.cos(math.pi * (numpy.minimum(step, decay_steps) / decay_steps)))
-        return init_value * ((1 - alpha) * cosine + alpha)
+        return init_value * ((1 - alpha) * cosine**exponent + alpha)
 
     return schedule
 
 
 def warmup_cosine_decay_schedule(
-    init_value: Value, peak_value: Value, warmup_steps: int, decay_steps: int, end_value: Value = 0.0
+    init_value: Value,
+    peak_value: Value,
+    warmup_steps: int,
+    decay_steps: int,
+    end_value: Value = 0.0,
+    exponent: Value = 1.0,
 ) -> Schedule:
     """Linear warm-up to `peak_value`, then cosine decay to `end_value`.
 
-    `decay_steps` is the number of all steps, those of the warm-up included.
+    `decay_steps` is the number of all steps, those of the warm-up included. `exponent` is that of
+    `cosine_decay_schedule`. After a peak of 0, the rate stays 0, whatever `end_value` is.
 
     >>> schedule = warmup_cosine_decay_schedule(0.0, 1.0, warmup_steps=2, decay_steps=6)
     >>> [round(float(schedule(step)), 12) for step in (0, 1, 2, 4, 6, 9)]
     [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
     """
-    _check_number("warmup_steps", warmup_steps)
-    _check_number("decay_steps", decay_steps, least=warmup_steps + 1)
+    _check_numbers(warmup_steps=warmup_steps)
+    _check_numbers(decay_steps=decay_steps, least=warmup_steps + 1)
     warmup = linear_schedule(init_value, peak_value, max(warmup_steps, 1))
-    # The decay is that from 1 to 0: `alpha = end_value / peak_value` would not do for a peak of 0.
-    decay = cosine_decay_schedule(1.0, decay_steps - warmup_steps)
-
-    def schedule(step: Value) -> Value:
-        decayed = (peak_value - end_value) * decay(step - warmup_steps) + end_value
-        return where(step < warmup_steps, warmup(step), decayed)
-
-    return schedule
+    alpha = 0.0 if _is_zero(peak_value) else end_value / peak_value
+    decay = cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)
+    return lambda step: where(step < warmup_steps, warmup(step), decay(step - warmup_steps))
 
 
 # ---------------------------------------------------------------- helpers
 
 
-def _zeros_like(params: Any) -> Any:
-    """Zeros that have the parameters' dtypes, sharding and types: unlike `numpy.zeros_like`, also on a tape."""
+def _further_arguments(update: Callable) -> set[str] | None:
+    """The names of the arguments after gradients, state and params; None if there may be any."""
+    parameters = [*inspect.signature(update).parameters.values()]
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else {p.name for p in parameters[3:]}
+
+
+def _at_step(rate: Rate, state: Any) -> tuple[Value, Any]:
+    """The value of a number or a schedule at this step, and the state of the next one."""
+    return (rate(state.count), ScheduleState(state.count + 1)) if callable(rate) else (rate, state)
+
+
+def _full_like(params: Any, value: Value, dtype: Any = None) -> Any:
+    """A state that has the parameters' sharding and types: unlike `numpy.full_like`, also on a tape."""
     _check_floating("init", params)
-    return tree.map(lambda p: where(False, p, 0), params)
+    return _narrow(tree.map(lambda p: convert(where(False, p, value), typeof(p).dtype), params), dtype)
+
+
+def _narrow(state: Any, dtype: Any) -> Any:
+    """Convert a state to the dtype that it is kept in, if one is given; complex numbers stay complex."""
+    if dtype is None:
+        return state
+    real = real_float("mu_dtype and accumulator_dtype are dtypes", dtype)
+    return tree.map(lambda x: convert(x, result_type(real, *[1j] * numpy.iscomplexobj(x))), state)
+
+
+def _is_bool(x: Any) -> bool:
+    return isinstance(x, (bool, numpy.bool_)) or (isinstance(x, numpy.ndarray) and (x.ndim, x.dtype.kind) == (0, "b"))
 
 
 def _average(decay: Value, means: Any, values: Any) -> Any:
@@ -523,9 +572,7 @@ def _average(decay: Value, means: Any, values: Any) -> Any:
 
 def _squared(x: Value) -> Value:
     """The square of the absolute value."""
-    if typeof(x).dtype.kind != "c":
-        return x * x
-    return numpy.real(x) ** 2 + numpy.imag(x) ** 2
+    return numpy.real(x) ** 2 + numpy.imag(x) ** 2 if typeof(x).dtype.kind == "c" else x * x
 
 
 # ---------------------------------------------------------------- errors
@@ -535,16 +582,18 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, numbers.Real) and x == 0
 
 
-def _check_number(name: str, x: Any, least: float = 0, below: float = math.inf) -> None:
-    """Raise for a number that is not in [least, below). A traced value may be any number."""
-    if isinstance(x, numpy.ndarray) and x.ndim == 0:
-        x = x.item()
-    if not isinstance(x, (numbers.Real, Tracer)):
-        what = "a number, or a function from the step to the rate" if name == "learning_rate" else "a number"
-        raise TypeError(f"{name} must be {what}, got {type(x).__name__}: {x!r:.60}")
-    if isinstance(x, numbers.Real) and not least <= x < below:
-        bounds = f"at least {least}" if below == math.inf else f"in [{least}, {below})"
-        raise ValueError(f"{name} must be {bounds}, got {x!r}")
+def _check_numbers(least: Any = 0, below: Any = math.inf, **given: Any) -> None:
+    """Raise for numbers that are not in [least, below). A traced value may be any number, a rate a schedule."""
+    for name, x in given.items():
+        scheduled = name in ("learning_rate", "weight_decay")
+        if isinstance(x, numpy.ndarray) and x.ndim == 0:
+            x = x.item()
+        if not isinstance(x, (numbers.Real, Tracer)) and not (scheduled and callable(x)):
+            what = "a number, or a function from the step to the rate" if scheduled else "a number"
+            raise TypeError(f"{name} must be {what}, got {type(x).__name__}: {x!r:.60}")
+        if isinstance(x, numbers.Real) and not least <= x < below:
+            bounds = f"at least {least}" if below == math.inf else f"in [{least}, {below})"
+            raise ValueError(f"{name} must be {bounds}, got {x!r}")
 
 
 def _check_floating(caller: str, params: Any) -> None:
@@ -556,7 +605,24 @@ def _check_floating(caller: str, params: Any) -> None:
             )
 
 
-def _check_like(what: str, values: Any, like: Any, whose: str = "the parameters that init was given") -> None:
+def _match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters that init was given") -> Any:
+    """Check the gradients, and return their state or parameters; widen a state that is kept in a dtype of its own."""
+    like = _without(gradients, like)
+    _check_like("update: gradients", gradients, like, whose)
+    if dtype is None:
+        return like
+    return tree.map(lambda g, s: convert(s, result_type(typeof(g).dtype, typeof(s).dtype)), gradients, like)
+
+
+def _without(missing: Any, values: Any) -> Any:
+    """Replace values by None where `missing` has None, unless the trees differ in other ways."""
+    try:
+        return tree.map(lambda m, x: None if m is None else x, missing, values, is_leaf=lambda m: m is None)
+    except ValueError:
+        return values
+
+
+def _check_like(what: str, values: Any, like: Any, whose: str) -> None:
     """Raise ValueError unless two trees have the same structure, and arrays of the same shapes."""
     (leaves, structure), (others, expected) = tree.flatten(values), tree.flatten(like)
     if structure != expected:
@@ -569,6 +635,8 @@ def _check_like(what: str, values: Any, like: Any, whose: str = "the parameters 
             path = tree.paths(structure, what)[n]
             raise ValueError(f"{path} has the type {x}, but its parameter {y}: they must have the same shape")
 
+
+hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
     __getattr__ = attributes(__name__)

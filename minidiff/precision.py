@@ -41,6 +41,7 @@ from minidiff.core.interpreter import current_scope
 from minidiff.core.ranks import vary_along
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import typeof
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
@@ -241,3 +242,6 @@ def select(condition: Value, on_true: Any, on_false: Any) -> Any:
     {'w': np.float64(2.0)}
     """
     return tree.map(lambda x, y: where(condition, x, y), on_true, on_false)
+
+
+hide_frames_of(globals(), __all__)

@@ -30,6 +30,7 @@ import numpy
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import attributes
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.inputs.dtypes import dtype_name, finfo, real_float
 from minidiff.ops.base import bind_aligned, convert
@@ -419,11 +420,13 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
         return (*x[:place], entry, *x[place:])
 
     if isinstance(shape, Block):
-        each = Block(with_axis(sizes, n), with_axis(shape.starts, 0), with_axis(shape.whole, n))
+        each: Any = Block(with_axis(sizes, n), with_axis(shape.starts, 0), with_axis(shape.whole, n))
     else:
         each = with_axis(sizes, n)
     return numpy.argmax(logits - numpy.log(-numpy.log(_inside_unit("categorical", key, each))), axis)
 
+
+hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
     __getattr__ = attributes(__name__)

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.settings import types_in
 
 __all__ = [
@@ -58,6 +59,8 @@ else:
 
 
 IsLeaf = Callable[[Any], bool]
+#: A structure as tuples: None for a leaf, else its class, the names of its children, settings, a tuple for each child.
+Nested = tuple | None
 
 # ---------------------------------------------------------------- classes
 
@@ -67,15 +70,12 @@ MANY = 1024  # the size of the caches of key orders and of structures
 class Key:
     """A step of a key path, from a node to one of its children; `str` writes it as in Python.
 
-    Keys are equal if they have the same class and the same value.
+    Keys are equal if they have the same class and the same value. The `repr` of a key evaluates to it.
     """
 
     __slots__: tuple[str, ...] = ()
     in_path: str  # formats of the key, and of the key beside its child in a printed structure
     in_structure: str
-
-    def __init__(self, value: Any):
-        setattr(self, self.__slots__[0], value)
 
     @property
     def value(self) -> Any:
@@ -97,34 +97,43 @@ class Key:
 class SequenceKey(Key):
     """A step to the child number `idx`, of a tuple, a list, or an object given to `register`.
 
-    >>> str(SequenceKey(0)), SequenceKey(0).idx
+    >>> str(SequenceKey(0)), SequenceKey(idx=0).idx
     ('[0]', 0)
     """
 
     __slots__ = ("idx",)
     in_path, in_structure = "[{0}]", "{1}"
 
+    def __init__(self, idx: int):
+        self.idx = idx
+
 
 class DictKey(Key):
     """A step to the child that a dict has under `key`.
 
-    >>> str(DictKey('w')), DictKey('w').key
+    >>> str(DictKey('w')), DictKey(key='w').key
     ("['w']", 'w')
     """
 
     __slots__ = ("key",)
     in_path, in_structure = "[{0!r}]", "{0!r}: {1}"
 
+    def __init__(self, key: Any):
+        self.key = key
+
 
 class GetAttrKey(Key):
     """A step to the field `name`, of a named tuple, a dataclass, an attrs object or a namespace.
 
-    >>> str(GetAttrKey('w')), GetAttrKey('w').name
+    >>> str(GetAttrKey('w')), GetAttrKey(name='w').name
     ('.w', 'w')
     """
 
     __slots__ = ("name",)
     in_path, in_structure = ".{0}", "{0}={1}"
+
+    def __init__(self, name: str):
+        self.name = name
 
 
 class GivenKey(Key):
@@ -144,17 +153,17 @@ class Class(NamedTuple):
     to a child. `brackets` enclose the children in a printed structure.
     """
 
-    parts: Callable[[Any], tuple[tuple, Sequence, tuple]]
+    parts: Callable[[Any], tuple[Sequence, Sequence, tuple]]
     maker: Callable[[tuple, tuple], Callable[[list], Any]]
     key: type[Key]
     brackets: tuple[str, str]
 
 
-def _sequence_parts(x: Sequence) -> tuple[tuple, Sequence, tuple]:
-    return tuple(range(len(x))), x, ()
+def _sequence_parts(x: Sequence) -> tuple[Sequence, Sequence, tuple]:
+    return range(len(x)), x, ()
 
 
-def _dict_parts(x: dict) -> tuple[tuple, Sequence, tuple]:
+def _dict_parts(x: dict) -> tuple[Sequence, Sequence, tuple]:
     keys, values = _ordered(*x)
     return keys, values(x), ()
 
@@ -163,27 +172,23 @@ def _dict_parts(x: dict) -> tuple[tuple, Sequence, tuple]:
 def _ordered(*keys: Any) -> tuple[tuple, Callable[[dict], Sequence]]:
     """A dict's keys in order, and a function that reads its values in that order."""
     found = tuple(_sorted(keys))
-    if len(found) > 1:
-        return found, operator.itemgetter(*found)
-    return found, lambda x: [*x.values()]
+    return found, operator.itemgetter(*found) if len(found) > 1 else lambda x: [*x.values()]
 
 
 def _sorted(keys: Iterable) -> list:
     """Sort keys, by type first if they do not compare; else keep their order."""
-    try:
-        return sorted(keys)
-    except TypeError:
-        pass
-    try:
-        return sorted(keys, key=lambda k: (type(k).__module__, type(k).__qualname__, k))
-    except TypeError:
-        return list(keys)
+    for key in (None, lambda k: (type(k).__module__, type(k).__qualname__, k)):
+        try:
+            return sorted(keys, key=key)
+        except TypeError:
+            pass
+    return list(keys)
 
 
 #: The classes whose objects are trees. A class of a family is added at its first use.
 _CLASSES: dict[type, Class] = {
     tuple: Class(_sequence_parts, lambda names, settings: tuple, SequenceKey, ("(", ")")),
-    list: Class(_sequence_parts, lambda names, settings: lambda children: children, SequenceKey, ("[", "]")),
+    list: Class(_sequence_parts, lambda names, settings: list, SequenceKey, ("[", "]")),
     dict: Class(_dict_parts, lambda keys, settings: lambda children: dict(zip(keys, children)), DictKey, ("{", "}")),
     OrderedDict: Class(
         lambda x: (tuple(x), list(x.values()), ()),
@@ -193,7 +198,7 @@ _CLASSES: dict[type, Class] = {
     ),
     defaultdict: Class(
         lambda x: (*_dict_parts(x)[:2], (x.default_factory,)),
-        lambda keys, settings: lambda children: defaultdict(*settings, zip(keys, children)),
+        lambda keys, settings: lambda children: defaultdict(settings[0], zip(keys, children)),
         DictKey,
         ("defaultdict({", "})"),
     ),
@@ -214,7 +219,7 @@ _LEAVES = {float, int, complex, bool, str, numpy.ndarray, numpy.float64, numpy.f
 _GIVEN = {*_CLASSES, *_LEAVES}  # classes that `register` rejects
 
 
-def _named_tuple(kind: type) -> Class:
+def _named_tuple(kind: Any) -> Class:
     names = tuple(kind._fields)
     brackets = f"{kind.__name__}(", ")"
     return Class(lambda x: (names, x, ()), lambda names, settings: kind._make, GetAttrKey, brackets)
@@ -226,7 +231,7 @@ def _dataclass(kind: type) -> Class:
     return _record(kind, [(f, f.name) for f in dataclasses.fields(kind) if f.init])
 
 
-def _attrs_class(kind: type) -> Class:
+def _attrs_class(kind: Any) -> Class:
     return _record(kind, [(a, getattr(a, "alias", None) or a.name.lstrip("_")) for a in kind.__attrs_attrs__ if a.init])
 
 
@@ -237,21 +242,12 @@ def _record(kind: type, fields: Sequence[tuple[Any, str]]) -> Class:
     names, settings = (tuple([name for name, _ in some]) for some in (dynamic, static))
     arguments = [argument for _, argument in (*dynamic, *static)]
 
-    def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
+    def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
         return names, [getattr(x, name) for name in names], tuple([getattr(x, name) for name in settings])
 
-    def maker(names: tuple, settings: tuple) -> Callable[[list], Any]:
-        return _explained(kind, lambda children: kind(**dict(zip(arguments, [*children, *settings]))))
-
-    return Class(parts, maker, GetAttrKey, (f"{kind.__name__}(", ")"))
-
-
-def _explained(kind: type, make: Callable[[list], Any]) -> Callable[[list], Any]:
-    """Wrap `make` to add advice on `register` to its exceptions."""
-
-    def explained(children: list) -> Any:
+    def make(children: list, settings: tuple) -> Any:
         try:
-            return make(children)
+            return kind(**dict(zip(arguments, [*children, *settings])))
         except Exception as error:
             if hasattr(error, "add_note"):  # since Python 3.11
                 error.add_note(
@@ -261,7 +257,8 @@ def _explained(kind: type, make: Callable[[list], Any]) -> Callable[[list], Any]
                 )
             raise
 
-    return explained
+    maker = lambda names, settings: lambda children: make(children, settings)  # noqa: E731
+    return Class(parts, maker, GetAttrKey, (f"{kind.__name__}(", ")"))
 
 
 #: Families of classes that are trees: the name, a test for membership, and the function that makes a `Class`.
@@ -308,9 +305,9 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
     [1.0, 2.0, 3.0]
     """
 
-    def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
+    def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
         children, settings = _flattened("register", "children", x, flatten)
-        return tuple(range(len(children))), children, (settings,)
+        return range(len(children)), children, (settings,)
 
     _register("register", cls, parts, unflatten, SequenceKey)
 
@@ -333,7 +330,7 @@ def register_with_keys(
     [('[0].low', 1.0), ('[0].high', 2.0)]
     """
 
-    def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
+    def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
         pairs, settings = _flattened("register_with_keys", "pairs of a key and a child", x, flatten_with_keys)
         return tuple([key for key, _ in pairs]), [child for _, child in pairs], (settings,)
 
@@ -356,13 +353,10 @@ def _register(what: str, cls: type, parts: Callable, unflatten: Callable[[Any, t
     if cls in _GIVEN:
         raise ValueError(f"tree.{what}: {cls.__name__} is registered already, or is a built-in tree or leaf")
 
-    def maker(names: tuple, settings: tuple) -> Callable[[list], Any]:
-        return lambda children: unflatten(settings[0], tuple(children))
-
+    maker = lambda names, settings: lambda children: unflatten(settings[0], tuple(children))  # noqa: E731
     _GIVEN.add(cls)
     _CLASSES[cls] = Class(parts, maker, key, (f"{cls.__name__}(", ")"))
     _LEAVES.discard(cls)
-    _KNOWN.clear()
 
 
 # ---------------------------------------------------------------- structures
@@ -372,8 +366,7 @@ class Structure:
     """The structure of a tree: its class, the names and structures of its children.
 
     `settings` are those of the node. `node`, the class, is None for a leaf. `children` are the structures of the
-    children. Structures are compared by `==` and hashable. Trees may be nested deeper than Python's recursion limit:
-    everything except `repr` is iterative.
+    children. Structures are compared by `==` and hashable.
 
     >>> s = structure({'w': 1.0, 'b': [2.0, 3.0]})
     >>> s
@@ -384,37 +377,39 @@ class Structure:
     {'b': [4.0, 5.0], 'w': 6.0}
     """
 
-    __slots__ = ("node", "keys", "children", "flat", "settings", "size", "_below", "_key", "_hash", "_steps")
+    __slots__ = ("_hash", "build", "num_leaves", "nested")
 
-    def __init__(
-        self,
-        node: type | None,
-        keys: tuple = (),
-        children: tuple[Structure, ...] = (),
-        flat: bool | None = None,
-        settings: tuple = (),
-    ):
-        self.node = node
-        self.keys = keys
-        self.children = children
-        self.flat = builtins.all(child.node is None for child in children) if flat is None else flat  # only leaves
-        self.settings = settings
-        #: The number of leaves.
-        self.size: int = 1 if node is None else len(keys) if self.flat else sum([child.size for child in children])
-        self._below: list[Structure] | None = None
-        self._key: tuple | None = None
+    def __init__(self, nested: Nested):
+        self.nested = nested
+        #: The number of leaves; and the function that builds a tree from a list of them.
+        self.build, self.num_leaves = _builder(nested, 0)
         self._hash: int | None = None
-        self._steps: list[tuple] | None = None
 
     @property
-    def num_leaves(self) -> int:
+    def node(self) -> Any:
+        return self.nested and self.nested[0]
+
+    @property
+    def keys(self) -> Sequence:
+        return self.nested[1] if self.nested else ()
+
+    @property
+    def settings(self) -> tuple:
+        return self.nested[2].values if self.nested and self.nested[2] else ()
+
+    @property
+    def children(self) -> list[Structure]:
+        return [_structure(child) for child in self.nested[3]] if self.nested else []
+
+    @property
+    def size(self) -> int:
         """The number of leaves."""
-        return self.size
+        return self.num_leaves
 
     @property
     def num_nodes(self) -> int:
         """The number of nodes, leaves included."""
-        return builtins.sum([1 + len(s.keys) * s.flat for s in (self, *self.below())])
+        return 1 + builtins.sum([child.num_nodes for child in self.children])
 
     def unflatten(self, leaves: Iterable) -> Any:
         """Build the tree of this structure from its leaves: see `unflatten`."""
@@ -429,114 +424,102 @@ class Structure:
         >>> structure([0, {'a': 0}]).flatten_up_to([(1.0, 2.0), {'a': [3.0]}])
         [(1.0, 2.0), [3.0]]
         """
-        return _subtrees(self, tree, "flatten_up_to: tree", functools.partial(_difference, "the structure"))
-
-    def below(self) -> list[Structure]:
-        """The structures below this one, in preorder; none for a flat one."""
-        if self._below is None:
-            self._below, waiting = [], [self]
-            while waiting:
-                s = waiting.pop()
-                if s is not self:
-                    self._below.append(s)
-                if not s.flat:
-                    waiting.extend(s.children[::-1])
-        return self._below
-
-    def key(self) -> tuple:
-        """The key for comparison and hashing; TypeError for an unhashable setting."""
-        if self._key is None:
-            self._key = tuple([(s.node, s.keys, s.flat, _settings_key(s)) for s in (self, *self.below())])
-        return self._key
-
-    def steps(self) -> list[tuple]:
-        """The steps that build a tree, children first and from right to left.
-
-        Each is a pair of the function that makes a node and its number of children. The function is None for a leaf.
-        The number is negative if the children are trees built in previous steps, and not all leaves.
-        """
-        if self._steps is None:
-            self._steps = []
-            for s in reversed((self, *self.below())):
-                make = None if s.node is None else _CLASSES[s.node].maker(s.keys, s.settings)
-                self._steps.append((make, len(s.keys) if s.flat else -len(s.keys)))
-        return self._steps
+        return _subtrees(self.nested, tree, "flatten_up_to: tree", functools.partial(_difference, "the structure"))
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Structure) or self.node is not other.node or self.keys != other.keys:
-            return False
-        return self.key() == other.key()
+        return self is other or (isinstance(other, Structure) and self.nested == other.nested)
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash(self.key())
+            self._hash = hash(self.nested)
         return self._hash
 
     def __repr__(self) -> str:
-        try:
-            return _shown(self)
-        except RecursionError:
-            return f"<a tree of {self.size} leaves, nested too deep to be printed>"
+        return _shown(self.nested)
 
 
-def _settings_key(s: Structure) -> tuple:
-    try:
-        hash(s.settings)
-    except TypeError as error:
-        raise TypeError(
-            f"a setting of a {s.node.__name__} in a tree cannot be compared ({error}): {s.settings!r:.100}; settings "
-            "are a part of the tree's structure: numbers, strings, tuples, functions. Arrays are children, not settings"
-        ) from None
-    return s.settings and (s.settings, types_in(s.settings))
-
-
-def _shown(s: Structure) -> str:
-    if s.node is None:
+def _shown(nested: Nested) -> str:
+    if nested is None:
         return "*"
-    entry, (before, after) = _CLASSES[s.node].key.in_structure, _CLASSES[s.node].brackets
-    children = ["*"] * len(s.keys) if s.flat else builtins.map(_shown, s.children)
-    text = ", ".join([entry.format(k, child) for k, child in zip(s.keys, children)])
-    text += "," * (s.node is tuple and len(s.keys) == 1)
-    settings = f"; {', '.join(builtins.map(repr, s.settings))}" if s.settings else ""
-    return f"{before}{text}{settings}{after}"
+    kind, keys, settings, children = nested
+    entry, (before, after) = _CLASSES[kind].key.in_structure, _CLASSES[kind].brackets
+    text = ", ".join([entry.format(k, _shown(child)) for k, child in zip(keys, children)])
+    text += "," * (kind is tuple and len(keys) == 1)
+    text += f"; {', '.join(builtins.map(repr, settings.values))}" if settings else ""
+    return f"{before}{text}{after}"
+
+
+def _builder(nested: Nested, start: int) -> tuple[Callable[[list], Any], int]:
+    """The function that builds a tree from a list of leaves, its own beginning at `start`; and where they end."""
+    if nested is None:
+        return operator.itemgetter(start), start + 1
+    kind, keys, settings, children = nested
+    make = _CLASSES[kind].maker(keys, settings and settings.values)
+    if not any(children):
+        end = start + len(children)
+        return lambda leaves: make(leaves[start:end]), end
+    builders = []
+    for child in children:
+        build, start = _builder(child, start)
+        builders.append(build)
+    return lambda leaves: make([build(leaves) for build in builders]), start
 
 
 LEAF = Structure(None)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=MANY)
+def _known(nested: Nested) -> Structure:
+    """A structure, from a cache; ValueError if its keys may equal keys of another type, as 1 and True do."""
+    waiting = [nested]
+    for node in waiting:
+        if node and not (type(node[1]) is range or {*builtins.map(type, node[1])} <= {str}):
+            raise ValueError
+        waiting += node[3] if node else ()
+    return Structure(nested)
+
+
+@functools.lru_cache(maxsize=MANY)
 def _sequence(kind: type, count: int) -> Structure:
     """The structure of a tuple or list of `count` leaves, the most common trees."""
-    return Structure(kind, tuple(range(count)), (LEAF,) * count, flat=True)
+    return _known((kind, range(count), (), (None,) * count))
 
 
-#: A cache: nodes -> structure. It excludes trees with settings, and with keys that may equal keys of another type (1
-#: and True), since the cached structure would have the keys of another tree.
-_KNOWN: dict[tuple, Structure] = {}
+def _structure(nested: Nested) -> Structure:
+    if nested is None:
+        return LEAF
+    try:
+        return _known(nested)
+    except (TypeError, ValueError):  # the former for settings that have no hash
+        return Structure(nested)
 
 
-def _structure_of(nodes: Sequence) -> Structure:
-    """Build a structure from nodes (class, names, flat, settings) in preorder."""
-    built: list[Structure] = []  # a stack, from right to left: the first child of a node is on top
-    for node in reversed(nodes):
-        if node is None:
-            built.append(LEAF)
-            continue
-        kind, keys, flat, settings = node
-        count = len(keys)
-        if flat:
-            children = (LEAF,) * count
-        else:
-            children = tuple(built[: -count - 1 : -1])
-            del built[-count:]
-        built.append(Structure(kind, keys, children, flat or None, settings))  # flat is False for a new leaf type, too
-    return built[0]
+class _Settings:
+    """The settings of a node, which are equal if their types are equal, too."""
 
+    __slots__ = ("node", "values")
 
-def _has_plain_keys(node: tuple | None) -> bool:
-    return node is None or node[0] in (tuple, list) or builtins.all(type(k) is str for k in node[1])
+    def __init__(self, node: type, values: tuple):
+        self.node = node
+        self.values = values
+
+    def key(self) -> tuple:
+        """The key for comparison and hashing; TypeError for an unhashable setting."""
+        try:
+            hash(self.values)
+        except TypeError as error:
+            raise TypeError(
+                f"a setting of a {self.node.__name__} in a tree cannot be compared ({error}): {self.values!r:.100}; "
+                "settings are a part of the tree's structure: numbers, strings, tuples, functions. Arrays are "
+                "children, not settings"
+            ) from None
+        return self.values, types_in(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Settings) and self.key() == other.key())
+
+    def __hash__(self) -> int:
+        return hash(self.key())
 
 
 def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list, Structure]:
@@ -551,45 +534,30 @@ def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list, Structure]:
     >>> flatten({'w': 1.0, 'b': (2.0, None)}, is_leaf=lambda x: isinstance(x, tuple))
     ([(2.0, None), 1.0], {'b': *, 'w': *})
     """
-    kind = type(tree)
-    if kind in _LEAVES:
-        return [tree], LEAF
+    kind: Any = type(tree)
     if is_leaf is None and (kind is tuple or kind is list) and _LEAVES.issuperset(builtins.map(type, tree)):
         return list(tree), _sequence(kind, len(tree))
     found: list = []
-    nodes: list = []
-    waiting, has_settings = [tree], False
-    while waiting:
-        x = waiting.pop()
-        kind = type(x)
-        if (
-            kind in _LEAVES
-            or (is_leaf is not None and is_leaf(x))
-            or (how := _CLASSES.get(kind) or _class_of(kind)) is None
-        ):
-            found.append(x)
-            nodes.append(None)
-            continue
-        keys, children, settings = how[0](x)
-        flat = _LEAVES.issuperset(builtins.map(type, children))
-        nodes.append((kind, keys, flat, settings))
-        if settings:
-            has_settings = True
-        if flat:
-            found += children
-        else:
-            waiting += children[::-1]
-    if has_settings:
-        return found, _structure_of(nodes)
-    key = tuple(nodes)
-    structure = _KNOWN.get(key)
-    if structure is None:
-        structure = _structure_of(nodes)
-        if builtins.all(builtins.map(_has_plain_keys, nodes)):
-            if len(_KNOWN) >= MANY:
-                _KNOWN.clear()
-            _KNOWN[key] = structure
-    return found, structure
+    return found, _structure(_flatten(tree, is_leaf, found))
+
+
+def _flatten(x: Any, is_leaf: IsLeaf | None, found: list) -> Nested:
+    """The structure of a tree, whose leaves are appended to `found`."""
+    kind = type(x)
+    if (
+        kind in _LEAVES
+        or (is_leaf is not None and is_leaf(x))
+        or (how := _CLASSES.get(kind) or _class_of(kind)) is None
+    ):
+        found.append(x)
+        return None
+    keys, children, settings = how[0](x)
+    if _LEAVES.issuperset(builtins.map(type, children)):
+        found += children
+        below: tuple[Nested, ...] = (None,) * len(keys)
+    else:
+        below = tuple([_flatten(child, is_leaf, found) for child in children])
+    return kind, keys, settings and _Settings(kind, settings), below
 
 
 def children(tree: Any) -> list | None:
@@ -600,26 +568,20 @@ def children(tree: Any) -> list | None:
 
 def paths(structure: Structure, root: str = "") -> list[str]:
     """The paths of the leaves of a tree of this structure, as strings: `root[0]['w']`."""
-    return _walk(structure, root, lambda key: key.in_path.format)
+    return _walk(structure.nested, root, lambda key: key.in_path.format)
 
 
 def _key_paths(structure: Structure) -> list[tuple]:
     """The paths of the leaves of a tree of this structure, as tuples of keys."""
-    return _walk(structure, (), lambda key: lambda name: (key(name),))
+    return _walk(structure.nested, (), lambda key: lambda name: (key(name),))
 
 
-def _walk(structure: Structure, root: Any, steps: Callable[[type[Key]], Callable[[Any], Any]]) -> list:
-    """The paths of the leaves: sums of `root` and the steps to each, `steps(class of keys)(name of the child)`."""
-    found, waiting = [], [(structure, root)]
-    while waiting:
-        s, path = waiting.pop()
-        if s.node is None:
-            found.append(path)
-            continue
-        step = steps(_CLASSES[s.node].key)
-        children = [(child, path + step(k)) for k, child in zip(s.keys, s.children)]
-        waiting.extend(children[::-1])
-    return found
+def _walk(nested: Nested, path: Any, steps: Callable[[Any], Callable[[Any], Any]]) -> list:
+    """The paths of the leaves: sums of `path` and the steps to each, `steps(class of keys)(name of the child)`."""
+    if nested is None:
+        return [path]
+    step = steps(_CLASSES[nested[0]].key)
+    return [found for k, child in zip(nested[1], nested[3]) for found in _walk(child, path + step(k), steps)]
 
 
 def keystr(path: Iterable, *, simple: bool = False, separator: str = "") -> str:
@@ -671,27 +633,11 @@ def unflatten(structure: Structure, leaves: Iterable) -> Any:
     >>> unflatten(structure((1, [2, 3])), [4.0, 5.0, 6.0])
     (4.0, [5.0, 6.0])
     """
-    found = [*leaves] if type(leaves) in (list, tuple) else list(itertools.islice(leaves, structure.size))
-    if len(found) != structure.size:
-        raise ValueError(f"tree.unflatten: {len(found)} leaves for a tree of {structure.size}: {structure}")
-    if structure.node is None:
-        return found[0]
-    steps = structure._steps or structure.steps()
-    if structure.flat:
-        return steps[0][0](found)
-    built: list = []  # a stack, from right to left: the first child of a node is on top
-    for make, count in steps:
-        if make is None:
-            built.append(found.pop())
-        elif count < 0:
-            made = built[: count - 1 : -1]
-            del built[count:]
-            built.append(make(made))
-        else:
-            start = len(found) - count
-            built.append(make(found[start:]))
-            del found[start:]
-    return built[0]
+    size = structure.num_leaves
+    found = leaves if type(leaves) is list else [*(leaves if type(leaves) is tuple else itertools.islice(leaves, size))]
+    if len(found) != size:
+        raise ValueError(f"tree.unflatten: {len(found)} leaves for a tree of {size}: {structure}")
+    return structure.build(found)
 
 
 def leaves(tree: Any, is_leaf: IsLeaf | None = None) -> list:
@@ -762,7 +708,7 @@ def _matched(what: str, shape: Structure, trees: Sequence) -> list[list]:
         more, other_shape = flatten(other)
         if other_shape != shape:
             explain = functools.partial(_difference, "the first tree")
-            more = _subtrees(shape, other, f"tree.{what}: the trees differ in structure: rest[{n}]", explain)
+            more = _subtrees(shape.nested, other, f"tree.{what}: the trees differ in structure: rest[{n}]", explain)
         found.append(more)
     return found
 
@@ -781,7 +727,7 @@ def transpose(outer: Structure, inner: Structure | None, tree: Any) -> Any:
             raise ValueError(f"tree.transpose: {outer} has no leaves, so the inner structure must be given")
         inner = structure(rows[0])
     rows = [inner.flatten_up_to(row) for row in rows]
-    return unflatten(inner, [unflatten(outer, [row[n] for row in rows]) for n in range(inner.size)])
+    return unflatten(inner, [unflatten(outer, [row[n] for row in rows]) for n in range(inner.num_leaves)])
 
 
 _NO_VALUE: Any = object()
@@ -811,7 +757,7 @@ def all(tree: Any, *, is_leaf: IsLeaf | None = None) -> bool:
 
 
 def _subtrees(
-    shape: Structure,
+    nested: Nested,
     tree: Any,
     root: str,
     explain: Callable[[Structure, Any, str], str],
@@ -822,26 +768,21 @@ def _subtrees(
     Raise ValueError where it does not: `explain(structure, subtree, path)` is the message. Nodes of the `alike` classes
     match each other.
     """
-    found: list = []
-    waiting = [(shape, tree, root)]
-    while waiting:
-        s, t, path = waiting.pop()
-        if s.node is None:
-            found.append(t)
-            continue
-        kind = type(t)
-        how = _CLASSES.get(kind) or _class_of(kind)
-        if how is None or not (kind is s.node or {kind, s.node} <= alike):
-            raise ValueError(explain(s, t, path))
-        keys, children, settings = how.parts(t)
-        if keys != s.keys or settings != s.settings or (settings and types_in(settings) != types_in(s.settings)):
-            raise ValueError(explain(s, t, path))
-        if s.flat:
-            found += children
-            continue
-        name = how.key.in_path.format
-        waiting.extend([(c, x, path + name(k)) for k, c, x in zip(keys, s.children, children)][::-1])
-    return found
+    if nested is None:
+        return [tree]
+    node, keys, settings, below = nested
+    kind = type(tree)
+    how = _CLASSES.get(kind) or _class_of(kind)
+    if how is None or not (kind is node or {kind, node} <= alike):
+        raise ValueError(explain(_structure(nested), tree, root))
+    names, children, others = how.parts(tree)
+    if names != keys or (others and _Settings(kind, others)) != settings:
+        raise ValueError(explain(_structure(nested), tree, root))
+    if not any(below):
+        return list(children)
+    name = how.key.in_path.format
+    parts = [_subtrees(s, x, root + name(k), explain, alike) for k, s, x in zip(keys, below, children)]
+    return [*itertools.chain.from_iterable(parts)]
 
 
 def _difference(owner: str, s: Structure, tree: Any, path: str) -> str:
@@ -858,7 +799,7 @@ def broadcast(prefix: Any, tree: Any, is_leaf: IsLeaf | None = None) -> Any:
     {'b': 1, 'w': [0, 0]}
     """
     entries, shape = flatten(prefix, is_leaf)
-    found = _subtrees(shape, tree, "tree.broadcast: tree", functools.partial(_difference, "the prefix"))
+    found = _subtrees(shape.nested, tree, "tree.broadcast: tree", functools.partial(_difference, "the prefix"))
     return unflatten(structure(tree), _repeated(entries, found))
 
 
@@ -866,7 +807,7 @@ def _repeated(entries: Sequence, trees: Sequence) -> list:
     """Each entry as often as its tree has leaves."""
     found: list = []
     for x, t in zip(entries, trees):
-        found += [x] * structure(t).size
+        found += [x] * structure(t).num_leaves
     return found
 
 
@@ -876,12 +817,12 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: IsLeaf, what: str) -> list
     Tuples and lists match each other. Raise ValueError, in which the prefix is called `what`, if the two do not match.
     """
     if is_leaf(prefix):
-        return [prefix] * structure(tree).size
+        return [prefix] * structure(tree).num_leaves
     entries, shape = flatten(prefix, is_leaf)
     if not builtins.all(builtins.map(is_leaf, entries)):
         path, x = next((path, x) for path, x in zip(paths(shape, what), entries) if not is_leaf(x))
         raise ValueError(f"{path} is {x!r}, which is neither an entry for arrays nor a tree of entries")
-    return _repeated(entries, _subtrees(shape, tree, what, _why_not_a_prefix, _SEQUENCES))
+    return _repeated(entries, _subtrees(shape.nested, tree, what, _why_not_a_prefix, _SEQUENCES))
 
 
 _SEQUENCES = frozenset({tuple, list})
@@ -911,3 +852,9 @@ def _a(kind: type) -> str:
     """The class of a node, with an article: `a dict`."""
     name = kind.__name__
     return f"a{'n' * (name[0] in 'AEIOUaeio')} {name}"
+
+
+#: What the library itself calls often
+_OFTEN = {"flatten", "leaves", "structure", "unflatten"}
+
+hide_frames_of(globals(), {*__all__} - _OFTEN)

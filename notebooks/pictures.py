@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ import minidiff.numpy as np
 from collectives import axis_index, pbroadcast
 from minidiff.core.tape import Tape
 from spmd import Mesh, P, shard_map
-from spmd.report.table import Tabular
+from spmd.report.table import Table  # noqa: F401  (for notebooks)
 
 #: Of ranks 0, 1, 2, … : hues that colour-blind readers can tell apart, light enough for black numbers.
 RANK_COLOURS = ("#8fc9f0", "#f2b84b", "#7fcfa9", "#e59ac6", "#f4e87c", "#a79be0", "#f0946a", "#b9d27a")
@@ -37,7 +36,6 @@ GAP = 0.45  # cells between the blocks of two ranks
 BETWEEN = 2.2  # cells between two columns
 DPI = 90
 
-NUMBER = re.compile(r"[-+\d][\d,.e+-]*( \S{1,3})?|")  # with a unit, perhaps; or nothing
 
 # ---------------------------------------------------------------- what ranks hold
 
@@ -124,19 +122,6 @@ class Picture:
 
     def __repr__(self) -> str:
         return self.text
-
-
-class Table(Tabular):
-    """Rows of numbers or words under a header: notebooks show a table, and so does `print`."""
-
-    def __init__(self, header: Sequence[str], rows: Iterable[Sequence[Any]]):
-        self.header = list(header)
-        self.rows = [[str(cell) for cell in row] for row in rows]
-        numbers = [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows)]
-        self.right = [k for k, yes in enumerate(numbers) if yes]
-
-    def _table(self) -> tuple:
-        return self.header, self.rows, None, self.right
 
 
 Column = tuple[str, Held]  # with a headline

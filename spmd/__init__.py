@@ -10,6 +10,7 @@ if _message := _shadowed("collectives"):
 
 from minidiff.core.ranks import install as _install
 from minidiff.diagnostics.other_libraries import attributes as _attributes
+from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from spmd.arrays.from_local import from_local
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
 from spmd.arrays.sharded_array import ShardedArray
@@ -83,4 +84,5 @@ def __dir__() -> list[str]:
 
 
 _install(_Ranks)
+_hide_frames_of(globals(), __all__)
 end_job_on_exception()

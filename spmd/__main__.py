@@ -10,6 +10,7 @@ import runpy
 import sys
 
 import minidiff
+from minidiff.diagnostics.tracebacks import shorten
 from spmd.mesh.environment import environment
 from spmd.mesh.launch import ends_when_unread, first_rank_speaks, note_exit, the_first_has_spoken
 
@@ -70,6 +71,10 @@ def run(argv: list[str]) -> int:
     except SystemExit as error:
         note_exit(error)
         raise
+    except Exception as error:
+        shorten(error)  # the frames above the program's, which no function of the library has left
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
     return 0
 
 

@@ -44,6 +44,7 @@ from collectives.guards.mismatch import DisagreementError, report
 from minidiff import tree
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import check_array
 from spmd.arrays.blocks import from_blocks, starts_here
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
@@ -432,3 +433,6 @@ def _compute(items: Iterator, done: queue.SimpleQueue, room: threading.Semaphore
 def _end(room: threading.Semaphore, closed: threading.Event) -> None:
     closed.set()
     room.release()
+
+
+hide_frames_of(globals(), __all__)

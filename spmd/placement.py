@@ -44,6 +44,7 @@ def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable
     operation one of the ranks.
 
     >>> import minidiff.numpy as np
+    >>> import minidiff as md
     >>> import spmd
     >>> tape = md.make_tape(lambda x, y: np.log(x) + x * y - np.sin(y))(2.0, 5.0)
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
@@ -158,7 +159,9 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
     takes the time of a `ppermute` to another rank, by the α–β model (along its slowest axis). If one rank alone is as
     fast, all is placed there.
 
+    >>> import minidiff as md
     >>> import minidiff.numpy as np
+    >>> from spmd import CostModel, list_schedule
     >>> x = np.ones((64, 64))
     >>> tape = md.make_tape(lambda a, b: np.tanh(a @ a) + np.tanh(b @ b))(x, x)
     >>> list_schedule(tape, ranks=2, model=CostModel(1e-6, 1e-9)).placement
@@ -172,7 +175,9 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
     for k in reversed(range(len(needs))):
         for j in needs[k]:
             distance[j] = max(distance[j], seconds[j] + distance[k])
-    free, done, found = [0.0] * ranks, {}, {}
+    free = [0.0] * ranks
+    done: dict = {}
+    found: dict = {}
     while len(found) < len(needs):
         k = max((k for k in range(len(needs)) if k not in found and all(j in found for j in needs[k])),
                 key=lambda k: distance[k])  # fmt: skip

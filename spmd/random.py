@@ -109,9 +109,9 @@ def _in_blocks(tape: Tape, args: Sequence[Value], outs: Sequence[Dims], sizes: d
         return x if own == dims else _sliced(x, dims)
 
     for eqn in tape.equations:
-        dims = operands[eqn]
-        values = [block(a, d) for a, d in zip(eqn.inputs, dims or map(_whole, eqn.inputs))]
-        if dims is None:
+        split = operands[eqn]
+        values = [block(a, d) for a, d in zip(eqn.inputs, split or map(_whole, eqn.inputs))]
+        if split is None:
             found = eqn.primitive.bind(*values, **eqn.params)
             found = found if eqn.primitive.multiple_results else [found]
             have.update((v, (x, _whole(v))) for v, x in zip(eqn.outputs, found))

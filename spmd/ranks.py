@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from collectives.ranks import CommunicatingRanks
@@ -17,7 +18,7 @@ class ShardingRanks(CommunicatingRanks):
     """Axes of a mesh, over which arrays are sharded."""
 
     folders = (os.path.dirname(__file__),)
-    passes = (PASSES, *CommunicatingRanks.passes)
+    passes: Sequence[Any] = (PASSES, *CommunicatingRanks.passes)
 
     dispatch = staticmethod(dispatch_to_shards)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+import minidiff
 import spmd  # noqa: F401  (loads all modules that import the functions to wrap)
 from minidiff import transposition
 from minidiff.compiler import simplify
@@ -66,6 +67,7 @@ def _check_body_once(body: Any, typed: bool, scope: Scope | None) -> None:
 
 
 typecheck.check_tape = _check_body_once
+minidiff.grad(lambda x: x)(1.0)  # loads the functions of `minidiff.fast`
 for _owner, _name, _tape_of in MAKERS:
     _make = getattr(_owner, _name)
     _modules = [m for name, m in sys.modules.items() if name.split(".")[0] in ("minidiff", "collectives", "spmd")]

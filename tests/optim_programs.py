@@ -15,6 +15,13 @@ OPTIMIZERS = {
     "adamw": optim.adamw(
         optim.warmup_cosine_decay_schedule(0.0, 0.1, 2, 6), weight_decay=0.1, mask={"w": True, "b": False, "s": True}
     ),
+    "nadam": optim.adamw(
+        0.1,
+        mu_dtype="f8",
+        weight_decay=optim.linear_schedule(0.1, 0.0, 3, 1),
+        mask={"w": numpy.array(True), "b": False, "s": True},
+        nesterov=True,
+    ),
     "lion": optim.lion(0.1, weight_decay=0.1),
     "adagrad": optim.adagrad(optim.linear_schedule(0.1, 0.0, 6)),
 }

@@ -45,14 +45,14 @@ def train(name, ranks, path=None, backend=None, **options):
 
 def train_until(last, name, ranks, path, backend=None, **options):
     """A run that is killed after so many steps."""
-    advance = digits.Run.advance
+    advance = digits.DigitsRun.advance
 
     def killing(run, *args):
         if run.step == last:
             raise Killed
         advance(run, *args)
 
-    with mock.patch.object(digits.Run, "advance", killing):
+    with mock.patch.object(digits.DigitsRun, "advance", killing):
         try:
             train(name, ranks, path, backend, **options)
         except Killed:

@@ -64,12 +64,15 @@ def test_other_defaults_positions_and_names_are_found():
     assert not any(row.difference for row in optax_signatures.rows(optim))
     changed = types.SimpleNamespace(
         **{name: getattr(optim, name) for name in optim.__all__ if name != "trace"}
-        | {"adam": lambda learning_rate, b1=0.9, eps=1e-8, b2=0.99: None, "global_norm": lambda tree: None}
+        | {
+            "adagrad": lambda learning_rate, eps=1e-8, initial_accumulator_value=0.1: None,
+            "global_norm": lambda tree: None,
+        }
     )
     found = {(row.function, row.parameter): row.difference for row in optax_signatures.rows(changed) if row.difference}
     assert found == {
-        ("adam", "b2"): "another default",
-        ("adam", "eps"): "another position",
+        ("adagrad", "initial_accumulator_value"): "another position",
+        ("adagrad", "eps"): "another default",
         ("global_norm", "updates"): "optax has no such parameter",
         ("trace", ""): "optax has no such function",
     }

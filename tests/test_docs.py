@@ -91,7 +91,7 @@ def check(arguments):
     for x in wanted:
         folder = re.fullmatch(r"\.(?:\[([\w,]+|\$\(.*\))\])?", x)
         asked = (folder[1] or "").split(",") if folder and "$" not in (folder[1] or "") else []
-        if not (set(asked) <= {*extras, ""} if folder else x in packages):
+        if not (set(asked) <= {*extras, ""} if folder else re.split("[=<>~]=", x)[0] in packages):
             raise ValueError(f"pip install {x}: there is no such package, or no such extra")
     if not wanted:
         raise ValueError(f"nothing to install in {arguments}")

@@ -51,6 +51,26 @@ def test_type_checkers_find_the_packages_above_a_clone(above_a_clone):
     assert run.returncode == 0, run.stdout
 
 
+def strict(program, folder):
+    """What mypy reports of a program in strict mode."""
+    (folder / "program.py").write_text(program)
+    arguments = "-m", "mypy", "--strict", "--follow-imports=silent", "program.py"
+    return python(*arguments, cwd=folder, MYPYPATH=str(ROOT)).stdout
+
+
+def test_a_users_program_passes_strict_type_checks(tmp_path):
+    assert strict((ROOT / "tests/typed_script.py").read_text(), tmp_path).startswith("Success")
+    wrong = strict("import collectives\n\ntotal: str = collectives.psum(1, 'i')\n", tmp_path)
+    assert 'expression has type "int", variable has type "str"' in wrong
+
+
+def test_a_users_program_runs():
+    run = python("-m", "tests.typed_script", cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    first, last = map(float, run.stdout.split(" -> "))
+    assert last < first / 2
+
+
 def test_another_package_of_the_same_name(tmp_path):
     """A script's own file, or what pip has installed, comes first."""
     for name in ("collectives", "spmd"):
@@ -92,8 +112,8 @@ def test_every_extra_is_explained():
 
 # ---------------------------------------------------------------- the source distribution
 
-FOLDERS = ("minidiff", "collectives", "spmd", "tests", "docs", "notebooks", ".ci")
-FILES = ("*.md", "*.cfg", "*.toml", "*.in", "Makefile", "LICENSE", ".gitignore", ".pre-commit-config.yaml")
+FOLDERS = ("minidiff", "collectives", "spmd", "tests", "docs", "notebooks", ".ci", ".github")
+FILES = ("*.md", "*.cfg", "*.cff", "*.toml", "*.in", "Makefile", "LICENSE", ".gitignore", ".pre-commit-config.yaml")
 
 
 def test_a_source_distribution_is_whole(tmp_path):
@@ -111,3 +131,17 @@ def test_a_source_distribution_is_whole(tmp_path):
     files = {file.relative_to(copy).as_posix() for file in copy.rglob("*") if file.is_file()}
     made = {name for name in files if name.startswith("minidiff.egg-info/")}
     assert sorted(files - made - packed) == [] and len(files) > 400
+
+
+# ---------------------------------------------------------------- where settings are
+
+
+def test_pyproject_has_only_what_setup_cfg_cannot():
+    tables = re.findall(r"^\[(?:tool\.)?([\w-]+)", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert {*tables} == {"build-system", "ruff"}
+    assert {"metadata", "options", "tool:pytest", "mypy"} <= {*SETTINGS}
+
+
+def test_the_oldest_python_is_tested():
+    (matrix,) = re.findall(r"python: \[(.*)\]", (ROOT / ".github/workflows/test.yml").read_text())
+    assert SETTINGS["options"]["python_requires"] == ">=" + matrix.split(", ")[0].strip('"')

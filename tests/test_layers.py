@@ -21,7 +21,16 @@ ELSEWHERE = {
 }
 #: Modules that most programs do without: they load when something needs them.
 LATER = {
-    "minidiff": ("collectives", "spmd", *ELSEWHERE),
+    "minidiff": (
+        "collectives",
+        "minidiff.compiler",
+        "minidiff.diagnostics.debug",
+        "minidiff.higher_order",
+        "minidiff.ops.fft",
+        "numpy.fft",
+        "spmd",
+        *ELSEWHERE,
+    ),
     "collectives": ("collectives.algorithms", "collectives.cost", "collectives.reference", "spmd", *ELSEWHERE),
     "spmd": (
         "collectives.algorithms",
@@ -102,3 +111,12 @@ def test_each_layer_imports_those_beneath_it(layer):
 def test_what_few_programs_need_loads_later(layer):
     code = f"import sys, {layer}; print([m for m in {LATER[layer]} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_no_two_classes_have_one_name():
+    places = {}
+    for name, path in modules().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -46,6 +46,7 @@ class Backend(ABC):
     name: str
     rank = 0
     at_once = False  # whether a collective is complete as soon as it has started
+    compare_once: Any  # MPI ranks alone have it
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)

@@ -75,7 +75,7 @@ _mpi = _mpi4py()
 WORLD = _mpi.COMM_WORLD
 
 
-class Ranks(Backend):
+class MPIRanks(Backend):
     """The ranks of an MPI communicator; this process is one of them."""
 
     name = "mpi"
@@ -97,7 +97,7 @@ class Ranks(Backend):
         return list(self._given.Get_group().Translate_ranks(None, WORLD.Get_group()))
 
     def same_ranks(self, other: Backend) -> bool:
-        return isinstance(other, Ranks) and self._places == other._places
+        return isinstance(other, MPIRanks) and self._places == other._places
 
     def index(self, axes: Axes) -> int:
         """This rank's index along `axes`, in the given order."""
@@ -142,7 +142,7 @@ class Ranks(Backend):
         """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""
         return self.comm.mismatch_check.compare_once(name, self.sizes, lines)
 
-    def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> Ranks:
+    def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> MPIRanks:
         """The ranks of this rank's group; makes a communicator once.
 
         `groups` list indices along `axes`.
@@ -152,7 +152,7 @@ class Ranks(Backend):
         rest = tuple(a for a in self.sizes if a not in axes)
         colour, key = self.index(rest) * len(groups) + number, groups[number].index(here)
         comm = self._split({"axes": axes, "groups": tuple(groups)}, colour, key)
-        return Ranks({GROUP: len(groups[number])}, comm)
+        return MPIRanks({GROUP: len(groups[number])}, comm)
 
     # ------------------------------------------------ operations
 
@@ -648,7 +648,8 @@ def end(text: str, code: int, patience: float = 1.0, error: str = "") -> None:
     does not react to signals. They tell it their `error`, which it groups with its own.
     """
     ignore_interrupts()
-    rank, errors = WORLD.Get_rank(), {}
+    rank = WORLD.Get_rank()
+    errors: dict[int, Any] = {}
     if error:
         others = [r for r in range(WORLD.Get_size()) if r != rank and min(r, rank) < FEW]
         abandoned.append([WORLD.isend(error[:1000], r, ERROR) for r in others])

@@ -230,7 +230,8 @@ class Simulated(Backend):
         x, held = numpy.asarray(x), self.ordered([a for axes in dims for a in axes])
         if not held:
             return x, ()
-        shape, places, block = [], {}, []
+        shape: list[int] = []
+        places, block = {}, []
         for axes, n in zip(dims, x.shape):
             for a in axes:
                 places[a] = len(shape)

@@ -67,7 +67,7 @@ def wait_for(requests: Sequence[Any]) -> None:
 # ---------------------------------------------------------------- the states of ranks
 
 
-class Call(NamedTuple):
+class PendingCall(NamedTuple):
     """A call that a thread waits in: number `number` on a communicator of `ranks`."""
 
     on: tuple  # the communicator's name
@@ -92,17 +92,17 @@ class State(NamedTuple):
     """A rank's report: the calls its threads wait in, or None once it has ended."""
 
     rank: int
-    calls: tuple[Call, ...] | None
+    calls: tuple[PendingCall, ...] | None
     begun: Mapping[tuple, int]  # the number of calls it began on each communicator
     since: Mapping[tuple, list[str]] = {}  # at the end: the calls on each communicator that were not compared yet
     code: int = 0  # at the end: the exit code
     tick: int = 0
     recent: Mapping[tuple, Mapping[int, tuple[str, str]]] = {}  # the method and collective of calls that it began
 
-    def has_come_to(self, call: Call) -> bool:
-        for mine in self.calls or ():
-            if mine[:2] == call[:2]:
-                return call.same_as(mine.method, mine.what)
+    def has_come_to(self, call: PendingCall) -> bool:
+        for waiting in self.calls or ():
+            if waiting[:2] == call[:2]:
+                return call.same_as(waiting.method, waiting.what)
         mine = self.recent.get(call.on, {}).get(call.number)
         if mine is not None and not call.same_as(*mine):
             return False  # it came to something else there, and goes past it
@@ -130,7 +130,7 @@ def stuck(states: Mapping[int, State]) -> list[int]:
     return sorted(waits)
 
 
-def _missing(call: Call, rank: int, states: Mapping[int, State]) -> list[int]:
+def _missing(call: PendingCall, rank: int, states: Mapping[int, State]) -> list[int]:
     """The ranks that have not reached this call; all others, if all have ended."""
     others = [r for r in call.ranks if r != rank]
     if all(r in states and states[r].calls is None for r in others):
@@ -216,7 +216,7 @@ class Watchdog:
 
     # ------------------------------------------------ this rank
 
-    def _waiting_calls(self) -> tuple[Call, ...]:
+    def _waiting_calls(self) -> tuple[PendingCall, ...]:
         """The calls that threads have been in since the last check.
 
         Returns none if any thread is running, or has made a new call since.
@@ -227,7 +227,7 @@ class Watchdog:
         new = {t.ident for t in threading.enumerate() if not (t.daemon or isinstance(t, threading.Timer))}
         waiting = []
         for thread in {*self._before, *(new & frames.keys())}:
-            call = self._before.get(thread)
+            call: Any = self._before.get(thread)
             if call is None:
                 if not _waits_for_a_thread(frames[thread]):
                     return ()
@@ -236,10 +236,10 @@ class Watchdog:
             else:
                 comm, number, method, kind = call
                 what, place = kind.text if kind else "", _place(thread, frames[thread])
-                waiting.append(Call(comm.name, number, method, comm.ranks, what, place))
+                waiting.append(PendingCall(comm.name, number, method, comm.ranks, what, place))
         return tuple(sorted(waiting, key=lambda call: (repr(call.on), call.number)))
 
-    def _state(self, calls: tuple[Call, ...] | None, code: int = 0) -> State:
+    def _state(self, calls: tuple[PendingCall, ...] | None, code: int = 0) -> State:
         begun = {comm.name: comm.begun for comm in self.communicators}
         ended = [] if calls else self.communicators
         since = {(comm.name, comm.ranks): [*map(str, comm.mismatch_check.since)] for comm in ended}
@@ -268,11 +268,11 @@ class Watchdog:
         now, before = time.monotonic(), self._heard.get(state.rank)
         if before is not None and before.state.tick > state.tick:
             return
-        same = before is not None and _numbers(before.state) == _numbers(state)
         last = math.inf if state.calls is None else self._looked - age
-        self._heard[state.rank] = (
-            Heard(state, before.first, max(last, before.last)) if same else Heard(state, now, last)
-        )
+        if before is not None and _numbers(before.state) == _numbers(state):
+            self._heard[state.rank] = Heard(state, before.first, max(last, before.last))
+        else:
+            self._heard[state.rank] = Heard(state, now, last)
 
     def _tell(self) -> None:
         """Report this rank's state, and relay recent reports of others."""
@@ -331,7 +331,7 @@ class Watchdog:
                 self.end(disagreement(calls), 1)
 
 
-def _numbers(state: State) -> list | None:
+def _numbers(state: State) -> Any:
     return state.calls and [call[:2] for call in state.calls]
 
 
@@ -345,7 +345,7 @@ def _waits_for_a_thread(frame: FrameType) -> bool:
 def _place(thread: int, frame: FrameType) -> str:
     """The line that a thread is at, and the exception that it is handling, if any."""
     place = str(location_of(frame) or "")
-    error = sys._current_exceptions().get(thread)
+    error: Any = sys._current_exceptions().get(thread)
     error = error[1] if isinstance(error, tuple) else error  # a tuple before Python 3.12
     return place if error is None else f"{place}; it is handling {type(error).__name__}: {error}"
 

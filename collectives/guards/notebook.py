@@ -54,7 +54,7 @@ class Session:
 
     def cell_begins(self, *_: Any) -> None:
         self.cell += 1
-        for _ in range(LOOKS):  # messages from the previous cell may take a moment
+        for _look in range(LOOKS):  # messages from the previous cell may take a moment
             self.listen()
             time.sleep(LONGEST)
         last = max([cell for cell, _ in self.failed.values() if cell < self.cell], default=0)

@@ -145,7 +145,8 @@ class _Delaying:
 
 def _linear_together(eqn: Equation, wanted: Sequence[int]) -> Collection[int]:
     """The operands an equation is jointly linear in, if they include `wanted`."""
-    p, linear = eqn.primitive, ()
+    p: Any = eqn.primitive
+    linear: Collection[int] = ()
     if p.multiple_results or isinstance(p, Collective) or not is_differentiable(eqn.outputs[0].type.dtype):
         return ()
     if isinstance(p, Sum):

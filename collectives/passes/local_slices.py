@@ -10,5 +10,6 @@ from minidiff.core.tape import Atom, Equation
 def local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
     """Take the block itself for the local slice of what was gathered from it."""
     before = program.made_by(eqn.inputs[0], all_gather_invariant_p)
-    undone = before is not None and all(before.params[k] == eqn.params[k] for k in ("axes", "axis", "tiled"))
-    return before.inputs[0] if undone else None
+    if before is None or any(before.params[k] != eqn.params[k] for k in ("axes", "axis", "tiled")):
+        return None
+    return before.inputs[0]

@@ -20,6 +20,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.types import typeof
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.dtypes import finfo, is_differentiable
 from minidiff.transforms.derivatives import jvp
@@ -114,7 +115,7 @@ def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure,
     def directional(entry: int, unit: complex) -> numpy.ndarray:
         direction = numpy.zeros(x.size, x.dtype)
         direction[entry] = unit
-        zeros = [0.0] * len(leaves)
+        zeros: list[Any] = [0.0] * len(leaves)
         zeros[i] = direction.reshape(x.shape)[()]
         out = _directional(scheme, f, tree.unflatten(structure, leaves), tree.unflatten(structure, zeros), step)
         if not numpy.isscalar(out) and not isinstance(out, numpy.ndarray):
@@ -190,16 +191,16 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
             f"errors: no argument carries a derivative ({', '.join(map(str, map(typeof, tree.leaves(x))))})"
         )
     tangents = [numpy.ones_like(p)[()] for p in leaves] if direction is None else chosen(tree.map(gathered, direction))
-    steps = numpy.logspace(0, -16, 65) if steps is None else numpy.asarray(steps, float)
+    sizes = numpy.logspace(0, -16, 65) if steps is None else numpy.asarray(steps, float)
     value, *exact = _derivatives(f, leaves, tangents, 3)
     found = {
-        scheme: numpy.array([_distance(_directional(scheme, f, leaves, tangents, h), exact[0]) for h in steps])
+        scheme: numpy.array([_distance(_directional(scheme, f, leaves, tangents, h), exact[0]) for h in sizes])
         for scheme in SCHEMES
     }
     lost = max(map(_precision, leaves)) * (_size(value) + _size(leaves) * _size(exact[0]))
     optimal = {scheme: _optimal(order, lost, _size(exact[order])) for scheme, (_, order) in SCHEMES.items()}
-    best = {scheme: float(steps[numpy.nanargmin(e)]) for scheme, e in found.items()}
-    return Errors(steps, **found, optimal=optimal, best=best)
+    best = {scheme: float(sizes[numpy.nanargmin(e)]) for scheme, e in found.items()}
+    return Errors(sizes, **found, optimal=optimal, best=best)
 
 
 def _derivative(f: Callable, tangents: list, x: list) -> Any:
@@ -252,3 +253,6 @@ def of_active(f: Callable, x: Any) -> tuple[Callable, list, Callable]:
         return [out for out in outs if is_differentiable(typeof(out).dtype)]
 
     return restricted, [v for v, yes in zip(values, active) if yes], chosen
+
+
+hide_frames_of(globals(), ["forward_difference", "backward_difference", "central_difference", "errors"])

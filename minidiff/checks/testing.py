@@ -14,6 +14,7 @@ from minidiff.core.tape import evaluate_equation, read
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
 from minidiff.diagnostics.errors import TracerError
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.dtypes import finfo, is_differentiable
 from minidiff.show.trace_table import Local
 from minidiff.transforms.derivatives import jvp, vjp
@@ -217,3 +218,6 @@ def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) ->
                     f"the operation {eqn.primitive}, number {number + 1} on the tape, is wrong in {mode} mode {wrong}"
                 )
     return "no operation is wrong by itself: is the function smooth here, and eps right for it?"
+
+
+hide_frames_of(globals(), ["check_grads"])

@@ -305,7 +305,7 @@ class CompiledTape(Tape):
         interpreter = current_interpreter()
         if interpreter is EVALUATE:
             return self.source.results(*values)
-        found = interpreter.lower(self, values)
+        found: Any = interpreter.lower(self, values)
         return self.apply(*values) if found is None else found
 
 
@@ -316,7 +316,7 @@ def _evaluated(primitive: Primitive, *args: Value, **params: Any) -> list[Value]
 # ---------------------------------------------------------------- programs
 
 
-class Program:
+class CompiledProgram:
     """A function compiled for arguments of given types: its `tape` and its `source`."""
 
     def __init__(self, f: Callable, args: Any, name: str, options: dict):

@@ -32,9 +32,6 @@ def same(one: Tape, two: object) -> bool:
     return numbers.program(simplified(one)) == numbers.program(simplified(two))
 
 
-Tape.__eq__ = same
-
-
 class _ValueNumbers:
     """Value numbers: equal for the same operation on equal operands."""
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from minidiff.core.tape import Atom, Equation, Tape, has_effects
+from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var
+from minidiff.higher_order.effects import has_effects
+
+Item = TypeVar("Item")
 
 
 def _nothing(*args: Any) -> int:
@@ -20,7 +23,7 @@ def in_groups(
     key: Callable[[Equation], Any],
     size: Callable[[Equation], int] = _nothing,
     limit: int = 0,
-    inside: Callable[[Equation, Atom, Equation], bool] = _nothing,
+    inside: Callable[[Equation, Atom, Equation], Any] = _nothing,
 ) -> Iterator[list[Equation]]:
     """Yield a tape's equations in an order in which those with equal keys are together.
 
@@ -85,8 +88,8 @@ def _dependencies(tape: Tape) -> tuple[dict[Equation, set[Equation]], dict[Equat
     return missing, users
 
 
-def filled(eqns: list[Equation], size: Callable[[Equation], int], limit: int) -> tuple[list[Equation], list[Equation]]:
-    """The first of these equations, as many as fit into `limit` but at least one, and the rest."""
+def filled(eqns: list[Item], size: Callable[[Item], int], limit: int) -> tuple[list[Item], list[Item]]:
+    """The first of these items, as many as fit into `limit` but at least one, and the rest."""
     total = size(eqns[0])
     for k, eqn in enumerate(eqns[1:], 1):
         total += size(eqn)
@@ -96,7 +99,7 @@ def filled(eqns: list[Equation], size: Callable[[Equation], int], limit: int) ->
 
 
 def _passes(
-    eqn: Equation, group: list[Equation], missing: set[Equation], inside: Callable[[Equation, Atom, Equation], bool]
+    eqn: Equation, group: list[Equation], missing: set[Equation], inside: Callable[[Equation, Atom, Equation], Any]
 ) -> bool:
     """Whether an equation needs nothing but what passes to it within a group."""
     made = {v: e for e in group for v in e.outputs}

@@ -26,16 +26,16 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.compiler.codegen import Program
+from minidiff.compiler.codegen import CompiledProgram
 from minidiff.compiler.simplify import check_options, settings_of_passes
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, name_of
 from minidiff.core.ranks import ranks
-from minidiff.core.staging import unrolling
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import named_axes
 from minidiff.diagnostics.debug import jit_is_disabled
-from minidiff.diagnostics.text import Text
+from minidiff.diagnostics.text import PrintedText
+from minidiff.diagnostics.tracebacks import leave
 from minidiff.inputs.arguments import as_value, check_function, closing_over
 from minidiff.inputs.keywords import check_keywords, did_you_mean, named_like, transformation
 from minidiff.inputs.promotion import are_weak
@@ -152,13 +152,13 @@ def key_of(x: Any) -> Any:
 def surroundings() -> tuple:
     """What a recording depends on, besides the function, its static arguments and the types of the others.
 
-    These are the axes that enclosing vmaps name, with their sizes; the running `shard_map` body; whether scans are
-    unrolled; and what the layers above add. Modes that change only how operations run (`debug_nans`,
+    These are the axes that enclosing vmaps name, with their sizes; the running `shard_map` body; whether `jit` is
+    disabled; and what the layers above add. Modes that change only how operations run (`debug_nans`,
     `numpy.errstate`) are not part of it.
     """
     scope = current_scope()
     body = scope and (tuple(scope.axes.items()), scope.typed, scope.explicit, scope.checks)
-    return tuple(named_axes(current_interpreter()).items()), body, unrolling.get(), ranks.settings()
+    return tuple(named_axes(current_interpreter()).items()), body, jit_is_disabled.get(), ranks.settings()
 
 
 class Jitted:
@@ -169,7 +169,7 @@ class Jitted:
         self.name = getattr(f, "__name__", type(f).__name__)
         self.static = static
         self.options = options
-        self.programs: dict[Any, Program] = {}
+        self.programs: dict[Any, CompiledProgram] = {}
         self.inlined: dict[Any, Inlined] = {}
         #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays. It is
         #: taken only outside any transformation or body, so `surroundings` are the same in each call.
@@ -188,17 +188,21 @@ class Jitted:
         return self.__qualname__ if found is self else (_jitted, (self.f, self.static, self.options))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs and current_interpreter() is EVALUATE:
-            run = self.numbers.get((*map(type, args),))
-            if run is None and self.arrays:
-                key = [(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args]
-                run = self.arrays.get((*key,))
-            if run is not None:
-                try:
-                    return run(*args)
-                except OverflowError:  # a Python integer too large for the type the program was compiled for
-                    pass
-        return self._call(args, kwargs)
+        try:
+            if not kwargs and current_interpreter() is EVALUATE:
+                run = self.numbers.get((*map(type, args),))
+                if run is None and self.arrays:
+                    key = [(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args]
+                    run = self.arrays.get((*key,))
+                if run is not None:
+                    try:
+                        return run(*args)
+                    except OverflowError:  # a Python integer too large for the type the program was compiled for
+                        pass
+            return self._call(args, kwargs)
+        except BaseException as error:
+            leave(error)
+            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -213,7 +217,7 @@ class Jitted:
             return self._inline(f, dynamic, key)(values)
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = Program(f, dynamic, self.name, self.options)
+            program = self.programs[key] = CompiledProgram(f, dynamic, self.name, self.options)
         if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
             self._remember(args, values, program.function)
         return program.function(*values)
@@ -279,16 +283,16 @@ class Jitted:
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The Python source for arguments of these types, as a string."""
-        return Text(self.program(*args, **kwargs).source.text)
+        return PrintedText(self.program(*args, **kwargs).source.text)
 
-    def program(self, *args: Any, **kwargs: Any) -> Program:
+    def program(self, *args: Any, **kwargs: Any) -> CompiledProgram:
         """The program compiled for arguments of these types: its `tape` and its `source`."""
         f, dynamic, _, key = self._recording(args, kwargs)
         found = self.programs.get(key)
-        return found or Program(f, dynamic, self.name, self.options)
+        return found or CompiledProgram(f, dynamic, self.name, self.options)
 
 
-def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callable:
+def _converting(run: Callable, converters: Sequence[Any]) -> Callable:
     """A program that converts Python numbers to NumPy scalars first."""
     if not any(converters):
         return run

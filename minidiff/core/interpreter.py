@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from minidiff.core.python_numbers import WeakTracer, strong
 from minidiff.core.ranks import ranks
-from minidiff.core.scope import Scope
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import plain_operand
 from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, is_misfit, leak_message
@@ -45,7 +44,7 @@ class Interpreter:
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         self.below: Any = below  # None only at the bottom, where no rules run
         self.outer: Any = outer
-        self.scope: Scope | None = below.scope if below is not None else None
+        self.scope: Any = below.scope if below is not None else None  # a Scope; None outside of bodies
         self.casts: dict = {}  # (id of value, states) -> (value, its cast to these states)
         self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
 
@@ -188,8 +187,8 @@ class transforming(running):
         self.interpreter.end()
 
 
-def current_scope() -> Scope | None:
-    """The innermost running `shard_map` body, or None outside one."""
+def current_scope() -> Any:
+    """The innermost running `shard_map` body, a `Scope`, or None outside one."""
     return current_interpreter().scope
 
 

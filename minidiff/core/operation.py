@@ -84,11 +84,11 @@ class Primitive(metaclass=Declared):
     takes_types = False  # an operand may be a type, if its value is not read
     communicates = False  # it may communicate between ranks: see `sends`
     on_ranks = False  # it is only defined on ranks
-    has_effect = False  # it has a side effect: see `minidiff.core.tape.has_effects`
-    each: Primitive | None = None  # for a variadic operation, the one that it applies to each operand
+    has_effect = False  # it has a side effect: see `minidiff/higher_order/effects.py`
+    each: Any = None  # for a variadic operation, the one that it applies to each operand
     fits: Callable[..., bool] | None = None
-    sharding: Callable[..., Any] | None = None
-    decomposed: Callable | None = None
+    sharding: Any = None
+    decomposed: Any = None
 
     def __init__(self, name: str, impl: Any = None, shape_rule: Any = None, **declared: Any):
         for key in declared:

@@ -6,6 +6,7 @@ from typing import Any
 
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
+from minidiff.diagnostics.tracebacks import leave
 
 
 class WeakTracer(Tracer):
@@ -45,10 +46,18 @@ class WeakTracer(Tracer):
         return format(self.value, spec)
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        return strong(super().__array_ufunc__(ufunc, method, *inputs, **kwargs))
+        try:
+            return strong(super().__array_ufunc__(ufunc, method, *inputs, **kwargs))
+        except BaseException as error:
+            leave(error)
+            raise
 
     def __array_function__(self, func, types, args, kwargs):
-        return strong(super().__array_function__(func, types, args, kwargs))
+        try:
+            return strong(super().__array_function__(func, types, args, kwargs))
+        except BaseException as error:
+            leave(error)
+            raise
 
 
 def strong(x: Any) -> Any:

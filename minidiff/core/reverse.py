@@ -74,18 +74,18 @@ def backward_pass(tape: Tape, cotangents: Sequence[Value | None]) -> list[Value 
     known = Cotangents()
     known.add(tape.outputs, cotangents)
     for equation in reversed(tape.equations):
-        cts = [known.pop(v, None) for v in equation.outputs]
-        if any(ct is not None for ct in cts):
-            known.add(equation.inputs, transpose_equation(equation, cts))
+        known.add(equation.inputs, transpose_equation(equation, known))
     return [known.get(v) for v in tape.inputs]
 
 
 @transposes
-def transpose_equation(equation: Equation, cts: Sequence[Value | None]) -> Sequence[Value | None]:
-    """Map cotangents of an equation's results to those of its operands. None is zero, or of a known operand."""
-    primitive = equation.primitive
-    operands = [a.type if isinstance(a, Var) else a for a in equation.inputs]
+def transpose_equation(equation: Equation, known: dict[Var, Value]) -> Sequence[Value | None]:
+    """Take the cotangents of an equation's results, and map them to those of its operands. None is zero."""
+    cts, primitive = [known.pop(v, None) for v in equation.outputs], equation.primitive
+    if all(ct is None for ct in cts):
+        return [None] * len(equation.inputs)
     ct = cts if primitive.multiple_results else cts[0]
+    operands = [a.type if isinstance(a, Var) else a for a in equation.inputs]
     return current_interpreter().apply_rule(primitive.transpose, primitive, ct, operands, equation.params)
 
 

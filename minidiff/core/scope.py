@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minidiff.core.tracer import Tracer, Value, states_of
 
 if TYPE_CHECKING:
-    from minidiff.core.interpreter import Interpreter
     from minidiff.core.operation import Primitive
 
 
@@ -27,7 +26,7 @@ class Scope:
         self.typed = typed
         self.explicit = explicit
         self.checks = False  # in an explicit scope, whether the current operation is the user's: see `checking`
-        self.bottom: Interpreter | None = None
+        self.bottom: Any = None  # the interpreter of the ranks, which `spmd` has
         self.function = ""  # the name of the function that is the body
         self.views: dict = {}  # id of value -> (values, primitive, operand, params): see `remember`
         #: The number of transpositions in this body, whose results depend on types: the cotangent of a value that is

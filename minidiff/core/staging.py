@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-
 from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
 from minidiff.diagnostics.location import LONG, warn_of_loop
 from minidiff.inputs.aliasing import frozen
-
-#: Whether tapes have the steps of a scan one by one, as they run where nothing is recorded: for reports of that.
-unrolling: ContextVar[bool] = ContextVar("unrolling", default=False)
 
 
 class Stage(Recorder):
@@ -42,7 +37,7 @@ class Stage(Recorder):
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
         if len(self.equations) == self.next_look:
-            warned = not unrolling.get() and warn_of_loop([eqn.source for eqn in self.equations])
+            warned = warn_of_loop([eqn.source for eqn in self.equations])
             self.next_look = 0 if warned else 2 * self.next_look
         return out
 

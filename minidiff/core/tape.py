@@ -23,10 +23,9 @@ from minidiff.core.tracer import SIZE, Tracer, Value
 from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, plain_operand, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message
 from minidiff.diagnostics.location import Location, here, replays
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.diagnostics.typecheck import check_tape
 from minidiff.inputs.dtypes import PLAIN, is_scalar_constant
-from minidiff.show.colours import types_as_html
-from minidiff.show.program import text_of
 
 Atom = Any  # an operand of an equation: a Var, a constant, or a type where no value is needed
 
@@ -90,9 +89,11 @@ class Tape:
         found = {id(a): a for a in atoms if not (isinstance(a, (Var, ShapedArray)) or is_scalar_constant(a))}
         return list(found.values())
 
+    @hide_own_frames
     def __call__(self, *values: Value) -> list[Value]:
         # A Python number would promote weakly and has no methods; the tape was recorded for a NumPy scalar.
-        return self.apply(*[numpy.asarray(x)[()] if type(x) in PYTHON_NUMBERS else x for x in values])
+        numbers = [numpy.asarray(x)[()] if type(x) in PYTHON_NUMBERS else x for x in values]
+        return self.apply(*[x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("=")) for x in numbers])
 
     def apply(self, *values: Value) -> list[Value]:
         """Apply the operations one by one, under the current interpreter."""
@@ -124,17 +125,9 @@ class Tape:
         """
         check_tape(self, typed, None)
 
-    # `==`, equality of programs up to names, is attached in `minidiff/compiler/equality.py`.
+    # `==`, equality of programs up to names, is attached in `minidiff/compiler/equality.py`; how a tape prints, in
+    # `minidiff/show/program.py`.
     __hash__ = object.__hash__
-
-    def __str__(self) -> str:
-        return text_of(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """The printed tape, with gray types and each axis in its own color."""
-        return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(self), "color:#888")}</pre>'
 
 
 def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
@@ -145,23 +138,6 @@ def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
 def tapes_of(params: dict) -> list[Tape]:
     """The tapes among an operation's parameters."""
     return [x for x in params.values() if isinstance(x, Tape)]
-
-
-def has_effects(eqn: Equation) -> bool:
-    """Whether an equation or one in its bodies has a side effect, so must be kept."""
-    return eqn.primitive.has_effect or any(has_effects(e) for body in eqn.bodies for e in body.equations)
-
-
-def without_effects(eqn: Equation) -> Equation:
-    """Remove side effects from an equation's bodies, to recompute it."""
-    if not has_effects(eqn):
-        return eqn
-    params = dict(eqn.params)
-    for name, body in params.items():
-        if isinstance(body, Tape):
-            kept = [without_effects(e) for e in body.equations if not e.primitive.has_effect]
-            params[name] = Tape(body.inputs, kept, body.outputs)
-    return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
 
 
 def read(env: dict[Var, Value], a: Atom) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 Value = Any  # an array, a scalar, or a Tracer that stands for one
+Function = TypeVar("Function", bound=Callable)
 
 
 #: NumPy function -> its implementation on tracers. `implements` fills it.
@@ -31,7 +32,7 @@ OPERATIONS: dict[numpy.ufunc, Primitive] = {}
 NO_PARAMS: dict = {}
 
 
-def implements(*numpy_functions: Callable) -> Callable[[Callable], Callable]:
+def implements(*numpy_functions: Callable) -> Callable[[Function], Function]:
     """Decorate the implementation of these NumPy functions on tracers."""
 
     def register(function):

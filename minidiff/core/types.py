@@ -10,7 +10,6 @@ import numpy
 
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates
 from minidiff.inputs.dtypes import check_dtype, dtype_name, plain
-from minidiff.show.colours import types_as_html
 
 
 class Typed:
@@ -108,9 +107,6 @@ class ShapedArray:
     def __repr__(self) -> str:
         shape = ",".join(map(str, self.shape))
         return f"{dtype_name(self.dtype)}[{shape}]" + (repr(self.states) if self.states != ALL_INVARIANT else "")
-
-    def _repr_html_(self) -> str:
-        return f"<code>{types_as_html(str(self))}</code>"
 
 
 @functools.lru_cache(maxsize=4096)

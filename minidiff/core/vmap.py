@@ -21,6 +21,7 @@ class BatchTracer(Tracer):
     """One element of a batch. `value` is the whole batch, along its axis `axis`."""
 
     __slots__ = ("value", "axis")
+    interpreter: Batch
 
     def __init__(self, interpreter: Batch, value: Value, axis: int):
         self.interpreter = interpreter
@@ -58,7 +59,7 @@ class Batch(Interpreter):
     ):
         super().__init__(below, outer)
         self.size_of_batch = size
-        self.axis_name: AxisName | None = axis_name if outer is None else outer.axis_name
+        self.axis_name: Any = axis_name if outer is None else outer.axis_name
         self.spmd_axis_name: Any = spmd if outer is None else outer.spmd_axis_name  # mesh axes that split the batch
 
     def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:

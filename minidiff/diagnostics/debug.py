@@ -24,6 +24,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import shown
 from minidiff.diagnostics.location import here
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.printing import debug_print
 
@@ -89,7 +90,8 @@ class CheckFinite(Evaluate):
 def from_environment() -> None:
     """Check the results of all threads' operations if `MINIDIFF_DEBUG_NANS` is set."""
     if BOTTOM is not EVALUATE:
-        BOTTOM.__class__, BOTTOM.inf = CheckFinite, True
+        BOTTOM.__class__ = CheckFinite
+        vars(BOTTOM)["inf"] = True
         numpy.seterr(divide="raise", over="raise", invalid="raise")
 
 
@@ -133,14 +135,14 @@ def _shown(args: Any) -> list[str]:
     return [] if args is None or isinstance(args, ShapedArray) else [shown(args)]
 
 
-def print(fmt: str, *args: Any, **kwargs: Any) -> None:
+def print(fmt: str, *args: Any, ordered: bool = False, **kwargs: Any) -> None:
     """Print `fmt.format(*args, **kwargs)` when the program runs, with traced values.
 
     Python's `print` runs once, while a function is recorded, and shows only what is known of a traced value then; this
     print is an operation of the program. Under `jit` it prints in each call; in a loop, in each step; under `vmap`,
     once for each element; in the body of a `shard_map`, on each rank, after the rank's name. Prints appear in the order
-    of the program (under MPI, in order for each rank), and none is dropped. Under differentiation it prints the primal
-    values, once.
+    of the program (under MPI, in order for each rank), and none is dropped, whether `ordered` is given, as in JAX, or
+    not. Under differentiation it prints the primal values, once.
 
     Arguments are trees of arrays and other objects, such as text. Raise TypeError for an argument that `fmt` does not
     use, and IndexError or KeyError for a missing one.
@@ -181,7 +183,7 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
             "debug_nans was entered inside a function that is being transformed: write it around the outermost call, "
             "as in with md.debug_nans(): md.grad(f)(x)"
         )
-    of_infinities = {"divide": "raise", "over": "raise"} if inf else {}
+    of_infinities: Any = {"divide": "raise", "over": "raise"} if inf else {}
     with running(CheckFinite(inf)), numpy.errstate(invalid="raise", **of_infinities):
         yield
 
@@ -202,8 +204,8 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
     reached in each call. Loops and branches run as Python's wherever nothing records them, so `scan`, `while_loop`,
     `fori_loop`, `cond` and `checkpoint` in it do too, and so does the body of a `shard_map`. (In a typed `shard_map` a
     step or a branch may run once more on abstract values, to find the types of results.) Under `grad` and `vmap`,
-    values are traced as they are without `jit`. `make_tape` records as ever. `disable=False` turns `jit` on again, in a
-    block within such a block. It applies to the current thread.
+    values are traced as they are without `jit`. `make_tape` records the steps of a `scan` one by one. `disable=False`
+    turns `jit` on again, in a block within such a block. It applies to the current thread.
 
     >>> import builtins
     >>> from minidiff import jit, scan
@@ -224,3 +226,6 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
             yield
     finally:
         jit_is_disabled.reset(token)
+
+
+hide_frames_of(globals(), __all__)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import numpy
 
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.keywords import did_you_mean
 
 
@@ -153,6 +154,7 @@ def missing(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
 def attributes(module: str, later: Sequence[str] = ()) -> Callable[[str], ModuleType]:
     """The `__getattr__` of a module: its submodules `later` are imported on first use, and it has no other names."""
 
+    @hide_own_frames
     def find(name: str) -> ModuleType:
         if name in later:
             return importlib.import_module(f"{module}.{name}")
@@ -197,7 +199,8 @@ SCIPY = _table(
 
 def scipy_function() -> tuple[str, str] | None:
     """The function of SciPy that is running, and what to write for traced values; None outside SciPy."""
-    frame, running = sys._getframe(1), []
+    frame: FrameType | None = sys._getframe(1)
+    running: list[tuple[str, str]] = []
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("scipy."):
             running.append((frame.f_globals["__name__"], frame.f_code.co_name))

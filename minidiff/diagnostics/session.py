@@ -10,6 +10,7 @@ import linecache
 import sys
 from collections.abc import Iterator
 from types import CodeType
+from typing import Any
 
 _STDIN = "<stdin>"
 _NEWEST = 500  # lines of the history to look through
@@ -38,7 +39,7 @@ def file_name(code: CodeType) -> str:
 
 def _statements() -> Iterator[tuple[list[str], CodeType]]:
     """Yield the statements of the session's history, the newest first: their lines, compiled."""
-    readline = sys.modules.get("readline")  # a session imports it, where it exists
+    readline: Any = sys.modules.get("readline")  # a session imports it, where it exists
     count = readline.get_current_history_length() if readline is not None else 0
     history = [readline.get_history_item(n + 1) or "" for n in range(max(0, count - _NEWEST), count)]
     for start in reversed(range(len(history))):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-class Text(str):
+class PrintedText(str):
     """A multi-line string whose `repr` is the text itself, for notebook output.
 
-    >>> Text('def f(x):\\n    return x')
+    >>> PrintedText('def f(x):\\n    return x')
     def f(x):
         return x
     """

@@ -1,174 +1,148 @@
-"""Tracebacks and warnings that show the user's lines, not the library's.
+"""Tracebacks that show the user's lines, not the library's.
 
-An exception may pass through forty library frames and only three of the user's. The library frames are hidden when the
-exception is displayed: by Python at the end of a program or a thread, by IPython and Jupyter, and by pytest. The
-exception itself keeps all its frames, so nothing runs slower, and debuggers, `traceback.print_exc` and `logging` see
-every frame. `MINIDIFF_TRACEBACK=full` in the environment shows them all; it is read at display time.
+An exception may pass through forty library frames and only three of the user's. The library's frames are removed from
+its traceback where it leaves a public function for the user's code, so that whatever displays it, or logs it, shows
+the user's lines. (Python 3.10 adds the frame of that function again.) `MINIDIFF_TRACEBACK=full` in the environment
+keeps them all; it is read when an exception is raised.
 
-NumPy reports an overflow at the line that called its function, which is a library line. When the warning is displayed,
-the user's line replaces it, and it is displayed once per user line. (`warnings.catch_warnings(record=True)` displays
-nothing, and records the library's line.)
+A `try` costs nothing where nothing is raised, so frequent functions have one; others are decorated.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import sys
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterable
+from types import FunctionType, TracebackType
+from typing import Any, TypeVar
 
-from minidiff.diagnostics.errors import TracerError
-from minidiff.diagnostics.location import is_library, is_own, location_of, warn_at
+from minidiff.diagnostics.location import is_library, is_own
 
-
-def _shows_all() -> bool:
-    return os.environ.get("MINIDIFF_TRACEBACK") == "full"
+F = TypeVar("F", bound=Callable)
 
 
-# ---------------------------------------------------------------- tracebacks
+def _is_own(trace: TracebackType) -> bool:
+    return is_own(trace.tb_frame)
 
 
-def _hidden(trace: TracebackType | None) -> list[TracebackType]:
-    """The entries to hide: the library's and NumPy's; none if only NumPy's are there."""
-    library = []
+def _entries(trace: TracebackType | None) -> list[TracebackType]:
+    entries = []
     while trace is not None:
-        if is_library(trace.tb_frame):
-            library.append(trace)
+        entries.append(trace)
         trace = trace.tb_next
-    return library if any(is_own(entry.tb_frame) for entry in library) else []
+    return entries
 
 
 def _shortened(trace: TracebackType | None) -> TracebackType | None:
-    """Remove the library's frames from a traceback; None if there are no others."""
-    hidden, shown = _hidden(trace), []
-    while trace is not None:
-        if trace not in hidden:
-            shown.append(trace)
-        trace = trace.tb_next
-    for entry in reversed(shown):
-        trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return trace
+    """Remove the library's frames and NumPy's from a traceback that has some of the library; None if none are left."""
+    entries, rest = _entries(trace), None
+    if not any(map(_is_own, entries)):
+        return trace
+    for entry in reversed(entries):
+        if not is_library(entry.tb_frame):
+            rest = TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return rest
 
 
-def _displayed(error: BaseException | None) -> list[BaseException]:
+def _displayed(error: BaseException) -> list[BaseException]:
     """An exception and those displayed with it: causes, contexts, group members."""
     found: dict[int, BaseException] = {}
-    waiting = [error]
+    waiting: list[BaseException | None] = [error]
     while waiting:
         e = waiting.pop()
         if e is not None and id(e) not in found:
             found[id(e)] = e
-            context = None if e.__suppress_context__ else e.__context__
-            waiting += [e.__cause__, context, *getattr(e, "exceptions", ())]
+            waiting += [e.__cause__, None if e.__suppress_context__ else e.__context__, *getattr(e, "exceptions", ())]
     return [*found.values()]
 
 
-@contextlib.contextmanager
-def short(error: BaseException | None) -> Iterator[None]:
-    """Hide the library's frames of an exception while it is displayed.
+def shorten(error: BaseException) -> None:
+    """Remove the library's frames from the tracebacks of an exception, and of its causes and contexts.
 
-    This includes its causes and contexts. A context that has only library frames was handled by the library, and is not
-    displayed at all.
+    A context that has only library frames was handled by the library, and is not displayed at all.
     """
-    whole = [] if _shows_all() else [(e, e.__traceback__, e.__suppress_context__) for e in _displayed(error)]
-    try:
-        for e, trace, _ in reversed(whole):  # causes and contexts first
-            e.__traceback__ = _short_or_whole(trace) if e is error else _shortened(trace)
-            if e.__context__ is not None and e.__context__.__traceback__ is None:
-                e.__suppress_context__ = True  # a cause is displayed anyway
-        yield
-    finally:
-        for e, trace, suppresses in whole:
-            e.__traceback__, e.__suppress_context__ = trace, suppresses
-
-
-def _short_or_whole(trace: TracebackType | None) -> TracebackType | None:
-    """Shorten a traceback, unless all of its frames are the library's own."""
-    return trace if _shows_all() else _shortened(trace) or trace
-
-
-@contextlib.contextmanager
-def _told_by_cause(kind: Any, error: Any) -> Iterator[tuple[Any, Any]]:
-    """Display TracerError in place of the error that NumPy raises from it, at the same line.
-
-    Where the user writes `y[i] = x`, NumPy's error is "setting an array element with a sequence".
-    """
-    cause = getattr(error, "__cause__", None)
-    if _shows_all() or type(error) is not ValueError or not isinstance(cause, TracerError):
-        yield kind, error
+    if os.environ.get("MINIDIFF_TRACEBACK") == "full":
         return
-    trace, cause.__traceback__ = cause.__traceback__, error.__traceback__
-    try:
-        yield type(cause), cause
-    finally:
-        cause.__traceback__ = trace
+    found, handled = _displayed(error), set()
+    for e in found:
+        trace, e.__traceback__ = e.__traceback__, _shortened(e.__traceback__)
+        if trace is not None and _is_own(trace):
+            trace.tb_next = e.__traceback__  # Python 3.10 raises it again with the traceback that it has caught
+        if trace is not None and e.__traceback__ is None:
+            handled.add(id(e))
+    for e in found:
+        if id(e.__context__) in handled:
+            e.__suppress_context__ = True  # a cause is displayed anyway
 
 
-def displays_short(show: Callable) -> Callable:
-    """Wrap `show(type, exception, traceback)` so that it hides the library's frames."""
+def _say_cause(error: BaseException) -> None:
+    """Say why NumPy cannot write a traced value into an array.
 
-    def show_short(kind: Any = None, error: Any = None, trace: Any = None, *args: Any, **kwargs: Any) -> Any:
-        with _told_by_cause(kind, error) as (kind, error), short(error):
-            return show(kind, error, _short_or_whole(trace), *args, **kwargs)
-
-    return show_short
-
-
-def _displays_short_in_thread(show: Callable) -> Callable:
-    def show_short(args: Any) -> None:
-        with short(args.exc_value):
-            trace = _short_or_whole(args.exc_traceback)
-            show(threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread)))
-
-    return show_short
+    Where the user writes `y[i] = x`, it replaces our error by "setting an array element with a sequence".
+    """
+    cause = error.__cause__
+    if type(error) is ValueError and cause is not None and error.args[:1] == (_ASSIGNED,):
+        error.args, error.__cause__ = cause.args, None
 
 
-# ---------------------------------------------------------------- warnings
+_ASSIGNED = "setting an array element with a sequence."
 
 
-def _at_users_line(show: Callable) -> Callable:
-    def show_at_users_line(message: Any, category: Any, filename: str, lineno: int, *args: Any, **kwargs: Any) -> None:
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != filename:
-            frame = frame.f_back
-        source = None if frame is None or _shows_all() or not is_own(frame) else location_of(frame)
-        if source is None:
-            show(message, category, filename, lineno, *args, **kwargs)
-            return
-        # The registry entry for the library's line would silence the warning at other user lines.
-        frame.f_globals.get("__warningregistry__", {}).clear()
-        warn_at(source, message, category)
+def leave(error: BaseException) -> None:
+    """Prepare an exception that leaves the calling function, to be raised again: hide frames if its caller is a user.
 
-    return show_at_users_line
-
-
-# ---------------------------------------------------------------- installation
+    >>> def public(x):
+    ...     try:
+    ...         return 1 / x
+    ...     except BaseException as error:
+    ...         leave(error)
+    ...         raise
+    """
+    caller = sys._getframe(1).f_back
+    if caller is None or not is_own(caller):
+        _say_cause(error)
+        shorten(error)
 
 
-def install() -> None:
-    """Wrap the display hooks of Python and IPython to hide the library's frames."""
-    sys.excepthook = displays_short(sys.excepthook)
-    threading.excepthook = _displays_short_in_thread(threading.excepthook)
-    warnings.showwarning = _at_users_line(warnings.showwarning)
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None:
-        shell.InteractiveTB.structured_traceback = displays_short(shell.InteractiveTB.structured_traceback)
+def hide_own_frames(function: F) -> F:
+    """Decorate a public function: an exception that leaves it for the user's code has only the user's frames.
+
+    Of a class, decorate the public methods.
+    """
+    if not isinstance(function, type):
+        hiding: Any = functools.wraps(function)(unnamed(function))
+        return hiding
+    for name, method in [*vars(function).items()]:
+        if type(method) is FunctionType and (name in ("__init__", "__call__") or not name.startswith("_")):
+            setattr(function, name, hide_own_frames(method))
+    return function
 
 
-# This module is also a pytest plugin, through an entry point in `setup.cfg`.
+def unnamed(function: Callable) -> Callable:
+    """As `hide_own_frames`, but without the function's name and docstring."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs) if kwargs else function(*args)
+        except BaseException as error:
+            leave(error)
+            raise
+
+    return call
 
 
-def pytest_runtest_makereport(item: Any, call: Any) -> None:
-    """Mark the library's frames of a test's exception for pytest to hide."""
-    for e in [] if call.excinfo is None or _shows_all() else _displayed(call.excinfo.value):
-        for entry in _hidden(e.__traceback__):
-            entry.tb_frame.f_locals["__tracebackhide__"] = True
+def hide_frames_of(namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Decorate the functions among these names of a module, which is where users import them from."""
+    for name in names:
+        found = namespace.get(name)
+        if type(found) is FunctionType:
+            namespace[name] = _public(found, namespace["__name__"])
 
 
-def pytest_runtest_setup(item: Any) -> None:
-    """Move a test's warnings to the user's lines: pytest replaces `showwarning`."""
-    warnings.showwarning = _at_users_line(warnings.showwarning)
+@functools.cache
+def _public(function: FunctionType, module: str) -> Callable:
+    """The function that users import from a module, where pickle looks for it. It is one, also under two names."""
+    public = hide_own_frames(function)
+    public.__module__ = module
+    return public

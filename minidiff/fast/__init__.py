@@ -1,14 +1,31 @@
 """What is here for speed alone: with this folder deleted everything works, and takes longer.
 
-`install` sets two functions of the core's `engine`. `steps.py` records derivatives quickly, `arrays.py` walks a linear
-tape of plain arrays, `cotangents.py` compiles derivative rules for it.
+`install` sets the two functions of the core's `engine`; the first gradient loads what they are. `steps.py` records
+derivatives quickly, `arrays.py` walks a linear tape of plain arrays, `cotangents.py` compiles derivative rules for it.
 """
 
+import importlib
+from typing import Any
+
 from minidiff.core.reverse import engine
-from minidiff.fast.arrays import backward_pass
-from minidiff.fast.steps import linearize_flat
 
 
 def install() -> None:
     """Compute derivatives by the functions of this folder."""
-    engine.linearize_flat, engine.backward_pass = linearize_flat, backward_pass
+    engine.linearize_flat = _linearize_first
+    engine.backward_pass = _walk_first
+
+
+def _load() -> None:
+    engine.linearize_flat = importlib.import_module("minidiff.fast.steps").linearize_flat
+    engine.backward_pass = importlib.import_module("minidiff.fast.arrays").backward_pass
+
+
+def _linearize_first(*args: Any) -> Any:
+    _load()
+    return engine.linearize_flat(*args)
+
+
+def _walk_first(*args: Any) -> Any:
+    _load()
+    return engine.backward_pass(*args)

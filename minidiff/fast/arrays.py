@@ -17,7 +17,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var
 from minidiff.diagnostics.location import transposes
 from minidiff.fast.cotangents import compile_cotangent
-from minidiff.fast.steps import ArrayTape, Step
+from minidiff.fast.steps import ArrayTape, RecordedStep
 from minidiff.inputs.dtypes import NARROW, converted
 from minidiff.inputs.half import has_narrow
 from minidiff.ops import elementwise, linalg, reduction, shape
@@ -93,23 +93,25 @@ def pulls_of(primitive: Primitive) -> Sequence[Callable | None] | None:
 # ---------------------------------------------------------------- the walk
 
 
-class Sums(dict[Var, Value]):
+class Sums:
     """Cotangents of variables; those that are sums made here are added to in place."""
 
     def __init__(self) -> None:
+        self.known: dict[Var, Value] = {}
         self.owned: set[Var] = set()
 
     def add(self, a: Atom, ct: Value) -> None:
-        if a not in self:
-            self[a] = ct
-        elif a in self.owned and type(ct) is numpy.ndarray:
-            numpy.add(self[a], ct, out=self[a])
+        known, owned = self.known, self.owned
+        if a not in known:
+            known[a] = ct
+        elif a in owned and type(ct) is numpy.ndarray:
+            numpy.add(known[a], ct, out=known[a])
         else:
-            self[a] = total = self[a] + ct
+            known[a] = total = known[a] + ct
             if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
-                self.owned.add(a)
+                owned.add(a)
             else:
-                self.owned.discard(a)
+                owned.discard(a)
 
 
 @transposes
@@ -121,11 +123,11 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
         or any(isinstance(ct, Tracer) for ct in cts)
     ):
         return reverse.backward_pass(tape, cts)
-    known = Sums()
-    owned = known.owned
+    sums = Sums()
+    known, owned = sums.known, sums.owned
     for a, ct in zip(tape.outputs, cts):
         if ct is not None and a is not None:
-            known.add(a, ct)
+            sums.add(a, ct)
     once = type(tape.equations) is Once
     for equation in list.__reversed__(tape.equations):
         primitive, inputs = equation.primitive, equation.inputs
@@ -134,23 +136,21 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
         except KeyError:
             pulls = pulls_of(primitive)
         if pulls is None or (NARROW and has_narrow([equation.outputs[0].type])):
-            found = [known.pop(v, None) for v in equation.outputs]
-            if any(ct is not None for ct in found):
-                for a, ct in zip(inputs, transpose_equation(equation, found)):
-                    if ct is not None and isinstance(a, Var):
-                        known.add(a, ct)
+            for a, ct in zip(inputs, transpose_equation(equation, known)):
+                if ct is not None and isinstance(a, Var):
+                    sums.add(a, ct)
             if once:
                 equation.inputs = ()
             continue
         if once:
             equation.inputs = ()
-        name = equation if type(equation) is Step else equation.outputs[0]
+        name = equation if type(equation) is RecordedStep else equation.outputs[0]
         out_ct = known.pop(name, None)
         if out_ct is None:
             continue
         if owned:
             owned.discard(name)  # which would keep the step
-        i, type_, params = len(inputs) - len(pulls), name.type, equation.params
+        i, type_, params = -len(pulls), name.type, equation.params
         for pull in pulls:
             a, ct = inputs[i], out_ct
             i += 1
@@ -162,7 +162,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
             if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
                 ct = match_arrays(ct, t)
             if a in known:
-                known.add(a, ct)
+                sums.add(a, ct)
             else:
                 known[a] = ct
     return [known.get(v) for v in tape.inputs]

@@ -29,7 +29,7 @@ from minidiff.ops import elementwise
 from minidiff.ops.base import Differentiable, Linear, differential_of
 
 
-class Step(Var):
+class RecordedStep(Var):
     """An equation with one result that is also its own output variable."""
 
     __slots__ = ("primitive", "inputs", "params")
@@ -45,7 +45,7 @@ class Step(Var):
         return (self,)
 
 
-class LocatedStep(Step):
+class LocatedStep(RecordedStep):
     """A step that keeps its source line, for the tape of a program."""
 
     __slots__ = ("source",)
@@ -68,10 +68,15 @@ class Recording:
 
     __slots__ = ("run", "operation", "keep")
 
-    def __init__(self, run: Callable, operation: Primitive | None, kept: Sequence[int] = (0,)):
+    def __init__(self, run: Callable, operation: Primitive | None, kept: Sequence[int] = ()):
         self.run = run
         self.operation = operation
-        self.keep = operator.itemgetter(*kept) if len(kept) > 1 else operator.itemgetter(slice(kept[0], kept[0] + 1))
+        if operation is None:
+            self.keep: Callable = lambda values: None
+        else:
+            self.keep = (
+                operator.itemgetter(*kept) if len(kept) > 1 else operator.itemgetter(slice(kept[0], kept[0] + 1))
+            )
 
 
 #: Python's operators use NumPy's scalar arithmetic, which is faster on single numbers than ufuncs.
@@ -159,9 +164,9 @@ class Sweep(JVP):
             form = None  # the general path raises the error, with the operands' types
         if form is None:
             return super().process(primitive, args, params)
-        if form.operation is None:
+        if inputs is None:
             return JVPTracer(self, out, name) if name.type is type_ else super().process(primitive, args, params)
-        step, tracer = _new(Step), _new(JVPTracer)  # the constructors would take as long as all the rest
+        step, tracer = _new(RecordedStep), _new(JVPTracer)  # the constructors would take as long as all the rest
         step.primitive, step.type, step.inputs, step.params = form.operation, type_, inputs, params
         tracer.interpreter, tracer.primal, tracer.tangent = self, out, step
         self.equations.append(step)
@@ -202,12 +207,13 @@ class Sweep(JVP):
                 return JVPTracer(self, out, names[0])
             with running(self.below):
                 return self.join(out, primitive.tangent(out, primals, self.split(args)[1], params))
-        step = Step(type_)
+        step = RecordedStep(type_)
         if source is not None:
             step = LocatedStep(type_)
             step.source = source
-        kept = form.keep((type_, out, *primals, *names))
-        step.inputs = [a if isinstance(a, Var) else self.below.atom(a) for a in kept]
+        step.inputs = form.keep((type_, out, *primals, *names))
+        if type(self.below) is not Linearize:  # in a checkpoint, values have names
+            step.inputs = [a if isinstance(a, Var) else self.below.atom(a) for a in step.inputs]
         step.primitive, step.params = form.operation, params
         self.equations.append(step)
         return JVPTracer(self, out, step)

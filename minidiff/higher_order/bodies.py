@@ -20,11 +20,12 @@ from minidiff.core.operation import Primitive
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
 from minidiff.core.states import NONE
-from minidiff.core.tape import Equation, Tape, has_effects, tapes_of
+from minidiff.core.tape import Equation, Tape, tapes_of
 from minidiff.core.tracer import Value
 from minidiff.core.transpose import transpose_values
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     ELEMENT,
@@ -335,9 +336,10 @@ class BodyOperation(HigherOrder):
             value = outside.in_front(x.value)
             return moveaxis(value, 0, 1) if x.group == ELEMENT else value
 
-        operands = zip(self.operands_of(args, params), batched)
-        operands = [x._replace(value=in_front(x)) if yes else x for x, yes in operands]
-        closed = [b.close(lambda r: filled(*r, out_batched, outside.size_of_batch)) for b in traced]
+        operands = [
+            x._replace(value=in_front(x)) if yes else x for x, yes in zip(self.operands_of(args, params), batched)
+        ]
+        closed = [b.close(lambda r: filled(r[0], r[1], out_batched, outside.size_of_batch)) for b in traced]
         groups = self.groups(params)[1]
         results = zip(self.rebind(own, closed, [*more, *operands], groups, new), groups, out_batched)
         return [BatchTracer(outside, x, int(group == ELEMENT)) if yes else x for x, group, yes in results]

@@ -149,7 +149,7 @@ class Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
-        self.common: list[ShapedArray] | None = None  # the types that the first step shows, once it has run
+        self.common: Any = None  # the types that the first step shows, once it has run
         self.seen: list[ShapedArray] = []  # the common types of all concrete carries so far
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
         self.cast = False  # whether a pbroadcast casts the carries to their types before every step, the first included

@@ -47,7 +47,7 @@ class KnownTracer(JVPTracer):
     """A value, the primal, and its name on a tape that does not hold the value."""
 
     __slots__ = ()
-    variable = JVPTracer.tangent
+    variable: Any = vars(JVPTracer)["tangent"]
 
 
 class Known(Stage):
@@ -61,7 +61,7 @@ class Known(Stage):
         self.policy = policy
         self.values: dict[Var, Value] = {}  # the values of inputs and of saved results
 
-    def enter(self, value: Value) -> KnownTracer:
+    def enter(self: Any, value: Value) -> KnownTracer:
         """Make a value an input of the tape."""
         var = self.new_input(typeof(value)).variable
         self.values[var] = value
@@ -204,7 +204,7 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten((args, kwargs))
-        flat = Flat(lambda args, kwargs: f(*args, **kwargs), structure, weak=are_weak(leaves))
+        flat: Any = Flat(lambda args, kwargs: f(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
         outs = checkpoint_p.bind(*[as_value(x) for x in leaves], body=flat, policy=policy)
         return tree.unflatten(flat.out_structure, outs)

@@ -254,7 +254,8 @@ def may_differ(x: Value, batch: Batch) -> bool:
 
 def _batch_of(selector: Value) -> Batch | None:
     """The batch whose elements choose, if the choice runs now: one recorded in a function is that of the recording."""
-    batch, interpreter = getattr(selector, "interpreter", None), current_interpreter()
+    batch: Any = getattr(selector, "interpreter", None)
+    interpreter: Any = current_interpreter()
     while interpreter is not batch and not isinstance(interpreter, Stage) and interpreter is not None:
         interpreter = interpreter.below
     return batch if isinstance(batch, Batch) and interpreter is batch else None
@@ -409,9 +410,9 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         types = [t.update(states=t.states.with_state(axes - t.unreduced, VARYING)) for t in types]
     closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
     if batch:
-        tapes, operands = merge([(tape, [Operand(x, SHARED) for x in values]) for tape, values in closed])
+        tapes, shared = merge([(tape, [Operand(x, SHARED) for x in values]) for tape, values in closed])
         with checking(scope, False):
-            outs = primitive.of_elements(selector, [x.value for x in operands], tapes)
+            outs = primitive.of_elements(selector, [x.value for x in shared], tapes)
         return _results([d.result for d in traced_bodies], outs)
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
     shared = [Operand(x, SHARED) for x in leaves]

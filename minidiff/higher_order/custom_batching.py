@@ -15,12 +15,12 @@ import numpy
 from minidiff import tree
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import current_interpreter, transforming
-from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.custom_rules import Guard, _Function, guarded
 from minidiff.higher_order.partial_eval import (
@@ -111,7 +111,7 @@ class CustomVmap(Call):
         found = self.bind(*primals, *present(tangents), **{**params, "body": jvp, "rule": jvp_of_rule})
         return [outside.join(x, t) for x, t in zip(outs, placed(found, differentiable))]
 
-    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+    def linearize_body(self, outside: Any, args: Sequence[Value], params: dict) -> list[Value]:
         if not any(outside.owns(x) for x in args):
             return self.bind(*args, **params)
         return self.stage_body(outside, args, params)
@@ -184,6 +184,7 @@ class custom_vmap:
         self.rule = vmap_rule
         return vmap_rule
 
+    @hide_own_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.rule is None:
             raise AttributeError(f"{self.what} is a custom_vmap without a rule: declare one with {self.what}.def_vmap")
@@ -203,7 +204,7 @@ class _WithRule:
         self.function = function
         self.structure = structure
         self.weak = weak
-        self.out_structure: tree.Structure | None = None
+        self.out_structure: Any = None  # a tree.Structure, once it was called
 
     def body(self, *leaves: Value) -> list[Value]:
         args = tree.unflatten(self.structure, weak_where(self.weak, leaves))

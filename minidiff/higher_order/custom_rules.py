@@ -27,6 +27,7 @@ from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.bodies import Body, Call
 from minidiff.higher_order.partial_eval import (
     JVPInside,
@@ -65,7 +66,7 @@ def stop_gradient(x: Any) -> Any:
 class Guard(JVPInside):
     """Forward mode, continued inside a rule; raise if that closes over a differentiated value."""
 
-    def __init__(self, below: Interpreter, outer: JVP, what: str = ""):
+    def __init__(self, below: Interpreter, outer: Any, what: str = ""):
         super().__init__(below, outer)
         self.what = what or outer.what  # in a shard_map's body, of the guard around it
 
@@ -342,6 +343,7 @@ class _Function:
 
         self.defjvp(jvp)
 
+    @hide_own_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args = self._positional(args, kwargs)
         call = _Call(self, args)
@@ -356,7 +358,7 @@ class _Function:
             bound = None
         if bound is not None:
             bound.apply_defaults()  # of arguments by position: the function itself has those that go by keyword only
-            args, kwargs = bound.args, kwargs.keys() & bound.kwargs
+            args, kwargs = bound.args, {k: v for k, v in kwargs.items() if k in bound.kwargs}
         if kwargs:
             raise TypeError(f"{self.what}: rules take arguments by position, but {sorted(kwargs)} go by keyword only")
         return args
@@ -393,7 +395,7 @@ class _Call:
         self.weak = are_weak(x for _, x in leaves)
         #: Rules get Python numbers only beside arrays: numbers alone become NumPy scalars, which may divide by zero.
         self.weak_in_rules = [] if all(self.weak) else self.weak
-        self.out_structure: tree.Structure | None = None
+        self.out_structure: Any = None  # a tree.Structure, once it was called
         self.out_types: list[ShapedArray] | None = None  # of the function's results, once the function itself has run
         self.residuals: Any = None  # the structure of fwd's residuals, and which of their leaves are Python numbers
 
@@ -410,27 +412,27 @@ class _Call:
         self.out_types = [typeof(x) for x in outs]
         return outs
 
-    def jvp(self, *leaves: Value) -> list[Value | None]:
+    def jvp(self, *leaves: Any) -> list[Value | None]:
         """The forward rule: from leaves and their tangents to results and tangents."""
-        leaves, given = cut(leaves, len(leaves) // 2)
-        types = [typeof(x) for x in leaves]
+        primal_leaves, given = cut(leaves, len(leaves) // 2)
+        types = [typeof(x) for x in primal_leaves]
         if not self.function.jvp_gets_symbolic_zeros:
             given = [instantiate(t, x) for t, x in zip(given, types)]
         of_tangents = [yes and t is not None for yes, t in zip(self.weak_in_rules, given)]
-        arguments = weak_where(self.weak_in_rules, leaves), _symbolic(weak_where(of_tangents, given), types)
+        arguments = weak_where(self.weak_in_rules, primal_leaves), _symbolic(weak_where(of_tangents, given), types)
         primals, tangents = (tuple(tree.unflatten(self.structure, x)) for x in arguments)
         args = *self.static.values(), primals, tangents
         who, outs, tangent = self.run_for_pair("jvp", self.function.jvp, "tangent", *args)
         paths, structure = tree.flatten_with_paths(tangent)
         if structure != self.out_structure:
             raise TypeError(f"{who} must return a tangent like its result: {self.out_structure}, got {structure}")
-        tangents = []
+        fitted: list[Value | None] = []
         for t, (path, x) in zip(map(typeof, outs), paths):
             what = f"{who} returns a result{path} of type {t}: its tangent"
             x = _actual(x)
             is_zero = x is None or not is_differentiable(t.dtype)
-            tangents.append(None if is_zero else _fitted(x, t, what, _OF_A_RESULT))
-        return [*outs, *tangents]
+            fitted.append(None if is_zero else _fitted(x, t, what, _OF_A_RESULT))
+        return [*outs, *fitted]
 
     def jvp_by_transpose(self, *leaves: Value) -> list[Value | None]:
         """The jvp rule of a function with a backward rule: run `fwd`, then one `linear_call`.
@@ -488,7 +490,8 @@ class _Call:
         cts = tree.unflatten(self.out_structure, _symbolic(cts, [t.cotangent for t in types]))
         when = _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))
         who, cts = self.run("backward", self.function.bwd, when, *self.static.values(), residuals, cts)
-        count, leaves = len(self.moving), []
+        count = len(self.moving)
+        leaves: list = []
         if not (isinstance(cts, (tuple, list)) and len(cts) == count):
             raise TypeError(
                 f"{who} must return a tuple of {count} cotangents, one for each argument, got {tree.structure(cts)}"
@@ -720,8 +723,8 @@ def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[V
             if (x.shape, x.dtype) != (t.shape, t.dtype):
                 path = tree.paths(structure, "args")[n]
                 raise TypeError(f"closure_convert of {name}: {path} has type {x}, but it was traced for {t}")
-        given = iter(map(as_value, values))
-        fixed = [next(given) if yes else x for x, yes in zip(constants, hoisted)]
+        arrays = iter(map(as_value, values))
+        fixed = [next(arrays) if yes else x for x, yes in zip(constants, hoisted)]
         return tree.unflatten(out_structure, closed(*fixed, *leaves))
 
     return converted, chosen(constants, hoisted)

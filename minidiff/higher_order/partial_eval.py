@@ -16,11 +16,12 @@ from minidiff.core.interpreter import Interpreter, current_interpreter, enter, r
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
-from minidiff.core.tape import Atom, Equation, Tape, has_effects, with_equations, without_effects
+from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.interrupts import restores_interpreter
+from minidiff.higher_order.effects import has_effects, without_effects
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims
@@ -291,7 +292,7 @@ class Continued:
 
     def knows(self, x: Tracer) -> bool:
         """Whether `x` belongs to this interpreter or to one below it."""
-        interpreter = self
+        interpreter: Any = self
         while interpreter is not None:
             if x.interpreter is interpreter:
                 return True
@@ -299,13 +300,16 @@ class Continued:
         return False
 
 
+class JVPInside(Continued, JVP):
+    """Forward mode, continued inside a body."""
+
+
 @functools.cache
 def continued(kind: type[JVP]) -> type[JVP]:
-    """The class of an interpreter that continues one of this class inside a body."""
-    return kind if issubclass(kind, Continued) else type(f"{kind.__name__}Inside", (Continued, kind), {})
-
-
-JVPInside = continued(JVP)
+    """The class of an interpreter that continues forward mode of this kind inside a body."""
+    if kind is JVP or issubclass(kind, Continued):
+        return JVPInside if kind is JVP else kind
+    return type(f"{kind.__name__}Inside", (Continued, kind), {})
 
 
 class BatchInside(Continued, Batch):

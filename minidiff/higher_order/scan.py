@@ -10,10 +10,10 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.interpreter import enter
-from minidiff.core.staging import unrolling
 from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.debug import jit_is_disabled
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import Carry, as_carried, check_functions, staging
 from minidiff.higher_order.partial_eval import (
@@ -205,7 +205,7 @@ class _Step:
         self.f = f
         self.carry = carry
         self.xs_structure = xs_structure
-        self.ys_structure: tree.Structure | None = None
+        self.ys_structure: Any = None  # a tree.Structure, once a step has run
 
     def __call__(self, leaves: Sequence[Value], *elements: Value) -> tuple[list, list]:
         what = self.carry.what
@@ -226,7 +226,7 @@ class _Step:
 
 def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, unroll: int = 1) -> tuple[Any, Any]:
     """Scan with the carries `carry`: run the steps, or record a loop over `unroll` of them if they are abstract."""
-    recorded = staging() and not unrolling.get()
+    recorded = staging() and not jit_is_disabled.get()
     if recorded and 1 < unroll < length:
         return _scan_blocks(f, carry, xs, length, reverse, unroll)
     arrays, xs_structure = tree.flatten(xs)

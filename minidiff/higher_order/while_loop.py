@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff import tree
-from minidiff.core.tape import Equation, Tape, without_effects
+from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import BatchTracer
@@ -24,6 +24,7 @@ from minidiff.higher_order.carries import (
     staging,
 )
 from minidiff.higher_order.cond import lent
+from minidiff.higher_order.effects import without_effects
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     SHARED,
@@ -117,7 +118,7 @@ class While(BodyOperation):
         part = LinearPart([Operand(x, SHARED) for x in args], again, list(range(len(results))))
         return dict(zip(positions(known), outs)), part
 
-    transpose = _no_reverse
+    transpose: Any = _no_reverse
 
     def vectorised(self, outside, own, batched, params):
         """If elements may finish at different steps, keep those that have finished.
@@ -187,7 +188,7 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
     while not staging():
         going = test(values)
         if isinstance(going, BatchTracer):  # elements finish at different steps: from here on it is recorded
-            carry.init = values
+            carry.init = list(values)
             break
         if not _holds(going, carry, test, values):
             values, _ = carry.results(step, values)

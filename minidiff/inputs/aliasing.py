@@ -143,4 +143,4 @@ def _not_repeated(x: numpy.ndarray) -> numpy.ndarray:
 
 def _same_bits(x: numpy.ndarray, y: numpy.ndarray) -> bool:
     same_type = x.shape == y.shape and x.dtype == y.dtype
-    return same_type and numpy.array_equal(*[a.ravel(order="K").view(numpy.uint8) for a in (x, y)])
+    return same_type and numpy.array_equal(x.ravel(order="K").view(numpy.uint8), y.ravel(order="K").view(numpy.uint8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -122,7 +122,7 @@ class Flat:
         return leaves[:count], *aux
 
 
-def closing_over(f: Callable, args: Sequence[Any], fixed: dict[int, Any]) -> tuple[Callable, tuple]:
+def closing_over(f: Callable, args: Sequence[Any], fixed: Mapping[Any, Any]) -> tuple[Callable, tuple]:
     """`f` as a function of the positional arguments that are not `fixed`, and these of `args`."""
 
     def of_others(*others: Any, **kwargs: Any) -> Any:

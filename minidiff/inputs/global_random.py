@@ -8,6 +8,7 @@ after.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 from minidiff.diagnostics.location import here, warn_at
 
@@ -24,7 +25,8 @@ def random_state() -> tuple:
     """
     import numpy.random  # loaded lazily, as NumPy does
 
-    generator = numpy.random.get_bit_generator()
+    of_numpy: Any = numpy.random
+    generator = of_numpy.get_bit_generator()
     if type(generator) is numpy.random.MT19937:
         return _warnings, ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
     return _warnings, repr(generator.state)  # the user has replaced the generator

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from minidiff.diagnostics.tracebacks import leave, unnamed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -135,14 +138,18 @@ def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
-        if options:
-            _check_call(function, options)
-        return function(*args, **options)
+        try:
+            if options:
+                _check_call(function, options)
+            return function(*args, **options)
+        except BaseException as error:
+            leave(error)
+            raise
 
     return call
 
 
-def named_like(f: Callable, transformed: R) -> R:
+def named_like(f: Callable, transformed: Any) -> Any:
     """Give `transformed` the name, the docstring and the signature of `f`."""
     try:  # half the time of functools.update_wrapper: a program may call `grad(f)(x)` in each step
         transformed.__name__, transformed.__qualname__ = f.__name__, f.__qualname__
@@ -156,7 +163,8 @@ def named_like(f: Callable, transformed: R) -> R:
 class Transformation(Protocol[P, R_co]):
     """The type of a transformation, called with a function or with options only."""
 
-    __wrapped__: Callable[..., R_co]
+    @property
+    def __wrapped__(self) -> Callable[..., R_co]: ...
 
     @overload
     def __call__(self, f: Callable, /, *args: P.args, **options: P.kwargs) -> R_co: ...
@@ -167,16 +175,22 @@ class Transformation(Protocol[P, R_co]):
 def transformation(function: Callable[Concatenate[Callable, P], R]) -> Transformation[P, R]:
     """Make `function(f, **options)` a decorator, with or without options.
 
-    Its result has the name, the docstring and the signature of `f`. The error for an unknown keyword says what to write
-    instead.
+    Its result has the name, the docstring and the signature of `f`, and hides the library's frames of an error. The
+    error for an unknown keyword says what to write instead.
     """
 
     @functools.wraps(function)
     def transform(*args: Any, **options: Any) -> Any:
-        if options:
-            _check_call(function, options)
-        if not args and "f" not in options:
-            return functools.partial(transform, **options)
-        return named_like(args[0] if args else options["f"], function(*args, **options))
+        try:
+            if options:
+                _check_call(function, options)
+            if not args and "f" not in options:
+                return functools.partial(transform, **options)
+            result: Any = function(*args, **options)
+        except BaseException as error:
+            leave(error)
+            raise
+        result = unnamed(result) if type(result) is FunctionType else result
+        return named_like(args[0] if args else options["f"], result)
 
     return transform

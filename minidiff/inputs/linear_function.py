@@ -9,6 +9,7 @@ from minidiff import tree
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var
+from minidiff.diagnostics.tracebacks import hide_own_frames
 
 
 class LinearFunction:
@@ -34,6 +35,7 @@ class LinearFunction:
     def __repr__(self) -> str:
         return f"<{self.__name__}, a function that is linear>"
 
+    @hide_own_frames
     def __call__(self, *args: Any) -> Any:
         return self.apply(self.tape, *args)
 
@@ -52,8 +54,8 @@ def _flatten(f: LinearFunction) -> tuple[Sequence[Value], _Program]:
     if f.closed is None:
         tape, residuals = Tape(f.tape.inputs, f.tape.equations, ()).close()
         f.closed = _Program(f.apply, Tape(tape.inputs, tape.equations, f.tape.outputs)), residuals
-    program, residuals = f.closed
-    return residuals, program
+    program, kept = f.closed
+    return kept, program
 
 
 def _unflatten(program: _Program, residuals: Sequence[Value]) -> LinearFunction:

@@ -12,27 +12,16 @@ Only `at` is added, for functional updates `at(x)[index].set(v)`, since traced v
 5.0
 """
 
-from typing import Any as _Any
-
 import numpy as _numpy
 
-from minidiff.numpy import fft, linalg
 from minidiff.numpy import replaced as _replaced
-from minidiff.numpy.lists import namespace as _namespace
+from minidiff.numpy.lists import attributes as _attributes
+from minidiff.numpy.replaced import *  # noqa: F403
 
 __all__ = [*_numpy.__all__, *(name for name in _replaced.__all__ if name not in _numpy.__all__)]
 
-_own = {"fft": fft, "linalg": linalg, **{name: vars(_replaced)[name] for name in _replaced.__all__}}
-globals().update(dict.fromkeys(__all__) | _namespace(_numpy) | _own)
-_later = [name for name in __all__ if globals()[name] is None and name not in vars(_numpy)]
-for _name in _later:  # submodules that NumPy imports lazily
-    del globals()[_name]
-
-
-def __getattr__(name: str) -> _Any:
-    if name in _later or name in ("__version__", "__array_api_version__", "__array_namespace_info__"):
-        return getattr(_numpy, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_later = {*__all__, "__version__", "__array_api_version__", "__array_namespace_info__"}
+__getattr__ = _attributes(globals(), _numpy, _later, ("fft", "linalg"))
 
 
 def __dir__() -> list[str]:

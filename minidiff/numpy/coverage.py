@@ -66,8 +66,6 @@ REFUSED = {
     "recarray": "structured arrays carry no derivatives; use dictionaries or named tuples of arrays",
 }
 
-NAMESPACES = {"": numpy, "linalg.": numpy.linalg, "fft.": numpy.fft}
-
 
 def full_name(f: Callable) -> str:
     """The name of a NumPy function with its namespace: `np.linalg.svd`."""
@@ -87,7 +85,7 @@ def public_callables() -> dict[str, Callable]:
     """All public NumPy functions by name (`linalg.svd`), without scalar types."""
     return {
         prefix + name: f
-        for prefix, namespace in NAMESPACES.items()
+        for prefix, namespace in {"": numpy, "linalg.": numpy.linalg, "fft.": numpy.fft}.items()
         for name in namespace.__all__
         if not name.startswith("_")
         if callable(f := getattr(namespace, name)) and not (isinstance(f, type) and issubclass(f, numpy.generic))

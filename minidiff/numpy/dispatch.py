@@ -6,7 +6,6 @@ raise an error that says what to use instead.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 from collections.abc import Callable, Iterable
@@ -17,9 +16,10 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.tracer import NO_PARAMS, NUMPY_FUNCTIONS, OPERATIONS, Tracer
 from minidiff.diagnostics.other_libraries import COUNTERPARTS
+from minidiff.diagnostics.tracebacks import leave
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
-from minidiff.ops import ufunc_methods
+from minidiff.ops import declare_all, ufunc_methods
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert, defers_to
 from minidiff.ops.discrete import concrete
@@ -28,34 +28,42 @@ from minidiff.ops.discrete import concrete
 
 
 def array_ufunc(self: Tracer, ufunc, method, *inputs, **kwargs):
-    interpreter = current_interpreter()
-    if interpreter is EVALUATE:
-        self.check_own(interpreter)
-    if method == "__call__" and not kwargs:  # the fast path, for nearly all calls
-        primitive, function = OPERATIONS.get(ufunc), None
-        try:
-            if primitive is not None and interpreter.scope is None:
-                return interpreter.process(primitive, inputs, NO_PARAMS)
-            function = NUMPY_FUNCTIONS.get(ufunc)
-            if function is not None:
-                return function(*inputs)
-        except (AttributeError, TypeError) as error:
-            if any(map(defers_to, inputs)):
-                return NotImplemented
-            inputs, _ = _converted(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
-            return self.__array_ufunc__(ufunc, method, *inputs)
-    return call_ufunc(ufunc, method, inputs, kwargs)
+    try:
+        interpreter = current_interpreter()
+        if interpreter is EVALUATE:
+            self.check_own(interpreter)
+        if method == "__call__" and not kwargs:  # the fast path, for nearly all calls
+            primitive, function = OPERATIONS.get(ufunc), None
+            try:
+                if primitive is not None and interpreter.scope is None:
+                    return interpreter.process(primitive, inputs, NO_PARAMS)
+                function = NUMPY_FUNCTIONS.get(ufunc)
+                if function is not None:
+                    return function(*inputs)
+            except (AttributeError, TypeError) as error:
+                if any(map(defers_to, inputs)):
+                    return NotImplemented
+                inputs, _ = _converted(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
+                return self.__array_ufunc__(ufunc, method, *inputs)
+        return call_ufunc(ufunc, method, inputs, kwargs)
+    except BaseException as error:
+        leave(error)
+        raise
 
 
 def array_function(self: Tracer, func, types, args, kwargs):
-    function = NUMPY_FUNCTIONS.get(func)
-    if function is None:
-        return call_otherwise(func, args, kwargs)
     try:
-        return function(*args, **kwargs)
-    except (AttributeError, TypeError) as error:
-        args, kwargs = _converted(error, func, function, args, kwargs)
-    return self.__array_function__(func, types, args, kwargs)
+        function = NUMPY_FUNCTIONS.get(func)
+        if function is None:
+            return call_otherwise(func, args, kwargs)
+        try:
+            return function(*args, **kwargs)
+        except (AttributeError, TypeError) as error:
+            args, kwargs = _converted(error, func, function, args, kwargs)
+        return self.__array_function__(func, types, args, kwargs)
+    except BaseException as error:
+        leave(error)
+        raise
 
 
 def _converted(error: Exception, func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple:
@@ -146,6 +154,9 @@ def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> li
 
 def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Call a non-operation on concrete values, or raise the error that refuses it."""
+    declare_all()
+    if function := NUMPY_FUNCTIONS.get(func):
+        return function(*args, **kwargs)
     name = full_name(func)
     if name[3:] in FROM_VALUES:
         weights = kwargs.get("weights")
@@ -235,6 +246,8 @@ def unsupported(func: Callable, args: Iterable[Any]) -> TypeError:
     message = f"{name} is not supported on traced values{shown}"
     if name[3:] in REFUSED:
         return TypeError(f"{message}: {REFUSED[name[3:]]}")
+    import difflib  # only errors need it
+
     names = [n for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]
     near = difflib.get_close_matches(name[3:], names, n=3, cutoff=0.7)
     return TypeError(message + (f"; similar names: {', '.join('np.' + n for n in near)}" if near else ""))

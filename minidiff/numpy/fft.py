@@ -2,8 +2,12 @@
 
 import numpy as _numpy
 
-from minidiff.numpy.lists import namespace as _namespace
+from minidiff.numpy.lists import attributes as _attributes
 
 __all__ = list(_numpy.fft.__all__)
 
-globals().update(_namespace(_numpy.fft))
+__getattr__ = _attributes(globals(), _numpy.fft, __all__)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,9 +9,10 @@ skipped, which makes these calls faster than NumPy's own; calls with plain array
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
@@ -19,43 +20,70 @@ import numpy
 
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.diagnostics.errors import TracerError
+from minidiff.diagnostics.tracebacks import hide_own_frames, leave
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, full_name
+from minidiff.ops import declare_all
 from minidiff.ops.arrays import as_array
 
 _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 
 
-def namespace(module: ModuleType) -> dict[str, Any]:
-    """The public names of a NumPy module, with functions that accept lists."""
-    return {name: _ours(x) if callable(x) else x for name, x in vars(module).items() if name in module.__all__}
+def attributes(
+    namespace: dict[str, Any], module: ModuleType, names: Collection[str], submodules: Collection[str] = ()
+) -> Callable[[str], Any]:
+    """The `__getattr__` of a namespace with these names of a NumPy module, whose functions accept lists.
+
+    Each is made when it is first used: to make them all takes as long as to import NumPy.
+    """
+
+    @hide_own_frames
+    def find(name: str) -> Any:
+        if name in submodules:
+            return importlib.import_module(f"{namespace['__name__']}.{name}")
+        if name not in names:
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
+        x = getattr(module, name)
+        namespace[name] = found = _ours(x) if callable(x) else x
+        return found
+
+    return find
 
 
 def _ours(x: Callable) -> Callable:
-    if x in NUMPY_FUNCTIONS or full_name(x)[3:] in FROM_VALUES:
+    name = full_name(x)[3:]
+    if x in NUMPY_FUNCTIONS or name in FROM_VALUES:
         return accepting_lists(x)
-    return explaining_sizes(x) if full_name(x)[3:] in CREATION else x
+    if isinstance(x, type) or name in CREATION:
+        return explaining_sizes(x) if name in CREATION else x
+    declare_all()
+    return accepting_lists(x) if x in NUMPY_FUNCTIONS else x
 
 
 @functools.cache
 def accepting_lists(numpy_function: Callable) -> Callable:
     """Wrap a NumPy function to accept lists of traced values in place of arrays."""
-    function = (_of_ufunc if isinstance(numpy_function, numpy.ufunc) else _of_function)(numpy_function)
-    function.__module__, function.__qualname__ = f"minidiff.{numpy_function.__module__}", numpy_function.__name__
+    function = _of_ufunc(numpy_function) if isinstance(numpy_function, numpy.ufunc) else _of_function(numpy_function)
+    module = getattr(numpy_function, "__module__", "numpy")  # ufuncs of NumPy 2.0 do not name theirs
+    function.__module__, function.__qualname__ = f"minidiff.{module}", numpy_function.__name__
     return function
 
 
 def _of_function(numpy_function: Callable) -> Callable:
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
-        if args and type(args[0]) is not numpy.ndarray and isinstance(args[0], Tracer):
-            return args[0].__array_function__(numpy_function, (), args, kwargs)
         try:
-            return numpy_function(*args, **kwargs)
-        except TracerError:
-            x = _tracer_in_lists((*args, *kwargs.values()))
-            if x is None:
-                raise
-        return _dispatched(x, numpy_function, args, kwargs)
+            if args and type(args[0]) is not numpy.ndarray and isinstance(args[0], Tracer):
+                return args[0].__array_function__(numpy_function, (), args, kwargs)
+            try:
+                return numpy_function(*args, **kwargs)
+            except TracerError:
+                x = _tracer_in_lists((*args, *kwargs.values()))
+                if x is None:
+                    raise
+            return _dispatched(x, numpy_function, args, kwargs)
+        except BaseException as error:
+            leave(error)
+            raise
 
     return from_numpy
 
@@ -66,11 +94,15 @@ def explaining_sizes(numpy_function: Callable) -> Callable:
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         try:
-            return numpy_function(*args, **kwargs)
-        except TypeError:
-            x = _tracer_in_lists((args, tuple(kwargs.values())))
-            if x is not None:
-                operator.index(x)
+            try:
+                return numpy_function(*args, **kwargs)
+            except TypeError:
+                x = _tracer_in_lists((args, tuple(kwargs.values())))
+                if x is not None:
+                    operator.index(x)
+                raise
+        except BaseException as error:
+            leave(error)
             raise
 
     return from_numpy
@@ -102,25 +134,33 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
     general = _retrying(numpy_function)
 
     def unary(x: Any, /, *out: Any, **kwargs: Any) -> Any:
-        if out or kwargs:
-            return general(x, *out, **kwargs)
-        if type(x) is not numpy.ndarray and isinstance(x, Tracer):
-            return x.__array_ufunc__(numpy_function, "__call__", x)
         try:
-            return numpy_function(x)
-        except TracerError:
-            return general(x)
+            if out or kwargs:
+                return general(x, *out, **kwargs)
+            if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+                return x.__array_ufunc__(numpy_function, "__call__", x)
+            try:
+                return numpy_function(x)
+            except TracerError:
+                return general(x)
+        except BaseException as error:
+            leave(error)
+            raise
 
     def binary(x: Any, y: Any, /, *out: Any, **kwargs: Any) -> Any:
-        if out or kwargs:
-            return general(x, y, *out, **kwargs)
-        if type(x) is not numpy.ndarray and isinstance(x, Tracer):
-            result = x.__array_ufunc__(numpy_function, "__call__", x, y)
-            return general(x, y) if result is NotImplemented else result
         try:
-            return numpy_function(x, y)
-        except TracerError:
-            return general(x, y)
+            if out or kwargs:
+                return general(x, y, *out, **kwargs)
+            if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+                result = x.__array_ufunc__(numpy_function, "__call__", x, y)
+                return general(x, y) if result is NotImplemented else result
+            try:
+                return numpy_function(x, y)
+            except TracerError:
+                return general(x, y)
+        except BaseException as error:
+            leave(error)
+            raise
 
     function = functools.wraps(numpy_function)({1: unary, 2: binary}.get(numpy_function.nin, general))
     vars(function).update(
@@ -136,11 +176,15 @@ def _retrying(numpy_function: Callable) -> Callable:
     @functools.wraps(numpy_function)
     def function(*args: Any, **kwargs: Any) -> Any:
         try:
-            return numpy_function(*args, **kwargs)
-        except TracerError:
-            if _tracer_in_lists(args) is None:
-                raise
-        return numpy_function(*map(_array_of_traced, args), **kwargs)
+            try:
+                return numpy_function(*args, **kwargs)
+            except TracerError:
+                if _tracer_in_lists(args) is None:
+                    raise
+            return numpy_function(*map(_array_of_traced, args), **kwargs)
+        except BaseException as error:
+            leave(error)
+            raise
 
     return function
 

@@ -85,9 +85,14 @@ def _kind(x: Value) -> str:
 # ---------------------------------------------------------------- rounding and clipping
 
 
+def _rounded(x: numpy.ndarray, decimals: int) -> numpy.ndarray:
+    out = numpy.round(x, decimals)
+    return numpy.copy(out) if out is x else out  # older NumPys hand integers back as they are
+
+
 round_p = Discrete(
     "round",
-    lambda x, decimals: numpy.round(x, decimals),
+    _rounded,
     lambda x, decimals: (x.shape, numpy.round(numpy.ones(1, x.dtype), decimals).dtype),
     sharding=dimensions.elementwise,
 )

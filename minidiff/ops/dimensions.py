@@ -9,7 +9,7 @@ dimensions whole says so: `sharding=gather`.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from minidiff.core.types import ShapedArray
 
@@ -18,8 +18,7 @@ Labels = tuple[Label, ...]  # one for each dimension of an array
 Types = Sequence[ShapedArray]
 
 
-@dataclass(frozen=True)
-class Dimensions:
+class Dimensions(NamedTuple):
     """The labels of the dimensions of all operands and results.
 
     `combine` is "sum", "mean", "prod", "max" or "min". `params` are the parameters whose values differ for a part,
@@ -29,7 +28,7 @@ class Dimensions:
     operands: tuple[Labels, ...]
     results: tuple[Labels, ...]
     combine: str | None = None
-    params: dict = field(default_factory=dict)
+    params: dict = {}  # noqa: RUF012 (nobody writes into it)
 
 
 #: Returns the dimensions for the types of operands and results, and the parameters.
@@ -38,7 +37,8 @@ Rule = Callable[[Types, Types, dict], Dimensions]
 
 def gather(types: Types, outs: Types, params: dict) -> Dimensions:
     """The rule of operations that need their operands whole."""
-    return Dimensions(*[tuple((None,) * t.ndim for t in some) for some in (types, outs)])
+    operands, results = (tuple((None,) * t.ndim for t in some) for some in (types, outs))
+    return Dimensions(operands, results)
 
 
 def numbered(types: Types) -> tuple[Labels, ...]:
@@ -102,7 +102,8 @@ def batch(ndim: int) -> Rule:
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
         stack = tuple(range(types[0].ndim - ndim))
-        return Dimensions(*[tuple((*stack, *[None] * (t.ndim - len(stack))) for t in some) for some in (types, outs)])
+        operands, results = (tuple((*stack, *[None] * (t.ndim - len(stack))) for t in some) for some in (types, outs))
+        return Dimensions(operands, results)
 
     return rule
 

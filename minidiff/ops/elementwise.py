@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 
@@ -26,6 +26,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import strong
 from minidiff.core.tracer import NO_PARAMS, Value, implements
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.tracebacks import leave
 from minidiff.inputs.dtypes import NARROW
 from minidiff.inputs.half import has_narrow
 from minidiff.ops.arrays import lists_as_arrays
@@ -44,35 +45,50 @@ from minidiff.ops.base import (
 # ---------------------------------------------------------------- declaring operations
 
 
-def function_of(primitive: Primitive) -> Callable:
+class ElementwiseFunction(Protocol):
+    """A function that binds a primitive."""
+
+    primitive: Any
+    __name__: str
+    __qualname__: str
+
+    def __call__(self, *operands: Any) -> Any: ...
+
+
+def function_of(primitive: Primitive) -> ElementwiseFunction:
     """The function that users call: it binds the primitive to its operands."""
 
     ufunc = primitive.impl if isinstance(primitive.impl, numpy.ufunc) else None
 
-    def function(*operands: Value) -> Value:
+    def call(*operands: Value) -> Value:
         interpreter = current_interpreter()
-        # NumPy passes traced values back to us.
-        if interpreter is EVALUATE and ufunc is not None and not (NARROW and has_narrow(operands)):
-            return ufunc(*operands)
         try:
-            if interpreter.scope is None:
-                return interpreter.process(primitive, operands, NO_PARAMS)
-            return primitive.bind(*operands)
-        except (AttributeError, TypeError):
-            if any(map(defers_to, operands)):
-                return NotImplemented
-            arrays = lists_as_arrays(operands)
-            if arrays is None:
-                raise
-        return function(*arrays)
+            # NumPy passes traced values back to us.
+            if interpreter is EVALUATE and ufunc is not None and not (NARROW and has_narrow(operands)):
+                return ufunc(*operands)
+            try:
+                if interpreter.scope is None:
+                    return interpreter.process(primitive, operands, NO_PARAMS)
+                return primitive.bind(*operands)
+            except (AttributeError, TypeError):
+                if any(map(defers_to, operands)):
+                    return NotImplemented
+                arrays = lists_as_arrays(operands)
+                if arrays is None:
+                    raise
+            return function(*arrays)
+        except BaseException as error:
+            leave(error)
+            raise
 
+    function: Any = call
     function.primitive = primitive
     function.__name__ = function.__qualname__ = primitive.name
     function.__doc__ = f"`numpy.{primitive.name}`, differentiable."
     return function
 
 
-def elementwise(numpy_function: Callable, *derivatives: Callable | None) -> Callable:
+def elementwise(numpy_function: Callable, *derivatives: Callable | None) -> ElementwiseFunction:
     """Declare an elementwise operation by a NumPy function and its derivatives.
 
     `derivatives[i](out, *operands)` is the derivative in operand i, or None where it is zero everywhere. For a
@@ -83,7 +99,7 @@ def elementwise(numpy_function: Callable, *derivatives: Callable | None) -> Call
     return implements(numpy_function)(function_of(primitive))
 
 
-def discrete(ufunc: numpy.ufunc) -> Callable:
+def discrete(ufunc: numpy.ufunc) -> ElementwiseFunction:
     """Declare an elementwise operation with discrete or piecewise constant results."""
     return elementwise(ufunc, *[None] * ufunc.nin)
 
@@ -98,13 +114,13 @@ class Product(Promoting, Multilinear):
 
 def multilinear(
     numpy_function: Callable, *transposes: Callable | None, kind: type = Product, **traits: Any
-) -> Callable:
+) -> ElementwiseFunction:
     """Declare an elementwise multilinear operation, with a transpose per operand."""
     primitive = kind(numpy_function.__name__, numpy_function, transposes, **traits)
     return implements(numpy_function)(function_of(primitive))
 
 
-def linear(numpy_function: Callable, transpose: Callable, **traits: Any) -> Callable:
+def linear(numpy_function: Callable, transpose: Callable, **traits: Any) -> ElementwiseFunction:
     """Declare a linear elementwise operation by its `transpose(ct, operand)`."""
     rule = lambda ct, operands: [transpose(ct, operands[0])]  # noqa: E731
     primitive = LinearElementwise(numpy_function.__name__, numpy_function, rule, **traits)

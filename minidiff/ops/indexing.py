@@ -114,8 +114,8 @@ def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     It has this dimension if it is the parts' results in reverse order.
     """
     (t,) = types
-    labels, cut, changed = sliced_labels(params["index"], t.shape)
-    labels, cut = list(labels), list(cut)
+    of_operand, of_result, changed = sliced_labels(params["index"], t.shape)
+    labels, cut = list(of_operand), list(of_result)
     entries = [k for k, i in enumerate(params["index"]) if i is not None]  # for each dimension, its entry of the index
     for d, k in enumerate(entries):
         if labels[d] is None:
@@ -228,7 +228,7 @@ def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
 def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
     """The labels of indices, of all broadcast and of each."""
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
-    each = [tuple(None if d is None else ("index", d) for d in aligned(t.shape, wide)) for t in indices]
+    each: list[Labels] = [tuple(None if d is None else ("index", d) for d in aligned(t.shape, wide)) for t in indices]
     return tuple(("index", d) for d in range(len(wide))), each
 
 
@@ -291,7 +291,7 @@ def replaces(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool
 # ---------------------------------------------------------------- x[...]
 
 
-class Plan(NamedTuple):
+class IndexPlan(NamedTuple):
     """How to apply an index: `basic`, a gather at `arrays`, and a move to `front`."""
 
     basic: tuple  # integers, slices and None, one for each dimension; no ellipsis
@@ -303,12 +303,12 @@ _BASIC = (int, slice, type(None), type(Ellipsis))
 _FULL = slice(None)
 
 
-def plan(t: ShapedArray, index: Any) -> Plan:
+def plan(t: ShapedArray, index: Any) -> IndexPlan:
     """Plan how to apply an index to a value of type t; IndexError if it does not fit."""
     entries = index if type(index) is tuple else (index,)
     if all(type(i) in _BASIC for i in entries):
-        return Plan(tuple(_known(i) for i in _expand(entries, t)), {}, 0)
-    entries = [_normal(i, t) for i in entries]
+        return IndexPlan(tuple(_known(i) for i in _expand(entries, t)), {}, 0)
+    entries = tuple(_normal(i, t) for i in entries)
     basic: list = []
     arrays: dict[int, Any] = {}
     axis = 0
@@ -326,11 +326,11 @@ def plan(t: ShapedArray, index: Any) -> Plan:
             basic.append(_known(i))
         axis += i.ndim if _is_mask(i) else i is not None
     if not arrays:
-        return Plan(tuple(basic), {}, 0)
+        return IndexPlan(tuple(basic), {}, 0)
     for k, i in enumerate(basic):  # integers broadcast with integer arrays
         if type(i) is int:
             arrays[k], basic[k] = i, _FULL
-    return Plan(tuple(basic), arrays, min(arrays) if _stand_together(entries) else 0)
+    return IndexPlan(tuple(basic), arrays, min(arrays) if _stand_together(entries) else 0)
 
 
 def getitem(x: Value, index: Any) -> Value:

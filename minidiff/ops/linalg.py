@@ -206,8 +206,8 @@ def _einsum_shape(x: ShapedArray, y: ShapedArray, subscripts: str):
 
 
 def _einsum_transpose(side: int, ct: Value, operands: Sequence, subscripts: str) -> Value:
-    terms, out = subscripts.split("->")
-    terms = terms.split(",")
+    both, out = subscripts.split("->")
+    terms = both.split(",")
     other, wanted = terms[1 - side], terms[side]
     if side == 0:
         ct = einsum_p.bind(ct, operands[1], subscripts=f"{out},{other}->{wanted}")

@@ -13,6 +13,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.diagnostics import location
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, VarianceError
 from minidiff.diagnostics.other_libraries import INSTEAD, missing, scipy_function
+from minidiff.diagnostics.tracebacks import hide_own_frames, leave
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.promotion import WEAK_TYPES, as_weak
 from minidiff.ops import (
@@ -35,13 +36,13 @@ _BINARY: dict[str, Callable] = {
     "truediv": elementwise.divide,
     "floordiv": elementwise.floor_divide,
     "mod": elementwise.remainder,
-    "divmod": composed.divmod,
+    "divmod": hide_own_frames(composed.divmod),
     "and": elementwise.bitwise_and,
     "or": elementwise.bitwise_or,
     "xor": elementwise.bitwise_xor,
     "lshift": elementwise.left_shift,
     "rshift": elementwise.right_shift,
-    "matmul": linalg.matmul,
+    "matmul": hide_own_frames(linalg.matmul),
 }
 _COMPARISONS: dict[str, Callable] = {
     "eq": elementwise.equal,
@@ -53,7 +54,7 @@ _COMPARISONS: dict[str, Callable] = {
 }
 _UNARY: dict[str, Callable] = {
     "neg": elementwise.negative,
-    "pos": composed.positive,
+    "pos": hide_own_frames(composed.positive),
     "abs": elementwise.absolute,
     "invert": elementwise.invert,
 }
@@ -137,15 +138,19 @@ def _explains_assignment(convert: Callable) -> Callable:
     @functools.wraps(convert)
     def converted(x: Tracer, *args: Any, **kwargs: Any) -> Any:
         try:
-            return convert(x, *args, **kwargs)
-        except (TracerError, VarianceError) as error:
-            if isinstance(error, LeakedTracerError) or not location.assigns_an_item():
-                raise
-        raise TracerError(
-            f"y[i] = x cannot write a traced value x ({x.type}) into a plain array y. Make a new array instead: "
-            "y = np.at(y)[i].set(x), where np is minidiff.numpy; or build it from a list that may hold traced values: "
-            "np.stack([x, ...]), or np.array([x, ...])"
-        )
+            try:
+                return convert(x, *args, **kwargs)
+            except (TracerError, VarianceError) as error:
+                if isinstance(error, LeakedTracerError) or not location.assigns_an_item():
+                    raise
+            raise TracerError(
+                f"y[i] = x cannot write a traced value x ({x.type}) into a plain array y. Make a new array instead: "
+                "y = np.at(y)[i].set(x), where np is minidiff.numpy; or build it from a list that may hold traced "
+                "values: np.stack([x, ...]), or np.array([x, ...])"
+            )
+        except BaseException as error:
+            leave(error)
+            raise
 
     return converted
 
@@ -241,14 +246,22 @@ def _of_number(function: Callable, arithmetic: bool) -> Callable:
     """
 
     def unary(x: WeakTracer) -> Value:
-        return as_weak(function(elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value))
+        try:
+            return as_weak(function(elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value))
+        except BaseException as error:
+            leave(error)
+            raise
 
     def binary(x: WeakTracer, y: Value) -> Value:
-        if type(y) not in WEAK_TYPES:
-            return function(x, y)
-        first = elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value
-        out = function(first, y.value if type(y) is WeakTracer else y)
-        return WeakTracer(out) if arithmetic and isinstance(out, Tracer) else as_weak(out)
+        try:
+            if type(y) not in WEAK_TYPES:
+                return function(x, y)
+            first = elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value
+            out = function(first, y.value if type(y) is WeakTracer else y)
+            return WeakTracer(out) if arithmetic and isinstance(out, Tracer) else as_weak(out)
+        except BaseException as error:
+            leave(error)
+            raise
 
     return unary if function in (*_UNARY.values(), *_PARTS.values()) else binary
 
@@ -272,16 +285,27 @@ def _attach_to_numbers() -> None:
         setattr(WeakTracer, name, property(_of_number(_PARTS[name], True), doc=getattr(Tracer, name).__doc__))
 
 
+def _reversed(function: Callable) -> Callable:
+    def reversed_operator(x: Tracer, y: Value) -> Value:
+        try:
+            return function(y, x)
+        except BaseException as error:
+            leave(error)
+            raise
+
+    return reversed_operator
+
+
 def _attach() -> None:
     for name in ("__float__", "__complex__", "__int__", "__bool__", "__index__"):
         setattr(Tracer, name, _explains_assignment(vars(Tracer)[name]))
     for name, function in _BINARY.items():
         setattr(Tracer, f"__{name}__", function)
-        setattr(Tracer, f"__r{name}__", lambda x, y, f=function: f(y, x))
+        setattr(Tracer, f"__r{name}__", _reversed(function))
     for name, function in (_COMPARISONS | _UNARY).items():
         setattr(Tracer, f"__{name}__", function)
     for name, method in _METHODS.items():
-        setattr(Tracer, name, method)
+        setattr(Tracer, name, hide_own_frames(method))
     Tracer.T = property(shape.transpose, doc="The transpose: axes in reverse.")
     Tracer.mT = property(shape.matrix_transpose, doc="The transposed matrices: the last two axes swapped.")
     Tracer.flat = property(shape.ravel, doc="All elements in one dimension, read-only.")

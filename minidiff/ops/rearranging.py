@@ -373,8 +373,8 @@ def kron(a: Value, b: Value) -> Value:
 # ---------------------------------------------------------------- pad
 
 _COPYING = ("edge", "reflect", "symmetric", "wrap")
-_STATISTICS = {"maximum": numpy.max, "minimum": numpy.min, "mean": numpy.mean, "median": numpy.median}
-_PAD_OPTIONS = {
+_STATISTICS: dict[str, Any] = {"maximum": numpy.max, "minimum": numpy.min, "mean": numpy.mean, "median": numpy.median}
+_PAD_OPTIONS: dict[str, dict[str, Any]] = {
     "constant": {"constant_values": 0},
     "linear_ramp": {"end_values": 0},
     "edge": {},

@@ -339,7 +339,7 @@ prod, nanprod = _total(prod_p, elementwise.multiply, 1, numpy.prod, numpy.nanpro
 # ---------------------------------------------------------------- max, min
 
 
-class Extremum(General):
+class ExtremumAlong(General):
     """`max` and `min`: tied elements share the derivative equally.
 
     `furthest` is the identity of the reduction; for integers, the identity is the end of their range on that side.
@@ -378,15 +378,15 @@ class Extremum(General):
         return dtype.type(most if self.furthest > 0 else least)
 
 
-max_p = Extremum("max", numpy.maximum, -math.inf)
-min_p = Extremum("min", numpy.minimum, math.inf)
+max_p = ExtremumAlong("max", numpy.maximum, -math.inf)
+min_p = ExtremumAlong("min", numpy.minimum, math.inf)
 
 
 def _is_empty(x: Value, axes: Sequence[int]) -> bool:
     return 0 in [x.shape[i] for i in axes]
 
 
-def _extrema(primitive: Extremum, of_two: Callable, numpy_functions: Sequence, of_numbers: Callable) -> tuple:
+def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequence, of_numbers: Callable) -> tuple:
     """Declare an extremum over one axis, several, or all; and that of the elements that are not NaN."""
 
     def extremum(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):

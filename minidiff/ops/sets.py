@@ -34,7 +34,7 @@ def union1d(ar1: Value, ar2: Value) -> Value:
 def intersect1d(ar1: Value, ar2: Value, assume_unique: bool = False, return_indices: bool = False) -> Any:
     """`numpy.intersect1d`: sorted distinct elements of the first in the second."""
     x, values = _line(ar1), [numpy.asarray(concrete(_line(y), numpy.intersect1d)) for y in (ar1, ar2)]
-    _, first, second = numpy.intersect1d(*values, assume_unique=assume_unique, return_indices=True)
+    _, first, second = numpy.intersect1d(values[0], values[1], assume_unique=assume_unique, return_indices=True)
     common = getitem(x, first)
     return (common, first, second) if return_indices else common
 

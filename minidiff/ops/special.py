@@ -77,7 +77,8 @@ def _ratio(coefficients: tuple[Sequence[float], Sequence[float]], r: numpy.ndarr
             total *= r
             total += c
         parts.append(total)
-    return numpy.divide(*parts, out=parts[0])
+    above, below = parts
+    return numpy.divide(above, below, out=above)
 
 
 def _quantiles(p: numpy.ndarray) -> numpy.ndarray:

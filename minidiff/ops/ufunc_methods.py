@@ -58,7 +58,7 @@ def reduce(
     """`np.<ufunc>.reduce`: combine elements along an axis (None: all) by the ufunc."""
     _check_binary(ufunc, "reduce")
     array, mask = _in_loop(ufunc, array, dtype), where
-    function = NUMPY_FUNCTIONS.get(REDUCTIONS.get(ufunc))
+    function = NUMPY_FUNCTIONS.get(REDUCTIONS[ufunc]) if ufunc in REDUCTIONS else None
     given = {k: v for k, v in (("initial", initial), ("where", mask)) if v is not None and v is not True}
     if ufunc in ACCUMULATIONS and dtype is not None:
         given["dtype"] = dtype
@@ -98,7 +98,7 @@ def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = Non
     array = _in_loop(ufunc, array, dtype)
     t = typeof(array)
     axis = normalize_axis(axis, t.ndim, f"{ufunc.__name__}.accumulate")
-    function = NUMPY_FUNCTIONS.get(ACCUMULATIONS.get(ufunc))
+    function = NUMPY_FUNCTIONS.get(ACCUMULATIONS[ufunc]) if ufunc in ACCUMULATIONS else None
     if function is not None:
         return function(array, axis=axis, dtype=dtype)
     if not t.shape[axis]:
@@ -117,8 +117,8 @@ def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int
     _check_binary(ufunc, "reduceat")
     array = _in_loop(ufunc, array, dtype)
     n = typeof(array).shape[axis]
-    indices = indices.concrete("reduceat") if isinstance(indices, Tracer) else indices
-    starts = [int(i) for i in numpy.asarray(indices)]
+    places = indices.concrete("reduceat") if isinstance(indices, Tracer) else indices
+    starts = [int(i) for i in numpy.asarray(places)]
     for i in starts:
         if not 0 <= i < n:
             raise IndexError(f"{ufunc.__name__}.reduceat: index {i} is out of bounds for an axis of size {n}")

@@ -17,6 +17,7 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert
@@ -246,14 +247,15 @@ class At:
     def __init__(self, x: Value):
         self.x = x
 
-    def __getitem__(self, index: Any) -> Update:
-        return Update(self.x, index)
+    def __getitem__(self, index: Any) -> IndexUpdate:
+        return IndexUpdate(self.x, index)
 
     def __repr__(self) -> str:
         return f"<updates of {typeof(self.x)}: .at[index].set(values), .add, .multiply, …>"
 
 
-class Update:
+@hide_own_frames
+class IndexUpdate:
     """`x.at[index]`, whose methods return x with other values at `index`.
 
     Values broadcast to the shape of `x[index]`, and take the dtype of x. If an index names an element more than once,
@@ -274,7 +276,7 @@ class Update:
         self.x = x
         self.t = typeof(x)
         self.index = index
-        self.plan = plan(self.t, index) if not _is_traced_mask(index) else None
+        self.plan: Any = plan(self.t, index) if not _is_traced_mask(index) else None
 
     def get(self) -> Value:
         """`x[index]`."""
@@ -429,7 +431,7 @@ def _mask_of(mask: Value, t: ShapedArray) -> Value:
 
 
 def at(x: Value) -> At:
-    """`x.at` for plain arrays too: `at(x)[index].set(v)`; see :class:`Update`.
+    """`x.at` for plain arrays too: `at(x)[index].set(v)`; see :class:`IndexUpdate`.
 
     >>> import numpy as np
     >>> x = np.arange(4.0)

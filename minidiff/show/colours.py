@@ -7,7 +7,6 @@ states differ in the line under the axis, and in pictures in bands and border (`
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Iterator
 
@@ -16,7 +15,7 @@ from minidiff.core.states import REDUCED, STATES, UNREDUCED, AxisStates
 COLOURS = ("#a6d8f5", "#e69f00", "#bb6d9b", "#f0e442", "#3fae8c", "#d8d8d8")
 INVARIANT_COLOUR = "#ffffff"  # the same value on all ranks
 
-_TYPE = re.compile(r"(?:^|(?<=:))(\w+\[[\d,]*\])(?:\{([^{}]*)\})?")  # alone, or after a name
+_TYPE = r"(?:^|(?<=:))(\w+\[[\d,]*\])(?:\{([^{}]*)\})?"  # alone, or after a name
 
 _UNDERLINED = {"": "", "U": ";border-bottom:2px dashed #000", "R": ";border-bottom:2px dotted #000"}
 
@@ -52,7 +51,7 @@ def bands(axis: str, state: str) -> list[str]:
 
 def types_as_html(text: str, around: str = "") -> str:
     """Text as HTML with coloured axes in its types, which get the style `around`."""
-    show_axes(axis.split(":")[-1] for found in _TYPE.finditer(text) for axis in _axes(found))
+    show_axes(axis.split(":")[-1] for found in re.finditer(_TYPE, text) for axis in _axes(found))
     return "".join(_parts(text, around))
 
 
@@ -61,8 +60,10 @@ def _axes(found: re.Match) -> list[str]:
 
 
 def _parts(text: str, around: str) -> Iterator[str]:
+    import html  # only notebooks need it
+
     end = 0
-    for found in _TYPE.finditer(text):
+    for found in re.finditer(_TYPE, text):
         yield html.escape(text[end : found.start()])
         axes = _axes(found)
         shown = html.escape(found[1]) + (f"{{{','.join(map(_axis, axes))}}}" if axes else "")
@@ -73,6 +74,8 @@ def _parts(text: str, around: str) -> Iterator[str]:
 
 def _axis(marked: str) -> str:
     """The span of an axis, `i` or `U:i`."""
+    import html
+
     mark, _, axis = marked.rpartition(":")
     style = f"background:{colour_of(axis)};color:#000{_UNDERLINED[mark]}"
     return f'<span style="{style}">{html.escape(marked)}</span>'

@@ -36,7 +36,7 @@ _CALLED = {"log": "ln"}
 _SIGN, _CALL, _NAME = 2, 8, 9  # the precedence of a sign, of a call without parentheses, and of a name
 
 
-class Step(NamedTuple):
+class Line(NamedTuple):
     """One line, `name = rule = formula = value`.
 
     `formula` is the chain `rule` as it was computed.
@@ -56,7 +56,7 @@ class TraceTable:
     for each argument (reverse mode).
     """
 
-    def __init__(self, mode: str, rows: list[tuple[list[Step], list[Step]]], result: Any, derivative: Any, digits: int):
+    def __init__(self, mode: str, rows: list[tuple[list[Line], list[Line]]], result: Any, derivative: Any, digits: int):
         self.mode = mode
         self.rows = rows  # each row: the steps of an equation, and the steps of its derivative
         self.result = result
@@ -64,11 +64,11 @@ class TraceTable:
         self.digits = digits
 
     @property
-    def primals(self) -> list[Step]:
+    def primals(self) -> list[Line]:
         return [step for left, _ in self.rows for step in left]
 
     @property
-    def derivatives(self) -> list[Step]:
+    def derivatives(self) -> list[Line]:
         if self.mode == "forward":
             return [step for _, right in self.rows for step in right]
         return [step for _, right in reversed(self.rows) for step in right]
@@ -90,7 +90,7 @@ class TraceTable:
                 lines.append(primal + (self._cells(right[i]) if i < len(right) else [""] * 4))
         return lines
 
-    def _cells(self, step: Step) -> list[str]:
+    def _cells(self, step: Line) -> list[str]:
         return [step.name, step.rule, step.formula, show_value(step.value, self.digits)]
 
     def __str__(self) -> str:
@@ -214,13 +214,13 @@ def _forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
                 formula = _formula(steps, step_names, atom)
                 if formula is None:
                     formula = " + ".join(f"{_jacobian(names[v], names[a])} {names.dot(a)}" for a in local.active)
-                right.append(Step(names.dot(v), formula, t))
+                right.append(Line(names.dot(v), formula, t))
         rows.append((names.equation_steps(eqn, env), right))
     tangents = [dots.get(a) if isinstance(a, Var) else None for a in tape.outputs]
     tangents = [numpy.zeros_like(read(env, a))[()] if t is None else t for a, t in zip(tape.outputs, tangents)]
     for name, a, t in zip(names.outputs, tape.outputs, tangents):
         source = names.dot(a) if isinstance(a, Var) and a in dots else "0"
-        rows.append(([Step(name, names[a], read(env, a))], [Step(accent(name, DOT), source, t)]))
+        rows.append(([Line(name, names[a], read(env, a))], [Line(accent(name, DOT), source, t)]))
     return rows, tangents
 
 
@@ -231,15 +231,15 @@ def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
     """
     adjoints: dict[Var, Value] = {}
 
-    def add(v: Var, rule: str, formula: str, ct: Value) -> Step:
+    def add(v: Var, rule: str, formula: str, ct: Value) -> Line:
         before = f"{names.bar(v)} + " if v in adjoints else ""
         adjoints[v] = adjoints[v] + ct if before else ct
-        return Step(names.bar(v), before + formula, adjoints[v], before + rule if rule else "")
+        return Line(names.bar(v), before + formula, adjoints[v], before + rule if rule else "")
 
     rows = []
     for name, a, ct in reversed(list(zip(names.outputs, tape.outputs, seeds))):
         counts = isinstance(a, Var) and is_differentiable(a.type.dtype)
-        rows.append(([Step(name, names[a], read(env, a))], [add(a, "", accent(name, BAR), ct)] if counts else []))
+        rows.append(([Line(name, names[a], read(env, a))], [add(a, "", accent(name, BAR), ct)] if counts else []))
     for eqn in reversed(tape.equations):
         local = Local(eqn)
         right = []
@@ -259,7 +259,7 @@ def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
     for i, v in reversed(list(enumerate(tape.inputs))):
         ct = adjoints.get(v, numpy.zeros(v.type.shape, v.type.dtype)[()])
         found.append(ct)
-        right = [Step(accent(names.inputs[i], BAR), names.bar(v) if v in adjoints else "0", ct)]
+        right = [Line(accent(names.inputs[i], BAR), names.bar(v) if v in adjoints else "0", ct)]
         rows.append((names.input_step(i, v, env), right if is_differentiable(v.type.dtype) else []))
     return names.constant_rows(tape) + rows[::-1], found[::-1]
 
@@ -360,20 +360,20 @@ class _Names:
     def bar(self, v: Var) -> str:
         return accent(self.of[v], BAR)
 
-    def constant_rows(self, tape: Tape) -> list[tuple[list[Step], list[Step]]]:
-        return [([Step(self[c], "constant", c)], []) for c in tape.constants]
+    def constant_rows(self, tape: Tape) -> list[tuple[list[Line], list[Line]]]:
+        return [([Line(self[c], "constant", c)], []) for c in tape.constants]
 
-    def input_step(self, i: int, v: Var, env: dict) -> list[Step]:
-        return [Step(self.of[v], self.inputs[i], env[v])]
+    def input_step(self, i: int, v: Var, env: dict) -> list[Line]:
+        return [Line(self.of[v], self.inputs[i], env[v])]
 
-    def read_tangent(self, i: int, v: Var, dots: dict) -> list[Step]:
-        return [Step(self.dot(v), accent(self.inputs[i], DOT), dots[v])] if v in dots else []
+    def read_tangent(self, i: int, v: Var, dots: dict) -> list[Line]:
+        return [Line(self.dot(v), accent(self.inputs[i], DOT), dots[v])] if v in dots else []
 
-    def equation_steps(self, eqn: Equation, env: dict) -> list[Step]:
+    def equation_steps(self, eqn: Equation, env: dict) -> list[Line]:
         operands = [_Text(self[a], _NAME) for a in eqn.inputs]
         text = _apply(eqn, operands).text
         several = eqn.primitive.multiple_results
-        return [Step(self.of[v], f"{text}[{i}]" if several else text, env[v]) for i, v in enumerate(eqn.outputs)]
+        return [Line(self.of[v], f"{text}[{i}]" if several else text, env[v]) for i, v in enumerate(eqn.outputs)]
 
 
 def _jacobian(out: str, of: str) -> str:
@@ -487,7 +487,7 @@ def _number(x: Any, digits: int) -> str:
         return str(x)
     if x == 0:
         return "0"
-    if numpy.isfinite(x) and not 10.0**-digits <= abs(x) < 1e6:
+    if numpy.isfinite(x) and not 10.0**-digits <= abs(float(x)) < 1e6:
         return f"{x:.{digits}e}"
     shown = f"{x:.{digits}f}"
     return shown.rstrip("0").rstrip(".") if "." in shown else shown

@@ -54,7 +54,7 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
     if not all(other.is_like(mesh) for other in meshes):
         here = [t is None or t.mesh.is_like(mesh) for t in shardings]
         with running(interpreter):
-            args = [x if yes else t.gathered(x) for x, t, yes in zip(args, shardings, here)]
+            args = [x if yes or t is None else t.gathered(x) for x, t, yes in zip(args, shardings, here)]
         shardings = [t if yes else None for t, yes in zip(shardings, here)]
     specs = [WHOLE if sharding is None else sharding.spec for sharding in shardings]
     dims = [spec.dims(typeof(x).ndim) for spec, x in zip(specs, args)]

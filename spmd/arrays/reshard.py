@@ -14,7 +14,7 @@ from minidiff.core.ranks import cast_to
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof, zeros_like
 from minidiff.diagnostics.errors import show_axes
-from minidiff.diagnostics.text import Text
+from minidiff.diagnostics.text import PrintedText
 from minidiff.inputs.arguments import as_value, is_zero
 from spmd.arrays.routes import Route, follow, route_of_specs
 from spmd.arrays.sharded_array import ShardedArray, Sharding, not_parts
@@ -169,7 +169,7 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     head = f"{have} -> {spec} of {typeof(x)}: {received}"
     specs = itertools.accumulate(steps, lambda spec, step: step.spec(spec), initial=have)
     lines = [f"{step}: {spec}, {step.bytes:,} bytes" for step, spec in zip(steps, itertools.islice(specs, 1, None))]
-    return Text("\n  ".join([head, *lines]))
+    return PrintedText("\n  ".join([head, *lines]))
 
 
 def check_mesh(what: str, mesh: Any) -> None:

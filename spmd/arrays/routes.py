@@ -35,7 +35,7 @@ from spmd.mesh.specs import PartitionSpec, part_count
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 
 
-class Step(NamedTuple):
+class RouteStep(NamedTuple):
     """One collective: the sharding `after` it, and the `bytes` each rank receives."""
 
     collective: str
@@ -58,7 +58,7 @@ class Step(NamedTuple):
         return PartitionSpec.of_dims(self.after, before.unreduced.difference(self.axes), before.reduced.union(reduced))
 
 
-Route = tuple[Step, ...]  # from one sharding to another
+Route = tuple[RouteStep, ...]  # from one sharding to another
 
 
 def follow(route: Route, x: Value, varying: frozenset = frozenset()) -> Value:
@@ -89,7 +89,7 @@ def route(have: Dims, want: Dims, nbytes: int, sizes: dict[str, int]) -> Route:
     wanted = _axes(want)
     alone = tuple(a for a in _axes(have) if sizes[a] == 1 and a not in wanted)
     if alone:
-        steps.append(Step("all_gather_invariant", alone, {"axis": 0, "tiled": True}, tuple(at), 0))
+        steps.append(RouteStep("all_gather_invariant", alone, {"axis": 0, "tiled": True}, tuple(at), 0))
     while at != target:
         axes, source, to = _next_move(at, target, sizes)
         n, block = part_count(axes, sizes), nbytes // part_count(_axes(at), sizes)
@@ -98,13 +98,13 @@ def route(have: Dims, want: Dims, nbytes: int, sizes: dict[str, int]) -> Route:
         if to is not None:
             at[to] = (*at[to], *axes)
         if source is None:
-            steps.append(Step("pscatter", axes, {"axis": to, "tiled": True}, tuple(at), 0))
+            steps.append(RouteStep("pscatter", axes, {"axis": to, "tiled": True}, tuple(at), 0))
         elif to is None:
             options = {"axis": source, "tiled": True}
-            steps.append(Step("all_gather_invariant", axes, options, tuple(at), (n - 1) * block))
+            steps.append(RouteStep("all_gather_invariant", axes, options, tuple(at), (n - 1) * block))
         else:
             options = {"split_axis": to, "concat_axis": source, "tiled": True}
-            steps.append(Step("all_to_all", axes, options, tuple(at), block * (n - 1) // n))
+            steps.append(RouteStep("all_to_all", axes, options, tuple(at), block * (n - 1) // n))
     return tuple(steps)
 
 
@@ -159,11 +159,13 @@ def route_of_specs(t: ShapedArray, have: PartitionSpec, want: PartitionSpec, siz
             steps[k] = step._replace(collective="all_gather", options={**step.options, "to": REDUCED})
             new = tuple(a for a in new if a not in step.axes)
     if new:
-        steps.append(Step("reduced", new, {}, want.dims(t.ndim), 0))
+        steps.append(RouteStep("reduced", new, {}, want.dims(t.ndim), 0))
     return tuple(steps)
 
 
-def _sums(have: PartitionSpec, want: PartitionSpec, t: ShapedArray, sizes: dict[str, int]) -> tuple[list[Step], Dims]:
+def _sums(
+    have: PartitionSpec, want: PartitionSpec, t: ShapedArray, sizes: dict[str, int]
+) -> tuple[list[RouteStep], Dims]:
     """The steps that sum along axes that are not to stay unreduced, and how the dimensions are split after them."""
     at, target = list(have.dims(t.ndim)), want.dims(t.ndim)
     steps, rest = [], [a for a in sizes if a in have.unreduced - want.unreduced]
@@ -173,9 +175,9 @@ def _sums(have: PartitionSpec, want: PartitionSpec, t: ShapedArray, sizes: dict[
                 block = t.nbytes // part_count(_axes(at), sizes)
                 at[d] = (*at[d], a)
                 options = {"scatter_dimension": d, "tiled": True}
-                steps.append(Step("psum_scatter", (a,), options, tuple(at), block * (sizes[a] - 1) // sizes[a]))
+                steps.append(RouteStep("psum_scatter", (a,), options, tuple(at), block * (sizes[a] - 1) // sizes[a]))
                 rest.remove(a)
     if rest:
         n, block = part_count(rest, sizes), t.nbytes // part_count(_axes(at), sizes)
-        steps.append(Step("psum", tuple(rest), {}, tuple(at), 2 * block * (n - 1) // n))
+        steps.append(RouteStep("psum", tuple(rest), {}, tuple(at), 2 * block * (n - 1) // n))
     return steps, tuple(at)

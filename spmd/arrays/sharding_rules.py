@@ -174,7 +174,7 @@ def across(types: Types, outs: Types, params: dict) -> Dimensions:
     Dimensions that ranks join or split must be whole: blocks of blocks would be in another order.
     """
     named = [params[name] for name in ("axis", "split_axis", "concat_axis") if name in params]
-    operands = [[(i, d) for d in range(t.ndim)] for i, t in enumerate(types)]
+    operands: list[list] = [[(i, d) for d in range(t.ndim)] for i, t in enumerate(types)]
     results: list[list] = [list(labels) for labels in operands]
     if named and params.get("tiled", True):
         for d in named:
@@ -273,19 +273,19 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
     over = tuple(a for label, axes in way.items() if label not in kept for a in axes)
     summed = bool(over) and dimensions.combine in ("sum", "mean")
     needed = [axes for label, axes in zip(dimensions.operands[0], have[0]) if label is None]
-    split = frozenset(a for axes in way.values() for a in axes)
+    along = frozenset(a for axes in way.values() for a in axes)
     return Plan(
         routes=[
             route(dims, _sharding(way, labels), t.nbytes, sizes)
             for labels, t, dims in zip(dimensions.operands, types, have)
         ],
         run=run,
-        varying=split,
+        varying=along,
         over=over,
         combine=dimensions.combine,
         narrow=outs[0].dtype if summed and accumulator(outs[0].dtype) != outs[0].dtype else None,
         out_specs=tuple(
-            PartitionSpec.of_dims(dims, t.unreduced, t.reduced - split) for dims, t in zip(out_shardings, outs)
+            PartitionSpec.of_dims(dims, t.unreduced, t.reduced - along) for dims, t in zip(out_shardings, outs)
         ),
         decomposed=primitive.decomposed is not None and any(needed),
     )

@@ -37,8 +37,11 @@ A part of the tree loads a part, and without one all is loaded as whole arrays, 
 `python -m spmd.checkpoint PATH` lists what is saved, and what of it is damaged. `files.py` has the format.
 """
 
+from minidiff.diagnostics.tracebacks import hide_frames_of
 from spmd.checkpoint.files import CheckpointError, latest
 from spmd.checkpoint.loading import load
 from spmd.checkpoint.saving import Checkpoints, save
 
 __all__ = ["CheckpointError", "Checkpoints", "latest", "load", "save"]
+
+hide_frames_of(globals(), __all__)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spmd.checkpoint.files import STEP, Array, CheckpointError, Saved, Scalar, short, steps
 from spmd.mesh.launch import ends_when_unread, first_rank_speaks
-from spmd.report.table import text_table
+from spmd.report.table import Table
 
 HEADER = ("leaf", "dtype", "shape or value", "spec", "mesh", "blocks", "bytes")
 
@@ -45,7 +45,7 @@ def show(path: Path, step: int) -> bool | None:
     arrays = [leaf for leaf in saved.leaves.values() if isinstance(leaf, Array)]
     print(f"step {step}, saved by {saved.backend} ranks; notes: {', '.join(saved.notes) or 'none'}")
     total = ("", "", "", "", "", str(sum(len(a.blocks) for a in arrays)), f"{sum(a.nbytes for a in arrays):,}")
-    print(text_table(HEADER, [row(name, leaf) for name, leaf in saved.leaves.items()], total, (5, 6)))
+    print(Table(HEADER, [row(name, leaf) for name, leaf in saved.leaves.items()], total))
     problems = damage(saved)
     print("\n".join(problems), end="\n\n" if problems else "\n")
     return None if problems else True

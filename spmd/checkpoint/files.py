@@ -47,7 +47,7 @@ class CheckpointError(Exception):
     """A checkpoint cannot be used or written; the message says what to do."""
 
 
-class Block(NamedTuple):
+class SavedBlock(NamedTuple):
     """A block of an array, and where it is: the entry of an `.npz` file from byte `offset`."""
 
     start: Sequence[int]  # in the array
@@ -68,7 +68,7 @@ class Array(NamedTuple):
     shape: Sequence[int]
     spec: str
     mesh: dict[str, int]
-    blocks: Sequence[Block]
+    blocks: Sequence[SavedBlock]
 
     def __str__(self) -> str:
         return f"{dtype_of(self.dtype)}{list(self.shape)}"
@@ -145,7 +145,7 @@ def write_json(file: Path, content: Any) -> None:
     replace(file, lambda opened: opened.write(json.dumps(content, indent=1).encode() + b"\n"))
 
 
-def write_blocks(file: Path, blocks: Iterable[tuple[str, Sequence[int], np.ndarray]]) -> list[tuple[str, Block]]:
+def write_blocks(file: Path, blocks: Iterable[tuple[str, Sequence[int], np.ndarray]]) -> list[tuple[str, SavedBlock]]:
     """Write blocks (path of the array, start, contiguous block) to an `.npz` file.
 
     Returns the paths, and where the blocks are. Without blocks, no file is written.
@@ -159,7 +159,7 @@ def write_blocks(file: Path, blocks: Iterable[tuple[str, Sequence[int], np.ndarr
                 with archive.open(entry, "w", force_zip64=True) as inside:
                     offset = opened.tell()
                     np.lib.format.write_array(inside, x, allow_pickle=False)
-                found.append((path, Block(start, x.shape, file.name, offset, entry.file_size, entry.CRC)))
+                found.append((path, SavedBlock(start, x.shape, file.name, offset, entry.file_size, entry.CRC)))
 
     if blocks:
         replace(file, write)
@@ -243,7 +243,7 @@ def _leaf_of(told: dict[str, Any], files: dict[str, int]) -> Array | Scalar:
         pair = found.type == "complex" and isinstance(found.value, list) and [*map(type, found.value)] == [float, float]
         _expect(pair or types[found.type] is type(found.value), f"a value of type {found.type}", found.value)
         return found
-    array = Array(**{**told, "blocks": [Block(**block) for block in told["blocks"]]})
+    array = Array(**{**told, "blocks": [SavedBlock(**block) for block in told["blocks"]]})
     _expect(_DTYPE.fullmatch(array.dtype) and not dtype_of(array.dtype).hasobject, "a dtype", array.dtype)
     _expect(isinstance(array.spec, str), "a spec", array.spec)
     _expect(_are_counts([*array.mesh.values()]), "a mesh", array.mesh)
@@ -271,13 +271,13 @@ def _expect(holds: Any, what: str, found: Any) -> None:
         raise ValueError(f"{found!r:.80} is not {what}")
 
 
-def _overlap(blocks: Sequence[Block]) -> bool:
+def _overlap(blocks: Sequence[SavedBlock]) -> bool:
     """Whether some blocks of an array overlap."""
     if len(blocks) < 2:
         return False
     start, shape = np.array([block.start for block in blocks]), np.array([block.shape for block in blocks])
     common = np.all(start[:, None] < start + shape, axis=-1)
-    return np.count_nonzero(common & common.T) > len(blocks)
+    return bool(np.count_nonzero(common & common.T) > len(blocks))
 
 
 class Saved:
@@ -358,7 +358,7 @@ class Saved:
             out[here] = self.block(name, block)[there]
         return out
 
-    def block(self, name: str, block: Block) -> np.ndarray:
+    def block(self, name: str, block: SavedBlock) -> np.ndarray:
         """A block of an array, memory-mapped."""
         file, what = self.folder / block.file, f"block {block} of array {short(name)}"
         if block.file not in self._maps:
@@ -370,11 +370,12 @@ class Saved:
             except (OSError, ValueError) as error:  # ValueError: it is empty
                 raise self.damage(file, f"{what} cannot be read ({type(error).__name__}: {error})") from error
         mapped = self._maps[block.file]
-        entry = mapped[block.offset : block.offset + block.nbytes]
+        entry: Any = mapped[block.offset : block.offset + block.nbytes]
         if self.verify and (block.file, block.offset) not in self._intact:
             if (found := zlib.crc32(entry)) != block.crc32:
                 raise self.damage(file, f"{what} has the CRC-32 {found:08x}, expected {block.crc32:08x}")
             self._intact.add((block.file, block.offset))
-        dtype = dtype_of(self.leaves[name].dtype)
+        leaf: Any = self.leaves[name]
+        dtype = dtype_of(leaf.dtype)
         size = math.prod(block.shape) * dtype.itemsize
         return entry[block.nbytes - size :].view(dtype).reshape(block.shape)

@@ -93,7 +93,8 @@ def on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -> Any
 
     If it fails on one, its error is raised on all. `what` the error says cannot be done.
     """
-    result, cause, failure = None, None, ""
+    result, failure = None, ""
+    cause: BaseException | None = None
     try:
         result = act()
     except CheckpointError as error:

@@ -290,7 +290,8 @@ class Checkpoints:
         if self.mesh.ranks.rank:
             return
         count = 1 if self.mesh.backend == "simulated" else self.mesh.size
-        parts, files = [folder / f"rank-{rank:05}.json" for rank in range(count)], {}
+        parts = [folder / f"rank-{rank:05}.json" for rank in range(count)]
+        files: dict[str, Any] = {}
         began = time.monotonic()
         for part in parts:
             self._wait_for(part, began)

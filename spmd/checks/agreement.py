@@ -26,7 +26,7 @@ from spmd.mesh.specs import P
 # ---------------------------------------------------------------- calls of shard_map
 
 
-class Call:
+class UserCall:
     """A description of a user's `shard_map` call, for ranks to compare.
 
     It is compared before the call runs for the first time. It is a parameter of the operation, so that a compiled
@@ -38,11 +38,11 @@ class Call:
 
     def __init__(self, function: str, lines: Callable[[], list[str]] | None):
         self.function = function
-        self.lines = lines
+        self.lines: Any = lines
         self.agreed = lines is None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Call)
+        return isinstance(other, UserCall)
 
     def __hash__(self) -> int:
         return 0
@@ -58,7 +58,7 @@ class Call:
 
 
 #: A call with nothing to compare: the library made it, or all ranks are in one process.
-NO_CALL = Call("", None)
+NO_CALL = UserCall("", None)
 
 
 def compare_call(params: dict) -> None:
@@ -68,11 +68,11 @@ def compare_call(params: dict) -> None:
         call.compare(params["mesh"])
 
 
-def fused_call(params: Sequence[dict]) -> Call:
+def fused_call(params: Sequence[dict]) -> UserCall:
     """One call in the place of several, whose descriptions are compared at once."""
     rest = {id(call): call for call in (p.get("call", NO_CALL) for p in params) if not call.agreed}.values()
     names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
-    return Call(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
+    return UserCall(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
 
 
 def described(
@@ -195,7 +195,8 @@ def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[s
 
     These are ranks with the same place along the axes `held`. `digests` has one for each rank.
     """
-    groups = defaultdict(dict)  # place along `held` -> the digest of each rank that must have the same block
+    # Place along `held` -> the digest of each rank that must have the same block.
+    groups: defaultdict[tuple, dict[int, str]] = defaultdict(dict)
     for rank, digest in enumerate(digests):
         place = coordinates_of(rank, mesh.shape)
         groups[(*map(place.get, held),)][rank] = digest

@@ -74,7 +74,7 @@ def load_digits(rng: np.random.Generator, classes: int) -> tuple:
 
 
 @dataclass
-class Run:
+class DigitsRun:
     """The state of training.
 
     `state` is that of the optimizer. Under MPI, `params` and `state` may be sharded; the rest is the same on all ranks.
@@ -106,7 +106,7 @@ class Run:
         self.batches.restore(saved["batches"])
 
 
-def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
+def start(example: Example, mesh: spmd.Mesh, seed: int) -> DigitsRun:
     """The initial state of training.
 
     Every rank draws the same numbers, and keeps its blocks of the parameters. Under MPI every rank must call it.
@@ -116,10 +116,10 @@ def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
     params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
     # The data are in memory: a thread that reads ahead has nothing to wait for.
     shuffled = batches(training, mesh, example.batch, batch=BATCH, seed=seed, prefetch=0)
-    return Run(params, example.optimizer.init(params), shuffled, held_out)
+    return DigitsRun(params, example.optimizer.init(params), shuffled, held_out)
 
 
-def accuracy(example: Example, run: Run) -> float:
+def accuracy(example: Example, run: DigitsRun) -> float:
     """The fraction of held-out images that are classified correctly.
 
     Under MPI this is a collective.
@@ -138,7 +138,7 @@ def train(
     every: int = 50,
     jit: bool = False,
     progress: bool = False,
-) -> Run:
+) -> DigitsRun:
     """Train for `steps` steps in all.
 
     With `checkpoint`, a directory, resume the run that was saved there, on any number of ranks. The run is saved every
@@ -156,7 +156,7 @@ def train(
 # ---------------------------------------------------------------- output
 
 
-def show_communication(example: Example, mesh: spmd.Mesh, run: Run, jit: bool) -> None:
+def show_communication(example: Example, mesh: spmd.Mesh, run: DigitsRun, jit: bool) -> None:
     """Print what a step communicates, with types and without."""
     batch = next(run.batches)
     typed, untyped = (

@@ -39,13 +39,13 @@ from spmd.parallel.decoder_params import (
     init_decoder,
 )
 from spmd.parallel.generate import generate
-from spmd.report.table import sparkline, text_table
+from spmd.report.table import Table, sparkline
 
 VOCABULARY = 72  # of 65 characters: as many as 2, 3, 4, 6 and 8 ranks divide
 
 
 @dataclass
-class Run:
+class GPTRun:
     """The state of training: parameters and the optimizer's state are sharded, the rest is the same on all ranks."""
 
     params: Any
@@ -77,13 +77,13 @@ def optimizer(options: argparse.Namespace) -> optim.GradientTransformation:
     return optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(rate, b2=0.99, weight_decay=0.01))
 
 
-def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.Namespace, progress: bool) -> Run:
+def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.Namespace, progress: bool) -> GPTRun:
     """Train for `options.steps` steps in all."""
     initial = spmd.initialize(lambda key: init_decoder(key, config), mesh, decoder_specs(config))
     params = Policy(options.precision).cast_to_params(initial(md.random.key(options.seed)))
     optimize, scaled = optimizer(options), options.precision == "float16"
     scale = LossScale() if scaled else LossScale(np.float32(1.0))  # a step would make NumPy's number of a Python one
-    run = Run(params, optimize.init(params), scale)
+    run = GPTRun(params, optimize.init(params), scale)
     loss = decoder_loss(mesh, config, options.microbatches, Policy(options.precision))
 
     def step(params, state, scale, batch):
@@ -116,7 +116,9 @@ def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.
     return run
 
 
-def held_out_loss(mesh: spmd.Mesh, config: DecoderConfig, text: Text, run: Run, options: argparse.Namespace) -> float:
+def held_out_loss(
+    mesh: spmd.Mesh, config: DecoderConfig, text: Text, run: GPTRun, options: argparse.Namespace
+) -> float:
     """The mean cross entropy of the held-out text, in nats a character. Under MPI this is a collective."""
     loss = md.jit(decoder_loss(mesh, config, options.microbatches, Policy(options.precision)))
     return float(np.mean([loss(run.params, batch) for batch in text.held_out_batches(options.batch, options.context)]))
@@ -132,7 +134,7 @@ def sample(config: DecoderConfig, text: Text, params: Any, options: argparse.Nam
 # ---------------------------------------------------------------- what is held and communicated
 
 
-def report(mesh: spmd.Mesh, run: Run, step: Any, batch: tuple) -> None:
+def report(mesh: spmd.Mesh, run: GPTRun, step: Any, batch: tuple) -> None:
     """Print what a rank holds, and what a step communicates along each axis."""
     print("\nWhat a rank holds:\n")
     print(holdings(mesh, {"params": run.params, "state": run.state}))
@@ -145,7 +147,7 @@ def report(mesh: spmd.Mesh, run: Run, step: Any, batch: tuple) -> None:
         sizes[key] += row.bytes
     lines = [[*key, f"{counts[key]:,}", f"{sizes[key]:,}"] for key in sorted(counts)]
     total = ["total", "", "", f"{counts.total():,}", f"{sizes.total():,}"]
-    print(text_table(["axes", "direction", "collective", "count", "bytes per rank"], lines, total, [3, 4]), flush=True)
+    print(Table(["axes", "direction", "collective", "count", "bytes per rank"], lines, total), flush=True)
 
 
 def holdings(mesh: spmd.Mesh, tree: Any) -> str:
@@ -158,7 +160,7 @@ def holdings(mesh: spmd.Mesh, tree: Any) -> str:
         lines.append([path, str(list(t.shape)), str(x.spec) if sharded else "", f"{t.nbytes:,}", f"{block.nbytes:,}"])
         all_bytes = [all_bytes[0] + t.nbytes, all_bytes[1] + block.nbytes]
     total = ["total", "", "", *(f"{n:,}" for n in all_bytes)]
-    return text_table(["array", "shape", "spec", "bytes", "bytes on a rank"], lines, total, [3, 4])
+    return str(Table(["array", "shape", "spec", "bytes", "bytes on a rank"], lines, total))
 
 
 # ---------------------------------------------------------------- the script
@@ -256,7 +258,7 @@ def _main(options: argparse.Namespace) -> None:
     if first:
         print(f"\nfinal loss {run.losses[-1]:.6f}, {seconds:.1f} s")
         if options.precision == "float16":
-            print(f"loss scale {run.scales[-1]:g}: {sparkline(np.log2(run.scales))}")
+            print(f"loss scale {run.scales[-1]:g}: {sparkline(np.log2(run.scales).tolist())}")
         print(f"held-out loss {error:.4f}, of a trigram model {ngram_loss(text, 3):.4f} nats a character")
         print(f"\n{sample(config, text, params, options)}", flush=True)
 

@@ -32,7 +32,7 @@ from spmd.mesh.launch import (
 )
 from spmd.mesh.mesh import make_mesh
 from spmd.mesh.specs import P
-from spmd.report.table import number_ranges, text_table
+from spmd.report.table import Table, number_ranges
 from spmd.shard_map.shard_map import shard_map
 
 #: Optional packages, and their use.
@@ -156,18 +156,18 @@ def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process],
 
 
 def _table(processes: Sequence[Process]) -> str:
-    lines = [
+    lines: list[list[Any]] = [
         [
             host,
             ", ".join(number_ranges([p.rank for p in members])),
-            str(processors),
+            processors,
             members[0].threads or "not limited",
         ]
         for host, members, processors in _by_host(processes)
     ]
     header = ["machine", "ranks", "processors", "threads of a rank"]
-    total = ["total", str(len(processes)), str(sum(int(line[2]) for line in lines)), ""]
-    return text_table(header, lines, total, [2])
+    total = ["total", len(processes), sum(line[2] for line in lines), ""]
+    return str(Table(header, lines, total))
 
 
 def _shared(processes: Sequence[Process]) -> Iterator[str]:

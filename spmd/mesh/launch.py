@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from collectives.backends.base import LauncherError, ignore_interrupts
-from minidiff.diagnostics.tracebacks import displays_short
+from minidiff.diagnostics.tracebacks import shorten
 
 #: The environment variables in which MPI launchers pass the number of processes, and this one's rank.
 LAUNCHERS = {
@@ -220,10 +220,8 @@ def the_first_has_spoken() -> None:
 def _end_job_at_once(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """End the job, which another Ctrl-C must not prevent: the other ranks would wait forever."""
     ignore_interrupts()
-    displays_short(_end_job)(kind, error, trace)
-
-
-def _end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    shorten(error)
+    trace = error.__traceback__ or trace
     if issubclass(kind, LauncherError):
         the_first_has_spoken()
         with first_rank_speaks():

@@ -131,7 +131,7 @@ def make_mesh(
             f"make_mesh: a mesh of {' x '.join(map(str, shape.values()))} needs {size} ranks, but MPI has {ranks}. "
             f"Start the program with `mpirun -n {size}`, or simulate the ranks with backend='simulated'"
         )
-    return Mesh(shape, mpi.Ranks(shape, comm))
+    return Mesh(shape, mpi.MPIRanks(shape, comm))
 
 
 def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Any
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates, joined
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import show_axes
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.keywords import did_you_mean
 
 Entry = Any  # None, an axis's name, or a tuple of names
@@ -39,6 +40,7 @@ class PartitionSpec:
 
     __slots__ = ("entries", "unreduced", "reduced", "summed", "path", "_known_key")
 
+    @hide_own_frames
     def __init__(self, *entries: Entry, unreduced: Names = (), reduced: Names = (), sum: Names = ()):
         for what, entry in [*[("an entry", e) for e in entries], ("sum", sum)]:
             if not all(isinstance(name, str) for name in names(entry)):

@@ -107,7 +107,8 @@ def simulate_parameter_server(
     pulled: dict[int, tuple] = {}  # of each worker: the number of updates before it, the loss and the gradient
     computing: list[tuple[float, int]] = []  # a heap: when a worker will push its gradient
     held: list[tuple[float, int]] = []  # when a worker pushed it
-    now, starting, updates, waited = 0.0, [*range(workers)], [], [0.0] * workers
+    now, starting, waited = 0.0, [*range(workers)], [0.0] * workers
+    updates: list[Any] = []
     while True:
         for worker in starting:
             pulled[worker] = len(updates), *gradient(params, next(streams[worker]))

@@ -85,12 +85,12 @@ def _buckets(arrays: list, chosen: list[int], bucket_bytes: int) -> Iterator[lis
 def _packed(collective: Callable, arrays: list, dims: Dims, rows: tuple[int, int], bucket_bytes: int) -> list:
     """Apply a collective of matrices, [before, w] -> [after, w], to buckets of the split arrays."""
     arrays, (before, after) = list(arrays), rows
-    split = [k for k, d in enumerate(dims) if d is not None]
-    for bucket in _buckets(arrays, split, bucket_bytes // after):  # whose bytes are those of whole arrays
-        moved = [np.moveaxis(arrays[k], dims[k], 0) for k in bucket]
+    split = {k: d for k, d in enumerate(dims) if d is not None}
+    for bucket in _buckets(arrays, [*split], bucket_bytes // after):  # whose bytes are those of whole arrays
+        moved = [np.moveaxis(arrays[k], split[k], 0) for k in bucket]
         parts = [np.reshape(x, (before, -1)) for x in moved]
         ends = list(accumulate(x.shape[1] for x in parts))
         found = np.split(collective(np.concatenate(parts, axis=1)), ends[:-1], axis=1)
         for k, x, y in zip(bucket, moved, found):
-            arrays[k] = np.moveaxis(np.reshape(y, (-1, *x.shape[1:])), 0, dims[k])
+            arrays[k] = np.moveaxis(np.reshape(y, (-1, *x.shape[1:])), 0, split[k])
     return arrays

@@ -92,7 +92,8 @@ def cannon_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
                   [11., 16.]], P('rows', 'columns'))
     """
     check_blocks("cannon_tn", a, b, axes, (0, 0))
-    return cannon_nt(b.T, a.T, tuple(axes)[::-1]).T
+    first, second = axes
+    return cannon_nt(b.T, a.T, (second, first)).T
 
 
 def _permuted(x: Value, axes: Axes, q: int, place: Callable[[int, int], tuple[int, int]]) -> Value:

@@ -68,7 +68,7 @@ def decode_step(config: DecoderConfig) -> Callable:
         return logits(config, params, x[:, 0]), cache
 
     batch, cache = P(EXAMPLES), P(None, EXAMPLES)  # on one rank; types tell how experts split them
-    specs = {"in_specs": (P(), cache, P(), batch), "out_specs": (batch, cache)}
+    specs: dict[str, Any] = {"in_specs": (P(), cache, P(), batch), "out_specs": (batch, cache)}
     return spmd.shard_map(body, mesh=decoder_mesh(backend="simulated"), **specs)
 
 
@@ -98,7 +98,8 @@ def generate(
     if len(prompt) == 0:
         raise ValueError("generate: the prompt is empty: give one token at least")
     cache = empty_cache(config, 1, context, params["embedding"].dtype)
-    step, found = md.jit(decode_step(config)), []
+    step = md.jit(decode_step(config))
+    found: list[Any] = []
     for position in range(len(prompt) + count - 1):
         token = prompt[position] if position < len(prompt) else found[-1]
         logits, cache = step(params, cache, position, numpy.array([token]))

@@ -103,10 +103,10 @@ def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
     table: list[list[Step | None]] = [[] for _ in orders]
     while any(left):
         waits = {i: order[0].needs(i, stages, chunks) for i, order in enumerate(left) if order}
-        waits = {i: needed for i, needed in waits.items() if needed and needed[1] not in table[needed[0]]}
-        ready = [bool(order) and i not in waits for i, order in enumerate(left)]
+        unmet = {i: needed for i, needed in waits.items() if needed and needed[1] not in table[needed[0]]}
+        ready = [bool(order) and i not in unmet for i, order in enumerate(left)]
         if not any(ready):
-            what = [f"stage {i}'s {left[i][0]} waits for the {step} on stage {j}" for i, (j, step) in waits.items()]
+            what = [f"stage {i}'s {left[i][0]} waits for the {step} on stage {j}" for i, (j, step) in unmet.items()]
             raise ValueError(f"deadlock at tick {len(table[0])}: " + "; ".join(what))
         for row, order, now in zip(table, left, ready):
             row.append(order.pop(0) if now else None)

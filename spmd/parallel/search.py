@@ -30,7 +30,7 @@ from spmd.mesh.specs import PartitionSpec, part_count
 from spmd.report.communication import communication
 from spmd.report.flops import flops
 from spmd.report.forecast import CostModel, show_number, show_seconds
-from spmd.report.table import Tabular
+from spmd.report.table import Table
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Choice:
 
 
 @dataclass(frozen=True, repr=False)
-class Search(Tabular):
+class Search(Table):
     """The best choices, the fastest first: a table to print."""
 
     choices: tuple[Choice, ...]
@@ -67,10 +67,7 @@ class Search(Tabular):
         lines = [
             [str(c), show_seconds(c.seconds), *map(show_number, (c.bytes, c.memory, c.flops))] for c in self.choices
         ]
-        return header, lines, None, range(1, len(header))
-
-    def _remarks(self):
-        return list(self.notes)
+        return header, lines, None
 
 
 def search(
@@ -115,7 +112,7 @@ def search(
     choices, too_large = [], 0
     for axes in itertools.product((None, *mesh.axis_names), repeat=len(known)):
         chosen = {name: axis for name, axis in zip(known, axes) if axis is not None}
-        specs = [_spec(label, typeof(x).shape, chosen, mesh.shape) for label, x in zip(labels, leaves)]
+        specs: list[Any] = [_spec(label, typeof(x).shape, chosen, mesh.shape) for label, x in zip(labels, leaves)]
         if None in specs:
             continue
         held = sum(typeof(x).nbytes // part_count(spec.axes, mesh.shape) for x, spec in zip(leaves, specs))

@@ -75,7 +75,7 @@ def calibrate(
     """
 
     def plan() -> tuple[list[list[_Case]], list[str]]:
-        several = [a for a in mesh.axis_names if mesh.shape[a] > 1] or [mesh.axis_names]
+        several: list[Any] = [a for a in mesh.axis_names if mesh.shape[a] > 1] or [mesh.axis_names]
         groups = [_cases(mesh, a, collectives, sizes, repeats) for a in (several if axis_name is None else [axis_name])]
         lines = [f"{c.name} of {c.nbytes} bytes over {c.params['axes']}" for cases in groups for c in cases]
         return groups, [f"{repeats} times", *lines]

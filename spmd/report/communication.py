@@ -18,7 +18,7 @@ from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.inputs.dtypes import finfo, is_differentiable
 from spmd.report.rewritten import of_tape
-from spmd.report.table import Tabular
+from spmd.report.table import Table
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.shard_map import without_types
 
@@ -68,7 +68,7 @@ class Row:
 
     def _cells(self) -> Iterator[list[str]]:
         """The lines of a table: one, and one more for each further line of the program."""
-        first = [self.collective, ", ".join(self.axes), str(self.count), f"{self.bytes:,}"]
+        first = [self.collective, ", ".join(self.axes), f"{self.count}", f"{self.bytes:,}"]
         for line in self.lines:
             yield [*first, _direction(line), _shown(line)]
             first = [SAME_CALL, "", "", ""]
@@ -84,7 +84,7 @@ def _shown(line: Location | None) -> str:
 
 
 @dataclass(repr=False)
-class Communication(Tabular):
+class Communication(Table):
     """A report of collectives, shown as a table by `print` and notebooks.
 
     `counts` is how often each collective runs, `bytes` how many bytes each rank passes to them in all (the size of
@@ -118,14 +118,11 @@ class Communication(Tabular):
             row.bytes += times * r.bytes
         self.notes += [note for note in other.notes if times and note not in self.notes]
 
-    def _table(self) -> tuple[list, list, list, list]:
+    def _table(self) -> tuple[list, list, list] | str:
         header = ["collective", "axes", "count", "bytes per rank", "direction", "asked for by"]
         cells = [line for row in self.rows for line in row._cells()]
-        total = ["total", "", str(sum(r.count for r in self.rows)), f"{self.bytes:,}", "", ""]
-        return header, cells, total, [2, 3]
-
-    def _instead(self) -> str:
-        return "" if self.rows else "no communication"
+        total = ["total", "", sum(r.count for r in self.rows), f"{self.bytes:,}", "", ""]
+        return (header, cells, total) if cells else "no communication"
 
     def _remarks(self) -> list[str]:
         return [f"({note})" for note in self.notes]
@@ -198,7 +195,7 @@ def _summary(report: Communication) -> dict[Key, tuple[int, int]]:
 
 
 @dataclass(repr=False)
-class Comparison(Tabular):
+class Comparison(Table):
     """The result of `compare`. Printing it gives a table.
 
     `typed` and `untyped` are reports of communication. `same` says whether both gave the same numbers; it is None if
@@ -218,30 +215,28 @@ class Comparison(Tabular):
             return None
         return self.untyped.bytes / self.typed.bytes
 
-    def _table(self) -> tuple[list, list, list, list]:
+    def _table(self) -> tuple[list, list, list] | str:
+        if self.untyped is not None and not (self.typed.rows or self.untyped.rows):
+            return "no communication, with types or without"
         header = ["collective", "axes", "count", "without types", "bytes per rank", "without types", "ratio"]
         typed, untyped = _summary(self.typed), _summary(self.untyped or Communication())
         keys = dict.fromkeys([*typed, *untyped])
 
-        def cells(name: str, axes: str, one: tuple[int, int], two: tuple[int, int]) -> list[str]:
+        def cells(name: str, axes: str, one: tuple[int, int], two: tuple[int, int]) -> list:
             if self.untyped is None:
-                return [name, axes, str(one[0]), "?", f"{one[1]:,}", "?", "?"]
+                return [name, axes, one[0], "?", f"{one[1]:,}", "?", "?"]
             ratio = f"{two[1] / one[1]:.2f}" if one[1] else "-"
-            return [name, axes, str(one[0]), str(two[0]), f"{one[1]:,}", f"{two[1]:,}", ratio]
+            return [name, axes, one[0], two[0], f"{one[1]:,}", f"{two[1]:,}", ratio]
 
         none = (0, 0)
         lines = [cells(k[0], ", ".join(k[1]), typed.get(k, none), untyped.get(k, none)) for k in keys]
         sums = [(sum(c for c, _ in s.values()), sum(b for _, b in s.values())) for s in (typed, untyped)]
-        return header, lines, cells("total", "", *sums), [2, 3, 4, 5, 6]
+        return header, lines, cells("total", "", *sums)
 
     def _remarks(self) -> list[str]:
         reports = [r for r in (self.typed, self.untyped) if r is not None]
         same = "both give the same numbers" if self.same else self.note
         return [same, *dict.fromkeys(remark for report in reports for remark in report._remarks())]
-
-    def _instead(self) -> str:
-        quiet = self.untyped is not None and not (self.typed.rows or self.untyped.rows)
-        return "no communication, with types or without" if quiet else ""
 
 
 def compare(f: Callable, *args: Any) -> Comparison:
@@ -272,7 +267,8 @@ def compare(f: Callable, *args: Any) -> Comparison:
         raise TypeError(
             f"compare takes a function, to type it both ways; got {type(f).__name__}: write compare(f, *args)"
         )
-    typed, untyped = make_tape(f)(*args), None
+    typed = make_tape(f)(*args)
+    untyped: Any = None
     why = _not_runnable(typed, args)
     values = [] if why else list(map(as_value, tree.leaves(args)))
     try:
@@ -281,11 +277,11 @@ def compare(f: Callable, *args: Any) -> Comparison:
         other = [] if why else untyped(*values)
     except Exception as error:  # any: the program may not be written to run without types
         why = f"without types it does not run: {type(error).__name__}: {error}"
-    reports = _report(typed), untyped and _report(untyped)
+    with_types, without = _report(typed), untyped and _report(untyped)
     if why:
-        return Comparison(*reports, None, why)
+        return Comparison(with_types, without, None, why)
     same = all(map(_close, typed(*values), other))
-    return Comparison(*reports, same, "" if same else "the two do not give the same numbers")
+    return Comparison(with_types, without, same, "" if same else "the two do not give the same numbers")
 
 
 def _not_runnable(tape: Tape, args: tuple) -> str:

@@ -144,8 +144,8 @@ class ShardingPicture:
 
     def __str__(self) -> str:
         lines = [self.title, self.remark]
-        for headline, *grid in self._grids():
-            lines += [headline, *_text_grid(*grid)]
+        for headline, down, across, cells in self._grids():
+            lines += [headline, *_text_grid(down, across, cells)]
         return "\n".join(line for line in [*lines, self._more] if line)
 
     __repr__ = __str__
@@ -155,8 +155,8 @@ class ShardingPicture:
         for i, ranks in enumerate(self.ranks.values()):
             colours[self._cell(ranks)] = _colour(i)
         parts = [paragraph(self.title), paragraph(self.remark)]
-        for headline, *grid in self._grids():
-            parts += [paragraph(headline), _html_grid(*grid, colours)]
+        for headline, down, across, cells in self._grids():
+            parts += [paragraph(headline), _html_grid(down, across, cells, colours)]
         return "".join([*parts, paragraph(self._more)])
 
 
@@ -257,7 +257,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
         raise TypeError(f"visualize_sharding: a {given} says nothing without a {missing}: give both, or neither")
     if mesh is None and isinstance(x, ShardedArray):
         return ShardingPicture(shape, x.mesh, x.spec, dtype)
-    if mesh is None:
+    if mesh is None or spec is None:
         if dtype is None:
             raise TypeError(
                 f"visualize_sharding: the shape {shape} alone says nothing of ranks; give the mesh and the spec too, "

@@ -36,7 +36,7 @@ from minidiff.core.tape import Tape
 from spmd.mesh.mesh import Mesh
 from spmd.report.communication import Row, communication, meshes_of
 from spmd.report.rewritten import of_tape
-from spmd.report.table import Tabular, text_table
+from spmd.report.table import Table
 
 # ---------------------------------------------------------------- the model
 
@@ -134,7 +134,7 @@ class CostModel:
         lines = [[axis, show_seconds(alpha), show_seconds(beta), _rate(beta)] for axis, alpha, beta in numbers]
         alpha, beta = self.along()
         text = f"{show_seconds(alpha)} a step, {show_seconds(beta)} a byte" + (f" ({_rate(beta)})" if beta else "")
-        text = text_table(["axis", "a step", "a byte", "bandwidth"], lines, None, (1, 2, 3)) if lines else text
+        text = str(Table(["axis", "a step", "a byte", "bandwidth"], lines)) if lines else text
         text += ("\n" if lines else ", ") + f"{show_seconds(self.gamma)} a byte summed" if self.gamma else ""
         return "\n".join([text, *self._quality()])
 
@@ -148,7 +148,7 @@ class CostModel:
             lines.append([name, f"{self.factors.get(name, 1.0):.2f}", f"{off.median:.0%}", f"{off.worst:.0%}"])
         off = self.residual
         return [
-            text_table(["collective", "factor", "residual", "worst"], lines, None, (1, 2, 3)),
+            str(Table(["collective", "factor", "residual", "worst"], lines)),
             f"{self.source}; residual {off.median:.0%} (median of {len(self.measurements)}), at worst {off.worst:.0%}",
         ]
 
@@ -158,7 +158,7 @@ class CostModel:
         if unknown:
             known = ", ".join(map(repr, self.axes))
             raise ValueError(f"CostModel: alpha and beta have no axis {unknown[0]!r}, only {known}: add it to both")
-        alpha, beta = (max(x[a] for a in axes or x) if isinstance(x, dict) else x for x in (self.alpha, self.beta))
+        alpha, beta = (max(x[a] for a in axes or x) if isinstance(x, Mapping) else x for x in (self.alpha, self.beta))
         return alpha, beta
 
     def seconds(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> float:
@@ -171,7 +171,7 @@ class CostModel:
 
     def cost(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> Cost:
         """The steps and bytes of a collective, by the model's algorithm for it."""
-        if self.algorithms == FASTEST:
+        if isinstance(self.algorithms, str):  # FASTEST
             return price(collective, ranks, nbytes, fastest(collective, ranks, nbytes, *self.along(axes), self.gamma))
         return price(collective, ranks, nbytes, self.algorithms.get(collective))
 
@@ -249,7 +249,7 @@ class CostModel:
         return Race(ranks, found)
 
 
-class Fit(Tabular):
+class Fit(Table):
     """Measured times and the model's. Printing it gives a table."""
 
     def __init__(self, model: CostModel):
@@ -262,7 +262,7 @@ class Fit(Tabular):
             ratio = self.model.ratio(m)
             cells = [show_seconds(m.seconds), show_seconds(ratio * m.seconds), f"{ratio:.2f}"]
             lines.append([m.collective, ", ".join(m.axes), *map(show_number, m[1:3]), *cells])
-        return header, lines, None, [2, 3, 4, 5, 6]
+        return header, lines, None
 
     def _remarks(self):
         return self.model._quality()[1:]
@@ -307,7 +307,7 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Forecast(Tabular):
+class Forecast(Table):
     """A program's communication time by the model.
 
     Printing it gives a table, `plot()` draws it. `predictions` has it for each collective and each number of `ranks`;
@@ -362,10 +362,7 @@ class Forecast(Tabular):
             numbers = map(show_number, (n, costs[n].steps, costs[n].bytes))
             times = [show_seconds(times[k]) for times in each.values()]
             lines.append([*numbers, *times, show_seconds(seconds[n]), latency])
-        return header, lines, None, range(len(header))
-
-    def _remarks(self):
-        return list(self.notes)
+        return header, lines, None
 
     def plot(self, ax: Any = None) -> Any:
         """Draw times over ranks, on logarithmic axes. Returns the axes; needs matplotlib."""
@@ -375,7 +372,7 @@ class Forecast(Tabular):
 
 
 @dataclass(frozen=True, repr=False)
-class Race(Tabular):
+class Race(Table):
     """The times of algorithms, `seconds`, for each number of ranks.
 
     Printing it gives a table.
@@ -387,7 +384,7 @@ class Race(Tabular):
     def _table(self):
         header = ["ranks", *self.seconds]
         times = [[show_seconds(s) for s in row] for row in zip(*self.seconds.values())]
-        return header, [[show_number(n), *row] for n, row in zip(self.ranks, times)], None, range(len(header))
+        return header, [[show_number(n), *row] for n, row in zip(self.ranks, times)], None
 
     def plot(self, ax: Any = None) -> Any:
         """Draw times over ranks, on logarithmic axes. Returns the axes; needs matplotlib."""

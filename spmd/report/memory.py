@@ -9,6 +9,7 @@ what the compiler knows (`minidiff/compiler/buffers.py`).
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +20,9 @@ from collectives.backends.simulated import Simulated
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES
 from minidiff.core.operation import Primitive
-from minidiff.core.staging import unrolling
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.diagnostics.debug import disable_jit
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, parted
 from minidiff.higher_order.cond import Cond
@@ -34,7 +35,7 @@ from spmd.mesh.specs import block_type
 from spmd.report.communication import _direction, _shown, meshes_of
 from spmd.report.forecast import axes_or_new
 from spmd.report.rewritten import of_tape
-from spmd.report.table import Tabular
+from spmd.report.table import Table
 from spmd.shard_map.interpreter import SPMD
 from spmd.shard_map.operation import shard_map_p
 
@@ -82,7 +83,7 @@ class Moment:
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryUse(Tabular):
+class MemoryUse(Table):
     """The bytes that a rank holds along a program, shown as a table by `print` and notebooks.
 
     `moments` has them for each operation, in the order in which they run; a loop's body is there for its first and its
@@ -120,10 +121,10 @@ class MemoryUse(Tabular):
         """The most bytes during each line of the program: a table to print."""
         return Lines(self)
 
-    def _table(self) -> tuple[list, list, list, list]:
+    def _table(self) -> tuple[list, list, list]:
         peak, highest = self.peak, self.highest
         rows = [[k, f"{peak.bytes.get(k, 0):,}", f"{highest[k]:,}"] for k in KINDS if highest[k]]
-        return ["bytes per rank", "at the peak", "highest"], rows, ["total", f"{peak.total:,}", ""], [1, 2]
+        return ["bytes per rank", "at the peak", "highest"], rows, ["total", f"{peak.total:,}", ""]
 
     def _remarks(self) -> list[str]:
         peak = self.peak
@@ -166,7 +167,7 @@ class MemoryUse(Tabular):
         return ax
 
 
-class Lines(Tabular):
+class Lines(Table):
     """The lines of a program, in the order in which they first run, and the most bytes during each."""
 
     def __init__(self, use: MemoryUse):
@@ -177,14 +178,14 @@ class Lines(Tabular):
                 most[moment.source] = moment
         self.moments = most
 
-    def _table(self) -> tuple[list, list, None, list]:
+    def _table(self) -> tuple[list, list, None]:
         kinds = [kind for kind in KINDS if any(m.bytes.get(kind) for m in self.moments.values())]
         rows = [
             [*[f"{m.bytes.get(kind, 0):,}" for kind in kinds], f"{m.total:,}", _direction(line), text]
             for line, m in self.moments.items()
             for text in [_shown(line) or m.operation]
         ]
-        return [*kinds, "total", "direction", "line"], rows, None, range(len(kinds) + 1)
+        return [*kinds, "total", "direction", "line"], rows, None
 
 
 def _unit(nbytes: int) -> tuple[int, str]:
@@ -233,11 +234,9 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
 
 def _unrolled(f: Callable, args: tuple) -> Tape:
     """The tape of all that `f` does where nothing is recorded: the steps of scans one by one."""
-    token = unrolling.set(True)
-    try:
+    with disable_jit(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "a Python loop is recorded")
         return make_tape(f)(*args)
-    finally:
-        unrolling.reset(token)
 
 
 # ---------------------------------------------------------------- the walk along a tape
@@ -284,8 +283,8 @@ class _Walk:
                 yield from self.inside(eqn, kinds, held())
             if eqn.primitive.binds_axes or not foreign.isdisjoint(a for a in eqn.inputs if isinstance(a, Var)):
                 foreign.update(eqn.outputs)
-            elif self.compiled and frees:
-                live.pop(liveness.reused_by(eqn, k, REUSED_BYTES), None)
+            elif self.compiled and frees and (reused := liveness.reused_by(eqn, k, REUSED_BYTES)):
+                live.pop(reused, None)
             if not _is_view(eqn):
                 live.update(zip(eqn.outputs, self.allocated(eqn)))
             yield Moment(eqn.primitive.name, eqn.source, held() + _unstacked(eqn, kinds))
@@ -301,15 +300,15 @@ class _Walk:
             return
         bodies = [(body, _returned(body, given)) for body in eqn.bodies]
         if isinstance(eqn.primitive, Cond):
-            branches = [list(self.along(*body, outside)) for body in bodies]
+            branches = [list(self.along(body, kept, outside)) for body, kept in bodies]
             most = [max((moment.total for moment in branch), default=0) for branch in branches]
             if len({*most}) > 1:
                 self.notes[ONE_BRANCH] = None
             yield from branches[most.index(max(most))]
             return
         for step in sorted({0, rounds(eqn) - 1}) if rounds(eqn) else ():  # the first and the last
-            for body in bodies:
-                yield from self.along(*body, outside + _of_earlier_steps(eqn, kinds, step))
+            for body, kept in bodies:
+                yield from self.along(body, kept, outside + _of_earlier_steps(eqn, kinds, step))
 
     def that_runs(self, eqn: Equation) -> Tape:
         """The body of a `shard_map`; compiled, what it does on one rank."""

@@ -15,10 +15,10 @@ from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import maximum, seconds_of
 from spmd.report.communication import meshes_of
 from spmd.report.forecast import CostModel, Forecast, show_number, show_seconds
-from spmd.report.table import Tabular
+from spmd.report.table import Table
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     """The time of a program on n ranks, T_n: in seconds, and compared with T_1, the time on one rank.
 
     `speed_up` is T_1 / T_n, at best n. `efficiency` is the parallel efficiency T_1 / (n T_n), at best 1.
@@ -30,11 +30,11 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class SpeedUp(Tabular):
+class SpeedUp(Table):
     """Runs of a program by the number of ranks, `measured` and `predicted`: a table to print."""
 
-    measured: dict[int, Run]
-    predicted: dict[int, Run]
+    measured: dict[int, TimedRun]
+    predicted: dict[int, TimedRun]
     notes: tuple[str, ...] = ()
 
     def _table(self):
@@ -45,10 +45,7 @@ class SpeedUp(Tabular):
             pairs = zip(self.measured.get(n, (None,) * len(shows)), predicted)
             cells = ["-" if x is None else show(x) for show, pair in zip(shows, pairs) for x in pair]
             lines.append([show_number(n), *cells])
-        return header, lines, None, range(len(header))
-
-    def _remarks(self):
-        return list(self.notes)
+        return header, lines, None
 
 
 def speed_up(
@@ -106,10 +103,13 @@ def speed_up(
 
     def run(*args: Any) -> SpeedUp:
         forecast = agreed("speed_up: all ranks must call it with the same arguments", mesh, lambda: plan(args))
-        alone = one
+        alone: Any = one
         if callable(one):
             whole = gather(args)  # by all ranks; then the first computes, and the others wait
-            measure = lambda: (0.0 if mesh.rank else _times(lambda: one(*whole), repeats).min(), [])  # noqa: E731
+
+            def measure() -> tuple[float, list]:
+                return 0.0 if mesh.rank else _times(lambda: one(*whole), repeats).min(), []
+
             here = agreed("speed_up: the function of one rank failed", mesh, measure)
             alone = float(maximum(mesh, numpy.array([here]))[0])
         measured, predicted = {1: alone}, {1: alone}
@@ -117,8 +117,10 @@ def speed_up(
             times = maximum(mesh, _times(lambda: f(*args), repeats, mesh.ranks.barrier))
             measured[mesh.size] = float(times.min())
         predicted |= {n: alone / n + seconds for n, seconds in forecast.seconds.items() if n > 1}
-        both = [{n: Run(t, alone / t, alone / (n * t)) for n, t in times.items()} for times in (measured, predicted)]
-        return SpeedUp(*both, forecast.notes)
+        runs, forecasts = (
+            {n: TimedRun(t, alone / t, alone / (n * t)) for n, t in times.items()} for times in (measured, predicted)
+        )
+        return SpeedUp(runs, forecasts, forecast.notes)
 
     return run
 

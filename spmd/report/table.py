@@ -4,66 +4,79 @@ from __future__ import annotations
 
 import html
 import itertools
+import re
 from collections.abc import Sequence
+from typing import Any
 
-Lines = Sequence[Sequence[str]]
+NUMBER = re.compile(r"[-+\d][\d,.e+-]*(%| \S{1,4})?|\??")  # with a unit, perhaps; an unknown one, or nothing
+
+Cells = Sequence[Sequence[Any]]
 
 
-def text_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None, right: Sequence[int]) -> str:
-    """A table of text.
+class Table:
+    """Lines under a header, a total below a rule, and remarks, as `print` and notebooks show them.
 
-    Columns in `right` are right-aligned; the total, if there is one, is below a rule.
+    A column of numbers is right-aligned. A result that is shown as a table is a subclass with a `_table` of its own.
+
+    >>> Table(["collective", "bytes"], [["psum", "1,024"], ["pmax", 8]], ["total", "1,032"])
+    collective  bytes
+    ----------  -----
+    psum        1,024
+    pmax            8
+    ----------  -----
+    total       1,032
     """
-    foot = [] if total is None else [total]
-    widths = [max(map(len, column)) for column in zip(header, *lines, *foot)]
 
-    def line(row: Sequence[str]) -> str:
-        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))]
-        return "  ".join(cells).rstrip()
+    notes: Sequence[str] = ()
 
-    rule = "  ".join("-" * w for w in widths)
-    beneath = [text for row in foot for text in (rule, line(row))]
-    return "\n".join([line(header), rule, *map(line, lines), *beneath])
+    def __init__(self, header: Sequence[str], lines: Cells, total: Sequence[Any] | None = None):
+        self._given = header, lines, total
 
+    def _table(self) -> tuple[Sequence[str], Cells, Sequence[Any] | None] | str:
+        """The header, the lines and the total, if there is one; or the text to show in place of an empty table."""
+        return self._given
 
-def html_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None, right: Sequence[int]) -> str:
-    """The same table as HTML, for a notebook."""
+    def _remarks(self) -> Sequence[str]:
+        return self.notes
 
-    def row(cells: Sequence[str], tag: str, style: str = "") -> str:
-        aligned = ["right" if i in right else "left" for i in range(len(cells))]
-        style = f"padding:0.2em 0.8em{style}"
-        parts = [f'<{tag} style="text-align:{a};{style}">{html.escape(c)}</{tag}>' for c, a in zip(cells, aligned)]
-        return f"<tr>{''.join(parts)}</tr>"
-
-    body = "".join(row(cells, "td") for cells in lines)
-    foot = "" if total is None else row(total, "td", ";font-weight:bold;border-top:1px solid")
-    head = '<table style="border-collapse:collapse">'
-    return f"{head}<thead>{row(header, 'th')}</thead><tbody>{body}{foot}</tbody></table>"
-
-
-class Tabular:
-    """A result shown as a table, by `print` and in notebooks, with remarks below."""
-
-    def _instead(self) -> str:
-        """The text to show in place of an empty table; empty if the table is not."""
-        return ""
-
-    def _table(self) -> tuple[Sequence[str], Lines, Sequence[str] | None, Sequence[int]]:
-        """The arguments of `text_table`."""
-        raise NotImplementedError
-
-    def _remarks(self) -> list[str]:
-        return []
+    def _rows(self, table: tuple) -> tuple[list[list[str]], list[bool]]:
+        """The cells of all rows, the header first and the total last; and which columns are of numbers."""
+        header, lines, total = table
+        rows = [[*map(str, row)] for row in (header, *lines, *([] if total is None else [total]))]
+        return rows, [all(map(NUMBER.fullmatch, column)) for column in zip(*rows[1:])] or [False] * len(header)
 
     def __str__(self) -> str:
-        return "\n".join([self._instead() or text_table(*self._table()), *self._remarks()])
+        table = self._table()
+        if isinstance(table, str):
+            return "\n".join([table, *self._remarks()])
+        rows, right = self._rows(table)
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        shown = [[c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)] for row in rows]
+        rule = ["-" * w for w in widths]
+        shown[1:1] = [rule]
+        if table[2] is not None:
+            shown[-1:-1] = [rule]
+        return "\n".join([*["  ".join(row).rstrip() for row in shown], *self._remarks()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        instead = self._instead()
-        table = paragraph(instead) if instead else html_table(*self._table())
-        return table + "".join(map(paragraph, self._remarks()))
+        """The same table as HTML, for a notebook."""
+        remarks, table = "".join(map(paragraph, self._remarks())), self._table()
+        if isinstance(table, str):
+            return paragraph(table) + remarks
+        rows, right = self._rows(table)
+
+        def row(cells: Sequence[str], tag: str, style: str = "") -> str:
+            style = f"padding:0.2em 0.8em{style}"
+            sides = ["right" if r else "left" for r in right]
+            parts = [f'<{tag} style="text-align:{a};{style}">{html.escape(c)}</{tag}>' for c, a in zip(cells, sides)]
+            return f"<tr>{''.join(parts)}</tr>"
+
+        foot = "" if table[2] is None else row(rows.pop(), "td", ";font-weight:bold;border-top:1px solid")
+        head, *body = row(rows[0], "th"), *[row(cells, "td") for cells in rows[1:]]
+        style = '<table style="border-collapse:collapse">'
+        return f"{style}<thead>{head}</thead><tbody>{''.join(body)}{foot}</tbody></table>{remarks}"
 
 
 def paragraph(text: str) -> str:

@@ -82,7 +82,7 @@ class AutoTracer(Tracer):
     __slots__ = ("block", "spec", "_type")
 
     def __init__(self, interpreter: AutoAxes, block: Value, spec: PartitionSpec):
-        self.interpreter = interpreter
+        self.interpreter: Any = interpreter
         self.block = block
         self.spec = spec
         self._type = global_type(typeof(block), spec, interpreter.sizes)
@@ -132,7 +132,7 @@ class AutoAxes(Interpreter):
         blocks = list(map(self.block, args))
         with running(self.below):
             if plan.over and primitive in (max_p, min_p):
-                found = self._extremum(primitive, *args, params, plan)
+                found = self._extremum(primitive, args[0], params, plan)
             else:
                 found = self._on_ranks(plan.on_blocks, blocks)
         results = list(map(self.sharded, found, plan.out_specs))
@@ -230,7 +230,9 @@ class AutoAxes(Interpreter):
 
     def _call(self, primitive: Call, args: Sequence[Value], params: dict) -> list[Value]:
         """Bind a body that runs inline, and its rules, as functions of blocks."""
-        specs, out, changed = list(map(self.spec, args)), [], {}
+        specs = list(map(self.spec, args))
+        out: list = []
+        changed: dict = {}
         if isinstance(primitive, LinearCall):
             out, changed = self._linear_call(args, specs, params)
         if params["body"] is not None:

@@ -64,7 +64,8 @@ def _fused(eqns: Sequence[Equation]) -> Equation:
     """
     blocks: dict[Any, Var] = {}  # (an operand or its id, its spec, the type) -> its block
     results: dict[Var, Atom] = {}  # a result -> its block
-    inputs, in_specs, equations = [], [], []
+    inputs, in_specs = [], []
+    equations: list[Equation] = []
     for eqn in eqns:
         body, names = eqn.params["body"], {}
         for a, spec, v in zip(eqn.inputs, eqn.params["in_specs"], body.inputs):

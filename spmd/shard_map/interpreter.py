@@ -22,13 +22,14 @@ from minidiff.core.operation import Primitive
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.states import REDUCED, UNREDUCED, AxisStates
-from minidiff.core.tape import Tape, has_effects, tapes_of
+from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, operand_type, plain_operand, typeof
 from minidiff.diagnostics.debug import CheckFinite, error_for, is_inexact, state, worst
 from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.cond import Cond, communications, run_if
+from minidiff.higher_order.effects import has_effects
 from minidiff.inputs.aliasing import owner_of
 from minidiff.inputs.dtypes import check_dtype
 from minidiff.ops.reduction import any as any_of
@@ -62,8 +63,9 @@ class RankTracer(Tracer):
     """
 
     __slots__ = ("data", "held", "marked")
+    interpreter: SPMD
 
-    def __init__(self, interpreter: SPMD, data: numpy.ndarray, held: Axes, states: AxisStates | None = None):
+    def __init__(self, interpreter: SPMD, data: Any, held: Axes, states: AxisStates | None = None):
         self.interpreter = interpreter
         self.data = data
         self.held = held
@@ -111,7 +113,7 @@ class SPMD(Interpreter):
     """
 
     name = "shard_map"
-    checker: Interpreter | None = None  # the interpreter that evaluated its `shard_map`
+    checker: Any = None  # the interpreter that evaluated its `shard_map`
     idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
     compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
 
@@ -169,7 +171,7 @@ class SPMD(Interpreter):
             return primitive.bind(*[x for x, _ in operands], **{**params, "by_rank": by_rank})
 
     def _across(
-        self, primitive: Primitive, args: Sequence[Value], operands: Sequence[tuple], params: dict, recorded: bool
+        self, primitive: Any, args: Sequence[Value], operands: Sequence[tuple], params: dict, recorded: bool
     ) -> Value:
         """Run a collective, or `axis_index`."""
         ranks = self.mesh.ranks
@@ -183,7 +185,8 @@ class SPMD(Interpreter):
         elif primitive.multiple_results:
             found = ranks.variadic(primitive.name, operands, primitive.sends(params), params)
         else:
-            found = [ranks.collective(primitive.name, *operands[0], primitive.sends(params), params)]
+            (x, held) = operands[0]
+            found = [ranks.collective(primitive.name, x, held, primitive.sends(params), params)]
         results = [RankTracer(self, *x) for x in found]
         each = primitive.each or primitive
         if each.gives in (UNREDUCED, REDUCED) or any(type(x) is RankTracer and x.marked is not None for x in args):
@@ -272,7 +275,9 @@ class SPMD(Interpreter):
         """
         if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
             raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
-        ranks, axes, results, returned = self.mesh.ranks, selector.held, {}, {}
+        ranks: Any = self.mesh.ranks
+        axes, results = selector.held, {}
+        returned: dict[tuple, RankTracer] = {}
         for i, tape in enumerate(tapes):
             with running(self.base):
                 takers = cond.matches(selector.data, i)
@@ -292,8 +297,8 @@ class SPMD(Interpreter):
                 continue
             idle = [r for r, taken in enumerate(ranks.local(takers, axes)) if not taken]
             with running(self), self._in_branch(idle):
-                outs = map(self.operand, tape(*lent))
-                results[i] = [returned.setdefault((id(x), held), RankTracer(self, x, held)) for x, held in outs]
+                made = map(self.operand, tape(*lent))
+                results[i] = [returned.setdefault((id(x), held), RankTracer(self, x, held)) for x, held in made]
         some = next(iter(results.values()))  # in the place of those of branches that no rank takes
         with running(self):
             found = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
@@ -312,7 +317,8 @@ class SPMD(Interpreter):
     def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
         """Record a cond or a loop as one on data."""
         operands = [self.operand(x) for x in args]
-        changed, places = {}, []
+        changed: dict = {}
+        places: list = []
         for name, taken in bodies.items():
             states = [getattr(args[k], "marked", None) for k in taken]
             changed[name], places = self._on_data(params[name], [operands[k] for k in taken], states)

@@ -36,7 +36,7 @@ from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter
 from minidiff.core.reverse import Linearize, walk_back
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
-from minidiff.core.tape import Equation, Tape, has_effects
+from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.transpose import linear_part
 from minidiff.core.types import ShapedArray, typeof
@@ -44,6 +44,7 @@ from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.higher_order.bodies import HigherOrder
+from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
 from minidiff.inputs.aliasing import owner_of, read_only
 from minidiff.ops.elementwise import divide

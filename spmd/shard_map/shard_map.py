@@ -38,7 +38,7 @@ from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.ops.base import convert
-from spmd.checks.agreement import NO_CALL, Call, compare_call, described
+from spmd.checks.agreement import NO_CALL, UserCall, compare_call, described
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
     PartitionSpec,
@@ -172,7 +172,7 @@ class _Mapped:
     auto: Collection[str]
     check_rep: bool
     auto_pbroadcast: bool
-    known: dict[Any, tuple[Specs, Specs, Call]] = field(default_factory=dict)  # what `specs_for` has found
+    known: dict[Any, tuple[Specs, Specs, UserCall]] = field(default_factory=dict)  # what `specs_for` has found
     axes: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # what `axes_of` has found
     has_static: bool = False  # whether an entry of in_specs is None
 
@@ -180,8 +180,7 @@ class _Mapped:
         """Raise TypeError or ValueError for specs that no arguments fit."""
         self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
         self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]
-        structure = tree.structure(self.in_specs)
-        self.has_static = any(node.node is type(None) for node in (structure, *structure.below()))
+        self.has_static = None in tree.leaves(self.in_specs, is_leaf=lambda x: x is None)
         if self.mesh is not None:
             self.axes_of(self.mesh, self.mesh.axis_names)  # it may be called in any body
             for path, spec in [*self.in_paths, *self.out_paths]:
@@ -199,7 +198,8 @@ class _Mapped:
         weak, where = are_weak(arrays), self.where(scope)
         own_axes = where["mesh"].axis_names if scope is None else where["axes"]
         specs, auto, call = self.specs_for(args, leaves, structure, values, where)
-        out_structure, result_specs = None, ()
+        out_structure: Any = None
+        result_specs: Specs = ()
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure, result_specs
@@ -262,7 +262,7 @@ class _Mapped:
 
     def specs_for(
         self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: dict
-    ) -> tuple[Specs, Specs, Call]:
+    ) -> tuple[Specs, Specs, UserCall]:
         """The spec of each array in `args`, checked; its part on auto axes, if any array is split there; the call."""
         static = _shown(leaves) if self.has_static and where["mesh"].backend != "simulated" else ""
         key = structure, static, *where.values(), *map(key_of, values)
@@ -277,7 +277,9 @@ class _Mapped:
             check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
         call = NO_CALL
         if where["mesh"].backend != "simulated":
-            call = Call(name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths, static))
+            call = UserCall(
+                name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths, static)
+            )
         auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
         auto = auto if any(spec.axes for spec in auto) else ()
         specs = tuple(map(PartitionSpec.extended, specs, auto)) if auto else specs
@@ -492,11 +494,11 @@ def _checked_result(
         )
     copies = spec.axes - t.states.held
     if copies and isinstance(x, Tracer):  # a constant agrees with any spec
-        axes = show_axes(copies)
+        shown = show_axes(copies)
         ranks.warn(
-            f"{path} has type {t}: it is the same on all ranks along {axes}, but its out_specs entry {spec} splits it "
-            f"there: so the whole has the same block once for each of them, one after another. Leave {axes} out of the "
-            f"entry for one block; or return pbroadcast(x, {axes}) to say that you mean all",
+            f"{path} has type {t}: it is the same on all ranks along {shown}, but its out_specs entry {spec} splits it "
+            f"there: so the whole has the same block once for each of them, one after another. Leave {shown} out of "
+            f"the entry for one block; or return pbroadcast(x, {shown}) to say that you mean all",
             VarianceWarning,
         )
     alike = [a for a in spec.summed if a not in t.states.axes]

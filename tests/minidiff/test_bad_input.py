@@ -1,13 +1,11 @@
 """What cannot be done is refused in words that say what it was, and what to write instead."""
 
-import contextlib
 import copy
-import io
 import math
 import operator
 import pickle
 import re
-import sys
+import traceback
 
 import numpy
 import pytest
@@ -232,7 +230,7 @@ def test_writing(name, transformation):
 @pytest.mark.parametrize("dtype", [float, int, bool, complex, "f4"])
 @pytest.mark.parametrize("transformation", ["grad", "vmap", "jit", "make_tape", "checkpoint", "shard_map"])
 def test_writing_a_number_into_a_plain_array(transformation, dtype):
-    """NumPy's own error says nothing of it: its cause does, and is what a program that ends with it displays."""
+    """NumPy's own error says nothing of it: it gets the message of its cause."""
 
     def write(x):
         numpy.zeros(3, dtype)[0] = x[0] > 1 if dtype is bool else x[0].astype(int) if dtype is int else x[0]
@@ -243,11 +241,9 @@ def test_writing_a_number_into_a_plain_array(transformation, dtype):
         return
     with pytest.raises((ValueError, md.TracerError)) as error:
         RUN[transformation](write)
-    assert re.search(_ASSIGNED, str(error.value.__cause__ or error.value))
-    shown = io.StringIO()
-    with contextlib.redirect_stderr(shown):
-        sys.excepthook(error.type, error.value, error.value.__traceback__)
-    assert "sequence" not in shown.getvalue() and "numpy.zeros(3, dtype)[0] = " in shown.getvalue(), shown.getvalue()
+    assert re.search(_ASSIGNED, str(error.value))
+    shown = "".join(traceback.format_exception(error.value))
+    assert "sequence" not in shown and "numpy.zeros(3, dtype)[0] = " in shown, shown
 
 
 # ---------------------------------------------------------------- functions and arguments that are not supported

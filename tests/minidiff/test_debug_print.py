@@ -180,6 +180,15 @@ def test_arguments_are_trees_of_arrays_and_of_anything_else():
     assert printed(f, np.array([1.0, 2.0])) == ["[1. 2.] f    3 1.00 None {}"]
 
 
+def test_ordered_is_accepted_as_in_jax():
+    def f(x):
+        md.debug.print("{} {y}", x, ordered=True, y=1.0)
+        md.debug.print("{}", 2 * x, ordered=False)
+        return x
+
+    assert printed(f, 1.0) == printed(md.jit(f), 1.0) == ["1.0 1.0", "2.0"]
+
+
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize(
     "args, kwargs, error, message",

@@ -139,11 +139,118 @@ def test_settings_of_double_precision_keep_single_precision(rate):
         assert {x.dtype for x in found} - {numpy.dtype("int64")} == {w.dtype}
 
 
+#: Optimizers, and what optax 0.2.8 makes of the parameters `THERE` in three steps, in double precision.
+OPTAX = {
+    "eps_root": (optim.adam(0.1, eps_root=0.5), [0.8714973731815, -1.859694170889, 0.2587427989099, 0.1102423204957]),
+    "nesterov": (optim.adam(0.1, nesterov=True), [0.7600271116946, -1.822773548543, 0.2298496425742, 0.09843971086295]),
+    "mu_dtype": (
+        optim.adam(0.1, b1=0.8, mu_dtype="float32"),
+        [0.8064791867916, -1.827657661362, 0.2566995359795, 0.1097311058324],
+    ),
+    "adamw": (
+        optim.adamw(0.1, 0.9, 0.99, 1e-8, 0.1, "float32", 0.2, {"w": True, "b": False}, nesterov=True),
+        [0.7291009173134, -1.72065486824, 0.2097305095617, 0.1004728632403],
+    ),
+    "a schedule of decay": (
+        optim.adamw(0.1, weight_decay=lambda step: 0.25 * step),
+        [0.7412582195463, -1.677968436142, 0.222470150072, 0.08951099116882],
+    ),
+    "accumulator_dtype": (
+        optim.sgd(0.1, 0.9, False, "float32"),
+        [0.7120000034571, -1.778000011444, -0.4929999494553, -0.1144999861717],
+    ),
+    "accumulator_dtype, nesterov": (
+        optim.sgd(0.1, 0.9, True, accumulator_dtype="float32"),
+        [0.5158000031114, -1.7402000103, -0.7836999545097, -0.1905499875546],
+    ),
+    "lion": (optim.lion(0.1, 0.9, 0.99, "float32", 0.2, {"w": False, "b": True}), [0.9, -2.1, 0.2, 0.137258]),
+    "smooth": (
+        optim.scale_by_lion(0.7, 0.8, "float32", mode="smooth", smooth_beta=2.0),
+        [2.12733799008, -2.769566289104, 3.052883922508, 1.282003320853],
+    ),
+    "refined": (optim.scale_by_lion(0.7, 0.8, mode="refined"), [1.766, -2.418, 2.566, 0.9515]),
+    "flip_sign": (optim.scale_by_learning_rate(0.1, flip_sign=False), [1.225, -2.06, 0.89, 0.3625]),
+}
+THERE = {"w": numpy.array([1.0, -2.0, 0.5]), "b": numpy.float64(0.25)}
+GRADIENTS_THERE = [
+    {"w": numpy.array(w), "b": numpy.float64(b)}
+    for w, b in (([0.5, -1.0, 3.0], 2.0), ([-0.25, 0.1, 1.0], -1.0), ([2.0, 0.3, -0.1], 0.125))
+]
+
+
+@pytest.mark.parametrize("optimizer, expected", OPTAX.values(), ids=OPTAX)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_numbers_of_optax(optimizer, expected, compiled):
+    params, _ = trained(optimizer, THERE, GRADIENTS_THERE, compiled)
+    numpy.testing.assert_allclose([*params["w"], params["b"]], expected, rtol=3e-7)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_states_may_have_a_dtype_of_their_own(dtype, compiled):
+    """Narrower than the gradients, or wider: the step is computed in the wider of the two."""
+    nadam, momentum = optim.adamw(0.1, mu_dtype=dtype, nesterov=True), optim.sgd(0.1, 0.9, True, dtype)
+    for optimizer, kept in ((nadam, "mu"), (optim.lion(0.1, mu_dtype=dtype), "mu"), (momentum, "trace")):
+        for given in ("f4", "f2"):
+            params, gradients = md.tree.map(lambda p, d=given: p.astype(d), (THERE, GRADIENTS_THERE))
+            updated, states = trained(optimizer, params, gradients, compiled)
+            assert {x.dtype for x in md.tree.leaves(getattr(states[0], kept))} == {numpy.dtype(dtype)}
+            updates, _ = optimizer.update(gradients[0], optimizer.init(params), params)
+            assert {x.dtype for x in md.tree.leaves(updates)} == {numpy.result_type(dtype, given)}
+            assert {x.dtype for x in md.tree.leaves(updated)} == {numpy.dtype(given)}
+        assert getattr(optimizer.init(numpy.array([1 + 2j]))[0], kept).dtype == "c8"
+
+
+def test_further_arguments_reach_the_transformations_that_take_them():
+    seen = []
+
+    def some(gradients, state, params=None, *, value):
+        seen.append(("some", value))
+        return gradients / value, state
+
+    def every(gradients, state, params=None, **extra):
+        seen.append(("every", sorted(extra)))
+        return gradients, state
+
+    some, every = (optim.GradientTransformation(lambda params: (), update) for update in (some, every))
+    optimizer = optim.chain(optim.chain(some, optim.sgd(0.1)), every, optim.adam(0.1))
+    state = optimizer.init(1.0)
+    assert float(optimizer.update(3.0, state, 1.0, value=2.0, more=3.0)[0]) == pytest.approx(0.1)
+    assert seen == [("some", 2.0), ("every", ["more", "value"])]
+    tx = optim.chain(optim.sgd(0.1))
+    for update in (tx.update, md.jit(tx.update)):
+        numpy.testing.assert_allclose(update(THERE, tx.init(THERE), THERE, value=1.0)[0]["b"], -0.025)
+    assert float(md.jit(optim.chain(some).update)(3.0, ((),), value=2.0)[0]) == 1.5
+    with pytest.raises(TypeError, match="value"):
+        optimizer.update(3.0, state, 1.0)
+
+
+@each
+def test_none_has_no_update(optimizer):
+    """In place of a gradient, or of a parameter; but an array that gets no update is a mistake."""
+    whole, none = trained(optimizer, {"w": W}, [{"w": 2 * W}] * 2), {"w": W, "b": None}
+    params, _ = trained(optimizer, none, [{"w": 2 * W, "b": None}] * 2)
+    assert_trees_equal(params, {**whole[0], "b": None})
+    state, params = optimizer.init({"w": W, "b": W}), {"w": W, "b": W}
+    for _ in range(2):
+        updates, state = optimizer.update({"w": 2 * W, "b": None}, state, params)
+        assert updates["b"] is None
+        params = {**params, **optim.apply_updates({"w": params["w"]}, {"w": updates["w"]})}
+    assert_trees_equal(params, {**whole[0], "b": W})
+    assert_trees_equal(optim.apply_updates(none, {"w": W, "b": W}), {"w": 2 * W, "b": None})
+    assert optim.apply_updates(None, W) is None
+    with pytest.raises(ValueError, match=r"updates have the structure \{'b': None, 'w': \*\}, but the parameters"):
+        optim.apply_updates(params, updates)
+    with pytest.raises(ValueError, match=r"update: gradients have the structure \{'b': \*, 'w': \*\}, but"):
+        optimizer.update({"w": W, "b": W}, optimizer.init(none), none)
+
+
 def test_masks_and_prefixes_of_them():
     zeros = md.tree.map(numpy.zeros_like, PARAMS)
     masks = [
         {"w": True, "b": False},
         {"w": True, "b": [False, False]},
+        {"w": numpy.array(True), "b": [numpy.array(False), numpy.bool_(False)]},
         lambda ps: md.tree.map(lambda p: p.ndim > 1, ps),
     ]
     for mask in masks:
@@ -207,16 +314,27 @@ def test_norms_in_half_precision_do_not_overflow():
 
 SCHEDULES = {
     "constant": (optim.constant_schedule(0.3), {0: 0.3, 100: 0.3}),
-    "linear": (optim.linear_schedule(1.0, 0.2, 4), {0: 1.0, 1: 0.8, 4: 0.2, 5: 0.2, 100: 0.2}),
+    "linear": (optim.linear_schedule(1.0, 0.2, 4), {-2: 1.0, 0: 1.0, 1: 0.8, 4: 0.2, 5: 0.2, 100: 0.2}),
     "linear, one step": (optim.linear_schedule(0.0, 1.0, 1), {0: 0.0, 1: 1.0, 2: 1.0}),
     "cosine": (optim.cosine_decay_schedule(2.0, 4), {0: 2.0, 1: 1 + 0.5**0.5, 2: 1.0, 4: 0.0, 5: 0.0}),
     "cosine to alpha": (optim.cosine_decay_schedule(2.0, 4, alpha=0.5), {0: 2.0, 2: 1.5, 4: 1.0, 9: 1.0}),
     "warm-up": (
         optim.warmup_cosine_decay_schedule(0.1, 0.5, 2, 6, end_value=0.1),
-        {0: 0.1, 1: 0.3, 2: 0.5, 4: 0.3, 6: 0.1, 7: 0.1},
+        {-1: 0.1, 0: 0.1, 1: 0.3, 2: 0.5, 4: 0.3, 6: 0.1, 7: 0.1},
     ),
     "no warm-up": (optim.warmup_cosine_decay_schedule(0.1, 0.5, 0, 2), {0: 0.5, 1: 0.25, 2: 0.0, 3: 0.0}),
-    "a peak of 0": (optim.warmup_cosine_decay_schedule(0.2, 0.0, 2, 4, end_value=0.2), {1: 0.1, 2: 0.0, 3: 0.1}),
+    "a peak of 0": (optim.warmup_cosine_decay_schedule(0.2, 0.0, 2, 4, end_value=0.2), {1: 0.1, 2: 0.0, 3: 0.0}),
+    # optax's numbers
+    "linear, later": (optim.linear_schedule(1.0, 0.2, 4, 3), {-1: 1.0, 2: 1.0, 3: 1.0, 4: 0.8, 5: 0.6, 7: 0.2, 8: 0.2}),
+    "cosine to a power": (
+        optim.cosine_decay_schedule(2.0, 4, 0.1, 2.0),
+        {0: 2.0, 1: 1.5113961030679, 2: 0.65, 3: 0.2386038969321, 4: 0.2, 5: 0.2},
+    ),
+    "warm-up to a power": (
+        optim.warmup_cosine_decay_schedule(0.2, 0.7, 2, 6, 0.1, 2.0),
+        {-1: 0.2, 0: 0.2, 1: 0.45, 2: 0.7, 3: 0.537132034356, 4: 0.25, 5: 0.112867965644, 6: 0.1, 7: 0.1},
+    ),
+    "no peak": (optim.warmup_cosine_decay_schedule(0.0, 0.0, 2, 6, 0.1), {0: 0.0, 1: 0.0, 4: 0.0, 6: 0.0}),
 }
 
 
@@ -244,6 +362,15 @@ ERRORS = {
     "weight_decay must be at least 0": lambda: optim.adamw(0.1, weight_decay=-1.0),
     "max_norm must be positive, got 0": lambda: optim.clip_by_global_norm(0.0),
     "max_norm must be at least 0, got -1": lambda: optim.clip_by_global_norm(-1),
+    "eps_root must be at least 0, got -1": lambda: optim.adam(0.1, eps_root=-1),
+    "weight_decay must be a number, or a function from the step to the rate, got str": lambda: optim.lion(
+        0.1, weight_decay="0.1"
+    ),
+    "mode must be one of 'hard', 'smooth', 'refined', got 'soft'": lambda: optim.scale_by_lion(mode="soft"),
+    "mu_dtype and accumulator_dtype are dtypes of real floating-point numbers, got i32": lambda: optim.adam(
+        0.1, mu_dtype="int32"
+    ).init(W),
+    "transition_begin must be at least 0, got -1": lambda: optim.linear_schedule(1.0, 0.0, 4, -1),
     "transition_steps must be at least 1, got 0": lambda: optim.linear_schedule(1.0, 0.0, 0),
     "decay_steps must be at least 6, got 5": lambda: optim.warmup_cosine_decay_schedule(0.0, 1.0, 5, 5),
     r"chain: expected gradient transformations such as adam\(0.1\), got function": lambda: optim.chain(optim.adam),
@@ -283,28 +410,30 @@ def test_gradients_are_a_tree_like_the_parameters(optimizer):
 
 # ---------------------------------------------------------------- signatures
 
+ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "eps_root": 0.0, "mu_dtype": None}
+
 #: optax's: the parameters that have a default, and the defaults.
 DEFAULTS = {
     "GradientTransformation": {},
     "adagrad": {"initial_accumulator_value": 0.1, "eps": 1e-7},
-    "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
-    "adamw": {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 1e-4, "mask": None},
+    "adam": {**ADAM, "nesterov": False},
+    "adamw": {**ADAM, "weight_decay": 1e-4, "mask": None, "nesterov": False},
     "add_decayed_weights": {"weight_decay": 0.0, "mask": None},
     "apply_updates": {},
     "chain": {},
     "clip_by_global_norm": {},
     "constant_schedule": {},
-    "cosine_decay_schedule": {"alpha": 0.0},
+    "cosine_decay_schedule": {"alpha": 0.0, "exponent": 1.0},
     "global_norm": {},
-    "linear_schedule": {},
-    "lion": {"b1": 0.9, "b2": 0.99, "weight_decay": 1e-3},
-    "scale_by_adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
-    "scale_by_learning_rate": {},
-    "scale_by_lion": {"b1": 0.9, "b2": 0.99},
+    "linear_schedule": {"transition_begin": 0},
+    "lion": {"b1": 0.9, "b2": 0.99, "mu_dtype": None, "weight_decay": 1e-3, "mask": None},
+    "scale_by_adam": {**ADAM, "nesterov": False},
+    "scale_by_learning_rate": {"flip_sign": True},
+    "scale_by_lion": {"b1": 0.9, "b2": 0.99, "mu_dtype": None, "mode": "hard", "smooth_beta": 1.0},
     "scale_by_rss": {"initial_accumulator_value": 0.1, "eps": 1e-7},
-    "sgd": {"momentum": None, "nesterov": False},
-    "trace": {"nesterov": False},
-    "warmup_cosine_decay_schedule": {"end_value": 0.0},
+    "sgd": {"momentum": None, "nesterov": False, "accumulator_dtype": None},
+    "trace": {"nesterov": False, "accumulator_dtype": None},
+    "warmup_cosine_decay_schedule": {"end_value": 0.0, "exponent": 1.0},
 }
 
 
@@ -313,9 +442,13 @@ def test_defaults_are_those_of_optax():
     assert {*DEFAULTS} == {*optim.__all__}
     for name, defaults in DEFAULTS.items():
         parameters = inspect.signature(getattr(optim, name)).parameters.values()
-        assert {p.name: p.default for p in parameters if p.default is not p.empty} == defaults, name
-    for call in (lambda: optim.adamw(0.1, 0.9, 0.999, 1e-8, 0.01), lambda: optim.lion(0.1, 0.9, 0.99, 0.01)):
-        with pytest.raises(TypeError, match="positional"):  # optax has other parameters there
+        found = {p.name: p.default for p in parameters if p.default is not p.empty}
+        assert [*found.items()] == [*defaults.items()], name  # in the same order
+    for call in (
+        lambda: optim.adam(0.1, 0.9, 0.999, 1e-8, 0.0, None, True),
+        lambda: optim.scale_by_learning_rate(0.1, False),
+    ):
+        with pytest.raises(TypeError, match="positional"):
             call()
 
 

@@ -4,6 +4,7 @@ import ast
 import configparser
 import importlib
 import inspect
+import itertools
 from pathlib import Path
 
 import numpy
@@ -63,15 +64,17 @@ def test_type_checkers_are_not_told_that_there_is_every_name(package):
 
 def test_names_that_are_imported_late_are_there_for_type_checkers():
     body = ast.parse(Path(minidiff.__file__).read_text()).body
-    told = {
-        name.name: (statement.module, statement.module != "minidiff")
-        for block in body
-        if isinstance(block, ast.If)
-        for statement in block.body
-        if isinstance(statement, ast.ImportFrom)
-        for name in statement.names
-    }
-    assert {name: (f"{m}.{name}", i) if not i else (m, i) for name, (m, i) in told.items()} == minidiff._LATER
+    blocks = [block for block in body if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)]
+    told = {}
+    for statement in itertools.chain(*(block.body for block in blocks)):
+        for alias in statement.names:
+            if isinstance(statement, ast.Import):
+                told[alias.asname] = (alias.name, False)
+            elif statement.module == "minidiff":
+                told[alias.name] = (f"minidiff.{alias.name}", False)
+            else:
+                told[alias.name] = (statement.module, True)
+    assert told == minidiff._LATER
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "minidiff.numpy"])

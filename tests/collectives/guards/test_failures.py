@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.guards.deadlock import COMPARISON, Call, State, stuck
+from collectives.guards.deadlock import COMPARISON, PendingCall, State, stuck
 from collectives.guards.mismatch import LINE, Kind, agree, disagreement
 from tests import PATIENCE
 from tests.samples import each
@@ -62,7 +62,7 @@ def mpiexec(ranks, *command):
 
 
 def call(number, *ranks, on="a", method="Allreduce", what="psum"):
-    return Call((on,), number, method, ranks, what)
+    return PendingCall((on,), number, method, ranks, what)
 
 
 @each(
@@ -152,7 +152,9 @@ def test_ranks_of_one_program_never_wait_for_ever(data, threads):
         if r in left:
             states[r] = State(r, None, begun, recent=recent)
         elif all(r in g and not left.issuperset({*g} - {r}) for _, g in at) and data.draw(st.booleans()):
-            states[r] = State(r, tuple(Call((t, g), begun[t, g], "Allreduce", g) for t, g in at), begun, recent=recent)
+            states[r] = State(
+                r, tuple(PendingCall((t, g), begun[t, g], "Allreduce", g) for t, g in at), begun, recent=recent
+            )
     assert stuck(states) == []
 
 

@@ -347,6 +347,8 @@ def test_beside_integers_derivatives_are_those_beside_floats(ufunc, dtype):
 @each("low", [None, -300, 1.0, np.float32(1), np.arange(2, dtype=np.int8)])
 @each("high", [None, 300, np.uint8(2), np.complex64(2)])
 def test_clip_has_the_dtype_of_all_its_arguments(dtype, low, high):
+    if low is high is None and np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        pytest.skip("NumPy 2.0 clips to one bound at least")
     x = np.array([0, 5], dtype)
     expected = np.clip(x, low, high)
     np.testing.assert_array_equal(md.make_tape(lambda x: np.clip(x, low, high))(x)(x)[0], expected, strict=True)

@@ -78,7 +78,7 @@ def test_fewer_steps_than_there_are(saved):
 
 def test_a_place_that_cannot_be_written(tmp_path, monkeypatch):
     """It is said before there is anything to save."""
-    monkeypatch.setattr(digits.Run, "advance", None)
+    monkeypatch.setattr(digits.DigitsRun, "advance", None)
     (tmp_path / "file").write_text("")
     for path, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "in it", "Not a directory")):
         with pytest.raises(CheckpointError, match=rf"it cannot be written: .*{why}"):

@@ -31,7 +31,7 @@ def alone(example, steps):
     data, held_out = digits.load_digits(rng, example.layers[-1])
     params = init_params(rng, example.layers)
     whole = batches(data, spmd.make_mesh((1,), ("i",), backend="simulated"), spmd.P(), batch=digits.BATCH)
-    run = digits.Run(params, example.optimizer.init(params), whole, held_out)
+    run = digits.DigitsRun(params, example.optimizer.init(params), whole, held_out)
     for _ in range(steps):
         run.advance(md.value_and_grad(partial(loss, error=cross_entropy)), example.optimizer)
     return run.losses
@@ -129,12 +129,12 @@ import os, signal, sys
 from mpi4py import MPI
 from spmd.examples import digits
 from spmd.examples.fsdp_tp import EXAMPLE
-advance = digits.Run.advance
+advance = digits.DigitsRun.advance
 def dying(run, *args):
     if run.step == 3 and MPI.COMM_WORLD.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     advance(run, *args)
-digits.Run.advance = dying
+digits.DigitsRun.advance = dying
 digits.main(EXAMPLE, "", sys.argv[1:])
 """
 
