@@ -83,8 +83,7 @@ def with_results_copied(tape: Tape) -> Tape:
         copied = Var(typeof(outputs[k]))
         equations.append(Equation(copy_p, [outputs[k]], {}, [copied]))
         outputs[k] = copied
-    out = Tape(tape.inputs, equations, outputs)
-    return out
+    return Tape(tape.inputs, equations, outputs)
 
 
 # ---------------------------------------------------------------- liveness

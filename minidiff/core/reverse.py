@@ -93,7 +93,7 @@ def transpose_equation(equation: Equation, known: dict[Var, Value]) -> Sequence[
 
 
 class Engine:
-    """What computes derivatives. `minidiff/fast` sets quicker functions here, with the same results."""
+    """What computes derivatives: the functions above, or others with the same results that are set here."""
 
     linearize_flat = staticmethod(linearize_flat)
     backward_pass = staticmethod(backward_pass)

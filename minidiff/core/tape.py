@@ -125,7 +125,7 @@ class Tape:
         """
         check_tape(self, typed, None)
 
-    # `==`, equality of programs up to names, is attached in `minidiff/compiler/equality.py`; how a tape prints, in
+    # `==`, equality of programs up to names, is attached in `minidiff/__init__.py`; how a tape prints, in
     # `minidiff/show/program.py`.
     __hash__ = object.__hash__
 

@@ -21,7 +21,7 @@ from minidiff.core.ranks import ranks
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Atom, Equation, RecordedTracer, Tape
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import Var, array_type, typeof
+from minidiff.core.types import ShapedArray, Var, array_type, typeof
 from minidiff.diagnostics.location import Location
 from minidiff.inputs.dtypes import NARROW, PLAIN
 from minidiff.inputs.half import has_narrow
@@ -165,7 +165,8 @@ class Sweep(JVP):
         if form is None:
             return super().process(primitive, args, params)
         if inputs is None:
-            return JVPTracer(self, out, name) if name.type is type_ else super().process(primitive, args, params)
+            primals, tangents = self.split(args)
+            return self.same_tangent(primitive, out, type_, name, primals, tangents, params)
         step, tracer = _new(RecordedStep), _new(JVPTracer)  # the constructors would take as long as all the rest
         step.primitive, step.type, step.inputs, step.params = form.operation, type_, inputs, params
         tracer.interpreter, tracer.primal, tracer.tangent = self, out, step
@@ -203,10 +204,7 @@ class Sweep(JVP):
         type_, source = typeof(out), self.below.source()
         names = [x.tangent for x, yes in zip(args, mine) if yes]
         if form.operation is None:
-            if names[0].type == type_:
-                return JVPTracer(self, out, names[0])
-            with running(self.below):
-                return self.join(out, primitive.tangent(out, primals, self.split(args)[1], params))
+            return self.same_tangent(primitive, out, type_, names[0], primals, self.split(args)[1], params)
         step = RecordedStep(type_)
         if source is not None:
             step = LocatedStep(type_)
@@ -217,6 +215,22 @@ class Sweep(JVP):
         step.primitive, step.params = form.operation, params
         self.equations.append(step)
         return JVPTracer(self, out, step)
+
+    def same_tangent(
+        self,
+        primitive: Primitive,
+        out: Value,
+        type_: ShapedArray,
+        name: Var,
+        primals: Sequence[Value],
+        tangents: Sequence[Value | None],
+        params: dict,
+    ) -> Value:
+        """The result of a sum with one active operand: its tangent is the operand's, unless the types differ."""
+        if name.type == type_:
+            return JVPTracer(self, out, name)
+        with running(self.below):
+            return self.join(out, primitive.tangent(out, primals, tangents, params))
 
     def split(self, args: Sequence[Value]) -> tuple[list[Value], list[Value | None]]:
         primals, tangents = super().split(args)
