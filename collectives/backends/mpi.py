@@ -142,6 +142,12 @@ class MPIRanks(Backend):
         """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""
         return self.comm.mismatch_check.compare_once(name, self.sizes, lines)
 
+    def texts(self, text: str) -> list[str]:
+        """The texts of all ranks, in their order; every rank must call it."""
+        check = self.comm.mismatch_check
+        check.note("comparison of values", {"axes": tuple(self.sizes)})
+        return check.texts(text)
+
     def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> MPIRanks:
         """The ranks of this rank's group; makes a communicator once.
 
@@ -528,7 +534,7 @@ def _watched(parent: Any) -> Watched:
     agreed = numpy.empty_like(mine)
     lobby.wait("Allreduce", parent.Iallreduce, mine, agreed, _mpi.MAX)
     if agreed[1] and threads and len(ranks) > 1:
-        with WATCHDOG.whole():
+        with lobby.mismatch_check.whole():
             WATCHDOG.open(parent.Dup(), ranks)
     return Watched(parent, WATCHDOG, (*ranks[:1], int(agreed[0])), ranks)
 

@@ -13,7 +13,6 @@ uncompared.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
@@ -21,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -197,13 +196,6 @@ class Watchdog:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="deadlock watchdog")
             self._thread.start()
-
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        """Let this thread make no further calls if Ctrl-C interrupts what is in the `with` statement."""
-        self.unfinished.add(threading.get_ident())
-        yield
-        self.unfinished.discard(threading.get_ident())
 
     def forget(self, comm: Watched) -> None:
         """Stop watching a communicator."""
@@ -441,7 +433,7 @@ class Watched:
     def _further(self, method: str, make: Callable, *args: Any) -> Watched:
         self._made += 1
         self.wait(method, self._comm.Ibarrier)  # `make` blocks, but only briefly once all ranks are here
-        with self._watchdog.whole():
+        with self.mismatch_check.whole():
             comm = make(*args)
         ranks = [self.ranks[r] for r in comm.Get_group().Translate_ranks(None, self._comm.Get_group())]
         return Watched(comm, self._watchdog, (*self.name, self._made), ranks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 from collections import defaultdict
@@ -15,7 +14,7 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import coordinates_of
-from collectives.guards.mismatch import DisagreementError, report, who_says
+from collectives.guards.mismatch import DisagreementError, first_difference, report, who_says
 from minidiff import tree
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import here
@@ -121,22 +120,9 @@ _ADVICE = {
 # ---------------------------------------------------------------- values
 
 
-SHORT = 1000  # most texts have fewer bytes, and are sent in one message
-
-
 def everyone(mesh: Mesh, text: str) -> list[str]:
     """The texts of all processes of a mesh, in the order of ranks. It is a barrier too."""
-    if mesh.backend == "simulated":
-        return [text]
-
-    def gathered(row: bytes) -> numpy.ndarray:
-        return numpy.atleast_2d(mesh.ranks.gather(numpy.frombuffer(row, numpy.uint8), mesh.axis_names))
-
-    mine = text.encode(errors="backslashreplace")  # a key may have half a surrogate pair
-    rows = gathered(f"{len(mine):16}".encode() + mine[:SHORT].ljust(SHORT))
-    lengths, rows = [int(bytes(row[:16])) for row in rows], rows[:, 16:]
-    rows = rows if max(lengths) <= SHORT else gathered(mine.ljust(max(lengths)))
-    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths)]
+    return [text] if mesh.backend == "simulated" else mesh.ranks.texts(text)
 
 
 def check_invariant(x: Any, mesh: Mesh) -> Any:
@@ -162,16 +148,14 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
 
 
 def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
-    """Raise ValueError on all ranks if they have different types.
+    """Raise ValueError on all ranks, with a message that begins with `what`, if they have different types.
 
-    The message begins with `what`, and has the first type that differs. `types` has a list of descriptions for each
-    rank in this process: under MPI one. It is a collective.
+    `types` has a list of descriptions for each rank in this process: under MPI one. It is a collective.
     """
-    texts = ["\n".join(each) for each in types]
-    said = texts if mesh.backend == "simulated" else everyone(mesh, *texts)
-    for found in itertools.zip_longest(*[text.split("\n") for text in said], fillvalue="nothing more"):
-        if len({*found}) > 1:
-            raise ValueError(f"{what}: {'; '.join(who_says(dict(enumerate(found))))}")
+    if mesh.backend == "mpi":
+        types = [text.split("\n") for text in everyone(mesh, "\n".join(*types))]
+    if found := first_difference(dict(enumerate(types))):
+        raise ValueError(f"{what}: {'; '.join(who_says(found))}")
 
 
 def agreed(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> Any:
