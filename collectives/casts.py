@@ -85,10 +85,7 @@ def cast(x: Value, states: AxisStates) -> Value:
 
 
 def _inserted_casts(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
-    """Pair `x` with its cast.
-
-    If `x` is a view, pair all results of the viewing operation with theirs.
-    """
+    """Pair `x` with its cast; if it is a view, pair all results of the viewing operation with theirs."""
     view = scope.views.get(id(x))
     if view is None or view[1] in CASTS:
         return [(x, _cast(x, states, scope))]

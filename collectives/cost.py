@@ -187,10 +187,7 @@ ALGORITHMS: dict[str, Formulas] = {
     "ring_all_reduce": _formulas(2 * (N - 1), 2 * (N - 1) * K / N, _AROUND),
     "bidirectional_ring_all_reduce": _formulas(2 * (N - 1), _AROUND, _AROUND, sent=2 * (N - 1) * K / N, ports=2),
     "recursive_doubling_all_reduce": _formulas(
-        log2(P) + 2 * (P < N),
-        K * (log2(P) + 2 * (P < N)),
-        K * (log2(P) + (P < N)),
-        sent=K * (log2(P) + (P < N)),
+        log2(P) + 2 * (P < N), K * (log2(P) + 2 * (P < N)), K * (log2(P) + (P < N)), sent=K * (log2(P) + (P < N))
     ),
     "halving_doubling_all_reduce": _formulas(
         2 * log2(P) + 2 * (P < N),

@@ -68,14 +68,7 @@ from collectives.axes import (
     rank_count,
     single_axes,
 )
-from collectives.primitives import (
-    AxisIndex,
-    Collective,
-    check_operand,
-    gathered_shape,
-    grouped,
-    scattered_shape,
-)
+from collectives.primitives import AxisIndex, Collective, check_operand, gathered_shape, grouped, scattered_shape
 from minidiff import tree
 from minidiff.core.interpreter import enter
 from minidiff.core.operation import Primitive
@@ -491,12 +484,7 @@ def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxe
 
 
 def psum_scatter(
-    x: Tree,
-    axis_name: AxisName,
-    scatter_dimension: int = 0,
-    tiled: bool = False,
-    *,
-    axis_index_groups: Any = None,
+    x: Tree, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False, *, axis_index_groups: Any = None
 ) -> Tree:
     """The sum over ranks, scattered: each rank gets its part (a reduce-scatter).
 

@@ -120,10 +120,7 @@ class MPIRanks(Backend):
         return self._split({"axes": axes, "groups": (order,)}, self.index(rest), order[self.index(axes)])
 
     def _split(self, which: dict, colour: int, key: int) -> Any:
-        """Split the mesh's communicator, once for all meshes of this shape.
-
-        Axes are identified by position, not by name.
-        """
+        """Split the mesh's communicator, once for all meshes of this shape: axes are known by position."""
         names = list(self.sizes)
         place = (tuple(names.index(a) for a in which["axes"]), *which.get("groups", ()))
         comms = self._lease.comms
@@ -149,10 +146,7 @@ class MPIRanks(Backend):
         return check.texts(text)
 
     def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> MPIRanks:
-        """The ranks of this rank's group; makes a communicator once.
-
-        `groups` list indices along `axes`.
-        """
+        """The ranks of this rank's group, where `groups` list indices along `axes`; makes a communicator once."""
         here = self.index(axes)
         number = next(k for k, members in enumerate(groups) if here in members)
         rest = tuple(a for a in self.sizes if a not in axes)
@@ -400,10 +394,7 @@ class MPIRanks(Backend):
 
 
 class Started:
-    """A started collective: MPI owns `given` until it is waited for.
-
-    `given` is the buffer itself, or a value.
-    """
+    """A started collective: MPI owns `given`, which is the buffer itself or a value, until it is waited for."""
 
     def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
         self.buffer = buffer
@@ -516,10 +507,7 @@ _NUMBERS = itertools.count(1)
 
 
 def _watched(parent: Any) -> Watched:
-    """Wrap a communicator for the deadlock watchdog.
-
-    All its ranks call this, and agree on its name.
-    """
+    """Wrap a communicator for the deadlock watchdog; all its ranks call this, and agree on its name."""
     if isinstance(parent, Watched):
         return parent
     everyone = WORLD.Get_size()
@@ -566,10 +554,7 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
 
 
 def _sendable(x: numpy.ndarray) -> numpy.ndarray:
-    """Return x contiguous, aligned and in native byte order; copy only if needed.
-
-    MPI requires all three.
-    """
+    """Return x contiguous, aligned and in native byte order, as MPI requires; copy only if needed."""
     x = numpy.asarray(x, None if x.dtype.isnative else x.dtype.newbyteorder("="), order="C")
     return x if x.flags.aligned else x.copy()
 

@@ -116,10 +116,7 @@ class State(NamedTuple):
 
 
 def stuck(states: Mapping[int, State]) -> list[int]:
-    """The ranks that wait forever.
-
-    A rank without a state is running, and may reach any call.
-    """
+    """The ranks that wait forever. A rank without a state is running, and may reach any call."""
     waits = {r: [_missing(call, r, states) for call in s.calls] for r, s in states.items() if s.calls is not None}
     blocked = set(states)
     while free := [r for r, calls in waits.items() if any(blocked.isdisjoint(missing) for missing in calls)]:
@@ -209,10 +206,7 @@ class Watchdog:
     # ------------------------------------------------ this rank
 
     def _waiting_calls(self) -> tuple[PendingCall, ...]:
-        """The calls that threads have been in since the last check.
-
-        Returns none if any thread is running, or has made a new call since.
-        """
+        """The calls that threads have been in since the last check; none if a thread runs, or made a new call."""
         frames, before = sys._current_frames(), self._before
         del frames[threading.get_ident()]  # a frame that refers to itself would keep all others until a collection
         self._before = {t: call for t, call in list(self.calls.items()) if t in frames}
@@ -357,10 +351,7 @@ class Watched:
         self.name = name
         self.ranks = tuple(ranks)  # in COMM_WORLD
         self.mismatch_check = MismatchCheck(
-            comm,
-            self.ranks,
-            lambda requests, here: self.wait_for(requests, COMPARISON),
-            unfinished=watchdog.unfinished,
+            comm, self.ranks, lambda requests, here: self.wait_for(requests, COMPARISON), unfinished=watchdog.unfinished
         )
         self._misused = ""  # by two threads at once: what to say
         watchdog.communicators.append(self)

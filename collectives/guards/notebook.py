@@ -75,10 +75,7 @@ class Session:
         self.abandoned.append(sent)
 
     def meet(self, ranks: Sequence[int], what: tuple) -> None:
-        """Wait until all these ranks reach `what`; then making a communicator is safe.
-
-        This uses separate messages, so that a wait that fails leaves no unfinished collective behind.
-        """
+        """Wait until all these ranks reach `what`, by messages alone: a wait that fails leaves no collective behind."""
         here = self.world.Get_rank()
         missing = set(ranks) - {here}
         self.abandoned.append([self.world.isend((here, what), rank, COMING) for rank in missing])

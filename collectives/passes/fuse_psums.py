@@ -50,10 +50,7 @@ def _variadic_psum(parts: Sequence[Equation]) -> Equation:
 
 
 def split_variadic_psums(tape: Tape, *_: Any) -> Tape:
-    """Split variadic psums into psums of one value, which the rewrites match.
-
-    `fuse_psums` regroups them.
-    """
+    """Split variadic psums into psums of one value, which rewrites match; `fuse_psums` regroups them."""
     if not any(eqn.primitive in VARIADIC for eqn in tape.equations):
         return tape
     return with_equations(tape, [part for eqn in tape.equations for part in _split_variadic(eqn)])

@@ -56,10 +56,7 @@ def summed_backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value 
 
 
 def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[Equation, Value]]]:
-    """Pbroadcasts and their cotangents, by axes and dtype, of at most `bucket_bytes`.
-
-    The last pbroadcasts come first, as in the backward pass.
-    """
+    """Pbroadcasts and their cotangents, the last first, by axes and dtype, of at most `bucket_bytes`."""
     alike: dict[Any, list] = defaultdict(list)
     for pbroadcast, ct in reversed(terms):
         if ct is not None:

@@ -30,10 +30,7 @@ HOISTED = (pbroadcast_p, reduced_p)
 
 
 def hoist_pbroadcasts(tape: Tape) -> Tape:
-    """Move pbroadcasts before loops and checkpoints.
-
-    Returns the tape itself if no body has one.
-    """
+    """Move pbroadcasts before loops and checkpoints; return the tape itself if no body has one."""
     if not any(map(_has_pbroadcast, tape.equations)):
         return tape
     equations: list[Equation] = []

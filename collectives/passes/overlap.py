@@ -86,10 +86,7 @@ def _run_start(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: 
 
 
 class Wait(Primitive):
-    """Wait for a started collective.
-
-    Parameters: the backend `ranks`, and the `types` of the results.
-    """
+    """Wait for a started collective. Parameters: the backend `ranks`, and the `types` of the results."""
 
     shares_memory = True  # the results are views of one buffer
     multiple_results = True

@@ -67,13 +67,7 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
         return _mapped(primitive, args, mesh, specs, plan)
 
 
-def _mapped(
-    primitive: Primitive,
-    args: Sequence[Value],
-    mesh: Mesh,
-    specs: Sequence[PartitionSpec],
-    plan: Plan,
-) -> Any:
+def _mapped(primitive: Primitive, args: Sequence[Value], mesh: Mesh, specs: Sequence[PartitionSpec], plan: Plan) -> Any:
     """Run the operation as a `shard_map` with its arguments' specs as `in_specs`."""
     arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
 

@@ -178,10 +178,7 @@ def check_mesh(what: str, mesh: Any) -> None:
 
 
 def check_no_body(what: str) -> None:
-    """Raise TypeError if `what` is called in the body of a `shard_map`.
-
-    `what` is a function of whole arrays.
-    """
+    """Raise TypeError if `what`, a function of whole arrays, is called in the body of a `shard_map`."""
     scope = current_scope()
     if scope is not None:
         raise TypeError(

@@ -45,18 +45,12 @@ class Sharding(NamedTuple):
         return self._replace(spec=self.spec.transposed())
 
     def of_element(self, axis: int, ndim: int) -> Sharding:
-        """The sharding of a batch's elements.
-
-        The batch has `ndim` dimensions, and its batch axis is `axis`.
-        """
+        """The sharding of the elements of a batch of `ndim` dimensions, whose batch axis is `axis`."""
         dims = self.spec.dims(ndim)
         return Sharding(self.mesh, self.spec.with_dims((*dims[:axis], *dims[axis + 1 :])), True)
 
     def of_part(self, ndim: int) -> Sharding | None:
-        """The sharding of `x[i]`; None if it is not sharded.
-
-        x has `ndim` dimensions, of which the first is whole.
-        """
+        """The sharding of `x[i]`, where the first of x's `ndim` dimensions is whole; None if it is not sharded."""
         spec = self.of_element(0, ndim).spec
         return None if spec.is_trivial else self._replace(spec=spec)
 
@@ -90,10 +84,7 @@ class Sharding(NamedTuple):
 
 
 def with_sharding(t: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArray:
-    """Set the sharding of a new type, and return it.
-
-    The type object must not be shared.
-    """
+    """Set the sharding of a new type, which must not be shared, and return it."""
     t.sharding = None if spec.is_trivial else Sharding(mesh, spec)
     return t
 
@@ -211,10 +202,7 @@ def _whole(x: Any) -> Any:
 
 
 def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a NumPy function would write into a sharded array.
-
-    It would write to a gathered copy, and the values would be lost.
-    """
+    """Whether a NumPy function would write into a sharded array: a gathered copy would lose the values."""
     targets = (*(args[:1] if func in writing() else ()), kwargs.get("out"))
     return any(isinstance(target, ShardedArray) for target in targets)
 
@@ -245,10 +233,7 @@ def not_parts(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> Varia
 
 
 def _reshard_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want) -> Value:
-    """Reshard a whole batch, with elements split by `want`.
-
-    The batch axis stays split along the axes that `want` does not use.
-    """
+    """Reshard a batch whose elements are split by `want`; its axis stays split where `want` allows."""
     t = typeof(args[0])
     own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
     return Sharding(mesh, own.of_batch(0, t.ndim, want)).resharded(args[0])

@@ -238,10 +238,7 @@ def _can_be_hashed(x: Any) -> bool:
 
 
 def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, mesh_shape: tuple) -> Plan:
-    """The plan for operands of these types and shardings.
-
-    The types of Python's numbers are Python's.
-    """
+    """The plan for operands of these types and shardings; the types of Python's numbers are Python's."""
     given, sizes = dict(params), dict(mesh_shape)
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
     types = [typeof(t) for t in weak]

@@ -77,10 +77,7 @@ def fused_call(params: Sequence[dict]) -> UserCall:
 def described(
     where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence, static: str = ""
 ) -> Callable:
-    """Return a function that describes a call as lines for ranks to compare.
-
-    `where` has the parameters that say where it maps, and `static` shows the static arguments.
-    """
+    """Return a function that describes a call as lines for ranks to compare."""
 
     def lines() -> list[str]:
         sizes = ", ".join(f"{a}: {n}" for a, n in where["mesh"].shape.items())
@@ -175,10 +172,7 @@ def agreed(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> 
 
 
 def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[str]) -> None:
-    """Raise ValueError if ranks that must have the same block have different ones.
-
-    These are ranks with the same place along the axes `held`. `digests` has one for each rank.
-    """
+    """Raise ValueError if ranks in the same place along the axes `held` have different `digests` of a block."""
     # Place along `held` -> the digest of each rank that must have the same block.
     groups: defaultdict[tuple, dict[int, str]] = defaultdict(dict)
     for rank, digest in enumerate(digests):

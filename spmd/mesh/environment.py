@@ -157,12 +157,7 @@ def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process],
 
 def _table(processes: Sequence[Process]) -> str:
     lines: list[list[Any]] = [
-        [
-            host,
-            ", ".join(number_ranges([p.rank for p in members])),
-            processors,
-            members[0].threads or "not limited",
-        ]
+        [host, ", ".join(number_ranges([p.rank for p in members])), processors, members[0].threads or "not limited"]
         for host, members, processors in _by_host(processes)
     ]
     header = ["machine", "ranks", "processors", "threads of a rank"]

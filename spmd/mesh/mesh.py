@@ -54,10 +54,7 @@ class Mesh:
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often each collective has run on this mesh: {"psum": 3, …}.
-
-        The backend counts them.
-        """
+        """How often each collective has run on this mesh, as the backend counts: {"psum": 3, …}."""
         return dict(self.ranks.calls)
 
     @property
@@ -173,10 +170,7 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
 
 
 def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]:
-    """The shape with -1 replaced by the size that `ranks` leaves for it.
-
-    `ranks` is None if unknown.
-    """
+    """The shape with -1 replaced by the size that `ranks` (None if unknown) leaves for it."""
     axis = next((name for name, size in shape.items() if size == -1), None)
     if axis is None:
         return shape

@@ -201,20 +201,14 @@ def is_spec(x: Any) -> bool:
 
 
 def check_is_spec(path: str, spec: Any) -> None:
-    """Raise TypeError if a leaf of a tree of specs is not a partition spec.
-
-    `path` is where it is in the tree.
-    """
+    """Raise TypeError if the leaf at `path` of a tree of specs is not a partition spec."""
     if not is_spec(spec):
         meant = f"P({spec!r})" if isinstance(spec, str) else "P(...), or P() for an array that is the same on all ranks"
         raise TypeError(f"{path} is {spec!r}, which is not a partition spec; write {meant}")
 
 
 def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
-    """Raise ValueError if a spec names an axis that the mesh lacks, or one twice.
-
-    Raise TypeError if it is not a partition spec. `what` is what the message calls it.
-    """
+    """Raise TypeError or ValueError, about `what`, unless it is a spec that names axes of the mesh, each once."""
     check_is_spec(what, spec)
     named = [a for e in (*spec.entries, spec.summed, *spec.unreduced, *spec.reduced) for a in names(e)]
     for a in named:
@@ -231,10 +225,7 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
 
 
 def check_not_summed(spec: PartitionSpec, what: str) -> None:
-    """Raise ValueError if a whole array's spec has `sum=`.
-
-    A whole array has no partial sums.
-    """
+    """Raise ValueError if a whole array's spec has `sum=`: it has no partial sums."""
     if spec.summed:
         raise ValueError(
             f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
@@ -243,10 +234,7 @@ def check_not_summed(spec: PartitionSpec, what: str) -> None:
 
 
 def check_sharding(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], array: str) -> None:
-    """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`.
-
-    Its spec has no `sum=`, which is for the results of bodies only.
-    """
+    """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`."""
     check_spec(spec, sizes, "spec")
     check_not_summed(spec, "spec")
     check_ndim(spec, shape, "spec", array)
@@ -289,10 +277,7 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
-    """The type of a rank's block of an array of type `t`.
-
-    A variance of `t`, which an array outside a body should not have, shows in the block's.
-    """
+    """The type of a rank's block of an array of type `t`; it shows variances that `t` should not have."""
     shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
     return ShapedArray(shape, t.dtype, states=joined(t.states, spec.states) if typed else ALL_INVARIANT)
 

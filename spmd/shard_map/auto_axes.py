@@ -40,10 +40,7 @@ Body = Callable[..., tuple[list, Sequence[PartitionSpec]]]  # blocks -> results,
 
 
 def with_auto_axes(body: Body, axes: Collection[str], specs: Sequence[PartitionSpec]) -> Body:
-    """A body whose arguments are further split along auto axes, by `specs`.
-
-    Its results are split further by the specs that they then have.
-    """
+    """A body whose arguments are split further, along auto axes, by `specs`, and so are its results."""
 
     def run(*blocks: Value) -> tuple[list, tuple[PartitionSpec, ...]]:
         auto = AutoAxes(current_interpreter(), axes)

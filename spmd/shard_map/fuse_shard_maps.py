@@ -31,10 +31,7 @@ def fuse_shard_maps(tape: Tape, *_: Any) -> Tape:
 
 
 def _alike(eqn: Equation) -> Any:
-    """The key that shard_maps must share to be fused; None for other equations.
-
-    A body with loops cannot be compiled as a whole, so it is not fused with one that can.
-    """
+    """The key that shard_maps must share to be fused; None for other equations."""
     if eqn.primitive is not shard_map_p:
         return None
     params = eqn.params
@@ -43,10 +40,7 @@ def _alike(eqn: Equation) -> Any:
 
 
 def _stays(made: Equation, a: Atom, taken: Equation) -> bool:
-    """Whether a value passes between two shard_maps without resharding.
-
-    `taken` must use `a` with the spec and block type with which `made` returns it, wherever it does.
-    """
+    """Whether `taken` uses `a` with the spec and block type with which `made` returns it."""
     spec, type = _outside(made)[a]
     blocks = zip(taken.inputs, taken.params["in_specs"], taken.params["body"].in_types)
     return all((s, t) == (spec, type) for x, s, t in blocks if x is a)
@@ -58,10 +52,7 @@ def _outside(eqn: Equation) -> dict[Var, Any]:
 
 
 def _fused(eqns: Sequence[Equation]) -> Equation:
-    """Fuse several shard_maps into one.
-
-    An operand that several of them take with one spec, the fused one takes once.
-    """
+    """Fuse several shard_maps into one, which takes once an operand that several take with one spec."""
     blocks: dict[Any, Var] = {}  # (an operand or its id, its spec, the type) -> its block
     results: dict[Var, Atom] = {}  # a result -> its block
     inputs, in_specs = [], []
@@ -91,10 +82,7 @@ def _fused(eqns: Sequence[Equation]) -> Equation:
 
 
 def _renamed(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
-    """Yield a body's equations, with inputs renamed by `names` and new outputs.
-
-    The new outputs are added to `names`.
-    """
+    """Yield a body's equations, with inputs renamed by `names`, and new outputs, which are added to `names`."""
     for eqn in body.equations:
         outputs = [Var(v.type) for v in eqn.outputs]
         inputs = [names.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]

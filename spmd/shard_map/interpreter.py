@@ -236,10 +236,7 @@ class SPMD(Interpreter):
     def _on_data(
         self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None]
     ) -> tuple[Tape, list[tuple[Axes, AxisStates | None]]]:
-        """Record what a body does to this process's data.
-
-        Returns the tape, and for each result the axes along which it varies, and its states.
-        """
+        """Record what a body does to this process's data: the tape, and its results' axes and states."""
         stage = Stage(None, name="jit")
         inside = SPMD(self.mesh, self.scope.typed, base=stage)
         kinds = zip(operands, states)
@@ -333,10 +330,7 @@ class SPMD(Interpreter):
             return RankTracer(self, x.type.sharding.gathered(x), ())
 
     def agreed(self, x: Value) -> Value:
-        """Without types, make a scalar that all ranks agree on invariant.
-
-        Only integers and booleans are compared: predicates and indices.
-        """
+        """Without types, make an integer or boolean scalar that is the same on all ranks invariant."""
         if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
             return x
         ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
@@ -372,10 +366,7 @@ class SPMD(Interpreter):
         return ShardedArray(self.mesh, spec, block, data)
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
-        """A value as the backend takes it, and the axes that it varies along.
-
-        Plain arrays vary along none.
-        """
+        """A value as the backend takes it, and the axes that it varies along: none for plain arrays."""
         if type(x) is RankTracer and x.interpreter is self:
             return x.data, x.held
         if isinstance(x, Tracer):
@@ -435,10 +426,7 @@ class CheckFiniteOnRanks(SPMD):
         return out
 
     def _worst(self, x: Value) -> tuple[numpy.ndarray, Axes]:
-        """The worst state (finite, infinite, NaN) in each rank's block.
-
-        It is returned as data, and the axes that it varies along.
-        """
+        """The worst state (finite, infinite, NaN) in each rank's block: as data, and the axes it varies along."""
         data, held = self.operand(x)
         if not is_inexact(data):
             return numpy.zeros((), numpy.uint8), ()

@@ -50,10 +50,7 @@ class LinearBody:
         self.result_specs = (*chosen(specs, known), *[spec for _, x, spec in self._inputs if x is None])
 
     def _define(self, x: Value) -> Var:
-        """Define a residual on the linear tape, and return its variable.
-
-        It becomes an input, or the result of a view.
-        """
+        """Define a residual on the linear tape, as an input or the result of a view; return its variable."""
         var = self._names.setdefault(id(x), Var(typeof(x)))
         if var in self._defined:
             return var
