@@ -98,7 +98,7 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
     """Apply one operation for each pair of states along axes, the state of `x` and the new one."""
     before = states_of(x)
     if states.unreduced and is_zero(x):
-        x = _apply_cast(pbroadcast_p, x, states.unreduced, scope)
+        x = pbroadcast_p.bind(x, **axes_in_scope(scope, states.unreduced).params)
         before = states_of(x)
     moves: dict[tuple[str, str], list[str]] = {}
     for a in scope.axes:
@@ -110,12 +110,8 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
                 f"{typeof(x)} is {move[0]} along {show_axes(axes)}, and is needed as {move[1]} there: "
                 f"{_INSTEAD_OF_CAST.get(move[0], _OF_THE_SAME).format(axes=show_axes(axes))}"
             )
-        x = _apply_cast(_FREE[move], x, axes, scope)
+        x = _FREE[move].bind(x, **axes_in_scope(scope, axes).params)
     return x
-
-
-def _apply_cast(primitive: Collective, x: Value, axes: Collection[str], scope: Scope) -> Value:
-    return primitive.bind(x, **axes_in_scope(scope, axes).params)
 
 
 def cast_type(t: ShapedArray, primitive: Any, axes: Collection[str]) -> ShapedArray:

@@ -51,6 +51,7 @@ device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -313,13 +314,7 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     runs = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     if len(runs) == 1:
         return each_leaf(lambda leaf: _psum(leaf, runs[0]), x)
-    return each_leaf(lambda leaf: rounded_once(lambda x: _psum_runs(x, runs), array_of(leaf)), x)
-
-
-def _psum_runs(x: Value, runs: Sequence[CollectiveAxes]) -> Value:
-    for run in runs:
-        x = _psum(x, run)
-    return x
+    return each_leaf(lambda leaf: rounded_once(lambda x: functools.reduce(_psum, runs, x), array_of(leaf)), x)
 
 
 def _psum(x: Value, run: CollectiveAxes) -> Value:
@@ -359,7 +354,7 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     def mean(leaf):
         for run in runs:
             check_written("pmean", array_of(leaf), run)
-        return rounded_once(lambda x: _psum_runs(x, runs) / rank_count(runs), leaf)
+        return rounded_once(lambda x: functools.reduce(_psum, runs, x) / rank_count(runs), leaf)
 
     return each_leaf(mean, x)
 

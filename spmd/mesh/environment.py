@@ -103,7 +103,11 @@ def environment() -> Environment:
     everywhere = mpi.WORLD.allgather if mpi else lambda found: [found]
     processes = everywhere(_process(mpi.WORLD.Get_rank() if mpi else 0))
     facts["ranks"] = f"{ranks}, on {_counted(len({p.host for p in processes}), 'machine')}"
-    facts["backend"] = _backend(launched)
+    facts["backend"] = (
+        "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
+    )
+    if launched:
+        facts["backend"] = "mpi, since an MPI launcher started this process; backend='simulated' overrides"
     facts["optional"] = ", ".join(f"{name} {_version(name) or 'missing'} ({use})" for name, use in OPTIONAL.items())
     facts["pictures"] = _pictures()
     problems = [missing] if launched and missing else []
@@ -140,12 +144,6 @@ def _process(rank: int) -> Process:
     versions = platform.python_version(), numpy.__version__, minidiff.__version__
     threads = os.environ.get("OMP_NUM_THREADS") or str(share_processors() or "")
     return Process(rank, socket.gethostname(), usable_processors(), threads, versions)
-
-
-def _backend(launched: int | None) -> str:
-    if launched:
-        return "mpi, since an MPI launcher started this process; backend='simulated' overrides"
-    return "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
 
 
 def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process], int]]:

@@ -106,36 +106,24 @@ class PartitionSpec:
 
     def transposed(self) -> PartitionSpec:
         """The spec of the cotangent: a result's spec becomes an input's, and the reverse."""
-        if not (self.unreduced or self.reduced):
-            return self
-        spec = self.with_states(self.reduced, self.unreduced)
-        spec.path = self.path
-        return spec
+        return self.with_states(self.reduced, self.unreduced) if self.unreduced or self.reduced else self
 
     def before_sum(self) -> PartitionSpec:
         """The spec of a result whose sum, over the axes in `sum`, is not taken yet."""
-        if not self.summed:
-            return self
-        return self.with_states(self.unreduced.union(self.summed), self.reduced)
-
-    def after_sum(self) -> PartitionSpec:
-        """The spec without `sum`."""
-        return self.with_states(self.unreduced, self.reduced)
+        return self.with_states(self.unreduced.union(self.summed), self.reduced) if self.summed else self
 
     def with_states(self, unreduced: Names, reduced: Names) -> PartitionSpec:
-        """This spec with other unreduced and reduced axes."""
-        return PartitionSpec(*self.entries, unreduced=unreduced, reduced=reduced)
-
-    def summed_up(self) -> PartitionSpec:
-        """The spec of the sum of what is unreduced."""
-        return self.with_states((), self.reduced)
+        """This spec with other unreduced and reduced axes, and without `sum`."""
+        return self._like(*self.entries, unreduced=unreduced, reduced=reduced, sum=())
 
     def summing(self, axes: Iterable[str]) -> PartitionSpec:
         """The spec with these axes in `sum`."""
-        return PartitionSpec(*self.entries, unreduced=self.unreduced, reduced=self.reduced, sum=tuple(axes))
+        return self._like(*self.entries, sum=tuple(axes))
 
-    def _like(self, *entries: Entry) -> PartitionSpec:
-        spec = PartitionSpec(*entries, unreduced=self.unreduced, reduced=self.reduced, sum=self.summed)
+    def _like(self, *entries: Entry, **changed: Names) -> PartitionSpec:
+        """The spec with other entries, or other states, of the same argument."""
+        states = {"unreduced": self.unreduced, "reduced": self.reduced, "sum": self.summed, **changed}
+        spec = PartitionSpec(*entries, **states)
         spec.path = self.path
         return spec
 
@@ -229,7 +217,7 @@ def check_not_summed(spec: PartitionSpec, what: str) -> None:
     if spec.summed:
         raise ValueError(
             f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
-            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.after_sum()}"
+            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.summing(())}"
         )
 
 
@@ -264,12 +252,6 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
                 f"{_with_sizes(names(entry), sizes)}, as {what} = {spec} says; make it a multiple of {ranks}, or leave "
                 "it whole, with None in its place"
             )
-
-
-def check_fits(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> None:
-    """Raise ValueError if an array of type `t` cannot be split by a spec."""
-    check_ndim(spec, t.shape, "in_specs", f"an operand of type {t}")
-    check_divides(spec, t.shape, sizes, "in_specs", f"an operand of type {t}")
 
 
 def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:

@@ -1,7 +1,4 @@
-"""Two rewrites of shard_maps that save communication.
-
-Partial sums are added up in the body; successive shard_maps are fused into one.
-"""
+"""Fuse successive shard_maps into one, whose collectives can then be fused."""
 
 from __future__ import annotations
 
@@ -36,7 +33,8 @@ def _alike(eqn: Equation) -> Any:
         return None
     params = eqn.params
     options = tuple(params[name] for name in ("mesh", "check_rep", "auto_pbroadcast"))
-    return (*options, any(e.bodies for e in params["body"].equations))
+    loops = any(e.bodies for e in params["body"].equations)  # such a body cannot be compiled as a whole
+    return (*options, loops)
 
 
 def _stays(made: Equation, a: Atom, taken: Equation) -> bool:

@@ -55,7 +55,7 @@ from spmd.mesh.specs import (
     P,
     PartitionSpec,
     block_type,
-    check_fits,
+    check_divides,
     check_ndim,
     check_not_summed,
     check_spec,
@@ -266,7 +266,8 @@ class ShardMap(HigherOrder):
                 check_spec(spec, mesh.shape, f"{what}[{i}]")
         for i, (x, spec) in enumerate(zip(types, in_specs)):
             check_not_summed(spec, f"in_specs[{i}]")
-            check_fits(x, spec, mesh.shape)
+            check_ndim(spec, x.shape, "in_specs", f"an operand of type {x}")
+            check_divides(spec, x.shape, mesh.shape, "in_specs", f"an operand of type {x}")
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
             check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
 
@@ -284,7 +285,7 @@ class ShardMap(HigherOrder):
 
     def show_params(self, params: dict) -> str:
         mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())
-        shown = f"mesh=({mesh}), in_specs={_show(params['in_specs'])}, out_specs={_show(params['out_specs'])}"
+        shown = f"mesh=({mesh}), in_specs={params['in_specs']}, out_specs={params['out_specs']}"
         return ", ".join([shown, *[f"{name}=False" for name in ("check_rep", "auto_pbroadcast") if not params[name]]])
 
     def _bind_body(self, args: Sequence[Value], params: dict, body: Body, in_specs: Specs) -> list[Value]:
@@ -315,10 +316,6 @@ def _where(params: dict) -> dict:
     return {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast", "call")}
 
 
-def _show(specs: Specs) -> str:
-    return f"({', '.join(map(repr, specs))}{',' if len(specs) == 1 else ''})"
-
-
 # ---------------------------------------------------------------- the old recipe: divide on entry, sum on exit
 
 
@@ -335,7 +332,7 @@ def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
 
 
 def _unmapped(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
-    """The axes that a spec does not name. Where it says reduced, the cotangent is parts of a sum, and the reverse."""
+    """The axes that a spec does not name, not even as reduced: there the cotangent is unreduced, and needs no sum."""
     return tuple(a for a in mesh.axis_names if a not in spec.states.axes)
 
 

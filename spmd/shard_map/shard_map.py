@@ -291,7 +291,8 @@ class _Mapped:
         scope, before = current_scope(), random_state()
         with _mapping(scope, name_of(self.f), where), checking(scope, True):
             out = self.f(*blocks)
-        warn_if_random(before, f"shard_map of {name_of(self.f)}", _EACH_ITS_OWN)
+        why = "on real ranks each has its own generator, so what types say is the same on all ranks may differ"
+        warn_if_random(before, f"shard_map of {name_of(self.f)}", why)
         return out
 
     def checked_results(self, out: Any, axes: tuple[str, ...]) -> tuple[list[Value], Specs, Any]:
@@ -315,11 +316,6 @@ def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
             split.pop()
         dims.append(tuple(split))
     return PartitionSpec.of_dims(dims)
-
-
-_EACH_ITS_OWN = (
-    "on real ranks each has a generator of its own, and what the body's types say is the same on all ranks may differ"
-)
 
 
 # ---------------------------------------------------------------- static arguments
