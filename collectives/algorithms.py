@@ -82,26 +82,13 @@ from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import unstack
 
 __all__ = [
-    "bidirectional_ring_all_gather",
-    "bidirectional_ring_all_reduce",
-    "bidirectional_ring_reduce_scatter",
-    "binomial_tree_broadcast",
-    "binomial_tree_gather",
-    "binomial_tree_reduce",
-    "binomial_tree_scatter",
-    "bruck_all_gather",
-    "halving_doubling_all_reduce",
-    "pairwise_all_to_all",
-    "parameter_server_all_reduce",
-    "recursive_doubling_all_gather",
-    "recursive_doubling_all_reduce",
-    "recursive_doubling_scan",
-    "recursive_halving_reduce_scatter",
-    "ring_all_gather",
-    "ring_all_reduce",
-    "ring_reduce_scatter",
+    "bidirectional_ring_all_gather", "bidirectional_ring_all_reduce", "bidirectional_ring_reduce_scatter",
+    "binomial_tree_broadcast", "binomial_tree_gather", "binomial_tree_reduce", "binomial_tree_scatter",
+    "bruck_all_gather", "halving_doubling_all_reduce", "pairwise_all_to_all", "parameter_server_all_reduce",
+    "recursive_doubling_all_gather", "recursive_doubling_all_reduce", "recursive_doubling_scan",
+    "recursive_halving_reduce_scatter", "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter",
     "tree_all_reduce",
-]
+]  # fmt: skip
 
 Pairs = Sequence[tuple[int, int]]  # (source, destination)
 

@@ -34,7 +34,8 @@ from minidiff.inputs.dtypes import is_scalar_constant
 def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
     """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.core.states`).
 
-    If the user writes casts (`auto_pbroadcast=False`), insert those of constants, and raise VarianceError for others.
+    With `written` (`auto_pbroadcast=False`) the user writes casts: cast only constants, and raise VarianceError where
+    traced values disagree.
     """
     given = [None if is_scalar_constant(x) else states_of(x) for x in args]
     distinct = {states for states in given if states is not None}
@@ -55,7 +56,7 @@ def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) ->
 
 
 def _cast_zeros(primitive: Primitive, args: list[Value], states: AxisStates) -> None:
-    """Cast constant arrays of zeros to parts of a sum that is zero, if the operation is linear in them too."""
+    """Cast constant arrays of zeros to unreduced, if the operation is linear in them too."""
     parts = {i for i, x in enumerate(args) if states_of(x).unreduced}
     zeros = {i for i, x in enumerate(args) if isinstance(x, numpy.ndarray) and not x.any()}
     if primitive.is_linear_in(parts | zeros, len(args)):
@@ -134,13 +135,13 @@ _OF_THE_SAME = (
 
 
 def pbroadcast(x: Tree, axis_name: Axes) -> Tree:
-    """The same value, typed as varying. Of an invariant value it transposes to `psum`.
+    """The same value, typed as varying. For an invariant value it transposes to `psum`.
 
         x:                   [a]  [a]
         pbroadcast(x, 'i'):  [a]  [a]  {i}
         backward:            [u]  [v]  {i}  ->  [u+v]  [u+v]
 
-    Of a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
+    For a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
     their operands disagree, once per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it,
     and each call counts. Raises VarianceError for a value that already varies along one of the axes, or is unreduced
     there. (To send one rank's value to all, use `broadcast`.) `pvary` is another name for it.

@@ -277,8 +277,8 @@ class Variadic(Collective):
         return [t for x in types for t in self.each.typecheck([x], params)]
 
     def jvp(self, primals, tangents, params):
-        moving = [i for i, t in enumerate(tangents) if t is not None]
-        moved = dict(zip(moving, self.bind(*[tangents[i] for i in moving], **params)))
+        active = [i for i, t in enumerate(tangents) if t is not None]
+        moved = dict(zip(active, self.bind(*[tangents[i] for i in active], **params)))
         return self.bind(*primals, **params), [moved.get(i) for i in range(len(primals))]
 
     def transpose(self, cts, operands, params):

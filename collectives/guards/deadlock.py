@@ -109,9 +109,8 @@ class State(NamedTuple):
 
     def __str__(self) -> str:
         if self.calls is None:
-            return f"rank {self.rank} has come to the end of its program" + f", with exit code {self.code}" * (
-                self.code != 0
-            )
+            code = f", with exit code {self.code}" if self.code else ""
+            return f"rank {self.rank} has come to the end of its program{code}"
         return f"rank {self.rank} {', and '.join(map(str, self.calls))}"
 
 
@@ -286,10 +285,7 @@ class Watchdog:
     # ------------------------------------------------ the end of the program
 
     def leave(self, code: int = 0) -> None:
-        """Report the end of the program, with its exit code.
-
-        A rank that others report to waits until all of them have ended, as MPI_Finalize does anyway.
-        """
+        """Report the end of the program and its exit code; a rank that others report to waits until all have ended."""
         if self._thread is None or self._leaving.is_set():
             return
         self._leaving.set()
@@ -306,9 +302,9 @@ class Watchdog:
             self._judge()
             time.sleep(pause)
             pause = min(2 * pause, TICK)
-        self._compare_what_is_left()
+        self._compare_the_rest()
 
-    def _compare_what_is_left(self) -> None:
+    def _compare_the_rest(self) -> None:
         since = {rank: heard.state.since for rank, heard in sorted(self._heard.items())}
         for comm in {comm for found in since.values() for comm in found}:
             _, ranks = comm

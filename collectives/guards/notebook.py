@@ -103,10 +103,7 @@ class Session:
 
 
 class Communicator:
-    """An mpi4py communicator whose calls raise OtherRankError if another rank fails.
-
-    `make` makes the communicator, as a collective call of all `ranks` (of COMM_WORLD); `name` is the same on all.
-    """
+    """An mpi4py communicator that all `ranks` `make`; its calls raise OtherRankError if another rank fails."""
 
     def __init__(self, session: Session, ranks: Sequence[int], name: tuple, make: Callable[[], Any]):
         self.session = session

@@ -66,10 +66,10 @@ def _run_several(
 
 
 class Start(Lowered):
-    """Start a collective; `Wait` takes its result, which stands for data in flight.
+    """Start a collective. `Wait` takes its result, which represents data in flight.
 
-    It shares memory with its operands, so that nothing writes into them before the collective completes. On simulated
-    ranks it completes at once: `over`.
+    The result shares memory with the operands, so that nothing writes into these before the collective completes. On
+    simulated ranks it is complete at once: `over`.
     """
 
     def __init__(self, collective: Collective, over: bool):
@@ -146,8 +146,7 @@ OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
 def overlap_communication(tape: Tape, *_: Any) -> Tape:
     """Start all-reduces and permutations early; wait where a result is first used.
 
-    A collective starts as soon as its operands are ready. If nothing can be computed before its result is used, it is
-    left as it is.
+    A collective starts as soon as its operands are ready. It is not split if nothing can be computed meanwhile.
     """
     found = [eqn for eqn in tape.equations if _can_overlap(eqn)]
     return with_equations(tape, _Overlapped(tape, found).equations) if found else tape

@@ -63,11 +63,7 @@ class Sharding(NamedTuple):
         return self._replace(spec=self.spec.with_dims(((), *self.spec.dims(ndim)[1:])))
 
     def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
-        """The spec of a batch whose elements are split by `element`.
-
-        The batch axis stays split where it can. The batch has `ndim` dimensions, `axis` among them, and this sharding
-        now.
-        """
+        """The spec of a batch with elements split by `element`; the batch axis stays split where it can."""
         dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
         return element.with_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
 
@@ -211,11 +207,11 @@ def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """Shard a copy of an array that every rank has; zeros may be parts of a sum that is zero."""
+    """Shard a copy of an array that every rank has; only zeros may become unreduced."""
     if want.is_trivial:
         return x
     x = numpy.asarray(x)
-    if want.unreduced and x.any():  # zeros are parts of a sum that is zero
+    if want.unreduced and x.any():
         raise not_parts(typeof(x), have, want)
     data, held = mesh.ranks.place(x, want.dims(x.ndim))
     data = mesh.ranks.reshard_data(data, held, mesh.ranks.ordered(want.held))
@@ -224,7 +220,7 @@ def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
 
 
 def not_parts(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> VarianceError:
-    """The error that an array is to become unreduced along axes along which it is not."""
+    """The error that an array cannot become unreduced by resharding."""
     axes = show_axes(want.unreduced - have.unreduced)
     return VarianceError(
         f"reshard of {t} from {have} to {want}: along {axes} it is not parts of a sum; make them in a shard_map, with "

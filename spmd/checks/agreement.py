@@ -68,7 +68,7 @@ def compare_call(params: dict) -> None:
 
 
 def fused_call(params: Sequence[dict]) -> UserCall:
-    """One call in the place of several, whose descriptions are compared at once."""
+    """One call for several fused ones, whose descriptions are compared at once."""
     rest = {id(call): call for call in (p.get("call", NO_CALL) for p in params) if not call.agreed}.values()
     names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
     return UserCall(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
@@ -145,10 +145,7 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
 
 
 def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
-    """Raise ValueError on all ranks, with a message that begins with `what`, if they have different types.
-
-    `types` has a list of descriptions for each rank in this process: under MPI one. It is a collective.
-    """
+    """Raise ValueError on all ranks if `types`, a list for each rank in this process, differ. It is a collective."""
     if mesh.backend == "mpi":
         types = [text.split("\n") for text in everyone(mesh, "\n".join(*types))]
     if found := first_difference(dict(enumerate(types))):
@@ -156,10 +153,10 @@ def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
 
 
 def agreed(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> Any:
-    """Return the first result of `make()`, whose second are lines that describe it.
+    """Return `found` of `found, lines = make()`, after comparing the lines, which describe it.
 
-    Raises ValueError on all ranks, beginning with `what`, if the lines differ. An error in `make` on some ranks is an
-    error on all: they are told before it is raised, so that none waits for them. It is a collective.
+    Raises ValueError on all ranks, beginning with `what`, if the lines differ. If `make` raises on some ranks, all
+    ranks raise, so that none waits for another. It is a collective.
     """
     try:
         error, (found, lines) = None, make()

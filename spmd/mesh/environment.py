@@ -56,11 +56,7 @@ class Process(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """The report: facts by name, the ranks, and problems.
-
-    Each problem is a sentence that says what to do. `works` says whether the processes that were started can
-    communicate.
-    """
+    """The report: facts, ranks, problems and what to do; `works` if the processes can communicate."""
 
     facts: dict[str, str]
     processes: list[Process]

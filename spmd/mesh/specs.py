@@ -21,7 +21,7 @@ class PartitionSpec:
 
     Here the first dimension is split along x, the third along y and z (y major). Dimensions without an entry are not
     split. An axis that is not named is *unmapped*: every rank along it has the same block. Along the axes in
-    `unreduced` ranks have parts of a sum; along those in `reduced` they have the same block, whose cotangent is
+    `unreduced` ranks hold parts of a sum; along those in `reduced` they hold the same block, whose cotangent is
     unreduced. `sum`, in `out_specs`, is `unreduced` followed by the sum: the blocks are added up, and the result is
     unmapped there.
 
@@ -105,7 +105,7 @@ class PartitionSpec:
         return self._like(*PartitionSpec.of_dims(both).entries) if minor.axes else self
 
     def transposed(self) -> PartitionSpec:
-        """The spec of the cotangent: a result's spec becomes an input's, and the reverse."""
+        """The spec of the cotangent: reduced where the value is unreduced, and unreduced where it is reduced."""
         return self.with_states(self.reduced, self.unreduced) if self.unreduced or self.reduced else self
 
     def before_sum(self) -> PartitionSpec:
@@ -225,7 +225,6 @@ def check_sharding(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str,
     """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`."""
     check_spec(spec, sizes, "spec")
     check_not_summed(spec, "spec")
-    check_ndim(spec, shape, "spec", array)
     check_divides(spec, shape, sizes, "spec", array)
 
 
@@ -243,7 +242,8 @@ def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: st
 
 
 def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], what: str, array: str) -> None:
-    """Raise ValueError if the ranks along a dimension's axes do not divide its size."""
+    """Raise ValueError if a spec has too many entries, or the ranks along a dimension's axes do not divide its size."""
+    check_ndim(spec, shape, what, array)
     for d, (entry, n) in enumerate(zip(spec.entries, shape)):
         ranks = part_count(names(entry), sizes)
         if n % ranks:

@@ -136,7 +136,7 @@ class AutoAxes(Interpreter):
         return results if primitive.multiple_results else results[0]
 
     def _extremum(self, primitive: Primitive, x: AutoTracer, params: dict, plan: Plan) -> list[Value]:
-        """Bind an extremum with a rule of its own: elements that attain it, whichever rank has them, are alike."""
+        """Bind an extremum with its own derivative rule: all elements that attain it share, whichever rank has them."""
 
         def body(block: Value) -> list[Value]:
             return self._on_ranks(plan.on_blocks, [block])
@@ -246,15 +246,15 @@ class AutoAxes(Interpreter):
     def _linear_call(self, args: Sequence[Value], specs: Sequence[PartitionSpec], params: dict) -> tuple[list, dict]:
         """The specs of a custom derivative's results, those of tangents of their shape; and its backward rule."""
         active, count = params["active"], params["residuals"]
-        known, moving = cut(specs, len(args) - len(params["active"]))
-        tangents = list(zip(map(typeof, args[len(known) :]), moving))
+        known, active_specs = cut(specs, len(args) - len(params["active"]))
+        tangents = list(zip(map(typeof, args[len(known) :]), active_specs))
         types = params["out_types"]
         out = [next((spec for x, spec in tangents if x.shape == t.shape), WHOLE) for t in types]
         residuals = known[params["consts"] :][:count]
 
         def bwd(values, cts):
             f = lambda *xs: [params["bwd"](xs[:count], xs[count:])[i] for i in active]  # noqa: E731
-            found = dict(zip(active, self.on_blocks(f, [*residuals, *out], moving)(*values, *cts)))
+            found = dict(zip(active, self.on_blocks(f, [*residuals, *out], active_specs)(*values, *cts)))
             return [found.get(i) for i in range(max(active) + 1)]
 
         blocks = tuple(block_type(t, spec, self.sizes) for t, spec in zip(types, out))

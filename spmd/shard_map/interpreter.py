@@ -106,11 +106,7 @@ class RankTracer(Tracer):
 
 
 class SPMD(Interpreter):
-    """The interpreter that runs operations on blocks by the mesh's backend.
-
-    Collectives run between its ranks. All axes of the mesh are in scope; `mapped` are those that the running body maps
-    over.
-    """
+    """Run operations on blocks, and collectives between ranks, by the mesh's backend; a body maps over `mapped`."""
 
     name = "shard_map"
     checker: Any = None  # the interpreter that evaluated its `shard_map`
@@ -216,7 +212,7 @@ class SPMD(Interpreter):
             return None
         source, places = tape.lowered[key]
         try:
-            with running(self.base):  # branches and loops that are left are on data
+            with running(self.base):  # the remaining branches and loops are on data
                 results = source.results(*[x for x, _ in operands])
         except BaseException:
             self.mesh.ranks.finish()
@@ -296,7 +292,7 @@ class SPMD(Interpreter):
             with running(self), self._in_branch(idle):
                 made = map(self.operand, tape(*lent))
                 results[i] = [returned.setdefault((id(x), held), RankTracer(self, x, held)) for x, held in made]
-        some = next(iter(results.values()))  # in the place of those of branches that no rank takes
+        some = next(iter(results.values()))  # instead of those of branches that no rank takes
         with running(self):
             found = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
         return [RankTracer(self, x.data, x.held, _marks(t.states)) for x, t in zip(found, tapes[0].out_types)]

@@ -8,16 +8,16 @@ jvp        the body's jvp; the tangents have the specs of their primals
 linearise  the body linearised; what the linear part needs (residuals) stays on its ranks
 transpose  the body's linear tape transposed, input and output specs swapped
 batch      the body vectorised, with one more dimension in every spec
-stage      the body on a tape of its own
+stage      the body recorded on its own tape
 ========== =====================================================================================
 
-Because types say exactly where values may differ from rank to rank, no correction is needed where values enter
-and leave: an unmapped argument is invariant, and so is its cotangent. Without types (`check_rep=False`) the
-variance is not known, and transposition divides cotangents on entry and sums them on exit: the recipe of the
-JEP's problem statement, kept for comparison.
+Types say exactly where values may differ from rank to rank, so values need no correction where they enter and leave:
+an unmapped argument is invariant, and so is its cotangent. Without types (`check_rep=False`) the variance is not known.
+Transposition then divides cotangents on entry and sums them on exit: the recipe of the JEP's problem statement, kept
+for comparison.
 
-Results may be parts of sums, `out_specs=P(unreduced={'i'})`; the cotangent enters as an argument that is reduced
-along i, and so does not communicate. `P(sum='i')` is the same, followed by the sum, which is another operation.
+A result may be unreduced: `out_specs=P(unreduced={'i'})`. Its cotangent enters as a reduced argument, which needs no
+communication. `P(sum='i')` is the same, followed by the sum, which is another operation.
 
 A body returns its results *and their specs*: the number of residuals is known only after it has run.
 """
@@ -124,21 +124,21 @@ class ShardMap(HigherOrder):
 
     def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
         (primals, tangents), in_specs = outside.split(args), params["in_specs"]
-        moving, out_moving = [t is not None for t in tangents], []
+        active, out_active = [t is not None for t in tangents], []
 
         def body(*blocks):
             inside = type(outside)(current_interpreter(), outer=outside)
             block_primals, block_tangents = cut(blocks, len(args))
             with transforming(inside):
-                outs, specs = run_body(params, list(map(inside.join, block_primals, placed(block_tangents, moving))))
+                outs, specs = run_body(params, list(map(inside.join, block_primals, placed(block_tangents, active))))
             out_primals, out_tangents = inside.split(outs)
-            out_moving.extend(t is not None for t in out_tangents)
-            return [*out_primals, *chosen(out_tangents, out_moving)], (*specs, *chosen(specs, out_moving))
+            out_active.extend(t is not None for t in out_tangents)
+            return [*out_primals, *chosen(out_tangents, out_active)], (*specs, *chosen(specs, out_active))
 
-        specs = (*in_specs, *chosen(in_specs, moving))
-        results = self._bind_body([*primals, *chosen(tangents, moving)], params, body, specs)
-        out_primals, out_tangents = cut(results, len(out_moving))
-        return list(map(outside.join, out_primals, placed(out_tangents, out_moving)))
+        specs = (*in_specs, *chosen(in_specs, active))
+        results = self._bind_body([*primals, *chosen(tangents, active)], params, body, specs)
+        out_primals, out_tangents = cut(results, len(out_active))
+        return list(map(outside.join, out_primals, placed(out_tangents, out_active)))
 
     # ------------------------------------------------ reverse mode
 
@@ -266,7 +266,6 @@ class ShardMap(HigherOrder):
                 check_spec(spec, mesh.shape, f"{what}[{i}]")
         for i, (x, spec) in enumerate(zip(types, in_specs)):
             check_not_summed(spec, f"in_specs[{i}]")
-            check_ndim(spec, x.shape, "in_specs", f"an operand of type {x}")
             check_divides(spec, x.shape, mesh.shape, "in_specs", f"an operand of type {x}")
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
             check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")

@@ -1,13 +1,13 @@
 """shard_map: a function of blocks, run on every rank of a mesh.
 
-It binds one operation, whose parameter is the function as a body (`primitive.py`). Here its arguments are checked, and
-its results against their specs.
+It binds one operation, whose parameter is the function as a body (`operation.py`). This file checks the arguments, and
+the results against their specs.
 
-All axes of a mesh are in scope in every body. A shard_map that maps over only some of them has values that do not vary
-along the others, and another one inside it may map over these. In the enclosing body values are whole along them, so an
-inner shard_map is nothing but collectives: a `pscatter` where an argument is split, an `all_gather_invariant` where a
-result is put together, a `psum` where partial sums leave. The types say what their derivatives are. If arguments of the
-outer one are sharded along these axes, they stay so in its body (`auto_axes.py`).
+All axes of a mesh are in scope in every body. In a shard_map that maps over only some of them, values do not vary along
+the others, and another shard_map inside may map over these. Values of the outer body are whole along them, so an inner
+shard_map is only collectives: a `pscatter` where an argument is split, an `all_gather_invariant` where a result is
+assembled, a `psum` where partial sums leave. The types say what their derivatives are. Arguments of the outer one that
+are sharded along these axes stay so in its body (`auto_axes.py`).
 """
 
 from __future__ import annotations
@@ -273,7 +273,6 @@ class _Mapped:
         given = [spec for spec in entries if spec is not None]
         specs = tuple(spec.of(path) for spec, path in zip(given, _paths(leaves, structure)))
         for spec, x in zip(specs, values):
-            check_ndim(spec, x.shape, "in_specs", spec.path)
             check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
         call = NO_CALL
         if where["mesh"].backend != "simulated":
@@ -306,7 +305,7 @@ class _Mapped:
 
 
 def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
-    """How an argument that `spec` splits is split further, in the blocks: along auto axes, as it is now if it can."""
+    """How the blocks of an argument are split further along auto axes: as they are now, where the sizes allow it."""
     sharding, sizes, dims = typeof(x).sharding, where["mesh"].shape, []
     if sharding is None or not sharding.mesh.is_like(where["mesh"]):
         return PartitionSpec()
