@@ -266,10 +266,8 @@ def ranks_named(ranks: Sequence[int]) -> str:
 
 def _text(name: str, params: Mapping[str, Any], values: Iterable[numpy.ndarray]) -> str:
     types = ", ".join(str(ShapedArray(x.shape, x.dtype)) for x in values)
-    rest = ", ".join(
-        [f"{k}={v}" for k, v in params.items() if k not in ("axes", "size", "types", "digest")]
-        + [*params.get("types", ())]
-    )
+    others = [f"{k}={v}" for k, v in params.items() if k not in ("axes", "size", "types", "digest")]
+    rest = ", ".join([*others, *params.get("types", ())])
     text = f"{name} over {', '.join(map(repr, params['axes']))}"
     text += f" of {types}" * bool(types) + f" ({rest})" * bool(rest)
     text = text if len(text) <= 150 else f"{text[:140]}… {_digest([text]) % 10**6:06}"

@@ -17,8 +17,9 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import Axes, Backend
-from collectives.ops import ppermute_p, psum_p, untyped_psum_p
-from collectives.primitives import Collective, grouped
+from collectives.ops import ppermute_p
+from collectives.passes.fuse_psums import PSUMS
+from collectives.primitives import Collective
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
@@ -93,17 +94,13 @@ class Wait(Primitive):
     on_ranks = True
 
     def __init__(self, collective: Collective):
-        super().__init__(f"{collective.name}_wait", _run_wait)
+        super().__init__(f"{collective.name}_wait", lambda started, ranks, types: [x for x, _ in ranks.wait(started)])
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return list(params["types"])
 
     def show_params(self, params: dict) -> str:
         return ""
-
-
-def _run_wait(started: Any, ranks: Backend, types: Sequence[ShapedArray]) -> list:
-    return [out for out, _ in ranks.wait(started)]
 
 
 class Index(Primitive):
@@ -140,7 +137,7 @@ def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 # ---------------------------------------------------------------- overlap of communication and computation
 
 #: The collectives that a backend can start and wait for separately.
-OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
+OVERLAPPED = (*PSUMS, ppermute_p)
 
 
 def overlap_communication(tape: Tape, *_: Any) -> Tape:

@@ -125,7 +125,7 @@ class ShardedArray(Tracer):
         Under MPI every rank must call it. Parts of a sum are added up.
         """
         if self.spec.unreduced:
-            total = Sharding(self.mesh, self.spec.with_states((), self.spec.reduced)).resharded(self)
+            total = Sharding(self.mesh, self.spec.summed_up()).resharded(self)
             return total.gather() if isinstance(total, ShardedArray) else numpy.array(total)
         blocks = self.mesh.ranks.gather(self.data, self.held)
         whole = join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)

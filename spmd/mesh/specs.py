@@ -116,6 +116,10 @@ class PartitionSpec:
         """This spec with other unreduced and reduced axes, and without `sum`."""
         return self._like(*self.entries, unreduced=unreduced, reduced=reduced, sum=())
 
+    def summed_up(self) -> PartitionSpec:
+        """The spec of the sum of what is unreduced."""
+        return self.with_states((), self.reduced)
+
     def summing(self, axes: Iterable[str]) -> PartitionSpec:
         """The spec with these axes in `sum`."""
         return self._like(*self.entries, sum=tuple(axes))

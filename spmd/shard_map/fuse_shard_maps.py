@@ -39,14 +39,10 @@ def _alike(eqn: Equation) -> Any:
 
 def _stays(made: Equation, a: Atom, taken: Equation) -> bool:
     """Whether `taken` uses `a` with the spec and block type with which `made` returns it."""
-    spec, type = _outside(made)[a]
+    returned = zip(made.outputs, made.params["out_specs"], made.params["body"].out_types)
+    (found,) = [(spec, t) for v, spec, t in returned if v is a]
     blocks = zip(taken.inputs, taken.params["in_specs"], taken.params["body"].in_types)
-    return all((s, t) == (spec, type) for x, s, t in blocks if x is a)
-
-
-def _outside(eqn: Equation) -> dict[Var, Any]:
-    """The specs of a shard_map's results, and the types of their blocks."""
-    return dict(zip(eqn.outputs, zip(eqn.params["out_specs"], eqn.params["body"].out_types)))
+    return all((spec, t) == found for x, spec, t in blocks if x is a)
 
 
 def _fused(eqns: Sequence[Equation]) -> Equation:
