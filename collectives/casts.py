@@ -15,6 +15,8 @@ import numpy
 from collectives.axes import Axes, axes_in_scope, collective_axes
 from collectives.ops import CASTS, Tree, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
+from minidiff.arrays.aliasing import frozen
+from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.core.interpreter import current_interpreter, current_scope, enter, running
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_to
@@ -23,10 +25,9 @@ from minidiff.core.staging import program_around
 from minidiff.core.states import UNREDUCED, VARYING, AxisStates, agreed, joined
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, operand_type, typeof
-from minidiff.diagnostics.errors import VarianceError, check_operands, check_unreduced, show_axes
-from minidiff.inputs.aliasing import frozen
+from minidiff.diagnostics.errors import VarianceError, show_axes
+from minidiff.inputs.agreement import check_operands, check_unreduced
 from minidiff.inputs.arguments import is_zero
-from minidiff.inputs.dtypes import is_scalar_constant
 
 # ---------------------------------------------------------------- inserting casts
 

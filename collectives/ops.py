@@ -77,6 +77,7 @@ from collectives.primitives import (
     scattered_shape,
 )
 from minidiff import tree
+from minidiff.arrays.dtypes import is_scalar_constant, plain
 from minidiff.core.interpreter import enter
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_to
@@ -85,7 +86,6 @@ from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError
 from minidiff.inputs.arguments import as_value, normalize_axis
-from minidiff.inputs.dtypes import is_scalar_constant, plain
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import expand_dims, squeeze
@@ -332,7 +332,7 @@ def _psum_runs(x: Value, runs: Sequence[CollectiveAxes]) -> Value:
 def _psum(x: Value, run: CollectiveAxes) -> Value:
     scope = run.scope
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.uniform:
-        return plain(x, is_leaf=True) * as_factor(run.size, x)
+        return plain(x, tree.class_names) * as_factor(run.size, x)
     x = counted(array_of(x))
     varying = varying_axes(x, run)
     if not varying and run.uniform:

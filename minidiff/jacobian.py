@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.forward import instantiate
 from minidiff.core.interpreter import name_of
 from minidiff.core.ranks import cast_like
@@ -24,7 +25,6 @@ from minidiff.inputs.arguments import (
     named_argument,
     warn_if_summed,
 )
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.derivatives import grad, jvp

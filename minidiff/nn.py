@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import attributes
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, reduction
 from minidiff.ops.base import Elementwise, batch_leading
 from minidiff.ops.composed import clip

@@ -41,12 +41,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.arrays.dtypes import is_differentiable, real_float, result_type
 from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.diagnostics.other_libraries import attributes
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.inputs.dtypes import is_differentiable, real_float, result_type
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
 

@@ -36,13 +36,13 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.arrays.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
 from minidiff.compiler.jit import jit
 from minidiff.core.interpreter import current_scope
 from minidiff.core.ranks import vary_along
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import typeof
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.inputs.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
 from minidiff.transforms.derivatives import value_and_grad, vjp

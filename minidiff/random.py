@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from minidiff.arrays.dtypes import dtype_name, finfo, real_float
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import attributes
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import dtype_name, finfo, real_float
 from minidiff.ops.base import bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
 from minidiff.ops.discrete import Discrete

@@ -31,9 +31,9 @@ from unittest import mock
 import numpy
 
 import minidiff as md
+from minidiff.arrays.dtypes import float0, is_differentiable
 from minidiff.compiler import codegen as source
 from minidiff.compiler.simplify import optimize
-from minidiff.inputs.dtypes import float0, is_differentiable
 from minidiff.inputs.promotion import WEAK_TYPES
 from minidiff.numpy.coverage import full_name
 from tests.fuzz_routes import fuzz_routes

@@ -24,7 +24,7 @@ LATER = {
     "minidiff": (
         "collectives",
         "minidiff.compiler",
-        "minidiff.diagnostics.debug",
+        "minidiff.debug",
         "minidiff.higher_order",
         "minidiff.ops.fft",
         "numpy.fft",

@@ -29,12 +29,12 @@ from collectives.casts import cast_type
 from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
 from collectives.primitives import Collective
 from collectives.rooted import at_root_p, reduce_p
+from minidiff.arrays.dtypes import accumulator, is_differentiable, is_scalar_constant
 from minidiff.core.scope import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, operand_type, typeof
 from minidiff.diagnostics.location import Location, merged
 from minidiff.higher_order.partial_eval import prune_tape
-from minidiff.inputs.dtypes import accumulator, is_differentiable, is_scalar_constant
 from minidiff.ops.base import Linear, Multilinear
 from minidiff.ops.elementwise import Divide, Sum
 

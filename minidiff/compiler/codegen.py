@@ -16,6 +16,8 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.arrays.dtypes import is_scalar_constant
+from minidiff.arrays.half import evaluate, runs_wide
 from minidiff.compiler.buffers import Memory, copy_p
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
@@ -25,8 +27,6 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
 from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.inputs.dtypes import is_scalar_constant
-from minidiff.inputs.half import evaluate, runs_wide
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import stage_flat
@@ -162,7 +162,7 @@ class Source:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
         foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
-        if foreign or primitive.binds_axes:  # a shard_map's results may be sharded
+        if foreign or primitive.body_scope(eqn.params) is not None:  # a shard_map's results may be sharded
             self.foreign.update(eqn.outputs)
             return self._call(eqn, operands)
         if _runs_wide(eqn):

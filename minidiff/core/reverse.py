@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from minidiff.core.forward import JVP, instantiate, push_forward
-from minidiff.core.interpreter import current_interpreter, current_scope, running
+from minidiff.core.interpreter import current_interpreter, current_scope, restores_interpreter, running
 from minidiff.core.operation import Primitive
-from minidiff.core.ranks import ranks
+from minidiff.core.ranks import ranks, resharded
 from minidiff.core.scope import checking
 from minidiff.core.tape import Atom, Equation, Recorder, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.diagnostics.location import transposes
-from minidiff.inputs.arguments import agreeing, resharded
 
 
 class Linearize(Recorder):
@@ -64,7 +62,7 @@ class Cotangents(dict[Var, Value]):
     def add(self, atoms: Sequence[Atom], cts: Sequence[Value | None]) -> None:
         for a, ct in zip(atoms, cts):
             if isinstance(a, Var) and ct is not None:
-                ct = agreeing(ct, a.type)
+                ct = ranks.cast_cotangent(ct, a.type)
                 self[a] = self[a] + ct if a in self else ct
 
 

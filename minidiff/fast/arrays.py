@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import NARROW, converted
+from minidiff.arrays.half import has_narrow
 from minidiff.core import reverse
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
@@ -18,8 +20,6 @@ from minidiff.core.types import ShapedArray, Var
 from minidiff.diagnostics.location import transposes
 from minidiff.fast.cotangents import compile_cotangent
 from minidiff.fast.steps import ArrayTape, RecordedStep
-from minidiff.inputs.dtypes import NARROW, converted
-from minidiff.inputs.half import has_narrow
 from minidiff.ops import elementwise, linalg, reduction, shape
 from minidiff.ops.base import (
     Differential,

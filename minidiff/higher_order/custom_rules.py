@@ -17,6 +17,8 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.arrays.aliasing import apart
+from minidiff.arrays.dtypes import float0, is_differentiable
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import Interpreter, current_interpreter, name_of, running, transforming
 from minidiff.core.ranks import cast_to
@@ -38,9 +40,7 @@ from minidiff.higher_order.partial_eval import (
     positions,
     present,
 )
-from minidiff.inputs.aliasing import apart
 from minidiff.inputs.arguments import as_named_value, as_value, as_values, result_values
-from minidiff.inputs.dtypes import float0, is_differentiable
 from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.ops import reduction
 from minidiff.ops.base import convert

@@ -21,13 +21,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core.interpreter import current_interpreter
-from minidiff.core.operation import Primitive
-from minidiff.core.python_numbers import WeakTracer, strong
-from minidiff.core.reverse import Linearize
-from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, typeof, zeros_like
-from minidiff.inputs.dtypes import (
+from minidiff.arrays.dtypes import (
     NARROW,
     accumulator,
     check_dtype,
@@ -37,6 +31,12 @@ from minidiff.inputs.dtypes import (
     rounded_to,
     widened,
 )
+from minidiff.core.interpreter import current_interpreter
+from minidiff.core.operation import Primitive
+from minidiff.core.python_numbers import WeakTracer, strong
+from minidiff.core.reverse import Linearize
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.promotion import WEAK_TYPES, python_type
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
@@ -170,7 +170,6 @@ class Differential(Primitive):
     """
 
     operands_agree = False
-    takes_types = True
 
     def __init__(self, of: Differentiable, active: tuple[int, ...], count: int, reads: set[int]):
         super().__init__(f"d_{of.name}")

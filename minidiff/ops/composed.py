@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import finfo, is_differentiable, result_type
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.dtypes import finfo, is_differentiable, result_type
 from minidiff.inputs.promotion import promoting
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array

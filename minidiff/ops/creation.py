@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import result_type
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.dtypes import result_type
 from minidiff.inputs.promotion import promoting
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import convert

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from minidiff.arrays.dtypes import accumulator, result_type
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, plain_operand, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import accumulator, result_type
 from minidiff.inputs.promotion import WEAK_TYPES, promoting
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import result_type
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.inputs.dtypes import result_type
 from minidiff.ops.arrays import as_array, lists_as_arrays
 from minidiff.ops.base import Multilinear, align, convert, defers_to, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products

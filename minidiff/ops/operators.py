@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 import numpy
 
+from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.tracer import Tracer, Value
 from minidiff.diagnostics import location
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, VarianceError
 from minidiff.diagnostics.other_libraries import INSTEAD, missing, scipy_function
 from minidiff.diagnostics.tracebacks import hide_own_frames, leave
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.promotion import WEAK_TYPES, as_weak
 from minidiff.ops import (
     composed,

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof, zeros_like
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, convert

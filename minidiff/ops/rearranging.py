@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import is_differentiable, is_real_float
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import is_differentiable, is_real_float
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert

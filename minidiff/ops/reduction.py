@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy
 
-from minidiff.inputs.dtypes import is_differentiable
+from minidiff.arrays.dtypes import is_differentiable
 from minidiff.ops.base import Elementwise
 from minidiff.ops.elementwise import exp
 

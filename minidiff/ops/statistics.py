@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import is_differentiable, is_real_float, result_type
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.dtypes import is_differentiable, is_real_float, result_type
 from minidiff.inputs.promotion import WEAK_TYPES
 from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array

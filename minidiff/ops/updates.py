@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert
 from minidiff.ops.dimensions import Dimensions, Types

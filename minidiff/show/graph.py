@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
@@ -31,7 +32,6 @@ from minidiff.diagnostics.location import Location, lines_of
 from minidiff.higher_order.scan import rounds
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
-from minidiff.inputs.dtypes import is_scalar_constant
 from minidiff.show.colours import INVARIANT_COLOUR, bands, bands_of, show_axes
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import make_tape

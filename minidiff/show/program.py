@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.inputs.dtypes import is_scalar_constant
 from minidiff.show.colours import types_as_html
 
 WIDTH = 112  # of the lines of a printed tape, before bodies are indented

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.tape import Atom, Equation, Tape, evaluate_equation, read
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.errors import TracerError
 from minidiff.inputs.arguments import as_value
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.base import Elementwise
 from minidiff.transforms.derivatives import jvp, vjp
 from minidiff.transforms.recording import stage_flat

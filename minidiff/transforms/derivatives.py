@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
+from minidiff.arrays.aliasing import apart
+from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import current_interpreter, name_of
 from minidiff.core.reverse import as_cotangent, engine, pull_back
 from minidiff.core.tape import Once, Tape
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
-from minidiff.inputs.aliasing import apart, keep_residuals
 from minidiff.inputs.arguments import (
     Flat,
     arguments_of,
@@ -27,10 +28,10 @@ from minidiff.inputs.arguments import (
     not_differentiable,
     warn_if_summed,
 )
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.linear_function import LinearFunction
 from minidiff.inputs.promotion import are_weak
+from minidiff.transforms.residuals import keep_residuals
 
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:

@@ -12,12 +12,12 @@ import numpy
 
 from collectives.backends.base import place_of
 from collectives.backends.simulated import Simulated, join_blocks
+from minidiff.arrays.aliasing import read_only
 from minidiff.core.interpreter import EVALUATE, Interpreter
 from minidiff.core.states import AxisStates
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
-from minidiff.inputs.aliasing import read_only
 from minidiff.numpy.coverage import writing
 from minidiff.ops import declare_all
 from minidiff.ops.base import Linear

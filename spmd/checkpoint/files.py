@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidiff.inputs.dtypes import dtype_of
-from minidiff.inputs.keywords import did_you_mean
+from minidiff.arrays.dtypes import dtype_of
+from minidiff.diagnostics.text import did_you_mean
 
 FORMAT = "spmd.checkpoint"
 VERSION = 1

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from minidiff import tree
+from minidiff.arrays.dtypes import dtype_of, is_bfloat16
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.inputs.arguments import check_array
-from minidiff.inputs.dtypes import dtype_of, is_bfloat16
 from spmd.arrays.blocks import from_blocks, starts_here
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, Scalar, short, steps

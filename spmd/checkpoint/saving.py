@@ -22,8 +22,8 @@ import numpy as np
 
 from collectives.guards.mismatch import ranks_named
 from minidiff import tree
+from minidiff.arrays.dtypes import is_bfloat16
 from minidiff.diagnostics.location import here
-from minidiff.inputs.dtypes import is_bfloat16
 from spmd.arrays.blocks import Start, blocks_to_save
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.checkpoint.files import (

@@ -15,6 +15,8 @@ import numpy
 from collectives.backends.base import Axes, Backend, place_of
 from collectives.ops import axis_index_p
 from collectives.passes.overlap import index, run_lowered
+from minidiff.arrays.aliasing import owner_of
+from minidiff.arrays.dtypes import check_dtype
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, transforming
@@ -25,13 +27,11 @@ from minidiff.core.states import REDUCED, UNREDUCED, AxisStates
 from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, operand_type, plain_operand, typeof
-from minidiff.diagnostics.debug import CheckFinite, error_for, is_inexact, state, worst
+from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
 from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.cond import Cond, communications, run_if
 from minidiff.higher_order.effects import has_effects
-from minidiff.inputs.aliasing import owner_of
-from minidiff.inputs.dtypes import check_dtype
 from minidiff.ops.reduction import any as any_of
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.checks.agreement import check_blocks

@@ -31,8 +31,16 @@ import numpy
 
 from collectives.ops import untyped_psum_p
 from collectives.passes.gradient_bucket import summed_backward_pass
+from minidiff.arrays.aliasing import owner_of, read_only
 from minidiff.core.forward import JVP
-from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, transforming
+from minidiff.core.interpreter import (
+    EVALUATE,
+    Interpreter,
+    current_interpreter,
+    restores_interpreter,
+    running,
+    transforming,
+)
 from minidiff.core.reverse import Linearize, walk_back
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
@@ -42,11 +50,9 @@ from minidiff.core.transpose import linear_part
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_message
-from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.higher_order.bodies import HigherOrder
 from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
-from minidiff.inputs.aliasing import owner_of, read_only
 from minidiff.ops.elementwise import divide
 from spmd.arrays.sharded_array import ShardedArray, Sharding, with_sharding
 from spmd.checks.agreement import NO_CALL, checks_values, compare_call
@@ -95,9 +101,7 @@ class ShardMap(HigherOrder):
     `auto_pbroadcast`; `call`, what ranks compare before the first run.
     """
 
-    binds_axes = True
-    commutes = True
-    per_operand = ("in_specs",)
+    commutes = ("in_specs",)
 
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply the operation, resharding sharded arguments to their specs first."""

@@ -23,6 +23,7 @@ from collectives import all_gather_invariant, pscatter, psum
 from collectives.axes import size_of
 from collectives.ops import times
 from minidiff import tree
+from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.compiler.jit import key_of
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, enter, name_of
 from minidiff.core.ranks import cast_to, ranks
@@ -33,7 +34,6 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch
 from minidiff.diagnostics.errors import VarianceError, VarianceWarning, show_axes
 from minidiff.inputs.arguments import as_values, result_values
-from minidiff.inputs.dtypes import is_scalar_constant
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak, weak_where

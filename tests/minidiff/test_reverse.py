@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.inputs.dtypes import float0
+from minidiff.arrays.dtypes import float0
 from minidiff.ops.base import Linear
 from tests.samples import each
 

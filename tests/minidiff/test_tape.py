@@ -10,9 +10,9 @@ import pytest
 
 import minidiff as md
 import spmd
+from minidiff.arrays.aliasing import frozen
 from minidiff.core.tape import Equation
 from minidiff.core.types import ShapedArray, Var
-from minidiff.inputs.aliasing import frozen
 from minidiff.ops.elementwise import add
 from minidiff.show.program import WIDTH
 from spmd import P

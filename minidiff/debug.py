@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy
 
+from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.interpreter import BOTTOM, EVALUATE, Evaluate, current_interpreter, running
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
@@ -25,7 +26,6 @@ from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import shown
 from minidiff.diagnostics.location import here
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.printing import debug_print
 
 __all__ = ["debug_nans", "disable_jit", "print"]
