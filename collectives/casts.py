@@ -15,8 +15,6 @@ import numpy
 from collectives.axes import Axes, axes_in_scope, collective_axes
 from collectives.ops import CASTS, Tree, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
-from minidiff.arrays.aliasing import frozen
-from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.core.interpreter import current_interpreter, current_scope, enter, running
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_to
@@ -28,6 +26,8 @@ from minidiff.core.types import ShapedArray, operand_type, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
 from minidiff.inputs.agreement import check_operands, check_unreduced
 from minidiff.inputs.arguments import is_zero
+from minidiff.values.aliasing import frozen
+from minidiff.values.dtypes import is_scalar_constant
 
 # ---------------------------------------------------------------- inserting casts
 

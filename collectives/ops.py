@@ -77,7 +77,6 @@ from collectives.primitives import (
     scattered_shape,
 )
 from minidiff import tree
-from minidiff.arrays.dtypes import is_scalar_constant, plain
 from minidiff.core.interpreter import enter
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_to
@@ -89,6 +88,7 @@ from minidiff.inputs.arguments import as_value, normalize_axis
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import expand_dims, squeeze
+from minidiff.values.dtypes import is_scalar_constant, plain
 
 #: What a collective takes: a tree of arrays. Its result has the same structure, and type checkers take the same type.
 Tree = TypeVar("Tree")

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.interpreter import BOTTOM, EVALUATE, Evaluate, current_interpreter, running
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
@@ -27,6 +26,7 @@ from minidiff.diagnostics.errors import shown
 from minidiff.diagnostics.location import here
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.printing import debug_print
+from minidiff.values.dtypes import is_differentiable
 
 __all__ = ["debug_nans", "disable_jit", "print"]
 __dir__ = functools.partial(sorted, __all__)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import converted
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import as_named_value, as_values
+from minidiff.values.dtypes import converted
 
 
 def ravel_pytree(pytree: Any) -> tuple[Value, Callable[[Any], Any]]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.forward import instantiate
 from minidiff.core.interpreter import name_of
 from minidiff.core.ranks import cast_like
@@ -29,6 +28,7 @@ from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.derivatives import grad, jvp
 from minidiff.transforms.vmap import vmap
+from minidiff.values.dtypes import is_differentiable
 
 Argnums = int | Sequence[int]
 

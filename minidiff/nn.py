@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
@@ -26,6 +25,7 @@ from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, 
 from minidiff.ops.shape import normalize_axes
 from minidiff.ops.special import erf_p, erfc_of, erfc_p
 from minidiff.random import Shape, bernoulli
+from minidiff.values.dtypes import is_differentiable
 
 __all__ = [
     *("celu", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu"),

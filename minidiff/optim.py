@@ -41,7 +41,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import is_differentiable, real_float, result_type
 from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
@@ -49,6 +48,7 @@ from minidiff.diagnostics.other_libraries import attributes
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
+from minidiff.values.dtypes import is_differentiable, real_float, result_type
 
 __all__ = [
     *("GradientTransformation", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates", "chain"),

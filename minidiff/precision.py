@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
 from minidiff.compiler.jit import jit
 from minidiff.core.interpreter import current_scope
 from minidiff.core.ranks import vary_along
@@ -46,6 +45,7 @@ from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
 from minidiff.transforms.derivatives import value_and_grad, vjp
+from minidiff.values.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
 
 __all__ = ["LossScale", "Policy", "all_finite", "select", "widen"]
 __dir__ = functools.partial(sorted, __all__)

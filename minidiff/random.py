@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from minidiff.arrays.dtypes import dtype_name, finfo, real_float
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import attributes
@@ -38,6 +37,7 @@ from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.indexing import take
 from minidiff.ops.special import CHUNK, erfc_p, ndtri_p
+from minidiff.values.dtypes import dtype_name, finfo, real_float
 
 __all__ = [
     *("Block", "bernoulli", "bits", "categorical", "fold_in", "key", "normal", "permutation", "randint", "split"),

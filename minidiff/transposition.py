@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.arrays.aliasing import apart
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.compiler.simplify import simplified
 from minidiff.core.forward import instantiate
 from minidiff.core.interpreter import current_interpreter, restores_interpreter, transforming
@@ -22,6 +20,8 @@ from minidiff.core.transpose import transpose_values
 from minidiff.core.types import Var, zeros_like
 from minidiff.inputs.arguments import checked_cotangents, linear_positions
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.aliasing import apart
+from minidiff.values.dtypes import is_differentiable
 
 
 def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:

@@ -31,11 +31,11 @@ from unittest import mock
 import numpy
 
 import minidiff as md
-from minidiff.arrays.dtypes import float0, is_differentiable
 from minidiff.compiler import codegen as source
 from minidiff.compiler.simplify import optimize
 from minidiff.inputs.promotion import WEAK_TYPES
 from minidiff.numpy.coverage import full_name
+from minidiff.values.dtypes import float0, is_differentiable
 from tests.fuzz_routes import fuzz_routes
 from tests.table import TABLE, decomposition, linalg, polynomial
 

@@ -40,8 +40,8 @@ from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, report, who_says
 from collectives.guards.notebook import Communicator, Session, is_interactive
-from minidiff.arrays.dtypes import accumulator, is_bfloat16, is_real_float
 from minidiff.core.operation import Primitive
+from minidiff.values.dtypes import accumulator, is_bfloat16, is_real_float
 
 
 def _mpi4py() -> Any:

@@ -29,7 +29,6 @@ from collectives.casts import cast_type
 from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
 from collectives.primitives import Collective
 from collectives.rooted import at_root_p, reduce_p
-from minidiff.arrays.dtypes import accumulator, is_differentiable, is_scalar_constant
 from minidiff.core.scope import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, operand_type, typeof
@@ -37,6 +36,7 @@ from minidiff.diagnostics.location import Location, merged
 from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.ops.base import Linear, Multilinear
 from minidiff.ops.elementwise import Divide, Sum
+from minidiff.values.dtypes import accumulator, is_differentiable, is_scalar_constant
 
 #: Operations that take a local part of an invariant value, and the collective that each forms with a psum before it.
 _FUSED_WITH_PSUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}

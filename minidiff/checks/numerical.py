@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import finfo, is_differentiable
 from minidiff.core.types import typeof
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import as_value
 from minidiff.transforms.derivatives import jvp
+from minidiff.values.dtypes import finfo, is_differentiable
 
 #: By scheme: pairs (offset from x in steps, weight), and the order of the truncation error.
 SCHEMES = {

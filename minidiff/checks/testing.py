@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import finfo, is_differentiable
 from minidiff.checks.numerical import central_difference, gathered, of_active, on_whole_arrays
 from minidiff.core.tape import evaluate_equation, read
 from minidiff.core.tracer import Tracer
@@ -19,6 +18,7 @@ from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.show.trace_table import Local
 from minidiff.transforms.derivatives import jvp, vjp
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.dtypes import finfo, is_differentiable
 
 
 class Tolerance(NamedTuple):

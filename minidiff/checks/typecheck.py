@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.core.scope import Scope
 from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.errors import VarianceError
 from minidiff.ops.base import Differential
+from minidiff.values.dtypes import is_scalar_constant
 
 
 def check_tape(tape: Any, typed: bool, scope: Scope | None) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.while_loop import while_p
 from minidiff.ops import elementwise, rearranging, shape
+from minidiff.values.dtypes import is_scalar_constant
 
 # ---------------------------------------------------------------- aliasing
 

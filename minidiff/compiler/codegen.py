@@ -16,8 +16,6 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import is_scalar_constant
-from minidiff.arrays.half import evaluate, runs_wide
 from minidiff.compiler.buffers import Memory, copy_p
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
@@ -30,6 +28,8 @@ from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.dtypes import is_scalar_constant
+from minidiff.values.half import evaluate, runs_wide
 
 # ---------------------------------------------------------------- source of single operations
 

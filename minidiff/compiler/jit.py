@@ -39,8 +39,8 @@ from minidiff.diagnostics.tracebacks import leave
 from minidiff.inputs.arguments import as_value, check_function, closing_over
 from minidiff.inputs.keywords import check_keywords, named_like, transformation
 from minidiff.inputs.promotion import are_weak
-from minidiff.inputs.settings import types_in
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.settings import types_in
 
 # ---------------------------------------------------------------- static arguments
 

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.arrays.dtypes import is_differentiable, is_real_float, is_scalar_constant
 from minidiff.compiler.buffers import copy_p, with_results_copied
 from minidiff.core.interpreter import EVALUATE, restores_interpreter, running, transforming
 from minidiff.core.operation import Primitive
@@ -43,6 +42,7 @@ from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential
+from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_constant
 
 #: A rule takes the program so far and an equation, and returns an Atom that replaces its result, an Equation that
 #: replaces it (see `Program.results`), or None if it does not apply.

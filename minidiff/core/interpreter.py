@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from minidiff.arrays import half
-from minidiff.arrays.dtypes import NARROW, PLAIN
 from minidiff.core.python_numbers import WeakTracer, strong
 from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import plain_operand
 from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, leak_message
+from minidiff.values import half
+from minidiff.values.dtypes import NARROW, PLAIN
 
 if TYPE_CHECKING:
     from minidiff.core.operation import Primitive
@@ -38,7 +38,7 @@ class Interpreter:
     """
 
     name = "interpreter"
-    origin: tuple[str, str] | None = None  # the transformation and the function that errors name
+    origin: tuple[str, str] | None = None  # (transformation, function), such as ("grad", "loss"): errors name both
     ended = False  # whether the transformation is over, so that its tracers are invalid
     keeps_sources = False  # whether operations recorded above it keep their source line
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from minidiff.arrays import half
-from minidiff.arrays.dtypes import NARROW, dtype_name, is_scalar_constant
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.python_numbers import WeakTracer, strong
 from minidiff.core.ranks import ranks
@@ -17,6 +15,8 @@ from minidiff.core.states import ALL_INVARIANT, AxisStates, joined
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics import location
+from minidiff.values import half
+from minidiff.values.dtypes import NARROW, dtype_name, is_scalar_constant
 
 if TYPE_CHECKING:
     from minidiff.core.interpreter import Interpreter
@@ -56,32 +56,35 @@ class Primitive(metaclass=Declared):
     `decomposed(*operands, **params)`
         is the same, composed of operations for which the first operand's dimensions need not be whole.
 
-    Rules and traits are methods and attributes of a subclass, or keywords of the declaration, such as
-    `accumulates=True`. With `multiple_results`, the rules take and return lists in place of one result. An operation
-    that runs a body (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args, params)`; see
-    `minidiff/higher_order`.
+    `each`
+        is, for a variadic operation, the one that it applies to each operand.
+
+    Beside its rules, an operation has eight traits. Both are given by a subclass, or as keywords of the declaration,
+    such as `accumulates=True`. With `multiple_results`, the rules take and return lists in place of one result. An
+    operation that runs a body (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args,
+    params)`; see `minidiff/higher_order`. A collective also has a rule for the named axis of a vmap, `batch_along`.
     """
 
-    batch_along: Any = None  # the rule of a collective over the named axis of a vmap, `(interpreter, args, params)`
-    batch_ranks: Any = None  # `batch` over simulated ranks, if it differs
+    multiple_results = False
+    is_higher_order = False  # it runs a body, a function or a tape: shard_map, scan, checkpoint
+    operands_agree = True  # pbroadcasts are inserted where operands' variances disagree
+    commutes: Sequence[str] | None = None  # operands may be reordered, with these parameters that have one entry each
+    accumulates = False  # it adds many numbers: 16-bit floats in float32
+    is_view = False  # it computes nothing: its result is its operand rearranged or retyped
+    shares_memory = False  # its result may share memory with an operand
+    has_effect = False  # it has a side effect: see `minidiff/higher_order/effects.py`
+
+    fits: Callable[..., bool] | None = None
+    sharding: Any = None
+    decomposed: Any = None
+    each: Any = None
     evaluate: Callable[..., Any]
     jvp_body: Callable[..., Any]
     linearize_body: Callable[..., Any]
     batch_body: Callable[..., Any]
     stage_body: Callable[..., Any]
-
-    accumulates = False  # it adds many numbers: 16-bit floats in float32
-    is_view = False  # it computes nothing: its result is its operand rearranged or retyped
-    shares_memory = False  # its result may share memory with an operand
-    is_higher_order = False  # it runs a body, a function or a tape: shard_map, scan, checkpoint
-    multiple_results = False
-    commutes: Sequence[str] | None = None  # operands may be reordered, with these parameters that have one entry each
-    operands_agree = True  # pbroadcasts are inserted where operands' variances disagree
-    has_effect = False  # it has a side effect: see `minidiff/higher_order/effects.py`
-    each: Any = None  # for a variadic operation, the one that it applies to each operand
-    fits: Callable[..., bool] | None = None
-    sharding: Any = None
-    decomposed: Any = None
+    batch_along: Any = None
+    batch_ranks: Any = None  # `batch` over simulated ranks, if it differs
 
     def __init__(self, name: str, impl: Any = None, shape_rule: Any = None, **declared: Any):
         for key in declared:

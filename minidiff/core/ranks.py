@@ -28,7 +28,10 @@ class Ranks:
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
 
     def agree(self, primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
-        """Insert casts where operands disagree along mesh axes; if the user writes them, of constants only."""
+        """Insert casts where operands disagree along mesh axes.
+
+        With `written`, the user writes the casts: insert only those of constants, and raise VarianceError for others.
+        """
         return args
 
     def cast(self, x: Value, states: AxisStates) -> Value:

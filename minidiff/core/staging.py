@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from minidiff.arrays.aliasing import frozen
 from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
 from minidiff.diagnostics.location import LONG, warn_of_loop
+from minidiff.values.aliasing import frozen
 
 
 class Stage(Recorder):

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import PLAIN, is_scalar_constant
 from minidiff.core.interpreter import Interpreter
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import SIZE, Tracer, Value
@@ -25,6 +24,7 @@ from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, 
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message
 from minidiff.diagnostics.location import Location, here, replays
 from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.values.dtypes import PLAIN, is_scalar_constant
 
 Atom = Any  # an operand of an equation: a Var, a constant, or a type where no value is needed
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import check_dtype, dtype_name, plain
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates
+from minidiff.values.dtypes import check_dtype, dtype_name, plain
 
 
 class Typed:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import dtype_name, is_scalar_constant
+from minidiff.values.dtypes import dtype_name, is_scalar_constant
 
 
 class TracerError(TypeError):

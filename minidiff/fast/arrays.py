@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import NARROW, converted
-from minidiff.arrays.half import has_narrow
 from minidiff.core import reverse
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
@@ -30,6 +28,8 @@ from minidiff.ops.base import (
     stretched,
     sum_p,
 )
+from minidiff.values.dtypes import NARROW, converted
+from minidiff.values.half import has_narrow
 
 # ---------------------------------------------------------------- cotangents of plain arrays
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import NARROW, PLAIN
-from minidiff.arrays.half import has_narrow
 from minidiff.core.forward import JVP, JVPTracer
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running
 from minidiff.core.operation import Primitive
@@ -27,6 +25,8 @@ from minidiff.core.types import ShapedArray, Var, array_type, typeof
 from minidiff.diagnostics.location import Location
 from minidiff.ops import elementwise
 from minidiff.ops.base import Differentiable, Linear, differential_of
+from minidiff.values.dtypes import NARROW, PLAIN
+from minidiff.values.half import has_narrow
 
 
 class RecordedStep(Var):

@@ -12,7 +12,6 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import is_scalar_constant, result_type
 from minidiff.core.interpreter import current_interpreter, current_scope, enter, name_of
 from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import cast_to
@@ -25,6 +24,7 @@ from minidiff.higher_order.partial_eval import TracedBody, concrete_value, enter
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
 from minidiff.inputs.promotion import WEAK_TYPES, promoting, python_type
 from minidiff.ops.base import convert_number
+from minidiff.values.dtypes import is_scalar_constant, result_type
 
 # ---------------------------------------------------------------- checks and casts
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import current_interpreter, transforming
 from minidiff.core.tape import Tape
@@ -38,6 +37,7 @@ from minidiff.higher_order.partial_eval import (
 from minidiff.inputs.arguments import as_value, result_values
 from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.transforms.vmap import stack_along
+from minidiff.values.dtypes import is_differentiable
 
 
 class CustomVmap(Call):

@@ -17,8 +17,6 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.aliasing import apart
-from minidiff.arrays.dtypes import float0, is_differentiable
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import Interpreter, current_interpreter, name_of, running, transforming
 from minidiff.core.ranks import cast_to
@@ -46,6 +44,8 @@ from minidiff.ops import reduction
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.aliasing import apart
+from minidiff.values.dtypes import float0, is_differentiable
 
 # ---------------------------------------------------------------- stop_gradient
 

@@ -41,9 +41,9 @@ def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray])
 
 
 def check_unreduced(primitive: Any, types: Sequence[Any]) -> None:
-    """Raise VarianceError if an operation takes parts of a sum that it does not map to parts of its result.
+    """Raise VarianceError if an operation is not linear in its unreduced operands together.
 
-    Operands are given by their types, or as Python numbers; zeros are parts of a sum that is zero.
+    Operands are given by their types, or as Python numbers. Zeros may be unreduced: their sum is zero.
     """
     zeros = {i for i, t in enumerate(types) if not isinstance(t, ShapedArray) and t == 0}
     states = [t.states if isinstance(t, ShapedArray) else ALL_INVARIANT for t in types]
@@ -80,7 +80,7 @@ def cast_cotangent(ct: Value, type: ShapedArray) -> Value:
         axes = show_axes(same)
         raise VarianceError(
             f"the value of type {type} has a cotangent of type {typeof(ct)}, the same on all ranks along {axes}, where "
-            f"it is to be parts of a sum: in the body, differentiate pmean(pbroadcast(x, {axes}), {axes}) in place of "
+            f"it must be unreduced: in the body, differentiate pmean(pbroadcast(x, {axes}), {axes}) in place of "
             "x, which is the same number and invariant there; or, to give a cotangent, one that varies or is unreduced"
         )
     return cast_like(ct, type.cotangent)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import NATIVE, float0, is_differentiable, is_real_float, is_scalar_constant, plain
 from minidiff.core.interpreter import current_interpreter, current_scope, enter, name_of
 from minidiff.core.python_numbers import strong
 from minidiff.core.ranks import cast_like, ranks
@@ -21,6 +20,7 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, VarianceWarning, leak_message, show_axes
 from minidiff.inputs.agreement import disagreement
 from minidiff.inputs.promotion import weak_where
+from minidiff.values.dtypes import NATIVE, float0, is_differentiable, is_real_float, is_scalar_constant, plain
 
 # ---------------------------------------------------------------- leaves
 

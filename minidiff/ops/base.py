@@ -21,16 +21,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import (
-    NARROW,
-    accumulator,
-    check_dtype,
-    converted,
-    is_differentiable,
-    is_scalar_constant,
-    rounded_to,
-    widened,
-)
 from minidiff.core.interpreter import current_interpreter
 from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import WeakTracer, strong
@@ -41,6 +31,16 @@ from minidiff.inputs.promotion import WEAK_TYPES, python_type
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.transforms.recording import scalar_tapes
+from minidiff.values.dtypes import (
+    NARROW,
+    accumulator,
+    check_dtype,
+    converted,
+    is_differentiable,
+    is_scalar_constant,
+    rounded_to,
+    widened,
+)
 
 #: How parameters change by a batch axis in front, of the given size.
 _WITH_BATCH: dict[str, Callable] = {
@@ -388,7 +388,7 @@ def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
 
 
 def _reshape_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """A group of dimensions may be in parts along its first one."""
+    """Of a group of dimensions, the first may be split."""
     (x,), (out,) = types, outs
     before, after = [None] * x.ndim, [None] * out.ndim
     for d, e in _leading_pairs(x.shape, out.shape):

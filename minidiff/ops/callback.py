@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.aliasing import read_only
-from minidiff.arrays.dtypes import is_scalar_constant, result_type
 from minidiff.core.interpreter import name_of
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Value
@@ -17,6 +15,8 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import as_named_value, as_values
 from minidiff.ops.dimensions import gather
 from minidiff.ops.shape import broadcast_to, expand_dims
+from minidiff.values.aliasing import read_only
+from minidiff.values.dtypes import is_scalar_constant, result_type
 
 METHODS = ("sequential", "expand_dims", "broadcast_all")
 

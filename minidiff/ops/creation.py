@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import result_type
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
 from minidiff.inputs.promotion import promoting
@@ -15,6 +14,7 @@ from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import floor
 from minidiff.ops.shape import moveaxis
+from minidiff.values.dtypes import result_type
 
 
 @implements(numpy.linspace)

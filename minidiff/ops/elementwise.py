@@ -21,8 +21,6 @@ from typing import Any, Protocol
 
 import numpy
 
-from minidiff.arrays.dtypes import NARROW
-from minidiff.arrays.half import has_narrow
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import strong
@@ -41,6 +39,8 @@ from minidiff.ops.base import (
     defers_to,
     match,
 )
+from minidiff.values.dtypes import NARROW
+from minidiff.values.half import has_narrow
 
 # ---------------------------------------------------------------- declaring operations
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import result_type
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.arrays import as_array, lists_as_arrays
@@ -36,6 +35,7 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
+from minidiff.values.dtypes import result_type
 
 
 def conj(x: Value) -> Value:

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.tracer import Tracer, Value
 from minidiff.diagnostics import location
@@ -28,6 +27,7 @@ from minidiff.ops import (
     statistics,
     updates,
 )
+from minidiff.values.dtypes import is_differentiable
 
 _BINARY: dict[str, Callable] = {
     "add": elementwise.add,

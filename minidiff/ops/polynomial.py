@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof, zeros_like
 from minidiff.ops import dimensions
@@ -19,6 +18,7 @@ from minidiff.ops.base import General, convert
 from minidiff.ops.elementwise import copy
 from minidiff.ops.linalg import convolve
 from minidiff.ops.shape import expand_dims, moveaxis, stack
+from minidiff.values.dtypes import is_differentiable
 
 
 def _row(p: Any) -> Value:

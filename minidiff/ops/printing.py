@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minidiff import tree
-from minidiff.arrays.dtypes import PLAIN
 from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import strong
 from minidiff.core.tracer import Tracer, Value
 from minidiff.ops.dimensions import gather
+from minidiff.values.dtypes import PLAIN
 
 #: Maps operands on all ranks of this process to the name of each rank and its local operands.
 ByRank = Callable[[Sequence[Value]], Iterator[tuple[str, Sequence[Value]]]]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import is_differentiable, is_real_float
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
@@ -30,6 +29,7 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
+from minidiff.values.dtypes import is_differentiable, is_real_float
 
 # ---------------------------------------------------------------- flip, roll
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
@@ -42,6 +41,7 @@ from minidiff.ops.shape import (
     transpose,
 )
 from minidiff.ops.sorting import INTP
+from minidiff.values.dtypes import is_differentiable
 
 # ---------------------------------------------------------------- helpers of reductions
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
@@ -51,6 +50,7 @@ from minidiff.ops.indexing import (
 )
 from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, reshape, squeeze
 from minidiff.ops.sorting import argsort
+from minidiff.values.dtypes import is_differentiable
 
 # ---------------------------------------------------------------- set
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
@@ -35,6 +34,7 @@ from minidiff.inputs.arguments import check_function
 from minidiff.show.colours import INVARIANT_COLOUR, bands, bands_of, show_axes
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import make_tape
+from minidiff.values.dtypes import is_scalar_constant
 
 NO_PROGRAM = (
     "Graphviz's program `dot`, which makes the picture, was not found, nor the package pygraphviz, which needs no "

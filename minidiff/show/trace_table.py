@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.tape import Atom, Equation, Tape, evaluate_equation, read
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof
@@ -25,6 +24,7 @@ from minidiff.inputs.arguments import as_value
 from minidiff.ops.base import Elementwise
 from minidiff.transforms.derivatives import jvp, vjp
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.dtypes import is_differentiable
 
 DOT, BAR = "\u0307", "\u0304"  # combining characters, shown over the letter before them
 LONGEST = 60  # columns of a formula; a longer derivative is written as a Jacobian

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.arrays.aliasing import apart
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import current_interpreter, name_of
 from minidiff.core.reverse import as_cotangent, engine, pull_back
@@ -32,6 +30,8 @@ from minidiff.inputs.keywords import transformation
 from minidiff.inputs.linear_function import LinearFunction
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.residuals import keep_residuals
+from minidiff.values.aliasing import apart
+from minidiff.values.dtypes import is_differentiable
 
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy
 
-from minidiff.arrays.aliasing import is_frozen
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.tape import Equation, Tape
+from minidiff.values.aliasing import is_frozen
 
 
 def keep_residuals(tape: Tape) -> None:

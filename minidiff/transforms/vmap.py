@@ -8,7 +8,6 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arrays.aliasing import apart
 from minidiff.core.interpreter import current_interpreter, name_of, restores_interpreter, transforming
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
@@ -16,6 +15,7 @@ from minidiff.core.vmap import AxisName, Batch, BatchTracer
 from minidiff.inputs.arguments import as_values, check_function, normalize_axis, result_values
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.values.aliasing import apart
 
 
 @transformation

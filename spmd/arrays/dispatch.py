@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import Evaluate, Interpreter, current_scope, running
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.diagnostics.errors import LeakedTracerError, leak_message
+from minidiff.values.dtypes import is_scalar_constant
 from spmd.arrays.reshard import redistribute
-from spmd.arrays.sharded_array import ShardedArray, reshard_p
-from spmd.arrays.sharding_rules import Plan, plan_of
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import WHOLE, PartitionSpec
 from spmd.shard_map.operation import everywhere, shard_map_p
+from spmd.sharding.sharded_array import ShardedArray, reshard_p
+from spmd.sharding.sharding_rules import Plan, plan_of
 
 
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy
 
 from minidiff import make_tape, tree
-from minidiff.arrays.dtypes import finfo, is_differentiable
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import typeof
 from minidiff.diagnostics.location import Location, lines_of, merged
@@ -17,6 +16,7 @@ from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import rounds
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import as_value, check_function
+from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.report.rewritten import of_tape
 from spmd.report.table import Table
 from spmd.shard_map.operation import shard_map_p

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from collectives.ops import all_gather_invariant_p, pscatter_p
-from minidiff.arrays.dtypes import is_differentiable
 from minidiff.core.interpreter import Interpreter, current_interpreter, name_of, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import vary_along
@@ -32,9 +31,10 @@ from minidiff.higher_order.custom_rules import LinearCall, custom_jvp_p
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody, chosen, cut
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.reduction import max_p, min_p
-from spmd.arrays.routes import Dims, follow, route
-from spmd.arrays.sharding_rules import Plan, plan_of
+from minidiff.values.dtypes import is_differentiable
 from spmd.mesh.specs import WHOLE, PartitionSpec, block_type, global_type, part_count
+from spmd.sharding.routes import Dims, follow, route
+from spmd.sharding.sharding_rules import Plan, plan_of
 
 Body = Callable[..., tuple[list, Sequence[PartitionSpec]]]  # blocks -> results, their specs
 

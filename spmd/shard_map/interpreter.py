@@ -15,8 +15,6 @@ import numpy
 from collectives.backends.base import Axes, Backend, place_of
 from collectives.ops import axis_index_p
 from collectives.passes.overlap import index, run_lowered
-from minidiff.arrays.aliasing import owner_of
-from minidiff.arrays.dtypes import check_dtype
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, transforming
@@ -33,10 +31,12 @@ from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.cond import Cond, communications, run_if
 from minidiff.higher_order.effects import has_effects
 from minidiff.ops.reduction import any as any_of
-from spmd.arrays.sharded_array import ShardedArray, Sharding
+from minidiff.values.aliasing import owner_of
+from minidiff.values.dtypes import check_dtype
 from spmd.checks.agreement import check_blocks
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
+from spmd.sharding.sharded_array import ShardedArray, Sharding
 
 #: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (

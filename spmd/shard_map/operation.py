@@ -31,7 +31,6 @@ import numpy
 
 from collectives.ops import untyped_psum_p
 from collectives.passes.gradient_bucket import summed_backward_pass
-from minidiff.arrays.aliasing import owner_of, read_only
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import (
     EVALUATE,
@@ -54,7 +53,7 @@ from minidiff.higher_order.bodies import HigherOrder
 from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
 from minidiff.ops.elementwise import divide
-from spmd.arrays.sharded_array import ShardedArray, Sharding, with_sharding
+from minidiff.values.aliasing import owner_of, read_only
 from spmd.checks.agreement import NO_CALL, checks_values, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
@@ -71,6 +70,7 @@ from spmd.mesh.specs import (
 from spmd.shard_map.auto_axes import check_splits_batch, with_auto_axes
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
 from spmd.shard_map.residuals import LinearBody, Specs
+from spmd.sharding.sharded_array import ShardedArray, Sharding, with_sharding
 
 Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
-from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
@@ -13,6 +12,7 @@ from minidiff.core.types import Var, typeof
 from minidiff.higher_order.partial_eval import chosen
 from minidiff.ops.base import reshape_p
 from minidiff.ops.shape import reshape
+from minidiff.values.dtypes import is_scalar_constant
 from spmd.mesh.specs import P, PartitionSpec
 
 Specs = tuple[PartitionSpec, ...]

@@ -23,7 +23,6 @@ from collectives import all_gather_invariant, pscatter, psum
 from collectives.axes import size_of
 from collectives.ops import times
 from minidiff import tree
-from minidiff.arrays.dtypes import is_scalar_constant
 from minidiff.compiler.jit import key_of
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, enter, name_of
 from minidiff.core.ranks import cast_to, ranks
@@ -38,6 +37,7 @@ from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.ops.base import convert
+from minidiff.values.dtypes import is_scalar_constant
 from spmd.checks.agreement import NO_CALL, UserCall, compare_call, described
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (

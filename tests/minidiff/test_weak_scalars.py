@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
-from minidiff.arrays.dtypes import float0
 from minidiff.compiler.simplify import rewrites
+from minidiff.values.dtypes import float0
 from spmd import P, make_mesh, shard_map
 from tests.samples import each
 

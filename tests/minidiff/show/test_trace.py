@@ -4,9 +4,9 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.arrays.dtypes import float0
 from minidiff.core.operation import Primitive
 from minidiff.show.trace_table import pad, show_value, width
+from minidiff.values.dtypes import float0
 from tests.samples import each
 
 

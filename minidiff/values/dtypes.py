@@ -22,7 +22,7 @@ HALF, SINGLE = numpy.dtype(numpy.float16), numpy.dtype(numpy.float32)
 #: The numeric dtypes in native byte order.
 NATIVE = frozenset(map(numpy.dtype, "?bhilqBHILQefdgFDG"))
 
-#: The 16-bit floats that values have had so far (`minidiff/arrays/half.py`). The package ml_dtypes adds bfloat16.
+#: The 16-bit floats that values have had so far (`minidiff/values/half.py`). The package ml_dtypes adds bfloat16.
 NARROW: set[numpy.dtype] = set()
 
 #: Types that need no validation: plain arrays and numbers. `plain` validates all others.

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy
 
 import collectives
-from minidiff.arrays.dtypes import accumulator, is_differentiable
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import vary_along
 from minidiff.core.states import VARYING
@@ -36,8 +35,9 @@ from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, 
 from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
-from spmd.arrays.routes import Dims, Route, follow, route
+from minidiff.values.dtypes import accumulator, is_differentiable
 from spmd.mesh.specs import PartitionSpec, part_count
+from spmd.sharding.routes import Dims, Route, follow, route
 
 Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labels without an entry are whole
 

@@ -12,7 +12,6 @@ import numpy
 
 from collectives.backends.base import place_of
 from collectives.backends.simulated import Simulated, join_blocks
-from minidiff.arrays.aliasing import read_only
 from minidiff.core.interpreter import EVALUATE, Interpreter
 from minidiff.core.states import AxisStates
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
@@ -21,6 +20,7 @@ from minidiff.diagnostics.errors import VarianceError, show_axes
 from minidiff.numpy.coverage import writing
 from minidiff.ops import declare_all
 from minidiff.ops.base import Linear
+from minidiff.values.aliasing import read_only
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, block_type, global_type
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.arrays.dtypes import NARROW, SINGLE, is_bfloat16, rounded_to, widened
+from minidiff.values.dtypes import NARROW, SINGLE, is_bfloat16, rounded_to, widened
 
 
 def dtypes_of(values: Sequence[Any]) -> list[numpy.dtype]:
