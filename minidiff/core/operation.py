@@ -37,7 +37,7 @@ class Primitive(metaclass=Declared):
     `impl(*arrays, **params)`
         runs it with NumPy.
     `shape_rule(*types, **params)`
-        returns `(shape, dtype)` of the result. The result's states are those of the operands, `axis_states.joined`.
+        returns `(shape, dtype)` of the result. The result's states are those of the operands, joined (`states.py`).
     `fits(*types, **params)`
         says whether the operands and parameters are compatible, if `shape_rule` assumes it because the public
         functions have checked it. Only `Tape.check` calls it.

@@ -102,7 +102,10 @@ engine = Engine()
 
 @restores_interpreter
 def walk_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
-    """Run the backward pass by the installed engine, in the body that is running."""
+    """Run the backward pass by the installed engine.
+
+    In the body of a `shard_map`, count it, and let its operations insert their casts, as in any derivative rule.
+    """
     scope = current_scope()
     if scope is None:
         return engine.backward_pass(tape, cts)
@@ -112,7 +115,7 @@ def walk_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
 
 
 def pull_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
-    """As `walk_back`, for the whole of a transformation: in a typed body, gradients are summed in buckets."""
+    """As `walk_back`, for a whole transformation: in a typed body, several gradients share an all-reduce."""
     scope = current_scope()
     in_body = scope is not None and scope.typed
     return ranks.backward_pass(walk_back, tape, cts) if in_body else walk_back(tape, cts)

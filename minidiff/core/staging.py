@@ -28,7 +28,7 @@ class Stage(Recorder):
 
     def end(self):
         super().end()
-        self.program = None  # perhaps itself
+        self.program = None  # it may be this object: a reference cycle
 
     def atom(self, x):
         a = super().atom(x)

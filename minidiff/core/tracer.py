@@ -109,8 +109,8 @@ class Tracer(Typed):
         if self.interpreter.ended:
             raise LeakedTracerError(leak_message(self))
 
-    def check_own(self, interpreter: Interpreter) -> None:
-        """Raise LeakedTracerError if this value's interpreter is not running."""
+    def check_outside(self) -> None:
+        """Raise LeakedTracerError: no transformation is running, so this value has outlived its own."""
         raise LeakedTracerError(leak_message(self))
 
     def concrete(self, use: str) -> numpy.ndarray:
