@@ -32,7 +32,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -316,11 +316,18 @@ class Messages:
         perm = [(source, destination) for source, destination in perm if source != destination]
         if not perm:
             return start
-        while start < len(self.steps) and not self.steps[start].has_room(axes, perm, self.ports):
+        ends = [end for pair in perm for end in enumerate(pair)]  # (0, a rank that sends), (1, one that receives)
+
+        def has_room(step: CostStep) -> bool:
+            return step.axes == axes and max(step.messages[end] for end in ends) < self.ports
+
+        while start < len(self.steps) and not has_room(self.steps[start]):
             start += 1
         if start == len(self.steps):
             self.steps.append(CostStep(axes))
-        self.steps[start].add(perm, nbytes)
+        step = self.steps[start]
+        step.messages.update(ends)
+        step.longest = max(step.longest, nbytes)
         for total, ranks in zip(self.bytes, zip(*perm)):
             total.update(dict.fromkeys(ranks, nbytes))
         return start + 1
@@ -330,18 +337,10 @@ class Messages:
         return Cost(len(self.steps), longest, *[max(total.values(), default=0) for total in self.bytes])
 
 
+@dataclass
 class CostStep:
     """One step: how many messages each rank sends and receives; the longest's bytes."""
 
-    def __init__(self, axes: Sequence[str]):
-        self.axes = axes
-        self.messages: Counter = Counter()
-        self.longest = 0
-
-    def has_room(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], ports: int) -> bool:
-        used = (self.messages[end] for pair in perm for end in enumerate(pair))
-        return axes == self.axes and max(used) < ports
-
-    def add(self, perm: Sequence[tuple[int, int]], nbytes: int) -> None:
-        self.messages.update(end for pair in perm for end in enumerate(pair))
-        self.longest = max(self.longest, nbytes)
+    axes: Sequence[str]
+    messages: Counter = field(default_factory=Counter)
+    longest: int = 0

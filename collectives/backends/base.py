@@ -32,7 +32,7 @@ class LauncherError(RuntimeError):
 
 
 def ignore_interrupts() -> None:
-    """Ignore Ctrl-C from now on, since this process is ending; threads but the main one cannot, and do nothing."""
+    """Ignore Ctrl-C from now on, since this process is ending. It has no effect in threads other than the main one."""
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -44,10 +44,8 @@ abandoned: list = []
 
 
 def wait_for(requests: Sequence[Any]) -> None:
-    """Wait for all `requests`; Ctrl-C interrupts at once.
-
-    This polls without sleeping: some MPI libraries make progress on long messages only while they are called.
-    """
+    """Wait for all `requests`; Ctrl-C interrupts at once."""
+    # Poll without sleeping: some MPI libraries make progress on long messages only while they are called.
     if not requests:
         return
     first = requests[0]
@@ -104,7 +102,7 @@ class State(NamedTuple):
                 return call.same_as(waiting.method, waiting.what)
         mine = self.recent.get(call.on, {}).get(call.number)
         if mine is not None and not call.same_as(*mine):
-            return False  # it came to something else there, and goes past it
+            return False  # it made another call there, and will not make this one
         return self.begun.get(call.on, 0) >= call.number
 
     def __str__(self) -> str:
@@ -170,10 +168,10 @@ class Watchdog:
     def __init__(self, end: Callable[[str, int], None]):
         self.end = end
         self.rank = 0
-        self.calls: dict[int, tuple | None] = {}  # thread -> the call it is in now, for threads that ever made one
+        self.calls: dict[int, tuple | None] = {}  # thread -> the call that it is in; None between calls
         self.communicators: list[Watched] = []
         self.channels: list[Channel] = []
-        self.unfinished: set[int] = set()  # threads in the middle of what only a whole makes sense to other ranks
+        self.unfinished: set[int] = set()  # threads within an exchange with other ranks; see `MismatchCheck.whole`
         self._heard: dict[int, Heard] = {}
         self._looked = time.monotonic()
         self._ticks = itertools.count()
@@ -349,7 +347,7 @@ class Watched:
         self.mismatch_check = MismatchCheck(
             comm, self.ranks, lambda requests, here: self.wait_for(requests, COMPARISON), unfinished=watchdog.unfinished
         )
-        self._misused = ""  # by two threads at once: what to say
+        self._misused = ""  # the error message, once two threads have used it at the same time
         watchdog.communicators.append(self)
 
     def __getattr__(self, method: str) -> Any:
@@ -391,10 +389,7 @@ class Watched:
         return {n: (method, kind.text if kind else "") for _, n, method, kind in filter(None, [*self._recent])}
 
     def _check_alone(self, thread: int) -> None:
-        """Raise RuntimeError, now and at each later call, if another thread is in a call on this communicator.
-
-        Each rank would make the calls of the two in an order of its own.
-        """
+        """Raise RuntimeError, now and at each later call, if another thread is in a call on this communicator."""
         others = [t for t, call in list(self._watchdog.calls.items()) if t != thread and call and call[0] is self]
         if others:
             names = {t.ident: t.name for t in threading.enumerate()}

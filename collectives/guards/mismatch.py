@@ -35,7 +35,7 @@ ALONE = {"ppermute"}  # calls in which a rank does not wait for all others
 MANY = 2**12  # the number of kinds that are remembered; then all ranks forget theirs at the same call
 TAG = 2  # message tag of comparisons
 
-#: The error of a thread that Ctrl-C has interrupted in the middle of what makes sense to other ranks only as a whole.
+#: The error of a thread that Ctrl-C has interrupted within an exchange, which other ranks may have completed.
 UNFINISHED = (
     "Ctrl-C interrupted this rank while it was beginning a collective, which other ranks may have completed. The ranks "
     "are no longer in step, so it can make no further calls. Do not catch KeyboardInterrupt around collectives: let it "

@@ -28,8 +28,8 @@ from spmd.sharding.sharding_rules import Plan, plan_of
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
     """Run an operation on sharded operands as a `shard_map` of it.
 
-    Returns None if no operand is sharded. If the operands are on several meshes, those on another mesh than the first
-    one's are gathered. Raises LeakedTracerError for tracers of a transformation that has ended.
+    Returns None if no operand is sharded. Operands on another mesh than that of the first sharded one are gathered.
+    Raises LeakedTracerError for tracers of a transformation that has ended.
     """
     if interpreter.scope is not None:
         return None

@@ -46,15 +46,6 @@ class UserCall:
     def __hash__(self) -> int:
         return 0
 
-    def compare(self, mesh: Mesh) -> None:
-        name = f"shard_map of {self.function}"
-        if said := mesh.ranks.compare_once(name, [name, *self.lines()]):
-            others = any(line.startswith("shard_map") for line in said.values())
-            what = "ranks call different shard_maps" if others else f"ranks call {name} differently"
-            advice = next(text for start, text in _ADVICE.items() if any(map(start.match, said.values())))
-            raise DisagreementError(report(what, said, advice))
-        self.agreed, self.lines = True, None
-
 
 #: A call with nothing to compare: the library made it, or all ranks are in one process.
 NO_CALL = UserCall("", None)
@@ -63,8 +54,15 @@ NO_CALL = UserCall("", None)
 def compare_call(params: dict) -> None:
     """Raise DisagreementError on all ranks if they call a `shard_map` differently."""
     call = params.get("call", NO_CALL)
-    if not call.agreed:
-        call.compare(params["mesh"])
+    if call.agreed:
+        return
+    name = f"shard_map of {call.function}"
+    if said := params["mesh"].ranks.compare_once(name, [name, *call.lines()]):
+        others = any(line.startswith("shard_map") for line in said.values())
+        what = "ranks call different shard_maps" if others else f"ranks call {name} differently"
+        advice = next(text for start, text in _ADVICE.items() if any(map(start.match, said.values())))
+        raise DisagreementError(report(what, said, advice))
+    call.agreed, call.lines = True, None
 
 
 def fused_call(params: Sequence[dict]) -> UserCall:

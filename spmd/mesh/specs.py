@@ -263,7 +263,7 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
-    """The type of a rank's block of an array of type `t`; it shows variances that `t` should not have."""
+    """The type of a rank's block of an array of type `t`; its states join those of `t` and of the spec."""
     shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
     return ShapedArray(shape, t.dtype, states=joined(t.states, spec.states) if typed else ALL_INVARIANT)
 

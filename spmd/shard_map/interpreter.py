@@ -262,9 +262,9 @@ class SPMD(Interpreter):
     ) -> list[Value]:
         """Run each branch on all simulated ranks at once, and select.
 
-        Ranks that do not take a branch run it on the operands of one that does: with their own, which it is never given
-        on real ranks, it might raise, or warn of a NaN. A branch that no rank takes does not run. What a branch does
-        not compute with is not copied for that; if all return the same operand, there is nothing to select.
+        Ranks that do not take a branch run it on the operands of one that does. On their own operands, which a branch
+        never gets on real ranks, it might raise, or warn of a NaN. A branch that no rank takes does not run. Operands
+        that a branch only returns are not copied; if all branches return the same one, nothing is selected.
         """
         if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
             raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")

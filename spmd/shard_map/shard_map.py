@@ -90,8 +90,8 @@ def shard_map(
 
     A further `shard_map` inside `f` may map over the other axes. It has the same mesh (which may be left out), and by
     default maps over all axes that are not yet in use. Its arguments are split along its own axes, and its results may
-    vary along those of the outer body. Outside, a result that it maps over its axes is whole again: still sharded if
-    an argument of the outer `shard_map` was, and else gathered, by an `all_gather_invariant`.
+    vary along those of the outer body. In the outer body its results are whole again: still sharded if an argument of
+    the outer `shard_map` was sharded, else gathered by an `all_gather_invariant`.
 
     `check_rep=False`, or `check_vma=False`, turns off the types, the check of `out_specs`, and the savings in
     transposition.
@@ -147,7 +147,6 @@ def shard_map(
             "there are no types: leave out one of them"
         )
     call = _Mapped(f, mesh, in_specs, out_specs, axis_names, auto, typed, auto_pbroadcast)
-    call.check_specs()
 
     def mapped(*args: Any, **named: Any) -> Any:
         if named:
@@ -176,7 +175,7 @@ class _Mapped:
     axes: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # what `axes_of` has found
     has_static: bool = False  # whether an entry of in_specs is None
 
-    def check_specs(self) -> None:
+    def __post_init__(self) -> None:
         """Raise TypeError or ValueError for specs that no arguments fit."""
         self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
         self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]

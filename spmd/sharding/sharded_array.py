@@ -91,9 +91,8 @@ class ShardedArray(Tracer):
     `shape` and `dtype` are those of the whole; `spec` says how it is split over `mesh`. `local` is this rank's
     block, or the list of all ranks' blocks if they are simulated (`spmd.from_local` is its inverse): read-only views.
     `gather()` returns the whole as a NumPy array on every rank: a collective, which every rank must call.
-    `numpy.asarray(x)` returns the whole if all blocks are in this process, and raises otherwise. Both are copies. So
-    nothing that is written changes a sharded array: neither into what it was made from, nor into what comes out.
-    Printing never communicates.
+    `numpy.asarray(x)` returns the whole if all blocks are in this process, and raises otherwise. Both are copies:
+    writing into them, or into the array that it was made from, does not change it. Printing never communicates.
 
     It behaves like the whole array: operators, indexing, methods and NumPy's functions apply to it, and each operation
     is a `shard_map` of itself (`dispatch.py`), whose result is split as the operands are if the operation has a
