@@ -1,7 +1,7 @@
 """`jit`: stage a function to a tape, optimise it, and compile it to NumPy source.
 
-This also shows the other way to implement differentiation, source transformation: `jit(grad(f))` is a Python program
-that computes the gradient, and `jit(grad(f)).source(*args)` shows it.
+This shows another way to implement differentiation, source transformation: `jit(grad(f))` is a Python program that
+computes the gradient, and `jit(grad(f)).source(*args)` shows it.
 
 >>> import numpy as np
 >>> from minidiff import grad
@@ -135,11 +135,6 @@ class Inlined:
             current_scope().transposed += 1
         return tree.unflatten(self.out_structure, self.tape(*values))
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it holds no traced values, so that it can be cached."""
-        return not any(isinstance(c, Tracer) for c in self.tape.constants)
-
 
 def key_of(x: Any) -> Any:
     """The cache key of a leaf: its type and sharding."""
@@ -152,9 +147,9 @@ def key_of(x: Any) -> Any:
 def surroundings() -> tuple:
     """What a recording depends on, besides the function, its static arguments and the types of the others.
 
-    These are the axes that enclosing vmaps name, with their sizes; the running `shard_map` body; whether `jit` is
+    These are the named axes of enclosing vmaps, with their sizes; the running `shard_map` body; whether `jit` is
     disabled; and what the layers above add. Modes that change only how operations run (`debug_nans`,
-    `numpy.errstate`) are not part of it.
+    `numpy.errstate`) do not matter.
     """
     scope = current_scope()
     body = scope and (tuple(scope.axes.items()), scope.typed, scope.explicit, scope.checks)
@@ -223,43 +218,40 @@ class Jitted:
         return program.function(*values)
 
     def _recording(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, list[Value], Any]:
-        """What a call records: a function, its arguments, their values; and the key of all it depends on."""
+        """What a call records: a function, its arguments, their values; and the key of all that it depends on."""
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
-        values = [self._value(x) for x in leaves]
-        return f, dynamic, values, (structure, settings, (*map(key_of, values),), (*are_weak(leaves),), surroundings())
-
-    def _value(self, x: Any) -> Value:
         try:
-            return as_value(x)
+            values = list(map(as_value, leaves))
         except TypeError as error:
             raise TypeError(
                 f"jit: {self.name} was called with a non-array argument: {error}; name arguments that are settings of "
                 "the program in static_argnums"
             ) from None
+        return f, dynamic, values, (structure, settings, (*map(key_of, values),), (*are_weak(leaves),), surroundings())
 
     def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
         """The recorded function, whose operations run one by one."""
         found = self.inlined.get(key)
         if found is None:
             found = Inlined(f, example, self.name)
-            if found.is_closed:
+            if not any(isinstance(c, Tracer) for c in found.tape.constants):  # it would not be of the next call
                 self.inlined[key] = found
         return found
 
     def _remember(self, args: tuple, values: list[Value], run: Callable) -> None:
         """Put a program on the fast path for arguments of these types."""
-        arrays = [type(x) is numpy.ndarray for x in args]
+        if any(type(x) is numpy.ndarray and not x.dtype.isnative for x in args):
+            return
         converters = [None if type(x) in (numpy.ndarray, type(v)) else _SCALARS[type(x)] for x, v in zip(args, values)]
         if any(c is not None and c is not type(v) for c, v in zip(converters, values)):
             return  # a Python integer that needed a larger type than others
-        if any(yes and not x.dtype.isnative for yes, x in zip(arrays, args)):
-            return
-        if any(arrays):
-            key = tuple([(x.shape, x.dtype) if yes else type(x) for yes, x in zip(arrays, args)])
+        types = tuple(map(type, args))
+        if numpy.ndarray in types:
+            key = tuple([(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args])
             self.arrays[key] = _converting(run, converters)
         elif len(self.numbers) < 64:
-            self.numbers[tuple(map(type, args))] = _converting(run, converters)
+            self.numbers[types] = _converting(run, converters)
 
     def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, Any]:
         """Split a call: a function of dynamic arguments, these, and the static ones."""
@@ -288,8 +280,7 @@ class Jitted:
     def program(self, *args: Any, **kwargs: Any) -> CompiledProgram:
         """The program compiled for arguments of these types: its `tape` and its `source`."""
         f, dynamic, _, key = self._recording(args, kwargs)
-        found = self.programs.get(key)
-        return found or CompiledProgram(f, dynamic, self.name, self.options)
+        return self.programs.get(key) or CompiledProgram(f, dynamic, self.name, self.options)
 
 
 def _converting(run: Callable, converters: Sequence[Any]) -> Callable:
@@ -325,8 +316,8 @@ def jit(
     promote as in NumPy: there is one program for `2.0`, and another for `np.float64(2.0)`. A Python branch on a traced
     value raises TracerError. On a method, `self` is the first argument.
 
-    Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they must be
-    hashable, the program is compiled for their values and types (1 and 1.0 differ, also in tuples and dataclasses), and
+    Arguments named by `static_argnums` (positions) or `static_argnames` are settings, not arrays. They must be
+    hashable. The program is compiled for their values and types (1 and 1.0 differ, also in tuples and dataclasses), and
     Python may branch on them.
 
     `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
