@@ -74,8 +74,9 @@ def _layers() -> list[Passes]:
 
 def rewrites() -> dict[str, Callable]:
     """All rewrites by name (as in `without=`): passes over tapes, and rules for operations."""
-    layers = [[*layer.first, *itertools.chain(*layer.rules.values()), *layer.last] for layer in _layers()]
-    found: list[Callable] = sum(layers, [])
+    found: list[Callable] = []
+    for layer in _layers():
+        found += [*layer.first, *itertools.chain(*layer.rules.values()), *layer.last]
     return {name_of_rewrite(rewrite): rewrite for rewrite in found}
 
 

@@ -1,6 +1,6 @@
 """What loops and branches share: checks of predicates and types, and a loop's carries.
 
-The types of carries are a fixpoint, whether the loop runs or is recorded.
+The types of the carries are a fixpoint, both in a loop that runs and in one that is recorded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def if_known(x: Value, use: str) -> Any:
 
 
 def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -> None:
-    """Raise TypeError for a non-function; `otherwise` says what to write instead."""
+    """Raise TypeError for a non-function; the message ends with `otherwise`."""
     for name, f in functions.items():
         if not callable(f):
             raise TypeError(f"{what}: {name} must be a function, got {type(f).__name__}{otherwise}")
@@ -84,10 +84,7 @@ def as_type(x: Any, t: ShapedArray) -> Value:
 
 @contextlib.contextmanager
 def for_types_alone() -> Iterator[None]:
-    """Ignore exceptions in code traced for its types, which may never run.
-
-    A VarianceError is raised even so: types must agree whichever branch runs.
-    """
+    """Ignore exceptions, except VarianceErrors, in code that is traced for its types and may never run."""
     try:
         yield
     except VarianceError:
@@ -108,7 +105,7 @@ def vary_everywhere(values: Iterable[Value]) -> bool:
 def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
     """The type of a carry: `old` (a value or type) before a step, `new` after it.
 
-    A `number` takes whatever states a step gives it, as numbers do everywhere.
+    A `number` takes any states, as numbers do everywhere.
     """
     try:
         a, b = typeof(old), typeof(new)
@@ -149,10 +146,10 @@ class Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
-        self.common: Any = None  # the types that the first step shows, once it has run
-        self.seen: list[ShapedArray] = []  # the common types of all concrete carries so far
+        self.common: Any = None  # the types of the carries, once the first step has run
+        self.seen: list[ShapedArray] = []  # the joint types of all concrete carries so far
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
-        self.cast = False  # whether a pbroadcast casts the carries to their types before every step, the first included
+        self.cast = False  # whether the carries are cast to their types before every step, the first included
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
@@ -172,7 +169,7 @@ class Carry:
         return [_carried(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
 
     def advance(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Value], list[Value], Any]:
-        """Run a step: the carries it was given, those it returns, and its other results."""
+        """Run a step; return the carries that it got, those that it returns, and its other results."""
         if self.common is None:
             values, new, rest = self.first_step(step, *args)
         else:
@@ -187,8 +184,8 @@ class Carry:
     def first_step(self, step: Callable, *args: Any) -> tuple[list[Value], Sequence[Any], Any]:
         """Run the first step, and find the types of the carries.
 
-        Only the step's result shows which dtype a Python number needs; if it differs, the step is repeated. The step is
-        also repeated if it takes derivatives and the carries will vary along more axes: derivatives depend on variance.
+        Only the result shows which dtype a Python number needs; if it differs, run the step again. Also run it again if
+        it takes derivatives, which depend on variance, and the carries turn out to vary along more axes.
         """
         start, scope = self.init, current_scope()
         before = scope and scope.transposed

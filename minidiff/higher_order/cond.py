@@ -70,14 +70,6 @@ class Cond(BodyOperation):
         self.choose = choose
         self.matches = matches
 
-    def select(self, selector: Value, results: Sequence[Sequence[Value]]) -> list[Value]:
-        """Select among the branches' results element by element."""
-        *others, outs = results
-        for i, candidates in reversed(list(enumerate(others))):
-            here = self.matches(selector, i)
-            outs = [x if x is y else where(here, x, y) for x, y in zip(candidates, outs)]
-        return list(outs)
-
     def evaluate(self, args, params):
         selector = concrete_value(args[0], SELECTORS[self.name])
         return tapes_of(params)[self.choose(selector)](*args[1:])
@@ -138,11 +130,10 @@ class Cond(BodyOperation):
             return self.of_elements(args[0], args[1:], tapes_of(params))
 
     def of_elements(self, selector: BatchTracer, operands: Sequence[Value], branches: Sequence[Tape]) -> list[Value]:
-        """Run branches of which the elements of a batch take different ones, and select among the results.
+        """Run the branches that the elements of a batch take, and select among the results element by element.
 
-        An element that does not take a branch is lent the operands of one that does: with its own, which the branch is
-        never given outside of a batch, it might raise, or give an infinity, which times a zero cotangent is NaN. A
-        branch that no element takes does not run.
+        An element that does not take a branch is lent the operands of one that does. With its own, which the branch
+        never gets outside of a batch, the branch might raise, or give an infinity, which times a zero cotangent is NaN.
         """
         if not selector.interpreter.size_of_batch:
             return branches[0](*operands)
@@ -155,14 +146,17 @@ class Cond(BodyOperation):
                 results[i] = run_if(by_any, branch, lent(taken, operands, branch))
             elif known:
                 results[i] = branch(*lent(taken, operands, branch))
-        some = next(iter(results.values()))  # in place of those of branches that no element takes
-        outs = self.select(selector, [results.get(i, some) for i in range(len(branches))])
+        outs = next(iter(results.values()))  # in place of those of branches that no element takes
+        *others, outs = [results.get(i, outs) for i in range(len(branches))]
+        for i, candidates in reversed(list(enumerate(others))):
+            here = self.matches(selector, i)
+            outs = [x if x is y else where(here, x, y) for x, y in zip(candidates, outs)]
         for i, same in enumerate(_same_in_all(branches, operands)):
             if same is not None:
                 outs[i] = same
-            elif not may_differ(outs[i], selector.interpreter):  # one branch ran, but it depends on the elements which
+            elif not may_differ(outs[i], selector.interpreter):  # only one branch ran, but the elements chose which
                 outs[i] = where(taken, outs[i], outs[i])
-        return outs
+        return list(outs)
 
 
 def communications(tape: Tape) -> Iterator[Equation]:
@@ -194,9 +188,9 @@ switch_p = Cond("switch", int, equal)
 
 
 class ElementBranch(Stage):
-    """Trace a branch that some elements of a batch take, and others do not.
+    """Trace a branch that only some elements of a batch take.
 
-    What all elements share is computed at once, and Python sees its value.
+    Values that all elements share are computed at once, so Python sees them.
     """
 
     def __init__(self, below: Interpreter, origin: tuple[str, str], batch: Batch):
@@ -215,7 +209,7 @@ class ElementBranch(Stage):
 class Lend(General):
     """Give all elements of a batch the operand of the first one that takes a branch: `lend(taken, x)`.
 
-    Nothing uses what the branch makes of it, so its derivative is zero.
+    The results of the branch for these operands are not used, so the derivative is zero.
     """
 
     def batch(self, args, batched, params):
@@ -253,7 +247,7 @@ def may_differ(x: Value, batch: Batch) -> bool:
 
 
 def _batch_of(selector: Value) -> Batch | None:
-    """The batch whose elements choose, if the choice runs now: one recorded in a function is that of the recording."""
+    """The batch whose elements choose the branch, unless the choice is being recorded."""
     batch: Any = getattr(selector, "interpreter", None)
     interpreter: Any = current_interpreter()
     while interpreter is not batch and not isinstance(interpreter, Stage) and interpreter is not None:
@@ -272,7 +266,7 @@ def _same_in_all(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterato
 
 
 def lent(taken: BatchTracer, operands: Sequence[Value], branch: Tape) -> list[Value]:
-    """The operands with which all elements run a branch. What it does not compute with is not copied for that."""
+    """The operands with which all elements run a branch; those that it does not use stay as they are."""
     used = {a for eqn in branch.equations for a in eqn.inputs if isinstance(a, Var)}
     by_element = [v in used and may_differ(x, taken.interpreter) for v, x in zip(branch.inputs, operands)]
     return [where(taken, x, lend_p.bind(taken, x)) if yes else x for x, yes in zip(operands, by_element)]
@@ -281,7 +275,7 @@ def lent(taken: BatchTracer, operands: Sequence[Value], branch: Tape) -> list[Va
 def _if_agreed(x: Value) -> Any:
     """The boolean `x`, or None if it is abstract, batched, or differs between ranks.
 
-    Without types nothing says that ranks may differ, and so take different branches: then it is true.
+    In an untyped `shard_map` nothing says whether ranks may take different branches: then it is true.
     """
     scope = current_scope()
     try:
@@ -302,10 +296,10 @@ def run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
 
 
 class RankBranch(Stage):
-    """Record a branch that some ranks take, and others do not: what it closes over varies along the selector's axes.
+    """Record a branch that only some ranks take: values that it closes over vary along the selector's axes.
 
-    The pbroadcasts which that needs are outside the branch, and so are their transposes, psums, which all ranks call.
-    The branch has a scope of its own, so that transformations in it adopt what they close over from here.
+    The pbroadcasts for this are outside the branch, and so are their transposes, psums that all ranks call. The branch
+    has a scope of its own, so that transformations in it adopt the values that they close over from here.
     """
 
     def __init__(self, below: Interpreter, primitive: Cond, name: str, selector: Value):
@@ -324,16 +318,14 @@ class RankBranch(Stage):
 
 
 def varying_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
-    """Insert a pbroadcast of `x` along the axes along which the selector varies.
+    """Insert a pbroadcast of `x` along the selector's axes; VarianceError in an explicit scope."""
 
-    In an explicit scope the user writes it: raise VarianceError instead.
-    """
     chosen_by = typeof(selector)
     missing = chosen_by.variance - typeof(x).variance
     if missing and current_scope().checks and isinstance(x, Tracer):
         raise VarianceError(
             f"{primitive}: {SELECTORS[primitive.name]} is a {chosen_by}, so ranks take different branches, and all "
-            f"that these use varies too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
+            f"values in these vary too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
         )
     return vary_along(x, chosen_by.variance)
 
@@ -342,7 +334,7 @@ def varying_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
 
 
 def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
-    """The common types of branches' results, up to Python numbers and variance."""
+    """The types to which the branches' results are cast: Python numbers and variance may differ."""
     structure = results[0][1]
     for name, (_, other) in zip(names, results):
         if other != structure:
@@ -352,8 +344,7 @@ def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> 
             )
     types = []
     for entries in zip(*[leaves for leaves, _ in results]):
-        found = [typeof(x) for _, x in entries]
-        path = entries[0][0]
+        found, path = [typeof(x) for _, x in entries], entries[0][0]
         at = f" at [...]{path}" if path else ""
         strong = [t.dtype for t, (_, x) in zip(found, entries) if not is_weak(x)]
         dtype = strong[0] if strong else numpy.result_type(*[t.dtype for t in found])
@@ -387,8 +378,8 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         return branches[number](*operands)
     leaves, weak = list(map(entered, given)), are_weak(given)
     if by_rank:
-        labels = tree.paths(structure, "operands")
-        leaves = [varying_as(primitive, selector, x, label) for x, label in zip(leaves, labels)]
+        labelled = zip(leaves, tree.paths(structure, "operands"))
+        leaves = [varying_as(primitive, selector, x, label) for x, label in labelled]
 
     def flat(f: Callable, values: Sequence[Value]) -> tuple:
         """Apply a branch to leaves: the result's leaves with their paths, its structure."""
@@ -396,7 +387,7 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
 
     def traced(name: str, f: Callable) -> TracedBody:
         origin, below = (primitive.name, name_of(f)), current_interpreter()
-        if batch:  # it closes over the operands too: those that all elements share keep their values
+        if batch:  # it closes over the operands: those that all elements share keep their values
             return TracedBody(lambda: flat(f, leaves), (), stage=ElementBranch(below, origin, batch))
         stage = RankBranch(below, primitive, name, selector) if by_rank else None
         return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), origin, stage)
@@ -423,7 +414,7 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
 def _typed_choice(
     primitive: Cond, number: int, names: Sequence[str], result: tuple, branches: Sequence[Callable], traced: Callable
 ) -> Any:
-    """Give the `result` of the branch that ran the variance of a recorded `cond`.
+    """Give the `result` of the branch that ran the variance that it has in a recorded `cond`.
 
     So a program that typechecks for these values typechecks for any others.
     """
@@ -457,9 +448,9 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     `pred` is one boolean, or a number (true if it is not 0). Operands and results are trees. If `pred` is concrete, one
     branch runs. If it is abstract (under `make_tape`), both are recorded, and must return trees of the same structure
     and types; a result varies along the axes along which it varies in either branch. The same holds in a typed
-    `shard_map` even if `pred` is concrete: there the other branch is recorded for its types alone, and ignored if it
-    raises. If `pred` is batched (under `vmap`), both are recorded, each runs if an element takes it, and results are
-    selected element by element; the elements that do not take a branch run it on the operands of one that does.
+    `shard_map` for a concrete `pred`: there the other branch is recorded for its types alone, and ignored if it raises.
+    If `pred` is batched (under `vmap`), each branch runs if an element takes it, and results are selected element by
+    element; elements that do not take a branch run it on the operands of one that does.
 
     In a typed `shard_map`, if `pred` varies along mesh axes, each rank runs its own branch. Both are recorded; neither
     may communicate along these axes; operands, values that the branches close over, and results all vary along them.
@@ -501,8 +492,6 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
         raise ValueError("switch: branches must hold at least one function")
     names = [f"branches[{i}]" for i in range(len(branches))]
     check_functions("switch", dict(zip(names, branches)), _BETWEEN_VALUES)
-    if isinstance(index, Tracer):
-        index = minimum(maximum(index, 0), len(branches) - 1)
-    else:
-        index = min(max(int(index), 0), len(branches) - 1)
+    last = len(branches) - 1
+    index = minimum(maximum(index, 0), last) if isinstance(index, Tracer) else min(max(int(index), 0), last)
     return _branch(switch_p, index, names, branches, operands)

@@ -289,7 +289,7 @@ class CustomFunction:
         self.fun = fun
         self.what = getattr(fun, "__name__", "f")
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self: Any, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     def _positional(self, args: tuple, kwargs: dict) -> tuple:

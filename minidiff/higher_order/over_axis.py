@@ -21,7 +21,7 @@ def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
     """Apply `f` to each element of `xs` along its first axis; stack the results.
 
     `xs` and the result are trees of arrays. `vmap` does the same for all elements at once, and needs the memory for
-    that; with a `batch_size`, each step does it for that many, and the last one for those that are left. Raises
+    that. With a `batch_size`, each step does it for that many elements, and the last one for the rest. Raises
     ValueError if arrays of `xs` differ in length, or if `batch_size` is not positive.
 
     >>> import numpy as np

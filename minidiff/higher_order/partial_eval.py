@@ -1,8 +1,8 @@
 """Bodies of higher-order operations: tracing, partial evaluation, jvp, vmap.
 
-A body is a closed :class:`Tape`: values that the function closes over are its first inputs. To differentiate, vectorise
-or transpose a body, run it under the interpreter that does so, and trace that (:class:`TracedBody`, whose outputs are
-chosen afterwards). Linearisation splits a body into a known and a linear part (:class:`PartialEval`).
+A body is a closed :class:`Tape`: its first inputs are the values that the function closes over. To differentiate,
+vectorise or transpose a body, run it under the interpreter that does so, and trace that (:class:`TracedBody`; its
+outputs are chosen afterwards). Linearisation splits a body into a known and a linear part (:class:`PartialEval`).
 """
 
 from __future__ import annotations
@@ -57,10 +57,7 @@ class TracedBody:
 
     @restores_interpreter
     def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
-        """The closed tape of `outputs(result)`, and the values of its first inputs.
-
-        With `prune`, equations that the outputs do not need are dropped.
-        """
+        """The closed tape of `outputs(result)`, without dead code if `prune`, and the values of its first inputs."""
         with transforming(self.stage):
             tape = self.stage.tape([entered(x) for x in outputs(self.result)])
             return (prune_tape(tape) if prune else tape).close()
@@ -71,10 +68,7 @@ def entered(x: Any) -> Value:
 
 
 def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
-    """Cast values along mesh axes to these types.
-
-    A type among the values stands for a linear one, and stays.
-    """
+    """Cast values along mesh axes to these types; leave a type in place of a linear value."""
     return [x if isinstance(x, ShapedArray) else cast_to(x, t.states) for x, t in zip(values, types)]
 
 
@@ -135,9 +129,9 @@ def prune_tape(tape: Tape, effects: bool = True) -> Tape:
 def needed_equations(
     equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = (), effects: bool = False
 ) -> tuple[list[Equation], set[Var]]:
-    """The equations `outputs` need if some values are `given`; all names in them.
+    """The equations that `outputs` need if some values are `given`; and all names in them.
 
-    They are for recomputation and have no effects, unless `effects` keeps the equations that have one.
+    They are for recomputation and have no effects, unless `effects` keeps the equations with an effect.
     """
     needed = {a for a in outputs if isinstance(a, Var)}
     kept = []
@@ -154,7 +148,7 @@ def needed_equations(
 
 
 def with_used_results(eqn: Equation, used: Sequence[bool], *per_result: str) -> Equation:
-    """Drop unused results of a body that takes the operands as they are, and the operands they alone need.
+    """Drop unused results of a body that takes the operands as they are, and the operands that only they need.
 
     `per_result` names the parameters with one entry per result.
     """
@@ -188,8 +182,8 @@ def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
     return [isinstance(a, Var) and a in found for a in tape.outputs]
 
 
-#: How a body takes an operand, and gives a result: the same in every run of it, handed from one run to the next, or an
-#: element of an array for each run. Operands are in this order, and so are results.
+#: How a body takes an operand, and gives a result: the same one in every run, handed from one run to the next, or one
+#: element of an array for each run. Operands and results are in this order.
 SHARED, CARRIED, ELEMENT = range(3)
 
 
@@ -222,10 +216,9 @@ def merge(closed: Sequence[tuple[Tape, Sequence[Operand]]]) -> tuple[list[Tape],
 
 
 class PartialEval:
-    """A tape split into a known part and a part linear in its `linear` inputs.
+    """A tape split into a known part, and a part that is linear in its `linear` inputs.
 
-    The known part is on the tape of `stage`; `linear_tape` gives the linear part, once the caller has decided which
-    outputs belong to it.
+    The tape of `stage` is the known part. `linear_tape` is the linear part, for the outputs that the caller chooses.
     """
 
     def __init__(self, tape: Tape, linear: Sequence[bool]):
@@ -246,10 +239,10 @@ class PartialEval:
     ) -> tuple[Tape, list[Operand]]:
         """The tape of the chosen outputs, and operands for its first inputs, the residuals.
 
-        A residual that is not known outside the body stands for itself, a name on `stage`. If the body `repeats`, there
-        is one for each run, and what depends on shared operands alone is computed here, once for all runs. If ranks
-        choose along some axes whether to run the body, what does not vary along these is computed here, by all of them:
-        a result of the choice would vary.
+        A residual that is not known outside the body is represented by its name on `stage`. If the body `repeats`,
+        there is one such residual for each run; those that depend on shared operands alone are computed here, once for
+        all runs. If ranks choose along some axes whether to run the body, residuals that do not vary along these are
+        computed here, by all ranks: a result of the choice would vary.
         """
         tape, residuals = self.recorder.tape(chosen(self.outs, outputs)).close()
         given = list(zip(self.stage.inputs, [x._replace(origin=None) for x in chosen(operands, self.known)]))
@@ -319,8 +312,8 @@ class BatchInside(Continued, Batch):
 def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], moving: Sequence[bool]) -> Callable:
     """The jvp of a body: from operands and tangents to results and their tangents.
 
-    It takes tangents for operands marked as `moving`. A zero tangent is None. `inside(below)` is the interpreter that
-    continues the forward mode outside.
+    It takes tangents for the operands marked as `moving`. A zero tangent is None. `inside(below)` is the interpreter
+    that continues the outer forward mode.
     """
 
     def jvp(*values):
@@ -344,10 +337,10 @@ def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched
 def batched_body(
     body: Callable, outside: Batch, batched: Sequence[bool], results: list[bool] | None = None, groups: int = 1
 ) -> Callable:
-    """Vectorise a body over the first axis of batched arguments and all results.
+    """Vectorise a body over the first axis of batched arguments and results.
 
-    If a list `results` is given, the first run fills it with which results are batched, and only these are: what no
-    batched value affects is the same for all elements. A jvp rule returns two `groups`: results, and their tangents.
+    All results are batched, unless a list `results` is given: the first run fills it with which ones depend on batched
+    values, and only these are batched. A jvp rule returns two `groups`: results, and their tangents.
     """
 
     def vectorised(*values):
