@@ -40,7 +40,7 @@ from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.diagnostics.location import Location
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.higher_order.partial_eval import prune_tape
+from minidiff.higher_order.dead_code import prune_tape
 from minidiff.inputs.dtypes import is_differentiable, is_real_float, is_scalar_constant
 from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential

@@ -25,7 +25,9 @@ from minidiff.core.tracer import Value
 from minidiff.core.transpose import transpose_values
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.higher_order.dead_code import depends, names_used, prune_tape
 from minidiff.higher_order.effects import has_effects
+from minidiff.higher_order.masks import chosen, cut, fixpoint, placed, positions
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     ELEMENT,
@@ -35,19 +37,11 @@ from minidiff.higher_order.partial_eval import (
     TracedBody,
     batched_body,
     broadcast_in_front,
-    chosen,
-    cut,
-    depends,
     filled,
     fit,
-    fixpoint,
     jvp_of_body,
     merge,
-    names_used,
     partly_evaluated,
-    placed,
-    positions,
-    prune_tape,
     traced_batch,
 )
 from minidiff.inputs.arguments import resharded

@@ -22,17 +22,9 @@ from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.bodies import Call, labelled
-from minidiff.higher_order.partial_eval import (
-    Continued,
-    chosen,
-    continued,
-    cut,
-    jvp_of_body,
-    needed_equations,
-    placed,
-    present,
-    with_used_results,
-)
+from minidiff.higher_order.dead_code import needed_equations, with_used_results
+from minidiff.higher_order.masks import chosen, cut, placed, present
+from minidiff.higher_order.partial_eval import Continued, continued, jvp_of_body
 from minidiff.inputs.arguments import Flat, as_value, check_function, closing_over
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak

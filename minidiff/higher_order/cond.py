@@ -70,6 +70,14 @@ class Cond(BodyOperation):
         self.choose = choose
         self.matches = matches
 
+    def select(self, selector: Value, results: Sequence[Sequence[Value]]) -> list[Value]:
+        """Select among the branches' results element by element."""
+        *others, outs = results
+        for i, candidates in reversed(list(enumerate(others))):
+            here = self.matches(selector, i)
+            outs = [x if x is y else where(here, x, y) for x, y in zip(candidates, outs)]
+        return list(outs)
+
     def evaluate(self, args, params):
         selector = concrete_value(args[0], SELECTORS[self.name])
         return tapes_of(params)[self.choose(selector)](*args[1:])
@@ -146,17 +154,14 @@ class Cond(BodyOperation):
                 results[i] = run_if(by_any, branch, lent(taken, operands, branch))
             elif known:
                 results[i] = branch(*lent(taken, operands, branch))
-        outs = next(iter(results.values()))  # in place of those of branches that no element takes
-        *others, outs = [results.get(i, outs) for i in range(len(branches))]
-        for i, candidates in reversed(list(enumerate(others))):
-            here = self.matches(selector, i)
-            outs = [x if x is y else where(here, x, y) for x, y in zip(candidates, outs)]
+        some = next(iter(results.values()))  # for the branches that no element takes
+        outs = self.select(selector, [results.get(i, some) for i in range(len(branches))])
         for i, same in enumerate(_same_in_all(branches, operands)):
             if same is not None:
                 outs[i] = same
             elif not may_differ(outs[i], selector.interpreter):  # only one branch ran, but the elements chose which
                 outs[i] = where(taken, outs[i], outs[i])
-        return list(outs)
+        return outs
 
 
 def communications(tape: Tape) -> Iterator[Equation]:

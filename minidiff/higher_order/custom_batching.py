@@ -20,17 +20,8 @@ from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.custom_rules import CustomCall, CustomFunction, CustomFunctionCall, Guard, guarded
-from minidiff.higher_order.partial_eval import (
-    BatchInside,
-    batched_body,
-    chosen,
-    cut,
-    filled,
-    jvp_of_body,
-    placed,
-    positions,
-    present,
-)
+from minidiff.higher_order.masks import chosen, cut, placed, positions, present
+from minidiff.higher_order.partial_eval import BatchInside, batched_body, filled, jvp_of_body
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.promotion import are_weak, weak_where

@@ -29,15 +29,8 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.bodies import Body, Call
-from minidiff.higher_order.partial_eval import (
-    JVPInside,
-    batched_body,
-    chosen,
-    cut,
-    placed,
-    positions,
-    present,
-)
+from minidiff.higher_order.masks import chosen, cut, placed, positions, present
+from minidiff.higher_order.partial_eval import JVPInside, batched_body
 from minidiff.inputs.aliasing import apart
 from minidiff.inputs.arguments import as_named_value, as_value, as_values, result_values
 from minidiff.inputs.dtypes import float0, is_differentiable

@@ -8,7 +8,7 @@ outputs are chosen afterwards). Linearisation splits a body into a known and a l
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core.forward import JVP, push_forward
@@ -16,12 +16,13 @@ from minidiff.core.interpreter import Interpreter, current_interpreter, enter, r
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
-from minidiff.core.tape import Atom, Equation, Tape, with_equations
+from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.interrupts import restores_interpreter
-from minidiff.higher_order.effects import has_effects, without_effects
+from minidiff.higher_order.dead_code import dependents, prune_tape
+from minidiff.higher_order.masks import chosen, cut, placed
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims
@@ -75,111 +76,6 @@ def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
 def zeros(t: ShapedArray) -> Value:
     """Zeros of this type."""
     return cast_to(zeros_like(t)[()], t.states)  # a number is written into tapes, an array is a constant of them
-
-
-def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: Sequence[bool]) -> tuple[Any, list]:
-    """Repeat `attempt`, adding what it marks to the mask, until the mask stays."""
-    mask = list(mask)
-    while True:
-        result, more = attempt(mask)
-        grown = [a or b for a, b in zip(mask, more)]
-        if grown == mask:
-            return result, mask
-        mask = grown
-
-
-def chosen(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """The values that the mask marks."""
-    return [x for x, yes in zip(values, mask) if yes]
-
-
-def present(values: Iterable[Any]) -> list:
-    """The values that are not None."""
-    return [x for x in values if x is not None]
-
-
-def positions(mask: Iterable[bool]) -> list[int]:
-    """The indices at which a mask is set."""
-    return [i for i, yes in enumerate(mask) if yes]
-
-
-def placed(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """The inverse of `chosen`, with None where the mask is not set."""
-    values = iter(values)
-    return [next(values) if yes else None for yes in mask]
-
-
-def cut(values: Sequence[Any], *counts: int) -> list[list]:
-    """Split a sequence into pieces of these lengths, and the rest."""
-    parts, start = [], 0
-    for n in counts:
-        parts.append(list(values[start : start + n]))
-        start += n
-    return [*parts, list(values[start:])]
-
-
-def prune_tape(tape: Tape, effects: bool = True) -> Tape:
-    """Eliminate dead code, also in the bodies of equations.
-
-    Equations with an effect are kept, unless `effects` is False because the effect happened elsewhere.
-    """
-    return with_equations(tape, needed_equations(tape.equations, tape.outputs, effects=effects)[0])
-
-
-def needed_equations(
-    equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = (), effects: bool = False
-) -> tuple[list[Equation], set[Var]]:
-    """The equations that `outputs` need if some values are `given`; and all names in them.
-
-    They are for recomputation and have no effects, unless `effects` keeps the equations with an effect.
-    """
-    needed = {a for a in outputs if isinstance(a, Var)}
-    kept = []
-    for eqn in reversed(equations):
-        used = [v in needed and v not in given for v in eqn.outputs]
-        if any(used) or (effects and has_effects(eqn)):
-            if not effects:
-                eqn = without_effects(eqn)
-            if eqn.primitive.is_higher_order or not all(used):
-                eqn = eqn.primitive.without_unused_results(eqn, used)
-            kept.append(eqn)
-            needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return kept[::-1], needed
-
-
-def with_used_results(eqn: Equation, used: Sequence[bool], *per_result: str) -> Equation:
-    """Drop unused results of a body that takes the operands as they are, and the operands that only they need.
-
-    `per_result` names the parameters with one entry per result.
-    """
-    params, body = eqn.params, eqn.params["body"]
-    tape = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
-    names = names_used(tape)
-    kept = [v in names for v in body.inputs]
-    masks = {**dict.fromkeys(eqn.primitive.per_operand, kept), **dict.fromkeys(per_result, used)}
-    params = {**params, **{name: tuple(chosen(params[name], mask)) for name, mask in masks.items()}}
-    params["body"] = Tape(chosen(body.inputs, kept), tape.equations, tape.outputs)
-    return Equation(eqn.primitive, chosen(eqn.inputs, kept), params, chosen(eqn.outputs, used), eqn.source)
-
-
-def names_used(tape: Tape) -> set[Var]:
-    """The names that equations or outputs use."""
-    return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
-
-
-def dependents(equations: Sequence[Equation], names: Iterable[Var]) -> set[Var]:
-    """These names, and those of all results that depend on them."""
-    found = set(names)
-    for eqn in equations:
-        if any(isinstance(a, Var) and a in found for a in eqn.inputs):
-            found.update(eqn.outputs)
-    return found
-
-
-def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
-    """Which outputs depend on the marked inputs."""
-    found = dependents(tape.equations, chosen(tape.inputs, marked))
-    return [isinstance(a, Var) and a in found for a in tape.outputs]
 
 
 #: How a body takes an operand, and gives a result: the same one in every run, handed from one run to the next, or one

@@ -16,16 +16,8 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.debug import jit_is_disabled
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import Carry, as_carried, check_functions, staging
-from minidiff.higher_order.partial_eval import (
-    CARRIED,
-    ELEMENT,
-    SHARED,
-    Operand,
-    concrete_value,
-    cut,
-    entered,
-    zeros,
-)
+from minidiff.higher_order.masks import cut
+from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, entered, zeros
 from minidiff.inputs.arguments import result_values
 from minidiff.inputs.keywords import explains_keywords
 from minidiff.ops.shape import concatenate, stack_p, unstack_p

@@ -24,20 +24,17 @@ from minidiff.higher_order.carries import (
     staging,
 )
 from minidiff.higher_order.cond import lent
+from minidiff.higher_order.dead_code import depends, prune_tape
 from minidiff.higher_order.effects import without_effects
+from minidiff.higher_order.masks import chosen, cut, positions
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     SHARED,
     Operand,
     TracedBody,
-    chosen,
     concrete_value,
-    cut,
-    depends,
     entered,
     partly_evaluated,
-    positions,
-    prune_tape,
     traced_batch,
 )
 from minidiff.higher_order.scan import scan_steps, steps_at_once
