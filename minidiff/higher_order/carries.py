@@ -146,8 +146,7 @@ class Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
-        self.common: Any = None  # the types of the carries, once the first step has run
-        self.seen: list[ShapedArray] = []  # the joint types of all concrete carries so far
+        self.seen: Any = None  # the joint types of all concrete carries so far, once the first step has run
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
         self.cast = False  # whether the carries are cast to their types before every step, the first included
 
@@ -170,11 +169,11 @@ class Carry:
 
     def advance(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Value], list[Value], Any]:
         """Run a step; return the carries that it got, those that it returns, and its other results."""
-        if self.common is None:
+        if self.seen is None:
             values, new, rest = self.first_step(step, *args)
         else:
             new, rest = step(values, *args)
-        new = self.resharded(new)
+        new = self.checked(new)
         if current_scope() is not None:
             seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
             self.fixed = list(map(typeof, values)) == self.seen == seen
@@ -208,13 +207,13 @@ class Carry:
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
                 types = self.types(init, new)
-        self.common = self.seen = types
+        self.seen = types
         return init, new, rest
 
-    def resharded(self, new: Sequence[Any]) -> list[Value]:
+    def checked(self, new: Sequence[Any]) -> list[Value]:
         """Check a step's results against the types of the carries; cast if needed."""
         out = []
-        for path, x, t in zip(self.paths, new, self.common):
+        for path, x, t in zip(self.paths, new, self.seen):
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
                 x = numeric(x, _carried(self.what, path, t, x))
             out.append(as_type(x, t) if self.cast else x)

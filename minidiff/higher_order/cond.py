@@ -109,7 +109,15 @@ class Cond(BodyOperation):
             for eqn in communications(tape):
                 over = selector.variance.intersection(eqn.params["axes"])
                 if over:
-                    raise _deadlock(SELECTORS[self.name], selector, name, eqn, over)
+                    axes, branch = show_axes(eqn.params["axes"]), re.sub(r"_(\d+)$", r"[\1]", name)
+                    at = f" ({eqn.source})" if eqn.source is not None else ""
+                    raise VarianceError(
+                        f"{SELECTORS[self.name]}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks "
+                        f"take different branches. But {branch} has a {eqn.primitive} over {axes}{at}: ranks that take "
+                        f"it would wait for ever for those that do not. Move the {eqn.primitive} out of the branch; or "
+                        f"make the ranks agree first (psum, pmax or pmin over {show_axes(over)} of what chooses); or "
+                        "compute all, and choose with np.where"
+                    )
 
     def leading(self, params):
         return 1
@@ -129,6 +137,12 @@ class Cond(BodyOperation):
 
     def bodies(self, count, params):
         return {name: list(range(1, count)) for name in params}
+
+    def choose_from(self, selector: Value, branches: dict[str, tuple], operands: Sequence[Value]) -> list[Value]:
+        """Run one of the branches, which are closed tapes by name."""
+        closed = list(branches.values())
+        results = [SHARED] * len(closed[0][0].outputs)
+        return self.rebind([selector], closed, [Operand(x, SHARED) for x in operands], results, branches)
 
     def batch_body(self, outside, args, params):
         if not outside.owns(args[0]):
@@ -171,18 +185,6 @@ def communications(tape: Tape) -> Iterator[Equation]:
             yield eqn
         for body in eqn.bodies:
             yield from communications(body)
-
-
-def _deadlock(what: str, selector: ShapedArray, parameter: str, eqn: Equation, over: frozenset) -> VarianceError:
-    """The error for a collective `eqn` in a branch that only some of its ranks take."""
-    branch = re.sub(r"_(\d+)$", r"[\1]", parameter)
-    where = f" ({eqn.source})" if eqn.source is not None else ""
-    return VarianceError(
-        f"{what}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks take different branches. But "
-        f"{branch} has a {eqn.primitive} over {show_axes(eqn.params['axes'])}{where}: ranks that take it would wait "
-        f"for ever for those that do not. Move the {eqn.primitive} out of the branch; or make the ranks agree first "
-        f"(psum, pmax or pmin over {show_axes(over)} of what chooses); or compute all, and choose with np.where"
-    )
 
 
 SELECTORS = {"cond": "the predicate of cond", "switch": "the index of switch"}
@@ -292,9 +294,7 @@ def _if_agreed(x: Value) -> Any:
 def run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
     """Run a branch if `pred`; otherwise the results are zeros."""
     nothing = TracedBody(lambda *_: list(map(zeros, branch.out_types)), branch.in_types).close(list)
-    params = {"true_fun": branch, "false_fun": branch}
-    shared = [Operand(x, SHARED) for x in operands]
-    return cond_p.rebind([pred], [(branch, []), nothing], shared, [SHARED] * len(branch.outputs), params)
+    return cond_p.choose_from(pred, {"true_fun": (branch, []), "false_fun": nothing}, operands)
 
 
 # ---------------------------------------------------------------- branches that only some ranks take
@@ -411,8 +411,7 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
             outs = primitive.of_elements(selector, [x.value for x in shared], tapes)
         return _results([d.result for d in traced_bodies], outs)
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
-    shared = [Operand(x, SHARED) for x in leaves]
-    outs = primitive.rebind([selector], closed, shared, [SHARED] * len(types), dict.fromkeys(parameters))
+    outs = primitive.choose_from(selector, dict(zip(parameters, closed)), leaves)
     return _results([d.result for d in traced_bodies], outs)
 
 

@@ -26,7 +26,7 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import LeakedTracerError, VarianceError
+from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, show_axes
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.bodies import Body, Call
 from minidiff.higher_order.masks import chosen, cut, placed, positions, present
@@ -335,7 +335,7 @@ class CustomFunctionCall:
             raise LeakedTracerError(f"{who} {when.format(error=error)}") from None
 
     def run_for_pair(self, kind: str, rule: Callable, when: str, pair: str, *args: Any) -> tuple[str, list[Value], Any]:
-        """Apply a rule that returns a pair of a result like the function's, of which it gives the leaves, and more."""
+        """Apply a rule that returns a pair; also return the leaves of the first, a result like the function's."""
         who, out = self.run(kind, rule, when, *args)
         if not (isinstance(out, (tuple, list)) and len(out) == 2):
             raise TypeError(f"{who} must return a pair ({pair}), got {tree.structure(out)}")
@@ -377,12 +377,12 @@ class _Differentiable(CustomFunction):
     def defjvp(self, jvp: Callable, symbolic_zeros: bool = False) -> Callable:
         """Declare the forward rule `jvp`.
 
-        `jvp(*nondiff_args, primals, tangents)` returns a pair (result, tangent).
-        `primals` and `tangents` are tuples of the arguments and of their tangents, which have the arguments' structure
-        and types (zeros for a constant argument; dtype `float0` for integers). The result's tangent has the structure
-        and type of the result, and is linear in `tangents`. Using the rule raises TypeError if it returns anything
-        else; VarianceError if, in the body of a `shard_map`, a tangent varies along an axis along which the result does
-        not. (If it varies along fewer axes, a pbroadcast is inserted.)
+        `jvp(*nondiff_args, primals, tangents)` returns a pair (result, tangent). `primals` and `tangents` are tuples of
+        the arguments and of their tangents, which have the arguments' structure and types (zeros for a constant
+        argument; dtype `float0` for integers). The result's tangent has the structure and type of the result, and is
+        linear in `tangents`. Using the rule raises TypeError if it returns anything else; VarianceError if, in the body
+        of a `shard_map`, a tangent varies along an axis along which the result does not. (If it varies along fewer
+        axes, a pbroadcast is inserted.)
 
         With `symbolic_zeros`, the tangent of a constant argument or of an integer is a `SymbolicZero` in place of an
         array of zeros, and the rule may return one.
@@ -391,10 +391,7 @@ class _Differentiable(CustomFunction):
         return jvp
 
     def defjvps(self, *jvps: Callable | None) -> None:
-        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None.
-
-        None means that an argument does not contribute.
-        """
+        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None if it does not contribute."""
         if self.nondiff_argnums:
             raise TypeError(f"{self.what}: with nondiff_argnums, declare one rule with defjvp")
 
@@ -559,18 +556,15 @@ class _Call(CustomFunctionCall):
 
 
 def _is_zero(x: Any, like: ShapedArray) -> bool:
-    """Whether what a rule returned as a tangent or cotangent of this type is zero."""
+    """Whether `x`, which a rule returned as a tangent or cotangent of this type, is zero."""
     return x is None or type(x) is SymbolicZero or not is_differentiable(like.dtype)
 
 
 def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
-    """Cast a tangent or cotangent `x` to the type `like`.
+    """Cast a tangent or cotangent `x` to the type `like`, by a pbroadcast if `x` varies along fewer axes.
 
-    It inserts a pbroadcast if `x` varies along fewer axes.
-    The tangent of a Python number (`weak`) may have the precision of the arrays beside it.
-
-    Raises TypeError, beginning with `what`, for another type; VarianceError, ending with `advice` on the `axes`, if `x`
-    varies along more axes.
+    That of a Python number (`weak`) may have the precision of the arrays beside it. Raises TypeError, beginning with
+    `what`, for another type; VarianceError, ending with `advice` on the `axes`, if `x` varies along more axes.
     """
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         x = numpy.asarray(x, like.dtype)[()]  # a Python number takes any precision
@@ -580,11 +574,11 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = Fals
     t = typeof(x)
     if (t.shape, t.dtype) != (like.shape, like.dtype):
         raise TypeError(f"{what} must have the type {like}, got {t}")
-    extra = sorted(t.variance - like.variance - like.unreduced)
+    extra = t.variance - like.variance - like.unreduced
     if extra:
-        axes = repr(extra[0] if len(extra) == 1 else tuple(extra))
-        varies = f"{what} must have the type {like}, got {t}, which varies along {', '.join(map(repr, extra))}: "
-        raise VarianceError(varies + advice.format(axes=axes))
+        along = ", ".join(map(repr, sorted(extra)))
+        advice = advice.format(axes=show_axes(extra))
+        raise VarianceError(f"{what} must have the type {like}, got {t}, which varies along {along}: {advice}")
     try:
         return cast_to(x, like.states)
     except VarianceError as error:
@@ -595,8 +589,8 @@ class custom_jvp(_Differentiable):
     """A function with a derivative rule, for forward and reverse mode alike.
 
     Declare the rule with `defjvp` (for all arguments at once) or `defjvps` (one for each). `nondiff_argnums` are the
-    positions of non-array arguments, functions for instance, and `nondiff_argnames` are names of such: rules take them
-    first.
+    positions of non-array arguments, functions for instance, and `nondiff_argnames` are their names; rules take these
+    arguments first.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -673,9 +667,9 @@ class custom_vjp(_Differentiable):
         return anything else; VarianceError if, in the body of a `shard_map`, a cotangent varies along an axis along
         which the argument does not: sum it with `psum`. (If it varies along fewer axes, a pbroadcast is inserted.)
 
-        With `symbolic_zeros`, the rules learn what is not differentiated: each leaf that `fwd` gets is an object with
-        the attributes `value` and `perturbed`, which is False for a constant; `bwd` gets a `SymbolicZero` in place of a
-        cotangent of zeros, and may return such.
+        With `symbolic_zeros`, the rules learn which values are not differentiated. Each leaf that `fwd` gets is an
+        object with the attributes `value` and `perturbed`, which is False for a constant. `bwd` gets a `SymbolicZero`
+        in place of a cotangent of zeros, and may return `SymbolicZero`s.
         """
         self.fwd, self.bwd, self.vjp_gets_symbolic_zeros = fwd, bwd, symbolic_zeros
 
@@ -712,12 +706,12 @@ def _cotangent_leaves(ct: Any, structure: tree.Structure, message: str) -> list:
 
 
 def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[Value]]:
-    """Turn what `fun` closes over into arguments: the pair of a function and of these values.
+    """Turn values that `fun` closes over into arguments: return a pair of a function and these values.
 
-    A rule gives derivatives in the arguments of its function alone. If one of these is a function, it may close over a
-    value that is differentiated. `fun` is traced for arguments like `example_args`, which are trees of arrays; the
-    values are those traced ones of floating-point dtype that it uses. The function takes arguments like `example_args`,
-    then the values. It raises TypeError for arguments of another structure or other types.
+    A rule gives derivatives only in the arguments of its function. If one of these is a function, it may close over a
+    value that is differentiated. `fun` is traced for arguments like `example_args`, which are trees of arrays. The
+    values are the traced ones of floating-point dtype that `fun` uses. The function takes arguments like
+    `example_args`, then the values. It raises TypeError for arguments of another structure or other types.
 
     >>> from minidiff import grad
     >>> def tripled(w):

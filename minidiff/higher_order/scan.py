@@ -30,11 +30,6 @@ def _of_element(t: ShapedArray) -> ShapedArray:
     return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
 
 
-def _of_stack(t: ShapedArray, length: int) -> ShapedArray:
-    """The type of `length` arrays of type `t`, stacked."""
-    return t.update(shape=(length, *t.shape), sharding=t.sharding and t.sharding.of_stack())
-
-
 def _whole_along_first(x: Value) -> Value:
     """Gather a sharded array along its first axis; the other axes stay sharded."""
     t = typeof(x)
@@ -84,7 +79,10 @@ class Scan(BodyOperation):
         carry, ys = cut(body.out_types, m)
         if carry != body.in_types[n : n + m]:
             raise TypeError(f"scan: its body takes the carries {body.in_types[n : n + m]}, and gives {carry}")
-        return [*carry, *[_of_stack(t, length) for t in ys]]
+        return [
+            *carry,
+            *[t.update(shape=(length, *t.shape), sharding=t.sharding and t.sharding.of_stack()) for t in ys],
+        ]
 
     def show_params(self, params):
         shown = ", ".join(f"{k}={params[k]}" for k in ("length", "consts", "carry"))
