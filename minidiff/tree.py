@@ -421,7 +421,7 @@ class Structure:
         >>> structure([0, {'a': 0}]).flatten_up_to([(1.0, 2.0), {'a': [3.0]}])
         [(1.0, 2.0), [3.0]]
         """
-        return _subtrees(self.nested, tree, "flatten_up_to: tree", functools.partial(_difference, "the structure"))
+        return _subtrees(self.nested, tree, "flatten_up_to: tree", "the structure")
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Structure) and self.nested == other.nested)
@@ -705,8 +705,8 @@ def _matched(what: str, shape: Structure, trees: Sequence) -> list[list]:
     for n, other in enumerate(trees):
         more, other_shape = flatten(other)
         if other_shape != shape:
-            explain = functools.partial(_difference, "the first tree")
-            more = _subtrees(shape.nested, other, f"tree.{what}: the trees differ in structure: rest[{n}]", explain)
+            root = f"tree.{what}: the trees differ in structure: rest[{n}]"
+            more = _subtrees(shape.nested, other, root, "the first tree")
         found.append(more)
     return found
 
@@ -754,37 +754,28 @@ def all(tree: Any, *, is_leaf: IsLeaf | None = None) -> bool:
 # ---------------------------------------------------------------- prefixes
 
 
-def _subtrees(
-    nested: Nested,
-    tree: Any,
-    root: str,
-    explain: Callable[[Structure, Any, str], str],
-    alike: frozenset[type] = frozenset(),
-) -> list:
-    """The subtrees of `tree` at the leaves of a structure that is a prefix of its own.
+def _subtrees(nested: Nested, tree: Any, path: str, owner: str | None = None) -> list:
+    """The subtrees of `tree`, at `path`, at the leaves of a structure that is a prefix of its own.
 
-    If it is not, raise ValueError: `explain(structure, subtree, path)` is the message. Nodes of the `alike` classes
-    match each other.
+    If it is not, raise ValueError. The structure is that of `owner`, or else of a prefix that users write, in which
+    tuples and lists match each other.
     """
     if nested is None:
         return [tree]
     node, keys, settings, below = nested
     kind = type(tree)
     how = _CLASSES.get(kind) or _class_of(kind)
-    if how is None or not (kind is node or {kind, node} <= alike):
-        raise ValueError(explain(_structure(nested), tree, root))
-    names, children, others = how.parts(tree)
-    if names != keys or (others and _Settings(kind, others)) != settings:
-        raise ValueError(explain(_structure(nested), tree, root))
-    if not any(below):
-        return list(children)
-    name = how.key.in_path.format
-    parts = [_subtrees(s, x, root + name(k), explain, alike) for k, s, x in zip(keys, below, children)]
-    return [*itertools.chain.from_iterable(parts)]
-
-
-def _difference(owner: str, s: Structure, tree: Any, path: str) -> str:
-    return f"{path} is {structure(tree)}, where {owner} has {s}"
+    if how is not None and (kind is node or (owner is None and {kind, node} <= _SEQUENCES)):
+        names, children, others = how.parts(tree)
+        if names == keys and (others and _Settings(kind, others)) == settings:
+            if not any(below):
+                return list(children)
+            name = how.key.in_path.format
+            parts = [_subtrees(s, x, path + name(k), owner) for k, s, x in zip(keys, below, children)]
+            return [*itertools.chain.from_iterable(parts)]
+    shape = _structure(nested)
+    is_not = f"{path} is {structure(tree)}, where {owner} has {shape}"
+    raise ValueError(_why_not_a_prefix(shape, tree, path) if owner is None else is_not)
 
 
 def broadcast(prefix: Any, tree: Any, is_leaf: IsLeaf | None = None) -> Any:
@@ -796,7 +787,7 @@ def broadcast(prefix: Any, tree: Any, is_leaf: IsLeaf | None = None) -> Any:
     {'b': 1, 'w': [0, 0]}
     """
     entries, shape = flatten(prefix, is_leaf)
-    found = _subtrees(shape.nested, tree, "tree.broadcast: tree", functools.partial(_difference, "the prefix"))
+    found = _subtrees(shape.nested, tree, "tree.broadcast: tree", "the prefix")
     return unflatten(structure(tree), _repeated(entries, found))
 
 
@@ -816,7 +807,7 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: IsLeaf, what: str) -> list
     if not builtins.all(builtins.map(is_leaf, entries)):
         path, x = next((path, x) for path, x in zip(paths(shape, what), entries) if not is_leaf(x))
         raise ValueError(f"{path} is {x!r}, which is neither an entry for arrays nor a tree of entries")
-    return _repeated(entries, _subtrees(shape.nested, tree, what, _why_not_a_prefix, _SEQUENCES))
+    return _repeated(entries, _subtrees(shape.nested, tree, what))
 
 
 _SEQUENCES = frozenset({tuple, list})
