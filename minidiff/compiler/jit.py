@@ -121,21 +121,6 @@ _SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.boo
 _IS_LEAF = {*_SCALARS, numpy.ndarray}
 
 
-class Inlined:
-    """A function recorded for given types, to run under another transformation."""
-
-    def __init__(self, f: Callable, args: Any, name: str):
-        scope = current_scope()
-        before = scope and scope.transposed
-        self.tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
-        self.transposes = scope is not None and scope.transposed != before
-
-    def __call__(self, values: list[Value]) -> Any:
-        if self.transposes:
-            current_scope().transposed += 1
-        return tree.unflatten(self.out_structure, self.tape(*values))
-
-
 def key_of(x: Any) -> Any:
     """The cache key of a leaf: its type and sharding."""
     if type(x) is numpy.ndarray:
@@ -165,7 +150,7 @@ class Jitted:
         self.static = static
         self.options = options
         self.programs: dict[Any, CompiledProgram] = {}
-        self.inlined: dict[Any, Inlined] = {}
+        self.inlined: dict[Any, Callable] = {}
         #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays. It is
         #: taken only outside any transformation or body, so `surroundings` are the same in each call.
         self.numbers: dict[Any, Callable] = {}
@@ -230,14 +215,23 @@ class Jitted:
             ) from None
         return f, dynamic, values, (structure, settings, (*map(key_of, values),), (*are_weak(leaves),), surroundings())
 
-    def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
-        """The recorded function, whose operations run one by one."""
-        found = self.inlined.get(key)
-        if found is None:
-            found = Inlined(f, example, self.name)
-            if not any(isinstance(c, Tracer) for c in found.tape.constants):  # it would not be of the next call
-                self.inlined[key] = found
-        return found
+    def _inline(self, f: Callable, example: Any, key: Any) -> Callable[[list[Value]], Any]:
+        """The function recorded for given types, whose operations run one by one, under another transformation."""
+        if key in self.inlined:
+            return self.inlined[key]
+        scope = current_scope()
+        before = scope and scope.transposed
+        tape, _, structure = stage_flat(f, example, f"jit of {self.name}")
+        transposes = scope is not None and scope.transposed != before
+
+        def run(values: list[Value]) -> Any:
+            if transposes:
+                current_scope().transposed += 1
+            return tree.unflatten(structure, tape(*values))
+
+        if not any(isinstance(c, Tracer) for c in tape.constants):  # traced values are those of this call
+            self.inlined[key] = run
+        return run
 
     def _remember(self, args: tuple, values: list[Value], run: Callable) -> None:
         """Put a program on the fast path for arguments of these types."""

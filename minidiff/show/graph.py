@@ -147,7 +147,6 @@ class _Drawer:
 
     def __init__(self):
         self.graphviz = _graphviz()
-        self.names = letters()
         self.nodes = (f"n{i}" for i in itertools.count())
         self.clusters = (f"cluster{i}" for i in itertools.count())
         self.known: dict[Any, str] = {}  # a Var, or the id of a constant -> its name
@@ -160,7 +159,8 @@ class _Drawer:
 
     def draw(self, tape: Tape) -> Any:
         graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
-        show_axes(axis for v in names_of(tape, letters()) if isinstance(v, Var) for axis in v.type.states.axes)
+        self.known = names_of(tape, letters())
+        show_axes(axis for v in self.known if isinstance(v, Var) for axis in v.type.states.axes)
         self.add(graph, tape)
         if self.states or self.communicates or self.untyped:
             graph.node("legend", _legend(sorted(self.states), self.untyped, self.communicates), shape="plain")
@@ -253,8 +253,7 @@ class _Drawer:
                 graph.edge(self.source[key], node)
 
     def name(self, a: Atom) -> str:
-        """Name a value; return the name with the type."""
-        self.known[_key(a)] = next(self.names)
+        """A value's name with its type."""
         return f"{self.known[_key(a)]}:{typeof(a)}"
 
     def show(self, a: Atom) -> str:
