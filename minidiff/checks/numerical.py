@@ -60,10 +60,10 @@ def central_difference(f: Callable, x: Any, step: float | None = None, direction
 
     `x` is a number, an array or a tree of them; integers and booleans in it are held constant. With a `direction`, a
     tree like `x`, the result is the directional derivative: a tree like `f`'s result. Without one, `f` must return one
-    array, and the result holds all partial derivatives: a tree like `x`, where each array has the shape of `f`'s result
-    followed by its own; so it is a gradient if `f` returns a number. That takes two calls of `f` for each number in
-    `x`. (With respect to a complex number x + iy it is df/dx - i df/dy if `f` is real, as in `grad`; otherwise `f` must
-    be holomorphic.) The default step balances the two errors for a function whose derivatives are near 1.
+    array, and the result has all partial derivatives: a tree like `x`, where each array has the shape of `f`'s result
+    followed by its own. (If `f` returns a number, that is the gradient.) This calls `f` twice for each number in `x`.
+    With respect to a complex number x + iy, it is df/dx - i df/dy if `f` is real, as in `grad`; otherwise `f` must be
+    holomorphic. The default step balances the two errors for a function whose derivatives are near 1.
 
     >>> central_difference(lambda x: (x ** 2).sum(), numpy.array([1.0, 2.0]), 0.5)
     array([2., 4.])
@@ -152,10 +152,10 @@ def gathered(x: Any) -> Any:
 
 
 class Errors(NamedTuple):
-    """Errors of each scheme at each of `steps`, and the optimal and best steps.
+    """Errors of each scheme at each of `steps`, and the optimal and best steps, dicts by scheme.
 
-    `optimal` estimates the step with the least error, from the function's exact value and higher derivatives; `best` is
-    the one of `steps` with the least measured error. Both are dicts by scheme.
+    `optimal` estimates the step with the least error from the function's exact value and higher derivatives. `best` is
+    the one of `steps` with the least measured error.
     """
 
     steps: numpy.ndarray
@@ -169,8 +169,8 @@ class Errors(NamedTuple):
 def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction: Any = None) -> Errors:
     """Measure the error of differences of `f` at `x`, for each scheme and step.
 
-    The derivative is taken along `direction` (by default ones, for each number in `x`); the error is the largest in any
-    number of the result; `steps` are by default 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
+    The derivative is along `direction`, a tree like `x` (by default of ones). The error is the largest one of all
+    numbers in the result. The default `steps` are 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
     `plt.loglog(e.steps, e.forward)`.
 
     >>> e = errors(numpy.exp, 1.0)

@@ -46,9 +46,9 @@ def check_grads(
     Directions are random but the same in each run; `eps` is the step of the differences. Arguments and results may be
     sharded arrays; under MPI every rank calls it.
 
-    Raises AssertionError, naming the mode, the order and the result with both numbers; the argument that causes it; and
-    the first operation whose own derivative is wrong, if there is one. Raises TypeError if no argument or no result is
-    differentiable; TracerError for a traced argument, as in the body of a `shard_map`.
+    Raises AssertionError, which names the mode, the order, and the result with both numbers; the argument that causes
+    it; and the first operation whose own derivative is wrong, if there is one. Raises TypeError if no argument or no
+    result is differentiable; TracerError for a traced argument, as in the body of a `shard_map`.
 
     >>> import numpy as np
     >>> check_grads(lambda x: np.sin(x).sum(), (np.ones(3),))
@@ -91,7 +91,7 @@ class _Subject(NamedTuple):
 
 
 def _varied(of: Any, root: str) -> list[tuple[str, Any]]:
-    """The differentiable leaves with their paths; TypeError if no leaf is such."""
+    """The differentiable leaves with their paths; TypeError if there are none."""
     paths = tree.flatten_with_paths(of, root)[0]
     found = [(path, x) for path, x in paths if is_differentiable(typeof(x).dtype)]
     if paths and not found:

@@ -20,7 +20,7 @@ from minidiff.core.states import joined
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError, diverges
-from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered
+from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered, interpreters
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
 from minidiff.inputs.dtypes import is_scalar_constant, result_type
 from minidiff.inputs.promotion import WEAK_TYPES, promoting, python_type
@@ -31,10 +31,7 @@ from minidiff.ops.base import convert_number
 
 def staging() -> bool:
     """Whether the current operations are being recorded on a tape of abstract values."""
-    interpreter = current_interpreter()
-    while interpreter is not None and not isinstance(interpreter, Stage):
-        interpreter = interpreter.below
-    return interpreter is not None
+    return any(isinstance(interpreter, Stage) for interpreter in interpreters(current_interpreter()))
 
 
 def if_known(x: Value, use: str) -> Any:

@@ -39,6 +39,7 @@ from minidiff.higher_order.partial_eval import (
     broadcast_in_front,
     concrete_value,
     entered,
+    interpreters,
     merge,
     zeros,
 )
@@ -245,10 +246,7 @@ def may_differ(x: Value, batch: Batch) -> bool:
         if x.interpreter is batch:
             return True
         if type(x) not in (JVPTracer, BatchTracer):  # one that is recorded below the batch is a constant of it
-            below = batch.below
-            while below is not None and below is not x.interpreter:
-                below = below.below
-            return below is None
+            return x.interpreter not in interpreters(batch.below)
         x = x.primal if type(x) is JVPTracer else x.value
     return False
 
@@ -256,10 +254,9 @@ def may_differ(x: Value, batch: Batch) -> bool:
 def _batch_of(selector: Value) -> Batch | None:
     """The batch whose elements choose the branch, unless the choice is being recorded."""
     batch: Any = getattr(selector, "interpreter", None)
-    interpreter: Any = current_interpreter()
-    while interpreter is not batch and not isinstance(interpreter, Stage) and interpreter is not None:
-        interpreter = interpreter.below
-    return batch if isinstance(batch, Batch) and interpreter is batch else None
+    stack = interpreters(current_interpreter())
+    first: Any = next((found for found in stack if found is batch or isinstance(found, Stage)), None)
+    return batch if isinstance(batch, Batch) and first is batch else None
 
 
 def _same_in_all(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterator[Value | None]:

@@ -8,7 +8,7 @@ outputs are chosen afterwards). Linearisation splits a body into a known and a l
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core.forward import JVP, push_forward
@@ -173,6 +173,13 @@ def partly_evaluated(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, l
 # ---------------------------------------------------------------- jvp and vmap
 
 
+def interpreters(top: Any) -> Iterator[Interpreter]:
+    """The interpreter `top`, and those below it."""
+    while top is not None:
+        yield top
+        top = top.below
+
+
 class Continued:
     """An interpreter that continues its `outer` one inside a body."""
 
@@ -181,12 +188,7 @@ class Continued:
 
     def knows(self, x: Tracer) -> bool:
         """Whether `x` belongs to this interpreter or to one below it."""
-        interpreter: Any = self
-        while interpreter is not None:
-            if x.interpreter is interpreter:
-                return True
-            interpreter = interpreter.below
-        return False
+        return x.interpreter in interpreters(self)
 
 
 class JVPInside(Continued, JVP):
