@@ -562,7 +562,7 @@ def _narrow(state: Any, dtype: Any) -> Any:
 
 
 def _is_bool(x: Any) -> bool:
-    return isinstance(x, (bool, numpy.bool_)) or (isinstance(x, numpy.ndarray) and (x.ndim, x.dtype.kind) == (0, "b"))
+    return isinstance(x, bool) or (isinstance(x, (numpy.bool_, numpy.ndarray)) and (x.shape, x.dtype) == ((), bool))
 
 
 def _average(decay: Value, means: Any, values: Any) -> Any:

@@ -219,8 +219,8 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
     """Repeat `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
 
     `val` starts as `init_val`, a tree whose structure and types must not change. With known bounds the loop is a
-    `scan`, and `unroll` is as there; else a `while_loop`, which reverse mode does not differentiate and which is not
-    unrolled (ValueError).
+    `scan`, which takes `unroll`. Otherwise it is a `while_loop`, which has no reverse mode, and for which `unroll`
+    raises ValueError.
 
     >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
     10.0
