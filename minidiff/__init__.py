@@ -50,9 +50,8 @@ __all__ += ["LeakedTracerError", "TracerError", "UnboundAxisError", "VarianceErr
 _LATER = {
     name: (f"minidiff.{module}", True)
     for module, names in {
-        "checks": ["numerical", "testing"],
         "compiler.jit": ["jit"],
-        "diagnostics.debug": ["debug_nans", "disable_jit"],
+        "debug": ["debug_nans", "disable_jit"],
         "higher_order.checkpoint": ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"],
         "higher_order.cond": ["cond", "switch"],
         "higher_order.custom_batching": ["custom_vmap"],
@@ -69,16 +68,16 @@ _LATER = {
     }.items()
     for name in names
 }
-_LATER |= {name: (f"minidiff.{name}", False) for name in ("nn", "optim", "precision", "random")}
-_LATER["debug"] = ("minidiff.diagnostics.debug", False)
+_LATER |= {name: (f"minidiff.{name}", False) for name in ("debug", "nn", "optim", "precision", "random")}
+_LATER |= {name: (f"minidiff.checks.{name}", False) for name in ("numerical", "testing")}
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
-    import minidiff.diagnostics.debug as debug
+    import minidiff.debug as debug
     from minidiff import nn, optim, precision, random
     from minidiff.checks import numerical, testing
     from minidiff.compiler.jit import jit
-    from minidiff.diagnostics.debug import debug_nans, disable_jit
+    from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
     from minidiff.higher_order.custom_batching import custom_vmap
@@ -126,10 +125,22 @@ def _are_equal(one: _typing.Any, two: object) -> bool:
     return _importlib.import_module("minidiff.compiler.equality").same(one, two)
 
 
+def _check(tape: Tape, typed: bool = True) -> None:
+    """Infer every type again by the operations' rules; TypeError if one is wrong.
+
+    This also checks bodies, and that parameters fit the operands and the mesh. The error names the operation, the type
+    on the tape and the type that the rules give. `typed` says whether operands must also agree in variance. Pass False
+    for the body of a `shard_map` with `check_rep=False`, and for a tape recorded in a `vmap` with a named axis, whose
+    variances are not tracked.
+    """
+    _importlib.import_module("minidiff.checks.typecheck").check_tape(tape, typed, None)
+
+
 Tape.__eq__ = _are_equal
+Tape.check = _check
 
 if "MINIDIFF_DEBUG_NANS" in _os.environ:
-    _importlib.import_module("minidiff.diagnostics.debug").from_environment()
+    _importlib.import_module("minidiff.debug").from_environment()
 if _importlib.util.find_spec("minidiff.fast") is not None:
     _importlib.import_module("minidiff.fast").install()
 _hide_frames_of(globals(), __all__)

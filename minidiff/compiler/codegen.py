@@ -25,11 +25,11 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
 from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.inputs.dtypes import is_scalar_constant
-from minidiff.inputs.half import evaluate, runs_wide
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.dtypes import is_scalar_constant
+from minidiff.values.half import evaluate, runs_wide
 
 # ---------------------------------------------------------------- source of single operations
 
@@ -159,7 +159,7 @@ class Source:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
         foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
-        foreign = foreign or primitive.binds_axes  # a shard_map's results may be sharded
+        foreign = foreign or primitive.body_scope(eqn.params) is not None  # a shard_map's results may be sharded
         self.foreign.update(eqn.outputs if foreign else ())
         if foreign or _runs_wide(eqn):
             return self._call(eqn, operands)

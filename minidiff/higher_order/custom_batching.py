@@ -23,9 +23,9 @@ from minidiff.higher_order.custom_rules import CustomCall, CustomFunction, Custo
 from minidiff.higher_order.masks import chosen, cut, placed, positions, present
 from minidiff.higher_order.partial_eval import BatchInside, batched_body, filled, jvp_of_body
 from minidiff.inputs.arguments import as_value
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.transforms.vmap import stack_along
+from minidiff.values.dtypes import is_differentiable
 
 
 class CustomVmap(CustomCall):

@@ -48,7 +48,7 @@ def with_used_results(eqn: Equation, used: Sequence[bool], *per_result: str) -> 
     tape = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
     names = names_used(tape)
     kept = [v in names for v in body.inputs]
-    masks = {**dict.fromkeys(eqn.primitive.per_operand, kept), **dict.fromkeys(per_result, used)}
+    masks = {**dict.fromkeys(eqn.primitive.commutes or (), kept), **dict.fromkeys(per_result, used)}
     params = {**params, **{name: tuple(chosen(params[name], mask)) for name, mask in masks.items()}}
     params["body"] = Tape(chosen(body.inputs, kept), tape.equations, tape.outputs)
     return Equation(eqn.primitive, chosen(eqn.inputs, kept), params, chosen(eqn.outputs, used), eqn.source)

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core.forward import JVP, push_forward
-from minidiff.core.interpreter import Interpreter, current_interpreter, enter, running, transforming
+from minidiff.core.interpreter import (
+    Interpreter,
+    current_interpreter,
+    enter,
+    restores_interpreter,
+    running,
+    transforming,
+)
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
@@ -20,7 +27,6 @@ from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.higher_order.dead_code import dependents, prune_tape
 from minidiff.higher_order.masks import chosen, cut, placed
 from minidiff.inputs.arguments import as_value
