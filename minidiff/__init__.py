@@ -73,9 +73,10 @@ _LATER |= {name: (f"minidiff.checks.{name}", False) for name in ("numerical", "t
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
+    import minidiff.checks.numerical as numerical
+    import minidiff.checks.testing as testing
     import minidiff.debug as debug
     from minidiff import nn, optim, precision, random
-    from minidiff.checks import numerical, testing
     from minidiff.compiler.jit import jit
     from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
