@@ -10,7 +10,7 @@ import functools
 import keyword
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -135,25 +135,21 @@ class Source:
         exec(compile(text, f"<{self.name}, compiled by minidiff>", "exec"), scope)
         return scope[self.name]
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self) -> list[str]:
         arguments, types_ = [self.names[v] for v in self.tape.inputs], _types(self.tape.inputs)
-        yield f"def {self.name}({', '.join(arguments)}):" + (f"  # {types_}" if types_ else "")
+        lines = [f"def {self.name}({', '.join(arguments)}):" + (f"  # {types_}" if types_ else "")]
         for c in self.tape.constants:
             self.namespace[self.names[id(c)]] = c
-            yield f"    # {self.names[id(c)]} is a constant, {typeof(c)}"
-        line = 1 + len(self.tape.constants)
+            lines.append(f"    # {self.names[id(c)]} is a constant, {typeof(c)}")
         for k, eqn in enumerate(self.tape.equations):
-            ending = self.memory.ending[k]
-            line += 1
-            self.asked_for[line] = eqn.source
             targets = ", ".join(self.names[v] for v in eqn.outputs)
             targets += "," * (eqn.primitive.multiple_results and len(eqn.outputs) == 1)
-            yield f"    {targets}{' = ' * bool(targets)}{self._expression(eqn, k)}  # {_comment(eqn)}"
-            forgotten = [n for v in ending for n in self._released(v)]
+            lines.append(f"    {targets}{' = ' * bool(targets)}{self._expression(eqn, k)}  # {_comment(eqn)}")
+            self.asked_for[len(lines)] = eqn.source
+            forgotten = [n for v in self.memory.ending[k] for n in self._released(v)]
             if forgotten:
-                line += 1
-                yield f"    del {', '.join(forgotten)}"
-        yield f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"
+                lines.append(f"    del {', '.join(forgotten)}")
+        return [*lines, f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"]
 
     def _expression(self, eqn: Equation, k: int) -> str:
         primitive = eqn.primitive
