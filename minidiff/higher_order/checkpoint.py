@@ -199,7 +199,7 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
                 raise TypeError(
                     f"checkpoint: static_argnums names argument {n}, but {name_of(f)} was called with {len(args)}"
                 )
-        of_others, args = closing_over(f, args, {n % len(args): args[n] for n in static})
+        of_others, args = closing_over(f, args, {n % len(args): args[n] for n in static}) if static else (f, args)
         leaves, structure = tree.flatten((args, kwargs))
         flat: Any = Flat(lambda args, kwargs: of_others(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
