@@ -326,8 +326,8 @@ def varying_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
     missing = chosen_by.variance - typeof(x).variance
     if missing and current_scope().checks and isinstance(x, Tracer):
         raise VarianceError(
-            f"{primitive}: {SELECTORS[primitive.name]} is a {chosen_by}, so ranks take different branches, and all "
-            f"values in these vary too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
+            f"{primitive}: {SELECTORS[primitive.name]} is a {chosen_by}, so ranks take different branches, and every "
+            f"value in these varies too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
         )
     return vary_along(x, chosen_by.variance)
 
