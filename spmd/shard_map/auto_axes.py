@@ -28,7 +28,8 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import show_axes
 from minidiff.higher_order.bodies import BodyOperation, Call
 from minidiff.higher_order.custom_rules import LinearCall, custom_jvp_p
-from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody, chosen, cut
+from minidiff.higher_order.masks import chosen, cut
+from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.reduction import max_p, min_p
 from minidiff.values.dtypes import is_differentiable

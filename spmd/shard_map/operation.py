@@ -50,8 +50,9 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.higher_order.bodies import HigherOrder
+from minidiff.higher_order.dead_code import with_used_results
 from minidiff.higher_order.effects import has_effects
-from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
+from minidiff.higher_order.masks import chosen, cut, placed, positions
 from minidiff.ops.elementwise import divide
 from minidiff.values.aliasing import owner_of, read_only
 from spmd.checks.agreement import NO_CALL, checks_values, compare_call

@@ -9,7 +9,7 @@ from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.partial_eval import chosen
+from minidiff.higher_order.masks import chosen
 from minidiff.ops.base import reshape_p
 from minidiff.ops.shape import reshape
 from minidiff.values.dtypes import is_scalar_constant
