@@ -136,6 +136,10 @@ class Evaluate(Interpreter):
             if NARROW and half.runs_wide(primitive, args):
                 return half.evaluate(primitive, *args, **params)
             return primitive.impl(*args, **params)
+        except (AttributeError, TypeError):
+            for x in args:
+                plain_operand(x)  # says what is wrong with a structured array, for example
+            raise
         except ValueError as error:
             # The body of an operation without a shape rule, and a callback, are the user's: so is their error.
             ours = primitive.shape_rule is None or type(error) is not ValueError
