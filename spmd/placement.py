@@ -31,7 +31,7 @@ from minidiff.core.types import Var, zeros_like
 from minidiff.ops.elementwise import where
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
-from spmd.report.flops import operations_of
+from spmd.report.communication import operations_of
 from spmd.report.forecast import CostModel
 from spmd.report.timeline import Lanes, Operation
 from spmd.shard_map.shard_map import shard_map
