@@ -1,8 +1,8 @@
 """FSDP and tensor parallelism on a mesh of two axes.
 
-Examples and parameters are split along the batch axis, features along the other. Each rank has a shard of the rows of
-a layer's weights that belong to its features. It gathers these rows along the batch axis, multiplies, and sums and
-scatters the products along the feature axis.
+Examples and parameters are split along the batch axis, features along the other. Each rank has a shard of the weights'
+rows for its features. It gathers these rows along the batch axis, multiplies, and sums and scatters the products along
+the feature axis.
 
 Source: shard_map tutorial, "FSDP + TP, with shard_map at the top level".
 """

@@ -131,4 +131,3 @@ def _spec(label: Sequence[str], shape: tuple[int, ...], axes: dict[str, str], si
     used = [axis for dim in dims for axis in dim]
     fits = all(n % part_count(dim, sizes) == 0 for n, dim in zip(shape, dims))
     return PartitionSpec.of_dims(dims) if fits and len(set(used)) == len(used) else None
-

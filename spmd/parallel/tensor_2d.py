@@ -45,8 +45,8 @@ from spmd.parallel.summa import summa
 def dense_2d(x: Any, W: Any, b: Any, axes: Axes = ("rows", "columns"), product: Callable = summa) -> Any:
     """One layer on a q×q grid: [n/q, k/q], [k/q, m/q], [m/q] -> [n/q, m/q].
 
-    x, W and the result are split over both axes, b over the second: on the ranks of a column it is the same, so its
-    gradient is summed by a `psum` along the first. `product(x, W, axes)` is `summa` or `cannon`.
+    x, W and the result are split over both axes, b over the second: a `psum` along the first sums its gradient.
+    `product(x, W, axes)` is `summa` or `cannon`.
 
     >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
     >>> layer = spmd.shard_map(dense_2d, mesh, in_specs=(spec, spec, P('columns')), out_specs=spec)
@@ -58,9 +58,7 @@ def dense_2d(x: Any, W: Any, b: Any, axes: Axes = ("rows", "columns"), product: 
 
 
 def mlp_2d(params: Sequence[Layer], x: Any, axes: Axes = ("rows", "columns"), product: Callable = summa) -> Any:
-    """Dense layers with relu between them, on a q×q grid: [n/q, k/q] -> [n/q, m/q].
-
-    It is `predict` with `dense_2d` as its layer.
+    """`predict` with `dense_2d` as its layer, on a q×q grid: [n/q, k/q] -> [n/q, m/q].
 
     >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
     >>> mlp = spmd.shard_map(mlp_2d, mesh, in_specs=([(spec, P('columns'))] * 2, spec), out_specs=spec)
@@ -79,7 +77,7 @@ def tensor_parallel_2d(
     The mesh has two axes of one size q. Weights, inputs and targets are split along both, biases along the second.
     `error(predictions, targets, axis)` is the error of each example, whose features are split along the axis; `product`
     is `summa` or `cannon`; `options` are those of `shard_map`. Raises ValueError if the mesh is not square, or if q
-    does not divide the number of examples or of a layer's features.
+    does not divide the examples or a layer's features.
 
     >>> import minidiff as md
     >>> from spmd.parallel.network import init_params
@@ -106,9 +104,9 @@ def mlp_bytes(q: int, examples: int, features: int, hidden: int, itemsize: int =
     """What a rank passes to collectives, and holds, for two layers: 1D against 2D tensor parallelism on q² ranks.
 
     The layers go from `features` to `hidden` and back; gradients are those of the input and of all parameters. In 1D
-    they are a `column_parallel` and a `row_parallel` layer, in 2D `mlp_2d` with `summa`. Returned for each are the
-    bytes that one rank passes to collectives in the forward and the backward pass, and the bytes of its parts of the
-    weights and of the layers' inputs and outputs. With N examples, d features and h hidden ones:
+    they are a `column_parallel` and a `row_parallel` layer, in 2D `mlp_2d` with `summa`. The result has, for each, the
+    bytes that one rank passes to collectives in both passes, and the bytes of its shards of the weights and of the
+    layers' inputs and outputs. With N examples, d features and h hidden ones:
 
     ==  =========  ====================  ========  =============
     ..  forward    backward              weights   activations

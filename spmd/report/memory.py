@@ -166,7 +166,6 @@ class MemoryUse(Table):
         return ax
 
 
-
 @dataclass(frozen=True, repr=False)
 class Lines(Table):
     """The lines of a program, in the order in which they first run, and the moment of each with most bytes."""
