@@ -1,7 +1,7 @@
 """The parameters of a decoder that is split along every axis of a mesh, and how they are split.
 
-`dimensions` names the dimensions of each parameter, and `SPLIT` the axis along which each name is split: that is all
-that a parallelism says of parameters. `decoder.py` says what the axes are for.
+`dimensions` names the dimensions of each parameter, and `SPLIT` the axis along which each name is split. `decoder.py`
+says what the axes are for.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ SPLIT |= dict.fromkeys(("vocabulary", "heads", "kv_heads", "hidden"), "feats")
 
 @dataclass(frozen=True)
 class DecoderConfig(Config):
-    """Sizes of a decoder: those of a transformer; how many experts, none by default; how many of them a token takes.
-
-    `balance` is the coefficient of the experts' balancing loss.
-    """
+    """Sizes of a transformer; the number of experts, and of those `chosen` for a token; their balancing coefficient."""
 
     experts: int = 0
     chosen: int = 2
