@@ -118,47 +118,42 @@ class Checkpoints:
             index["leaves"] = {name: leaf._asdict() for name, leaf in leaves.items()}
             return (index, blocks), [f"step {step}", *map(_line, leaves, leaves.values())]
 
-        index, blocks = self._same("save", described_step)
-        self._finish_pending()
+        index, blocks = self._finish_pending("save", described_step)
         folder = folder_of(self.path, index["step"])
 
         def copied() -> list:
             self._prepare(index["step"], folder)
             return [(name, start, np.array(x, order="C")) for name, start, x in blocks]
 
-        own = self._on_all_ranks("written", copied)
+        own = self._on_all_ranks(copied)
         self._patience = PATIENCE
         written = self._thread.submit(self._write, folder, own)
         self._pending = written, self._thread.submit(self._complete, written, folder, index), folder
 
     def wait(self) -> None:
         """Wait until the last step saved is complete."""
-        self._same("wait")
-        self._finish_pending()
+        self._finish_pending("wait")
 
     def latest(self) -> int | None:
         """The last complete step; None if there is none."""
-        self._same("latest")
-        self._finish_pending()
+        self._finish_pending("latest")
         return latest_on(self.path, self.mesh)
 
     def load(self, like: Any = None, step: int | None = None, *, verify: bool = True) -> tuple[Any, dict[str, Any]]:
         """As `spmd.checkpoint.load`, of this directory."""
-        self._same("load")
-        self._finish_pending()
+        self._finish_pending("load")
         return load_on(self.path, self.mesh, like, step, verify)
 
     def close(self) -> None:
         """Wait until the last step saved is complete, and unlock the directory."""
         try:
-            self._same("close")
-            self._finish_pending()
+            self._finish_pending("close")
         finally:
             self._release()
 
     # ------------------------------------------------ all ranks
 
-    def _same(self, call: str, make: Callable[[], Any] = lambda: (None, [])) -> Any:
+    def _same(self, call: str, make: Callable[[], Any]) -> Any:
         """Return the first result of `make()`, after comparing the second, which describes the call, between ranks.
 
         Raises ValueError on all ranks if they make different calls.
@@ -170,17 +165,18 @@ class Checkpoints:
 
         return agreed(SAME_CALLS, self.mesh, told)
 
-    def _on_all_ranks(self, what: str, act: Callable[[], Any]) -> Any:
-        return on_all_ranks(self.mesh, self.path, what, act)
+    def _on_all_ranks(self, act: Callable[[], Any]) -> Any:
+        return on_all_ranks(self.mesh, self.path, "written", act)
 
-    def _finish_pending(self) -> None:
-        """Wait until the last step saved is complete; if that fails, remove its files."""
+    def _finish_pending(self, call: str, make: Callable[[], Any] = lambda: (None, [])) -> Any:
+        """`_same`, then wait until the last step saved is complete; if that fails, remove its files."""
+        found = self._same(call, make)
         if self._pending is None:
-            return
+            return found
         (written, complete, folder), self._pending = self._pending, None
         try:
-            self._on_all_ranks("written", written.result)
-            self._on_all_ranks("written", complete.result)
+            self._on_all_ranks(written.result)
+            self._on_all_ranks(complete.result)
         except CheckpointError:
             self._patience = 0.0  # rank 0 no longer waits for blocks that do not come
             complete.exception()
@@ -191,6 +187,7 @@ class Checkpoints:
         except BaseException:
             self._patience = 1.0
             raise
+        return found
 
     # ------------------------------------------------ the directory
 
@@ -203,14 +200,14 @@ class Checkpoints:
                 file = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.path))
                 return os.path.basename(file.name)
 
-            first = everyone(self.mesh, self._on_all_ranks("written", write))[0]
+            first = everyone(self.mesh, self._on_all_ranks(write))[0]
             seen = everyone(self.mesh, str((self.path / first).exists()))
         if others := [rank for rank, found in enumerate(seen) if found != "True"]:
             raise CheckpointError(
                 f"{self.path} is another directory on {ranks_named(others)} than on rank 0: save in one on a file "
                 "system that all ranks share, by the same path"
             )
-        self._on_all_ranks("written", self._take_lock)
+        self._on_all_ranks(self._take_lock)
 
     def _take_lock(self) -> None:
         """Lock the file LOCK on rank 0, and write into it who holds it.

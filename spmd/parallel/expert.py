@@ -60,7 +60,12 @@ def mixture_of_experts(
            [0.73, 0.  ],
            [0.  , 0.  ]])
     """
-    _check_experts("mixture_of_experts: router", router.shape[-1], params, axis)
+    ranks, experts, local = axis_size(axis), router.shape[-1], {leaf.shape[0] for leaf in md.tree.leaves(params)}
+    if local != {experts / ranks}:
+        raise ValueError(
+            f"mixture_of_experts: router has {experts} experts for {ranks} ranks along {axis!r}, but each has params "
+            f"of {', '.join(map(str, sorted(local)))}: split those of a multiple of {ranks}, in_specs=P({axis!r})"
+        )
     probabilities = softmax(x @ router)
     places = routed(probabilities, capacity, k, priorities)
     sent = x[_tokens_of(places)]
@@ -78,20 +83,6 @@ def _tokens_of(places: Any) -> Any:
     A free place gets the expert's first token, or the rank's first if the expert has none.
     """
     return np.where(np.any(places, axis=0), np.argmax(places, axis=0), np.argmax(places[:, :, :1], axis=0))
-
-
-def _check_experts(what: str, experts: int, params: Any, axis: str) -> None:
-    ranks, local = axis_size(axis), {leaf.shape[0] for leaf in md.tree.leaves(params)}
-    if experts % ranks:
-        raise ValueError(
-            f"{what} has {experts} experts, which the {ranks} ranks along {axis!r} do not divide: "
-            f"take a multiple of {ranks} experts"
-        )
-    if local != {experts // ranks}:
-        raise ValueError(
-            f"{what} has {experts} experts, {experts // ranks} on each rank along {axis!r}, but params are those of "
-            f"{', '.join(map(str, sorted(local)))}: split them by their first dimension, in_specs=P({axis!r})"
-        )
 
 
 def feed_forward(params: Any, x: Any, axis: str | None = None) -> Any:

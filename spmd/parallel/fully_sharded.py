@@ -15,11 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import minidiff as md
-import minidiff.numpy as np
 import spmd
 from collectives import all_gather, pmean
 from spmd.mesh.specs import P
-from spmd.parallel.network import axes_of, dense, predict, squared_error
+from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
 
 
 def gathered(params: Any, axis: str) -> Any:
@@ -57,6 +56,7 @@ def fully_sharded(
     `checkpoint` decides what the backward pass keeps (with `lambda f: f`, everything); `options` are those of
     `shard_map`. Raises ValueError if the ranks do not divide the batch size, or the first dimension of a parameter.
 
+    >>> import minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
     >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
@@ -67,12 +67,9 @@ def fully_sharded(
     """
     (axis,) = axes_of(mesh, "fully_sharded", "batch")
 
-    @checkpoint
-    def predict_from_shards(params, inputs):
-        return predict(params, inputs, gathering(dense, axis))
+    forward = checkpoint(functools.partial(predict, dense=gathering(dense, axis)))
 
     def on_each_rank(params, block):
-        inputs, targets = block
-        return pmean(np.mean(error(predict_from_shards(params, inputs), targets)), axis)
+        return pmean(loss(params, block, error, forward), axis)
 
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=P(axis), out_specs=P(), **options)

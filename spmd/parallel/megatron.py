@@ -73,6 +73,17 @@ def transformer_specs(config: Config, axis: str) -> dict:
     )
 
 
+def check_divided(what: str, mesh: spmd.Mesh, sizes: dict[str, int], split: dict[str, str]) -> None:
+    """Raise ValueError if an axis of the mesh does not divide the size of a dimension that it splits."""
+    for name, axis in split.items():
+        size, ranks = sizes.get(name, 0), mesh.shape[axis]
+        if size % ranks:
+            raise ValueError(
+                f"{what}: {name}={size} is not a multiple of the {ranks} ranks along {axis!r}, over which it is "
+                "split: choose a multiple, or fewer ranks"
+            )
+
+
 def tensor_parallel_options(axis: str) -> dict[str, Callable]:
     """The options of `next_token_loss` for parameters that are split by `transformer_specs(config, axis)`.
 
@@ -110,12 +121,7 @@ def tensor_parallel_transformer(
     [6, 3]
     """
     (axis,) = axes_of(mesh, "tensor_parallel_transformer", "feats")
-    for name in SPLIT:
-        if sizes(config)[name] % mesh.size:
-            raise ValueError(
-                f"tensor_parallel_transformer: {name}={sizes(config)[name]} is not a multiple of the {mesh.size} ranks "
-                f"along {axis!r}, over which it is split: choose a multiple, or fewer ranks"
-            )
+    check_divided("tensor_parallel_transformer", mesh, sizes(config), dict.fromkeys(SPLIT, axis))
 
     def on_each_rank(params, block, key=None):
         return next_token_loss(config, params, *block, key=key, **ends(axis))

@@ -94,7 +94,7 @@ def sum_over(x: Any, axis: str | None) -> Any:
     return total if axis is None else psum(total, axis)
 
 
-def loss(params: Sequence[Layer], batch: tuple, error: Callable = squared_error, layer: Callable = dense) -> Any:
+def loss(params: Sequence[Layer], batch: tuple, error: Callable = squared_error, forward: Callable = predict) -> Any:
     """The mean error over the examples. Every parallelism computes the same value, and the same gradients."""
     inputs, targets = batch
-    return np.mean(error(predict(params, inputs, layer), targets))
+    return np.mean(error(forward(params, inputs), targets))

@@ -44,13 +44,6 @@ def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) 
     applies attention to these. A second `all_to_all` reverses the exchange. The result has the shape of q. Raises
     ValueError if the ranks do not divide the heads of queries, or of keys and values.
     """
-    ranks = axis_size(axis)
-    for name, x in (("queries", q), ("keys and values", k)):
-        if x.shape[1] % ranks:
-            raise ValueError(
-                f"attention_by_heads: {x.shape[1]} heads of {name} cannot be split over the {ranks} ranks along "
-                f"{axis!r}; their number must be a multiple of {ranks}"
-            )
     by_heads = lambda x: all_to_all(x, axis, split_axis=x.ndim - 2, concat_axis=x.ndim - 3, tiled=True)  # noqa: E731
     q, k, v = by_heads(np.stack([q, k, v])) if q.shape == k.shape else (by_heads(q), by_heads(k), by_heads(v))
     positions = (np.arange(len(q)),) * 2 if causal else ()

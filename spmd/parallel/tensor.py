@@ -26,7 +26,7 @@ from typing import Any
 import spmd
 from collectives import psum, psum_scatter
 from spmd.mesh.specs import P
-from spmd.parallel.network import axes_of, dense, loss, squared_error
+from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
 
 
 def column_parallel(x: Any, W: Any, b: Any) -> Any:
@@ -88,6 +88,9 @@ def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options:
     {'psum_scatter': 2, 'psum': 1, 'all_gather': 2}
     """
     (axis,) = axes_of(mesh, "tensor_parallel", "feats")
-    layer = functools.partial(row_parallel_scattered, axis=axis)
-    on_each_rank = functools.partial(loss, error=functools.partial(error, axis=axis), layer=layer)
+    forward = functools.partial(predict, dense=functools.partial(row_parallel_scattered, axis=axis))
+
+    def on_each_rank(params, block):
+        return loss(params, block, lambda y, targets: error(y, targets, axis), forward)
+
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=(P(axis), P(None, axis)), out_specs=P(), **options)

@@ -33,12 +33,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import minidiff.numpy as np
 import spmd
 from collectives import pmean
 from spmd.mesh.specs import P
 from spmd.parallel.grid import Axes
-from spmd.parallel.network import Layer, axes_of, predict, squared_error
+from spmd.parallel.network import Layer, axes_of, loss, predict, squared_error
 from spmd.parallel.summa import summa
 
 
@@ -89,15 +88,16 @@ def tensor_parallel_2d(
     """
     rows, columns = axes = axes_of(mesh, "tensor_parallel_2d", "rows", "columns")
 
-    def on_each_rank(params, block):
-        inputs, targets = block
-        return pmean(np.mean(error(mlp_2d(params, inputs, axes, product), targets, columns)), rows)
+    forward = functools.partial(mlp_2d, axes=axes, product=product)
 
-    def loss(params, batch):
+    def on_each_rank(params, block):
+        return pmean(loss(params, block, lambda y, targets: error(y, targets, columns), forward), rows)
+
+    def mapped(params, batch):
         specs = [(P(rows, columns), P(columns)) for _ in params], P(rows, columns)
         return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)(params, batch)
 
-    return loss
+    return mapped
 
 
 def mlp_bytes(q: int, examples: int, features: int, hidden: int, itemsize: int = 8) -> dict[str, dict[str, int]]:
