@@ -47,6 +47,7 @@ def dense_2d(x: Any, W: Any, b: Any, axes: Axes = ("rows", "columns"), product: 
     x, W and the result are split over both axes, b over the second: a `psum` along the first sums its gradient.
     `product(x, W, axes)` is `summa` or `cannon`.
 
+    >>> import minidiff.numpy as np
     >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
     >>> layer = spmd.shard_map(dense_2d, mesh, in_specs=(spec, spec, P('columns')), out_specs=spec)
     >>> layer(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([10.0, 20.0]))
@@ -59,6 +60,7 @@ def dense_2d(x: Any, W: Any, b: Any, axes: Axes = ("rows", "columns"), product: 
 def mlp_2d(params: Sequence[Layer], x: Any, axes: Axes = ("rows", "columns"), product: Callable = summa) -> Any:
     """`predict` with `dense_2d` as its layer, on a q×q grid: [n/q, k/q] -> [n/q, m/q].
 
+    >>> import minidiff.numpy as np
     >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
     >>> mlp = spmd.shard_map(mlp_2d, mesh, in_specs=([(spec, P('columns'))] * 2, spec), out_specs=spec)
     >>> mlp([(np.eye(4), np.zeros(4)), (np.ones((4, 2)), np.zeros(2))], np.array([[1.0, 2, 3, 4], [-1, -2, -3, 4]]))
@@ -78,7 +80,7 @@ def tensor_parallel_2d(
     is `summa` or `cannon`; `options` are those of `shard_map`. Raises ValueError if the mesh is not square, or if q
     does not divide the examples or a layer's features.
 
-    >>> import minidiff as md
+    >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated')
     >>> params, batch = init_params(np.random.default_rng(0), (8, 4)), (np.ones((16, 8)), np.zeros((16, 4)))
