@@ -90,9 +90,8 @@ def tensor_parallel_2d(
     """
     rows, columns = axes = axes_of(mesh, "tensor_parallel_2d", "rows", "columns")
 
-    forward = functools.partial(mlp_2d, axes=axes, product=product)
-
     def on_each_rank(params, block):
+        forward = functools.partial(mlp_2d, axes=axes, product=product)
         return pmean(loss(params, block, lambda y, targets: error(y, targets, columns), forward), rows)
 
     def mapped(params, batch):
