@@ -121,15 +121,14 @@ class Communication(Table):
     def add(self, other: Communication, times: int = 1) -> None:
         """Add the numbers of another report, `times` times."""
         self.flops += times * other.flops
-        if not (times and other.rows):
-            return
-        known = {row.key: row for row in self.rows}
-        for row in other.rows:
-            mine = known.setdefault(row.key, replace(row, count=0, bytes=0))
+        for row in other.rows if times else ():
+            mine = next((known for known in self.rows if known.key == row.key), None)
+            if mine is None:
+                mine = replace(row, count=0, bytes=0)
+                self.rows.append(mine)
             mine.count += times * row.count
             mine.bytes += times * row.bytes
-        self.rows[:] = known.values()
-        self.notes += [note for note in other.notes if note not in self.notes]
+        self.notes += [note for note in other.notes if times and note not in self.notes]
 
     def _table(self) -> tuple[list, list, list] | str:
         header = ["collective", "axes", "count", "bytes per rank", "direction", "asked for by"]
