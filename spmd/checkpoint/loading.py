@@ -29,17 +29,17 @@ def load(
 ) -> tuple[Any, dict[str, Any]]:
     """The saved tree, and the notes, of a step: by default of the last one.
 
-    `like` is a tree with the structure to load: the saved one, or a part of it. An array asks for one of its
-    shape and dtype, with its sharding; so does a `ShapedArray`, as `md.eval_shape` returns them. A string or a Python
-    number asks for one of its kind, as it was saved. It may be sharded in another way than what was saved, over another
-    mesh, of another number of ranks. Without `like`, all leaves are returned by their paths, as whole arrays.
+    `like` is a tree with the structure to load: the saved one, or a part of it. An array, or a `ShapedArray` as from
+    `md.eval_shape`, asks for an array of its shape, dtype and sharding, which need not be the sharding it was saved
+    with: the mesh and the number of ranks may differ. A string or a Python number asks for one of its type. Without
+    `like`, all leaves are returned by their paths, as whole arrays.
 
-    With `verify`, each process reads every block whole of which it needs a slice, and compares its checksum.
+    With `verify`, each process that needs a slice of a block reads the whole block, and compares its checksum.
 
     If `like` has sharded arrays, all ranks of their mesh must call it, with the same step and trees of the same types:
-    all raise ValueError if they do not. If one fails, all raise the same error. Raises CheckpointError, which names the
-    file, the array, and what was expected, for what is missing, damaged, or not like `like`. Nothing is overwritten or
-    removed.
+    otherwise all raise ValueError. If one rank fails, all raise the same error. Raises CheckpointError, which names the
+    file, the array and what was expected, for leaves that are missing, damaged, or not like `like`. Nothing is
+    overwritten or removed.
     """
     return load_on(path, mesh_of(like), like, step, verify)
 
@@ -89,10 +89,7 @@ def latest_on(path: Path, mesh: Mesh | None) -> int | None:
 
 
 def on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -> Any:
-    """Call `act` on all ranks of a mesh, and wait for all of them.
-
-    If it fails on one, its error is raised on all. `what` the error says cannot be done.
-    """
+    """Call `act` on all ranks of a mesh, and wait for all. An error on one is raised on all: it cannot be `what`."""
     result, failure = None, ""
     cause: BaseException | None = None
     try:
@@ -113,7 +110,7 @@ def mesh_of(x: Any) -> Mesh | None:
 
 
 def check_leaf(what: str, name: str, leaf: Any) -> None:
-    """Raise TypeError for a leaf that cannot be saved, or does not say what to load."""
+    """Raise TypeError for a leaf that cannot be saved, or that does not tell what to load."""
     if isinstance(leaf, Tracer) and not isinstance(leaf, ShardedArray):
         raise TypeError(f"checkpoint.{what}: {name} is traced: {what} outside of jit, derivatives and shard_map")
     sharding = _sharding(leaf)

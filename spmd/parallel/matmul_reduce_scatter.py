@@ -16,14 +16,11 @@ from spmd.parallel.ring import DOWN, UP, block_of, check_halves, matrices, neigh
 
 
 def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """``psum_scatter(lhs @ rhs)``.
-
-    Each rank's product is a summand of the result, and it gets its own rows.
+    """``psum_scatter(lhs @ rhs)``: each rank's product is a summand of the result, of which it gets its own rows.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds a summand of the
     whole product, [m, p]. Raises ValueError if the shapes do not fit.
 
-    >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
@@ -31,23 +28,18 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
-
-    Source: shard_map tutorial, "Example 2: psum_scatter the result".
     """
     _check_scattered("matmul_psum_scatter", lhs, rhs, axis_name)
     return psum_scatter(lhs @ rhs, axis_name, tiled=True)
 
 
 def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_psum_scatter` in n steps.
-
-    Sums of blocks of rows go down the ring, and accumulate.
+    """:func:`matmul_psum_scatter` in n steps: sums of blocks of rows go down the ring, and accumulate.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``. After s steps rank i holds, for the rows of rank i + s + 1,
-    the sum of the summands of the s ranks above it and its own. It sends the sum on to rank i - 1, and meanwhile
+    the sum of its own summand and those of the s ranks above it. It sends the sum on to rank i - 1, and meanwhile
     computes the product that it adds to the next sum.
 
-    >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
@@ -55,21 +47,16 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
-
-    Source: shard_map tutorial, "Example 2: psum_scatter the result".
     """
     return _scattered_by_steps("matmul_psum_scatter_overlapped", lhs, rhs, axis_name, (DOWN,))
 
 
 def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_psum_scatter_overlapped` with halves of blocks.
-
-    Sums of the first half of each block go up, the second down.
+    """:func:`matmul_psum_scatter_overlapped` with halves of blocks: sums of the first half go up, the second down.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
     of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.
 
-    >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
@@ -79,8 +66,6 @@ def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisNam
                   [22.],
                   [38.],
                   [54.]], P('i'))
-
-    Source: shard_map tutorial, "Example 2: psum_scatter the result".
     """
     return _scattered_by_steps("matmul_psum_scatter_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
 

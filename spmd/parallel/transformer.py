@@ -2,9 +2,9 @@
 
 A block has two half layers, attention and a multilayer perceptron. Each reads the residual stream x through a norm and
 adds its result to it. The functions take `gather` and `combine`, which open and close a half layer; on one device they
-do nothing. A parallelism whose ranks each compute a part of a half layer's result passes the sum over ranks, and its
-own `embed` and `error`. `dimensions` names the dimensions of each parameter: initialisation gives each name a size, and
-a parallelism says which names it splits. There are no biases.
+do nothing. If each rank computes a term of a half layer's result, `combine` is the sum over ranks; such a parallelism
+also passes its own `embed` and `error`. `dimensions` names the dimensions of each parameter: initialisation gives each
+name a size, and a parallelism says which names it splits. There are no biases.
 
 Source: Vaswani et al., "Attention is all you need"; Zhang and Sennrich, "Root mean square layer normalization";
 Shazeer, "GLU variants improve transformer"; Ainslie et al., "GQA: Training generalized multi-query transformer models
@@ -29,9 +29,9 @@ class Config:
     """Sizes and options of a transformer.
 
     Each of the `kv_heads` heads of keys and values (by default `heads`) serves heads / kv_heads heads of queries.
-    Options are layer norm in place of RMS norm, SwiGLU or GELU, a head that is `tied` to the embedding, as its
-    transpose, and the rate of `dropout` of the half layers' results. Raises ValueError for sizes that do not fit:
-    rotary positions turn the features of a head in pairs.
+    Options are layer norm in place of RMS norm, SwiGLU or GELU, a head that is the embedding's transpose (`tied`), and
+    the rate of `dropout` of the half layers' results. Raises ValueError for sizes that do not fit: rotary positions
+    turn the features of a head in pairs.
     """
 
     vocabulary: int

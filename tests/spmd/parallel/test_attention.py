@@ -75,9 +75,9 @@ def test_zigzag_order_is_balanced(ranks):
 def test_bad_input():
     mesh = spmd.make_mesh((4,), ("tokens",), backend="simulated")
     mapped = lambda f: spmd.shard_map(f, mesh=mesh, in_specs=P("tokens"), out_specs=P("tokens"))  # noqa: E731
-    with pytest.raises(ValueError, match="2 heads of keys and values cannot be split over the 4 ranks along 'tokens'"):
+    with pytest.raises(ValueError, match=r"axis 1 of .* is split over 4 ranks, which do not divide 2"):
         mapped(lambda q, k, v: attention_by_heads(q, k, v, "tokens"))(*arguments(2))
-    with pytest.raises(ValueError, match="3 heads of keys and values cannot serve 8 heads of queries"):
+    with pytest.raises(ValueError, match="N is a multiple of K"):
         attention(*arguments(3))
     with pytest.raises(ValueError, match="12 tokens cannot be split into two blocks for each of 4 ranks"):
         zigzag(12, 4)

@@ -100,9 +100,9 @@ def assigned(assignment):
 MISFITS = {
     "experts that ranks do not divide": (
         mixture(6, 4),
-        r"router has 6 experts, which the 4 ranks along 'experts' do not divide: take a multiple of 4 experts",
+        r"router has 6 experts for 4 ranks along 'experts', .* a multiple of 4, in_specs",
     ),
-    "params of other experts": (mixture(8, 4), r"router has 8 experts, 2 on each rank .* params are those of 1"),
+    "params of other experts": (mixture(8, 4), r"router has 8 experts for 4 ranks .* each has params of 1: split"),
     "no capacity": (mixture(4, 4, capacity=0), r"capacity is 0: an expert takes at least 1 token"),
     "more choices than experts": (mixture(4, 4, k=5), r"k is 5: .* at least 1 expert, and at most to all 4"),
     "other priorities": (
