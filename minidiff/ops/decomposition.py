@@ -78,7 +78,7 @@ _OPTIONS = {"mode": ("reduced", "complete", "r"), "UPLO": ("L", "U", "l", "u")}
 
 
 class OfMatrix(Primitive):
-    """A function of one matrix, or of a stack with any number of leading axes.
+    """A function of one matrix, or of a stack of them.
 
     `rule(x, t, **params)` returns the result at x and its tangent for the tangent t.
     """
@@ -102,7 +102,7 @@ class OfMatrix(Primitive):
 
 
 def _checked(name: str, x: Value, square: bool = False) -> Value:
-    """Return a stack of matrices; raise if its shape or dtype does not suit LAPACK."""
+    """Return matrices in a dtype that LAPACK computes with; LinAlgError if their shape does not fit."""
     t = typeof(x)
     if t.ndim < 2:
         raise LinAlgError(f"{name}: matrices have at least two dimensions, got {t}")
@@ -179,10 +179,7 @@ def _gaps(w: Value) -> Value:
 
 
 def _completed(q: Value, dq: Value, rest: Value) -> Value:
-    """The tangent of a unitary matrix from that of its first columns q.
-
-    The rest of the columns stay orthogonal to them.
-    """
+    """The tangent of a unitary matrix from that of its first columns q; the rest stay orthogonal to them."""
     return concatenate([dq, -matmul(q, matmul(adjoint(dq), rest))], -1)
 
 
@@ -205,11 +202,6 @@ def _solve_tangent(out, primals, tangents, params):
     return _solve(a, add_all(terms))
 
 
-def _solve_transpose(ct, operands):
-    a, b = operands
-    return [match(_solve(matrix_transpose(a), ct), b)]
-
-
 def _solve_batch(primitive, args, batched):
     return _solve(*(args if not batched[0] and len(args[0].shape) == 2 else align(args, batched)))
 
@@ -220,7 +212,7 @@ def _solve_shape(a: ShapedArray, b: ShapedArray):
 
 
 def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """Batch dimensions, and the columns of the right-hand side, may be in parts."""
+    """Batch dimensions, and the columns of the right-hand side, may be split."""
     a, b = types
     batch = outs[0].shape[:-2]
     right = (*aligned(b.shape[:-2], batch), None, "column")
@@ -234,7 +226,7 @@ solve_p = General(
     _solve_shape,
     _solve_tangent,
     _solve_batch,
-    transpose_rule=_solve_transpose,
+    transpose_rule=lambda ct, operands: [match(_solve(matrix_transpose(operands[0]), ct), operands[1])],
     fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
     sharding=_solve_dimensions,
 )
@@ -261,16 +253,14 @@ def solve(a: Value, b: Value) -> Value:
     ta, tb = typeof(a), typeof(b)
     if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
         raise ValueError(f"solve: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
-    if tb.ndim == 1:
-        return squeeze(_solve(a, _column(b)), -1)
-    return _solve(a, b)
+    return squeeze(_solve(a, _column(b)), -1) if tb.ndim == 1 else _solve(a, b)
 
 
 # ---------------------------------------------------------------- inverses
 
 
 def _inverse(name: str, impl: Callable) -> OfMatrix:
-    """Declare an inverse, in terms of which its derivative is."""
+    """Declare an inverse; its derivative uses the same operation."""
 
     def rule(x, t):
         y = primitive.bind(x)
@@ -281,7 +271,7 @@ def _inverse(name: str, impl: Callable) -> OfMatrix:
 
 
 def _or_nan(impl: Callable, x: numpy.ndarray) -> numpy.ndarray:
-    """`impl` of a stack of matrices, and NaN for those of which NumPy has none."""
+    """Apply `impl` to a stack of matrices, with NaN for those where NumPy raises an error."""
     try:
         return impl(x)
     except LinAlgError:
@@ -291,7 +281,7 @@ def _or_nan(impl: Callable, x: numpy.ndarray) -> numpy.ndarray:
 
 
 inv_p = _inverse("inv", numpy.linalg.inv)
-#: The inverse in derivatives of functions that have a value for singular matrices, too.
+#: The inverse for derivatives of functions that also have a value for singular matrices.
 inverse_p = _inverse("inverse_or_nan", functools.partial(_or_nan, numpy.linalg.inv))
 inv = _declared(numpy.linalg.inv, inv_p)
 
@@ -348,7 +338,7 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
         residuals = reshape(reduction.sum(_squared(matmul(a, x) - b), 0), (-1,))
     else:
         residuals = numpy.zeros(0, real_dtype(x.dtype))
-    return x, residuals, _count_above(s, rcond), s
+    return x, residuals, _count_above(s, rcond, _largest(s, -1, keepdims=True)), s
 
 
 @implements(numpy.linalg.tensorinv)
@@ -388,20 +378,15 @@ def matrix_power(a: Value, n: int) -> Value:
     n = operator.index(n)
     if n == 0:
         return broadcast_to(numpy.eye(t.shape[-1], dtype=t.dtype), t.shape)
-    factor, out = inv(a) if n < 0 else a, None
-    bits = f"{abs(n):b}"
-    for i, bit in enumerate(reversed(bits)):
-        factor = factor if i == 0 else matmul(factor, factor)
-        if bit == "1":
-            out = factor if out is None else matmul(factor, out)
+    factor = inv(a) if n < 0 else a
+    out = factor
+    for bit in f"{abs(n):b}"[1:]:
+        out = matmul(out, out)
+        out = matmul(out, factor) if bit == "1" else out
     return out
 
 
 # ---------------------------------------------------------------- determinants
-
-
-def _det_rule(x, t):
-    return det_p.bind(x), reduction.sum(cofactor_p.bind(x) * t, (-2, -1))
 
 
 def _cofactor_impl(x: numpy.ndarray) -> numpy.ndarray:
@@ -423,7 +408,12 @@ def _cofactor_rule(x, t):
 
 
 #: The determinant of a singular matrix has a first derivative, no second.
-det_p = OfMatrix("det", numpy.linalg.det, lambda x: (x.shape[:-2], x.dtype), _det_rule)
+det_p = OfMatrix(
+    "det",
+    numpy.linalg.det,
+    lambda x: (x.shape[:-2], x.dtype),
+    lambda x, t: (det_p.bind(x), reduction.sum(cofactor_p.bind(x) * t, (-2, -1))),
+)
 det = _declared(numpy.linalg.det, det_p)
 
 #: The derivative of the determinant: the determinants of the minors, with their signs.
@@ -463,11 +453,12 @@ def _cholesky_rule(x, t, upper):
     return out, adjoint(moved) if upper else moved
 
 
-def _cholesky_impl(x: numpy.ndarray, upper: bool) -> numpy.ndarray:
-    return numpy.linalg.cholesky(x, upper=upper)
-
-
-cholesky_p = OfMatrix("cholesky", _cholesky_impl, lambda x, upper: (x.shape, x.dtype), _cholesky_rule)
+cholesky_p = OfMatrix(
+    "cholesky",
+    lambda x, upper: numpy.linalg.cholesky(x, upper=upper),
+    lambda x, upper: (x.shape, x.dtype),
+    _cholesky_rule,
+)
 
 
 @implements(numpy.linalg.cholesky)
@@ -503,7 +494,7 @@ def _qr_rule(x, t, mode):
     square = _first(r, k)
     moved = matmul(_first(t, k), inverse_p.bind(square))
     turned, below = matmul(adjoint(q), moved), numpy.tri(k, k=-1, dtype=real_dtype(x.dtype))
-    # q^H dq is skew-Hermitian and dr r^-1 triangular with a real diagonal: their sum, `turned`, determines both.
+    # q^H dq is skew-Hermitian and dr r^-1 is triangular with a real diagonal, so their sum determines both.
     triangular = turned * below.T + adjoint(turned * below) + _eye(k, x) * _real(turned)
     dq, dr = moved - matmul(q, triangular), matmul(triangular, square)
     if n > k:
@@ -587,26 +578,20 @@ eigvals_p = OfMatrix(
 eig, eigvals = _declared(numpy.linalg.eig, eig_p), _declared(numpy.linalg.eigvals, eigvals_p)
 
 
-def _triangle(UPLO: str) -> str:
-    if UPLO.upper() not in ("L", "U"):
-        raise ValueError(f"eigh: UPLO is 'L' or 'U', got {UPLO!r}")
-    return UPLO.upper()
+def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
+    """Declare a function that reads the lower or the upper triangle of a Hermitian matrix."""
+    name = numpy_function.__name__
+
+    def function(a: Value, UPLO: str = "L") -> Any:
+        if UPLO.upper() not in ("L", "U"):
+            raise ValueError(f"{name}: UPLO is 'L' or 'U', got {UPLO!r}")
+        out = primitive.bind(_checked(name, a, square=True), UPLO=UPLO.upper())
+        return _result_type(numpy_function)(*out) if primitive.multiple_results else out
+
+    return implements(numpy_function)(function)
 
 
-@implements(numpy.linalg.eigh)
-def eigh(a: Value, UPLO: str = "L") -> Any:
-    """`numpy.linalg.eigh`: the ascending eigenvalues, and the eigenvectors.
-
-    The derivative is that of the function of the Hermitian part of a. The module's docstring has the conventions for
-    factors of vectors and for equal eigenvalues.
-    """
-    return _result_type(numpy.linalg.eigh)(*eigh_p.bind(_checked("eigh", a, square=True), UPLO=_triangle(UPLO)))
-
-
-@implements(numpy.linalg.eigvalsh)
-def eigvalsh(a: Value, UPLO: str = "L") -> Value:
-    """`numpy.linalg.eigvalsh`: the ascending eigenvalues of a Hermitian matrix."""
-    return eigvalsh_p.bind(_checked("eigvalsh", a, square=True), UPLO=_triangle(UPLO))
+eigh, eigvalsh = _of_hermitian(numpy.linalg.eigh, eigh_p), _of_hermitian(numpy.linalg.eigvalsh, eigvalsh_p)
 
 
 # ---------------------------------------------------------------- singular values
@@ -628,7 +613,7 @@ def _svd_rule(x, t, full_matrices, hermitian):
     gaps = _reciprocal((_row(s) - _column(s)) * (_row(s) + _column(s)))
     right, left = inner * _row(s), _column(s) * inner
     turn_u, turn_v = gaps * (right + adjoint(right)), gaps * (left + adjoint(left))
-    if _is_complex(x):  # split the phase of a pair of vectors equally between the two
+    if _is_complex(x):  # split the phase of a pair of vectors equally between them
         factor = _eye(k, x) * _row(0.5j * imag(_diagonal(inner)) * _reciprocal(s))
         turn_u, turn_v = turn_u + factor, turn_v - factor
     du = _singular_vectors(outs[0], u, turn_u, t, v, inner, s)
@@ -637,7 +622,7 @@ def _svd_rule(x, t, full_matrices, hermitian):
 
 
 def _singular_vectors(all_u, u, turn, t, v, inner, s):
-    """The tangents of u, within and outside its span, and of the completing columns."""
+    """The tangents of u and of the columns that complete it to a unitary matrix."""
     du = matmul(u, turn)
     if u.shape[-2] > s.shape[-1]:
         du = du + (matmul(t, v) - matmul(u, inner)) * _row(_reciprocal(s))
@@ -692,13 +677,14 @@ def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any
     x = _checked("matrix_rank", A, square=hermitian)
     s = svdvals_p.bind(x, hermitian=hermitian)
     if tol is not None:
-        return reduction.sum(greater(s, expand_dims(tol, -1) if numpy.ndim(tol) else tol), -1)
-    return _count_above(s, _default_tolerance(x) if rtol is None else rtol)
+        return _count_above(s, tol)
+    return _count_above(s, _default_tolerance(x) if rtol is None else rtol, _largest(s, -1, keepdims=True))
 
 
-def _count_above(s: Value, rtol: Any) -> Value:
-    rtol = expand_dims(rtol, -1) if numpy.ndim(rtol) else rtol
-    return reduction.sum(greater(s, _largest(s, -1, keepdims=True) * rtol), -1)
+def _count_above(s: Value, tol: Any, scale: Any = 1) -> Value:
+    """The number of singular values above a tolerance times a scale."""
+    tol = expand_dims(tol, -1) if numpy.ndim(tol) else tol
+    return reduction.sum(greater(s, scale * tol), -1)
 
 
 @implements(numpy.linalg.cond)
@@ -783,12 +769,13 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     return root(total, ord) if ord > 0 else total ** (1 / ord)
 
 
-#: Matrix norms computed from singular values, and those that are extremes of sums along rows (0) or columns (1).
+#: Matrix norms that are computed from singular values.
 _SPECTRAL: dict[Any, Callable] = {
     "nuc": functools.partial(reduction.sum, axis=-1),
     2: functools.partial(_largest, axis=-1),
     -2: functools.partial(reduction.min, axis=-1),
 }
+#: Matrix norms that are an extreme of sums along rows (0) or columns (1).
 _SUMMED: dict[Any, tuple[int, Callable]] = {
     1: (0, _largest),
     -1: (0, reduction.min),

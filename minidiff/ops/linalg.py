@@ -19,7 +19,7 @@ from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.dtypes import result_type
 from minidiff.ops.arrays import as_array, lists_as_arrays
-from minidiff.ops.base import Multilinear, align, convert, defers_to, match, reshape_p
+from minidiff.ops.base import Multilinear, align, bind_aligned, convert, defers_to, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
 from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
@@ -51,19 +51,15 @@ def adjoint(x: Value) -> Value:
 # ---------------------------------------------------------------- matmul
 
 
-def _check_matmul(x: ShapedArray, y: ShapedArray) -> None:
-    """Raise ValueError if the shapes of the operands of a product do not fit."""
+def _matmul_shape(x: ShapedArray, y: ShapedArray):
     if not x.shape or not y.shape:
         raise ValueError(f"matmul: operands need at least one dimension, got {x} and {y}") from None
     if x.shape[-1] != y.shape[max(-2, -y.ndim)]:
         raise ValueError(f"matmul: inner dimensions differ in {x} @ {y}") from None
-    if any(n != m and 1 not in (n, m) for n, m in zip(x.shape[-3::-1], y.shape[-3::-1])):
+    try:
+        batch = numpy.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    except ValueError:
         raise ValueError(f"matmul: leading dimensions differ in {x} @ {y}") from None
-
-
-def _matmul_shape(x: ShapedArray, y: ShapedArray):
-    _check_matmul(x, y)
-    batch = numpy.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     columns = y.shape[-1:] if y.ndim > 1 else ()
     return (*batch, *x.shape[-2:-1], *columns), numpy.result_type(x.dtype, y.dtype)
 
@@ -145,7 +141,7 @@ def matmul(x: Value, y: Value, /) -> Value:
     try:
         return matmul_p.bind(x, y)
     except ValueError:
-        _check_matmul(typeof(x), typeof(y))
+        _matmul_shape(typeof(x), typeof(y))  # its message names the types
         raise
     except (AttributeError, TypeError):
         if defers_to(x) or defers_to(y):
@@ -209,11 +205,8 @@ def _einsum_transpose(side: int, ct: Value, operands: Sequence, subscripts: str)
     both, out = subscripts.split("->")
     terms = both.split(",")
     other, wanted = terms[1 - side], terms[side]
-    if side == 0:
-        ct = einsum_p.bind(ct, operands[1], subscripts=f"{out},{other}->{wanted}")
-    else:
-        ct = einsum_p.bind(operands[0], ct, subscripts=f"{other},{out}->{wanted}")
-    return match(ct, operands[side])
+    pair, labels = ((ct, operands[1]), f"{out},{other}") if side == 0 else ((operands[0], ct), f"{other},{out}")
+    return match(einsum_p.bind(*pair, subscripts=f"{labels}->{wanted}"), operands[side])
 
 
 def _einsum_batch(primitive, args, batched, subscripts):
@@ -289,12 +282,13 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
     if as_it_stands:
         return einsum_p.bind(*values, subscripts=as_it_stands)
     common = result_type(*[x.dtype for x in values])
-    values = [convert(x, common) for x in values]  # first, since partial results might overflow
+    values = [convert(x, common) for x in values]  # before contracting, since partial results might overflow
     sizes = {i: n for term, x in zip(terms, values) for i, n in zip(term, x.shape) if n != 1}
     todo = [_with_labels_once(x, term, sizes) for x, term in zip(values, terms)]
     todo = [_with_labels_of(x, term, out + _labels(todo[:k] + todo[k + 1 :])) for k, (x, term) in enumerate(todo)]
     shapes = tuple(typeof(x).shape for x, _ in todo)
-    for step in _path(tuple(term for _, term in todo), out, shapes, _hashable(optimize)):
+    optimize = tuple(optimize) if isinstance(optimize, list) else optimize  # hashable
+    for step in _path(tuple(term for _, term in todo), out, shapes, optimize):
         group = [todo[i] for i in step]
         todo = [pair for i, pair in enumerate(todo) if i not in step]
         while len(group) > 1:
@@ -310,10 +304,6 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
 
 def _labels(pairs: Sequence[tuple[Value, str]]) -> str:
     return "".join(term for _, term in pairs)
-
-
-def _hashable(optimize: Any) -> Any:
-    return tuple(optimize) if isinstance(optimize, list) else optimize
 
 
 def _operands(operands: Sequence) -> tuple[str, list[Value]]:
@@ -378,9 +368,12 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
     for i, found in sizes.items():
         if len(found - {1}) > 1:
             refuse(f"sizes {sorted(found)} of the axis '{i}' differ")
-    plain = len(terms) == 2 and all(len(found) == 1 for found in sizes.values())
-    plain = plain and all(term.count(i) == 1 for term in terms for i in term)
-    plain = plain and all(i in other + out for term, other in (terms, terms[::-1]) for i in term)
+    plain = (
+        len(terms) == 2
+        and all(len(found) == 1 for found in sizes.values())
+        and all(term.count(i) == 1 for term in terms for i in term)
+        and all(i in other + out for term, other in (terms, terms[::-1]) for i in term)
+    )
     return tuple(terms), out, f"{terms[0]},{terms[1]}->{out}" if plain else None
 
 
@@ -429,7 +422,7 @@ def dot(a: Value, b: Value) -> Value:
     """`numpy.dot`: contract the last axis of a with the second to last or only of b."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
-        return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
+        return multiply(as_array(a), as_array(b))  # NumPy converts Python numbers to arrays, which are not weak
     if ta.ndim <= 2 and tb.ndim <= 2:
         return matmul(a, b)
     axis = max(-2, -tb.ndim)
@@ -443,7 +436,7 @@ def inner(a: Value, b: Value, /) -> Value:
     """`numpy.inner`: contract the last axes of a and b."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
-        return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
+        return multiply(as_array(a), as_array(b))  # as in `dot`
     if ta.shape[-1] != tb.shape[-1]:
         raise ValueError(f"inner: last dimensions differ in inner({ta}, {tb})")
     return matmul_p.bind(a, b) if ta.ndim == tb.ndim == 1 else contract(a, b, (-1,), (-1,))
@@ -558,9 +551,7 @@ def _multiplied(arrays: list, sizes: tuple[int, ...]) -> Value:
 # ---------------------------------------------------------------- diagonals
 
 
-@implements(numpy.linalg.diagonal)
-def _diagonal_of_last(x: Value, /, *, offset: int = 0) -> Value:
-    return diagonal(x, offset, -2, -1)
+implements(numpy.linalg.diagonal)(lambda x, /, *, offset=0: diagonal(x, offset, -2, -1))
 
 
 @implements(numpy.trace)
@@ -571,9 +562,7 @@ def trace(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any 
     return total if dtype is None else convert(total, dtype)
 
 
-@implements(numpy.linalg.trace)
-def _trace_of_last(x: Value, /, *, offset: int = 0, dtype: Any = None) -> Value:
-    return trace(x, offset, -2, -1, dtype)
+implements(numpy.linalg.trace)(lambda x, /, *, offset=0, dtype=None: trace(x, offset, -2, -1, dtype))
 
 
 # ---------------------------------------------------------------- cross
@@ -659,7 +648,7 @@ convolve_p = Multilinear(
     _convolve_impl,
     _convolve_shape,
     (_convolve_left, _convolve_right),
-    lambda primitive, args, batched, mode: primitive.bind(*align(args, batched), mode=mode),
+    bind_aligned,
     sharding=gather,
 )
 

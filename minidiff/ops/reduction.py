@@ -132,9 +132,8 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
     """`numpy.mean` over one axis, several, or all."""
     if dtype is not None and not is_differentiable(dtype):  # a sum of integers, divided and truncated
         total = sum(a, axis, dtype, keepdims=keepdims, where=where)
-        return elementwise.convert(
-            elementwise.divide(total, count_of(as_array(a), axis, where, keepdims, "mean")), dtype
-        )
+        count = count_of(as_array(a), axis, where, keepdims, "mean")
+        return elementwise.convert(elementwise.divide(total, count), dtype)
     x = inexact(operand_of(a, dtype, where, 0))
     if x.dtype.char == "e":  # as NumPy does, sum in single precision
         return elementwise.convert(mean(a, axis, numpy.float32, keepdims=keepdims, where=where), x.dtype)
@@ -146,7 +145,7 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
 
 @implements(numpy.nanmean)
 def nanmean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
-    """`numpy.nanmean`: the mean, ignoring NaNs; NaN where nothing is left."""
+    """`numpy.nanmean`: the mean, ignoring NaNs; NaN where all elements are NaN."""
     return mean(a, axis, dtype, keepdims=keepdims, where=present(a, where))
 
 
@@ -159,16 +158,12 @@ def _reversed(x: numpy.ndarray, axis: int) -> numpy.ndarray:
 
 def _accumulate(ufunc: numpy.ufunc, x: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
     if reverse:
-        return _reversed(ufunc.accumulate(_reversed(x, axis), axis, sum_dtype(x.dtype)), axis)
+        return _reversed(_accumulate(ufunc, _reversed(x, axis), axis), axis)
     return ufunc.accumulate(x, axis, sum_dtype(x.dtype))
 
 
-def _accumulate_shape(x, axis, reverse=False):
-    return x.shape, sum_dtype(x.dtype)
-
-
 def _turned(reverse: bool) -> dict:
-    """The `reverse` parameter for the opposite direction; present only if it is true."""
+    """The parameter `reverse` of the opposite direction, which tapes show only if it is true."""
     return {} if reverse else {"reverse": True}
 
 
@@ -176,7 +171,7 @@ def _turned(reverse: bool) -> dict:
 cumsum_p = Linear(
     "cumsum",
     functools.partial(_accumulate, numpy.add),
-    _accumulate_shape,
+    lambda x, axis, reverse=False: (x.shape, sum_dtype(x.dtype)),
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
     sharding=dimensions.along("axis"),
     accumulates=True,
@@ -251,7 +246,7 @@ def _cumprod_tangent(out, primals, tangents, params):
 cumprod_p = General(
     "cumprod",
     functools.partial(_accumulate, numpy.multiply),
-    _accumulate_shape,
+    cumsum_p.shape_rule,
     _cumprod_tangent,
     sharding=dimensions.along("axis"),
 )
@@ -292,7 +287,6 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
 
 
 cumsum, nancumsum, _cumulative_sum = _cumulative(cumsum_p, 0, numpy.cumsum, numpy.nancumsum)
-#: The derivatives of `cumprod` are right at zeros too.
 cumprod, nancumprod, _cumulative_prod = _cumulative(cumprod_p, 1, numpy.cumprod, numpy.nancumprod)
 
 if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
@@ -355,7 +349,7 @@ class ExtremumAlong(General):
         self.furthest = furthest
 
     def _shape(self, x, axes, keepdims=False):
-        if _is_empty(x, axes):
+        if not size_along(x, axes):
             raise ValueError(f"{self.name}: {x} has no element along axes {axes}; give the result with initial=")
         return reduced_shape(x, axes, keepdims), x.dtype
 
@@ -382,10 +376,6 @@ max_p = ExtremumAlong("max", numpy.maximum, -math.inf)
 min_p = ExtremumAlong("min", numpy.minimum, math.inf)
 
 
-def _is_empty(x: Value, axes: Sequence[int]) -> bool:
-    return 0 in [x.shape[i] for i in axes]
-
-
 def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequence, of_numbers: Callable) -> tuple:
     """Declare an extremum over one axis, several, or all; and that of the elements that are not NaN."""
 
@@ -397,7 +387,7 @@ def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequen
         x = operand_of(a, None, where, primitive.identity(a.dtype))
         initial = _number(initial, x.dtype)
         axes = reduced_axes(axis, len(x.shape), primitive.name)
-        if _is_empty(x, axes):
+        if not size_along(x, axes):
             return elementwise.copy(broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims)))
         return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
 
@@ -475,8 +465,6 @@ def _position_of(numpy_function: Callable) -> Callable:
         axes = range(len(shape)) if axis is None else (at,)
         return reshape(y, tuple(1 if i in axes else n for i, n in enumerate(shape))) if keepdims else y
 
-    position.__name__ = position.__qualname__ = primitive.name
-    position.__doc__ = f"`numpy.{primitive.name}`, an integer result without a derivative."
     return implements(numpy_function)(position)
 
 
