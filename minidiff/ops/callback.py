@@ -114,7 +114,7 @@ def _call(
     results = [callback(element, types) for element in batch_elements(operands, batches)]
     sizes = _sizes(operands, batches)
     return [
-        numpy.array([result[k] for result in results], t.dtype).reshape(*sizes, *t.shape)[()]
+        numpy.array([result[k] for result in results], t.dtype).reshape((*sizes, *t.shape))[()]
         for k, t in enumerate(types)
     ]
 

@@ -51,8 +51,8 @@ def reduce(
     axis: Any = 0,
     dtype: Any = None,
     *,
-    keepdims: bool = False,
-    initial: Any = None,
+    keepdims=False,
+    initial=None,
     where: Any = True,
 ) -> Value:
     """`np.<ufunc>.reduce`: combine elements along an axis (None: all) by the ufunc."""
