@@ -19,15 +19,19 @@ from collections.abc import Callable
 import numpy
 
 
-FROM_VALUES = """
-    array_str array_repr array2string histogram2d histogramdd ravel_multi_index unravel_index packbits unpackbits
-    shares_memory may_share_memory in1d
-""".split()
+def _names(text: str) -> list[str]:
+    return text.split()
 
-CREATION = """
-    zeros ones empty tri eye identity indices fromfunction fromiter diag_indices tril_indices triu_indices
-    mask_indices bartlett blackman hanning hamming kaiser fft.fftfreq fft.rfftfreq
-""".split()
+
+FROM_VALUES = _names(
+    """array_str array_repr array2string histogram2d histogramdd ravel_multi_index unravel_index packbits unpackbits
+    shares_memory may_share_memory in1d"""
+)
+
+CREATION = _names(
+    """zeros ones empty tri eye identity indices fromfunction fromiter diag_indices tril_indices triu_indices
+    mask_indices bartlett blackman hanning hamming kaiser fft.fftfreq fft.rfftfreq"""
+)
 
 _WRITES = "it writes into its argument, which the computation may have used already. Build the new value instead: "
 _AT = "x = np.at(x)[index].set(values), where np is minidiff.numpy"

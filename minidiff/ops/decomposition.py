@@ -33,36 +33,10 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction
 from minidiff.ops.base import General, add_all, align, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, aligned
-from minidiff.ops.elementwise import (
-    absolute,
-    equal,
-    greater,
-    imag,
-    isnan,
-    logical_and,
-    logical_not,
-    not_equal,
-    real,
-    real_dtype,
-    root,
-    square,
-    where,
-)
-from minidiff.ops.indexing import getitem
+from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, root, square, where
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
-from minidiff.ops.shape import (
-    broadcast_to,
-    concatenate,
-    expand_dims,
-    matrix_transpose,
-    moveaxis,
-    normalize_axes,
-    ravel,
-    reshape,
-    squeeze,
-    transpose,
-)
+from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
 
 
 @functools.cache
@@ -152,16 +126,6 @@ def _diagonal(x: Value) -> Value:
     return diagonal(x, 0, -2, -1)
 
 
-def _row(x: Value) -> Value:
-    """A vector as a matrix of one row: it scales columns."""
-    return expand_dims(x, -2)
-
-
-def _column(x: Value) -> Value:
-    """A vector as a matrix of one column: it scales rows."""
-    return expand_dims(x, -1)
-
-
 def _along(u: Value, t: Value, v: Value) -> Value:
     """The diagonal of u^H t v."""
     return reduction.sum(conj(u) * matmul(t, v), -2)
@@ -169,28 +133,18 @@ def _along(u: Value, t: Value, v: Value) -> Value:
 
 def _reciprocal(x: Value) -> Value:
     """1 / x, and 0 where x is 0."""
-    zero = equal(x, 0)
+    zero = x == 0
     return where(zero, 0.0, 1 / where(zero, 1.0, x))
 
 
 def _gaps(w: Value) -> Value:
     """The matrix of 1 / (w_j - w_i); 0 where they are equal."""
-    return _reciprocal(_row(w) - _column(w))
+    return _reciprocal(w[..., None, :] - w[..., None])
 
 
 def _completed(q: Value, dq: Value, rest: Value) -> Value:
     """The tangent of a unitary matrix from that of its first columns q; the rest stay orthogonal to them."""
     return concatenate([dq, -matmul(q, matmul(adjoint(dq), rest))], -1)
-
-
-def _first(x: Value, n: int) -> Value:
-    """The first n columns."""
-    return getitem(x, (..., slice(None, n)))
-
-
-def _rest(x: Value, n: int) -> Value:
-    """The columns after the first n."""
-    return getitem(x, (..., slice(n, None)))
 
 
 # ---------------------------------------------------------------- solve
@@ -226,7 +180,7 @@ solve_p = General(
     _solve_shape,
     _solve_tangent,
     _solve_batch,
-    transpose_rule=lambda ct, operands: [match(_solve(matrix_transpose(operands[0]), ct), operands[1])],
+    transpose_rule=lambda ct, operands: [match(_solve(operands[0].mT, ct), operands[1])],
     fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
     sharding=_solve_dimensions,
 )
@@ -253,7 +207,7 @@ def solve(a: Value, b: Value) -> Value:
     ta, tb = typeof(a), typeof(b)
     if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
         raise ValueError(f"solve: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
-    return squeeze(_solve(a, _column(b)), -1) if tb.ndim == 1 else _solve(a, b)
+    return squeeze(_solve(a, b[..., None]), -1) if tb.ndim == 1 else _solve(a, b)
 
 
 # ---------------------------------------------------------------- inverses
@@ -377,7 +331,7 @@ def matrix_power(a: Value, n: int) -> Value:
         raise LinAlgError(f"matrix_power: the matrix must be square, got {t}")
     n = operator.index(n)
     if n == 0:
-        return broadcast_to(numpy.eye(t.shape[-1], dtype=t.dtype), t.shape)
+        return numpy.broadcast_to(numpy.eye(t.shape[-1], dtype=t.dtype), t.shape)
     factor = inv(a) if n < 0 else a
     out = factor
     for bit in f"{abs(n):b}"[1:]:
@@ -404,7 +358,7 @@ def _cofactor_rule(x, t):
     c = cofactor_p.bind(x)
     along = reduction.sum(c * t, (-2, -1), keepdims=True)
     scale = expand_dims(det_p.bind(x), (-2, -1))
-    return c, (c * along - matmul(matmul(c, matrix_transpose(t)), c)) / scale
+    return c, (c * along - matmul(matmul(c, t.mT), c)) / scale
 
 
 #: The determinant of a singular matrix has a first derivative, no second.
@@ -424,7 +378,7 @@ cofactor_p = OfMatrix(
 
 def _slogdet_rule(x, t):
     sign, logabsdet = slogdet_p.bind(x)
-    moved = reduction.sum(matrix_transpose(inverse_p.bind(x)) * t, (-2, -1))
+    moved = reduction.sum(inverse_p.bind(x).mT * t, (-2, -1))
     if not _is_complex(x):
         return [sign, logabsdet], [None, moved]
     return [sign, logabsdet], [sign * (1j * imag(moved)), real(moved)]
@@ -490,18 +444,18 @@ def _qr_rule(x, t, mode):
     *_, m, n = x.shape
     k = min(m, n)
     outs = qr_p.bind(x, mode=mode)
-    q, r = _first(outs[0], k), getitem(outs[1], (..., slice(None, k), slice(None)))
-    square = _first(r, k)
-    moved = matmul(_first(t, k), inverse_p.bind(square))
+    q, r = outs[0][..., :k], outs[1][..., :k, :]
+    square = r[..., :k]
+    moved = matmul(t[..., :k], inverse_p.bind(square))
     turned, below = matmul(adjoint(q), moved), numpy.tri(k, k=-1, dtype=real_dtype(x.dtype))
     # q^H dq is skew-Hermitian and dr r^-1 is triangular with a real diagonal, so their sum determines both.
     triangular = turned * below.T + adjoint(turned * below) + _eye(k, x) * _real(turned)
     dq, dr = moved - matmul(q, triangular), matmul(triangular, square)
     if n > k:
-        right = matmul(adjoint(q), _rest(t, k)) + matmul(matmul(adjoint(dq), q), _rest(r, k))
+        right = matmul(adjoint(q), t[..., k:]) + matmul(matmul(adjoint(dq), q), r[..., k:])
         dr = concatenate([dr, right], -1)
     if mode == "complete" and m > k:
-        dq = _completed(q, dq, _rest(outs[0], k))
+        dq = _completed(q, dq, outs[0][..., k:])
         dr = concatenate([dr, numpy.zeros((*dr.shape[:-2], m - k, n), x.dtype)], -2)
     return outs, [dq, dr]
 
@@ -544,7 +498,7 @@ def _eig_rule(x, t):
 
 def _eigvals_rule(x, t):
     w, v = eig_p.bind(x)
-    return w, reduction.sum(matrix_transpose(inverse_p.bind(v)) * matmul(t, v), -2)
+    return w, reduction.sum(inverse_p.bind(v).mT * matmul(t, v), -2)
 
 
 def _complex_dtype(x: ShapedArray) -> numpy.dtype:
@@ -608,13 +562,14 @@ def _svd_rule(x, t, full_matrices, hermitian):
     outs = svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian)
     s, t = outs[1], _hermitian(t) if hermitian else t
     k = s.shape[-1]
-    u, v = _first(outs[0], k), _first(adjoint(outs[2]), k)
+    u, v = outs[0][..., :k], adjoint(outs[2])[..., :k]
     inner = matmul(adjoint(u), matmul(t, v))
-    gaps = _reciprocal((_row(s) - _column(s)) * (_row(s) + _column(s)))
-    right, left = inner * _row(s), _column(s) * inner
+    row, column = s[..., None, :], s[..., None]
+    gaps = _reciprocal((row - column) * (row + column))
+    right, left = inner * row, column * inner
     turn_u, turn_v = gaps * (right + adjoint(right)), gaps * (left + adjoint(left))
     if _is_complex(x):  # split the phase of a pair of vectors equally between them
-        factor = _eye(k, x) * _row(0.5j * imag(_diagonal(inner)) * _reciprocal(s))
+        factor = _eye(k, x) * (0.5j * imag(_diagonal(inner)) * _reciprocal(s))[..., None, :]
         turn_u, turn_v = turn_u + factor, turn_v - factor
     du = _singular_vectors(outs[0], u, turn_u, t, v, inner, s)
     dv = _singular_vectors(adjoint(outs[2]), v, turn_v, adjoint(t), u, adjoint(inner), s)
@@ -625,8 +580,8 @@ def _singular_vectors(all_u, u, turn, t, v, inner, s):
     """The tangents of u and of the columns that complete it to a unitary matrix."""
     du = matmul(u, turn)
     if u.shape[-2] > s.shape[-1]:
-        du = du + (matmul(t, v) - matmul(u, inner)) * _row(_reciprocal(s))
-    return _completed(u, du, _rest(all_u, s.shape[-1])) if all_u.shape[-1] > s.shape[-1] else du
+        du = du + (matmul(t, v) - matmul(u, inner)) * _reciprocal(s)[..., None, :]
+    return _completed(u, du, all_u[..., s.shape[-1] :]) if all_u.shape[-1] > s.shape[-1] else du
 
 
 def _svdvals_rule(x, t, hermitian):
@@ -673,7 +628,7 @@ def svdvals(x: Value, /) -> Value:
 def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Value:
     """`numpy.linalg.matrix_rank`: count singular values above `tol` or `rtol` * max."""
     if typeof(A).ndim < 2:
-        return convert(reduction.max(not_equal(A, 0)), int)
+        return convert(reduction.max(A != 0), int)
     x = _checked("matrix_rank", A, square=hermitian)
     s = svdvals_p.bind(x, hermitian=hermitian)
     if tol is not None:
@@ -684,7 +639,7 @@ def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any
 def _count_above(s: Value, tol: Any, scale: Any = 1) -> Value:
     """The number of singular values above a tolerance times a scale."""
     tol = expand_dims(tol, -1) if numpy.ndim(tol) else tol
-    return reduction.sum(greater(s, scale * tol), -1)
+    return reduction.sum(s > scale * tol, -1)
 
 
 @implements(numpy.linalg.cond)
@@ -693,11 +648,11 @@ def cond(x: Value, p: Any = None) -> Value:
     x = _checked("cond", x, square=p not in (None, 2, -2))
     if p in (None, 2, -2):
         s = svdvals_p.bind(x, hermitian=False)
-        largest, smallest = getitem(s, (..., 0)), getitem(s, (..., -1))
+        largest, smallest = s[..., 0], s[..., -1]
         found = smallest / largest if p == -2 else largest / smallest
     else:
         found = norm(x, p, (-2, -1)) * norm(inverse_p.bind(x), p, (-2, -1))
-    undefined = logical_and(isnan(found), logical_not(reduction.any(isnan(x), (-2, -1))))
+    undefined = isnan(found) & ~reduction.any(isnan(x), (-2, -1))
     return where(undefined, numpy.inf, found)  # of a singular matrix
 
 
@@ -760,7 +715,7 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     if ord is None or ord == 2:
         return _euclidean(x, axes, keepdims)
     if ord == 0:
-        return reduction.sum(convert(not_equal(x, 0), real_dtype(x.dtype)), axes, keepdims=keepdims)
+        return reduction.sum(convert(x != 0, real_dtype(x.dtype)), axes, keepdims=keepdims)
     if abs(ord) == math.inf:
         return (_largest if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
     if ord == 1:

@@ -25,17 +25,7 @@ from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.reduction import sum
-from minidiff.ops.shape import (
-    expand_dims,
-    matrix_transpose,
-    moveaxis,
-    normalize_axes,
-    ravel,
-    reshape,
-    squeeze,
-    stack,
-    transpose,
-)
+from minidiff.ops.shape import expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, stack, transpose
 
 
 def conj(x: Value) -> Value:
@@ -45,7 +35,7 @@ def conj(x: Value) -> Value:
 
 def adjoint(x: Value) -> Value:
     """The conjugate transpose of a matrix, or of a stack of them."""
-    return conj(matrix_transpose(x))
+    return conj(x.mT)
 
 
 # ---------------------------------------------------------------- matmul
@@ -82,7 +72,7 @@ def _matmul_left(ct: Value, operands: Sequence) -> Value:
     if m == 2 and n > 2:
         axes = (*range(n - 2), -1)
         return match(contract(ct, y, axes, axes), x)
-    return match(matmul_p.bind(ct, matrix_transpose(y)), x)
+    return match(matmul_p.bind(ct, y.mT), x)
 
 
 def _matmul_right(ct: Value, operands: Sequence) -> Value:
@@ -95,8 +85,8 @@ def _matmul_right(ct: Value, operands: Sequence) -> Value:
     if n == 1:
         return match(matmul_p.bind(ravel(ct), _rows(x)), y)
     if n == 2:
-        return match(matmul_p.bind(matrix_transpose(_rows(x)), _rows(ct)), y)
-    return match(matmul_p.bind(matrix_transpose(x), ct), y)
+        return match(matmul_p.bind(_rows(x).mT, _rows(ct)), y)
+    return match(matmul_p.bind(x.mT, ct), y)
 
 
 def _matmul_batch(primitive, args, batched):
@@ -107,7 +97,7 @@ def _matmul_batch(primitive, args, batched):
     if not batched[0] and m == 1:
         return primitive.bind(x, y) if n > 1 else primitive.bind(y, x)
     if not batched[0] and m == 2 and n == 1:
-        return primitive.bind(y, matrix_transpose(x))
+        return primitive.bind(y, x.mT)
     x, y = expand_dims(x, -2) if m == 1 else x, expand_dims(y, -1) if n == 1 else y
     z = primitive.bind(*align((x, y), batched))
     dropped = ((-2,) if m == 1 else ()) + ((-1,) if n == 1 else ())

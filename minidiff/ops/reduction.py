@@ -19,28 +19,9 @@ from minidiff.inputs.arguments import normalize_axis
 from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import (
-    General,
-    Linear,
-    add_all,
-    axes_fit,
-    reduced_shape,
-    rounded_once,
-    sum_dtype,
-    sum_p,
-    unreduce,
-)
+from minidiff.ops.base import General, Linear, axes_fit, reduced_shape, rounded_once, sum_dtype, sum_p, unreduce
 from minidiff.ops.discrete import Discrete
-from minidiff.ops.shape import (
-    broadcast_to,
-    concatenate,
-    line,
-    normalize_axes,
-    reduced_axes,
-    reshape,
-    resized,
-    transpose,
-)
+from minidiff.ops.shape import broadcast_to, concatenate, line, normalize_axes, reduced_axes, reshape, resized
 from minidiff.ops.sorting import INTP
 
 # ---------------------------------------------------------------- helpers of reductions
@@ -180,10 +161,10 @@ cumsum_p = Linear(
 
 def _recurrence_tangent(out, primals, tangents, params):
     a, (ta, tb) = primals[0], tangents
-    terms = [] if tb is None else [tb]
     if ta is not None:
-        terms.append(elementwise.multiply(ta, _delayed(out, 0, **params)))
-    return recurrence_p.bind(a, add_all(terms), **params)
+        term = elementwise.multiply(ta, _delayed(out, 0, **params))
+        tb = term if tb is None else tb + term
+    return recurrence_p.bind(a, tb, **params)
 
 
 def _recurrence_transpose(ct, operands, axis, reverse=False):
@@ -301,7 +282,7 @@ def merged(x: Value, axes: Sequence[int]) -> Value:
     """Merge some axes of `x` into one leading axis."""
     shape = x.shape
     kept = [i for i in range(len(shape)) if i not in axes]
-    x = transpose(x, (*axes, *kept))
+    x = x.transpose((*axes, *kept))
     return reshape(x, (math.prod([shape[i] for i in axes]), *[shape[i] for i in kept]))
 
 

@@ -22,19 +22,7 @@ from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert
 from minidiff.ops.dimensions import Dimensions, Types
-from minidiff.ops.elementwise import (
-    add,
-    divide,
-    equal,
-    greater_equal,
-    maximum,
-    minimum,
-    multiply,
-    negative,
-    power,
-    subtract,
-    where,
-)
+from minidiff.ops.elementwise import add, divide, maximum, minimum, multiply, negative, power, subtract, where
 from minidiff.ops.indexing import (
     are_unique,
     batch_scatter,
@@ -140,7 +128,7 @@ def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
     count = v.ndim - (len(x.shape) - len(indices))
     order = numpy.arange(math.prod(v.shape[:count])).reshape(v.shape[:count])
     places = numpy.zeros(x.shape[: len(indices)], order.dtype)
-    kept = equal(gather_p.bind(scatter_set_p.bind(places, order, *indices), *indices), order)
+    kept = gather_p.bind(scatter_set_p.bind(places, order, *indices), *indices) == order
     return reshape(kept, (*v.shape[:count], *(1,) * (v.ndim - count)))
 
 
@@ -161,7 +149,7 @@ def _scatter_set_by_select(x: Value, v: Value, *indices: Value) -> Value:
         return x
     nowhere, numbers = numpy.full(x.shape[: len(indices)], -1), numpy.arange(count).reshape(wide)
     sources = scatter_set_p.bind(nowhere, numbers, *indices)
-    written = reshape(greater_equal(sources, 0), (*nowhere.shape, *[1] * len(rest)))
+    written = reshape(sources >= 0, (*nowhere.shape, *[1] * len(rest)))
     values = gather_p.bind(reshape(v, (count, *rest)), maximum(sources, 0))
     return where(written, values, x)
 
@@ -185,8 +173,8 @@ scatter_set_p = Linear(
 def _scatter_extremum_tangent(out, primals, tangents, params):
     """The result's tangent is the mean over the elements of x and v that attain it."""
     (x, v, *indices), (tx, tv, *_) = primals, tangents
-    stays = convert(equal(x, out), out.dtype)
-    comes = convert(equal(v, gather_p.bind(out, *indices)), out.dtype)
+    stays = convert(x == out, out.dtype)
+    comes = convert(v == gather_p.bind(out, *indices), out.dtype)
     count = add(stays, scatter_add_p.bind(comes, *indices, shape=typeof(x).shape))
     terms = [] if tx is None else [multiply(stays, tx)]
     if tv is not None:
@@ -230,10 +218,10 @@ def _products(v: Value, places: Value, size: int) -> Value:
     places, v = gather_p.bind(places, order), gather_p.bind(v, order)
     n, step = typeof(v).size, 1
     while step < n:
-        same = equal(getitem(places, slice(step, None)), getitem(places, slice(n - step)))
-        ahead, behind = getitem(v, slice(step, None)), getitem(v, slice(n - step))
+        same = places[step:] == places[: n - step]
+        ahead, behind = v[step:], v[: n - step]
         longer = multiply(ahead, where(same, behind, numpy.ones((), v.dtype)))
-        v, step = concatenate([getitem(v, slice(step)), longer]), 2 * step
+        v, step = concatenate([v[:step], longer]), 2 * step
     return scatter_set_p.bind(numpy.ones(size, v.dtype), v, places)
 
 
