@@ -130,8 +130,8 @@ def pure_callback(
     `callback(*args, **kwargs)` gets trees of NumPy arrays, which it must not write to, and returns a tree of arrays
     like `result_shape_dtypes`: a tree of `ShapedArray`s, or of anything that has a `shape` and a `dtype`. It must be
     pure: a compiled program may call it again, or not at all if nothing uses the result. It is called when the program
-    runs, under `jit` and in loops too; in the body of a `shard_map` once on each rank, with that rank's blocks (once
-    for all simulated ranks, if no argument varies), and the result varies as the arguments do.
+    runs, also under `jit` and in loops. In the body of a `shard_map` it is called once on each rank with that rank's
+    blocks (once for all simulated ranks if no argument varies), and the result varies as the arguments do.
 
     `vmap_method` says how `vmap` calls it. "sequential": once for each element. "expand_dims": once, with a leading
     batch axis on every argument, of size 1 for those that are not mapped. "broadcast_all": once, with all arguments

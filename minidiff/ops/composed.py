@@ -315,7 +315,6 @@ def _of_dtypes(numpy_function: Callable) -> None:
     def function(*args: Any, **kwargs: Any) -> Any:
         return numpy_function(*[x.dtype if isinstance(x, Tracer) else x for x in args], **kwargs)
 
-    function.__name__ = numpy_function.__name__
     implements(numpy_function)(function)
 
 

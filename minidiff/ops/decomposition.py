@@ -5,13 +5,13 @@ these conventions do:
 
 - `cholesky`, `eigh` and `eigvalsh` read one triangle of a matrix that is assumed to be Hermitian. Their derivative is
   that of the function of the Hermitian part, (a + a^H) / 2. The same holds for `svd` and `pinv` with `hermitian=True`.
-- Eigenvectors and singular vectors are determined up to a factor of modulus 1, which is assumed not to change: a vector
-  v moves at right angles to itself, v^H dv = 0 (for a pair u, v of singular vectors, u^H du + v^H dv = 0). For real
-  matrices this is the derivative of what NumPy computes; for complex ones, differentiate only quantities that do not
-  depend on the factors.
-- Vectors that share an eigenvalue or singular value (equal to the last digit) have no derivative within the space that
-  they span; it is taken to be zero. So is any term that would divide by a singular value 0.
-- `qr` keeps the diagonal of r real, as LAPACK does. The first columns, as many as r has rows, must be independent.
+- Eigenvectors and singular vectors are determined up to a factor of modulus 1. The factor is assumed not to change, so
+  a vector v moves at right angles to itself: v^H dv = 0 (for a pair u, v of singular vectors, u^H du + v^H dv = 0). For
+  real matrices this is the derivative of what NumPy computes. For complex ones, differentiate only quantities that do
+  not depend on the factors.
+- Vectors that share an eigenvalue or singular value, to the last digit, have no derivative within the space that they
+  span. It is taken to be zero. So is any term that would divide by a singular value 0.
+- `qr` keeps the diagonal of r real, as LAPACK does. If r has k rows, the first k columns must be independent.
 - `pinv` and `lstsq` assume that the rank does not change; `matrix_rank` has no derivative.
 - Where a function has a value but no derivative, as `slogdet` and `qr` of singular matrices, the derivative is NaN.
 """
@@ -278,8 +278,8 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
     """`numpy.linalg.lstsq`: the least-norm x that minimises |a x - b|, and more.
 
     The results are x, the residuals, the rank and the singular values (see `matrix_rank` and `svdvals`). There are
-    residuals if `a` has more rows than columns. NumPy has none if these are dependent, but here the shape cannot depend
-    on a value, the rank.
+    residuals if `a` has more rows than columns. NumPy returns none if the columns are dependent, but on traced values a
+    shape cannot depend on the rank.
     """
     a, b = _checked("lstsq", a), _floating("lstsq", b)
     ta, tb = typeof(a), typeof(b)
@@ -467,7 +467,7 @@ qr_p = OfMatrix("qr", _qr_impl, _qr_shape, _qr_rule, multiple_results=True, any_
 def qr(a: Value, mode: str = "reduced") -> Any:
     """`numpy.linalg.qr`: orthonormal columns q and a triangular r, `a = q @ r`.
 
-    `mode` is "reduced", "complete" or "r". Differentiable if the first columns, as many as r has rows, are independent.
+    `mode` is "reduced", "complete" or "r". If r has k rows, differentiable where the first k columns are independent.
     """
     if mode not in ("reduced", "complete", "r"):
         raise ValueError(f"qr: on traced values mode is 'reduced', 'complete' or 'r', got {mode!r}")

@@ -212,7 +212,7 @@ def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
 
 
 def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
-    """The labels of indices, of all broadcast and of each."""
+    """The labels of the indices' common shape, and of each index."""
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
     each: list[Labels] = [tuple(None if d is None else ("index", d) for d in aligned(t.shape, wide)) for t in indices]
     return tuple(("index", d) for d in range(len(wide))), each
@@ -228,7 +228,7 @@ def _gather_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
 
 
 def _scatter_add_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """Values are added up in parts, then the sums of the parts."""
+    """Each part adds up its values, then the sums of the parts are added."""
     _, *indices = types
     places, each = _index_labels(indices)
     rest = range(len(indices), outs[0].ndim)

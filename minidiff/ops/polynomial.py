@@ -1,6 +1,6 @@
 """Polynomials as rows of coefficients, highest power first.
 
-NumPy drops leading coefficients that are zero. For traced values they are kept, since the shape of a result must not
+NumPy drops leading coefficients that are zero. For traced values they stay, since the shape of a result must not
 depend on values.
 """
 

@@ -1,6 +1,6 @@
 """Reductions and accumulations along axes: sums, products, means, extrema.
 
-The functions that ignore NaNs call those of the same name with `where=`.
+The functions that ignore NaNs call the ones that do not, with `where=`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **
 
 
 def _number(x: Any, dtype: numpy.dtype) -> Value:
-    """Convert a Python number or any other to a dtype."""
+    """Convert a number to a dtype."""
     return elementwise.convert(x, dtype) if isinstance(x, Tracer) else numpy.asarray(x, dtype)[()]
 
 
@@ -75,12 +75,12 @@ def present(a: Value, where: Any) -> Any:
 
 
 def _total(primitive: Primitive, of_two: Callable, identity: int, numpy_function: Callable, ignoring_nans: Callable):
-    """Declare a sum or product over one axis, several, or all; and that of the elements that are not NaN."""
+    """Declare a sum or product over one axis, several, or all, and one that ignores NaNs."""
 
     @implements(numpy_function)
     def total(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
         y = bind_reduction(primitive, operand_of(a, dtype, where, identity), axis, keepdims)
-        y = y if dtype is None else elementwise.convert(y, dtype)  # it was accumulated in a larger one
+        y = y if dtype is None else elementwise.convert(y, dtype)  # NumPy accumulates in a larger one
         return y if initial is None else of_two(y, _number(initial, y.dtype))
 
     @implements(ignoring_nans)
@@ -196,7 +196,7 @@ def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray
 
 
 #: y[i] = a[i] y[i-1] + b[i] along an axis, from y[-1] = 0; with `reverse` from the end: y[i] = a[i] y[i+1] + b[i].
-#: Linear in b. The derivatives of `cumprod`, and its own, are recurrences, so nothing is divided by an element that may
+#: It is linear in b. Its derivatives and those of `cumprod` are recurrences, so nothing divides by an element that may
 #: be zero.
 recurrence_p = General(
     "recurrence",
@@ -358,7 +358,7 @@ min_p = ExtremumAlong("min", numpy.minimum, math.inf)
 
 
 def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequence, of_numbers: Callable) -> tuple:
-    """Declare an extremum over one axis, several, or all; and that of the elements that are not NaN."""
+    """Declare an extremum over one axis, several, or all, and one that ignores NaNs."""
 
     def extremum(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
         if initial is None:

@@ -1,7 +1,7 @@
 """Slices of static size at dynamic starts, with the API of `jax.lax`.
 
-`x[i : i + n]` needs a concrete i when the program is recorded. Here i may be traced: computed by the program, different
-on each rank (`axis_index`) or for each element of a `vmap`. A concrete start makes an ordinary slice, of `x[…]` or
+`x[i : i + n]` needs a concrete i when the program is recorded. Here i may be traced: the program may compute it, and it
+may differ between ranks (`axis_index`) or elements of a `vmap`. A concrete start makes an ordinary slice, `x[…]` or
 `x.at[…]`. A traced start is an operand, of one operation per axis. If the starts differ along a batch, the slice
 becomes a gather at the indices `i + arange(n)`.
 """

@@ -159,7 +159,7 @@ def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Val
 
 @implements(numpy.median)
 def median(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
-    """`numpy.median`: the (mean of the two) middle elements; NaN if one is NaN."""
+    """`numpy.median`: the middle element, or the mean of two; NaN if any is NaN."""
     return _of_sorted(_median_of_sorted, a, axis, keepdims, "median")
 
 
@@ -308,7 +308,7 @@ def histogram(
     edges = histogram_bin_edges(a, bins, range, weights)
     a = ravel(as_array(a))
     count = typeof(edges).shape[0] - 1
-    # Bins include their left edges, and the last one also its right edge. One more bin on each side collects the
+    # Each bin includes its left edge, and the last one also its right edge. A further bin on each side collects the
     # elements outside.
     place = searchsorted(edges, a, "right") - numpy.equal(a, edges[-1]).astype(INTP)
     ones = numpy.ones(typeof(a).shape, INTP) if weights is None else ravel(as_array(weights))
