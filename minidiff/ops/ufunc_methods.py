@@ -46,14 +46,7 @@ ACCUMULATIONS: dict[numpy.ufunc, Callable] = {numpy.add: numpy.cumsum, numpy.mul
 
 
 def reduce(
-    ufunc: numpy.ufunc,
-    array: Value,
-    axis: Any = 0,
-    dtype: Any = None,
-    *,
-    keepdims=False,
-    initial: Any = None,
-    where=True,
+    ufunc: numpy.ufunc, array: Value, axis: Any = 0, dtype: Any = None, *, keepdims=False, initial=None, where=True
 ) -> Value:
     """`np.<ufunc>.reduce`: combine elements along an axis (None: all) by the ufunc."""
     _check_binary(ufunc, "reduce")
