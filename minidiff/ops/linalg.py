@@ -17,7 +17,6 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.inputs.dtypes import result_type
 from minidiff.ops.arrays import as_array, lists_as_arrays
 from minidiff.ops.base import Multilinear, align, bind_aligned, convert, defers_to, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
@@ -26,6 +25,7 @@ from minidiff.ops.indexing import getitem
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.reduction import sum
 from minidiff.ops.shape import expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, stack, transpose
+from minidiff.values.dtypes import result_type
 
 
 def conj(x: Value) -> Value:

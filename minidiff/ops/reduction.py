@@ -16,13 +16,13 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, axes_fit, reduced_shape, rounded_once, sum_dtype, sum_p, unreduce
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.shape import broadcast_to, concatenate, line, normalize_axes, reduced_axes, reshape, resized
 from minidiff.ops.sorting import INTP
+from minidiff.values.dtypes import is_differentiable
 
 # ---------------------------------------------------------------- helpers of reductions
 
