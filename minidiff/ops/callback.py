@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -98,13 +98,11 @@ class PureCallback(Primitive):
 
 def _sizes(operands: Sequence[Any], batches: Sequence[Sequence[bool]]) -> tuple[int, ...]:
     """The sizes of the batch axes."""
-
-    def sizes(shapes: list[tuple[int, ...]]) -> Iterator[int]:
-        for batched in batches:
-            yield next(shape[0] for shape, yes in zip(shapes, batched) if yes)
-            shapes = [shape[1:] if yes else shape for shape, yes in zip(shapes, batched)]
-
-    return tuple(sizes([() if is_scalar_constant(x) else x.shape for x in operands]))
+    sizes, shapes = [], [() if is_scalar_constant(x) else x.shape for x in operands]
+    for batched in batches:
+        sizes.append(next(shape[0] for shape, yes in zip(shapes, batched) if yes))
+        shapes = [shape[1:] if yes else shape for shape, yes in zip(shapes, batched)]
+    return tuple(sizes)
 
 
 def _call(

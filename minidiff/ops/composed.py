@@ -197,7 +197,7 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
     x, xp, fp = map(shape.as_array, (x, xp, fp))
     x, xp, fp = x.astype(float), xp.astype(float), fp.astype(complex if _kind(fp) == "c" else float)
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
-        raise ValueError(f"interp: xp and fp must be points on a line, as vectors, got {typeof(xp)} and {typeof(fp)}")
+        raise ValueError(f"interp: xp and fp must be vectors of equal length, got {typeof(xp)} and {typeof(fp)}")
     if period is not None:
         x, xp, fp = _unrolled(x, xp, fp, abs(period))
         left = right = None

@@ -131,7 +131,7 @@ def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
     shape = typeof(x).shape
     for axis, n in sizes.items():
         if n < 1:
-            raise ValueError(f"{what}: a transform has one point at least, got {n} along axis {axis} of {typeof(x)}")
+            raise ValueError(f"{what}: a transform needs at least one point, got {n} along axis {axis} of {typeof(x)}")
     cut = tuple(slice(0, min(n, sizes.get(a, n))) for a, n in enumerate(shape))
     if any(part.stop != n for part, n in zip(cut, shape)):
         x = slice_p.bind(x, index=cut)
@@ -212,7 +212,7 @@ def _from_half(numpy_function: Callable, primitive: Linear) -> Callable:
         axis = normalize_axis(axis, t.ndim, what)
         n = 2 * (t.shape[axis] - 1) if n is None else n
         if n < 1:
-            raise ValueError(f"{what}: a transform has one point at least, got n={n} for {t}")
+            raise ValueError(f"{what}: a transform needs at least one point, got n={n} for {t}")
         return primitive.bind(_fit(a, {axis: n // 2 + 1}, what), n=n, axis=axis, **_norm(norm))
 
     return implements(numpy_function)(from_half)

@@ -35,13 +35,9 @@ def _unslice_impl(x: numpy.ndarray, index: tuple, shape: tuple[int, ...]) -> num
     return out
 
 
-def _is_flip(index: tuple) -> bool:
-    return all(type(i) is slice and i in (slice(None), slice(None, None, -1)) for i in index)
-
-
 def _slice_transpose(ct, operands, index):
-    if _is_flip(index):
-        return [slice_p.bind(ct, index=index)]
+    if all(type(i) is slice and i in (slice(None), slice(None, None, -1)) for i in index):
+        return [slice_p.bind(ct, index=index)]  # a flip is its own transpose
     return [unslice_p.bind(ct, index=index, shape=operands[0].shape)]
 
 

@@ -131,7 +131,9 @@ def sliding_window_view(
     ndim, sizes = typeof(x).ndim, several(window_shape)
     axes = [normalize_axis(a, ndim, "sliding_window_view") for a in (range(ndim) if axis is None else several(axis))]
     if len(axes) != len(sizes):
-        raise ValueError(f"sliding_window_view: {window_shape} has not one size for each of the axes {(*axes,)} of x")
+        raise ValueError(
+            f"sliding_window_view: window_shape needs one size for each of the axes {(*axes,)}, got {window_shape}"
+        )
     for a, size in zip(axes, sizes):
         places = x.shape[a] - size + 1
         if size < 0 or places < 1:

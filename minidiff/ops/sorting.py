@@ -1,7 +1,7 @@
 """Sorting, searching and counting.
 
-Sorting permutes an array, so its tangent is permuted in the same way. Where elements tie, the derivative goes to the
-one that the algorithm put in that position.
+Sorting permutes an array, and its tangent in the same way. Where elements tie, the derivative goes to the element that
+the algorithm put in that position.
 """
 
 from __future__ import annotations
