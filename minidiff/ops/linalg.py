@@ -348,7 +348,7 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
     terms = [term.replace("...", ellipsis[len(ellipsis) - rank :]) for term, rank in zip(terms, ranks)]
     for i in out:
         if out.count(i) > 1 or not any(i in term for term in terms):
-            refuse(f"the result's label '{i}' " + ("is there twice" if out.count(i) > 1 else "is in no operand"))
+            refuse(f"the result's label '{i}' " + ("occurs twice" if out.count(i) > 1 else "is in no operand"))
     sizes: dict[str, set] = {}
     for term, shape in zip(terms, shapes):
         for i, n in zip(term, shape):

@@ -494,13 +494,8 @@ def full_like(
 ) -> Value:
     """`numpy.full_like`, differentiable in the fill value."""
     t = typeof(a)
-    return full(t.shape if shape is None else shape, fill_value, dtype or t.dtype)
-
-
-def full(shape: Any, fill_value: Value, dtype: Any = None) -> Value:
-    """`numpy.full`; the fill value may be traced."""
-    value = as_array(fill_value)
-    return copy(broadcast_to(value if dtype is None else convert(value, dtype), shape))
+    value = convert(as_array(fill_value), dtype or t.dtype)
+    return copy(broadcast_to(value, t.shape if shape is None else shape))
 
 
 # ---------------------------------------------------------------- functions along axes
