@@ -186,7 +186,10 @@ def _median_of_sorted(s: Value) -> Value:
 
 def _or_nan(s: Value, y: Value) -> Value:
     """`y`, and NaN where the last of the sorted elements is NaN, as it is if any is."""
-    return elementwise.where(elementwise.isnan(s[-1]), s[-1], y) if is_differentiable(s.dtype) else y
+    if not is_differentiable(s.dtype):
+        return y
+    last = s[-1]
+    return elementwise.where(elementwise.isnan(last), last, y)
 
 
 def _between(alpha: float, beta: float) -> Callable:
