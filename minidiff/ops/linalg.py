@@ -453,7 +453,7 @@ def vdot(a: Value, b: Value, /) -> Value:
 
 
 def _check_core(name: str, x: Value, y: Value, ranks: tuple[int, int], axes: tuple[int, int]) -> None:
-    """Raise ValueError if operands lack axes, or the summed axes differ in size."""
+    """Raise ValueError if operands lack axes or the summed axes differ in size."""
     t, u = typeof(x), typeof(y)
     if t.ndim < ranks[0] or u.ndim < ranks[1] or t.shape[axes[0]] != u.shape[axes[1]]:
         raise ValueError(f"{name}: {t} and {u} do not fit: the summed axes must exist and have equal sizes")
