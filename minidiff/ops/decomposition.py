@@ -331,7 +331,7 @@ def matrix_power(a: Value, n: int) -> Value:
         raise LinAlgError(f"matrix_power: the matrix must be square, got {t}")
     n = operator.index(n)
     if n == 0:
-        return numpy.broadcast_to(numpy.eye(t.shape[-1], dtype=t.dtype), t.shape)
+        return numpy.zeros(t.shape, t.dtype) + numpy.eye(t.shape[-1], dtype=t.dtype)
     factor = inv(a) if n < 0 else a
     out = factor
     for bit in f"{abs(n):b}"[1:]:
