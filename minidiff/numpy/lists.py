@@ -1,9 +1,9 @@
 """NumPy's functions, extended to accept lists that hold traced values.
 
-NumPy dispatches a call to an argument that is traced, but converts a list to a plain array, for which a traced value in
-it raises an error. The functions of `minidiff.numpy` call NumPy's; on that error they convert the lists to arrays and
-apply the operation, so no call searches for lists in advance. If the first argument is traced, NumPy's dispatch is
-skipped, which makes these calls faster than NumPy's own; calls with plain arrays take 0.1 or 0.2 µs longer.
+NumPy dispatches a call to a traced argument. It converts a list to a plain array, which raises an error if a traced
+value is in the list. The functions of `minidiff.numpy` call NumPy's; on that error they convert the lists to arrays and
+apply the operation, so no call searches for lists in advance. If the first argument is traced, they skip NumPy's
+dispatch, which makes these calls faster than NumPy's own. Calls with plain arrays take 0.1 or 0.2 µs longer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def attributes(
 ) -> Callable[[str], Any]:
     """The `__getattr__` of a namespace with these names of a NumPy module, whose functions accept lists.
 
-    Each is made when it is first used: to make them all takes as long as to import NumPy.
+    Each is made when it is first used, because making them all takes as long as importing NumPy.
     """
 
     @hide_own_frames
@@ -109,7 +109,7 @@ def explaining_sizes(numpy_function: Callable) -> Callable:
 
 
 def looking_for_tracers(numpy_function: Callable) -> Callable:
-    """Like `accepting_lists`, for a function that gives a wrong result, no error."""
+    """Like `accepting_lists`, for a function that returns a wrong result instead of raising an error."""
 
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from minidiff.core.types import plain_operand
 
 
 def as_array(x: Any) -> Value:
-    """Convert numbers and nested lists, also of traced values, to an array."""
+    """Convert a number or nested lists, which may hold traced values, to an array."""
     if isinstance(x, Tracer):
         return strong(x)
     if isinstance(x, (list, tuple)) and holds_tracer(x):
@@ -30,7 +30,7 @@ def holds_tracer(x: Any) -> bool:
 def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
     """Convert the lists among the values to arrays; return None if there are none.
 
-    Operations call this only after a list has led to an error, so calls with arrays alone do not pay for a search.
+    Operations call this only after a list has caused an error, so that calls with arrays alone need no search.
     """
     values = list(values)
     if not any(isinstance(x, (list, tuple)) for x in values):

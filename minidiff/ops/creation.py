@@ -19,13 +19,7 @@ from minidiff.values.dtypes import result_type
 
 @implements(numpy.linspace)
 def linspace(
-    start: Value,
-    stop: Value,
-    num: int = 50,
-    endpoint: bool = True,
-    retstep: bool = False,
-    dtype: Any = None,
-    axis: int = 0,
+    start: Value, stop: Value, num: int = 50, endpoint=True, retstep=False, dtype: Any = None, axis: int = 0
 ) -> Value:
     """`numpy.linspace`: `num` evenly spaced points; with `retstep`, also the step."""
     start, stop, num = list_as_array(start), list_as_array(stop), operator.index(num)
@@ -42,13 +36,7 @@ def linspace(
 
 @implements(numpy.logspace)
 def logspace(
-    start: Value,
-    stop: Value,
-    num: int = 50,
-    endpoint: bool = True,
-    base: Value = 10.0,
-    dtype: Any = None,
-    axis: int = 0,
+    start: Value, stop: Value, num: int = 50, endpoint=True, base: Value = 10.0, dtype: Any = None, axis: int = 0
 ) -> Value:
     """`numpy.logspace`: powers of `base` with evenly spaced exponents."""
     start, stop, base = list_as_array(start), list_as_array(stop), list_as_array(base)
@@ -60,9 +48,7 @@ def logspace(
 
 
 @implements(numpy.geomspace)
-def geomspace(
-    start: Value, stop: Value, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
-) -> Value:
+def geomspace(start: Value, stop: Value, num: int = 50, endpoint=True, dtype: Any = None, axis: int = 0) -> Value:
     """`numpy.geomspace`: points from `start` to `stop` with a constant ratio."""
     start, stop = list_as_array(start), list_as_array(stop)
     # NumPy computes in double precision, whatever the precision of the end points.

@@ -13,7 +13,7 @@ from minidiff.ops import elementwise
 from minidiff.ops.arrays import as_array
 from minidiff.ops.indexing import along
 from minidiff.ops.reduction import inexact, sum
-from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape
+from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, resized
 
 
 @implements(numpy.diff)
@@ -26,26 +26,19 @@ def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any 
     a = as_array(a)
     axis = normalize_axis(axis, len(a.shape), "diff")
     if prepend is not None or append is not None:
-        parts = [_as_end(prepend, a.shape, axis), a, _as_end(append, a.shape, axis)]
-        a = concatenate([x for x in parts if x is not None], axis)
+        parts = [as_array(x) for x in (prepend, a, append) if x is not None]
+        a = concatenate([x if x.shape else broadcast_to(x, resized(a, axis, 1)) for x in parts], axis)
     minus = elementwise.not_equal if a.dtype.kind == "b" else elementwise.subtract
     for _ in range(n):
         a = minus(along(a, axis, 1, None), along(a, axis, None, -1 if a.shape[axis] else None))
     return a
 
 
-def _as_end(x: Any, shape: tuple[int, ...], axis: int) -> Value | None:
-    if x is None or len(as_array(x).shape):
-        return x
-    return broadcast_to(as_array(x), (*shape[:axis], 1, *shape[axis + 1 :]))
-
-
 @implements(numpy.ediff1d)
 def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
     """`numpy.ediff1d`: flattened differences between `to_begin` and `to_end`."""
-    d = diff(ravel(as_array(ary)))
-    parts = [elementwise.convert(ravel(as_array(x)), d.dtype) if x is not None else None for x in (to_begin, to_end)]
-    return concatenate([x for x in (parts[0], d, parts[1]) if x is not None])
+    d = diff(ravel(ary))
+    return concatenate([elementwise.convert(ravel(x), d.dtype) for x in (to_begin, d, to_end) if x is not None])
 
 
 @implements(numpy.trapezoid)

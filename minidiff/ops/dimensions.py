@@ -1,9 +1,9 @@
 """How the dimensions of an operation's operands and results correspond: the rule `sharding=` of a primitive.
 
-A rule labels each dimension of each operand and result, as the subscripts of an einsum do. Operands that are cut into
-parts along a label give the parts of the results that have it. Without the label, the results of the parts are combined
-to the result, in the way that `combine` names. A dimension labelled None is needed whole. An operation that needs all
-dimensions whole says so: `sharding=gather`.
+A rule labels each dimension of each operand and result, as the subscripts of an einsum do. If operands are split along
+a label, so are the results that have the label. For a result without it, each part gives a partial result, and
+`combine` names how these are combined. A dimension labelled None must be whole. An operation that needs all dimensions
+whole says so: `sharding=gather`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Types = Sequence[ShapedArray]
 class Dimensions(NamedTuple):
     """The labels of the dimensions of all operands and results.
 
-    `combine` is "sum", "mean", "prod", "max" or "min". `params` are the parameters whose values differ for a part,
-    apart from a `shape`, which is that of the part.
+    `combine` is "sum", "mean", "prod", "max" or "min". `params` are the parameters that differ for a part; a `shape`,
+    which is that of the part, need not be among them.
     """
 
     operands: tuple[Labels, ...]
@@ -49,7 +49,7 @@ def numbered(types: Types) -> tuple[Labels, ...]:
 def aligned(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
     """Labels for an array that is broadcast to the shape `wide`.
 
-    Dimensions are aligned from the last; those that are stretched stay whole.
+    Dimensions are aligned from the last; those that are broadcast stay whole.
     """
     extra = len(wide) - len(shape)
     return tuple(d + extra if n == wide[d + extra] else None for d, n in enumerate(shape))
@@ -66,9 +66,9 @@ def elementwise(types: Types, outs: Types, params: dict) -> Dimensions:
 
 
 def reduction(combine: str | None) -> Rule:
-    """The rule of reductions along the parameter `axes`; None: these must be whole.
+    """The rule of reductions along the parameter `axes`, which must be whole if `combine` is None.
 
-    So must those of an extremum of complex numbers, which is not found in parts.
+    They must also be whole for an extremum of complex numbers.
     """
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
@@ -82,10 +82,7 @@ def reduction(combine: str | None) -> Rule:
 
 
 def along(name: str) -> Rule:
-    """The rule of operations along the axis, or axes, that a parameter names.
-
-    These must be whole; a result may lack them.
-    """
+    """The rule of operations along the axes that a parameter names, which must be whole; a result may lack them."""
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
         given = params[name]

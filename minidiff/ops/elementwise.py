@@ -1,8 +1,8 @@
 """Arithmetic, comparisons, and other elementwise functions.
 
-To add one, add a line: the NumPy function, and its derivative as a function of the result and the
-operands. It then works in forward and reverse mode, to any order, under vmap and on ranks. The line may
-be in any module, and the function may be any elementwise function of NumPy arrays:
+To add one, add a line: the NumPy function, and its derivative as a function of the result and the operands. It then
+works in forward and reverse mode, to any order, under vmap and on ranks. The line may be in any module, and the
+function may be any elementwise function of NumPy arrays:
 
 >>> import minidiff as md, numpy as np
 >>> def softsign(x):

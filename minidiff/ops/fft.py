@@ -2,7 +2,7 @@
 
 Cotangents and tangents are paired by Re(sum(ct * t)). The matrix of `fft` is symmetric, so `fft` is its own transpose,
 and so is `ifft`. The transforms between n real numbers and half of their spectrum (which determines the other half) are
-transposes of each other, if the numbers of the half that stand for two of the whole spectrum are multiplied by 2 or
+transposes of each other, if each number of the half that represents two of the whole spectrum is multiplied by 2 or
 1/2. `rfft` and `hfft` share one sign of the exponent, `ihfft` and `irfft` the other; no conjugation is needed.
 """
 
@@ -65,11 +65,9 @@ fft_p, ifft_p = _whole(numpy.fft.fft, numpy.fft.fftn), _whole(numpy.fft.ifft, nu
 
 
 def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarray:
-    """Scale by `weight` the numbers of a half spectrum that stand for two of the n."""
+    """Scale by `weight` the numbers of a half spectrum that represent two of the n."""
     weights = numpy.full(n // 2 + 1, weight, x.real.dtype)
-    weights[0] = 1
-    if n % 2 == 0:
-        weights[-1] = 1
+    weights[0] = weights[(n + 1) // 2 :] = 1
     return x * weights.reshape(-1, *(1,) * (x.ndim - 1 - axis))
 
 
@@ -133,7 +131,7 @@ def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
     shape = typeof(x).shape
     for axis, n in sizes.items():
         if n < 1:
-            raise ValueError(f"{what}: a transform has one point at least, got {n} along axis {axis} of {typeof(x)}")
+            raise ValueError(f"{what}: a transform needs at least one point, got {n} along axis {axis} of {typeof(x)}")
     cut = tuple(slice(0, min(n, sizes.get(a, n))) for a, n in enumerate(shape))
     if any(part.stop != n for part, n in zip(cut, shape)):
         x = slice_p.bind(x, index=cut)
@@ -172,23 +170,23 @@ def _transform(primitive: Linear, a: Value, sizes: Sequence[int], axes: Sequence
 # ---------------------------------------------------------------- NumPy's functions
 
 
-def _of_whole(one: Callable, two: Callable, several: Callable, primitive: Linear) -> Callable:
-    """Declare the transform along one axis, along two, and along several; return the first."""
+def _of_whole(one: Callable, two: Callable, several: Callable, primitive: Linear) -> None:
+    """Declare the transform along one axis, along two, and along several."""
     what = one.__name__
 
     @implements(several)
     def along_several(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
         return _transform(primitive, a, *_points(a, s, axes, what), norm, what)
 
-    @implements(two)
-    def along_two(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
-        return along_several(a, s, axes, norm)
-
     @implements(one)
     def along_one(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
         return along_several(a, None if n is None else (n,), (axis,), norm)
 
-    return along_one
+    _along_two(two, along_several)
+
+
+def _along_two(numpy_function: Callable, along_several: Callable) -> None:
+    implements(numpy_function)(lambda a, s=None, axes=(-2, -1), norm=None: along_several(a, s, axes, norm))
 
 
 def _to_half(numpy_function: Callable, primitive: Linear) -> Callable:
@@ -214,28 +212,16 @@ def _from_half(numpy_function: Callable, primitive: Linear) -> Callable:
         axis = normalize_axis(axis, t.ndim, what)
         n = 2 * (t.shape[axis] - 1) if n is None else n
         if n < 1:
-            raise ValueError(f"{what}: a transform has one point at least, got n={n} for {t}")
+            raise ValueError(f"{what}: a transform needs at least one point, got n={n} for {t}")
         return primitive.bind(_fit(a, {axis: n // 2 + 1}, what), n=n, axis=axis, **_norm(norm))
 
     return implements(numpy_function)(from_half)
 
 
-fft = _of_whole(numpy.fft.fft, numpy.fft.fft2, numpy.fft.fftn, fft_p)
-ifft = _of_whole(numpy.fft.ifft, numpy.fft.ifft2, numpy.fft.ifftn, ifft_p)
+_of_whole(numpy.fft.fft, numpy.fft.fft2, numpy.fft.fftn, fft_p)
+_of_whole(numpy.fft.ifft, numpy.fft.ifft2, numpy.fft.ifftn, ifft_p)
 rfft, ihfft = _to_half(numpy.fft.rfft, rfft_p), _to_half(numpy.fft.ihfft, ihfft_p)
 irfft, hfft = _from_half(numpy.fft.irfft, irfft_p), _from_half(numpy.fft.hfft, hfft_p)
-
-
-@implements(numpy.fft.rfft2)
-def rfft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
-    """`numpy.fft.rfft2`: the spectrum of real numbers on two axes, half on the last."""
-    return rfftn(a, s, axes, norm)
-
-
-@implements(numpy.fft.irfft2)
-def irfft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
-    """`numpy.fft.irfft2`: the inverse of `rfft2`."""
-    return irfftn(a, s, axes, norm)
 
 
 @implements(numpy.fft.rfftn)
@@ -252,17 +238,20 @@ def irfftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -
     return irfft(_transform(ifft_p, a, sizes[:-1], axes[:-1], norm, "irfft"), sizes[-1], axes[-1], norm)
 
 
-@implements(numpy.fft.fftshift)
-def fftshift(x: Value, axes: Any = None) -> Value:
-    """`numpy.fft.fftshift`: move frequency 0 from the start to the middle."""
-    shape = typeof(x).shape
-    axes = normalize_axes(axes, len(shape), "fftshift")
-    return roll(x, [shape[a] // 2 for a in axes], axes)
+_along_two(numpy.fft.rfft2, rfftn)
+_along_two(numpy.fft.irfft2, irfftn)
 
 
-@implements(numpy.fft.ifftshift)
-def ifftshift(x: Value, axes: Any = None) -> Value:
-    """`numpy.fft.ifftshift`: the inverse of `fftshift`."""
-    shape = typeof(x).shape
-    axes = normalize_axes(axes, len(shape), "ifftshift")
-    return roll(x, [-(shape[a] // 2) for a in axes], axes)
+def _shift(numpy_function: Callable, sign: int) -> None:
+    """Declare the shift of frequency 0 from the start to the middle (sign 1), or back (-1)."""
+
+    def shift(x: Value, axes: Any = None) -> Value:
+        shape = typeof(x).shape
+        axes = normalize_axes(axes, len(shape), numpy_function.__name__)
+        return roll(x, [sign * (shape[a] // 2) for a in axes], axes)
+
+    implements(numpy_function)(shift)
+
+
+_shift(numpy.fft.fftshift, 1)
+_shift(numpy.fft.ifftshift, -1)

@@ -15,7 +15,7 @@ from minidiff.diagnostics.errors import TracerError, VarianceError
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.inputs.promotion import WEAK_TYPES, promoting
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear
+from minidiff.ops.base import Linear, align
 from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
 from minidiff.ops.elementwise import copy
 from minidiff.ops.shape import broadcast_arrays, broadcast_to, expand_dims, line, ravel, reshape, stack, transpose
@@ -35,13 +35,9 @@ def _unslice_impl(x: numpy.ndarray, index: tuple, shape: tuple[int, ...]) -> num
     return out
 
 
-def _is_flip(index: tuple) -> bool:
-    return all(type(i) is slice and i in (slice(None), slice(None, None, -1)) for i in index)
-
-
 def _slice_transpose(ct, operands, index):
-    if _is_flip(index):
-        return [slice_p.bind(ct, index=index)]
+    if all(type(i) is slice and i in (slice(None), slice(None, None, -1)) for i in index):
+        return [slice_p.bind(ct, index=index)]  # a flip is its own transpose
     return [unslice_p.bind(ct, index=index, shape=operands[0].shape)]
 
 
@@ -57,9 +53,9 @@ def _show_index(params: dict) -> str:
 
 
 def in_step(i: slice, n: int) -> bool:
-    """Whether a slice takes the same places of all parts of equal length.
+    """Whether a slice takes the same places of every part, if the axis is split into equal parts.
 
-    That is the case if it takes every step-th of n places, to the end.
+    It does if it takes every step-th of the n places, to the end.
 
     >>> in_step(slice(1, None, 2), 6), in_step(slice(1, None), 6), in_step(slice(None, None, -1), 6)
     (True, False, False)
@@ -74,7 +70,7 @@ def _are_in_step(places: range, n: int) -> bool:
 def of_part(i: slice, n: int) -> slice:
     """The slice of each part, for a slice of n places in step, forwards or backwards.
 
-    It does not depend on the length of the parts.
+    The length of the parts does not matter.
 
     >>> of_part(slice(1, 6, 2), 6), of_part(slice(4, None, -2), 6), of_part(slice(0, 6), 6)
     (slice(1, None, 2), slice(-2, None, -2), slice(None, None, None))
@@ -89,7 +85,7 @@ def sliced_labels(
 ) -> tuple[Labels, Labels, dict]:
     """The labels of an array of this shape and of its slice, and the index of a part.
 
-    A dimension may be in parts if its slice satisfies `in_parts`: it then takes the same places of each.
+    A dimension may be split if its slice satisfies `in_parts`: it then takes the same places of each part.
     """
     labels: list = []
     cut: list = []
@@ -109,9 +105,9 @@ def sliced_labels(
 
 
 def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """The parts that have the places along a dimension, labelled "at", give the result.
+    """Along a dimension labelled "at", the parts that hold the indexed places give the result.
 
-    It has this dimension if it is the parts' results in reverse order.
+    The result has this dimension if it consists of the parts' results in reverse order.
     """
     (t,) = types
     of_operand, of_result, changed = sliced_labels(params["index"], t.shape)
@@ -121,18 +117,13 @@ def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
         if labels[d] is None:
             labels[d] = ("at", d)
             if in_step_backwards(params["index"][k], t.shape[d]):
-                cut[_kept_before(params["index"], k)] = labels[d]
+                cut[sum(not isinstance(i, int) for i in params["index"][:k])] = labels[d]
     return Dimensions((tuple(labels),), (tuple(cut),), params=changed)
 
 
 def in_step_backwards(i: int | slice, n: int) -> bool:
     """Whether a reversed slice takes the same places of all parts, last part first."""
     return isinstance(i, slice) and range(n)[i].step < 0 and _are_in_step(range(n)[i][::-1], n)
-
-
-def _kept_before(index: Sequence, k: int) -> int:
-    """The number of result dimensions from the entries of an index before entry k."""
-    return sum(not isinstance(i, int) for i in index[:k])
 
 
 def _unslice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
@@ -170,7 +161,7 @@ def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, .
     out = numpy.zeros(shape, accumulator(x.dtype))
     if len(indices) == len(shape) or x.size < 500:
         numpy.add.at(out, indices, x)
-    elif _are_unique(indices, shape):  # `add.at` is fast on scalars, but slow on rows
+    elif are_unique(indices, shape):  # `add.at` is fast on scalars, but slow on rows
         out[indices] = x
     else:
         places = numpy.arange(out.size).reshape(shape)[indices]
@@ -178,33 +169,24 @@ def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, .
     return out.astype(x.dtype, copy=False)
 
 
-def _are_unique(indices: Sequence[numpy.ndarray], shape: tuple[int, ...]) -> bool:
+def are_unique(indices: Sequence[numpy.ndarray], shape: tuple[int, ...]) -> bool:
     """Whether known indices name each element of this shape at most once."""
     sizes = shape[: len(indices)]
     places = numpy.arange(math.prod(sizes)).reshape(sizes)[tuple(indices)]
     return not places.size or int(numpy.bincount(places.reshape(-1)).max()) == 1
 
 
-def _align_indices(indices, batched):
-    """Reshape batched indices to broadcast after the batch axis; return their rank."""
-    rank = max(numpy.ndim(i) - b for i, b in zip(indices, batched))
-    return [
-        i.reshape((i.shape[0],) + (1,) * (rank - numpy.ndim(i) + 1) + tuple(i.shape[1:])) if b else i
-        for i, b in zip(indices, batched)
-    ], rank
-
-
 def _element_indices(indices, batched, size):
     """Indices into batched data, preceded by the index of the batch element."""
-    indices, rank = _align_indices(indices, batched)
-    return [numpy.arange(size).reshape((size,) + (1,) * rank), *indices]
+    rank = max(numpy.ndim(i) - b for i, b in zip(indices, batched))
+    return [numpy.arange(size).reshape((size,) + (1,) * rank), *align(indices, batched)]
 
 
 def _batch_gather(primitive, args, batched):
     x, *indices = args
     if batched[0]:
         return primitive.bind(x, *_element_indices(indices, batched[1:], x.shape[0]))
-    return primitive.bind(x, *_align_indices(indices, batched[1:])[0])
+    return primitive.bind(x, *align(indices, batched[1:]))
 
 
 def batch_scatter(count: int) -> Callable:
@@ -226,14 +208,14 @@ def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
 
 
 def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
-    """The labels of indices, of all broadcast and of each."""
+    """The labels of the indices' common shape, and of each index."""
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
     each: list[Labels] = [tuple(None if d is None else ("index", d) for d in aligned(t.shape, wide)) for t in indices]
     return tuple(("index", d) for d in range(len(wide))), each
 
 
 def _gather_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """A part gives 0 for places that it lacks, unless it is less to have all of x."""
+    """A part gives 0 for places that it lacks, unless gathering all of x moves less."""
     x, *indices = types
     places, each = _index_labels(indices)
     at = [("at", d) if outs[0].size <= x.size else None for d in range(len(indices))]
@@ -242,7 +224,7 @@ def _gather_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
 
 
 def _scatter_add_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """Values are added up in parts, then the sums of the parts."""
+    """Each part adds up its values, then the sums of the parts are added."""
     _, *indices = types
     places, each = _index_labels(indices)
     rest = range(len(indices), outs[0].ndim)
@@ -314,7 +296,9 @@ def plan(t: ShapedArray, index: Any) -> IndexPlan:
     axis = 0
     for i in _expand(entries, t):
         if _is_mask(i):
-            _check_mask(i, t, axis)
+            # NumPy lets an empty axis of a mask match any axis.
+            if any(m not in (0, n) for m, n in zip(i.shape, t.shape[axis:])):
+                raise IndexError(f"a boolean mask of shape {i.shape} does not fit {t} from axis {axis} on")
             # A 0-d mask consumes no axis, but adds one of size 1 or 0.
             for places in numpy.nonzero(i) if i.ndim else [numpy.zeros(int(i), numpy.intp)]:
                 arrays[len(basic)] = places
@@ -330,7 +314,7 @@ def plan(t: ShapedArray, index: Any) -> IndexPlan:
     for k, i in enumerate(basic):  # integers broadcast with integer arrays
         if type(i) is int:
             arrays[k], basic[k] = i, _FULL
-    return IndexPlan(tuple(basic), arrays, min(arrays) if _stand_together(entries) else 0)
+    return IndexPlan(tuple(basic), arrays, min(arrays) if _are_adjacent(entries) else 0)
 
 
 def getitem(x: Value, index: Any) -> Value:
@@ -408,18 +392,12 @@ def _bound(n: Any) -> int:
     except (TracerError, VarianceError) as error:
         what = str(error).rstrip(".")
         raise type(error)(
-            f"{what}. For so many elements that begin there, write md.dynamic_slice_in_dim(x, start, size, axis)"
+            f"{what}. For a slice of fixed size, write md.dynamic_slice_in_dim(x, start, size, axis)"
         ) from None
 
 
 def _is_mask(i: Any) -> bool:
     return isinstance(i, numpy.ndarray) and i.dtype == bool
-
-
-def _check_mask(mask: numpy.ndarray, t: ShapedArray, axis: int) -> None:
-    # NumPy lets an empty axis of a mask match any axis.
-    if any(m not in (0, n) for m, n in zip(mask.shape, t.shape[axis:])):
-        raise IndexError(f"a boolean mask of shape {mask.shape} does not fit {t} from axis {axis} on")
 
 
 def _expand(index: Sequence, t: ShapedArray) -> list:
@@ -434,13 +412,9 @@ def _expand(index: Sequence, t: ShapedArray) -> list:
     return [*index[:place], *[_FULL] * (t.ndim - used), *index[place + 1 :]]
 
 
-def _is_advanced(i: Any) -> bool:
-    return not (i is None or i is Ellipsis or isinstance(i, slice))
-
-
-def _stand_together(entries: Sequence) -> bool:
-    """Whether integers and arrays are adjacent; any ellipsis separates them."""
-    at = [k for k, i in enumerate(entries) if _is_advanced(i)]
+def _are_adjacent(entries: Sequence) -> bool:
+    """Whether the integers and arrays of an index stand side by side; even an empty ellipsis separates them."""
+    at = [k for k, i in enumerate(entries) if not (i is None or i is Ellipsis or isinstance(i, slice))]
     return at == list(range(at[0], at[-1] + 1))
 
 

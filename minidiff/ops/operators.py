@@ -95,11 +95,17 @@ def _method(name: str) -> Callable:
     return lambda x, *args, **kwargs: getattr(numpy, name)(x, *args, **kwargs)
 
 
-def _in_place(name: str, instead: str) -> Callable:
+def _refusing(message: str, error: type[Exception] = TypeError) -> Callable:
+    """A method that raises an error; the message names the type of the value as `{}`."""
+
     def refuse(x: Tracer, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(f"x.{name}() would write into a traced value ({x.type}); instead, {instead}")
+        raise error(message.format(x.type))
 
     return refuse
+
+
+def _in_place(name: str, instead: str) -> Callable:
+    return _refusing(f"x.{name}() would write into a traced value ({{}}); instead, {instead}")
 
 
 def _no_attribute(x: Tracer, name: str) -> NoReturn:
@@ -109,27 +115,6 @@ def _no_attribute(x: Tracer, name: str) -> NoReturn:
     written = name.startswith("__i") and hasattr(type(x), f"__{name[3:]}")  # `__iadd__`, beside `__add__`
     advice = "; nothing writes into it: x += y makes a new value, as x = x + y does" if written else ""
     raise AttributeError(f"a traced value has no attribute {name!r}{advice}", name=name, obj=x)
-
-
-def _view(x: Tracer, *args: Any, **kwargs: Any) -> NoReturn:
-    raise TypeError(
-        f"x.view() would read the bytes of a traced value ({x.type}) as something else; convert it with .astype"
-    )
-
-
-def _cannot_pickle(x: Tracer, protocol: Any) -> NoReturn:
-    raise TracerError(
-        f"a traced value ({x.type}) cannot be pickled: it is only valid within its transformation. "
-        "Return it from the function, and pickle the result; or, for its plain number, x.item()"
-    )
-
-
-def _cannot_write(x: Tracer, index: Any, value: Any) -> NoReturn:
-    raise TypeError(
-        f"a traced value ({x.type}) cannot be written into: x[i] = v would change a value that is "
-        "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); or "
-        "x = minidiff.numpy.at(x)[i].set(v), which takes plain arrays, too."
-    )
 
 
 def _explains_assignment(convert: Callable) -> Callable:
@@ -183,57 +168,50 @@ def _as_plain(x: Tracer, dtype: numpy.dtype) -> numpy.ndarray:
     )
 
 
+#: Methods that are functions of the same name, by the module of the functions.
+_SAME_NAMES = {
+    composed: "astype clip copy round",
+    discrete: "nonzero",
+    linalg: "dot trace",
+    reduction: "all any argmax argmin cumprod cumsum max mean min prod sum",
+    shape: "ravel squeeze swapaxes",
+    sorting: "argpartition argsort searchsorted",
+    statistics: "std var",
+}
 _METHODS: dict[str, Callable] = {
     "__copy__": lambda x: x,  # it is immutable
     "__deepcopy__": lambda x, memo: x,
-    "__reduce_ex__": _cannot_pickle,
-    "__setitem__": _cannot_write,
+    "__reduce_ex__": _refusing(
+        "a traced value ({}) cannot be pickled: it is only valid within its transformation. "
+        "Return it from the function, and pickle the result; or, for its plain number, x.item()",
+        TracerError,
+    ),
+    "__setitem__": _refusing(
+        "a traced value ({}) cannot be written into: x[i] = v would change a value that is "
+        "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); or "
+        "x = minidiff.numpy.at(x)[i].set(v), which takes plain arrays, too."
+    ),
     "__getattr__": _no_attribute,
     "__array__": _explains_assignment(_as_array),
     "__pow__": _power,
     "__round__": _round,
     "__rpow__": lambda x, y: elementwise.power(y, x),
     "__getitem__": indexing.getitem,
-    "sum": reduction.sum,
-    "mean": reduction.mean,
-    "max": reduction.max,
-    "min": reduction.min,
-    "argmax": reduction.argmax,
-    "argmin": reduction.argmin,
-    "prod": reduction.prod,
-    "cumsum": reduction.cumsum,
-    "cumprod": reduction.cumprod,
-    "var": statistics.var,
-    "std": statistics.std,
-    "all": reduction.all,
-    "any": reduction.any,
-    "nonzero": discrete.nonzero,
-    "argsort": sorting.argsort,
-    "argpartition": sorting.argpartition,
-    "searchsorted": sorting.searchsorted,
+    **{name: getattr(module, name) for module, names in _SAME_NAMES.items() for name in names.split()},
     "sort": _in_place("sort", "x = np.sort(x)"),
     "partition": _in_place("partition", "x = np.partition(x, kth)"),
-    "dot": linalg.dot,
     "__iter__": shape.iterate,
     "__contains__": lambda x, value: bool(reduction.any(elementwise.equal(x, value))),
-    "trace": linalg.trace,
-    "ravel": shape.ravel,
     "flatten": lambda x, order="C": shape.ravel(elementwise.copy(x), order),
-    "squeeze": shape.squeeze,
-    "swapaxes": shape.swapaxes,
     "reshape": lambda x, *dims, order="C", copy=None: shape.reshape(x, _as_arguments(dims), order),
     "transpose": _transpose,
     "compress": lambda x, condition, axis=None: indexing.compress(condition, x, axis),
     "tolist": lambda x: numpy.asarray(x.concrete("tolist()")).tolist(),
-    "view": _view,
+    "view": _refusing("x.view() would read the bytes of a traced value ({}) as another type; convert it with .astype"),
     "fill": _in_place("fill", "x = np.full_like(x, value), or x = x.at[...].set(value)"),
     "put": _in_place("put", "x = x.at[index].set(values)"),
     "resize": _in_place("resize", "x = np.resize(x, shape)"),
     **{name: _method(name) for name in ("choose", "diagonal", "repeat", "take")},
-    "astype": composed.astype,
-    "copy": composed.copy,
-    "clip": composed.clip,
-    "round": composed.round,
     "conj": _conjugate,
     "conjugate": _conjugate,
 }

@@ -1,6 +1,6 @@
 """Reductions and accumulations along axes: sums, products, means, extrema.
 
-The functions that ignore NaNs call those of the same name with `where=`.
+The functions that ignore NaNs call the ones that do not, with `where=`.
 """
 
 from __future__ import annotations
@@ -18,28 +18,9 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import (
-    General,
-    Linear,
-    add_all,
-    axes_fit,
-    reduced_shape,
-    rounded_once,
-    sum_dtype,
-    sum_p,
-    unreduce,
-)
+from minidiff.ops.base import General, Linear, axes_fit, reduced_shape, rounded_once, sum_dtype, sum_p, unreduce
 from minidiff.ops.discrete import Discrete
-from minidiff.ops.shape import (
-    broadcast_to,
-    concatenate,
-    line,
-    normalize_axes,
-    reduced_axes,
-    reshape,
-    resized,
-    transpose,
-)
+from minidiff.ops.shape import broadcast_to, concatenate, line, normalize_axes, reduced_axes, reshape, resized
 from minidiff.ops.sorting import INTP
 from minidiff.values.dtypes import is_differentiable
 
@@ -54,7 +35,7 @@ def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **
 
 
 def _number(x: Any, dtype: numpy.dtype) -> Value:
-    """Convert a Python number or any other to a dtype."""
+    """Convert a number to a dtype."""
     return elementwise.convert(x, dtype) if isinstance(x, Tracer) else numpy.asarray(x, dtype)[()]
 
 
@@ -94,12 +75,12 @@ def present(a: Value, where: Any) -> Any:
 
 
 def _total(primitive: Primitive, of_two: Callable, identity: int, numpy_function: Callable, ignoring_nans: Callable):
-    """Declare a sum or product over one axis, several, or all; and that of the elements that are not NaN."""
+    """Declare a sum or product over one axis, several, or all, and one that ignores NaNs."""
 
     @implements(numpy_function)
     def total(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
         y = bind_reduction(primitive, operand_of(a, dtype, where, identity), axis, keepdims)
-        y = y if dtype is None else elementwise.convert(y, dtype)  # it was accumulated in a larger one
+        y = y if dtype is None else elementwise.convert(y, dtype)  # NumPy accumulates in a larger one
         return y if initial is None else of_two(y, _number(initial, y.dtype))
 
     @implements(ignoring_nans)
@@ -132,9 +113,8 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
     """`numpy.mean` over one axis, several, or all."""
     if dtype is not None and not is_differentiable(dtype):  # a sum of integers, divided and truncated
         total = sum(a, axis, dtype, keepdims=keepdims, where=where)
-        return elementwise.convert(
-            elementwise.divide(total, count_of(as_array(a), axis, where, keepdims, "mean")), dtype
-        )
+        count = count_of(as_array(a), axis, where, keepdims, "mean")
+        return elementwise.convert(elementwise.divide(total, count), dtype)
     x = inexact(operand_of(a, dtype, where, 0))
     if x.dtype.char == "e":  # as NumPy does, sum in single precision
         return elementwise.convert(mean(a, axis, numpy.float32, keepdims=keepdims, where=where), x.dtype)
@@ -146,7 +126,7 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
 
 @implements(numpy.nanmean)
 def nanmean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
-    """`numpy.nanmean`: the mean, ignoring NaNs; NaN where nothing is left."""
+    """`numpy.nanmean`: the mean, ignoring NaNs; NaN where all elements are NaN."""
     return mean(a, axis, dtype, keepdims=keepdims, where=present(a, where))
 
 
@@ -159,16 +139,12 @@ def _reversed(x: numpy.ndarray, axis: int) -> numpy.ndarray:
 
 def _accumulate(ufunc: numpy.ufunc, x: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
     if reverse:
-        return _reversed(ufunc.accumulate(_reversed(x, axis), axis, sum_dtype(x.dtype)), axis)
+        return _reversed(_accumulate(ufunc, _reversed(x, axis), axis), axis)
     return ufunc.accumulate(x, axis, sum_dtype(x.dtype))
 
 
-def _accumulate_shape(x, axis, reverse=False):
-    return x.shape, sum_dtype(x.dtype)
-
-
 def _turned(reverse: bool) -> dict:
-    """The `reverse` parameter for the opposite direction; present only if it is true."""
+    """The parameter `reverse` of the opposite direction, which tapes show only if it is true."""
     return {} if reverse else {"reverse": True}
 
 
@@ -176,7 +152,7 @@ def _turned(reverse: bool) -> dict:
 cumsum_p = Linear(
     "cumsum",
     functools.partial(_accumulate, numpy.add),
-    _accumulate_shape,
+    lambda x, axis, reverse=False: (x.shape, sum_dtype(x.dtype)),
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
     sharding=dimensions.along("axis"),
     accumulates=True,
@@ -185,10 +161,10 @@ cumsum_p = Linear(
 
 def _recurrence_tangent(out, primals, tangents, params):
     a, (ta, tb) = primals[0], tangents
-    terms = [] if tb is None else [tb]
     if ta is not None:
-        terms.append(elementwise.multiply(ta, _delayed(out, 0, **params)))
-    return recurrence_p.bind(a, add_all(terms), **params)
+        term = elementwise.multiply(ta, _delayed(out, 0, **params))
+        tb = term if tb is None else tb + term
+    return recurrence_p.bind(a, tb, **params)
 
 
 def _recurrence_transpose(ct, operands, axis, reverse=False):
@@ -220,7 +196,7 @@ def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray
 
 
 #: y[i] = a[i] y[i-1] + b[i] along an axis, from y[-1] = 0; with `reverse` from the end: y[i] = a[i] y[i+1] + b[i].
-#: Linear in b. The derivatives of `cumprod`, and its own, are recurrences, so nothing is divided by an element that may
+#: It is linear in b. Its derivatives and those of `cumprod` are recurrences, so nothing divides by an element that may
 #: be zero.
 recurrence_p = General(
     "recurrence",
@@ -251,7 +227,7 @@ def _cumprod_tangent(out, primals, tangents, params):
 cumprod_p = General(
     "cumprod",
     functools.partial(_accumulate, numpy.multiply),
-    _accumulate_shape,
+    cumsum_p.shape_rule,
     _cumprod_tangent,
     sharding=dimensions.along("axis"),
 )
@@ -292,7 +268,6 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
 
 
 cumsum, nancumsum, _cumulative_sum = _cumulative(cumsum_p, 0, numpy.cumsum, numpy.nancumsum)
-#: The derivatives of `cumprod` are right at zeros too.
 cumprod, nancumprod, _cumulative_prod = _cumulative(cumprod_p, 1, numpy.cumprod, numpy.nancumprod)
 
 if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
@@ -307,7 +282,7 @@ def merged(x: Value, axes: Sequence[int]) -> Value:
     """Merge some axes of `x` into one leading axis."""
     shape = x.shape
     kept = [i for i in range(len(shape)) if i not in axes]
-    x = transpose(x, (*axes, *kept))
+    x = x.transpose((*axes, *kept))
     return reshape(x, (math.prod([shape[i] for i in axes]), *[shape[i] for i in kept]))
 
 
@@ -355,7 +330,7 @@ class ExtremumAlong(General):
         self.furthest = furthest
 
     def _shape(self, x, axes, keepdims=False):
-        if _is_empty(x, axes):
+        if not size_along(x, axes):
             raise ValueError(f"{self.name}: {x} has no element along axes {axes}; give the result with initial=")
         return reduced_shape(x, axes, keepdims), x.dtype
 
@@ -382,12 +357,8 @@ max_p = ExtremumAlong("max", numpy.maximum, -math.inf)
 min_p = ExtremumAlong("min", numpy.minimum, math.inf)
 
 
-def _is_empty(x: Value, axes: Sequence[int]) -> bool:
-    return 0 in [x.shape[i] for i in axes]
-
-
 def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequence, of_numbers: Callable) -> tuple:
-    """Declare an extremum over one axis, several, or all; and that of the elements that are not NaN."""
+    """Declare an extremum over one axis, several, or all, and one that ignores NaNs."""
 
     def extremum(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
         if initial is None:
@@ -397,7 +368,7 @@ def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequen
         x = operand_of(a, None, where, primitive.identity(a.dtype))
         initial = _number(initial, x.dtype)
         axes = reduced_axes(axis, len(x.shape), primitive.name)
-        if _is_empty(x, axes):
+        if not size_along(x, axes):
             return elementwise.copy(broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims)))
         return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
 
@@ -475,8 +446,6 @@ def _position_of(numpy_function: Callable) -> Callable:
         axes = range(len(shape)) if axis is None else (at,)
         return reshape(y, tuple(1 if i in axes else n for i, n in enumerate(shape))) if keepdims else y
 
-    position.__name__ = position.__qualname__ = primitive.name
-    position.__doc__ = f"`numpy.{primitive.name}`, an integer result without a derivative."
     return implements(numpy_function)(position)
 
 

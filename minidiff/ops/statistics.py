@@ -57,7 +57,7 @@ def _expand_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
 
 
 def _var_tangent(out, primals, tangents, params):
-    """The tangent of the mean of |x - mean(x)|**2, in which d(mean) cancels."""
+    """The tangent of the mean of |x - mean(x)|**2, from which the mean's own tangent cancels."""
     (x,), (t,) = primals, tangents
     axes, keepdims = params["axes"], params.get("keepdims", False)
     products = _inner(elementwise.subtract(x, mean(x, axes, keepdims=True)), t)
@@ -116,11 +116,9 @@ def var(
 
     With `mean=`, deviations are from that value, which is differentiated as a separate argument.
     """
-    ddof = _ddof(ddof, correction, "var")
+    ddof, x = _ddof(ddof, correction, "var"), operand_of(a, dtype, True, 0)
     if where is True and mean is None:
-        x = operand_of(a, dtype, True, 0)
         return bind_reduction(var_p, inexact(x), normalize_axes(axis, len(x.shape), "var"), keepdims, ddof=ddof)
-    x = operand_of(a, dtype, True, 0)
     about = reduction.mean(x, axis, keepdims=True, where=where) if mean is None else mean
     return _var_about(about, x, axis, ddof, keepdims, where)
 
@@ -161,8 +159,8 @@ def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Val
 
 @implements(numpy.median)
 def median(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
-    """`numpy.median`: the (mean of the two) middle elements; NaN if one is NaN."""
-    return _of_sorted(_median, a, axis, keepdims, "median")
+    """`numpy.median`: the middle element, or the mean of two; NaN if any is NaN."""
+    return _of_sorted(_median_of_sorted, a, axis, keepdims, "median")
 
 
 @implements(numpy.nanmedian)
@@ -181,19 +179,16 @@ def _of_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, what: str) -
     return reshape(y, (*y.shape[: len(y.shape) - kept], *reduced_shape(a, axes, True))) if keepdims else y
 
 
-def _median(s: Value) -> Value:
+def _median_of_sorted(s: Value) -> Value:
     n = s.shape[0]
-    if not n:
-        return mean(s, 0)
-    middle = mean(indexing.getitem(s, (slice((n - 1) // 2, n // 2 + 1),)), 0)
-    return _nan_of(s, middle)
+    return _or_nan(s, mean(s[(n - 1) // 2 : n // 2 + 1], 0)) if n else mean(s, 0)
 
 
-def _nan_of(s: Value, y: Value) -> Value:
-    """Replace `y` by NaN where the last, and so any, of the sorted elements is NaN."""
+def _or_nan(s: Value, y: Value) -> Value:
+    """`y`, and NaN where the last of the sorted elements is NaN, as it is if any is."""
     if not is_differentiable(s.dtype):
         return y
-    last = indexing.getitem(s, (-1,))
+    last = s[-1]
     return elementwise.where(elementwise.isnan(last), last, y)
 
 
@@ -264,7 +259,7 @@ def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Valu
         q = reshape(q, (*q.shape, *[1] * len(kept)))
     place = QUANTILE_METHODS[method](n, q)
     low = numpy.floor(place)
-    below, above = (_at(s, _clipped(i, n), skip_nan) for i in (low, low + 1))
+    below, above = (_take(s, i, n, skip_nan) for i in (low, low + 1))
     if method in DISCRETE_METHODS or place.dtype.kind in "iu":
         y = below
     else:
@@ -272,16 +267,13 @@ def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Valu
         part = elementwise.convert(part, s.dtype) if weak and is_real_float(s.dtype) else part
         part = part if skip_nan else reshape(part, (*part.shape, *[1] * len(kept)))
         y = below + (above - below) * part
-    return y if skip_nan else _nan_of(s, y)
+    return y if skip_nan else _or_nan(s, y)
 
 
-def _clipped(place: Value, n: Any) -> Value:
-    return elementwise.convert(numpy.maximum(numpy.minimum(place, n - 1), 0), INTP)
-
-
-def _at(s: Value, index: Value, own: bool) -> Value:
-    """Take elements of each line of `s` at `index`; `own`: indexed per line."""
-    if not own or not is_real_float(s.dtype):
+def _take(s: Value, place: Value, n: Any, each: bool) -> Value:
+    """The elements of each line of `s` at the nearest of n places; `each`: each line has its own place."""
+    index = elementwise.convert(numpy.maximum(numpy.minimum(place, n - 1), 0), INTP)
+    if not each or not is_real_float(s.dtype):
         return indexing.getitem(s, (index,))
     columns = math.prod(s.shape[1:])
     lines, rows = reshape(s, (s.shape[0], columns)), math.prod(index.shape[: len(index.shape) - len(s.shape) + 1])
@@ -319,7 +311,7 @@ def histogram(
     edges = histogram_bin_edges(a, bins, range, weights)
     a = ravel(as_array(a))
     count = typeof(edges).shape[0] - 1
-    # Bins include their left edges, and the last one also its right edge. One more bin on each side collects the
+    # Each bin includes its left edge, and the last one also its right edge. A further bin on each side collects the
     # elements outside.
     place = searchsorted(edges, a, "right") - numpy.equal(a, edges[-1]).astype(INTP)
     ones = numpy.ones(typeof(a).shape, INTP) if weights is None else ravel(as_array(weights))

@@ -46,14 +46,7 @@ ACCUMULATIONS: dict[numpy.ufunc, Callable] = {numpy.add: numpy.cumsum, numpy.mul
 
 
 def reduce(
-    ufunc: numpy.ufunc,
-    array: Value,
-    axis: Any = 0,
-    dtype: Any = None,
-    *,
-    keepdims: bool = False,
-    initial: Any = None,
-    where: Any = True,
+    ufunc: numpy.ufunc, array: Value, axis: Any = 0, dtype: Any = None, *, keepdims=False, initial=None, where=True
 ) -> Value:
     """`np.<ufunc>.reduce`: combine elements along an axis (None: all) by the ufunc."""
     _check_binary(ufunc, "reduce")
@@ -112,7 +105,7 @@ def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = Non
 def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int = 0, dtype: Any = None) -> Value:
     """`np.<ufunc>.reduceat`: reduce from each index to the next.
 
-    Where the next index is not larger, the result is the one element at the index.
+    Where the next index is not larger, the result is the element at the index.
     """
     _check_binary(ufunc, "reduceat")
     array = _in_loop(ufunc, array, dtype)

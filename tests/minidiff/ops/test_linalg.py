@@ -158,7 +158,7 @@ ERRORS: dict[str, tuple[Callable, str]] = {
     "too many labels": (lambda x: np.einsum("ijk...", x), r"the number of labels in 'ijk\.\.\.' does not fit"),
     "no ellipsis": (lambda x: np.einsum("...i->i", x), r"the result has no ellipsis"),
     "result": (lambda x: np.einsum("ij->ik", x), r"the result's label 'k' is in no operand in 'ij->ik'"),
-    "result twice": (lambda x: np.einsum("ij->ii", x), r"the result's label 'i' is there twice"),
+    "result twice": (lambda x: np.einsum("ij->ii", x), r"the result's label 'i' occurs twice"),
     "diagonal": (lambda x: np.einsum("ii", x), r"the axes 'i' of one operand differ in size"),
     "sizes": (lambda x: np.einsum("ij,jk", x, x), r"sizes \[2, 3\] of the axis 'j' differ"),
     "lists": (lambda x: np.einsum(x, [0, 52]), r"labels are integers below 52, or '...'; got \[0, 52\]"),
