@@ -11,7 +11,7 @@ from collectives import axis_index, pbroadcast, pmax, ppermute, pscatter, psum
 from spmd import P
 from tests import branch_programs as programs
 from tests.branch_programs import PROGRAMS, RANKS, W, X, check, closing_over, loss, on_ranks, whole
-from tests.programs import assert_trees_close
+from tests.programs import assert_trees_close, equations
 
 LINE = spmd.make_mesh((RANKS,), ("i",), backend="simulated")
 TWO = spmd.make_mesh((2,), ("i",), backend="simulated")
@@ -72,19 +72,12 @@ def test_what_branches_use_is_summed_outside_of_them():
     """Once for each value, and no branch communicates, forward or backward."""
     program = on_ranks(PROGRAMS["closed over"], LINE)
     tape = md.make_tape(md.grad(loss(program), (0, 1)))(*ARGS)
-    conds = [eqn for eqn in equations_of(tape) if eqn.primitive.name == "cond"]
+    conds = [eqn for eqn in equations(tape) if eqn.primitive.name == "cond"]
     assert len(conds) == 2
-    inside = [inner for eqn in conds for body in eqn.bodies for inner in equations_of(body)]
+    inside = [inner for eqn in conds for body in eqn.bodies for inner in equations(body)]
     assert not any(eqn.primitive.name in ("psum", "pbroadcast") for eqn in inside)
     report = spmd.communication(md.grad(loss(program), (0, 1)))(*ARGS)
     assert report.counts == {"psum": 3} and not report.notes
-
-
-def equations_of(tape):
-    for eqn in tape.equations:
-        yield eqn
-        for body in eqn.bodies:
-            yield from equations_of(body)
 
 
 @pytest.mark.parametrize("name", programs.OTHER_AXES)
@@ -177,7 +170,7 @@ def test_tapes_that_do_not_check():
     """A recorded choice says along which axes ranks choose, and what its results vary along."""
     f = spmd.shard_map(by_first(same, lambda x: np.ones(2)), mesh=LINE, in_specs=P("i"), out_specs=P("i"))
     tape = md.make_tape(f)(X)
-    (cond,) = [eqn for eqn in equations_of(tape) if eqn.primitive.name == "cond"]
+    (cond,) = [eqn for eqn in equations(tape) if eqn.primitive.name == "cond"]
     tape.check()
     for branch in cond.bodies:
         branch.outputs = [np.ones(2)]

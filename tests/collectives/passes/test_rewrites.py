@@ -25,7 +25,7 @@ from collectives.primitives import variadic
 from minidiff.compiler.codegen import CompiledTape
 from minidiff.compiler.simplify import optimize, rewrites
 from spmd import P
-from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, example
+from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, equations, example
 from tests.rewrite_programs import SIDE, RandomProgram, random_programs
 from tests.samples import each
 from tests.spmd.test_programs import placements, programs
@@ -35,14 +35,6 @@ MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 ALONE = ("fuse psums", "fuse shard maps")  # without these, each psum is for itself
 IJ = ("i", "j")
 PAIRS = [[0, 2], [3, 1]]
-
-
-def equations(tape):
-    """All equations, also of bodies."""
-    for eqn in tape.equations:
-        yield eqn
-        for body in eqn.bodies:
-            yield from equations(body)
 
 
 def communicating(tape):
