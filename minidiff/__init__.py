@@ -12,7 +12,6 @@ compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `whi
 """
 
 import importlib as _importlib
-import importlib.util
 import os as _os
 import typing as _typing
 import warnings as _warnings
@@ -26,7 +25,6 @@ from minidiff.diagnostics.siblings import shadowed as _shadowed
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from minidiff.diagnostics.tracebacks import hide_own_frames as _hide_own_frames
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
-from minidiff.show import program as _program  # noqa: F401  (how tapes print)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.transforms.recording import eval_shape, make_tape
 from minidiff.transforms.vmap import vmap
@@ -124,27 +122,28 @@ _LATER = {
     ),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
     **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
-    **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.diagnostics.debug", True)),
-    "debug": ("minidiff.diagnostics.debug", False),
+    **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.debug", True)),
+    "debug": ("minidiff.debug", False),
     "draw": ("minidiff.show.graph", True),
     "jit": ("minidiff.compiler.jit", True),
     "nn": ("minidiff.nn", False),
-    "numerical": ("minidiff.checks", True),
+    "numerical": ("minidiff.checks.numerical", False),
     "optim": ("minidiff.optim", False),
     "precision": ("minidiff.precision", False),
     "pure_callback": ("minidiff.ops.callback", True),
     "random": ("minidiff.random", False),
-    "testing": ("minidiff.checks", True),
+    "testing": ("minidiff.checks.testing", False),
     "trace_table": ("minidiff.show.trace_table", True),
 }
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
-    import minidiff.diagnostics.debug as debug
+    import minidiff.checks.numerical as numerical
+    import minidiff.checks.testing as testing
+    import minidiff.debug as debug
     from minidiff import nn, optim, precision, random
-    from minidiff.checks import numerical, testing
     from minidiff.compiler.jit import jit
-    from minidiff.diagnostics.debug import debug_nans, disable_jit
+    from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
     from minidiff.higher_order.custom_batching import custom_vmap
@@ -188,14 +187,33 @@ for _name in ("collectives", "spmd"):
         _warnings.warn(_message, stacklevel=2)
 
 
-def _are_equal(one: _typing.Any, two: object) -> bool:
-    return _importlib.import_module("minidiff.compiler.equality").same(one, two)
+def _from(module: str, name: str) -> _typing.Any:
+    """A method that is a function of a module which stands above the core, and loads when it is first called."""
+    return lambda self, *args: getattr(_importlib.import_module(module), name)(self, *args)
 
 
-Tape.__eq__ = _are_equal
+def _check(tape: Tape, typed: bool = True) -> None:
+    """Infer every type again by the operations' rules; TypeError if one is wrong.
+
+    This also checks bodies, and that parameters fit the operands and the mesh. The error names the operation, the type
+    on the tape and the type that the rules give. `typed` says whether operands must also agree in variance. Pass False
+    for the body of a `shard_map` with `check_rep=False`, and for a tape recorded in a `vmap` with a named axis, whose
+    variances are not tracked.
+    """
+    _importlib.import_module("minidiff.checks.typecheck").check_tape(tape, typed, None)
+
+
+Tape.check = _check
+Tape.__eq__ = _from("minidiff.compiler.equality", "same")  # type: ignore[method-assign]
+Tape.__str__ = Tape.__repr__ = _from("minidiff.show.program", "text_of")  # type: ignore[method-assign]
+Tape._repr_html_ = _from("minidiff.show.program", "tape_as_html")  # type: ignore[attr-defined]
+ShapedArray._repr_html_ = _from("minidiff.show.program", "type_as_html")  # type: ignore[attr-defined]
 
 if "MINIDIFF_DEBUG_NANS" in _os.environ:
-    _importlib.import_module("minidiff.diagnostics.debug").from_environment()
-if _importlib.util.find_spec("minidiff.fast") is not None:
+    _importlib.import_module("minidiff.debug").from_environment()
+try:
     _importlib.import_module("minidiff.fast").install()
+except ModuleNotFoundError as _error:  # without this folder everything works, and takes longer
+    if _error.name != "minidiff.fast":
+        raise
 _hide_frames_of(globals(), __all__)

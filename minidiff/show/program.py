@@ -12,8 +12,8 @@ import numpy
 
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.inputs.dtypes import is_scalar_constant
 from minidiff.show.colours import types_as_html
+from minidiff.values.dtypes import is_scalar_constant
 
 WIDTH = 112  # of the lines of a printed tape, before bodies are indented
 
@@ -86,15 +86,10 @@ def _wrapped(line: str, indent: str) -> list[str]:
 # ---------------------------------------------------------------- how tapes and types print
 
 
-def _tape_as_html(tape: Tape) -> str:
+def tape_as_html(tape: Tape) -> str:
     """The printed tape, with gray types."""
     return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(tape), "color:#888")}</pre>'
 
 
-def _type_as_html(type: ShapedArray) -> str:
+def type_as_html(type: ShapedArray) -> str:
     return f"<code>{types_as_html(str(type))}</code>"
-
-
-Tape.__str__ = Tape.__repr__ = text_of  # type: ignore[method-assign,assignment]
-Tape._repr_html_ = _tape_as_html  # type: ignore[attr-defined]
-ShapedArray._repr_html_ = _type_as_html  # type: ignore[attr-defined]

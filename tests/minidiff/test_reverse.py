@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.inputs.dtypes import float0
 from minidiff.ops.base import Linear
+from minidiff.values.dtypes import float0
 from tests.samples import each
 
 X = np.array([0.5, 2.0, 3.0])
