@@ -10,7 +10,7 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from spmd.parallel import attention, attention_by_heads, chunked_attention, ring_attention, zigzag
-from tests.attention_programs import HEADS, TOKENS, arguments, check_split, whole
+from tests.attention_programs import HEADS, TOKENS, arguments, whole
 from tests.programs import assert_trees_close
 
 
@@ -52,14 +52,6 @@ def test_the_memory_of_chunks():
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[0] > 3 * 2**21 and peaks[1] < peaks[0] / 6
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("groups", [HEADS, 4])
-@pytest.mark.parametrize("attend", [attention_by_heads, ring_attention])
-def test_split_sequences(attend, groups, causal, ranks):
-    check_split(spmd.make_mesh((ranks,), ("tokens",), backend="simulated"), attend, causal, groups)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

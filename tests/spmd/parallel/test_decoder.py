@@ -14,20 +14,6 @@ from spmd.parallel.generate import decode_step, draw, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, mlp, normalized
 from tests import decoder_programs as programs
 
-DENSE = [pair for meshes in programs.MESHES.values() for pair in meshes]
-MIXED = [pair for meshes in programs.WITH_EXPERTS.values() for pair in meshes]
-
-
-@pytest.mark.parametrize(("sizes", "microbatches"), DENSE, ids=str)
-def test_numbers_are_those_of_one_device_and_communication_is_as_documented(sizes, microbatches):
-    programs.check_numbers(sizes, microbatches, "simulated")
-
-
-@pytest.mark.parametrize(("sizes", "microbatches"), MIXED, ids=str)
-def test_experts_are_those_computed_token_by_token(sizes, microbatches):
-    expected = programs.mixture_of_one_device()
-    programs.check_numbers(sizes, microbatches, "simulated", programs.MIXTURE, expected)
-
 
 @pytest.mark.parametrize("options", [{"tied": True}, {"layer_norm": True, "swiglu": False}, {"kv_heads": 2}], ids=str)
 def test_options_of_the_transformer(options):

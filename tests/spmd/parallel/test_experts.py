@@ -7,28 +7,6 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from spmd.parallel import assigned_experts, gate_weights, load_balancing_loss, mixture_of_experts, routed, router_z_loss
-from tests import expert_programs as programs
-
-SIMULATED = [(1, 1, 1), *programs.SHAPES[2], *programs.SHAPES[4], *programs.SHAPES[8]]
-
-
-@pytest.mark.parametrize("shape", SIMULATED, ids=str)
-def test_mixtures_are_those_of_whole_arrays(shape):
-    for gate in programs.GATES:
-        programs.check_mixture(shape, *gate, backend="simulated")
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_assigned_experts_drop_no_token(ranks):
-    for assignment in programs.ASSIGNMENTS:
-        programs.check_assigned(ranks, assignment, "simulated")
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("name", programs.PARTIAL_EXPERTS)
-def test_experts_meet_nothing_but_tokens(name, ranks):
-    programs.check_partial_experts(name, ranks, "simulated")
-
 
 # ---------------------------------------------------------------- gates
 
