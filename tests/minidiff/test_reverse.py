@@ -10,7 +10,7 @@ import pytest
 import minidiff as md
 from minidiff.inputs.dtypes import float0
 from minidiff.ops.base import Linear
-from tests.samples import each
+from tests.minidiff.refusals import refusals
 
 X = np.array([0.5, 2.0, 3.0])
 
@@ -226,47 +226,37 @@ def named(x, y=1):
     return x
 
 
-ERRORS: dict[str, tuple[Callable, str]] = {
-    "no scalar": (lambda: md.grad(named)(X), r"grad: named must return a real scalar, got f64\[3\]; .*\.sum\(\).*vjp"),
-    "complex": (lambda: md.grad(named)(1j), r"grad: named must return a real scalar, got c128\[\]"),
-    "integer result": (lambda: md.grad(np.argmax)(X), r"grad: argmax must return a real scalar, got i64\[\]"),
-    "several": (lambda: md.grad(lambda x: (x, x))(1.0), r"must return one scalar, got \(\*, \*\) \(for more, has_aux"),
-    "integer": (
+ERRORS = [
+    (lambda: md.grad(named)(X), r"grad: named must return a real scalar, got f64\[3\]; .*\.sum\(\).*vjp"),
+    (lambda: md.grad(named)(1j), r"grad: named must return a real scalar, got c128\[\]"),
+    (lambda: md.grad(np.argmax)(X), r"grad: argmax must return a real scalar, got i64\[\]"),
+    (lambda: md.grad(lambda x: (x, x))(1.0), r"must return one scalar, got \(\*, \*\) \(for more, has_aux"),
+    (
         lambda: md.grad(named)(3),
         r"argument 0 of named has type i64\[\]; .*with float\(\), an array with \.astype\(float\), or choose .*argnums",
     ),
-    "integer in a tree": (
-        lambda: md.grad(named, argnums=(1,))(1.0, {"n": [1.0, 2]}),
-        r"argument 1\['n'\]\[1\] of named has type i64\[\]",
-    ),
-    "argnums": (lambda: md.grad(named, argnums=2)(1.0, 2.0), r"argnums names argument 2, but named was called with 2"),
-    "aux": (lambda: md.grad(named, has_aux=True)(1.0), r"with has_aux=True the function returns a pair .* got "),
-    "structure": (
+    (lambda: md.grad(named, argnums=(1,))(1.0, {"n": [1.0, 2]}), r"argument 1\['n'\]\[1\] of named has type i64\[\]"),
+    (lambda: md.grad(named, argnums=2)(1.0, 2.0), r"argnums names argument 2, but named was called with 2"),
+    (lambda: md.grad(named, has_aux=True)(1.0), r"with has_aux=True the function returns a pair .* got "),
+    (
         lambda: md.vjp(lambda x: {"y": x}, X)[1](X),
         r"pullback: the cotangent has the structure \*, the result \{'y': \*\}",
     ),
-    "shape": (
+    (
         lambda: md.vjp(lambda x: {"y": x}, X)[1]({"y": np.ones(2)}),
         r"the result has type f64\[3\], but its cotangent ct\['y'\] has type f64\[2\]",
     ),
-    "dtype": (
+    (
         lambda: md.vjp(named, X)[1](X.astype("f4")),
         r"the result has type f64\[3\], but its cotangent ct has type f32\[3\]",
     ),
-    "linear structure": (
-        lambda: md.linearize(named, X)[1](X, X),
-        r"f_linear: tangents have the structure \(\*, \*\), the primals \(\*,\)",
-    ),
-    "linear shape": (lambda: md.linearize(named, X)[1](1.0), r"\[0\] has type f64\[3\], but its tangent f64\[\]"),
-    "transpose": (lambda: md.linear_transpose(named, X)(1.0), r"result has type f64\[3\], .* ct has type f64\[\]"),
-}
+    (lambda: md.linearize(named, X)[1](X, X), r"f_linear: tangents have the structure \(\*, \*\), the primals \(\*,\)"),
+    (lambda: md.linearize(named, X)[1](1.0), r"\[0\] has type f64\[3\], but its tangent f64\[\]"),
+    (lambda: md.linear_transpose(named, X)(1.0), r"result has type f64\[3\], .* ct has type f64\[\]"),
+]
 
 
-@each("case", ERRORS)
-def test_errors_say_what_is_wrong(case):
-    use, message = ERRORS[case]
-    with pytest.raises(TypeError, match=message):
-        use()
+test_errors_say_what_is_wrong = refusals(ERRORS, error=TypeError)
 
 
 # ---------------------------------------------------------------- what comes with the value

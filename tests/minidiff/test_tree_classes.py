@@ -20,6 +20,7 @@ from collectives import psum
 from minidiff import tree
 from spmd import P
 from tests import PATIENCE
+from tests.minidiff.refusals import refusals
 from tests.samples import each
 from tests.tree_classes import CLASSES, Frozen, Given, Inherited, Plain, parts
 
@@ -322,8 +323,7 @@ def loss_of_w(p):
 SETTING = r"a field that is a setting is declared with metadata=\{'static': True\}"
 
 
-@pytest.mark.parametrize(
-    "call, message",
+test_a_field_that_is_no_array = refusals(
     [
         (
             lambda p: md.grad(loss_of_w)(p),
@@ -341,10 +341,9 @@ SETTING = r"a field that is a setting is declared with metadata=\{'static': True
             "argument 0 of loss_of_w: expected an array or a number, got str: 'text' \\(trees are made of",
         ),
     ],
+    lambda call: call(Plain(1.0, "text")),
+    error=TypeError,
 )
-def test_a_field_that_is_no_array(call, message):
-    with pytest.raises(TypeError, match=message):
-        call(Plain(1.0, "text"))
 
 
 def test_children():
