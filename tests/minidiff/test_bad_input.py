@@ -213,7 +213,7 @@ WRITES = {
 }
 
 
-@each("transformation", ["grad", "vmap", "jit", "checkpoint", "shard_map"])
+@each("transformation", ["grad", "vmap", "jit", "make_tape", "checkpoint", "shard_map"])
 @each("name", WRITES)
 def test_writing(name, transformation):
     f, message = WRITES[name]

@@ -138,6 +138,10 @@ def test_equations_in_disorder_are_found():
     tape.equations.append(tape.equations[0])
     with pytest.raises(TypeError, match=r"sin: its result of type f64\[4,2\] is defined twice"):
         tape.check()
+    tape.equations.pop()
+    tape.outputs = [Var(md.ShapedArray((2,), float))]
+    with pytest.raises(TypeError, match=r"returns a value of type f64\[2\] that it does not define"):
+        tape.check()
 
 
 def test_rules_that_do_not_fit_are_reported_with_the_operands():

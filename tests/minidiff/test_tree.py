@@ -1,5 +1,6 @@
 """Trees of values: flattening, structures, prefixes."""
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -224,7 +225,10 @@ def test_transpose():
 def test_a_wrong_number_of_leaves(structure, leaves):
     structure = tree.structure(structure)
     for wrong in (leaves, tuple(leaves)):
-        with pytest.raises(ValueError, match=f"tree.unflatten: {len(leaves)} leaves for a tree of {structure.size}"):
+        with pytest.raises(
+            ValueError,
+            match=rf"tree.unflatten: {len(leaves)} leaves for a tree of {structure.size}: {re.escape(repr(structure))}",
+        ):
             structure.unflatten(wrong)
 
 

@@ -418,11 +418,6 @@ def test_names_of_classes():
     assert "Plain" not in names and not any(re.search("[<>]", name) for name in names)
 
 
-def test_too_few_leaves():
-    with pytest.raises(ValueError, match=r"tree.unflatten: 1 leaves for a tree of 2: \[\*, \*\]"):
-        tree.unflatten(tree.structure([1, 2]), [1])
-
-
 def test_trees_need_no_attrs():
     code = "import sys; sys.modules['attr'] = None; from minidiff import tree; print(tree.leaves({'a': 1}))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
