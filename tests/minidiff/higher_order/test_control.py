@@ -16,6 +16,7 @@ from collectives import axis_index, pmean, psum
 from minidiff.compiler.codegen import CompiledTape
 from spmd import P
 from tests.control_programs import ARGS, BODIES, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
+from tests.minidiff.refusals import refusals
 from tests.programs import assert_trees_close
 from tests.samples import each
 
@@ -1029,10 +1030,6 @@ def test_nothing_carried_nothing_returned(staged):
 # ---------------------------------------------------------------- errors
 
 
-def both_ways(f, *args):
-    return [lambda: f(*args), lambda: md.make_tape(f)(*args)]
-
-
 CARRIES = {
     "shape": (
         lambda x: md.scan(lambda c, _: ({"h": c["h"][None]}, None), {"h": x}, None, length=2),
@@ -1075,12 +1072,8 @@ CARRIES = {
 }
 
 
-@each("case", CARRIES)
-def test_types_that_do_not_fit(case):
-    f, message = CARRIES[case]
-    for run in both_ways(f, X):
-        with pytest.raises(TypeError, match=message):
-            run()
+test_types_that_do_not_fit = refusals(CARRIES, lambda f: f(X), error=TypeError)
+test_types_that_do_not_fit_on_a_tape = refusals(CARRIES, lambda f: md.make_tape(f)(X), error=TypeError)
 
 
 LENGTHS = {
@@ -1099,12 +1092,8 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("case", LENGTHS)
-def test_lengths_that_do_not_fit(case):
-    f, message = LENGTHS[case]
-    for run in both_ways(f, X):
-        with pytest.raises(ValueError, match=message):
-            run()
+test_lengths_that_do_not_fit = refusals(LENGTHS, lambda f: f(X), error=ValueError)
+test_lengths_that_do_not_fit_on_a_tape = refusals(LENGTHS, lambda f: md.make_tape(f)(X), error=ValueError)
 
 
 def test_what_only_a_value_can_decide_names_the_function():
@@ -1133,12 +1122,9 @@ BRANCHES = {
 }
 
 
-@pytest.mark.parametrize("case", BRANCHES)
-def test_branches_that_differ(case):
-    f, message = BRANCHES[case]
-    for run in (lambda: md.make_tape(f)(1, X), lambda: md.vmap(lambda p: f(p, X))(np.array([0, 1]))):
-        with pytest.raises(TypeError, match=message):
-            run()
+of_many = lambda f: md.vmap(lambda p: f(p, X))(np.array([0, 1]))  # noqa: E731
+test_branches_that_differ = refusals(BRANCHES, lambda f: md.make_tape(f)(1, X), error=TypeError)
+test_branches_that_differ_under_vmap = refusals(BRANCHES, of_many, error=TypeError)
 
 
 @BOTH
