@@ -22,7 +22,7 @@ nested = st.recursive(
     lambda t: (
         st.lists(t, max_size=3)
         | st.lists(t, max_size=3).map(tuple)
-        | st.dictionaries(st.text(max_size=2), t, max_size=3)
+        | st.dictionaries(st.text("ab\u00e9_", max_size=2), t, max_size=3)
         | st.builds(Point, t, t)
     ),
     max_leaves=8,
