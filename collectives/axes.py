@@ -16,7 +16,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import named_axes
 from minidiff.diagnostics.errors import UnboundAxisError, show_axes
-from minidiff.inputs.keywords import did_you_mean
+from minidiff.diagnostics.text import did_you_mean
 
 AxisName = str | tuple[str, ...]
 Axes = AxisName | set[str] | frozenset[str]  # for collectives that ignore the order of the axes

@@ -23,10 +23,11 @@ from minidiff.core.staging import program_around
 from minidiff.core.states import UNREDUCED, VARYING, AxisStates, agreed, joined
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, operand_type, typeof
-from minidiff.diagnostics.errors import VarianceError, check_operands, check_unreduced, show_axes
-from minidiff.inputs.aliasing import frozen
+from minidiff.diagnostics.errors import VarianceError, show_axes
+from minidiff.inputs.agreement import check_operands, check_unreduced
 from minidiff.inputs.arguments import is_zero
-from minidiff.inputs.dtypes import is_scalar_constant
+from minidiff.values.aliasing import frozen
+from minidiff.values.dtypes import is_scalar_constant
 
 # ---------------------------------------------------------------- inserting casts
 

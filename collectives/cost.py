@@ -292,7 +292,7 @@ def counted(tape: Tape, ports: int = 1) -> Cost:
         if eqn.primitive.name == "ppermute":
             nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
             start = messages.send(eqn.params["axes"], eqn.params["perm"], nbytes, start)
-        elif eqn.primitive.communicates:
+        elif eqn.primitive.sends(eqn.params):
             nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
             total += price(eqn.primitive.name, eqn.params["size"], nbytes)
         else:

@@ -85,10 +85,10 @@ from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError
 from minidiff.inputs.arguments import as_value, normalize_axis
-from minidiff.inputs.dtypes import is_scalar_constant, plain
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import expand_dims, squeeze
+from minidiff.values.dtypes import is_scalar_constant, plain
 
 #: What a collective takes: a tree of arrays. Its result has the same structure, and type checkers take the same type.
 Tree = TypeVar("Tree")
@@ -332,7 +332,7 @@ def _psum_runs(x: Value, runs: Sequence[CollectiveAxes]) -> Value:
 def _psum(x: Value, run: CollectiveAxes) -> Value:
     scope = run.scope
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.uniform:
-        return plain(x, is_leaf=True) * as_factor(run.size, x)
+        return plain(x, tree.class_names) * as_factor(run.size, x)
     x = counted(array_of(x))
     varying = varying_axes(x, run)
     if not varying and run.uniform:

@@ -23,6 +23,7 @@ from collectives.axes import (
     size_of,
 )
 from collectives.backends.simulated import Simulated
+from minidiff.checks.typecheck import check_call
 from minidiff.core.operation import Primitive
 from minidiff.core.scope import Scope
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
@@ -32,7 +33,6 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import UnboundAxisError, VarianceError, show_axes
 from minidiff.diagnostics.location import joined, parted
-from minidiff.diagnostics.typecheck import check_call
 from minidiff.ops.base import Linear
 from minidiff.ops.shape import broadcast_to, expand_dims
 
@@ -54,7 +54,6 @@ class Collective(Linear):
     """
 
     operands_agree = False
-    on_ranks = True
 
     def __init__(
         self,
@@ -73,7 +72,6 @@ class Collective(Linear):
         self.gives = gives
         self.transpose_params = transpose_params
         self.cost = cost
-        self.communicates = cost is not None
 
     def _transposed(self, ct: Value, operands: Sequence[Any], **params: Any) -> list[Value]:
         default, *others = list[Any](self.takes.items())  # the default is for untyped operands too
@@ -95,7 +93,7 @@ class Collective(Linear):
             _check_on_ranks(self, x, params, scope)
 
     def sends(self, params):
-        return self.communicates and params["size"] > 1  # a single rank has all the data
+        return self.cost is not None and params["size"] > 1  # a single rank has all the data
 
     def result_states(self, types, params):
         states = super().result_states(types, params)
@@ -314,8 +312,6 @@ variadic = functools.cache(Variadic)
 
 class AxisIndex(Primitive):
     """The rank's index along some axes: an integer, varying if the body is typed."""
-
-    on_ranks = True
 
     def __init__(self):
         super().__init__("axis_index", functools.partial(_unbound, "axis_index"))

@@ -12,6 +12,7 @@ from collectives.passes.gradient_bucket import backward_pass_in_body
 from minidiff.core.ranks import Ranks
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
+from minidiff.inputs.agreement import cast_cotangent, check_operands, check_unreduced
 
 
 class CommunicatingRanks(Ranks):
@@ -22,6 +23,9 @@ class CommunicatingRanks(Ranks):
 
     agree = staticmethod(agree)
     cast = staticmethod(cast)
+    cast_cotangent = staticmethod(cast_cotangent)
+    check_operands = staticmethod(check_operands)
+    check_unreduced = staticmethod(check_unreduced)
 
     def backward_pass(self, walk_back: Callable, tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
         return backward_pass_in_body(tape, cts)

@@ -124,27 +124,27 @@ _LATER = {
     ),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
     **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
-    **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.diagnostics.debug", True)),
-    "debug": ("minidiff.diagnostics.debug", False),
+    **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.debug", True)),
+    "debug": ("minidiff.debug", False),
     "draw": ("minidiff.show.graph", True),
     "jit": ("minidiff.compiler.jit", True),
     "nn": ("minidiff.nn", False),
-    "numerical": ("minidiff.checks", True),
+    "numerical": ("minidiff.checks.numerical", False),
     "optim": ("minidiff.optim", False),
     "precision": ("minidiff.precision", False),
     "pure_callback": ("minidiff.ops.callback", True),
     "random": ("minidiff.random", False),
-    "testing": ("minidiff.checks", True),
+    "testing": ("minidiff.checks.testing", False),
     "trace_table": ("minidiff.show.trace_table", True),
 }
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
-    import minidiff.diagnostics.debug as debug
+    import minidiff.debug as debug
     from minidiff import nn, optim, precision, random
     from minidiff.checks import numerical, testing
     from minidiff.compiler.jit import jit
-    from minidiff.diagnostics.debug import debug_nans, disable_jit
+    from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
     from minidiff.higher_order.custom_batching import custom_vmap
@@ -192,10 +192,22 @@ def _are_equal(one: _typing.Any, two: object) -> bool:
     return _importlib.import_module("minidiff.compiler.equality").same(one, two)
 
 
+def _check(tape: Tape, typed: bool = True) -> None:
+    """Infer every type again by the operations' rules; TypeError if one is wrong.
+
+    This also checks bodies, and that parameters fit the operands and the mesh. The error names the operation, the type
+    on the tape and the type that the rules give. `typed` says whether operands must also agree in variance. Pass False
+    for the body of a `shard_map` with `check_rep=False`, and for a tape recorded in a `vmap` with a named axis, whose
+    variances are not tracked.
+    """
+    _importlib.import_module("minidiff.checks.typecheck").check_tape(tape, typed, None)
+
+
 Tape.__eq__ = _are_equal
+Tape.check = _check
 
 if "MINIDIFF_DEBUG_NANS" in _os.environ:
-    _importlib.import_module("minidiff.diagnostics.debug").from_environment()
+    _importlib.import_module("minidiff.debug").from_environment()
 if _importlib.util.find_spec("minidiff.fast") is not None:
     _importlib.import_module("minidiff.fast").install()
 _hide_frames_of(globals(), __all__)

@@ -13,7 +13,7 @@ from minidiff import tree
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import as_named_value, as_values
-from minidiff.inputs.dtypes import converted
+from minidiff.values.dtypes import converted
 
 
 def ravel_pytree(pytree: Any) -> tuple[Value, Callable[[Any], Any]]:

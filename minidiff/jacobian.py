@@ -24,11 +24,11 @@ from minidiff.inputs.arguments import (
     named_argument,
     warn_if_summed,
 )
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.derivatives import grad, jvp
 from minidiff.transforms.vmap import vmap
+from minidiff.values.dtypes import is_differentiable
 
 Argnums = int | Sequence[int]
 

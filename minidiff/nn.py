@@ -18,7 +18,6 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import attributes
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, reduction
 from minidiff.ops.base import Elementwise, batch_leading
 from minidiff.ops.composed import clip
@@ -26,6 +25,7 @@ from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, 
 from minidiff.ops.shape import normalize_axes
 from minidiff.ops.special import erf_p, erfc_of, erfc_p
 from minidiff.random import Shape, bernoulli
+from minidiff.values.dtypes import is_differentiable
 
 __all__ = [
     *("celu", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu"),

@@ -46,9 +46,9 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.diagnostics.other_libraries import attributes
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.inputs.dtypes import is_differentiable, real_float, result_type
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
+from minidiff.values.dtypes import is_differentiable, real_float, result_type
 
 __all__ = [
     *("GradientTransformation", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates", "chain"),

@@ -42,10 +42,10 @@ from minidiff.core.ranks import vary_along
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import typeof
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.inputs.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
 from minidiff.transforms.derivatives import value_and_grad, vjp
+from minidiff.values.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
 
 __all__ = ["LossScale", "Policy", "all_finite", "select", "widen"]
 __dir__ = functools.partial(sorted, __all__)

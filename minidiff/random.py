@@ -32,12 +32,12 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import attributes
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import dtype_name, finfo, real_float
 from minidiff.ops.base import bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.indexing import take
 from minidiff.ops.special import CHUNK, erfc_p, ndtri_p
+from minidiff.values.dtypes import dtype_name, finfo, real_float
 
 __all__ = [
     *("Block", "bernoulli", "bits", "categorical", "fold_in", "key", "normal", "permutation", "randint", "split"),

@@ -12,17 +12,16 @@ from typing import Any
 from minidiff import tree
 from minidiff.compiler.simplify import simplified
 from minidiff.core.forward import instantiate
-from minidiff.core.interpreter import current_interpreter, transforming
-from minidiff.core.ranks import cast_like
+from minidiff.core.interpreter import current_interpreter, restores_interpreter, transforming
+from minidiff.core.ranks import cast_like, ranks, resharded
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.transpose import transpose_values
 from minidiff.core.types import Var, zeros_like
-from minidiff.diagnostics.interrupts import restores_interpreter
-from minidiff.inputs.aliasing import apart
-from minidiff.inputs.arguments import agreeing, checked_cotangents, linear_positions, resharded
-from minidiff.inputs.dtypes import is_differentiable
+from minidiff.inputs.arguments import checked_cotangents, linear_positions
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.aliasing import apart
+from minidiff.values.dtypes import is_differentiable
 
 
 def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
@@ -101,7 +100,7 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
 
     def f_t(ct: Any) -> tuple:
         cts = checked_cotangents(ct, out_types, out_structure)
-        values = [agreeing(zeros_like(t) if x is None else x, t) for x, t in zip(cts, out_types)]
+        values = [ranks.cast_cotangent(zeros_like(t) if x is None else x, t) for x, t in zip(cts, out_types)]
         # A zero that is a constant of the tape belongs to the tape: give the caller a copy.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
         found = zip(transposed(*values), tape.in_types, known)

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.inputs.settings import types_in
+from minidiff.values.settings import types_in
 
 __all__ = [
     *("DictKey", "GetAttrKey", "SequenceKey", "Structure", "all", "all_leaves", "broadcast", "flatten"),

@@ -13,7 +13,6 @@ from minidiff.diagnostics.other_libraries import attributes as _attributes
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from spmd.arrays.from_local import from_local
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
-from spmd.arrays.sharded_array import ShardedArray
 from spmd.checks.agreement import check_invariant, checking
 from spmd.mesh.launch import end_job_on_exception
 from spmd.mesh.mesh import Mesh, barrier, make_mesh, process_count, process_index
@@ -31,6 +30,7 @@ from spmd.report.schedule import show_schedule
 from spmd.report.speed_up import speed_up
 from spmd.report.timeline import timeline
 from spmd.shard_map.shard_map import shard_map
+from spmd.sharding.sharded_array import ShardedArray
 
 __all__ = [
     "CostModel",

@@ -11,8 +11,8 @@ import sys
 
 import minidiff
 from minidiff.diagnostics.tracebacks import shorten
-from spmd.mesh.environment import environment
 from spmd.mesh.launch import ends_when_unread, first_rank_speaks, note_exit, the_first_has_spoken
+from spmd.report.environment import environment
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -20,10 +20,10 @@ from minidiff.ops.indexing import gather_p, slice_p
 from minidiff.random import Block, random_bits_p
 from minidiff.transforms.recording import stage_flat
 from spmd.arrays.reshard import specs_for
-from spmd.arrays.routes import Dims
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, check_sharding, part_count
 from spmd.shard_map.shard_map import shard_map
+from spmd.sharding.routes import Dims
 
 
 def local_block(shape: Sequence[int], spec: PartitionSpec) -> Block:

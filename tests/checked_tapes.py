@@ -16,12 +16,12 @@ from mpi4py import MPI
 import minidiff
 import spmd  # noqa: F401  (loads all modules that import the functions to wrap)
 from minidiff import transposition
+from minidiff.checks import typecheck
 from minidiff.compiler import simplify
 from minidiff.core import reverse
 from minidiff.core.interpreter import current_interpreter, current_scope
 from minidiff.core.scope import Scope
 from minidiff.core.vmap import named_axes
-from minidiff.diagnostics import typecheck
 from minidiff.transforms import recording
 
 #: The functions that make tapes: where each is, and where in its result the tape is.

@@ -314,7 +314,7 @@ def assert_same(actual, expected, exact: bool) -> None:
     if exact or actual.dtype.kind in "biu":
         assert_array_equal(actual, expected, strict=True)
     else:
-        eps = md.inputs.dtypes.finfo(actual.dtype).eps
+        eps = md.values.dtypes.finfo(actual.dtype).eps
         assert_allclose(actual, expected, rtol=32 * eps, atol=32 * eps, strict=True)
 
 
@@ -448,7 +448,7 @@ def check_scans(mesh, axes) -> None:
     """Prefix sums of 16-bit floats are added up in float32, and of what is not finite only later ranks know."""
     n = size_of(mesh, axes)
     for dtype in ("float16", "bfloat16"):
-        small = md.inputs.dtypes.finfo(dtype).eps / 2  # what alone is lost beside 1
+        small = md.values.dtypes.finfo(dtype).eps / 2  # what alone is lost beside 1
         stacked = numpy.asarray([1.0, *[small] * (mesh.size - 1)]).astype(dtype)
         own = Sample(Case("pscan", ()), mesh.axis_names, stacked, mesh.axis_names)
         expected = numpy.cumsum(stacked.astype("float32")).astype(dtype)

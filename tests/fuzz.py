@@ -33,9 +33,9 @@ import numpy
 import minidiff as md
 from minidiff.compiler import codegen as source
 from minidiff.compiler.simplify import optimize
-from minidiff.inputs.dtypes import float0, is_differentiable
 from minidiff.inputs.promotion import WEAK_TYPES
 from minidiff.numpy.coverage import full_name
+from minidiff.values.dtypes import float0, is_differentiable
 from tests.fuzz_routes import fuzz_routes
 from tests.table import TABLE, decomposition, linalg, polynomial
 

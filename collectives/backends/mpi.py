@@ -41,7 +41,7 @@ from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, report, who_says
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.operation import Primitive
-from minidiff.inputs.dtypes import accumulator, is_bfloat16, is_real_float
+from minidiff.values.dtypes import accumulator, is_bfloat16, is_real_float
 
 
 def _mpi4py() -> Any:

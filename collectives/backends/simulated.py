@@ -28,8 +28,8 @@ from collectives.backends.base import (
 )
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer
-from minidiff.inputs.aliasing import read_only
-from minidiff.inputs.dtypes import accumulator
+from minidiff.values.aliasing import read_only
+from minidiff.values.dtypes import accumulator
 
 #: The collectives of a value that is the same on all ranks along their axes: x is one copy of it.
 _OF_INVARIANT = frozenset({"pbroadcast", "pscatter", "at_root", "reduced"})

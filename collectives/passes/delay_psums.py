@@ -34,9 +34,9 @@ from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, operand_type, typeof
 from minidiff.diagnostics.location import Location, merged
 from minidiff.higher_order.partial_eval import prune_tape
-from minidiff.inputs.dtypes import accumulator, is_differentiable, is_scalar_constant
 from minidiff.ops.base import Linear, Multilinear
 from minidiff.ops.elementwise import Divide, Sum
+from minidiff.values.dtypes import accumulator, is_differentiable, is_scalar_constant
 
 #: Operations that take a local part of an invariant value, and the collective that each forms with a psum before it.
 _FUSED_WITH_PSUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}

@@ -35,7 +35,6 @@ class Lowered(Primitive):
     def __init__(self, collective: Collective):
         super().__init__(collective.name, _run_several if collective.multiple_results else _run)
         self.multiple_results = collective.multiple_results
-        self.communicates = collective.communicates
 
     def sends(self, params):
         return params["collective"].sends(params["params"])
@@ -93,7 +92,6 @@ class Wait(Primitive):
 
     shares_memory = True  # the results are views of one buffer
     multiple_results = True
-    on_ranks = True
 
     def __init__(self, collective: Collective):
         super().__init__(f"{collective.name}_wait", _run_wait)

@@ -1,5 +1,1 @@
-"""Numerical checks of derivatives: `minidiff.testing` and `minidiff.numerical`."""
-
-from minidiff.checks import numerical, testing
-
-__all__ = ["numerical", "testing"]
+"""Checks of derivatives against numbers (`minidiff.testing`, `minidiff.numerical`), and of the types on tapes."""

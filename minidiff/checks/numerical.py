@@ -22,8 +22,8 @@ from minidiff import tree
 from minidiff.core.types import typeof
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import as_value
-from minidiff.inputs.dtypes import finfo, is_differentiable
 from minidiff.transforms.derivatives import jvp
+from minidiff.values.dtypes import finfo, is_differentiable
 
 #: By scheme: pairs (offset from x in steps, weight), and the order of the truncation error.
 SCHEMES = {

@@ -15,10 +15,10 @@ from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.inputs.dtypes import finfo, is_differentiable
 from minidiff.show.trace_table import Local
 from minidiff.transforms.derivatives import jvp, vjp
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.dtypes import finfo, is_differentiable
 
 
 class Tolerance(NamedTuple):

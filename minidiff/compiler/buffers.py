@@ -11,8 +11,8 @@ import numpy
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.while_loop import while_p
-from minidiff.inputs.dtypes import is_scalar_constant
 from minidiff.ops import elementwise, rearranging, shape
+from minidiff.values.dtypes import is_scalar_constant
 
 # ---------------------------------------------------------------- aliasing
 

@@ -25,11 +25,11 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
 from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.inputs.dtypes import is_scalar_constant
-from minidiff.inputs.half import evaluate, runs_wide
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.dtypes import is_scalar_constant
+from minidiff.values.half import evaluate, runs_wide
 
 # ---------------------------------------------------------------- source of single operations
 
@@ -162,7 +162,7 @@ class Source:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
         foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
-        if foreign or primitive.binds_axes:  # a shard_map's results may be sharded
+        if foreign or primitive.body_scope(eqn.params) is not None:  # a shard_map's results may be sharded
             self.foreign.update(eqn.outputs)
             return self._call(eqn, operands)
         if _runs_wide(eqn):

@@ -75,7 +75,7 @@ class _ValueNumbers:
             return [self.sum(eqn, operands, p.signs)]
         if p.each is not None:  # a variadic operation: number each value as if by a call of its own
             return [self.outputs(Equation(p.each, (), params, [v]), [n])[0] for v, n in zip(eqn.outputs, operands)]
-        if p.commutes:
+        if p.commutes is not None:
             operands, params = _sorted(p, operands, params)
         shown = [(k, self.program(v) if isinstance(v, Tape) else hashable(v)) for k, v in sorted(params.items())]
         call = self.number(p, *shown, *operands)
@@ -98,7 +98,7 @@ class _ValueNumbers:
 def _sorted(primitive: Primitive, operands: list[int], params: dict) -> tuple[list[int], dict]:
     """Sort operands by their numbers, and reorder the parameters to match."""
     order = sorted(range(len(operands)), key=lambda i: operands[i])
-    changes: dict[str, Any] = {k: tuple([params[k][i] for i in order]) for k in primitive.per_operand}
+    changes: dict[str, Any] = {k: tuple([params[k][i] for i in order]) for k in primitive.commutes or ()}
     for k, v in params.items():
         if isinstance(v, Tape):
             changes[k] = Tape([v.inputs[i] for i in order], v.equations, v.outputs)

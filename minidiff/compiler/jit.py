@@ -33,14 +33,14 @@ from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import named_axes
-from minidiff.diagnostics.debug import jit_is_disabled
-from minidiff.diagnostics.text import PrintedText
+from minidiff.debug import jit_is_disabled
+from minidiff.diagnostics.text import PrintedText, did_you_mean
 from minidiff.diagnostics.tracebacks import leave
 from minidiff.inputs.arguments import as_value, check_function, closing_over
-from minidiff.inputs.keywords import check_keywords, did_you_mean, named_like, transformation
+from minidiff.inputs.keywords import check_keywords, named_like, transformation
 from minidiff.inputs.promotion import are_weak
-from minidiff.inputs.settings import types_in
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.settings import types_in
 
 # ---------------------------------------------------------------- static arguments
 

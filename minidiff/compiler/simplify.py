@@ -29,21 +29,20 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.compiler.buffers import copy_p, with_results_copied
-from minidiff.core.interpreter import EVALUATE, running, transforming
+from minidiff.core.interpreter import EVALUATE, restores_interpreter, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import ranks
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
-from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.diagnostics.location import Location
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.partial_eval import prune_tape
-from minidiff.inputs.dtypes import is_differentiable, is_real_float, is_scalar_constant
 from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential
+from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_constant
 
 #: A rule takes the program so far and an equation, and returns an Atom that replaces its result, an Equation that
 #: replaces it (see `Program.results`), or None if it does not apply.
@@ -278,7 +277,6 @@ def _folded(eqn: Equation) -> list[Atom] | None:
     if (
         not eqn.inputs
         or p.shape_rule is None  # it runs a body, or the user's code
-        or p.communicates
         or p.on_ranks
         or p.has_effect
         or any(v.type.variance or v.type.nbytes > FOLDED_BYTES for v in eqn.outputs)
@@ -365,7 +363,7 @@ def copied_within(program, eqn):
 
 def _orders(eqn: Equation) -> tuple[Sequence[Atom], ...]:
     """The operands of an equation, in both orders if it commutes."""
-    return (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive.commutes else (eqn.inputs,)
+    return (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive.commutes is not None else (eqn.inputs,)
 
 
 def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:

@@ -7,14 +7,13 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff.core.interpreter import Interpreter, running, transforming
+from minidiff.core.interpreter import Interpreter, restores_interpreter, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.diagnostics.errors import TracerError
-from minidiff.diagnostics.interrupts import restores_interpreter
-from minidiff.inputs.dtypes import float0, is_differentiable
+from minidiff.values.dtypes import float0, is_differentiable
 
 
 class JVPTracer(Tracer):

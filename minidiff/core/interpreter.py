@@ -11,6 +11,7 @@ higher-order derivatives need no special treatment.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -20,9 +21,9 @@ from minidiff.core.python_numbers import WeakTracer, strong
 from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import plain_operand
-from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, is_misfit, leak_message
-from minidiff.inputs import half
-from minidiff.inputs.dtypes import NARROW, PLAIN
+from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, leak_message
+from minidiff.values import half
+from minidiff.values.dtypes import NARROW, PLAIN
 
 if TYPE_CHECKING:
     from minidiff.core.operation import Primitive
@@ -37,7 +38,7 @@ class Interpreter:
     """
 
     name = "interpreter"
-    origin: tuple[str, str] | None = None  # the transformation and the function that errors name
+    origin: tuple[str, str] | None = None  # (transformation, function), such as ("grad", "loss"): errors name both
     ended = False  # whether the transformation is over, so that its tracers are invalid
     keeps_sources = False  # whether operations recorded above it keep their source line
 
@@ -135,16 +136,18 @@ class Evaluate(Interpreter):
             if NARROW and half.runs_wide(primitive, args):
                 return half.evaluate(primitive, *args, **params)
             return primitive.impl(*args, **params)
-        except (AttributeError, TypeError, ValueError) as error:
-            if is_misfit(primitive, args, error):
-                raise MisfitError(primitive, args, str(error).strip()) from None
-            raise
+        except ValueError as error:
+            # The body of an operation without a shape rule, and a callback, are the user's: so is their error.
+            ours = primitive.shape_rule is None or type(error) is not ValueError
+            if ours or str(error).startswith(primitive.name):
+                raise
+            raise MisfitError(primitive, args, str(error).strip()) from None
 
 
 EVALUATE = Evaluate(None)
 
 
-#: The bottom of every stack: `EVALUATE`, or one that `minidiff/diagnostics/debug.py` makes check every result.
+#: The bottom of every stack: `EVALUATE`, or one that `minidiff/debug.py` makes check every result.
 BOTTOM = EVALUATE if os.environ.get("MINIDIFF_DEBUG_NANS", "0") in ("", "0") else Evaluate(None)
 
 
@@ -185,6 +188,25 @@ class transforming(running):
     def __exit__(self, *exc) -> None:
         super().__exit__(*exc)
         self.interpreter.end()
+
+
+def restores_interpreter(function: Callable) -> Callable:
+    """Decorate a function to restore the current interpreter even after Ctrl-C.
+
+    Ctrl-C raises KeyboardInterrupt at the start of a Python function or after a call. In `running` that may be after
+    `__enter__` has called `become`, or before `__exit__` does; it cannot be before the first call of a `finally`
+    clause. Decorating the outermost function is enough.
+    """
+
+    @functools.wraps(function)
+    def call_and_restore(*args: Any, **kwargs: Any) -> Any:
+        previous = current_interpreter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            become(previous)
+
+    return call_and_restore
 
 
 def current_scope() -> Any:

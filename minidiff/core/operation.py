@@ -15,9 +15,8 @@ from minidiff.core.states import ALL_INVARIANT, AxisStates, joined
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics import location
-from minidiff.diagnostics.errors import check_operands, check_unreduced
-from minidiff.inputs import half
-from minidiff.inputs.dtypes import NARROW, dtype_name, is_scalar_constant
+from minidiff.values import half
+from minidiff.values.dtypes import NARROW, dtype_name, is_scalar_constant
 
 if TYPE_CHECKING:
     from minidiff.core.interpreter import Interpreter
@@ -38,7 +37,7 @@ class Primitive(metaclass=Declared):
     `impl(*arrays, **params)`
         runs it with NumPy.
     `shape_rule(*types, **params)`
-        returns `(shape, dtype)` of the result. The result's states are those of the operands, `axis_states.joined`.
+        returns `(shape, dtype)` of the result. The result's states are those of the operands, joined (`states.py`).
     `fits(*types, **params)`
         says whether the operands and parameters are compatible, if `shape_rule` assumes it because the public
         functions have checked it. Only `Tape.check` calls it.
@@ -57,38 +56,35 @@ class Primitive(metaclass=Declared):
     `decomposed(*operands, **params)`
         is the same, composed of operations for which the first operand's dimensions need not be whole.
 
-    Rules and traits are methods and attributes of a subclass, or keywords of the declaration, such as
-    `accumulates=True`. With `multiple_results`, the rules take and return lists in place of one result. An operation
-    that runs a body (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args, params)`; see
-    `minidiff/higher_order`.
+    `each`
+        is, for a variadic operation, the one that it applies to each operand.
+
+    Beside its rules, an operation has eight traits. Both are given by a subclass, or as keywords of the declaration,
+    such as `accumulates=True`. With `multiple_results`, the rules take and return lists in place of one result. An
+    operation that runs a body (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args,
+    params)`; see `minidiff/higher_order`. A collective also has a rule for the named axis of a vmap, `batch_along`.
     """
 
-    batch_along: Any = None  # the rule of a collective over the named axis of a vmap, `(interpreter, args, params)`
-    batch_ranks: Any = None  # `batch` over simulated ranks, if it differs
+    multiple_results = False
+    is_higher_order = False  # it runs a body, a function or a tape: shard_map, scan, checkpoint
+    operands_agree = True  # pbroadcasts are inserted where operands' variances disagree
+    commutes: Sequence[str] | None = None  # operands may be reordered, with these parameters that have one entry each
+    accumulates = False  # it adds many numbers: 16-bit floats in float32
+    is_view = False  # it computes nothing: its result is its operand rearranged or retyped
+    shares_memory = False  # its result may share memory with an operand
+    has_effect = False  # it has a side effect: see `minidiff/higher_order/effects.py`
+
+    fits: Callable[..., bool] | None = None
+    sharding: Any = None
+    decomposed: Any = None
+    each: Any = None
     evaluate: Callable[..., Any]
     jvp_body: Callable[..., Any]
     linearize_body: Callable[..., Any]
     batch_body: Callable[..., Any]
     stage_body: Callable[..., Any]
-
-    accumulates = False  # it adds many numbers: 16-bit floats in float32
-    is_view = False  # it computes nothing: its result is its operand rearranged or retyped
-    shares_memory = False  # its result may share memory with an operand
-    is_higher_order = False  # it runs a body, a function or a tape: shard_map, scan, checkpoint
-    binds_axes = False  # its body runs on ranks, along mesh axes: shard_map
-    is_inlined = False  # its body is the user's function, and part of the surrounding program
-    multiple_results = False
-    commutes = False  # its operands, with their `per_operand` parameters, may be reordered
-    per_operand: Sequence[str] = ()  # the parameters with one entry per operand
-    operands_agree = True  # pbroadcasts are inserted where operands' variances disagree
-    takes_types = False  # an operand may be a type, if its value is not read
-    communicates = False  # it may communicate between ranks: see `sends`
-    on_ranks = False  # it is only defined on ranks
-    has_effect = False  # it has a side effect: see `minidiff/higher_order/effects.py`
-    each: Any = None  # for a variadic operation, the one that it applies to each operand
-    fits: Callable[..., bool] | None = None
-    sharding: Any = None
-    decomposed: Any = None
+    batch_along: Any = None
+    batch_ranks: Any = None  # `batch` over simulated ranks, if it differs
 
     def __init__(self, name: str, impl: Any = None, shape_rule: Any = None, **declared: Any):
         for key in declared:
@@ -118,8 +114,6 @@ class Primitive(metaclass=Declared):
 
     def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
         """Apply the user's operation, or raise VarianceError if it lacks a pbroadcast."""
-        if self.is_inlined:
-            return self.apply(interpreter, args, params)
         if self.operands_agree and args and not self.is_higher_order and not any(isinstance(x, Tracer) for x in args):
             with running(EVALUATE):  # the result of constants is a constant
                 return self.bind(*args, **params)
@@ -157,7 +151,7 @@ class Primitive(metaclass=Declared):
             if isinstance(t, ShapedArray) and t.states is not states:
                 states = joined(states, t.states)
         if states.unreduced:
-            check_unreduced(self, types)
+            ranks.check_unreduced(self, types)
         return states
 
     def is_linear_in(self, positions: set[int], count: int) -> bool:
@@ -172,13 +166,18 @@ class Primitive(metaclass=Declared):
         if self.fits is not None and not self.fits(*types, **params):
             raise ValueError(f"they do not fit {self.show_params(params) or 'each other'}")
 
+    @property
+    def on_ranks(self) -> bool:
+        """Whether it is only defined along named axes."""
+        return self.batch_along is not None
+
     def body_scope(self, params: dict) -> Scope | None:
         """The scope of its body, which runs on ranks; None for all operations but `shard_map`."""
         return None
 
     def sends(self, params: dict) -> bool:
         """Whether it communicates between ranks, given these parameters."""
-        return self.communicates
+        return False
 
     def without_unused_results(self, eqn: Any, used: Sequence[bool]) -> Any:
         """Eliminate dead code: unused results, and what only they need in a body."""
@@ -187,7 +186,7 @@ class Primitive(metaclass=Declared):
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         """Raise VarianceError if the operand types violate the typing rules."""
         if self.operands_agree:
-            check_operands(self.name, types)
+            ranks.check_operands(self.name, types)
 
     def jvp(self, primals, tangents, params):
         out = self.bind(*primals, **params)

@@ -28,12 +28,25 @@ class Ranks:
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
 
     def agree(self, primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
-        """Insert casts where operands disagree along mesh axes; if the user writes them, of constants only."""
+        """Insert casts where operands disagree along mesh axes.
+
+        With `written`, the user writes the casts: insert only those of constants, and raise VarianceError for others.
+        """
         return args
 
     def cast(self, x: Value, states: AxisStates) -> Value:
         """Change the states of `x` along mesh axes by free casts, such as a `pbroadcast`."""
         raise VarianceError(f"cannot cast {typeof(x)} to {states}: import spmd first")
+
+    def cast_cotangent(self, ct: Value, type: ShapedArray) -> Value:
+        """Cast a cotangent along mesh axes to its primal's cotangent type, or raise VarianceError."""
+        return ct
+
+    def check_operands(self, name: str, types: Sequence[ShapedArray | None]) -> None:
+        """Raise VarianceError if operands disagree along a mesh axis. A None is a constant, which agrees with all."""
+
+    def check_unreduced(self, primitive: Primitive, types: Sequence[Any]) -> None:
+        """Raise VarianceError if the operation is not linear in its unreduced operands."""
 
     def dispatch(self, interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
         """Apply an operation to sharded arrays, outside any `shard_map` body, under an interpreter.
@@ -74,6 +87,11 @@ def cast_like(x: Value, t: ShapedArray) -> Value:
     """Cast `x` to the states of type `t`: by free casts, or outside of bodies to its sharding."""
     sharded = t.sharding is not None and states_of(x) != t.states
     return t.sharding.resharded(x) if sharded else cast_to(x, t.states)
+
+
+def resharded(ct: Value, type: ShapedArray) -> Value:
+    """Reshard a cotangent like its primal's type, if that is sharded."""
+    return ct if type.sharding is None else type.sharding.resharded(ct)
 
 
 def vary_along(x: Value, axes: Iterable[str]) -> Value:

@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from minidiff.core.forward import JVP, instantiate, push_forward
-from minidiff.core.interpreter import current_interpreter, current_scope, running
+from minidiff.core.interpreter import current_interpreter, current_scope, restores_interpreter, running
 from minidiff.core.operation import Primitive
-from minidiff.core.ranks import ranks
+from minidiff.core.ranks import ranks, resharded
 from minidiff.core.scope import checking
 from minidiff.core.tape import Atom, Equation, Recorder, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.diagnostics.location import transposes
-from minidiff.inputs.arguments import agreeing, resharded
 
 
 class Linearize(Recorder):
@@ -64,7 +62,7 @@ class Cotangents(dict[Var, Value]):
     def add(self, atoms: Sequence[Atom], cts: Sequence[Value | None]) -> None:
         for a, ct in zip(atoms, cts):
             if isinstance(a, Var) and ct is not None:
-                ct = agreeing(ct, a.type)
+                ct = ranks.cast_cotangent(ct, a.type)
                 self[a] = self[a] + ct if a in self else ct
 
 
@@ -104,7 +102,10 @@ engine = Engine()
 
 @restores_interpreter
 def walk_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
-    """Run the backward pass by the installed engine, in the body that is running."""
+    """Run the backward pass by the installed engine.
+
+    In the body of a `shard_map`, count it, and let its operations insert their casts, as in any derivative rule.
+    """
     scope = current_scope()
     if scope is None:
         return engine.backward_pass(tape, cts)
@@ -114,7 +115,7 @@ def walk_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
 
 
 def pull_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
-    """As `walk_back`, for the whole of a transformation: in a typed body, gradients are summed in buckets."""
+    """As `walk_back`, for a whole transformation: in a typed body, several gradients share an all-reduce."""
     scope = current_scope()
     in_body = scope is not None and scope.typed
     return ranks.backward_pass(walk_back, tape, cts) if in_body else walk_back(tape, cts)

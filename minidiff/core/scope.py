@@ -34,11 +34,11 @@ class Scope:
         self.transposed = 0
 
     def remember(self, outs: Sequence[Value], primitive: Primitive, operand: Value, params: dict) -> None:
-        """Record how views of a value that does not vary along all axes were made.
+        """Record how views were made, of a value that does not vary along all axes.
 
-        A pbroadcast of a view then becomes a view of a pbroadcast, so that a weight and its transpose share one.
-        And the backward pass can recompute a view instead of keeping it. Both need an operand of the interpreter that
-        has the view: one of an interpreter above, which gave away what it knew of the operand, may end before.
+        A pbroadcast of a view is then a view of a pbroadcast, so that a weight and its transpose share one. And the
+        backward pass can recompute a view instead of keeping it. The operand must belong to the interpreter that has
+        the view, because an interpreter above may end earlier.
         """
         if not self.typed or len(states_of(operand).varying) == len(self.axes):
             return

@@ -6,7 +6,7 @@ from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
 from minidiff.diagnostics.location import LONG, warn_of_loop
-from minidiff.inputs.aliasing import frozen
+from minidiff.values.aliasing import frozen
 
 
 class Stage(Recorder):
@@ -28,7 +28,7 @@ class Stage(Recorder):
 
     def end(self):
         super().end()
-        self.program = None  # perhaps itself
+        self.program = None  # it may be this object: a reference cycle
 
     def atom(self, x):
         a = super().atom(x)

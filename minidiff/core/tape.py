@@ -12,7 +12,7 @@ lambda a:f64[3], b:f64[]:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -24,8 +24,7 @@ from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, 
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message
 from minidiff.diagnostics.location import Location, here, replays
 from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.diagnostics.typecheck import check_tape
-from minidiff.inputs.dtypes import PLAIN, is_scalar_constant
+from minidiff.values.dtypes import PLAIN, is_scalar_constant
 
 Atom = Any  # an operand of an equation: a Var, a constant, or a type where no value is needed
 
@@ -115,18 +114,8 @@ class Tape:
         equations = [Equation(e.primitive, named(e.inputs), e.params, e.outputs, e.source) for e in self.equations]
         return Tape([*names.values(), *self.inputs], equations, named(self.outputs)), constants
 
-    def check(self, typed: bool = True) -> None:
-        """Infer every type again by the operations' rules; TypeError if one is wrong.
-
-        This also checks bodies, and that parameters fit the operands and the mesh. The error names the operation, the
-        type on the tape and the type that the rules give. `typed` says whether operands must also agree in variance.
-        Pass False for the body of a `shard_map` with `check_rep=False`, and for a tape recorded in a `vmap` with a
-        named axis, whose variances are not tracked.
-        """
-        check_tape(self, typed, None)
-
-    # `==`, equality of programs up to names, is attached in `minidiff/__init__.py`; how a tape prints, in
-    # `minidiff/show/program.py`.
+    # Attached in `minidiff/__init__.py`: `==`, equality of programs up to names; `check`, of types; and printing.
+    check: Callable[..., None]
     __hash__ = object.__hash__
 
 

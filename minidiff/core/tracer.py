@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from minidiff.core.operation import Primitive
 
 
-Value = Any  # an array, a scalar, or a Tracer that stands for one
+Value = Any  # an array, a scalar, or a Tracer of one
 Function = TypeVar("Function", bound=Callable)
 
 
@@ -50,7 +50,7 @@ SIZE = "a size, an index of a list or range()"
 
 
 class Tracer(Typed):
-    """A value traced by an interpreter. It behaves like the array it stands for.
+    """A value traced by an interpreter. It behaves like an array.
 
     It has the operators, indexing and methods of `numpy.ndarray` (attached in `minidiff/ops/operators.py`), and NumPy
     functions accept it (by `__array_ufunc__` and `__array_function__`, attached in `minidiff/numpy/dispatch.py`).
@@ -109,8 +109,8 @@ class Tracer(Typed):
         if self.interpreter.ended:
             raise LeakedTracerError(leak_message(self))
 
-    def check_own(self, interpreter: Interpreter) -> None:
-        """Raise LeakedTracerError if this value's interpreter is not running."""
+    def check_outside(self) -> None:
+        """Raise LeakedTracerError: no transformation is running, so this value has outlived its own."""
         raise LeakedTracerError(leak_message(self))
 
     def concrete(self, use: str) -> numpy.ndarray:

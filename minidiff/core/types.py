@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates
-from minidiff.inputs.dtypes import check_dtype, dtype_name, plain
+from minidiff.values.dtypes import check_dtype, dtype_name, plain
 
 
 class Typed:

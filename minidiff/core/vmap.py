@@ -12,7 +12,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tracer import SIZE, Tracer, Value
 from minidiff.core.types import ShapedArray, plain_operand, typeof
 from minidiff.diagnostics.errors import MisfitError, TracerError
-from minidiff.inputs.dtypes import PLAIN
+from minidiff.values.dtypes import PLAIN
 
 AxisName = Hashable
 

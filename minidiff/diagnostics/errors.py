@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from minidiff.core.states import ALL_INVARIANT, agreed, unreduced_operands
-from minidiff.core.types import ShapedArray, plain_operand, typeof
-from minidiff.inputs.dtypes import is_scalar_constant
+import numpy
+
+from minidiff.values.dtypes import dtype_name, is_scalar_constant
 
 
 class TracerError(TypeError):
@@ -65,41 +65,16 @@ class MisfitError(ValueError):
 
 def shown(x: Any) -> str:
     """An operand in error messages: its type, or else its class and value."""
-    return str(typeof(x)) if hasattr(x, "dtype") or is_scalar_constant(x) else f"{type(x).__name__} {x!r:.40}"
+    if is_scalar_constant(x) or isinstance(x, numpy.ndarray):
+        array = numpy.asarray(x)
+        return f"{dtype_name(array.dtype)}[{','.join(map(str, array.shape))}]"
+    return str(getattr(x, "type", x)) if hasattr(x, "dtype") else f"{type(x).__name__} {x!r:.40}"
 
 
-def is_misfit(primitive: Any, args: Sequence[Any], error: Exception) -> bool:
-    """Whether NumPy's error names neither the operation nor the operands' types.
-
-    An error that the user raises in the body of an operation, or in a callback, is left unchanged, with its cause and
-    context; these have no shape rule. Raise TypeError where a non-array operand is the reason.
-    """
-    if primitive.shape_rule is None:
-        return False
-    if not isinstance(error, ValueError):
-        for x in args:
-            plain_operand(x)
-    return type(error) is ValueError and not str(error).startswith(primitive.name)
+# ---------------------------------------------------------------- mesh axes
 
 
-# ---------------------------------------------------------------- operands that disagree in variance
-
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-
-
-def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
-    """Raise VarianceError if the operands of operation `name` disagree along a mesh axis.
-
-    A type of None is that of a constant, which agrees with anything.
-    """
-    given = tuple(t.states for t in types if t is not None)
-    if len(set(given)) > 1 and agreed(given) != [*given]:
-        numbers = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
-        labelled = {label: t for label, t in zip(numbers, types) if t is not None}
-        raise disagreement(f"{name}: operands {_listed([*labelled.values()])}", [*labelled], [*labelled.values()])
-
-
-def diverges(what: str, t: ShapedArray, axes: Sequence[str], because: str = "") -> VarianceError:
+def diverges(what: str, t: Any, axes: Sequence[str], because: str = "") -> VarianceError:
     """The error that ranks would branch differently on a value of type `t`, which varies along `axes`."""
     shown = ", ".join(map(repr, axes))
     return VarianceError(
@@ -108,41 +83,7 @@ def diverges(what: str, t: ShapedArray, axes: Sequence[str], because: str = "") 
     )
 
 
-def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
-    """The error that values of these `labels` and `types` disagree along a mesh axis."""
-    missing: dict[str, list[str]] = {}
-    for label, t, states in zip(labels, types, agreed(tuple(t.states for t in types))):
-        casts = {"pbroadcast": states.varying - t.variance, "reduced": states.reduced - t.reduced}
-        for name, axes in casts.items():
-            if axes:
-                missing.setdefault(f"{name}(x, {show_axes(axes)})", []).append(label)
-    advice = " and ".join(f"{cast} for {_listed(names)}" for cast, names in missing.items())
-    return VarianceError(f"{what} disagree in variance: write {advice}")
-
-
-def check_unreduced(primitive: Any, types: Sequence[Any]) -> None:
-    """Raise VarianceError if an operation takes parts of a sum that it does not map to parts of its result.
-
-    Operands are given by their types, or as Python numbers; zeros are parts of a sum that is zero.
-    """
-    zeros = {i for i, t in enumerate(types) if not isinstance(t, ShapedArray) and t == 0}
-    states = [t.states if isinstance(t, ShapedArray) else ALL_INVARIANT for t in types]
-    for axis, parts in unreduced_operands(states).items():
-        linear = any(primitive.is_linear_in(positions, len(types)) for positions in (parts, parts | zeros))
-        varies = any(axis in other.varying for other in states)
-        if linear and not varies:
-            continue
-        outside = any(isinstance(t, ShapedArray) and t.sharding is not None for t in types)
-        advice = "write spmd.reshard(x, P()) first" if outside else f"write psum(x, {axis!r}) first, or psum_scatter"
-        if not outside and parts != {*range(len(types))} and primitive.is_linear_in({*range(len(types))}, len(types)):
-            part = "x" if varies else "np.zeros(...)"
-            advice += f"; or let all operands be parts of sums, with unreduced({part}, {axis!r})"
-        raise VarianceError(
-            f"{primitive.name} of {_listed(types)}: the ranks along {axis!r} hold parts of a sum; {advice}"
-        )
-
-
-def _listed(items: Sequence[object]) -> str:
+def listed(items: Sequence[object]) -> str:
     """A list in a sentence: `a`, `a and b`, `a, b and c`."""
     *rest, last = map(str, items)
     return f"{', '.join(rest)} and {last}" if rest else last

@@ -15,8 +15,8 @@ from types import FrameType, ModuleType
 
 import numpy
 
+from minidiff.diagnostics.text import did_you_mean
 from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.inputs.keywords import did_you_mean
 
 
 def _table(rows: dict[str, str]) -> dict[str, str]:

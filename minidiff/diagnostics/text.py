@@ -1,6 +1,9 @@
-"""Multi-line text that notebooks and sessions show as printed."""
+"""Text for readers: multi-line strings that show as printed, and names that are similar."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 
 class PrintedText(str):
@@ -15,3 +18,16 @@ class PrintedText(str):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """Suggest a similar known name in an error message, if there is one.
+
+    >>> did_you_mean('batches', ('batch', 'model'))
+    ". Did you mean 'batch'?"
+    """
+    import difflib  # only errors need it
+
+    known = tuple(known)
+    found = difflib.get_close_matches(str(name).lower(), {name.lower(): name for name in known}, 1)
+    return "".join(f". Did you mean {name!r}?" for name in known if name.lower() in found)

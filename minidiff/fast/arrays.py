@@ -18,8 +18,6 @@ from minidiff.core.types import ShapedArray, Var
 from minidiff.diagnostics.location import transposes
 from minidiff.fast.cotangents import compile_cotangent
 from minidiff.fast.steps import ArrayTape, RecordedStep
-from minidiff.inputs.dtypes import NARROW, converted
-from minidiff.inputs.half import has_narrow
 from minidiff.ops import elementwise, linalg, reduction, shape
 from minidiff.ops.base import (
     Differential,
@@ -30,6 +28,8 @@ from minidiff.ops.base import (
     stretched,
     sum_p,
 )
+from minidiff.values.dtypes import NARROW, converted
+from minidiff.values.half import has_narrow
 
 # ---------------------------------------------------------------- cotangents of plain arrays
 

@@ -23,10 +23,10 @@ from minidiff.core.tape import Atom, Equation, RecordedTracer, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, array_type, typeof
 from minidiff.diagnostics.location import Location
-from minidiff.inputs.dtypes import NARROW, PLAIN
-from minidiff.inputs.half import has_narrow
 from minidiff.ops import elementwise
 from minidiff.ops.base import Differentiable, Linear, differential_of
+from minidiff.values.dtypes import NARROW, PLAIN
+from minidiff.values.half import has_narrow
 
 
 class RecordedStep(Var):
@@ -186,7 +186,8 @@ class Sweep(JVP):
         if self.on_arrays:
             primals = [x.primal if type(x) is JVPTracer else x for x in found]
             # A shard_map's operands may get sharded cotangents.
-            self.on_arrays = not (primitive.binds_axes or any(isinstance(x, Tracer) for x in primals))
+            on_ranks = primitive.is_higher_order and primitive.body_scope(params) is not None
+            self.on_arrays = not (on_ranks or any(isinstance(x, Tracer) for x in primals))
             if self.on_arrays and form is not None and (active, len(args)) in TABLES:
                 TABLES[active, len(args)][primitive] = form
         return out

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core.forward import JVP, instantiate
-from minidiff.core.interpreter import running
+from minidiff.core.interpreter import Interpreter, running
 from minidiff.core.operation import Primitive
+from minidiff.core.ranks import resharded
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
 from minidiff.core.states import NONE
@@ -50,7 +51,6 @@ from minidiff.higher_order.partial_eval import (
     prune_tape,
     traced_batch,
 )
-from minidiff.inputs.arguments import resharded
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add
@@ -396,7 +396,8 @@ class Call(HigherOrder):
     continue the outer ones inside the body adopt. On a tape the body becomes a tape.
     """
 
-    is_inlined = True
+    def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> list[Value]:
+        return self.apply(interpreter, args, params)  # each operation of the body is checked
 
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         return params["body"](*args)

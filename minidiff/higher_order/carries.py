@@ -22,9 +22,9 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError, diverges
 from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
-from minidiff.inputs.dtypes import is_scalar_constant, result_type
 from minidiff.inputs.promotion import WEAK_TYPES, promoting, python_type
 from minidiff.ops.base import convert_number
+from minidiff.values.dtypes import is_scalar_constant, result_type
 
 # ---------------------------------------------------------------- checks and casts
 

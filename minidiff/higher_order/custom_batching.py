@@ -35,9 +35,9 @@ from minidiff.higher_order.partial_eval import (
     present,
 )
 from minidiff.inputs.arguments import as_value, result_values
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.transforms.vmap import stack_along
+from minidiff.values.dtypes import is_differentiable
 
 
 class CustomVmap(Call):

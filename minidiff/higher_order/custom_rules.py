@@ -38,14 +38,14 @@ from minidiff.higher_order.partial_eval import (
     positions,
     present,
 )
-from minidiff.inputs.aliasing import apart
 from minidiff.inputs.arguments import as_named_value, as_value, as_values, result_values
-from minidiff.inputs.dtypes import float0, is_differentiable
 from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.ops import reduction
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.aliasing import apart
+from minidiff.values.dtypes import float0, is_differentiable
 
 # ---------------------------------------------------------------- stop_gradient
 

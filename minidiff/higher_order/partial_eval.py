@@ -12,7 +12,14 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core.forward import JVP, push_forward
-from minidiff.core.interpreter import Interpreter, current_interpreter, enter, running, transforming
+from minidiff.core.interpreter import (
+    Interpreter,
+    current_interpreter,
+    enter,
+    restores_interpreter,
+    running,
+    transforming,
+)
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
@@ -20,7 +27,6 @@ from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.higher_order.effects import has_effects, without_effects
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
@@ -162,7 +168,7 @@ def with_used_results(eqn: Equation, used: Sequence[bool], *per_result: str) -> 
     tape = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
     names = names_used(tape)
     kept = [v in names for v in body.inputs]
-    masks = {**dict.fromkeys(eqn.primitive.per_operand, kept), **dict.fromkeys(per_result, used)}
+    masks = {**dict.fromkeys(eqn.primitive.commutes or (), kept), **dict.fromkeys(per_result, used)}
     params = {**params, **{name: tuple(chosen(params[name], mask)) for name, mask in masks.items()}}
     params["body"] = Tape(chosen(body.inputs, kept), tape.equations, tape.outputs)
     return Equation(eqn.primitive, chosen(eqn.inputs, kept), params, chosen(eqn.outputs, used), eqn.source)

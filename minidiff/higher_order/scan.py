@@ -13,7 +13,7 @@ from minidiff.core.interpreter import enter
 from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.debug import jit_is_disabled
+from minidiff.debug import jit_is_disabled
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import Carry, as_carried, check_functions, staging
 from minidiff.higher_order.partial_eval import (

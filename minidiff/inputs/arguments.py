@@ -15,18 +15,12 @@ from minidiff.core.interpreter import current_interpreter, current_scope, enter,
 from minidiff.core.python_numbers import strong
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.states import AxisStates, joined
-from minidiff.core.tracer import Tracer, Value, states_of
+from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import (
-    LeakedTracerError,
-    VarianceError,
-    VarianceWarning,
-    disagreement,
-    leak_message,
-    show_axes,
-)
-from minidiff.inputs.dtypes import NATIVE, float0, is_differentiable, is_real_float, is_scalar_constant, plain
+from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, VarianceWarning, leak_message, show_axes
+from minidiff.inputs.agreement import disagreement
 from minidiff.inputs.promotion import weak_where
+from minidiff.values.dtypes import NATIVE, float0, is_differentiable, is_real_float, is_scalar_constant, plain
 
 # ---------------------------------------------------------------- leaves
 
@@ -41,7 +35,7 @@ def as_value(x: Any) -> Value:
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
         return enter(x)
-    x = plain(x, is_leaf=True)
+    x = plain(x, tree.class_names)
     if not hasattr(x, "dtype"):
         return numpy.asarray(x)[()]
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
@@ -284,35 +278,6 @@ def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tre
     if given != structure:
         raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
     return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
-
-
-def agreeing(ct: Value, type: ShapedArray) -> Value:
-    """Cast a cotangent along mesh axes to its primal's cotangent type, or raise VarianceError."""
-    states, wanted = states_of(ct), type.states.cotangent()
-    if states == wanted:
-        return ct
-    extra = states.varying - wanted.varying - wanted.unreduced
-    if extra:
-        axes = show_axes(extra)
-        raise VarianceError(
-            f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {axes}, where the value does "
-            f"not: sum it, psum(ct, {axes}), if each rank has a partial sum; or, if each has its own cotangent, let "
-            f"the value vary too: compute it from pbroadcast(x, {axes})"
-        )
-    same = wanted.unreduced - states.held
-    if same and (isinstance(ct, Tracer) or numpy.any(ct)):
-        axes = show_axes(same)
-        raise VarianceError(
-            f"the value of type {type} has a cotangent of type {typeof(ct)}, the same on all ranks along {axes}, where "
-            f"it is to be parts of a sum: in the body, differentiate pmean(pbroadcast(x, {axes}), {axes}) in place of "
-            "x, which is the same number and invariant there; or, to give a cotangent, one that varies or is unreduced"
-        )
-    return cast_like(ct, type.cotangent)
-
-
-def resharded(ct: Value, type: ShapedArray) -> Value:
-    """Reshard a cotangent like its primal's type, if that is sharded."""
-    return ct if type.sharding is None else type.sharding.resharded(ct)
 
 
 def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:

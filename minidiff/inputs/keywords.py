@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
+from minidiff.diagnostics.text import did_you_mean
 from minidiff.diagnostics.tracebacks import leave, unnamed
 
 P = ParamSpec("P")
@@ -97,19 +98,6 @@ INSTEAD: dict[str, dict[str, str]] = {
         ),
     },
 }
-
-
-def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """Suggest a similar known name in an error message, if there is one.
-
-    >>> did_you_mean('batches', ('batch', 'model'))
-    ". Did you mean 'batch'?"
-    """
-    import difflib  # only errors need it
-
-    known = tuple(known)
-    found = difflib.get_close_matches(str(name).lower(), {name.lower(): name for name in known}, 1)
-    return "".join(f". Did you mean {name!r}?" for name in known if name.lower() in found)
 
 
 def check_keywords(what: str, given: Iterable[str], known: Iterable[str]) -> None:

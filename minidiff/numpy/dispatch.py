@@ -31,7 +31,7 @@ def array_ufunc(self: Tracer, ufunc, method, *inputs, **kwargs):
     try:
         interpreter = current_interpreter()
         if interpreter is EVALUATE:
-            self.check_own(interpreter)
+            self.check_outside()
         if method == "__call__" and not kwargs:  # the fast path, for nearly all calls
             primitive, function = OPERATIONS.get(ufunc), None
             try:

@@ -27,7 +27,11 @@ from minidiff.core.python_numbers import WeakTracer, strong
 from minidiff.core.reverse import Linearize
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
-from minidiff.inputs.dtypes import (
+from minidiff.inputs.promotion import WEAK_TYPES, python_type
+from minidiff.ops import dimensions
+from minidiff.ops.dimensions import Dimensions, Types
+from minidiff.transforms.recording import scalar_tapes
+from minidiff.values.dtypes import (
     NARROW,
     accumulator,
     check_dtype,
@@ -37,10 +41,6 @@ from minidiff.inputs.dtypes import (
     rounded_to,
     widened,
 )
-from minidiff.inputs.promotion import WEAK_TYPES, python_type
-from minidiff.ops import dimensions
-from minidiff.ops.dimensions import Dimensions, Types
-from minidiff.transforms.recording import scalar_tapes
 
 #: How parameters change by a batch axis in front, of the given size.
 _WITH_BATCH: dict[str, Callable] = {
@@ -170,7 +170,6 @@ class Differential(Primitive):
     """
 
     operands_agree = False
-    takes_types = True
 
     def __init__(self, of: Differentiable, active: tuple[int, ...], count: int, reads: set[int]):
         super().__init__(f"d_{of.name}")
@@ -389,7 +388,7 @@ def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
 
 
 def _reshape_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """A group of dimensions may be in parts along its first one."""
+    """Of a group of dimensions, the first may be split."""
     (x,), (out,) = types, outs
     before, after = [None] * x.ndim, [None] * out.ndim
     for d, e in _leading_pairs(x.shape, out.shape):

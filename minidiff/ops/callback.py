@@ -12,11 +12,11 @@ from minidiff.core.interpreter import name_of
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.inputs.aliasing import read_only
 from minidiff.inputs.arguments import as_named_value, as_values
-from minidiff.inputs.dtypes import is_scalar_constant, result_type
 from minidiff.ops.dimensions import gather
 from minidiff.ops.shape import broadcast_to, expand_dims
+from minidiff.values.aliasing import read_only
+from minidiff.values.dtypes import is_scalar_constant, result_type
 
 METHODS = ("sequential", "expand_dims", "broadcast_all")
 

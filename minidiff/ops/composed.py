@@ -11,7 +11,6 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.dtypes import finfo, is_differentiable, result_type
 from minidiff.inputs.promotion import promoting
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array
@@ -19,6 +18,7 @@ from minidiff.ops.base import Elementwise, General, convert
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import divisor, equal, stop_gradient, where
 from minidiff.ops.sorting import searchsorted
+from minidiff.values.dtypes import finfo, is_differentiable, result_type
 
 # ---------------------------------------------------------------- arithmetic
 

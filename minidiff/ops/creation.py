@@ -9,12 +9,12 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.dtypes import result_type
 from minidiff.inputs.promotion import promoting
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import floor
 from minidiff.ops.shape import moveaxis
+from minidiff.values.dtypes import result_type
 
 
 @implements(numpy.linspace)

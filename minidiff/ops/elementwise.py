@@ -27,8 +27,6 @@ from minidiff.core.python_numbers import strong
 from minidiff.core.tracer import NO_PARAMS, Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.tracebacks import leave
-from minidiff.inputs.dtypes import NARROW
-from minidiff.inputs.half import has_narrow
 from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
     Elementwise,
@@ -41,6 +39,8 @@ from minidiff.ops.base import (
     defers_to,
     match,
 )
+from minidiff.values.dtypes import NARROW
+from minidiff.values.half import has_narrow
 
 # ---------------------------------------------------------------- declaring operations
 
@@ -169,7 +169,7 @@ class Divide(Product):
         return match(multiply(ct, negative(divide(out, y))) if i else divide(ct, y), type)
 
 
-add = implements(numpy.add)(function_of(Sum("add", numpy.add, 1, 1, commutes=True)))
+add = implements(numpy.add)(function_of(Sum("add", numpy.add, 1, 1, commutes=())))
 subtract = implements(numpy.subtract)(function_of(Sum("subtract", numpy.subtract, 1, -1)))
 negative = linear(numpy.negative, lambda ct, x: negative(ct))
 deg2rad = linear(numpy.deg2rad, lambda ct, x: deg2rad(ct))
@@ -187,7 +187,7 @@ multiply = multilinear(
     numpy.multiply,
     lambda ct, operands: match(multiply(ct, operands[1]), operands[0]),
     lambda ct, operands: match(multiply(operands[0], ct), operands[1]),
-    commutes=True,
+    commutes=(),
 )
 divide = multilinear(numpy.divide, lambda ct, operands: match(divide(ct, operands[1]), operands[0]), None, kind=Divide)
 ldexp = multilinear(numpy.ldexp, lambda ct, operands: match(ldexp(ct, operands[1]), operands[0]), None)

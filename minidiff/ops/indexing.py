@@ -13,13 +13,13 @@ from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, plain_operand, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import accumulator, result_type
 from minidiff.inputs.promotion import WEAK_TYPES, promoting
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
 from minidiff.ops.elementwise import copy
 from minidiff.ops.shape import broadcast_arrays, broadcast_to, expand_dims, line, ravel, reshape, stack, transpose
+from minidiff.values.dtypes import accumulator, result_type
 
 # ---------------------------------------------------------------- slices: the index is known
 

@@ -17,7 +17,6 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.inputs.dtypes import result_type
 from minidiff.ops.arrays import as_array, lists_as_arrays
 from minidiff.ops.base import Multilinear, align, convert, defers_to, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
@@ -36,6 +35,7 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
+from minidiff.values.dtypes import result_type
 
 
 def conj(x: Value) -> Value:

@@ -14,7 +14,6 @@ from minidiff.diagnostics import location
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, VarianceError
 from minidiff.diagnostics.other_libraries import INSTEAD, missing, scipy_function
 from minidiff.diagnostics.tracebacks import hide_own_frames, leave
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.promotion import WEAK_TYPES, as_weak
 from minidiff.ops import (
     composed,
@@ -28,6 +27,7 @@ from minidiff.ops import (
     statistics,
     updates,
 )
+from minidiff.values.dtypes import is_differentiable
 
 _BINARY: dict[str, Callable] = {
     "add": elementwise.add,

@@ -12,13 +12,13 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof, zeros_like
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, convert
 from minidiff.ops.elementwise import copy
 from minidiff.ops.linalg import convolve
 from minidiff.ops.shape import expand_dims, moveaxis, stack
+from minidiff.values.dtypes import is_differentiable
 
 
 def _row(p: Any) -> Value:

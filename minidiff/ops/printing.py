@@ -17,8 +17,8 @@ from minidiff import tree
 from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import strong
 from minidiff.core.tracer import Tracer, Value
-from minidiff.inputs.dtypes import PLAIN
 from minidiff.ops.dimensions import gather
+from minidiff.values.dtypes import PLAIN
 
 #: Maps operands on all ranks of this process to the name of each rank and its local operands.
 ByRank = Callable[[Sequence[Value]], Iterator[tuple[str, Sequence[Value]]]]
@@ -88,7 +88,7 @@ print_p = Print()
 
 
 def debug_print(fmt: str, *args: Any, **kwargs: Any) -> None:
-    """The implementation of `minidiff.diagnostics.debug.print`; see there."""
+    """The implementation of `minidiff.debug.print`; see there."""
     _CheckFormat().vformat(fmt, args, kwargs)
     leaves, structure = tree.flatten((args, kwargs))
     leaves = list(map(strong, leaves))

@@ -12,7 +12,6 @@ import numpy
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import is_differentiable, is_real_float
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert
@@ -30,6 +29,7 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
+from minidiff.values.dtypes import is_differentiable, is_real_float
 
 # ---------------------------------------------------------------- flip, roll
 

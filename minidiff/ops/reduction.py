@@ -16,7 +16,6 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import (
@@ -42,6 +41,7 @@ from minidiff.ops.shape import (
     transpose,
 )
 from minidiff.ops.sorting import INTP
+from minidiff.values.dtypes import is_differentiable
 
 # ---------------------------------------------------------------- helpers of reductions
 

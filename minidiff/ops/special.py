@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy
 
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.base import Elementwise
 from minidiff.ops.elementwise import exp
+from minidiff.values.dtypes import is_differentiable
 
 
 def of_numbers(f: Callable[[float], float]) -> Callable:

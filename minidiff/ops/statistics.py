@@ -11,7 +11,6 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.dtypes import is_differentiable, is_real_float, result_type
 from minidiff.inputs.promotion import WEAK_TYPES
 from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array
@@ -20,6 +19,7 @@ from minidiff.ops.discrete import concrete
 from minidiff.ops.reduction import bind_reduction, count_of, inexact, mean, merged, operand_of, present, sum
 from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
+from minidiff.values.dtypes import is_differentiable, is_real_float, result_type
 
 # ---------------------------------------------------------------- average
 

@@ -18,7 +18,6 @@ from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert
 from minidiff.ops.dimensions import Dimensions, Types
@@ -51,6 +50,7 @@ from minidiff.ops.indexing import (
 )
 from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, reshape, squeeze
 from minidiff.ops.sorting import argsort
+from minidiff.values.dtypes import is_differentiable
 
 # ---------------------------------------------------------------- set
 

@@ -31,10 +31,10 @@ from minidiff.diagnostics.location import Location, lines_of
 from minidiff.higher_order.scan import rounds
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
-from minidiff.inputs.dtypes import is_scalar_constant
 from minidiff.show.colours import INVARIANT_COLOUR, bands, bands_of, show_axes
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import make_tape
+from minidiff.values.dtypes import is_scalar_constant
 
 NO_PROGRAM = (
     "Graphviz's program `dot`, which makes the picture, was not found, nor the package pygraphviz, which needs no "

@@ -12,8 +12,8 @@ import numpy
 
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.inputs.dtypes import is_scalar_constant
 from minidiff.show.colours import types_as_html
+from minidiff.values.dtypes import is_scalar_constant
 
 WIDTH = 112  # of the lines of a printed tape, before bodies are indented
 

@@ -21,10 +21,10 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.errors import TracerError
 from minidiff.inputs.arguments import as_value
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.base import Elementwise
 from minidiff.transforms.derivatives import jvp, vjp
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.dtypes import is_differentiable
 
 DOT, BAR = "\u0307", "\u0304"  # combining characters, shown over the letter before them
 LONGEST = 60  # columns of a formula; a longer derivative is written as a Jacobian

@@ -12,7 +12,6 @@ from minidiff.core.reverse import as_cotangent, engine, pull_back
 from minidiff.core.tape import Once, Tape
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
-from minidiff.inputs.aliasing import apart, keep_residuals
 from minidiff.inputs.arguments import (
     Flat,
     arguments_of,
@@ -27,10 +26,12 @@ from minidiff.inputs.arguments import (
     not_differentiable,
     warn_if_summed,
 )
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.linear_function import LinearFunction
 from minidiff.inputs.promotion import are_weak
+from minidiff.transforms.residuals import keep_residuals
+from minidiff.values.aliasing import apart
+from minidiff.values.dtypes import is_differentiable
 
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:

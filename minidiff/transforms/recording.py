@@ -7,11 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from minidiff import tree
-from minidiff.core.interpreter import EVALUATE, current_interpreter, name_of, running, transforming
+from minidiff.core.interpreter import (
+    EVALUATE,
+    current_interpreter,
+    name_of,
+    restores_interpreter,
+    running,
+    transforming,
+)
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.diagnostics.location import begins
 from minidiff.inputs.arguments import as_value, check_function, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random

@@ -8,15 +8,14 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter, name_of, transforming
+from minidiff.core.interpreter import current_interpreter, name_of, restores_interpreter, transforming
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import AxisName, Batch, BatchTracer
-from minidiff.diagnostics.interrupts import restores_interpreter
-from minidiff.inputs.aliasing import apart
 from minidiff.inputs.arguments import as_values, check_function, normalize_axis, result_values
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.values.aliasing import apart
 
 
 @transformation

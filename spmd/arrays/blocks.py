@@ -8,8 +8,8 @@ import numpy as np
 
 from collectives.backends.base import coordinates_of, index_along
 from minidiff.core.types import ShapedArray
-from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh.specs import block_type
+from spmd.sharding.sharded_array import ShardedArray, Sharding
 
 Start = tuple[int, ...]  # of a block, in each dimension
 

@@ -16,13 +16,13 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.diagnostics.errors import LeakedTracerError, leak_message
-from minidiff.inputs.dtypes import is_scalar_constant
+from minidiff.values.dtypes import is_scalar_constant
 from spmd.arrays.reshard import redistribute
-from spmd.arrays.sharded_array import ShardedArray, reshard_p
-from spmd.arrays.sharding_rules import Plan, plan_of
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import WHOLE, PartitionSpec
 from spmd.shard_map.operation import everywhere, shard_map_p
+from spmd.sharding.sharded_array import ShardedArray, reshard_p
+from spmd.sharding.sharding_rules import Plan, plan_of
 
 
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:

@@ -13,10 +13,10 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import as_named_value, as_value
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
-from spmd.arrays.sharded_array import ShardedArray
 from spmd.checks.agreement import check_blocks, check_copies, check_types, checks_values, digest_of
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec, check_ndim, check_not_summed, check_spec
+from spmd.sharding.sharded_array import ShardedArray
 
 
 def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:

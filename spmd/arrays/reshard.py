@@ -16,11 +16,11 @@ from minidiff.core.types import typeof, zeros_like
 from minidiff.diagnostics.errors import show_axes
 from minidiff.diagnostics.text import PrintedText
 from minidiff.inputs.arguments import as_value, is_zero
-from spmd.arrays.routes import Route, follow, route_of_specs
-from spmd.arrays.sharded_array import ShardedArray, Sharding, not_parts
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, check_is_spec, check_sharding, is_spec
 from spmd.shard_map.operation import everywhere, shard_map_p
+from spmd.sharding.routes import Route, follow, route_of_specs
+from spmd.sharding.sharded_array import ShardedArray, Sharding, not_parts
 
 # ---------------------------------------------------------------- what users call
 

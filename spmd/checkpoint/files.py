@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidiff.inputs.dtypes import dtype_of
-from minidiff.inputs.keywords import did_you_mean
+from minidiff.diagnostics.text import did_you_mean
+from minidiff.values.dtypes import dtype_of
 
 FORMAT = "spmd.checkpoint"
 VERSION = 1

@@ -13,13 +13,13 @@ from minidiff import tree
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.inputs.arguments import check_array
-from minidiff.inputs.dtypes import dtype_of, is_bfloat16
+from minidiff.values.dtypes import dtype_of, is_bfloat16
 from spmd.arrays.blocks import from_blocks, starts_here
-from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, Scalar, short, steps
 from spmd.checks.agreement import agreed, everyone
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type, check_sharding
+from spmd.sharding.sharded_array import ShardedArray, Sharding
 
 SAME_CALLS = "checkpoint: all ranks must make the same calls, with the same step, and trees of the same types"
 

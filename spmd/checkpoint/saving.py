@@ -23,9 +23,8 @@ import numpy as np
 from collectives.guards.mismatch import ranks_named
 from minidiff import tree
 from minidiff.diagnostics.location import here
-from minidiff.inputs.dtypes import is_bfloat16
+from minidiff.values.dtypes import is_bfloat16
 from spmd.arrays.blocks import Start, blocks_to_save
-from spmd.arrays.sharded_array import ShardedArray
 from spmd.checkpoint.files import (
     INDEX,
     SCALARS,
@@ -45,6 +44,7 @@ from spmd.checkpoint.files import (
 from spmd.checkpoint.loading import SAME_CALLS, check_leaf, latest_on, load_on, mesh_of, on_all_ranks
 from spmd.checks.agreement import agreed, everyone
 from spmd.mesh.mesh import Mesh, make_mesh, process_count
+from spmd.sharding.sharded_array import ShardedArray
 
 try:
     import fcntl

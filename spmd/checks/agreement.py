@@ -19,9 +19,9 @@ from collectives.guards.mismatch import DisagreementError, report, who_says
 from minidiff import tree
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import here
-from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
+from spmd.sharding.sharded_array import ShardedArray
 
 # ---------------------------------------------------------------- calls of shard_map
 

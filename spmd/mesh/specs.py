@@ -9,8 +9,8 @@ from typing import Any
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates, joined
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import show_axes
+from minidiff.diagnostics.text import did_you_mean
 from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.inputs.keywords import did_you_mean
 
 Entry = Any  # None, an axis's name, or a tuple of names
 Names = str | Iterable[str]  # an axis's name, or several

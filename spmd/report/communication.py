@@ -16,7 +16,7 @@ from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import rounds
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import as_value, check_function
-from minidiff.inputs.dtypes import finfo, is_differentiable
+from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.report.rewritten import of_tape
 from spmd.report.table import Table
 from spmd.shard_map.operation import shard_map_p

@@ -22,7 +22,7 @@ from minidiff.compiler.codegen import REUSED_BYTES
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.diagnostics.debug import disable_jit
+from minidiff.debug import disable_jit
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, parted
 from minidiff.higher_order.cond import Cond
@@ -281,7 +281,8 @@ class _Walk:
         for k, eqn in enumerate(tape.equations):
             if eqn.bodies:
                 yield from self.inside(eqn, kinds, held())
-            if eqn.primitive.binds_axes or not foreign.isdisjoint(a for a in eqn.inputs if isinstance(a, Var)):
+            on_ranks = eqn.primitive.body_scope(eqn.params) is not None
+            if on_ranks or not foreign.isdisjoint(a for a in eqn.inputs if isinstance(a, Var)):
                 foreign.update(eqn.outputs)
             elif self.compiled and frees and (reused := liveness.reused_by(eqn, k, REUSED_BYTES)):
                 live.pop(reused, None)

@@ -133,7 +133,7 @@ class _Run:
             return [known.get(a, 0.0) if isinstance(a, Var) else 0.0 for a in atoms]
 
         for eqn in tape.equations:
-            if eqn.primitive.binds_axes:  # a shard_map is as if its body was here
+            if eqn.primitive.body_scope(eqn.params) is not None:  # a shard_map is as if its body was here
                 done = self.follow(eqn.bodies[0], times(eqn.inputs))
             else:
                 done = [self.place(eqn, max(times(eqn.inputs), default=0.0))] * len(eqn.outputs)
@@ -142,7 +142,7 @@ class _Run:
 
     def place(self, eqn: Equation, ready: float) -> float:
         """Place an operation in its lane, and return when it ends."""
-        lane, seconds = (NETWORK, self.sent(eqn)) if eqn.primitive.communicates else (COMPUTE, self.computed(eqn))
+        lane, seconds = (NETWORK, self.sent(eqn)) if eqn.primitive.on_ranks else (COMPUTE, self.computed(eqn))
         if not seconds:
             return ready
         start = max(ready, self.free[lane])

@@ -30,11 +30,11 @@ from minidiff.higher_order.bodies import BodyOperation, Call
 from minidiff.higher_order.custom_rules import LinearCall, custom_jvp_p
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody, chosen, cut
 from minidiff.higher_order.while_loop import While
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.reduction import max_p, min_p
-from spmd.arrays.routes import Dims, follow, route
-from spmd.arrays.sharding_rules import Plan, plan_of
+from minidiff.values.dtypes import is_differentiable
 from spmd.mesh.specs import WHOLE, PartitionSpec, block_type, global_type, part_count
+from spmd.sharding.routes import Dims, follow, route
+from spmd.sharding.sharding_rules import Plan, plan_of
 
 Body = Callable[..., tuple[list, Sequence[PartitionSpec]]]  # blocks -> results, their specs
 

@@ -25,18 +25,18 @@ from minidiff.core.states import REDUCED, UNREDUCED, AxisStates
 from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, operand_type, plain_operand, typeof
-from minidiff.diagnostics.debug import CheckFinite, error_for, is_inexact, state, worst
+from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
 from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.cond import Cond, communications, run_if
 from minidiff.higher_order.effects import has_effects
-from minidiff.inputs.aliasing import owner_of
-from minidiff.inputs.dtypes import check_dtype
 from minidiff.ops.reduction import any as any_of
-from spmd.arrays.sharded_array import ShardedArray, Sharding
+from minidiff.values.aliasing import owner_of
+from minidiff.values.dtypes import check_dtype
 from spmd.checks.agreement import check_blocks
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
+from spmd.sharding.sharded_array import ShardedArray, Sharding
 
 #: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (

@@ -32,7 +32,14 @@ import numpy
 from collectives.ops import untyped_psum_p
 from collectives.passes.gradient_bucket import summed_backward_pass
 from minidiff.core.forward import JVP
-from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, transforming
+from minidiff.core.interpreter import (
+    EVALUATE,
+    Interpreter,
+    current_interpreter,
+    restores_interpreter,
+    running,
+    transforming,
+)
 from minidiff.core.reverse import Linearize, walk_back
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
@@ -42,13 +49,11 @@ from minidiff.core.transpose import linear_part
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_message
-from minidiff.diagnostics.interrupts import restores_interpreter
 from minidiff.higher_order.bodies import HigherOrder
 from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
-from minidiff.inputs.aliasing import owner_of, read_only
 from minidiff.ops.elementwise import divide
-from spmd.arrays.sharded_array import ShardedArray, Sharding, with_sharding
+from minidiff.values.aliasing import owner_of, read_only
 from spmd.checks.agreement import NO_CALL, checks_values, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
@@ -65,6 +70,7 @@ from spmd.mesh.specs import (
 from spmd.shard_map.auto_axes import check_splits_batch, with_auto_axes
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
 from spmd.shard_map.residuals import LinearBody, Specs
+from spmd.sharding.sharded_array import ShardedArray, Sharding, with_sharding
 
 Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
 
@@ -95,9 +101,7 @@ class ShardMap(HigherOrder):
     `auto_pbroadcast`; `call`, what ranks compare before the first run.
     """
 
-    binds_axes = True
-    commutes = True
-    per_operand = ("in_specs",)
+    commutes = ("in_specs",)
 
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply the operation, resharding sharded arguments to their specs first."""

@@ -33,11 +33,11 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch
 from minidiff.diagnostics.errors import VarianceError, VarianceWarning, show_axes
 from minidiff.inputs.arguments import as_values, result_values
-from minidiff.inputs.dtypes import is_scalar_constant
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.ops.base import convert
+from minidiff.values.dtypes import is_scalar_constant
 from spmd.checks.agreement import NO_CALL, UserCall, compare_call, described
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (

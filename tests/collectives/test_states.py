@@ -470,8 +470,8 @@ ERRORS_OUTSIDE = [
     (lambda: spmd.reshard(SPLIT, SPECS["U"]), VarianceError, "is not parts of a sum"),
     (lambda: spmd.explain_reshard(SPLIT, SPECS["U"]), VarianceError, "is not parts of a sum"),
     (lambda: spmd.reshard(COPIES, P()), VarianceError, r"and must stay so: write P\(reduced=\{'i'\}\)"),
-    (lambda: md.grad(lambda w: np.sum(w * w))(COPIES), VarianceError, "it is to be parts of a sum"),
-    (lambda: md.vjp(np.sin, COPIES)[1](W), VarianceError, "it is to be parts of a sum"),
+    (lambda: md.grad(lambda w: np.sum(w * w))(COPIES), VarianceError, "it must be unreduced"),
+    (lambda: md.vjp(np.sin, COPIES)[1](W), VarianceError, "it must be unreduced"),
     (lambda: P(unreduced={1}), TypeError, "write the set of mesh axes"),
     (lambda: P(reduced=["i"]), TypeError, "write the set of mesh axes"),
     *[

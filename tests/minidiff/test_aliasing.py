@@ -205,7 +205,7 @@ def test_what_nobody_else_has_is_not_copied():
     def kept(f, x):
         tape = md.core.reverse.engine.linearize_flat(lambda x: [f(x)], [x], [True])[1]
         before = {id(a) for e in tape.equations for a in e.inputs if isinstance(a, np.ndarray)}
-        md.inputs.aliasing.keep_residuals(tape)
+        md.transforms.residuals.keep_residuals(tape)
         return sum(id(a) in before for e in tape.equations for a in e.inputs if isinstance(a, np.ndarray))
 
     x = np.ones(3)
@@ -326,21 +326,21 @@ def test_what_nobody_can_write_into_is_not_copied():
     w.flags.writeable = False
     assert md.make_tape(lambda x: x * w)(1.0).constants[0] is w
     read_only_view = np.broadcast_to(np.ones(2), (3, 2))
-    assert md.inputs.aliasing.frozen(read_only_view) is not read_only_view
-    assert md.inputs.aliasing.frozen(wide).strides == (0, 0)  # and not of a terabyte
+    assert md.values.aliasing.frozen(read_only_view) is not read_only_view
+    assert md.values.aliasing.frozen(wide).strides == (0, 0)  # and not of a terabyte
 
 
 def test_copies_of_constants_go_with_their_programs():
-    before = len(md.inputs.aliasing._copies)
+    before = len(md.values.aliasing._copies)
 
     def program(w):
         return md.make_tape(lambda x: x * w)(1.0)
 
     w = np.ones(3)
     tape = program(w)
-    assert len(md.inputs.aliasing._copies) == before + 1
+    assert len(md.values.aliasing._copies) == before + 1
     reference = weakref.ref(tape.constants[0])
     del tape
     assert reference() is None
     del w
-    assert len(md.inputs.aliasing._copies) == before
+    assert len(md.values.aliasing._copies) == before

@@ -155,6 +155,11 @@ def test_operations_are_complete_when_they_are_declared():
                 setattr(operation, attribute, None)
 
 
+def test_an_operation_has_eight_traits():
+    traits = [name for name, x in vars(Primitive).items() if isinstance(x, bool)]
+    assert len({*traits, "commutes"}) == 8
+
+
 def test_what_an_operation_declares_is_a_rule_or_a_trait():
     with pytest.raises(TypeError, match="the operation probe: colour is neither a rule nor a trait"):
         Primitive("probe", colour="red")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.inputs.dtypes import float0
+from minidiff.values.dtypes import float0
 
 X = np.array([0.5, 2.0, 3.0])
 

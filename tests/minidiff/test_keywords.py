@@ -257,7 +257,7 @@ def test_unknown_keywords_are_refused_at_once():
 
 
 def test_what_the_table_advises_is_so():
-    same(md.vjp(lambda n, x: n * x, 3, 2.0)[1](1.0), (numpy.zeros((), md.inputs.dtypes.float0), 3.0))
+    same(md.vjp(lambda n, x: n * x, 3, 2.0)[1](1.0), (numpy.zeros((), md.values.dtypes.float0), 3.0))
     assert md.jacrev(lambda z: z**2, holomorphic=True)(1j) == 2j
     assert md.make_tape(energy)(X).out_types == [md.typeof(1.0)]
     split = spmd.distribute(numpy.ones((4, 3)), MESH, P("i"))

@@ -7,7 +7,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.inputs.dtypes import float0
+from minidiff.values.dtypes import float0
 from tests.programs import assert_trees_close
 from tests.samples import each
 

@@ -64,7 +64,7 @@ def test_values_and_derivatives_are_those_of_float32_and_keep_the_dtype(name, dt
 
     x, w = X.astype(dtype), W.astype(dtype)
     expected = as_single(everything(x.astype(np.float32), w.astype(np.float32)))
-    tolerance = 8 * float(md.inputs.dtypes.finfo(dtype).eps)
+    tolerance = 8 * float(md.values.dtypes.finfo(dtype).eps)
     for way in (lambda f: f, md.jit, md.make_tape):
         found = way(everything)(x, w)
         found = found(x, w) if isinstance(found, md.Tape) else found
@@ -137,7 +137,7 @@ def test_the_scale_grows_halves_and_skips_steps(jit):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16], ids=str)
 def test_a_scale_stays_finite_and_comes_back_from_infinity(dtype):
-    largest = float(md.inputs.dtypes.finfo(dtype).max)
+    largest = float(md.values.dtypes.finfo(dtype).max)
     for adjust in (LossScale.adjust, md.jit(LossScale.adjust)):
         scale = LossScale(np.asarray(largest, dtype)[()], period=1)
         assert float(adjust(scale, True).scale) == largest

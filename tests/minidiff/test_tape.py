@@ -12,9 +12,9 @@ import minidiff as md
 import spmd
 from minidiff.core.tape import Equation
 from minidiff.core.types import ShapedArray, Var
-from minidiff.inputs.aliasing import frozen
 from minidiff.ops.elementwise import add
 from minidiff.show.program import WIDTH
+from minidiff.values.aliasing import frozen
 from spmd import P
 from tests.samples import each
 

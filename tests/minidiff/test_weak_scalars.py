@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.compiler.simplify import rewrites
-from minidiff.inputs.dtypes import float0
+from minidiff.values.dtypes import float0
 from spmd import P, make_mesh, shard_map
 from tests.samples import each
 

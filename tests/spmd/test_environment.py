@@ -12,7 +12,7 @@ import pytest
 import minidiff as md
 import spmd
 from spmd.mesh import launch
-from spmd.mesh.environment import Process, _by_host, _shared
+from spmd.report.environment import Process, _by_host, _shared
 from tests import PATIENCE
 from tests.collectives.guards.test_failures import mpiexec
 

@@ -315,7 +315,7 @@ MATRICES = {
 
 
 def tangent_of_integers(x: Any) -> np.ndarray:
-    return np.zeros(np.shape(x), md.inputs.dtypes.float0)
+    return np.zeros(np.shape(x), md.values.dtypes.float0)
 
 
 def parts(out: Any) -> list:

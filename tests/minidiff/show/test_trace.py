@@ -5,8 +5,8 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 from minidiff.core.operation import Primitive
-from minidiff.inputs.dtypes import float0
 from minidiff.show.trace_table import pad, show_value, width
+from minidiff.values.dtypes import float0
 from tests.minidiff.refusals import refusals
 from tests.samples import each
 

@@ -11,7 +11,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from spmd.arrays.routes import route
+from spmd.sharding.routes import route
 from tests.samples import each
 
 SHAPES = {(2,): ("i",), (2, 2): ("i", "j"), (4, 2): ("i", "j"), (2, 2, 2): ("i", "j", "k"), (2, 1, 2): ("i", "j", "k")}

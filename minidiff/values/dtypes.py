@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy
-
-from minidiff import tree
 
 #: The dtype of tangents and cotangents of integers and booleans. It holds no data.
 float0 = numpy.dtype([("float0", numpy.void, 0)])
@@ -24,7 +22,7 @@ HALF, SINGLE = numpy.dtype(numpy.float16), numpy.dtype(numpy.float32)
 #: The numeric dtypes in native byte order.
 NATIVE = frozenset(map(numpy.dtype, "?bhilqBHILQefdgFDG"))
 
-#: The 16-bit floats that values have had so far (`minidiff/inputs/half.py`). The package ml_dtypes adds bfloat16.
+#: The 16-bit floats that values have had so far (`minidiff/values/half.py`). The package ml_dtypes adds bfloat16.
 NARROW: set[numpy.dtype] = set()
 
 #: Types that need no validation: plain arrays and numbers. `plain` validates all others.
@@ -50,11 +48,11 @@ _INSTEAD_OF_OBJECTS = {
 }
 
 
-def plain(x: Any, is_leaf: bool = False) -> Any:
+def plain(x: Any, containers: Callable[[], Iterable[str]] | None = None) -> Any:
     """Return a plain array or a number unchanged, and a memory map as a plain array.
 
     Raise TypeError for any other value. NumPy would convert many of them, but lose a mask, an index or a unit, so the
-    error says what to write instead. With `is_leaf` it also lists the containers that trees are made of.
+    error says what to write instead. Where a tree may stand it also lists the `containers` that trees are made of.
     """
     if isinstance(x, (numpy.ndarray, numpy.generic)):
         check_dtype(x.dtype)
@@ -68,8 +66,8 @@ def plain(x: Any, is_leaf: bool = False) -> Any:
         return x
     known = [advice for attribute, advice in _INSTEAD_OF_OBJECTS.items() if hasattr(x, attribute)]
     advice = known[0] if known else f"{x!r:.60}"
-    if is_leaf and not known:
-        advice += f" (trees are made of {', '.join(tree.class_names())})"
+    if containers is not None and not known:
+        advice += f" (trees are made of {', '.join(containers())})"
     raise TypeError(f"expected an array or a number, got {type(x).__name__}: {advice}")
 
 

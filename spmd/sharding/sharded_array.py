@@ -12,15 +12,15 @@ import numpy
 
 from collectives.backends.base import place_of
 from collectives.backends.simulated import Simulated, join_blocks
-from minidiff.core.interpreter import EVALUATE, Interpreter
+from minidiff.core.interpreter import EVALUATE
 from minidiff.core.states import AxisStates
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
-from minidiff.inputs.aliasing import read_only
 from minidiff.numpy.coverage import writing
 from minidiff.ops import declare_all
 from minidiff.ops.base import Linear
+from minidiff.values.aliasing import read_only
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, block_type, global_type
 
@@ -147,8 +147,8 @@ class ShardedArray(Tracer):
     def concrete(self, use: str) -> numpy.ndarray:
         return self.gather()
 
-    def check_own(self, interpreter: Interpreter) -> None:
-        pass  # a sharded array is valid under every interpreter
+    def check_outside(self) -> None:
+        pass  # a sharded array is also a value outside of transformations
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
         if not self.mesh.ranks.is_here(self.held):

@@ -25,8 +25,8 @@ from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import shown
 from minidiff.diagnostics.location import here
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.inputs.dtypes import is_differentiable
 from minidiff.ops.printing import debug_print
+from minidiff.values.dtypes import is_differentiable
 
 __all__ = ["debug_nans", "disable_jit", "print"]
 __dir__ = functools.partial(sorted, __all__)

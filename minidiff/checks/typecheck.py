@@ -12,7 +12,8 @@ import numpy
 from minidiff.core.scope import Scope
 from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.errors import VarianceError
-from minidiff.inputs.dtypes import is_scalar_constant
+from minidiff.ops.base import Differential
+from minidiff.values.dtypes import is_scalar_constant
 
 
 def check_tape(tape: Any, typed: bool, scope: Scope | None) -> None:
@@ -44,7 +45,7 @@ def _check_equation(eqn: Any, known: set[Var], typed: bool, scope: Scope | None)
             types.append(a.type)
             arrays.append(a.type)
         else:
-            a = _constant(a, f"{p}: an operand is", p.takes_types)
+            a = _constant(a, f"{p}: an operand is", isinstance(p, Differential))
             types.append(operand_type(a))
             if not (isinstance(a, ShapedArray) or is_scalar_constant(a)):
                 arrays.append(types[-1])
@@ -55,8 +56,8 @@ def _check_equation(eqn: Any, known: set[Var], typed: bool, scope: Scope | None)
         if p.impl is not None:
             check_call(p.impl, len(types), params)
         p.check_fits(types if len(arrays) == len(types) else [typeof(t) for t in types], params, scope)
-        if p.binds_axes:
-            inside = p.body_scope(params)
+        if (of_body := p.body_scope(params)) is not None:
+            inside = of_body
             inside.typed = typed and inside.typed
     except Exception as error:
         raise _refused(eqn, types, error) from None

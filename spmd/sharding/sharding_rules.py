@@ -28,16 +28,16 @@ from minidiff.core.ranks import vary_along
 from minidiff.core.states import VARYING
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import check_unreduced
-from minidiff.inputs.dtypes import accumulator, is_differentiable
+from minidiff.inputs.agreement import check_unreduced
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
 from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
-from spmd.arrays.routes import Dims, Route, follow, route
+from minidiff.values.dtypes import accumulator, is_differentiable
 from spmd.mesh.specs import PartitionSpec, part_count
+from spmd.sharding.routes import Dims, Route, follow, route
 
 Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labels without an entry are whole
 

@@ -26,8 +26,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core.types import ShapedArray
-from minidiff.inputs.dtypes import NARROW, SINGLE, is_bfloat16, rounded_to, widened
+from minidiff.values.dtypes import NARROW, SINGLE, is_bfloat16, rounded_to, widened
 
 
 def dtypes_of(values: Sequence[Any]) -> list[numpy.dtype]:
@@ -53,7 +52,7 @@ def runs_wide(primitive: Any, values: Sequence[Any]) -> bool:
 
 def infer(primitive: Any, types: Sequence[Any], params: dict) -> Any:
     """The shape and dtype of each result, by the operation's rule for float32."""
-    wide = [t.update(dtype=widened(t.dtype)) if isinstance(t, ShapedArray) else t for t in types]
+    wide = [t.update(dtype=widened(t.dtype)) if hasattr(t, "update") else t for t in types]
     results, given = primitive.shape_rule(*wide, **params), dtypes_of(types)
     if "dtype" in params:  # of a conversion
         return results
