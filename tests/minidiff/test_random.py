@@ -234,8 +234,6 @@ WRONG = [
     (lambda: random.permutation(KEY, np.array(3)), TypeError, "an array with an axis"),
     (lambda: Block((2,), (5,), (6,)), ValueError, "is not inside a draw of shape"),
 ]
-
-
 test_other_wrong_arguments = refusals(WRONG)
 
 

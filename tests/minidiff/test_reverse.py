@@ -213,8 +213,6 @@ ERRORS = [
     (lambda: md.linearize(named, X)[1](1.0), r"\[0\] has type f64\[3\], but its tangent f64\[\]"),
     (lambda: md.linear_transpose(named, X)(1.0), r"result has type f64\[3\], .* ct has type f64\[\]"),
 ]
-
-
 test_errors_say_what_is_wrong = refusals(ERRORS, error=TypeError)
 
 

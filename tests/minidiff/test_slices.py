@@ -187,6 +187,4 @@ ERRORS = [
     ),
     (lambda: md.dynamic_slice_in_dim(X, 0, 1, 2), np.exceptions.AxisError, "dynamic_slice_in_dim: axis 2"),
 ]
-
-
 test_errors = refusals(ERRORS)

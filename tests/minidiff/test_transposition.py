@@ -389,6 +389,4 @@ ERRORS = [
         r"the tape takes f64\[1\]\{i\}, so it is the body of a shard_map: transpose the tape around it",
     ),
 ]
-
-
 test_errors = refusals(ERRORS)

@@ -316,20 +316,3 @@ PREFIXES = [
 @pytest.mark.parametrize("prefix, t, expected", PREFIXES, ids=str)
 def test_a_prefix_counts_for_what_is_beneath_it(prefix, t, expected):
     assert tree.broadcast_prefix(prefix, t, lambda x: isinstance(x, int), "axes") == expected
-
-
-BAD_PREFIXES = [
-    ((0, 1), (1, 2, 3), r"axes has 2 entries for 3 values"),
-    ((0, (1, 1)), (1, 2), r"axes\[1\] is a tuple of 2 for a single array"),
-    ({"a": 0}, {"b": 1}, r"axes has the keys \['a'\] for values with the keys \['b'\]"),
-    ({"a": 0}, (1,), r"axes is a dict for a tuple"),
-    ((0, None), (1, 2), r"axes\[1\] is None for a single array, but None means no arrays: write an"),
-    (None, (1, 2), "axes is None for a tuple, but None means no arrays"),
-    ((0, "no"), (1, 2), r"axes\[1\] is 'no', which is neither an entry for arrays nor a tree of entries"),
-]
-
-
-@pytest.mark.parametrize("prefix, t, message", BAD_PREFIXES, ids=[str(p) for p, *_ in BAD_PREFIXES])
-def test_a_prefix_that_does_not_match_is_named(prefix, t, message):
-    with pytest.raises(ValueError, match=message):
-        tree.broadcast_prefix(prefix, t, lambda x: isinstance(x, int), "axes")

@@ -1045,8 +1045,6 @@ CARRIES = {
     ),
     "a value for a body": (lambda x: md.fori_loop(0, 3, x, x), "fori_loop: body_fun must be a function, got "),
 }
-
-
 test_types_that_do_not_fit = refusals(CARRIES, lambda f: f(X), error=TypeError)
 test_types_that_do_not_fit_on_a_tape = refusals(CARRIES, lambda f: md.make_tape(f)(X), error=TypeError)
 
@@ -1065,8 +1063,6 @@ LENGTHS = {
     "negative": (lambda x: md.scan(lambda c, v: (c, v), x, length=-1), "scan: length is the number of steps, got -1"),
     "branches": (lambda x: md.switch(0, [], x), "switch: branches must hold at least one function"),
 }
-
-
 test_lengths_that_do_not_fit = refusals(LENGTHS, lambda f: f(X), error=ValueError)
 test_lengths_that_do_not_fit_on_a_tape = refusals(LENGTHS, lambda f: md.make_tape(f)(X), error=ValueError)
 

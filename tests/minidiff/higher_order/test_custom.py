@@ -687,8 +687,6 @@ ERRORS = [
         r"by_jvp: nondiff_argnums names argument 2, but it was called with 2",
     ),
 ]
-
-
 test_errors_name_the_rule_the_leaf_and_both_types = refusals(ERRORS, error=TypeError)
 
 

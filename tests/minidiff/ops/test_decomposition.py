@@ -239,8 +239,6 @@ ERRORS = [
     (lambda x: LA.tensorsolve(x, x), LA.LinAlgError, r"does not reshape to a square matrix for .* of f64\[2,2\]"),
     (lambda x: LA.lstsq(x, x[:1]), LA.LinAlgError, r"lstsq: .* got f64\[2,2\] and f64\[1,2\]"),
 ]
-
-
 test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X))
 
 

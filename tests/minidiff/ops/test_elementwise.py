@@ -299,8 +299,6 @@ ERRORS = [
     (lambda x: x & 1, TypeError, "bitwise_and"),
     (lambda x: md.nn.erf(x + 1j), TypeError, "real number"),
 ]
-
-
 test_errors_say_what_is_wrong = refusals(ERRORS, lambda f: md.make_tape(f)(np.ones(2)))
 
 

@@ -176,8 +176,6 @@ ERRORS = [
     (lambda x: np.convolve(x[0], x[0], "all"), r"mode is 'full', 'same' or 'valid', got 'all'"),
     (lambda x: np.trace(x[0]), r"diagonal: an array of at least two dimensions is needed, got f64\[3\]"),
 ]
-
-
 test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X), error=ValueError)
 
 

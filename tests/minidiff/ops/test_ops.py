@@ -291,6 +291,4 @@ ERRORS = [
     (lambda x: x[[True] * 3], IndexError, r"mask of shape \(3,\) does not fit f64\[2,3\] from axis 0"),
     (lambda x: x[:, [True] * 2], IndexError, r"of shape \(2,\) does not fit f64\[2,3\] from axis 1"),
 ]
-
-
 test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(np.ones((2, 3))))

@@ -172,8 +172,6 @@ ERRORS = [
     (lambda x: np.trim_zeros(x[0]), md.TracerError, r"np\.trim_zeros .* needs a concrete value"),
     (lambda x: np.apply_along_axis(np.sum, 1, x[:0]), ValueError, r"no vector along axis 1 in f64\[0,3\]"),
 ]
-
-
 test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X))
 
 

@@ -90,8 +90,6 @@ ERRORS = [
     (lambda x: np.vsplit(x[0], 1), ValueError, r"vsplit: an array of at least 2 dimensions is needed, got f64\[3\]"),
     (lambda x: [*x[0, 0]], TypeError, r"iteration over a 0-d value \(f64\[\]\)"),
 ]
-
-
 test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X))
 
 

@@ -141,6 +141,4 @@ ERRORS = [
     (lambda x: np.lexsort((x, x[0])), ValueError, r"one shape, got f64\[2,3\], f64\[3\]"),
     (lambda x: np.searchsorted(x, 0.0), ValueError, r"searchsorted: .* one dimension, got f64\[2,3\]"),
 ]
-
-
 test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X))

@@ -155,8 +155,6 @@ ERRORS = [
     (lambda x: x.at[x[0] > 0].set(1), IndexError, r"mask of shape \(3,\) does not fit f64\[2,3\]"),
     (lambda x: x.at[[0, 0]].apply(np.sin), ValueError, r"the index \[0, 0\] may name an element twice"),
 ]
-
-
 test_errors_say_what_is_not_possible = refusals(ERRORS, lambda f: md.make_tape(f)(X))
 
 
