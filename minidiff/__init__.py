@@ -12,7 +12,6 @@ compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `whi
 """
 
 import importlib as _importlib
-import importlib.util
 import os as _os
 import typing as _typing
 import warnings as _warnings
@@ -26,7 +25,6 @@ from minidiff.diagnostics.siblings import shadowed as _shadowed
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from minidiff.diagnostics.tracebacks import hide_own_frames as _hide_own_frames
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
-from minidiff.show import program as _program  # noqa: F401  (how tapes print)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.transforms.recording import eval_shape, make_tape
 from minidiff.transforms.vmap import vmap
@@ -140,9 +138,10 @@ _LATER = {
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
+    import minidiff.checks.numerical as numerical
+    import minidiff.checks.testing as testing
     import minidiff.debug as debug
     from minidiff import nn, optim, precision, random
-    from minidiff.checks import numerical, testing
     from minidiff.compiler.jit import jit
     from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
@@ -188,8 +187,9 @@ for _name in ("collectives", "spmd"):
         _warnings.warn(_message, stacklevel=2)
 
 
-def _are_equal(one: _typing.Any, two: object) -> bool:
-    return _importlib.import_module("minidiff.compiler.equality").same(one, two)
+def _from(module: str, name: str) -> _typing.Any:
+    """A method that is a function of a module which stands above the core, and loads when it is first called."""
+    return lambda self, *args: getattr(_importlib.import_module(module), name)(self, *args)
 
 
 def _check(tape: Tape, typed: bool = True) -> None:
@@ -203,11 +203,17 @@ def _check(tape: Tape, typed: bool = True) -> None:
     _importlib.import_module("minidiff.checks.typecheck").check_tape(tape, typed, None)
 
 
-Tape.__eq__ = _are_equal
 Tape.check = _check
+Tape.__eq__ = _from("minidiff.compiler.equality", "same")  # type: ignore[method-assign]
+Tape.__str__ = Tape.__repr__ = _from("minidiff.show.program", "text_of")  # type: ignore[method-assign]
+Tape._repr_html_ = _from("minidiff.show.program", "tape_as_html")  # type: ignore[attr-defined]
+ShapedArray._repr_html_ = _from("minidiff.show.program", "type_as_html")  # type: ignore[attr-defined]
 
 if "MINIDIFF_DEBUG_NANS" in _os.environ:
     _importlib.import_module("minidiff.debug").from_environment()
-if _importlib.util.find_spec("minidiff.fast") is not None:
+try:
     _importlib.import_module("minidiff.fast").install()
+except ModuleNotFoundError as _error:  # without this folder everything works, and takes longer
+    if _error.name != "minidiff.fast":
+        raise
 _hide_frames_of(globals(), __all__)

@@ -86,15 +86,10 @@ def _wrapped(line: str, indent: str) -> list[str]:
 # ---------------------------------------------------------------- how tapes and types print
 
 
-def _tape_as_html(tape: Tape) -> str:
+def tape_as_html(tape: Tape) -> str:
     """The printed tape, with gray types."""
     return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(tape), "color:#888")}</pre>'
 
 
-def _type_as_html(type: ShapedArray) -> str:
+def type_as_html(type: ShapedArray) -> str:
     return f"<code>{types_as_html(str(type))}</code>"
-
-
-Tape.__str__ = Tape.__repr__ = text_of  # type: ignore[method-assign,assignment]
-Tape._repr_html_ = _tape_as_html  # type: ignore[attr-defined]
-ShapedArray._repr_html_ = _type_as_html  # type: ignore[attr-defined]
