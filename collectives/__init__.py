@@ -32,31 +32,10 @@ from minidiff.diagnostics.other_libraries import attributes as _attributes
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 
 __all__ = [
-    "all_gather",
-    "all_gather_invariant",
-    "all_to_all",
-    "at_root",
-    "axis_index",
-    "axis_size",
-    "broadcast",
-    "broadcast_varying",
-    "gather",
-    "pbroadcast",
-    "pcast",
-    "pmax",
-    "pmean",
-    "pmin",
-    "ppermute",
-    "pscan",
-    "pscatter",
-    "psum",
-    "psum_scatter",
-    "pvary",
-    "reduce",
-    "reduced",
-    "scatter",
-    "unreduced",
-]
+    "all_gather", "all_gather_invariant", "all_to_all", "at_root", "axis_index", "axis_size", "broadcast",
+    "broadcast_varying", "gather", "pbroadcast", "pcast", "pmax", "pmean", "pmin", "ppermute", "pscan", "pscatter",
+    "psum", "psum_scatter", "pvary", "reduce", "reduced", "scatter", "unreduced",
+]  # fmt: skip
 
 _install(_Ranks)
 _hide_frames_of(globals(), __all__)

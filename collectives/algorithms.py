@@ -82,26 +82,13 @@ from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import unstack
 
 __all__ = [
-    "bidirectional_ring_all_gather",
-    "bidirectional_ring_all_reduce",
-    "bidirectional_ring_reduce_scatter",
-    "binomial_tree_broadcast",
-    "binomial_tree_gather",
-    "binomial_tree_reduce",
-    "binomial_tree_scatter",
-    "bruck_all_gather",
-    "halving_doubling_all_reduce",
-    "pairwise_all_to_all",
-    "parameter_server_all_reduce",
-    "recursive_doubling_all_gather",
-    "recursive_doubling_all_reduce",
-    "recursive_doubling_scan",
-    "recursive_halving_reduce_scatter",
-    "ring_all_gather",
-    "ring_all_reduce",
-    "ring_reduce_scatter",
+    "bidirectional_ring_all_gather", "bidirectional_ring_all_reduce", "bidirectional_ring_reduce_scatter",
+    "binomial_tree_broadcast", "binomial_tree_gather", "binomial_tree_reduce", "binomial_tree_scatter",
+    "bruck_all_gather", "halving_doubling_all_reduce", "pairwise_all_to_all", "parameter_server_all_reduce",
+    "recursive_doubling_all_gather", "recursive_doubling_all_reduce", "recursive_doubling_scan",
+    "recursive_halving_reduce_scatter", "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter",
     "tree_all_reduce",
-]
+]  # fmt: skip
 
 Pairs = Sequence[tuple[int, int]]  # (source, destination)
 
@@ -221,20 +208,14 @@ def _bruck(name: str, axis_name: AxisName) -> MessageSchedule:
 
 
 def _doubling(name: str, axis_name: AxisName) -> MessageSchedule:
-    """Ranks that differ in one bit swap all they have.
-
-    It runs on the first n ranks, where n is the largest power of two up to N.
-    """
+    """Ranks that differ in one bit swap all they have: the first n ranks, n the largest power of two up to N."""
     n = 1 << (_size(name, axis_name).bit_length() - 1)
     steps = [([(rank, rank ^ bit) for rank in range(n)], 0, bit) for bit in _doublings(n)]
     return MessageSchedule(name, axis_name, steps, *[lambda here, ranks: np.bitwise_xor(here % n, ranks)] * 2)
 
 
 def _tree(name: str, axis_name: AxisName, root: int) -> MessageSchedule:
-    """A binomial tree: each rank but the root sends all it has, once.
-
-    Only the root gets all blocks.
-    """
+    """A binomial tree: each rank but the root sends all it has, once; only the root gets all blocks."""
     n = _size(name, axis_name)
     root = check_rank(name, "the root", root, axis_name, n)
     owner, slot = _by_distance(n)
@@ -333,11 +314,7 @@ def _scattered(
 
 
 def _all_reduced(
-    name: str,
-    x: Any,
-    axis_name: AxisName,
-    reduce: Callable = lambda total: total,
-    before: Sequence[Pairs] = (),
+    name: str, x: Any, axis_name: AxisName, reduce: Callable = lambda total: total, before: Sequence[Pairs] = ()
 ) -> Any:
     """Sum each leaf by `reduce`, after the steps `before`, and send sums back along them."""
 

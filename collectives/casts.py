@@ -35,7 +35,8 @@ from minidiff.values.dtypes import is_scalar_constant
 def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
     """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.core.states`).
 
-    If the user writes casts (`auto_pbroadcast=False`), insert those of constants, and raise VarianceError for others.
+    With `written` (`auto_pbroadcast=False`) the user writes casts: cast only constants, and raise VarianceError where
+    traced values disagree.
     """
     given = [None if is_scalar_constant(x) else states_of(x) for x in args]
     distinct = {states for states in given if states is not None}
@@ -56,7 +57,7 @@ def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) ->
 
 
 def _cast_zeros(primitive: Primitive, args: list[Value], states: AxisStates) -> None:
-    """Cast constant arrays of zeros to parts of a sum that is zero, if the operation is linear in them too."""
+    """Cast constant arrays of zeros to unreduced, if the operation is linear in them too."""
     parts = {i for i, x in enumerate(args) if states_of(x).unreduced}
     zeros = {i for i, x in enumerate(args) if isinstance(x, numpy.ndarray) and not x.any()}
     if primitive.is_linear_in(parts | zeros, len(args)):
@@ -86,10 +87,7 @@ def cast(x: Value, states: AxisStates) -> Value:
 
 
 def _inserted_casts(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
-    """Pair `x` with its cast.
-
-    If `x` is a view, pair all results of the viewing operation with theirs.
-    """
+    """Pair `x` with its cast; if it is a view, pair all results of the viewing operation with theirs."""
     view = scope.views.get(id(x))
     if view is None or view[1] in CASTS:
         return [(x, _cast(x, states, scope))]
@@ -102,7 +100,7 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
     """Apply one operation for each pair of states along axes, the state of `x` and the new one."""
     before = states_of(x)
     if states.unreduced and is_zero(x):
-        x = _apply_cast(pbroadcast_p, x, states.unreduced, scope)
+        x = pbroadcast_p.bind(x, **axes_in_scope(scope, states.unreduced).params)
         before = states_of(x)
     moves: dict[tuple[str, str], list[str]] = {}
     for a in scope.axes:
@@ -114,12 +112,8 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
                 f"{typeof(x)} is {move[0]} along {show_axes(axes)}, and is needed as {move[1]} there: "
                 f"{_INSTEAD_OF_CAST.get(move[0], _OF_THE_SAME).format(axes=show_axes(axes))}"
             )
-        x = _apply_cast(_FREE[move], x, axes, scope)
+        x = _FREE[move].bind(x, **axes_in_scope(scope, axes).params)
     return x
-
-
-def _apply_cast(primitive: Collective, x: Value, axes: Collection[str], scope: Scope) -> Value:
-    return primitive.bind(x, **axes_in_scope(scope, axes).params)
 
 
 def cast_type(t: ShapedArray, primitive: Any, axes: Collection[str]) -> ShapedArray:
@@ -142,13 +136,13 @@ _OF_THE_SAME = (
 
 
 def pbroadcast(x: Tree, axis_name: Axes) -> Tree:
-    """The same value, typed as varying. Of an invariant value it transposes to `psum`.
+    """The same value, typed as varying. For an invariant value it transposes to `psum`.
 
         x:                   [a]  [a]
         pbroadcast(x, 'i'):  [a]  [a]  {i}
         backward:            [u]  [v]  {i}  ->  [u+v]  [u+v]
 
-    Of a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
+    For a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
     their operands disagree, once per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it,
     and each call counts. Raises VarianceError for a value that already varies along one of the axes, or is unreduced
     there. (To send one rank's value to all, use `broadcast`.) `pvary` is another name for it.

@@ -51,6 +51,7 @@ device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -68,14 +69,7 @@ from collectives.axes import (
     rank_count,
     single_axes,
 )
-from collectives.primitives import (
-    AxisIndex,
-    Collective,
-    check_operand,
-    gathered_shape,
-    grouped,
-    scattered_shape,
-)
+from collectives.primitives import AxisIndex, Collective, check_operand, gathered_shape, grouped, scattered_shape
 from minidiff import tree
 from minidiff.core.interpreter import enter
 from minidiff.core.operation import Primitive
@@ -90,7 +84,7 @@ from minidiff.ops.base import rounded_once
 from minidiff.ops.shape import expand_dims, squeeze
 from minidiff.values.dtypes import is_scalar_constant, plain
 
-#: What a collective takes: a tree of arrays. Its result has the same structure, and type checkers take the same type.
+#: A tree of arrays. A collective returns a tree of the same structure, which type checkers take to be of the same type.
 Tree = TypeVar("Tree")
 
 # ---------------------------------------------------------------- the table
@@ -164,7 +158,7 @@ pscan_p = Collective(
     cost="recursive_doubling_scan",
 )
 
-#: What only changes the type of its operand.
+#: Operations that change only the type of their operand.
 CASTS = (pbroadcast_p, reduced_p, unreduced_p)
 
 #: `psum` without types: nothing says that its result is invariant, so it transposes to itself.
@@ -197,7 +191,7 @@ pmax_p = Extremum("pmax", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 pmin_p = Extremum("pmin", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()
 
-#: The collectives of this table, those with a root left out.
+#: The collectives of this table, which leaves out those with a root.
 COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p, psum_scatter_p,
                all_to_all_p, ragged_all_to_all_p, ppermute_p, pscan_p, pscatter_p, *CASTS)  # fmt: skip
 
@@ -226,15 +220,12 @@ def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
 
 
 def varying_over(x: Value, run: CollectiveAxes) -> Value:
-    """Insert a pbroadcast of `x` along the axes it does not vary along; raise VarianceError if it is unreduced there.
-
-    With `auto_pbroadcast=False`, return `x` as it is: the collective's own check then raises VarianceError.
-    """
+    """Insert a pbroadcast of `x` along the axes it does not vary along, unless the user writes those."""
     return _cast_over(x, run, VARYING)
 
 
 def parts_over(x: Value, run: CollectiveAxes) -> Value:
-    """Cast `x` along the axes of a sum: to unreduced if it is so along one of them, else to varying."""
+    """Cast the operand of a sum: to unreduced if it is unreduced along one of the axes, else to varying."""
     partial = run.scope.typed and not states_of(x).unreduced.isdisjoint(run.axes)
     return _cast_over(x, run, UNREDUCED if partial and run.groups is None else VARYING)
 
@@ -252,10 +243,7 @@ def check_written(name: str, x: Value, run: CollectiveAxes) -> None:
 
 
 def varying_axes(x: Value, run: CollectiveAxes) -> tuple[str, ...]:
-    """The axes of `run` that `x` varies along, or is unreduced along.
-
-    All of them if values are untyped or the user writes pbroadcasts (`auto_pbroadcast=False`).
-    """
+    """The axes of `run` that `x` varies, or is unreduced, along: all if untyped, or if the user writes casts."""
     if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return run.axes
     return tuple(a for a in run.axes if a in typeof(x).states.held)
@@ -295,7 +283,7 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
         psum(x, 'i'):  [a+b]  [a+b]
         backward:      [u]    [u]  ->  [u]  [u]  {i}
 
-    Of a varying value it transposes to `pbroadcast`, of an unreduced one to `reduced`: neither communicates.
+    It transposes to `pbroadcast` for a varying value, to `reduced` for an unreduced one; neither communicates.
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
     `psum(1, 'i')` is the number of ranks. (In a `shard_map` with `auto_pbroadcast=False` this raises VarianceError,
@@ -320,13 +308,7 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     runs = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     if len(runs) == 1:
         return each_leaf(lambda leaf: _psum(leaf, runs[0]), x)
-    return each_leaf(lambda leaf: rounded_once(lambda x: _psum_runs(x, runs), array_of(leaf)), x)
-
-
-def _psum_runs(x: Value, runs: Sequence[CollectiveAxes]) -> Value:
-    for run in runs:
-        x = _psum(x, run)
-    return x
+    return each_leaf(lambda leaf: rounded_once(lambda x: functools.reduce(_psum, runs, x), array_of(leaf)), x)
 
 
 def _psum(x: Value, run: CollectiveAxes) -> Value:
@@ -366,7 +348,7 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     def mean(leaf):
         for run in runs:
             check_written("pmean", array_of(leaf), run)
-        return rounded_once(lambda x: _psum_runs(x, runs) / rank_count(runs), leaf)
+        return rounded_once(lambda x: functools.reduce(_psum, runs, x) / rank_count(runs), leaf)
 
     return each_leaf(mean, x)
 
@@ -409,7 +391,7 @@ def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
         leaf = array_of(leaf)
         if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
-        primitive.result_states([typeof(leaf)], {"axes": ()})  # raises for parts of a sum, which have no extremum
+        primitive.result_states([typeof(leaf)], {"axes": ()})  # raises for unreduced values, which have no extremum
         for run in runs:
             if varying := varying_axes(leaf, run):
                 part = run._replace(axes=varying) if run.groups is None else run
@@ -491,12 +473,7 @@ def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxe
 
 
 def psum_scatter(
-    x: Tree,
-    axis_name: AxisName,
-    scatter_dimension: int = 0,
-    tiled: bool = False,
-    *,
-    axis_index_groups: Any = None,
+    x: Tree, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False, *, axis_index_groups: Any = None
 ) -> Tree:
     """The sum over ranks, scattered: each rank gets its part (a reduce-scatter).
 
@@ -544,10 +521,10 @@ def pscatter(x: Tree, axis_name: AxisName, axis: int = 0, tiled: bool = False) -
         pscatter(x, 'i', tiled=True):  [a]    [b]    {i}
         backward:                      [u]    [v]    {i}  ->  [u,v]  [u,v]
 
-    It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Of an invariant value it
-    transposes to `all_gather_invariant`; of a reduced one, to placing the slice in zeros, as a rank's part of a sum,
-    and does not communicate. Indexing by `axis_index` gives the same numbers, but the compiler does not see that it is
-    a local slice: only `pscatter` of a psum becomes a `psum_scatter`.
+    It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. For an invariant value it
+    transposes to `all_gather_invariant`. For a reduced value the transpose does not communicate: it places the slice in
+    zeros, as the rank's part of a sum. Indexing by `axis_index` gives the same numbers, but the compiler does not see
+    that it is a local slice: only `pscatter` of a psum becomes a `psum_scatter`.
 
     >>> f = lambda x: pscatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1, 4, 1]))

@@ -187,10 +187,7 @@ _INSTEAD = {
 
 
 def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | None:
-    """The number of ranks along a body's axes, or None if unknown.
-
-    Raises ValueError for an unbound axis and for one named twice.
-    """
+    """The number of ranks along a body's axes; None if unknown. Raises ValueError for unbound or repeated axes."""
     check_distinct(name, axes)
     if scope is None:
         return None
@@ -254,10 +251,7 @@ def scattered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool
 
 @functools.cache
 def grouped(of: Collective) -> Collective:
-    """A collective that runs separately within each of `groups`, a parameter.
-
-    Its results vary: ranks of one group may agree, but groups may differ.
-    """
+    """A collective within each of `groups`, a parameter. Its results vary, since groups may differ."""
     rules = {"shape": of.shape_rule, "transpose_params": of.transpose_params, "cost": of.cost}
     return type(of)(of.name, {VARYING: of.takes.get(VARYING)}, **rules)
 
@@ -281,8 +275,8 @@ class Variadic(Collective):
         return [t for x in types for t in self.each.typecheck([x], params)]
 
     def jvp(self, primals, tangents, params):
-        moving = [i for i, t in enumerate(tangents) if t is not None]
-        moved = dict(zip(moving, self.bind(*[tangents[i] for i in moving], **params)))
+        active = [i for i, t in enumerate(tangents) if t is not None]
+        moved = dict(zip(active, self.bind(*[tangents[i] for i in active], **params)))
         return self.bind(*primals, **params), [moved.get(i) for i in range(len(primals))]
 
     def transpose(self, cts, operands, params):

@@ -31,110 +31,43 @@ from minidiff.transforms.vmap import vmap
 
 __version__ = "0.1.0.dev0"
 
-__all__ = [
-    "LeakedTracerError",
-    "ShapedArray",
-    "SymbolicZero",
-    "Tape",
-    "TracerError",
-    "UnboundAxisError",
-    "VarianceError",
-    "VarianceWarning",
-    "associative_scan",
-    "checkpoint",
-    "checkpoint_name",
-    "checkpoint_policies",
-    "closure_convert",
-    "cond",
-    "custom_jvp",
-    "custom_vjp",
-    "custom_vmap",
-    "debug",
-    "debug_nans",
-    "disable_jit",
-    "draw",
-    "dynamic_index_in_dim",
-    "dynamic_slice",
-    "dynamic_slice_in_dim",
-    "dynamic_update_index_in_dim",
-    "dynamic_update_slice",
-    "dynamic_update_slice_in_dim",
-    "eval_shape",
-    "fori_loop",
-    "grad",
-    "hessian",
-    "hvp",
-    "jacfwd",
-    "jacrev",
-    "jit",
-    "jvp",
-    "linear_transpose",
-    "linearize",
-    "make_tape",
-    "map",
-    "nn",
-    "numerical",
-    "numpy",
-    "optim",
-    "precision",
-    "pure_callback",
-    "random",
-    "remat",
-    "scan",
-    "stop_gradient",
-    "switch",
-    "testing",
-    "trace_table",
-    "transpose",
-    "tree",
-    "typeof",
-    "value_and_grad",
-    "vjp",
-    "vmap",
-    "while_loop",
-]
+__all__ = ["ShapedArray", "Tape", "eval_shape", "make_tape", "typeof"]
+__all__ += ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
+__all__ += ["hessian", "hvp", "jacfwd", "jacrev", "linear_transpose", "transpose"]
+__all__ += ["debug", "debug_nans", "disable_jit", "draw", "jit", "trace_table", "vmap"]
+__all__ += ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
+__all__ += ["checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "remat"]
+__all__ += ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "custom_vmap", "stop_gradient"]
+__all__ += ["dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim"]
+__all__ += ["dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
+__all__ += ["nn", "numerical", "numpy", "optim", "precision", "random", "testing", "tree"]
+__all__ += ["LeakedTracerError", "TracerError", "UnboundAxisError", "VarianceError", "VarianceWarning"]
 
-#: Rarely used names, which are imported lazily: name -> module, and whether it is a name in that module or the module
-#: itself. (A module must not have the same name as a function in it, since importing it would shadow the function.)
+#: Names that are imported when they are first used: name -> module, and whether it is a name in that module or the
+#: module itself. (A module must not have the same name as a function in it, since importing it would shadow that.)
 _LATER = {
-    **dict.fromkeys(
-        ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"], ("minidiff.higher_order.checkpoint", True)
-    ),
-    **dict.fromkeys(["cond", "switch"], ("minidiff.higher_order.cond", True)),
-    "scan": ("minidiff.higher_order.scan", True),
-    **dict.fromkeys(["fori_loop", "while_loop"], ("minidiff.higher_order.while_loop", True)),
-    **dict.fromkeys(["associative_scan", "map"], ("minidiff.higher_order.over_axis", True)),
-    **dict.fromkeys(
-        ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "stop_gradient"],
-        ("minidiff.higher_order.custom_rules", True),
-    ),
-    "custom_vmap": ("minidiff.higher_order.custom_batching", True),
-    **dict.fromkeys(
-        [
-            "dynamic_index_in_dim",
-            "dynamic_slice",
-            "dynamic_slice_in_dim",
-            "dynamic_update_index_in_dim",
-            "dynamic_update_slice",
-            "dynamic_update_slice_in_dim",
-        ],
-        ("minidiff.ops.slices", True),
-    ),
-    **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
-    **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
-    **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.debug", True)),
-    "debug": ("minidiff.debug", False),
-    "draw": ("minidiff.show.graph", True),
-    "jit": ("minidiff.compiler.jit", True),
-    "nn": ("minidiff.nn", False),
-    "numerical": ("minidiff.checks.numerical", False),
-    "optim": ("minidiff.optim", False),
-    "precision": ("minidiff.precision", False),
-    "pure_callback": ("minidiff.ops.callback", True),
-    "random": ("minidiff.random", False),
-    "testing": ("minidiff.checks.testing", False),
-    "trace_table": ("minidiff.show.trace_table", True),
+    name: (f"minidiff.{module}", True)
+    for module, names in {
+        "compiler.jit": ["jit"],
+        "debug": ["debug_nans", "disable_jit"],
+        "higher_order.checkpoint": ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"],
+        "higher_order.cond": ["cond", "switch"],
+        "higher_order.custom_batching": ["custom_vmap"],
+        "higher_order.custom_rules": ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "stop_gradient"],
+        "higher_order.over_axis": ["associative_scan", "map"],
+        "higher_order.scan": ["scan"],
+        "higher_order.while_loop": ["fori_loop", "while_loop"],
+        "jacobian": ["hessian", "hvp", "jacfwd", "jacrev"],
+        "ops.callback": ["pure_callback"],
+        "ops.slices": [name for name in __all__ if name.startswith("dynamic_")],
+        "show.graph": ["draw"],
+        "show.trace_table": ["trace_table"],
+        "transposition": ["linear_transpose", "transpose"],
+    }.items()
+    for name in names
 }
+_LATER |= {name: (f"minidiff.{name}", False) for name in ("debug", "nn", "optim", "precision", "random")}
+_LATER |= {name: (f"minidiff.checks.{name}", False) for name in ("numerical", "testing")}
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors

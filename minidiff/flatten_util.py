@@ -17,12 +17,12 @@ from minidiff.values.dtypes import converted
 
 
 def ravel_pytree(pytree: Any) -> tuple[Value, Callable[[Any], Any]]:
-    """Flatten a tree of arrays to one vector: the pair of it and of the inverse.
+    """Flatten a tree of arrays to one vector; return the vector and the inverse function.
 
-    The vector has the dtype to which NumPy promotes those of the leaves, and float64 if there are none. The inverse
-    takes a vector of its length, [n], and returns a tree like `pytree`, with shapes and dtypes of its leaves. If these
-    all have one dtype, it takes vectors of any dtype and keeps it; otherwise it raises TypeError for another dtype than
-    the vector's. It raises ValueError for another shape. Raise TypeError, with the path, for a non-array leaf.
+    The vector has the dtype to which the leaves promote, and float64 if there are none. The inverse takes a vector of
+    its length, [n], and returns a tree like `pytree`, with the shapes and dtypes of its leaves. If all leaves have one
+    dtype, the inverse takes vectors of any dtype and keeps it; otherwise it raises TypeError for another dtype than the
+    vector's. It raises ValueError for another shape. Raise TypeError, with the path, for a non-array leaf.
 
     >>> flat, unravel = ravel_pytree({'w': numpy.ones((2, 2)), 'b': 3.0})
     >>> flat

@@ -37,10 +37,10 @@ Argnums = int | Sequence[int]
 def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Jacobian of `f` by forward mode, column by column: for tall Jacobians.
 
-    It is cheaper than `jacrev` if the results have more elements than the arguments. The result has the tree of the
-    result of `f`. In place of each leaf of shape `(*out,)` it has the tree of the argument, with leaves of shape
-    `(*out, *in)`. `argnums` selects the arguments: an int gives one such tree per leaf, a tuple of ints a tuple of
-    trees. With `has_aux`, `f` returns a pair (value, aux), and the result is (Jacobian, aux).
+    It is cheaper than `jacrev` if the results have more elements than the arguments. The Jacobian has the structure of
+    the result of `f`. In place of each leaf of shape `(*out,)`, it has a tree like the argument, with leaves of shape
+    `(*out, *in)`. `argnums` selects the arguments: for an int there is one such tree per leaf, for a tuple of ints a
+    tuple of trees. With `has_aux`, `f` returns a pair (value, aux), and the result is (Jacobian, aux).
 
     Raise TypeError for integer arguments or results, and for complex arguments without `holomorphic=True`.
 
@@ -168,8 +168,7 @@ def _size(types: Sequence[ShapedArray]) -> int:
 def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
     """The standard basis of a list of arrays along a new axis: a slice per array.
 
-    Each slice has the states of its array along mesh axes: under vmap it is traced, and no longer a constant that
-    agrees with any states.
+    Each slice has the states of its array along mesh axes, since under vmap it is traced, and no longer a constant.
     """
     total, start = _size(types), 0
     for t in types:
@@ -179,7 +178,7 @@ def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
 
 
 def _parts(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value]:
-    """Split the first or last axis, of the size of the basis, into the arrays' axes."""
+    """Split the first or last axis, which has the size of the basis, into the arrays' axes."""
     ends = list(itertools.accumulate((t.size for t in types), initial=0))
     if axis == 0:
         return [x[i:j].reshape((*t.shape, *x.shape[1:])) for t, i, j in zip(types, ends, ends[1:])]

@@ -28,20 +28,8 @@ from minidiff.random import Shape, bernoulli
 from minidiff.values.dtypes import is_differentiable
 
 __all__ = [
-    *("celu", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu"),
-    *(
-        "log_sigmoid",
-        "log_softmax",
-        "logsumexp",
-        "mish",
-        "one_hot",
-        "relu",
-        "sigmoid",
-        "silu",
-        "softmax",
-        "softplus",
-        "swish",
-    ),
+    *("celu", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu", "log_sigmoid"),
+    *("log_softmax", "logsumexp", "mish", "one_hot", "relu", "sigmoid", "silu", "softmax", "softplus", "swish"),
 ]
 __dir__ = functools.partial(sorted, __all__)
 
@@ -73,18 +61,10 @@ def _tanh_gate(x: Value) -> Value:
     return 0.5 * (1 + numpy.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-def _gelu_tanh(x: numpy.ndarray) -> numpy.ndarray:
-    return numpy.maximum(x, -_LIMIT) * _tanh_gate(numpy.clip(x, -_LIMIT, _LIMIT))
-
-
 def _gelu_tanh_slope(out: Value, x: Value) -> Value:
     x = clip(x, -_LIMIT, _LIMIT)
     gate = _tanh_gate(x)
     return gate + x * gate * (1 - gate) * (math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * x * x))
-
-
-def _gelu_erf(x: numpy.ndarray) -> numpy.ndarray:
-    return numpy.maximum(x, -_LIMIT) * (0.5 * erfc_of(x * -math.sqrt(0.5)))
 
 
 def _gelu_erf_slope(out: Value, x: Value) -> Value:
@@ -92,17 +72,9 @@ def _gelu_erf_slope(out: Value, x: Value) -> Value:
     return 0.5 * erfc(x * -math.sqrt(0.5)) + x * exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
 
 
-def _silu(x: numpy.ndarray) -> numpy.ndarray:
-    return numpy.maximum(x, -_FAR) * elementwise.sigmoid_of(x)
-
-
 def _silu_slope(out: Value, x: Value) -> Value:
     gate = elementwise.sigmoid(x)
     return gate * (1 + clip(x, -_FAR, _FAR) * (1 - gate))
-
-
-def _mish(x: numpy.ndarray) -> numpy.ndarray:
-    return numpy.maximum(x, -_FAR) * numpy.tanh(numpy.logaddexp(x, 0))
 
 
 def _mish_slope(out: Value, x: Value) -> Value:
@@ -111,10 +83,16 @@ def _mish_slope(out: Value, x: Value) -> Value:
 
 
 relu_p = Elementwise("relu", lambda x: numpy.maximum(x, 0), (lambda out, x: elementwise.greater(out, 0),))
-gelu_tanh_p = Elementwise("gelu_tanh", _gelu_tanh, (_gelu_tanh_slope,))
-gelu_erf_p = Elementwise("gelu_erf", _gelu_erf, (_gelu_erf_slope,))
-silu_p = Elementwise("silu", _silu, (_silu_slope,))
-mish_p = Elementwise("mish", _mish, (_mish_slope,))
+gelu_tanh_p = Elementwise(
+    "gelu_tanh",
+    lambda x: numpy.maximum(x, -_LIMIT) * _tanh_gate(numpy.clip(x, -_LIMIT, _LIMIT)),
+    (_gelu_tanh_slope,),
+)
+gelu_erf_p = Elementwise(
+    "gelu_erf", lambda x: numpy.maximum(x, -_LIMIT) * (0.5 * erfc_of(x * -math.sqrt(0.5))), (_gelu_erf_slope,)
+)
+silu_p = Elementwise("silu", lambda x: numpy.maximum(x, -_FAR) * elementwise.sigmoid_of(x), (_silu_slope,))
+mish_p = Elementwise("mish", lambda x: numpy.maximum(x, -_FAR) * numpy.tanh(numpy.logaddexp(x, 0)), (_mish_slope,))
 
 
 def relu(x: Value) -> Value:
@@ -255,12 +233,12 @@ def _softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> V
     return t - elementwise.multiply(out, reduction.sum(t, axes, keepdims=True))
 
 
-def _log_softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> Value:
-    return t - reduction.sum(elementwise.multiply(exp(out), t), axes, keepdims=True)
-
-
 softmax_p = _AlongAxes("softmax", _softmax, _softmax_tangent)
-log_softmax_p = _AlongAxes("log_softmax", _log_softmax, _log_softmax_tangent)
+log_softmax_p = _AlongAxes(
+    "log_softmax",
+    _log_softmax,
+    lambda out, x, t, axes: t - reduction.sum(elementwise.multiply(exp(out), t), axes, keepdims=True),
+)
 logsumexp_p = _AlongAxes(
     "logsumexp",
     _logsumexp,
@@ -354,9 +332,9 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> 
 def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Value:
     """Set numbers of `x` to 0, each with probability `rate`, and divide the others by `1 - rate`.
 
-    Which ones is drawn from a key of `minidiff.random`, for the shape, by default that of x. Numbers along a dimension
-    of size 1 are dropped together; a `Block` drops those that it has of a larger array. Raises ValueError for a rate
-    that is not in [0, 1).
+    A key of `minidiff.random` draws which ones, in an array of the shape, by default that of x. Numbers along a
+    dimension of size 1 are dropped together. A `Block` drops the same numbers as a draw for the whole array. Raises
+    ValueError for a rate that is not in [0, 1).
 
     >>> import minidiff as md
     >>> dropout(md.random.key(0), numpy.ones(5), 0.5)

@@ -4,14 +4,13 @@ There is no generator with a state. A function draws the same numbers from the s
 `vmap` and `scan`, on one rank or many. `split` and `fold_in` make further keys; use each key once.
 
 Number k of a draw is a hash of (key, k) alone. So a rank can draw its block of a large array without the rest: give a
-`Block` as the shape. The hash is Threefry-2x32 with 20 rounds, as in JAX, which needs nothing but additions, rotations
-and exclusive ors of 32-bit words: NumPy computes it for any keys and counters at once. (`numpy.random.Philox` is
+`Block` as the shape. The hash is Threefry-2x32 with 20 rounds, as in JAX. It needs only additions, rotations and
+exclusive ors of 32-bit words, which NumPy computes for many keys and counters at once. (`numpy.random.Philox` is
 faster along one stream, but it is an object for each key, and a block of an array is many pieces of a stream.)
 Keys, `split` and `bits` equal those of JAX.
 
-A key is a plain array u32[2], and typed like any other. In the body of a `shard_map`, a key that is the same on all
-ranks draws the same numbers on all of them. `fold_in(key, axis_index('i'))` varies along `i`, and so does what is drawn
-from it.
+A key is a plain array u32[2], with a type like any other. In the body of a `shard_map`, a key that is the same on all
+ranks draws the same numbers on all of them. `fold_in(key, axis_index('i'))` varies along `i`, and so do its draws.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3".
 """
@@ -88,7 +87,7 @@ def _random_bits_impl(k0, k1, first, sizes, strides):
 
 
 def _of_each(k: Any, lead: tuple[int, ...], shape: tuple[int, ...]) -> numpy.ndarray:
-    """The words of keys for each number of a draw of this shape, flat; a single one if it is the same for all."""
+    """One word of the key of each number in a draw of this shape, flat; a single one if all keys are the same."""
     if numpy.size(k) == 1:
         return numpy.reshape(k, 1)
     own = numpy.broadcast_to(k, lead)
@@ -100,13 +99,13 @@ def _random_bits_shape(k0, k1, first, sizes, strides):
 
 
 def _random_bits_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """Batches of keys may be in parts, each of which draws its own numbers."""
+    """Batches of keys may be split: each part draws its own numbers."""
     lead = outs[0].shape[: outs[0].ndim - len(params["sizes"])]
     return Dimensions(tuple(aligned(t.shape, lead) for t in types), numbered(outs))
 
 
-#: The hash of the counters `first + i @ strides`, for all indices i below `sizes`, by the key of words k0 and k1: u64
-#: of shape `sizes`. Batches of the three operands broadcast, and come first in the result.
+#: Hash the counters `first + i @ strides`, for all indices i below `sizes`, by the key with the words k0 and k1: u64 of
+#: shape `sizes`. Batches of the three operands broadcast, and come first in the result.
 random_bits_p = Discrete(
     "random_bits",
     _random_bits_impl,
@@ -121,11 +120,10 @@ random_bits_p = Discrete(
 
 @dataclass(frozen=True)
 class Block:
-    """The shape of a block of a larger draw: what begins at index `starts` of a draw of shape `whole`.
+    """A block of a larger draw: an array of this `shape`, which begins at index `starts` of a draw of shape `whole`.
 
-    Every function that takes a shape takes one. The starts may be traced, and differ from rank to rank:
-    `spmd.local_block` makes the block that a rank has by a partition spec. Raises ValueError for a block that is not
-    inside the whole.
+    Functions take it in place of a shape. The starts may be traced, and differ from rank to rank: `spmd.local_block`
+    makes the block of a rank from a partition spec. Raises ValueError for a block that is not inside the whole.
 
     >>> import minidiff as md
     >>> key = md.random.key(0)
@@ -243,9 +241,8 @@ def split(key: Value, num: Shape = 2) -> Value:
 def fold_in(key: Value, data: Any) -> Value:
     """Make a key from a key and an integer, such as the number of a layer, of a step, or of a rank.
 
-    It is key number `data` of `split(key, num)`, for any larger num. Integers count modulo 2**64, whether they
-    are Python's, NumPy's or traced: -1 is 2**64 - 1. Raises ValueError for one of more than 64 bits, TypeError for all
-    else.
+    It is key number `data` of `split(key, num)`, for any larger num. Integers (Python's, NumPy's or traced) count
+    modulo 2**64: -1 is 2**64 - 1. Raises ValueError for an integer of more than 64 bits, TypeError for anything else.
 
     >>> import minidiff as md
     >>> bool((fold_in(md.random.key(0), 1) == split(md.random.key(0))[1]).all())
@@ -258,7 +255,7 @@ def fold_in(key: Value, data: Any) -> Value:
 
 
 def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
-    """Random unsigned integers, of all values of their dtype.
+    """Random unsigned integers, from all values of their dtype.
 
     >>> import minidiff as md
     >>> bits(md.random.key(0), 2, 'uint8')
@@ -274,9 +271,10 @@ def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
 
 
 def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0.0, maxval: Value = 1.0) -> Value:
-    """Draw numbers in [minval, maxval), from evenly spaced ones in [0, 1) with as many digits as the dtype has.
+    """Draw numbers in [minval, maxval).
 
-    The bounds broadcast to the shape. A scaled number may be rounded up to maxval. Differentiable in the bounds.
+    They are evenly spaced numbers in [0, 1), with as many digits as the dtype has, scaled to the bounds, which
+    broadcast to the shape. Scaling may round up to maxval. Differentiable in the bounds.
 
     >>> import minidiff as md
     >>> uniform(md.random.key(0), 3).round(3)
@@ -300,7 +298,7 @@ def _inside_unit(name: str, key: Value, shape: Shape) -> Value:
 
 
 def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
-    """Draw from the standard normal distribution: its quantiles at uniform numbers.
+    """Draw from the standard normal distribution: compute its quantiles at uniform numbers.
 
     >>> import minidiff as md
     >>> normal(md.random.key(0), 3).round(3)
@@ -313,9 +311,9 @@ def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
 def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the standard normal distribution, given that the number is in [lower, upper].
 
-    The bounds broadcast to the shape, by default their own. They may be infinite; between bounds that are equal, or
-    beyond 37 on one side, all numbers are a bound. Raises ValueError if a lower bound is above the upper one; where
-    bounds are traced or NaN, the number is NaN. Differentiable in the bounds.
+    The bounds broadcast to the shape, by default their own. They may be infinite. If they are equal, or both beyond 37
+    on one side, each number is a bound. If a lower bound is above the upper one, raises ValueError, or draws NaN where
+    bounds are traced; NaN bounds draw NaN. Differentiable in the bounds.
 
     >>> import minidiff as md
     >>> truncated_normal(md.random.key(0), 2.0, numpy.inf, 3).round(3)
@@ -327,7 +325,7 @@ def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None
     if not any(isinstance(x, Tracer) for x in (lower, upper)) and numpy.any(numpy.greater(lower, upper)):
         raise ValueError(f"truncated_normal: [{lower}, {upper}] is not an interval: lower is above upper")
     lower, upper = convert(lower, float), convert(upper, float)
-    # In the upper tail probabilities are close to 1, where they have few digits: draw in the lower one.
+    # In the upper tail, probabilities are close to 1 and have few digits: draw in the lower tail.
     flip = numpy.greater(lower, 0)
     low, high = numpy.where(flip, -upper, lower), numpy.where(flip, -lower, upper)
     below, up_to = (0.5 * erfc_p.bind(x * -math.sqrt(0.5)) for x in (low, high))
@@ -341,7 +339,7 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
     """Draw integers in [minval, maxval).
 
     The bounds broadcast to the shape. Probabilities are equal up to a relative error of (maxval - minval) / 2**64.
-    Raises ValueError for an empty interval of plain bounds, and bounds that the dtype cannot hold.
+    Raises ValueError if bounds that are not traced have no number between them, or do not fit the dtype.
 
     >>> import minidiff as md
     >>> randint(md.random.key(0), 5, 0, 10)
@@ -401,7 +399,7 @@ def permutation(key: Value, x: Any, axis: int = 0) -> Value:
 def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None = None) -> Value:
     """Draw indices along an axis with probabilities `softmax(logits, axis)`.
 
-    The shape is by default that of logits without the axis, which must broadcast to it. The index is that of the
+    The shape of the logits without the axis is the default, and must broadcast to the shape. The index is that of the
     largest sum of a logit and a number from the Gumbel distribution.
 
     >>> import minidiff as md

@@ -28,14 +28,14 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     """Transpose a tape: map cotangents of its outputs to those of its linear inputs.
 
     `linear` are the positions of the inputs in which the tape is jointly linear: all of them by default. The others
-    remain inputs. The cotangents of the outputs replace the linear inputs, in order, and have the outputs' types. (If
-    there are fewer outputs, the last positions are dropped; if there are more, the rest follow the last position.) The
+    remain inputs. The cotangents of the outputs, of the outputs' types, replace the linear inputs in order. (If there
+    are fewer outputs, the last positions are dropped; if there are more, the rest follow the last position.) The
     results have the linear inputs' types. A constant term does not appear in the transpose.
 
     Bodies are transposed too; that of a `shard_map` has its in_specs and out_specs swapped. The result is simplified
-    (`minidiff.compiler.simplify.simplified`). Transposing twice gives a tape of the same function. It is `== tape` (see
-    `Tape.__eq__`) if every operation is the transpose of its transpose, as every collective is. An `np.where` of two
-    operands, say, is not: it becomes a sum of two `np.where`, of one operand each.
+    (`minidiff.compiler.simplify.simplified`). Transposing twice gives a tape of the same function. It is `== tape` if
+    every operation is the transpose of its transpose, as every collective is. For instance, an `np.where` of two
+    operands is not: it becomes a sum of two `np.where`, of one operand each.
 
     Raise TypeError, with the operation and the type of its operand, if the tape is not linear in those inputs.
 

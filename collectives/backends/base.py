@@ -32,21 +32,19 @@ class LauncherError(RuntimeError):
 
 
 def ignore_interrupts() -> None:
-    """Ignore Ctrl-C from now on, since this process is ending; threads but the main one cannot, and do nothing."""
+    """Ignore Ctrl-C from now on, since this process is ending. It has no effect in threads other than the main one."""
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Backend(ABC):
-    """The ranks of a mesh; collectives are methods `_psum`, `_all_gather`, …
-
-    `sizes` are the sizes of the mesh's axes.
-    """
+    """The ranks along axes of these `sizes`; collectives are methods `_psum`, `_all_gather`, …"""
 
     name: str
     rank = 0
     at_once = False  # whether a collective is complete as soon as it has started
-    compare_once: Any  # MPI ranks alone have it
+    compare_once: Any  # MPI ranks alone have it, and `texts`
+    texts: Any
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
@@ -54,10 +52,7 @@ class Backend(ABC):
         self.bytes: Counter = Counter()  # the bytes of each rank's operands
 
     def same_ranks(self, other: Backend) -> bool:
-        """Whether another backend of the same sizes has the same ranks.
-
-        If so, each can use the other's values.
-        """
+        """Whether another backend of the same sizes has the same ranks, so that each can use the other's values."""
         return type(self) is type(other)
 
     def size(self, axes: Iterable[str]) -> int:
@@ -88,17 +83,11 @@ class Backend(ABC):
 
     @abstractmethod
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        """Bind an ordinary operation on every rank: its results, and their axes.
-
-        The current interpreter runs it on the data.
-        """
+        """Bind an ordinary operation on every rank, by the current interpreter: its results, and their axes."""
 
     @abstractmethod
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
-        """Run a collective: the result, and its axes.
-
-        It runs within each of `params["groups"]`, if given.
-        """
+        """Run a collective, within each of `params["groups"]` if given: the result, and its axes."""
 
     def variadic(
         self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict
@@ -110,10 +99,7 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
-        """Start an all-reduce of several values, or a `ppermute` of one.
-
-        `wait` takes what this returns. All ranks must start, and wait, in the same order.
-        """
+        """Start an all-reduce of several values, or a `ppermute` of one, for `wait`; all ranks do so in one order."""
 
     @abstractmethod
     def wait(self, started: Any) -> list[tuple[Any, Axes]]:

@@ -120,10 +120,7 @@ class MPIRanks(Backend):
         return self._split({"axes": axes, "groups": (order,)}, self.index(rest), order[self.index(axes)])
 
     def _split(self, which: dict, colour: int, key: int) -> Any:
-        """Split the mesh's communicator, once for all meshes of this shape.
-
-        Axes are identified by position, not by name.
-        """
+        """Split the mesh's communicator, once for all meshes of this shape: axes are known by position."""
         names = list(self.sizes)
         place = (tuple(names.index(a) for a in which["axes"]), *which.get("groups", ()))
         comms = self._lease.comms
@@ -142,11 +139,14 @@ class MPIRanks(Backend):
         """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""
         return self.comm.mismatch_check.compare_once(name, self.sizes, lines)
 
-    def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> MPIRanks:
-        """The ranks of this rank's group; makes a communicator once.
+    def texts(self, text: str) -> list[str]:
+        """The texts of all ranks, in their order; every rank must call it."""
+        check = self.comm.mismatch_check
+        check.note("comparison of values", {"axes": tuple(self.sizes)})
+        return check.texts(text)
 
-        `groups` list indices along `axes`.
-        """
+    def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> MPIRanks:
+        """The ranks of this rank's group, where `groups` list indices along `axes`; makes a communicator once."""
         here = self.index(axes)
         number = next(k for k, members in enumerate(groups) if here in members)
         rest = tuple(a for a in self.sizes if a not in axes)
@@ -394,10 +394,7 @@ class MPIRanks(Backend):
 
 
 class Started:
-    """A started collective: MPI owns `given` until it is waited for.
-
-    `given` is the buffer itself, or a value.
-    """
+    """A started collective: MPI owns `given`, which is the buffer itself or a value, until it is waited for."""
 
     def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
         self.buffer = buffer
@@ -510,10 +507,7 @@ _NUMBERS = itertools.count(1)
 
 
 def _watched(parent: Any) -> Watched:
-    """Wrap a communicator for the deadlock watchdog.
-
-    All its ranks call this, and agree on its name.
-    """
+    """Wrap a communicator for the deadlock watchdog; all its ranks call this, and agree on its name."""
     if isinstance(parent, Watched):
         return parent
     everyone = WORLD.Get_size()
@@ -528,7 +522,7 @@ def _watched(parent: Any) -> Watched:
     agreed = numpy.empty_like(mine)
     lobby.wait("Allreduce", parent.Iallreduce, mine, agreed, _mpi.MAX)
     if agreed[1] and threads and len(ranks) > 1:
-        with WATCHDOG.whole():
+        with lobby.mismatch_check.whole():
             WATCHDOG.open(parent.Dup(), ranks)
     return Watched(parent, WATCHDOG, (*ranks[:1], int(agreed[0])), ranks)
 
@@ -560,10 +554,7 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
 
 
 def _sendable(x: numpy.ndarray) -> numpy.ndarray:
-    """Return x contiguous, aligned and in native byte order; copy only if needed.
-
-    MPI requires all three.
-    """
+    """Return x contiguous, aligned and in native byte order, as MPI requires; copy only if needed."""
     x = numpy.asarray(x, None if x.dtype.isnative else x.dtype.newbyteorder("="), order="C")
     return x if x.flags.aligned else x.copy()
 

@@ -78,7 +78,7 @@ class Simulated(Backend):
         return self._same(out, rest) if name in SAME_ON_ALL else self._join(out, axes, rest)
 
     def _in_groups(self, name, x, held, axes, size, groups, **params):
-        """Run a collective within each group, as over an axis of its ranks alone."""
+        """Run a collective within each group, as over an axis that has only the group's ranks."""
         x, rest = self._split(x, held, axes)
         results: dict[int, numpy.ndarray] = {}
         for group in groups:
@@ -265,7 +265,7 @@ class Simulated(Backend):
 def _add(x: numpy.ndarray) -> numpy.ndarray:
     """Sum along the first axis; the result has x's dtype (NumPy would promote small integers)."""
     dtype = accumulator(x.dtype)
-    # NumPy starts from 0, which -0.0 added to nothing else would not survive.
+    # NumPy starts sums from 0.0, which would turn a sum of -0.0 into 0.0.
     start = {} if dtype.kind not in "fc" or isinstance(x, Tracer) else {"initial": -dtype.type(0)}
     return x.sum(0, dtype=dtype, **start).astype(x.dtype, copy=False)
 

@@ -33,7 +33,7 @@ from minidiff.core.scope import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, operand_type, typeof
 from minidiff.diagnostics.location import Location, merged
-from minidiff.higher_order.partial_eval import prune_tape
+from minidiff.higher_order.dead_code import prune_tape
 from minidiff.ops.base import Linear, Multilinear
 from minidiff.ops.elementwise import Divide, Sum
 from minidiff.values.dtypes import accumulator, is_differentiable, is_scalar_constant

@@ -50,10 +50,7 @@ def _variadic_psum(parts: Sequence[Equation]) -> Equation:
 
 
 def split_variadic_psums(tape: Tape, *_: Any) -> Tape:
-    """Split variadic psums into psums of one value, which the rewrites match.
-
-    `fuse_psums` regroups them.
-    """
+    """Split variadic psums into psums of one value, which rewrites match; `fuse_psums` regroups them."""
     if not any(eqn.primitive in VARIADIC for eqn in tape.equations):
         return tape
     return with_equations(tape, [part for eqn in tape.equations for part in _split_variadic(eqn)])
@@ -74,7 +71,7 @@ def fuse_psums(tape: Tape, _: Scope | None, settings: Mapping[str, Any]) -> Tape
     """
     if sum(eqn.primitive in PSUMS for eqn in tape.equations) < 2:
         return tape
-    buckets = list(in_groups(tape, _summed_alike, _size, settings["bucket_bytes"]))
+    buckets = list(in_groups(tape, _summed_alike, lambda eqn: typeof(eqn.inputs[0]).nbytes, settings["bucket_bytes"]))
     if len(buckets) == len(tape.equations):
         return tape
     return with_equations(tape, [_variadic_psum(bucket) for bucket in buckets])
@@ -87,7 +84,3 @@ def _summed_alike(eqn: Equation) -> Any:
     axes, groups = eqn.params["axes"], eqn.params.get("groups")
     over = frozenset(axes) if groups is None else axes  # groups count ranks in the order of the axes
     return eqn.primitive, over, groups, typeof(eqn.inputs[0]).dtype
-
-
-def _size(eqn: Equation) -> int:
-    return typeof(eqn.inputs[0]).nbytes

@@ -22,7 +22,8 @@ from collectives.ops import pbroadcast_p, reduced_p
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.checkpoint import Checkpoint
-from minidiff.higher_order.partial_eval import cut, names_used, needed_equations
+from minidiff.higher_order.dead_code import names_used, needed_equations
+from minidiff.higher_order.masks import cut
 from minidiff.higher_order.scan import scan_p
 
 #: The casts that transpose to a `psum`.
@@ -30,10 +31,7 @@ HOISTED = (pbroadcast_p, reduced_p)
 
 
 def hoist_pbroadcasts(tape: Tape) -> Tape:
-    """Move pbroadcasts before loops and checkpoints.
-
-    Returns the tape itself if no body has one.
-    """
+    """Move pbroadcasts before loops and checkpoints; return the tape itself if no body has one."""
     if not any(map(_has_pbroadcast, tape.equations)):
         return tape
     equations: list[Equation] = []

@@ -46,9 +46,9 @@ def check_grads(
     Directions are random but the same in each run; `eps` is the step of the differences. Arguments and results may be
     sharded arrays; under MPI every rank calls it.
 
-    Raises AssertionError, naming the mode, the order and the result with both numbers; the argument that causes it; and
-    the first operation whose own derivative is wrong, if there is one. Raises TypeError if no argument or no result is
-    differentiable; TracerError for a traced argument, as in the body of a `shard_map`.
+    Raises AssertionError, which names the mode, the order, and the result with both numbers; the argument that causes
+    it; and the first operation whose own derivative is wrong, if there is one. Raises TypeError if no argument or no
+    result is differentiable; TracerError for a traced argument, as in the body of a `shard_map`.
 
     >>> import numpy as np
     >>> check_grads(lambda x: np.sin(x).sum(), (np.ones(3),))
@@ -91,7 +91,7 @@ class _Subject(NamedTuple):
 
 
 def _varied(of: Any, root: str) -> list[tuple[str, Any]]:
-    """The differentiable leaves with their paths; TypeError if no leaf is such."""
+    """The differentiable leaves with their paths; TypeError if there are none."""
     paths = tree.flatten_with_paths(of, root)[0]
     found = [(path, x) for path, x in paths if is_differentiable(typeof(x).dtype)]
     if paths and not found:
@@ -109,7 +109,12 @@ def _check(subject: _Subject, order: int, modes: tuple, rng, tolerance: Toleranc
         for path, a, e in zip(subject.results if mode == "fwd" else [""], actual, expected):
             if not _agree(a, e, tolerance):
                 title = f"{name}: {what}{path} by the rules (actual), by differences"
-                raise AssertionError(_message(a, e, title, tolerance) + _explanation(subject, cts, mode, tolerance))
+                rng = numpy.random.default_rng(0)
+                reasons = (
+                    _first_wrong(subject, cts, mode, tolerance, rng),
+                    _wrong_operation(subject, mode, tolerance, rng),
+                )
+                raise AssertionError("\n ".join([_message(a, e, title, tolerance), *filter(None, reasons)]))
     if order > 1:
         for mode in modes:
             derivative = _derivative(subject, tangents, cts, mode)
@@ -134,7 +139,7 @@ def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Sub
 
 
 def _pulled_back(f: Callable, xs: Sequence, cts: list) -> list:
-    """The arguments' cotangents, gathered: those of a shard_map may be sharded."""
+    """The arguments' cotangents, gathered, since those of a shard_map may be sharded."""
     return list(map(gathered, vjp(f, *xs)[1](cts)))
 
 
@@ -165,13 +170,6 @@ def _message(actual: Any, expected: Any, title: str, tolerance: Tolerance) -> st
     return title
 
 
-def _explanation(subject: _Subject, cts: list, mode: str, tolerance: Tolerance) -> str:
-    """Further lines of the message: the argument and operation that disagree."""
-    rng = numpy.random.default_rng(0)
-    argument = _first_wrong(subject, cts, mode, tolerance, rng)
-    return "".join(f"\n {line}" for line in (argument, _wrong_operation(subject, mode, tolerance, rng)) if line)
-
-
 def _first_wrong(subject: _Subject, cts: list, mode: str, tolerance: Tolerance, rng) -> str:
     """The first argument whose derivative is wrong, with both numbers."""
     zeros = [numpy.zeros_like(x)[()] for x in subject.values]
@@ -192,10 +190,6 @@ def _directions(t: Any) -> list[tuple[str, Any]]:
     return [("", t)]
 
 
-def _on_list(f: Callable, *xs: Any) -> Any:
-    return f(list(xs))
-
-
 def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) -> str:
     """The first operation on the tape whose derivative differs from differences."""
     try:
@@ -210,7 +204,8 @@ def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) ->
             others, values = ([read(env, a) for a in atoms] for atoms in (local.others, local.active))
             operands = [f"operand {next(i for i, a in enumerate(eqn.inputs) if a is v)}" for v in local.active]
             applied, values = on_whole_arrays(functools.partial(local.apply, others), values)
-            itself = _Subject(functools.partial(_on_list, applied), values, operands, [""] * len(local.results))
+            f = functools.partial(lambda applied, *xs: applied(list(xs)), applied)
+            itself = _Subject(f, values, operands, [""] * len(local.results))
             cts = [_random_like(env[v], rng) for v in local.results]
             wrong = _first_wrong(itself, cts, mode, tolerance, rng)
             if wrong:

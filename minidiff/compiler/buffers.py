@@ -1,4 +1,4 @@
-"""Which values share memory, and when memory is used for the last time."""
+"""Alias analysis and liveness: which values share memory, and when memory is used for the last time."""
 
 from __future__ import annotations
 
@@ -115,9 +115,10 @@ class Memory:
                 self.ending[k].append(v)
 
     def reused_by(self, eqn: Equation, k: int, least: int, but: Container[Var] = ()) -> Var | None:
-        """The dying operand whose memory a ufunc's result can take, or None.
+        """The operand of equation `k` whose memory its result can take, or None.
 
-        `eqn` is equation `k`. Its result has at least `least` bytes; it does not take the memory of values in `but`.
+        Only the result of a ufunc, of at least `least` bytes, takes the memory of an operand that is not used again,
+        and not that of values in `but`.
         """
         out = eqn.outputs[0] if isinstance(eqn.primitive.impl, numpy.ufunc) else None
         if out is None or out.type.shape == () or out.type.nbytes < least:

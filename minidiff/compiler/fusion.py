@@ -27,12 +27,12 @@ def in_groups(
 ) -> Iterator[list[Equation]]:
     """Yield a tape's equations in an order in which those with equal keys are together.
 
-    Equations without a key (None) run as soon as they can, each by itself. When none is left, all that can run with
-    one key form a group, while the sum of their sizes is at most `limit`; the key is the one of which the fewest other
-    equations still wait.
+    Equations without a key (None) run as soon as they can, each by itself. When there are no more of them, the
+    equations with one key that can run form a group, while the sum of their sizes is at most `limit`. The key is the
+    one with the fewest equations that cannot run yet.
 
-    No member of a group depends on another, unless `inside(maker, a, user)` says that their operands may pass within
-    it, from the member that makes one to the one that uses it. Equations with effects keep their order.
+    No member of a group depends on another, unless `inside(maker, a, user)` says that the value `a` may pass within
+    the group, from the equation that makes it to the one that uses it. Equations with effects keep their order.
     """
     place = {eqn: k for k, eqn in enumerate(tape.equations)}
     missing, users = _dependencies(tape)

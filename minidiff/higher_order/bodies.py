@@ -1,10 +1,10 @@
 """Operations that run bodies: the rules that all branches and loops share, and inlined calls.
 
 The bodies of branches and loops are tapes (:class:`BodyOperation`). Each rule changes the bodies, then applies the same
-operation to them. What differs between the operations is how a body takes an operand (`SHARED`, `CARRIED` or
-`ELEMENT`), and so how an operand that a rule adds is passed: a tangent is passed like its primal, and a value that the
-backward pass needs is one `ELEMENT` for each step of a loop. A carry is an operand and a result. If one of both has a
-tangent (is linear, is batched), so has the other: a fixpoint.
+operation to them. The operations differ in how a body takes an operand: `SHARED`, `CARRIED` or `ELEMENT`. An operand
+that a rule adds is passed accordingly: a tangent like its primal, and a residual as one `ELEMENT` for each step of a
+loop. A carry is an operand and a result. If the operand has a tangent (is linear, is batched), so has the result, and
+the reverse: a fixpoint.
 
 The body of a checkpoint or of a function with a custom rule is a function, and runs inline (:class:`Call`).
 """
@@ -26,7 +26,9 @@ from minidiff.core.tracer import Value
 from minidiff.core.transpose import transpose_values
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.higher_order.dead_code import depends, names_used, prune_tape
 from minidiff.higher_order.effects import has_effects
+from minidiff.higher_order.masks import chosen, cut, fixpoint, placed, positions
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     ELEMENT,
@@ -36,19 +38,11 @@ from minidiff.higher_order.partial_eval import (
     TracedBody,
     batched_body,
     broadcast_in_front,
-    chosen,
-    cut,
-    depends,
     filled,
     fit,
-    fixpoint,
     jvp_of_body,
     merge,
-    names_used,
     partly_evaluated,
-    placed,
-    positions,
-    prune_tape,
     traced_batch,
 )
 from minidiff.ops.base import Linear
@@ -90,8 +84,8 @@ class HigherOrder(Primitive):
 class BodyOperation(HigherOrder):
     """An operation with tapes as parameters: branches, or the step of a loop.
 
-    It reads its first `leading(params)` operands itself. The others are those of its `alternatives(params)`, the tapes
-    of which each run executes one. `groups(params)` says how these take their operands, and give their results.
+    It reads its first `leading(params)` operands itself. The others are those of its `alternatives(params)`: tapes, of
+    which each run executes one. `groups(params)` says how these take their operands, and give their results.
     `with_bodies(params, tapes, operands)` returns the parameters with other tapes, for these operands.
     """
 
@@ -120,10 +114,7 @@ class BodyOperation(HigherOrder):
         return params
 
     def bodies(self, count: int, params: dict) -> dict[str, list[int]] | None:
-        """The operands (by index) that each body takes; the last body gives the results.
-
-        None if a body takes elements of operands.
-        """
+        """The operands (by index) that each body takes; the last one gives the results. None if one takes elements."""
         return None
 
     # ------------------------------------------------ changing the bodies
@@ -137,8 +128,8 @@ class BodyOperation(HigherOrder):
     ) -> tuple[list, list[bool], list[bool]]:
         """Change each alternative, until every carry is marked as its result is.
 
-        `change` takes a tape and which operands are marked; it returns anything, and which results are marked then.
-        Returns what `change` did for each alternative, and which operands and results are marked in the end.
+        `change` takes a tape and which operands are marked. It returns anything, and which results are then marked.
+        Returns what `change` returned for each alternative, and which operands and results are marked in the end.
         """
         carried = positions(group == CARRIED for group in self.groups(params)[0])
 
@@ -228,10 +219,10 @@ class BodyOperation(HigherOrder):
         return [outs[i] for i in range(len(outs))]
 
     def split(self, args: Sequence[Any], linear: Sequence[bool], params: dict) -> tuple[dict[int, Value], LinearPart]:
-        """Run the part that does not depend on `linear` operands: results by index, the rest.
+        """Run the part that does not depend on `linear` operands; return its results by index, and the linear part.
 
-        Linear operands may be types, or names on a linear tape. The rest takes residuals: values that are known outside
-        the body are passed on as they are, the others are further results of the known part.
+        Linear operands may be types, or names on a linear tape. The linear part takes residuals. Those known outside
+        the body are passed on as they are, and the others are further results of the known part.
         """
         own, args = cut(args, self.leading(params))
         results = self.groups(params)[1]
@@ -285,9 +276,9 @@ class BodyOperation(HigherOrder):
     def _transposed_bodies(
         self, linear: Sequence[bool], summed: Sequence[bool], cts_given: Sequence[bool], params: dict
     ) -> tuple[list[TracedBody], list[ShapedArray]]:
-        """Trace the backward passes: from sums so far, known operands and cotangents.
+        """Trace the backward passes of sums so far, known operands and cotangents; also return the results' types.
 
-        Returns also the types of the cotangents. Sums are sharded like their terms.
+        Sums are sharded like their terms.
         """
         fixed = [not yes for yes in linear]
         types = [t.cotangent for t in chosen(self.alternatives(params)[0].in_types, linear)]
@@ -347,7 +338,7 @@ class BodyOperation(HigherOrder):
     def vectorised(
         self, outside: Batch, own: list[Value], batched: Sequence[bool], params: dict
     ) -> tuple[list[Value], list[Operand], list[TracedBody], list[bool], list[bool], dict]:
-        """Vectorise the bodies: trace them on batches, results with which are batched.
+        """Vectorise the bodies: trace them on batches.
 
         Returns the operation's own operands and further ones of the bodies, the bodies, which operands and which
         results are batched, and the parameters.
@@ -391,9 +382,9 @@ Body = Callable[..., list]  # leaves -> leaves
 class Call(HigherOrder):
     """An operation that runs its parameter `body`, a function of leaves or a Tape, inline.
 
-    To the current interpreter, the body is part of the program around it: under evaluation it runs on concrete values,
-    and Python's `if` sees them. It may close over traced values. These are further inputs, which the interpreters that
-    continue the outer ones inside the body adopt. On a tape the body becomes a tape.
+    To the current interpreter, the body is part of the program around it. Under evaluation it runs on concrete values,
+    which Python's `if` sees. Traced values that it closes over are further inputs: the interpreters that continue the
+    outer ones inside the body adopt them. On a tape the body becomes a tape.
     """
 
     def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> list[Value]:
@@ -421,7 +412,7 @@ class Call(HigherOrder):
         return [BatchTracer(outside, x, 0) if yes else x for x, yes in zip(outs, out_batched or [True] * len(outs))]
 
     def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool], results: list[bool]) -> dict:
-        """The parameters with the body vectorised; its first run says which `results` are batched (none: all are)."""
+        """The parameters with the body vectorised, whose first run fills `results` with which ones are batched."""
         return {**params, "body": batched_body(params["body"], outside, batched, results)}
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:

@@ -1,6 +1,6 @@
 """What loops and branches share: checks of predicates and types, and a loop's carries.
 
-The types of carries are a fixpoint, whether the loop runs or is recorded.
+The types of the carries are a fixpoint, both in a loop that runs and in one that is recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minidiff.core.states import joined
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError, diverges
-from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered
+from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered, interpreters
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
 from minidiff.inputs.promotion import WEAK_TYPES, promoting, python_type
 from minidiff.ops.base import convert_number
@@ -31,10 +31,7 @@ from minidiff.values.dtypes import is_scalar_constant, result_type
 
 def staging() -> bool:
     """Whether the current operations are being recorded on a tape of abstract values."""
-    interpreter = current_interpreter()
-    while interpreter is not None and not isinstance(interpreter, Stage):
-        interpreter = interpreter.below
-    return interpreter is not None
+    return any(isinstance(interpreter, Stage) for interpreter in interpreters(current_interpreter()))
 
 
 def if_known(x: Value, use: str) -> Any:
@@ -49,7 +46,7 @@ def if_known(x: Value, use: str) -> Any:
 
 
 def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -> None:
-    """Raise TypeError for a non-function; `otherwise` says what to write instead."""
+    """Raise TypeError for a non-function; the message ends with `otherwise`."""
     for name, f in functions.items():
         if not callable(f):
             raise TypeError(f"{what}: {name} must be a function, got {type(f).__name__}{otherwise}")
@@ -84,10 +81,7 @@ def as_type(x: Any, t: ShapedArray) -> Value:
 
 @contextlib.contextmanager
 def for_types_alone() -> Iterator[None]:
-    """Ignore exceptions in code traced for its types, which may never run.
-
-    A VarianceError is raised even so: types must agree whichever branch runs.
-    """
+    """Ignore exceptions, except VarianceErrors, in code that is traced for its types and may never run."""
     try:
         yield
     except VarianceError:
@@ -108,7 +102,7 @@ def vary_everywhere(values: Iterable[Value]) -> bool:
 def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
     """The type of a carry: `old` (a value or type) before a step, `new` after it.
 
-    A `number` takes whatever states a step gives it, as numbers do everywhere.
+    A `number` takes any states, as numbers do everywhere.
     """
     try:
         a, b = typeof(old), typeof(new)
@@ -149,10 +143,9 @@ class Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
-        self.common: Any = None  # the types that the first step shows, once it has run
-        self.seen: list[ShapedArray] = []  # the common types of all concrete carries so far
+        self.seen: Any = None  # the joint types of all concrete carries so far, once the first step has run
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
-        self.cast = False  # whether a pbroadcast casts the carries to their types before every step, the first included
+        self.cast = False  # whether the carries are cast to their types before every step, the first included
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
@@ -172,12 +165,12 @@ class Carry:
         return [_carried(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
 
     def advance(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Value], list[Value], Any]:
-        """Run a step: the carries it was given, those it returns, and its other results."""
-        if self.common is None:
+        """Run a step; return the carries that it got, those that it returns, and its other results."""
+        if self.seen is None:
             values, new, rest = self.first_step(step, *args)
         else:
             new, rest = step(values, *args)
-        new = self.resharded(new)
+        new = self.checked(new)
         if current_scope() is not None:
             seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
             self.fixed = list(map(typeof, values)) == self.seen == seen
@@ -187,8 +180,8 @@ class Carry:
     def first_step(self, step: Callable, *args: Any) -> tuple[list[Value], Sequence[Any], Any]:
         """Run the first step, and find the types of the carries.
 
-        Only the step's result shows which dtype a Python number needs; if it differs, the step is repeated. The step is
-        also repeated if it takes derivatives and the carries will vary along more axes: derivatives depend on variance.
+        Only the result shows which dtype a Python number needs; if it differs, run the step again. Also run it again if
+        it takes derivatives, which depend on variance, and the carries turn out to vary along more axes.
         """
         start, scope = self.init, current_scope()
         before = scope and scope.transposed
@@ -211,13 +204,13 @@ class Carry:
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
                 types = self.types(init, new)
-        self.common = self.seen = types
+        self.seen = types
         return init, new, rest
 
-    def resharded(self, new: Sequence[Any]) -> list[Value]:
+    def checked(self, new: Sequence[Any]) -> list[Value]:
         """Check a step's results against the types of the carries; cast if needed."""
         out = []
-        for path, x, t in zip(self.paths, new, self.common):
+        for path, x, t in zip(self.paths, new, self.seen):
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
                 x = numeric(x, _carried(self.what, path, t, x))
             out.append(as_type(x, t) if self.cast else x)

@@ -1,10 +1,10 @@
 """Checkpointing: recompute intermediate values instead of saving them.
 
 In reverse mode a checkpointed function runs under three interpreters of its own. `Known` evaluates the primal
-operations and records them on a tape that does not hold the values; `LinearInside` above it records the linear
-operations; on top, the surrounding forward mode is continued. The two tapes become one linear equation. Its
-operands are the function's inputs, including the values it closes over, and the results that a policy saves.
-Transposing it reruns the known part, then transposes the rest.
+operations, and records them on a tape that does not hold the values. `LinearInside`, above it, records the linear
+operations. On top, the surrounding forward mode is continued. The two tapes become one linear equation. Its operands
+are the function's inputs, including the values that it closes over, and the results that a policy saves. Transposing it
+reruns the known part, then transposes the linear part.
 """
 
 from __future__ import annotations
@@ -22,19 +22,11 @@ from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.bodies import Call, labelled
-from minidiff.higher_order.partial_eval import (
-    Continued,
-    chosen,
-    continued,
-    cut,
-    jvp_of_body,
-    needed_equations,
-    placed,
-    present,
-    with_used_results,
-)
+from minidiff.higher_order.dead_code import needed_equations, with_used_results
+from minidiff.higher_order.masks import chosen, cut, placed, present
+from minidiff.higher_order.partial_eval import Continued, continued, jvp_of_body
 from minidiff.inputs.arguments import Flat, as_value, check_function, closing_over
-from minidiff.inputs.keywords import named_like, transformation
+from minidiff.inputs.keywords import transformation
 from minidiff.inputs.promotion import are_weak
 from minidiff.ops.linalg import einsum_p, matmul_p
 
@@ -44,7 +36,7 @@ Policy = Callable[..., bool]
 
 
 class KnownTracer(JVPTracer):
-    """A value, the primal, and its name on a tape that does not hold the value."""
+    """A value (the primal), and its name on a tape that does not hold the value."""
 
     __slots__ = ()
     variable: Any = vars(JVPTracer)["tangent"]
@@ -181,8 +173,8 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
 
     `policy(primitive, *types, **params)` says whether the results of an operation are saved as well; `str(primitive)`
     is the operation's name. `checkpoint_policies` holds common policies. Arguments and result are trees of arrays;
-    arrays that `f` closes over count as arguments. Positional arguments that `static_argnums` names are passed as they
-    are, and may be anything.
+    arrays that `f` closes over count as arguments. Arguments at the positions `static_argnums` may be anything, and are
+    passed as they are.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -199,12 +191,17 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
             "md.checkpoint_policies has some"
         )
 
-    if static_argnums != ():
-        return _with_static_arguments(f, policy, static_argnums)
+    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        for n in static:
+            if not -len(args) <= n < len(args):
+                raise TypeError(
+                    f"checkpoint: static_argnums names argument {n}, but {name_of(f)} was called with {len(args)}"
+                )
+        of_others, args = closing_over(f, args, {n % len(args): args[n] for n in static}) if static else (f, args)
         leaves, structure = tree.flatten((args, kwargs))
-        flat: Any = Flat(lambda args, kwargs: f(*args, **kwargs), structure, weak=are_weak(leaves))
+        flat: Any = Flat(lambda args, kwargs: of_others(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
         outs = checkpoint_p.bind(*[as_value(x) for x in leaves], body=flat, policy=policy)
         return tree.unflatten(flat.out_structure, outs)
@@ -213,22 +210,6 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
 
 
 remat = checkpoint
-
-
-def _with_static_arguments(f: Callable, policy: Policy | None, argnums: int | Sequence[int]) -> Callable:
-    """`checkpoint(f, policy)` that closes over some positional arguments."""
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        for n in numbers:
-            if not -len(args) <= n < len(args):
-                raise TypeError(
-                    f"checkpoint: static_argnums names argument {n}, but {name_of(f)} was called with {len(args)}"
-                )
-        of_others, others = closing_over(f, args, {n % len(args): args[n] for n in numbers})
-        return checkpoint(named_like(f, of_others), policy)(*others, **kwargs)
-
-    return checkpointed
 
 
 name_p = labelled("name")
@@ -278,17 +259,17 @@ class checkpoint_policies:
     @staticmethod
     def save_only_these_names(*names: str) -> Policy:
         """Save the values that `checkpoint_name` gave one of these names."""
-        return _named("save_only_these_names", names, lambda name: name in names, False)
+        return _by_name("save_only_these_names", names, among=True, others=False)
 
     @staticmethod
     def save_any_names_but_these(*names: str) -> Policy:
         """Save the values that `checkpoint_name` gave any other name, and no others."""
-        return _named("save_any_names_but_these", names, lambda name: name not in names, False)
+        return _by_name("save_any_names_but_these", names, among=False, others=False)
 
     @staticmethod
     def save_anything_except_these_names(*names: str) -> Policy:
         """Save everything, named or not, except the results of `checkpoint_name` with one of these names."""
-        return _named("save_anything_except_these_names", names, lambda name: name not in names, True)
+        return _by_name("save_anything_except_these_names", names, among=False, others=True)
 
     @staticmethod
     def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
@@ -300,8 +281,8 @@ class checkpoint_policies:
         return policy
 
 
-def _named(what: str, names: Sequence[str], saved: Callable[[str], bool], others: bool) -> Policy:
-    """A policy by names; `others` says whether it saves the results of other operations."""
+def _by_name(what: str, names: Sequence[str], among: bool, others: bool) -> Policy:
+    """Save values whose being among `names` is `among`; and unnamed values, if `others`."""
     for name in names:
         if not isinstance(name, str):
             raise TypeError(
@@ -309,6 +290,6 @@ def _named(what: str, names: Sequence[str], saved: Callable[[str], bool], others
             )
 
     def policy(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
-        return saved(params["name"]) if primitive is name_p else others
+        return (params["name"] in names) is among if primitive is name_p else others
 
     return policy

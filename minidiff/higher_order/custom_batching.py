@@ -15,37 +15,24 @@ import numpy
 from minidiff import tree
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import current_interpreter, transforming
-from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.diagnostics.errors import LeakedTracerError
 from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.higher_order.bodies import Call
-from minidiff.higher_order.custom_rules import Guard, _Function, guarded
-from minidiff.higher_order.partial_eval import (
-    BatchInside,
-    batched_body,
-    chosen,
-    cut,
-    filled,
-    jvp_of_body,
-    placed,
-    positions,
-    present,
-)
-from minidiff.inputs.arguments import as_value, result_values
+from minidiff.higher_order.custom_rules import CustomCall, CustomFunction, CustomFunctionCall, Guard, guarded
+from minidiff.higher_order.masks import chosen, cut, placed, positions, present
+from minidiff.higher_order.partial_eval import BatchInside, batched_body, filled, jvp_of_body
+from minidiff.inputs.arguments import as_value
 from minidiff.inputs.promotion import are_weak, weak_where
 from minidiff.transforms.vmap import stack_along
 from minidiff.values.dtypes import is_differentiable
 
 
-class CustomVmap(Call):
+class CustomVmap(CustomCall):
     """A call of a function with a rule for vmap, or its derivative.
 
-    Parameters: its name `what`; `body`; `rule`, which maps the batch size, which leaves are batched, and the leaves to
-    the results and which of these are batched; `consts`; `arguments`, how many leaves the function itself takes. On
-    tapes the body takes the `consts` values that it closes over before the leaves; the rule does not take them.
+    Further parameters: `rule`, which maps the batch size, which leaves are batched, and the leaves to the results and
+    which of these are batched; `arguments`, how many leaves the function itself takes.
     """
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
@@ -123,12 +110,6 @@ class CustomVmap(Call):
             f"(grad, vjp) declare its derivative: make {what} a custom_vjp of the custom_vmap"
         )
 
-    def staged_params(self, params: dict, tape: Tape, constants: int) -> dict:
-        return {**params, "body": tape, "consts": params["consts"] + constants}
-
-    def show_params(self, params: dict) -> str:
-        return params["what"]
-
 
 def _closed_over(params: dict, how: str) -> TypeError:
     return TypeError(
@@ -140,7 +121,7 @@ def _closed_over(params: dict, how: str) -> TypeError:
 custom_vmap_p = CustomVmap("custom_vmap")
 
 
-class custom_vmap:
+class custom_vmap(CustomFunction):
     """A function with a rule for `vmap`.
 
     Declare the rule with `def_vmap`. Everything but `vmap` uses the function itself. Derivatives in forward mode are
@@ -166,12 +147,6 @@ class custom_vmap:
     """
 
     rule: Callable | None = None
-    __get__, _positional = _Function.__get__, _Function._positional
-
-    def __init__(self, fun: Callable):
-        functools.update_wrapper(self, fun)
-        self.fun = fun
-        self.what = getattr(fun, "__name__", "f")
 
     def def_vmap(self, vmap_rule: Callable) -> Callable:
         """Declare the rule: `vmap_rule(axis_size, in_batched, *args)` returns a pair `(out, out_batched)`.
@@ -197,14 +172,8 @@ class custom_vmap:
         return tree.unflatten(call.out_structure, outs)
 
 
-class _WithRule:
-    """One call: the structures of arguments and result, without the leaves."""
-
-    def __init__(self, function: custom_vmap, structure: tree.Structure, weak: Sequence[bool]):
-        self.function = function
-        self.structure = structure
-        self.weak = weak
-        self.out_structure: Any = None  # a tree.Structure, once it was called
+class _WithRule(CustomFunctionCall):
+    """One call of a function with a rule for vmap."""
 
     def body(self, *leaves: Value) -> list[Value]:
         args = tree.unflatten(self.structure, weak_where(self.weak, leaves))
@@ -212,23 +181,15 @@ class _WithRule:
 
     def rule(self, size: int, batched: Sequence[bool], leaves: Sequence[Value]) -> tuple[list[Value], list[bool]]:
         """The rule, on leaves: the results, and which are batched."""
-        name = getattr(self.function.rule, "__name__", str(self.function.rule))
-        who = f"{name}, the vmap rule of {self.function.what},"
         weak = [number and not yes for number, yes in zip(self.weak, batched)]
         args = tree.unflatten(self.structure, weak_where(weak, leaves))
-        try:
-            pair = self.function.rule(size, list(tree.unflatten(self.structure, batched)), *args)
-        except LeakedTracerError as error:
-            advice = "pass the value to the function, and the rule gets it too"
-            raise LeakedTracerError(
-                f"{who} closes over a value that is mapped or differentiated: {error} {advice}"
-            ) from None
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise TypeError(f"{who} must return a pair (out, out_batched), got {tree.structure(pair)}")
-        out, out_batched = pair
-        outs = self.results(out, who)
+        in_batched = list(tree.unflatten(self.structure, batched))
+        who, outs, out_batched = self.run_for_pair(
+            "vmap", self.function.rule, _WHEN_BATCHED, "out, out_batched", size, in_batched, *args
+        )
         is_flag = lambda x: isinstance(x, (bool, numpy.bool_))  # noqa: E731
-        flags = tree.broadcast_prefix(out_batched, out, is_flag, f"{who} returns an out_batched that does not fit: it")
+        out, what = tree.unflatten(self.out_structure, outs), f"{who} returns an out_batched that does not fit: it"
+        flags = tree.broadcast_prefix(out_batched, out, is_flag, what)
         for n in positions(flags):
             t = typeof(outs[n])
             if t.shape[:1] != (size,):
@@ -238,12 +199,8 @@ class _WithRule:
                 )
         return outs, flags
 
-    def results(self, out: Any, who: str) -> list[Value]:
-        """The leaves of the result, whether the function or its rule computed it."""
-        leaves, structure = tree.flatten(out)
-        if self.out_structure not in (None, structure):
-            raise TypeError(
-                f"{who} must return a result like {self.function.what}'s: {self.out_structure}, got {structure}"
-            )
-        self.out_structure = structure
-        return result_values([who], leaves, structure)
+
+_WHEN_BATCHED = (
+    "closes over a value that is mapped or differentiated: {error} pass the value to the function, and the rule gets "
+    "it too"
+)

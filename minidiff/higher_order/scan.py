@@ -16,16 +16,8 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.debug import jit_is_disabled
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import Carry, as_carried, check_functions, staging
-from minidiff.higher_order.partial_eval import (
-    CARRIED,
-    ELEMENT,
-    SHARED,
-    Operand,
-    concrete_value,
-    cut,
-    entered,
-    zeros,
-)
+from minidiff.higher_order.masks import cut
+from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, entered, zeros
 from minidiff.inputs.arguments import result_values
 from minidiff.inputs.keywords import explains_keywords
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
@@ -36,11 +28,6 @@ from minidiff.ops.shape import concatenate, stack_p, unstack_p
 def _of_element(t: ShapedArray) -> ShapedArray:
     """The type of an array's elements along its first axis."""
     return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
-
-
-def _of_stack(t: ShapedArray, length: int) -> ShapedArray:
-    """The type of `length` arrays of type `t`, stacked."""
-    return t.update(shape=(length, *t.shape), sharding=t.sharding and t.sharding.of_stack())
 
 
 def _whole_along_first(x: Value) -> Value:
@@ -63,8 +50,8 @@ def _stacked(elements: Sequence[Value]) -> Value:
 class Scan(BodyOperation):
     """A loop over the first axis of arrays.
 
-    The operands are `consts` values shared by all steps, `carry` initial carries, and arrays; the body takes constants,
-    carries, and one element of each array. It returns the carries, and one element of each stacked result.
+    The operands are `consts` values shared by all steps, `carry` initial carries, and arrays. The body takes the shared
+    values, the carries, and one element of each array. It returns the carries, and one element of each stacked result.
     """
 
     repeats = True
@@ -73,8 +60,7 @@ class Scan(BodyOperation):
         body, length = params["body"], params["length"]
         consts, carry, xs = cut(args, params["consts"], params["carry"])
         if not length:
-            none = [t.update(shape=(0, *t.shape)) for t in body.out_types[len(carry) :]]
-            return [*carry, *map(zeros, none)]
+            return [*carry, *[zeros(t.update(shape=(0, *t.shape))) for t in body.out_types[len(carry) :]]]
         step = lambda carry, row: cut(body(*consts, *carry, *row), len(carry))  # noqa: E731
         carry, ys = _run(step, carry, xs, length, params["reverse"])
         return [*carry, *ys]
@@ -93,7 +79,10 @@ class Scan(BodyOperation):
         carry, ys = cut(body.out_types, m)
         if carry != body.in_types[n : n + m]:
             raise TypeError(f"scan: its body takes the carries {body.in_types[n : n + m]}, and gives {carry}")
-        return [*carry, *[_of_stack(t, length) for t in ys]]
+        return [
+            *carry,
+            *[t.update(shape=(length, *t.shape), sharding=t.sharding and t.sharding.of_stack()) for t in ys],
+        ]
 
     def show_params(self, params):
         shown = ", ".join(f"{k}={params[k]}" for k in ("length", "consts", "carry"))
@@ -141,12 +130,12 @@ def scan(
 ) -> tuple[Any, Any]:
     """Loop over the first axis of `xs`: `carry, y = f(carry, x)`.
 
-    Returns `(carry, ys)`. `xs` and `ys` are trees of arrays, `ys` stacked from the steps' results; `carry` starts as
+    Returns `(carry, ys)`. `xs` and `ys` are trees of arrays; `ys` are the steps' results, stacked. `carry` starts as
     `init`, a tree whose structure and types must not change (a Python number takes the dtype that a step gives it).
     With `xs=None`, `length` is the number of steps. `reverse` goes from the last element to the first. A recorded loop
     (under `make_tape`, `jit`) is one operation, whose body is one step, or `unroll` steps; True records all steps, and
-    no loop. (In a typed `shard_map` the first step runs again if it took derivatives and made a carry vary that was
-    invariant before.)
+    no loop. (In a typed `shard_map` the first step runs again if it took derivatives, and made a carry vary that was
+    invariant.)
 
     Raises TypeError for a carry that does not keep its type, ValueError if lengths are missing or differ, or if
     `unroll` is not positive.
@@ -254,19 +243,16 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
 
 
 def _scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, size: int) -> tuple[Any, Any]:
-    """Record a loop of which each step runs `size` steps; those that are left follow it."""
+    """Record a loop of which each step runs `size` steps; the remaining ones follow it."""
     steps, left = divmod(length, size)
     cut = left if reverse else length - left
     blocks, rest = (slice(cut, None), slice(cut)) if reverse else (slice(cut), slice(cut, None))
 
-    def run(init: Any, xs: Any, count: int) -> tuple[Any, Any]:
+    def run(init: Any, xs: Any, count: int = size) -> tuple[Any, Any]:
         return scan_steps(f, Carry(carry.what, f, carry.name, init), xs, count, reverse, count + 1)
 
-    def block(init: Any, xs: Any) -> tuple[Any, Any]:
-        return run(init, xs, size)
-
     stacked = tree.map(lambda x: x[blocks].reshape((steps, size, *x.shape[1:])), xs)
-    last, ys = scan_steps(block, carry, stacked, steps, reverse)
+    last, ys = scan_steps(run, carry, stacked, steps, reverse)
     ys = tree.map(lambda y: y.reshape((steps * size, *y.shape[2:])), ys)
     if not left:
         return last, ys

@@ -24,20 +24,17 @@ from minidiff.higher_order.carries import (
     staging,
 )
 from minidiff.higher_order.cond import lent
+from minidiff.higher_order.dead_code import depends, prune_tape
 from minidiff.higher_order.effects import without_effects
+from minidiff.higher_order.masks import chosen, cut, positions
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     SHARED,
     Operand,
     TracedBody,
-    chosen,
     concrete_value,
-    cut,
-    depends,
     entered,
     partly_evaluated,
-    positions,
-    prune_tape,
     traced_batch,
 )
 from minidiff.higher_order.scan import scan_steps, steps_at_once
@@ -60,7 +57,7 @@ def _no_reverse(*_: Any) -> NoReturn:
 class While(BodyOperation):
     """Loop while a condition holds.
 
-    Operands are `cond_consts` values, `body_consts` values, and the carries.
+    Operands are the condition's `cond_consts` values, the body's `body_consts` values, and the carries.
     """
 
     def evaluate(self, args, params):
@@ -121,9 +118,9 @@ class While(BodyOperation):
     transpose: Any = _no_reverse
 
     def vectorised(self, outside, own, batched, params):
-        """If elements may finish at different steps, keep those that have finished.
+        """If elements may finish at different steps, keep the carries of those that have finished.
 
-        These are lent the operands of one that goes on: with their own, a step that is never taken might raise.
+        These are lent the operands of one that goes on, since a step that they never take might raise.
         """
         cond, body, k, n = params["cond"], params["body"], params["cond_consts"], params["body_consts"]
 
@@ -164,8 +161,8 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     """Start at `init_val` and repeat `val = body_fun(val)` while `cond_fun(val)`.
 
     `val` is a tree whose structure and types must not change. `cond_fun` returns one boolean. Under `vmap`, the loop
-    runs until all elements are done, and those that are keep their values. Forward mode differentiates it; reverse mode
-    raises TypeError: use `scan`.
+    runs until all elements are done, and elements that are done keep their values. Forward mode differentiates it;
+    reverse mode raises TypeError: use `scan`.
 
     >>> int(while_loop(lambda n: n < 100, lambda n: 2 * n, 3))
     192
@@ -190,35 +187,24 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
         if isinstance(going, BatchTracer):  # elements finish at different steps: from here on it is recorded
             carry.init = list(values)
             break
-        if not _holds(going, carry, test, values):
+        if typeof(going).variance:
+            _checked_condition(carry, test, list(map(typeof, values)))
+        if not concrete_value(going, CONDITION):
             values, _ = carry.results(step, values)
             return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
         values = carry.advance(step, values)[1]
 
     traced_body, types = carry.recorded(step)
-    condition = TracedBody(lambda *leaves: [test(leaves)], types)
-    closed = _check_condition(carry, condition, types)
+    condition, constants = _checked_condition(carry, test, types)
     body = traced_body.close(lambda r: map(as_carried, r[0], types))
-    test, constants = closed
     init = [Operand(as_carried(x, t), CARRIED, i) for i, (x, t) in enumerate(zip(carry.init, types))]
-    params = {"cond": test, "cond_consts": len(constants), "body_consts": 0}
+    params = {"cond": condition, "cond_consts": len(constants), "body_consts": 0}
     return carry.tree(while_p.rebind(constants, [body], init, [CARRIED] * len(types), params))
 
 
-def _holds(going: Value, carry: Carry, test: Callable, values: Sequence[Value]) -> bool:
-    """Whether the condition, `test` of these values, holds."""
-    if typeof(going).variance:
-        types = [typeof(x) for x in values]
-        _check_condition(carry, TracedBody(lambda *leaves: [test(leaves)], types), types)
-    return bool(concrete_value(going, CONDITION))
-
-
-def _check_condition(carry: Carry, condition: TracedBody, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
-    """The closed tape of a loop's condition.
-
-    Raises VarianceError, naming the carries that cause it, if the condition varies.
-    """
-    tape, constants = condition.close(lambda r: r)
+def _checked_condition(carry: Carry, test: Callable, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
+    """The closed tape of the condition `test`; VarianceError, which names the carries that cause it, if it varies."""
+    tape, constants = TracedBody(lambda *leaves: [test(leaves)], types).close(lambda r: r)
     t = tape.out_types[0]
     causes = []
     for i, (path, start, now) in enumerate(zip(carry.paths, carry.init, types), len(constants)):
@@ -233,8 +219,8 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
     """Repeat `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
 
     `val` starts as `init_val`, a tree whose structure and types must not change. With known bounds the loop is a
-    `scan`, and `unroll` is as there; else a `while_loop`, which reverse mode does not differentiate and which is not
-    unrolled (ValueError).
+    `scan`, which takes `unroll`. Otherwise it is a `while_loop`, which has no reverse mode, and for which `unroll`
+    raises ValueError.
 
     >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
     10.0

@@ -70,8 +70,8 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
     `f_linear(*tangents)` takes trees like the primals and returns one like the result of `f`. It stores the primal
     values that it needs, so it does not run `f` again. It copies those that you may write into (arguments, results,
-    arrays that `f` closes over), so it remains the derivative at the point of linearization. It is a tree of what it
-    stores. With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
+    arrays that `f` closes over), so it remains the derivative at the point of linearization. It is a tree of the values
+    that it stores. With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
 
     >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)
@@ -106,7 +106,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     `pullback(ct)` takes a cotangent like the result of `f` (same structure, shapes, dtypes) and returns a tuple with a
     cotangent for each primal. Integers get cotangents of dtype `float0`. It may be called several times, even after
     arguments, results, or arrays that `f` closes over have been overwritten: it has copies of those that it needs. It
-    is a tree of these, so a compiled function may take or return it, and a rule of `custom_vjp` keep it. With
+    is a tree of these, so a compiled function may take or return it, and a rule of `custom_vjp` may keep it. With
     `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, pullback, aux)`.
 
     >>> import numpy as np

@@ -28,8 +28,8 @@ from spmd.sharding.sharding_rules import Plan, plan_of
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
     """Run an operation on sharded operands as a `shard_map` of it.
 
-    Returns None if no operand is sharded. If the operands are on several meshes, those on another mesh than the first
-    one's are gathered. Raises LeakedTracerError for tracers of a transformation that has ended.
+    Returns None if no operand is sharded. Operands on another mesh than that of the first sharded one are gathered.
+    Raises LeakedTracerError for tracers of a transformation that has ended.
     """
     if interpreter.scope is not None:
         return None
@@ -67,13 +67,7 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
         return _mapped(primitive, args, mesh, specs, plan)
 
 
-def _mapped(
-    primitive: Primitive,
-    args: Sequence[Value],
-    mesh: Mesh,
-    specs: Sequence[PartitionSpec],
-    plan: Plan,
-) -> Any:
+def _mapped(primitive: Primitive, args: Sequence[Value], mesh: Mesh, specs: Sequence[PartitionSpec], plan: Plan) -> Any:
     """Run the operation as a `shard_map` with its arguments' specs as `in_specs`."""
     arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
 

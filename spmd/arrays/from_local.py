@@ -77,10 +77,7 @@ def _blocks_here(block: Any, mesh: Mesh) -> Sequence:
 
 
 def _described(x: Any) -> str:
-    """Describe a block's type, without raising.
-
-    Ranks compare these before any of them raises.
-    """
+    """Describe a block's type without raising, since ranks compare these before any of them raises."""
     try:
         x = as_value(x)
     except TypeError:
@@ -89,10 +86,7 @@ def _described(x: Any) -> str:
 
 
 def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Mesh) -> Value:
-    """The array made from the blocks in this process.
-
-    These are the blocks of all ranks, if they are simulated, or of this one.
-    """
+    """The array made from the blocks in this process: those of all simulated ranks, or this rank's."""
     blocks = [as_named_value(x, f"from_local: {path}") for x in blocks]
     blocks = [counted(x) if spec.unreduced and not isinstance(x, Tracer) else x for x in blocks]
     type, ranks, every = typeof(blocks[0]), mesh.ranks, mesh.axis_names

@@ -26,10 +26,7 @@ from spmd.sharding.sharded_array import ShardedArray, Sharding, not_parts
 
 
 def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Route:
-    """The route for `x` from the spec `have` to `want`.
-
-    Raises VarianceError if `x` is to become unreduced, or is reduced and is not to stay so: its cotangent is unreduced.
-    """
+    """The route for `x` between two specs. Raises VarianceError if `x` cannot be unreduced where `want` says so."""
     if not (want.unreduced <= have.unreduced or is_zero(x)):
         raise not_parts(typeof(x), have, want)
     return route_of_specs(typeof(x), have, want, mesh.shape)
@@ -58,7 +55,7 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
 
     `x` is a tree of arrays, the same on all ranks, and `spec` a tree of partition specs that is a prefix of it. An
     array that its spec does not split is replicated: it stays a plain array. Either is a copy, which does not change
-    when you write into `x` later. Zeros, and nothing else, may be the parts of a sum: `P(unreduced={'i'})`.
+    when you write into `x` later. Only zeros may be distributed as unreduced: `P(unreduced={'i'})`.
     Differentiable: the cotangent of a whole array is gathered to a whole array; where the array is distributed as
     reduced, the parts of its cotangent are summed. Raises ValueError if a spec does not fit the mesh or the array.
 
@@ -178,10 +175,7 @@ def check_mesh(what: str, mesh: Any) -> None:
 
 
 def check_no_body(what: str) -> None:
-    """Raise TypeError if `what` is called in the body of a `shard_map`.
-
-    `what` is a function of whole arrays.
-    """
+    """Raise TypeError if `what`, a function of whole arrays, is called in the body of a `shard_map`."""
     scope = current_scope()
     if scope is not None:
         raise TypeError(

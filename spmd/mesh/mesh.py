@@ -54,10 +54,7 @@ class Mesh:
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often each collective has run on this mesh: {"psum": 3, …}.
-
-        The backend counts them.
-        """
+        """How often each collective has run on this mesh, as the backend counts: {"psum": 3, …}."""
         return dict(self.ranks.calls)
 
     @property
@@ -151,32 +148,27 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
             f"make_mesh: {len(axis_shapes)} sizes for {len(axis_names)} axis names: {tuple(axis_shapes)} and "
             f"{tuple(axis_names)}; give one size and one name for each axis"
         )
-    for name in axis_names:
+    for name, size in zip(axis_names, axis_shapes):
         if not isinstance(name, str):
             raise TypeError(f"make_mesh: the name of an axis is a string, as in ('x', 'y'); got {name!r}")
         if axis_names.count(name) > 1:
             raise ValueError(
                 f"make_mesh: the axis name {name!r} occurs twice in {tuple(axis_names)}; rename one of them"
             )
-    for name, size in zip(axis_names, axis_shapes):
         if not hasattr(size, "__index__"):
             raise TypeError(f"make_mesh: the axis {name!r} has size {size!r}; a size is an integer: write int({size})")
-    shape = {name: operator.index(size) for name, size in zip(axis_names, axis_shapes)}
-    for name, size in shape.items():
-        if size < 1 and size != -1:
+        if operator.index(size) < 1 and operator.index(size) != -1:
             raise ValueError(
                 f"make_mesh: the axis {name!r} has size {size}; a size is at least 1, or -1 for all ranks that are left"
             )
+    shape = dict(zip(axis_names, map(operator.index, axis_shapes)))
     if list(shape.values()).count(-1) > 1:
         raise ValueError(f"make_mesh: the sizes {tuple(shape.values())} leave several axes open: at most one is -1")
     return shape
 
 
 def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]:
-    """The shape with -1 replaced by the size that `ranks` leaves for it.
-
-    `ranks` is None if unknown.
-    """
+    """The shape with -1 replaced by the size that `ranks` (None if unknown) leaves for it."""
     axis = next((name for name, size in shape.items() if size == -1), None)
     if axis is None:
         return shape

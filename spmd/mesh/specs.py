@@ -21,7 +21,7 @@ class PartitionSpec:
 
     Here the first dimension is split along x, the third along y and z (y major). Dimensions without an entry are not
     split. An axis that is not named is *unmapped*: every rank along it has the same block. Along the axes in
-    `unreduced` ranks have parts of a sum; along those in `reduced` they have the same block, whose cotangent is
+    `unreduced` ranks hold parts of a sum; along those in `reduced` they hold the same block, whose cotangent is
     unreduced. `sum`, in `out_specs`, is `unreduced` followed by the sum: the blocks are added up, and the result is
     unmapped there.
 
@@ -105,26 +105,16 @@ class PartitionSpec:
         return self._like(*PartitionSpec.of_dims(both).entries) if minor.axes else self
 
     def transposed(self) -> PartitionSpec:
-        """The spec of the cotangent: a result's spec becomes an input's, and the reverse."""
-        if not (self.unreduced or self.reduced):
-            return self
-        spec = self.with_states(self.reduced, self.unreduced)
-        spec.path = self.path
-        return spec
+        """The spec of the cotangent: reduced where the value is unreduced, and unreduced where it is reduced."""
+        return self.with_states(self.reduced, self.unreduced) if self.unreduced or self.reduced else self
 
     def before_sum(self) -> PartitionSpec:
         """The spec of a result whose sum, over the axes in `sum`, is not taken yet."""
-        if not self.summed:
-            return self
-        return self.with_states(self.unreduced.union(self.summed), self.reduced)
-
-    def after_sum(self) -> PartitionSpec:
-        """The spec without `sum`."""
-        return self.with_states(self.unreduced, self.reduced)
+        return self.with_states(self.unreduced.union(self.summed), self.reduced) if self.summed else self
 
     def with_states(self, unreduced: Names, reduced: Names) -> PartitionSpec:
-        """This spec with other unreduced and reduced axes."""
-        return PartitionSpec(*self.entries, unreduced=unreduced, reduced=reduced)
+        """This spec with other unreduced and reduced axes, and without `sum`."""
+        return self._like(*self.entries, unreduced=unreduced, reduced=reduced, sum=())
 
     def summed_up(self) -> PartitionSpec:
         """The spec of the sum of what is unreduced."""
@@ -132,10 +122,12 @@ class PartitionSpec:
 
     def summing(self, axes: Iterable[str]) -> PartitionSpec:
         """The spec with these axes in `sum`."""
-        return PartitionSpec(*self.entries, unreduced=self.unreduced, reduced=self.reduced, sum=tuple(axes))
+        return self._like(*self.entries, sum=tuple(axes))
 
-    def _like(self, *entries: Entry) -> PartitionSpec:
-        spec = PartitionSpec(*entries, unreduced=self.unreduced, reduced=self.reduced, sum=self.summed)
+    def _like(self, *entries: Entry, **changed: Names) -> PartitionSpec:
+        """The spec with other entries, or other states, of the same argument."""
+        states = {"unreduced": self.unreduced, "reduced": self.reduced, "sum": self.summed, **changed}
+        spec = PartitionSpec(*entries, **states)
         spec.path = self.path
         return spec
 
@@ -201,20 +193,14 @@ def is_spec(x: Any) -> bool:
 
 
 def check_is_spec(path: str, spec: Any) -> None:
-    """Raise TypeError if a leaf of a tree of specs is not a partition spec.
-
-    `path` is where it is in the tree.
-    """
+    """Raise TypeError if the leaf at `path` of a tree of specs is not a partition spec."""
     if not is_spec(spec):
         meant = f"P({spec!r})" if isinstance(spec, str) else "P(...), or P() for an array that is the same on all ranks"
         raise TypeError(f"{path} is {spec!r}, which is not a partition spec; write {meant}")
 
 
 def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
-    """Raise ValueError if a spec names an axis that the mesh lacks, or one twice.
-
-    Raise TypeError if it is not a partition spec. `what` is what the message calls it.
-    """
+    """Raise TypeError or ValueError, about `what`, unless it is a spec that names axes of the mesh, each once."""
     check_is_spec(what, spec)
     named = [a for e in (*spec.entries, spec.summed, *spec.unreduced, *spec.reduced) for a in names(e)]
     for a in named:
@@ -231,25 +217,18 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
 
 
 def check_not_summed(spec: PartitionSpec, what: str) -> None:
-    """Raise ValueError if a whole array's spec has `sum=`.
-
-    A whole array has no partial sums.
-    """
+    """Raise ValueError if a whole array's spec has `sum=`: it has no partial sums."""
     if spec.summed:
         raise ValueError(
             f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
-            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.after_sum()}"
+            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.summing(())}"
         )
 
 
 def check_sharding(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], array: str) -> None:
-    """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`.
-
-    Its spec has no `sum=`, which is for the results of bodies only.
-    """
+    """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`."""
     check_spec(spec, sizes, "spec")
     check_not_summed(spec, "spec")
-    check_ndim(spec, shape, "spec", array)
     check_divides(spec, shape, sizes, "spec", array)
 
 
@@ -267,7 +246,8 @@ def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: st
 
 
 def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], what: str, array: str) -> None:
-    """Raise ValueError if the ranks along a dimension's axes do not divide its size."""
+    """Raise ValueError if a spec has too many entries, or the ranks along a dimension's axes do not divide its size."""
+    check_ndim(spec, shape, what, array)
     for d, (entry, n) in enumerate(zip(spec.entries, shape)):
         ranks = part_count(names(entry), sizes)
         if n % ranks:
@@ -278,21 +258,12 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
             )
 
 
-def check_fits(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> None:
-    """Raise ValueError if an array of type `t` cannot be split by a spec."""
-    check_ndim(spec, t.shape, "in_specs", f"an operand of type {t}")
-    check_divides(spec, t.shape, sizes, "in_specs", f"an operand of type {t}")
-
-
 def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
     return " and ".join(f"{a!r} ({sizes[a]})" for a in axes)
 
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
-    """The type of a rank's block of an array of type `t`.
-
-    A variance of `t`, which an array outside a body should not have, shows in the block's.
-    """
+    """The type of a rank's block of an array of type `t`; its states join those of `t` and of the spec."""
     shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
     return ShapedArray(shape, t.dtype, states=joined(t.states, spec.states) if typed else ALL_INVARIANT)
 

@@ -56,11 +56,7 @@ class Process(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """The report: facts by name, the ranks, and problems.
-
-    Each problem is a sentence that says what to do. `works` says whether the processes that were started can
-    communicate.
-    """
+    """The report: facts, ranks, problems and what to do; `works` if the processes can communicate."""
 
     facts: dict[str, str]
     processes: list[Process]
@@ -103,7 +99,11 @@ def environment() -> Environment:
     everywhere = mpi.WORLD.allgather if mpi else lambda found: [found]
     processes = everywhere(_process(mpi.WORLD.Get_rank() if mpi else 0))
     facts["ranks"] = f"{ranks}, on {_counted(len({p.host for p in processes}), 'machine')}"
-    facts["backend"] = _backend(launched)
+    facts["backend"] = (
+        "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
+    )
+    if launched:
+        facts["backend"] = "mpi, since an MPI launcher started this process; backend='simulated' overrides"
     facts["optional"] = ", ".join(f"{name} {_version(name) or 'missing'} ({use})" for name, use in OPTIONAL.items())
     facts["pictures"] = _pictures()
     problems = [missing] if launched and missing else []
@@ -142,12 +142,6 @@ def _process(rank: int) -> Process:
     return Process(rank, socket.gethostname(), usable_processors(), threads, versions)
 
 
-def _backend(launched: int | None) -> str:
-    if launched:
-        return "mpi, since an MPI launcher started this process; backend='simulated' overrides"
-    return "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
-
-
 def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process], int]]:
     """Yield each host, its ranks, and the number of processors that they may use together."""
     for host, found in groupby(sorted(processes, key=itemgetter(1, 0)), key=itemgetter(1)):
@@ -157,12 +151,7 @@ def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process],
 
 def _table(processes: Sequence[Process]) -> str:
     lines: list[list[Any]] = [
-        [
-            host,
-            ", ".join(number_ranges([p.rank for p in members])),
-            processors,
-            members[0].threads or "not limited",
-        ]
+        [host, ", ".join(number_ranges([p.rank for p in members])), processors, members[0].threads or "not limited"]
         for host, members, processors in _by_host(processes)
     ]
     header = ["machine", "ranks", "processors", "threads of a rank"]

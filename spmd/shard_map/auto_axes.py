@@ -28,7 +28,8 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import show_axes
 from minidiff.higher_order.bodies import BodyOperation, Call
 from minidiff.higher_order.custom_rules import LinearCall, custom_jvp_p
-from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody, chosen, cut
+from minidiff.higher_order.masks import chosen, cut
+from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.reduction import max_p, min_p
 from minidiff.values.dtypes import is_differentiable
@@ -40,10 +41,7 @@ Body = Callable[..., tuple[list, Sequence[PartitionSpec]]]  # blocks -> results,
 
 
 def with_auto_axes(body: Body, axes: Collection[str], specs: Sequence[PartitionSpec]) -> Body:
-    """A body whose arguments are further split along auto axes, by `specs`.
-
-    Its results are split further by the specs that they then have.
-    """
+    """A body whose arguments are split further, along auto axes, by `specs`, and so are its results."""
 
     def run(*blocks: Value) -> tuple[list, tuple[PartitionSpec, ...]]:
         auto = AutoAxes(current_interpreter(), axes)
@@ -139,7 +137,7 @@ class AutoAxes(Interpreter):
         return results if primitive.multiple_results else results[0]
 
     def _extremum(self, primitive: Primitive, x: AutoTracer, params: dict, plan: Plan) -> list[Value]:
-        """Bind an extremum with a rule of its own: elements that attain it, whichever rank has them, are alike."""
+        """Bind an extremum with its own derivative rule: all elements that attain it share, whichever rank has them."""
 
         def body(block: Value) -> list[Value]:
             return self._on_ranks(plan.on_blocks, [block])
@@ -249,15 +247,15 @@ class AutoAxes(Interpreter):
     def _linear_call(self, args: Sequence[Value], specs: Sequence[PartitionSpec], params: dict) -> tuple[list, dict]:
         """The specs of a custom derivative's results, those of tangents of their shape; and its backward rule."""
         active, count = params["active"], params["residuals"]
-        known, moving = cut(specs, len(args) - len(params["active"]))
-        tangents = list(zip(map(typeof, args[len(known) :]), moving))
+        known, active_specs = cut(specs, len(args) - len(params["active"]))
+        tangents = list(zip(map(typeof, args[len(known) :]), active_specs))
         types = params["out_types"]
         out = [next((spec for x, spec in tangents if x.shape == t.shape), WHOLE) for t in types]
         residuals = known[params["consts"] :][:count]
 
         def bwd(values, cts):
             f = lambda *xs: [params["bwd"](xs[:count], xs[count:])[i] for i in active]  # noqa: E731
-            found = dict(zip(active, self.on_blocks(f, [*residuals, *out], moving)(*values, *cts)))
+            found = dict(zip(active, self.on_blocks(f, [*residuals, *out], active_specs)(*values, *cts)))
             return [found.get(i) for i in range(max(active) + 1)]
 
         blocks = tuple(block_type(t, spec, self.sizes) for t, spec in zip(types, out))

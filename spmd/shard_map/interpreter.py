@@ -106,11 +106,7 @@ class RankTracer(Tracer):
 
 
 class SPMD(Interpreter):
-    """The interpreter that runs operations on blocks by the mesh's backend.
-
-    Collectives run between its ranks. All axes of the mesh are in scope; `mapped` are those that the running body maps
-    over.
-    """
+    """Run operations on blocks, and collectives between ranks, by the mesh's backend; a body maps over `mapped`."""
 
     name = "shard_map"
     checker: Any = None  # the interpreter that evaluated its `shard_map`
@@ -216,7 +212,7 @@ class SPMD(Interpreter):
             return None
         source, places = tape.lowered[key]
         try:
-            with running(self.base):  # branches and loops that are left are on data
+            with running(self.base):  # the remaining branches and loops are on data
                 results = source.results(*[x for x, _ in operands])
         except BaseException:
             self.mesh.ranks.finish()
@@ -236,10 +232,7 @@ class SPMD(Interpreter):
     def _on_data(
         self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None]
     ) -> tuple[Tape, list[tuple[Axes, AxisStates | None]]]:
-        """Record what a body does to this process's data.
-
-        Returns the tape, and for each result the axes along which it varies, and its states.
-        """
+        """Record what a body does to this process's data: the tape, and its results' axes and states."""
         stage = Stage(None, name="jit")
         inside = SPMD(self.mesh, self.scope.typed, base=stage)
         kinds = zip(operands, states)
@@ -269,9 +262,9 @@ class SPMD(Interpreter):
     ) -> list[Value]:
         """Run each branch on all simulated ranks at once, and select.
 
-        Ranks that do not take a branch run it on the operands of one that does: with their own, which it is never given
-        on real ranks, it might raise, or warn of a NaN. A branch that no rank takes does not run. What a branch does
-        not compute with is not copied for that; if all return the same operand, there is nothing to select.
+        Ranks that do not take a branch run it on the operands of one that does. On their own operands, which a branch
+        never gets on real ranks, it might raise, or warn of a NaN. A branch that no rank takes does not run. Operands
+        that a branch only returns are not copied; if all branches return the same one, nothing is selected.
         """
         if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
             raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
@@ -299,7 +292,7 @@ class SPMD(Interpreter):
             with running(self), self._in_branch(idle):
                 made = map(self.operand, tape(*lent))
                 results[i] = [returned.setdefault((id(x), held), RankTracer(self, x, held)) for x, held in made]
-        some = next(iter(results.values()))  # in the place of those of branches that no rank takes
+        some = next(iter(results.values()))  # instead of those of branches that no rank takes
         with running(self):
             found = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
         return [RankTracer(self, x.data, x.held, _marks(t.states)) for x, t in zip(found, tapes[0].out_types)]
@@ -333,10 +326,7 @@ class SPMD(Interpreter):
             return RankTracer(self, x.type.sharding.gathered(x), ())
 
     def agreed(self, x: Value) -> Value:
-        """Without types, make a scalar that all ranks agree on invariant.
-
-        Only integers and booleans are compared: predicates and indices.
-        """
+        """Without types, make an integer or boolean scalar that is the same on all ranks invariant."""
         if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
             return x
         ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
@@ -372,10 +362,7 @@ class SPMD(Interpreter):
         return ShardedArray(self.mesh, spec, block, data)
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
-        """A value as the backend takes it, and the axes that it varies along.
-
-        Plain arrays vary along none.
-        """
+        """A value as the backend takes it, and the axes that it varies along: none for plain arrays."""
         if type(x) is RankTracer and x.interpreter is self:
             return x.data, x.held
         if isinstance(x, Tracer):
@@ -435,10 +422,7 @@ class CheckFiniteOnRanks(SPMD):
         return out
 
     def _worst(self, x: Value) -> tuple[numpy.ndarray, Axes]:
-        """The worst state (finite, infinite, NaN) in each rank's block.
-
-        It is returned as data, and the axes that it varies along.
-        """
+        """The worst state (finite, infinite, NaN) in each rank's block: as data, and the axes it varies along."""
         data, held = self.operand(x)
         if not is_inexact(data):
             return numpy.zeros((), numpy.uint8), ()

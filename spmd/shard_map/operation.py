@@ -8,16 +8,16 @@ jvp        the body's jvp; the tangents have the specs of their primals
 linearise  the body linearised; what the linear part needs (residuals) stays on its ranks
 transpose  the body's linear tape transposed, input and output specs swapped
 batch      the body vectorised, with one more dimension in every spec
-stage      the body on a tape of its own
+stage      the body recorded on its own tape
 ========== =====================================================================================
 
-Because types say exactly where values may differ from rank to rank, no correction is needed where values enter
-and leave: an unmapped argument is invariant, and so is its cotangent. Without types (`check_rep=False`) the
-variance is not known, and transposition divides cotangents on entry and sums them on exit: the recipe of the
-JEP's problem statement, kept for comparison.
+Types say exactly where values may differ from rank to rank, so values need no correction where they enter and leave:
+an unmapped argument is invariant, and so is its cotangent. Without types (`check_rep=False`) the variance is not known.
+Transposition then divides cotangents on entry and sums them on exit: the recipe of the JEP's problem statement, kept
+for comparison.
 
-Results may be parts of sums, `out_specs=P(unreduced={'i'})`; the cotangent enters as an argument that is reduced
-along i, and so does not communicate. `P(sum='i')` is the same, followed by the sum, which is another operation.
+A result may be unreduced: `out_specs=P(unreduced={'i'})`. Its cotangent enters as a reduced argument, which needs no
+communication. `P(sum='i')` is the same, followed by the sum, which is another operation.
 
 A body returns its results *and their specs*: the number of residuals is known only after it has run.
 """
@@ -50,8 +50,9 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.higher_order.bodies import HigherOrder
+from minidiff.higher_order.dead_code import with_used_results
 from minidiff.higher_order.effects import has_effects
-from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
+from minidiff.higher_order.masks import chosen, cut, placed, positions
 from minidiff.ops.elementwise import divide
 from minidiff.values.aliasing import owner_of, read_only
 from spmd.checks.agreement import NO_CALL, checks_values, compare_call
@@ -60,7 +61,7 @@ from spmd.mesh.specs import (
     P,
     PartitionSpec,
     block_type,
-    check_fits,
+    check_divides,
     check_ndim,
     check_not_summed,
     check_spec,
@@ -128,21 +129,21 @@ class ShardMap(HigherOrder):
 
     def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
         (primals, tangents), in_specs = outside.split(args), params["in_specs"]
-        moving, out_moving = [t is not None for t in tangents], []
+        active, out_active = [t is not None for t in tangents], []
 
         def body(*blocks):
             inside = type(outside)(current_interpreter(), outer=outside)
             block_primals, block_tangents = cut(blocks, len(args))
             with transforming(inside):
-                outs, specs = run_body(params, list(map(inside.join, block_primals, placed(block_tangents, moving))))
+                outs, specs = run_body(params, list(map(inside.join, block_primals, placed(block_tangents, active))))
             out_primals, out_tangents = inside.split(outs)
-            out_moving.extend(t is not None for t in out_tangents)
-            return [*out_primals, *chosen(out_tangents, out_moving)], (*specs, *chosen(specs, out_moving))
+            out_active.extend(t is not None for t in out_tangents)
+            return [*out_primals, *chosen(out_tangents, out_active)], (*specs, *chosen(specs, out_active))
 
-        specs = (*in_specs, *chosen(in_specs, moving))
-        results = self._bind_body([*primals, *chosen(tangents, moving)], params, body, specs)
-        out_primals, out_tangents = cut(results, len(out_moving))
-        return list(map(outside.join, out_primals, placed(out_tangents, out_moving)))
+        specs = (*in_specs, *chosen(in_specs, active))
+        results = self._bind_body([*primals, *chosen(tangents, active)], params, body, specs)
+        out_primals, out_tangents = cut(results, len(out_active))
+        return list(map(outside.join, out_primals, placed(out_tangents, out_active)))
 
     # ------------------------------------------------ reverse mode
 
@@ -270,7 +271,7 @@ class ShardMap(HigherOrder):
                 check_spec(spec, mesh.shape, f"{what}[{i}]")
         for i, (x, spec) in enumerate(zip(types, in_specs)):
             check_not_summed(spec, f"in_specs[{i}]")
-            check_fits(x, spec, mesh.shape)
+            check_divides(spec, x.shape, mesh.shape, "in_specs", f"an operand of type {x}")
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
             check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
 
@@ -288,7 +289,7 @@ class ShardMap(HigherOrder):
 
     def show_params(self, params: dict) -> str:
         mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())
-        shown = f"mesh=({mesh}), in_specs={_show(params['in_specs'])}, out_specs={_show(params['out_specs'])}"
+        shown = f"mesh=({mesh}), in_specs={params['in_specs']}, out_specs={params['out_specs']}"
         return ", ".join([shown, *[f"{name}=False" for name in ("check_rep", "auto_pbroadcast") if not params[name]]])
 
     def _bind_body(self, args: Sequence[Value], params: dict, body: Body, in_specs: Specs) -> list[Value]:
@@ -319,10 +320,6 @@ def _where(params: dict) -> dict:
     return {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast", "call")}
 
 
-def _show(specs: Specs) -> str:
-    return f"({', '.join(map(repr, specs))}{',' if len(specs) == 1 else ''})"
-
-
 # ---------------------------------------------------------------- the old recipe: divide on entry, sum on exit
 
 
@@ -339,7 +336,7 @@ def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
 
 
 def _unmapped(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
-    """The axes that a spec does not name. Where it says reduced, the cotangent is parts of a sum, and the reverse."""
+    """The axes that a spec does not name, not even as reduced: there the cotangent is unreduced, and needs no sum."""
     return tuple(a for a in mesh.axis_names if a not in spec.states.axes)
 
 

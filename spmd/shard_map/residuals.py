@@ -9,7 +9,7 @@ from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.partial_eval import chosen
+from minidiff.higher_order.masks import chosen
 from minidiff.ops.base import reshape_p
 from minidiff.ops.shape import reshape
 from minidiff.values.dtypes import is_scalar_constant
@@ -50,10 +50,7 @@ class LinearBody:
         self.result_specs = (*chosen(specs, known), *[spec for _, x, spec in self._inputs if x is None])
 
     def _define(self, x: Value) -> Var:
-        """Define a residual on the linear tape, and return its variable.
-
-        It becomes an input, or the result of a view.
-        """
+        """Define a residual on the linear tape, as an input or the result of a view; return its variable."""
         var = self._names.setdefault(id(x), Var(typeof(x)))
         if var in self._defined:
             return var

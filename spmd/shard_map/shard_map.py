@@ -1,13 +1,13 @@
 """shard_map: a function of blocks, run on every rank of a mesh.
 
-It binds one operation, whose parameter is the function as a body (`primitive.py`). Here its arguments are checked, and
-its results against their specs.
+It binds one operation, whose parameter is the function as a body (`operation.py`). This file checks the arguments, and
+the results against their specs.
 
-All axes of a mesh are in scope in every body. A shard_map that maps over only some of them has values that do not vary
-along the others, and another one inside it may map over these. In the enclosing body values are whole along them, so an
-inner shard_map is nothing but collectives: a `pscatter` where an argument is split, an `all_gather_invariant` where a
-result is put together, a `psum` where partial sums leave. The types say what their derivatives are. If arguments of the
-outer one are sharded along these axes, they stay so in its body (`auto_axes.py`).
+All axes of a mesh are in scope in every body. In a shard_map that maps over only some of them, values do not vary along
+the others, and another shard_map inside may map over these. Values of the outer body are whole along them, so an inner
+shard_map is only collectives: a `pscatter` where an argument is split, an `all_gather_invariant` where a result is
+assembled, a `psum` where partial sums leave. The types say what their derivatives are. Arguments of the outer one that
+are sharded along these axes stay so in its body (`auto_axes.py`).
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def shard_map(
 
     A further `shard_map` inside `f` may map over the other axes. It has the same mesh (which may be left out), and by
     default maps over all axes that are not yet in use. Its arguments are split along its own axes, and its results may
-    vary along those of the outer body. Outside, a result that it maps over its axes is whole again: still sharded if
-    an argument of the outer `shard_map` was, and else gathered, by an `all_gather_invariant`.
+    vary along those of the outer body. In the outer body its results are whole again: still sharded if an argument of
+    the outer `shard_map` was sharded, else gathered by an `all_gather_invariant`.
 
     `check_rep=False`, or `check_vma=False`, turns off the types, the check of `out_specs`, and the savings in
     transposition.
@@ -147,7 +147,6 @@ def shard_map(
             "there are no types: leave out one of them"
         )
     call = _Mapped(f, mesh, in_specs, out_specs, axis_names, auto, typed, auto_pbroadcast)
-    call.check_specs()
 
     def mapped(*args: Any, **named: Any) -> Any:
         if named:
@@ -176,7 +175,7 @@ class _Mapped:
     axes: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # what `axes_of` has found
     has_static: bool = False  # whether an entry of in_specs is None
 
-    def check_specs(self) -> None:
+    def __post_init__(self) -> None:
         """Raise TypeError or ValueError for specs that no arguments fit."""
         self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
         self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]
@@ -273,7 +272,6 @@ class _Mapped:
         given = [spec for spec in entries if spec is not None]
         specs = tuple(spec.of(path) for spec, path in zip(given, _paths(leaves, structure)))
         for spec, x in zip(specs, values):
-            check_ndim(spec, x.shape, "in_specs", spec.path)
             check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
         call = NO_CALL
         if where["mesh"].backend != "simulated":
@@ -291,7 +289,8 @@ class _Mapped:
         scope, before = current_scope(), random_state()
         with _mapping(scope, name_of(self.f), where), checking(scope, True):
             out = self.f(*blocks)
-        warn_if_random(before, f"shard_map of {name_of(self.f)}", _EACH_ITS_OWN)
+        why = "on real ranks each has its own generator, so what types say is the same on all ranks may differ"
+        warn_if_random(before, f"shard_map of {name_of(self.f)}", why)
         return out
 
     def checked_results(self, out: Any, axes: tuple[str, ...]) -> tuple[list[Value], Specs, Any]:
@@ -305,7 +304,7 @@ class _Mapped:
 
 
 def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
-    """How an argument that `spec` splits is split further, in the blocks: along auto axes, as it is now if it can."""
+    """How the blocks of an argument are split further along auto axes: as they are now, where the sizes allow it."""
     sharding, sizes, dims = typeof(x).sharding, where["mesh"].shape, []
     if sharding is None or not sharding.mesh.is_like(where["mesh"]):
         return PartitionSpec()
@@ -315,11 +314,6 @@ def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
             split.pop()
         dims.append(tuple(split))
     return PartitionSpec.of_dims(dims)
-
-
-_EACH_ITS_OWN = (
-    "on real ranks each has a generator of its own, and what the body's types say is the same on all ranks may differ"
-)
 
 
 # ---------------------------------------------------------------- static arguments

@@ -12,9 +12,8 @@ all_gather  axes that the target lacks, or has elsewhere, leave    (n - 1) block
 =========== ====================================================== ==========================
 
 Before these, unreduced axes are summed: by a `psum_scatter` where the target splits a dimension along them, else by a
-`psum`. After them, axes that are to be reduced are cast. This never moves more bytes than to gather the whole array and
-slice it. All ranks find the same steps without communicating, since these depend only on the two shardings and the
-mesh.
+`psum`. After them, a cast makes axes reduced. This never moves more bytes than gathering the whole array and slicing
+it. All ranks find the same steps without communicating, since these depend only on the two shardings and the mesh.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ def _axes(sharding: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 def route_of_specs(t: ShapedArray, have: PartitionSpec, want: PartitionSpec, sizes: dict[str, int]) -> Route:
     """The steps between two specs of an array of type `t`.
 
-    Raises VarianceError if the array is reduced along an axis, and is not to stay so: its cotangent is unreduced.
+    Raises VarianceError if `want` drops an axis along which the array is reduced: its cotangent is unreduced there.
     """
     if lost := have.reduced - want.reduced:
         raise VarianceError(
@@ -154,7 +153,7 @@ def route_of_specs(t: ShapedArray, have: PartitionSpec, want: PartitionSpec, siz
     sums, at = _sums(have, want, t, sizes)
     steps = [*sums, *route(at, want.dims(t.ndim), t.nbytes, sizes)]
     new = tuple(a for a in sizes if a in want.reduced - have.reduced)
-    for k, step in enumerate(steps):  # a gather of what is to be reduced transposes to a psum_scatter
+    for k, step in enumerate(steps):  # a gather to a reduced result transposes to a psum_scatter
         if step.collective == "all_gather_invariant" and new and set(step.axes) <= set(new):
             steps[k] = step._replace(collective="all_gather", options={**step.options, "to": REDUCED})
             new = tuple(a for a in new if a not in step.axes)

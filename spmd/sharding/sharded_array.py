@@ -45,18 +45,12 @@ class Sharding(NamedTuple):
         return self._replace(spec=self.spec.transposed())
 
     def of_element(self, axis: int, ndim: int) -> Sharding:
-        """The sharding of a batch's elements.
-
-        The batch has `ndim` dimensions, and its batch axis is `axis`.
-        """
+        """The sharding of the elements of a batch of `ndim` dimensions, whose batch axis is `axis`."""
         dims = self.spec.dims(ndim)
         return Sharding(self.mesh, self.spec.with_dims((*dims[:axis], *dims[axis + 1 :])), True)
 
     def of_part(self, ndim: int) -> Sharding | None:
-        """The sharding of `x[i]`; None if it is not sharded.
-
-        x has `ndim` dimensions, of which the first is whole.
-        """
+        """The sharding of `x[i]`, where the first of x's `ndim` dimensions is whole; None if it is not sharded."""
         spec = self.of_element(0, ndim).spec
         return None if spec.is_trivial else self._replace(spec=spec)
 
@@ -69,11 +63,7 @@ class Sharding(NamedTuple):
         return self._replace(spec=self.spec.with_dims(((), *self.spec.dims(ndim)[1:])))
 
     def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
-        """The spec of a batch whose elements are split by `element`.
-
-        The batch axis stays split where it can. The batch has `ndim` dimensions, `axis` among them, and this sharding
-        now.
-        """
+        """The spec of a batch with elements split by `element`; the batch axis stays split where it can."""
         dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
         return element.with_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
 
@@ -90,10 +80,7 @@ class Sharding(NamedTuple):
 
 
 def with_sharding(t: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArray:
-    """Set the sharding of a new type, and return it.
-
-    The type object must not be shared.
-    """
+    """Set the sharding of a new type, which must not be shared, and return it."""
     t.sharding = None if spec.is_trivial else Sharding(mesh, spec)
     return t
 
@@ -104,9 +91,8 @@ class ShardedArray(Tracer):
     `shape` and `dtype` are those of the whole; `spec` says how it is split over `mesh`. `local` is this rank's
     block, or the list of all ranks' blocks if they are simulated (`spmd.from_local` is its inverse): read-only views.
     `gather()` returns the whole as a NumPy array on every rank: a collective, which every rank must call.
-    `numpy.asarray(x)` returns the whole if all blocks are in this process, and raises otherwise. Both are copies. So
-    nothing that is written changes a sharded array: neither into what it was made from, nor into what comes out.
-    Printing never communicates.
+    `numpy.asarray(x)` returns the whole if all blocks are in this process, and raises otherwise. Both are copies:
+    writing into them, or into the array that it was made from, does not change it. Printing never communicates.
 
     It behaves like the whole array: operators, indexing, methods and NumPy's functions apply to it, and each operation
     is a `shard_map` of itself (`dispatch.py`), whose result is split as the operands are if the operation has a
@@ -211,10 +197,7 @@ def _whole(x: Any) -> Any:
 
 
 def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a NumPy function would write into a sharded array.
-
-    It would write to a gathered copy, and the values would be lost.
-    """
+    """Whether a NumPy function would write into a sharded array: a gathered copy would lose the values."""
     targets = (*(args[:1] if func in writing() else ()), kwargs.get("out"))
     return any(isinstance(target, ShardedArray) for target in targets)
 
@@ -223,11 +206,11 @@ def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """Shard a copy of an array that every rank has; zeros may be parts of a sum that is zero."""
+    """Shard a copy of an array that every rank has; only zeros may become unreduced."""
     if want.is_trivial:
         return x
     x = numpy.asarray(x)
-    if want.unreduced and x.any():  # zeros are parts of a sum that is zero
+    if want.unreduced and x.any():
         raise not_parts(typeof(x), have, want)
     data, held = mesh.ranks.place(x, want.dims(x.ndim))
     data = mesh.ranks.reshard_data(data, held, mesh.ranks.ordered(want.held))
@@ -236,7 +219,7 @@ def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
 
 
 def not_parts(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> VarianceError:
-    """The error that an array is to become unreduced along axes along which it is not."""
+    """The error that an array cannot become unreduced by resharding."""
     axes = show_axes(want.unreduced - have.unreduced)
     return VarianceError(
         f"reshard of {t} from {have} to {want}: along {axes} it is not parts of a sum; make them in a shard_map, with "
@@ -245,10 +228,7 @@ def not_parts(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> Varia
 
 
 def _reshard_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want) -> Value:
-    """Reshard a whole batch, with elements split by `want`.
-
-    The batch axis stays split along the axes that `want` does not use.
-    """
+    """Reshard a batch whose elements are split by `want`; its axis stays split where `want` allows."""
     t = typeof(args[0])
     own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
     return Sharding(mesh, own.of_batch(0, t.ndim, want)).resharded(args[0])

@@ -2,12 +2,12 @@
 
 An operation declares how the dimensions of its operands and results correspond, by labels
 (`minidiff/ops/dimensions.py`). All dimensions of a label may be split along the same mesh axes, and each rank computes
-its block. What lacks a label that is split is reduced, first on each rank, then between ranks.
+its block. A result that lacks a split label is reduced, first on each rank, then between ranks.
 
-How the labels are split follows from how the operands are. Each label takes the axes that split it, if no other label
-has them: labels of the results before those that are summed over, larger operands before smaller ones. Axes that split
-a dimension that must be whole split another one of the operand instead, if they can. The operands are then resharded to
-fit; if none needs to be, none is.
+How the labels are split follows from how the operands are split. Each label takes the axes that split it, if no other
+label has them: labels of the results come before those that are summed over, larger operands before smaller ones. If a
+dimension must be whole, its axes split another dimension of the operand instead, where they can. Operands that do not
+fit are then resharded.
 
 All of this is a plan, which depends on types and shardings alone. `dispatch.py` follows it for sharded arrays, and
 `spmd/shard_map/auto_axes.py` for values that are sharded in the body of a `shard_map`, along axes that it does not map
@@ -136,7 +136,7 @@ def _in_one_block(i: int | slice, n: int, length: int) -> tuple[int, int | slice
 
 
 def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Value:
-    """x[indices] for an array of type `whole`, where this rank's block has the place, else what a sum ignores."""
+    """x[indices] for an array of type `whole` where this rank's block has the place, and zeros elsewhere."""
     places, known = list(indices), []
     for d, length in enumerate(whole.shape[: len(indices)]):
         if ("at", d) not in way:
@@ -169,7 +169,7 @@ COMBINE = {
 
 
 def across(types: Types, outs: Types, params: dict) -> Dimensions:
-    """The rule of collectives, of values that are sharded along other axes than theirs.
+    """The rule of collectives, for values that are sharded along axes other than the collective's.
 
     Dimensions that ranks join or split must be whole: blocks of blocks would be in another order.
     """
@@ -238,10 +238,7 @@ def _can_be_hashed(x: Any) -> bool:
 
 
 def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, mesh_shape: tuple) -> Plan:
-    """The plan for operands of these types and shardings.
-
-    The types of Python's numbers are Python's.
-    """
+    """The plan for operands of these types and shardings; the types of Python's numbers are Python's."""
     given, sizes = dict(params), dict(mesh_shape)
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
     types = [typeof(t) for t in weak]
