@@ -204,6 +204,6 @@ def check_perm(name: str, perm: Sequence[tuple[int, int]], axis_name: AxisName, 
                 )
 
 
-def most(splits: Iterable[Sequence[int]]) -> int:
+def longest_block(splits: Iterable[Sequence[int]]) -> int:
     """The number of rows of the longest block: ranks pad theirs to it."""
     return max(map(sum, splits))

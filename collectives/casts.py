@@ -13,26 +13,26 @@ from typing import Any
 import numpy
 
 from collectives.axes import Axes, axes_in_scope, collective_axes
-from collectives.ops import CASTS, Tree, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
+from collectives.ops import CASTS, Tree, array_of, convert_booleans, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
 from minidiff.core.interpreter import current_interpreter, current_scope, enter, running
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_to
 from minidiff.core.scope import Scope
 from minidiff.core.staging import program_around
-from minidiff.core.states import UNREDUCED, VARYING, AxisStates, agreed, joined
+from minidiff.core.states import UNREDUCED, VARYING, AxisStates, combine_states, common_states
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, operand_type, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
 from minidiff.inputs.agreement import check_operands, check_unreduced
 from minidiff.inputs.arguments import is_zero
-from minidiff.values.aliasing import frozen
+from minidiff.values.aliasing import read_only_copy
 from minidiff.values.dtypes import is_scalar_constant
 
 # ---------------------------------------------------------------- inserting casts
 
 
-def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
+def insert_casts(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
     """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.core.states`).
 
     With `written` (`auto_pbroadcast=False`) the user writes casts: cast only constants, and raise VarianceError where
@@ -44,12 +44,12 @@ def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) ->
         return args
     args = list(args)
     if any(states.unreduced for states in distinct):
-        _cast_zeros(primitive, args, joined(*distinct))
+        _cast_zeros(primitive, args, combine_states(*distinct))
         check_unreduced(primitive, list(map(operand_type, args)))
         given = [None if states is None else states_of(x) for x, states in zip(args, given)]
     if written:
         check_operands(primitive.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
-    wanted = iter(agreed(tuple([states for states in given if states is not None])))
+    wanted = iter(common_states(tuple([states for states in given if states is not None])))
     for i, states in enumerate(given):
         if states is not None and states != (new := next(wanted)):
             args[i] = cast(args[i], new)
@@ -78,15 +78,15 @@ def cast(x: Value, states: AxisStates) -> Value:
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
     program = None if isinstance(x, Tracer) else program_around(current_interpreter())
     if program is not None:
-        x, owner = frozen(x), program if program.scope is scope else owner
+        x, owner = read_only_copy(x), program if program.scope is scope else owner
     key = (id(x), states)
     if key not in owner.casts:
         with running(owner):
-            owner.casts.update(((id(old), states), (old, new)) for old, new in _inserted_casts(x, states, scope))
+            owner.casts.update(((id(old), states), (old, new)) for old, new in _insert_cast(x, states, scope))
     return enter(owner.casts[key][1])  # in a branch that some ranks take, that of a constant comes from outside
 
 
-def _inserted_casts(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
+def _insert_cast(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
     """Pair `x` with its cast; if it is a view, pair all results of the viewing operation with theirs."""
     view = scope.views.get(id(x))
     if view is None or view[1] in CASTS:
@@ -153,7 +153,7 @@ def pbroadcast(x: Tree, axis_name: Axes) -> Tree:
 
     Source: JEP 17111, "Full solution".
     """
-    return _written_cast(pbroadcast_p, x, axis_name)
+    return _write_cast(pbroadcast_p, x, axis_name)
 
 
 pvary = pbroadcast
@@ -178,7 +178,7 @@ def reduced(x: Tree, axis_name: Axes) -> Tree:
 
     Source: JAX, "Autodiff and sharding".
     """
-    return _written_cast(reduced_p, x, axis_name)
+    return _write_cast(reduced_p, x, axis_name)
 
 
 def unreduced(x: Tree, axis_name: Axes) -> Tree:
@@ -200,7 +200,7 @@ def unreduced(x: Tree, axis_name: Axes) -> Tree:
 
     Source: JAX, "Autodiff and sharding".
     """
-    return _written_cast(unreduced_p, x, axis_name)
+    return _write_cast(unreduced_p, x, axis_name)
 
 
 def pcast(x: Tree, axis_name: Axes, *, to: str) -> Tree:
@@ -219,11 +219,11 @@ def pcast(x: Tree, axis_name: Axes, *, to: str) -> Tree:
     """
     for primitive in CASTS:
         if primitive.gives == to:
-            return _written_cast(primitive, x, axis_name)
+            return _write_cast(primitive, x, axis_name)
     raise ValueError(f"pcast: to={to!r}; write one of {', '.join(repr(p.gives) for p in CASTS)}")
 
 
-def _written_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
+def _write_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
     """Apply a cast that the user writes."""
     axes = tuple(
         a for run in collective_axes(primitive.name, axis_name, ordered=False) if run.scope.typed for a in run.axes
@@ -233,7 +233,7 @@ def _written_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
     scope = current_scope()
 
     def cast_leaf(leaf):
-        leaf = counted(array_of(leaf)) if primitive is unreduced_p else array_of(leaf)
+        leaf = convert_booleans(array_of(leaf)) if primitive is unreduced_p else array_of(leaf)
         zeros = primitive is unreduced_p and is_zero(leaf)
         for a in axes if not zeros else ():
             check_operand(primitive.name, primitive.takes, typeof(leaf), {"axes": (a,)})

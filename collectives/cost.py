@@ -40,7 +40,7 @@ from collectives.ops import COLLECTIVES
 from collectives.rooted import ROOTED
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.scan import rounds
+from minidiff.higher_order.scan import run_count
 
 Number = int | float
 
@@ -300,7 +300,7 @@ def _cost_of_bodies(eqn: Equation, ports: int) -> Cost:
         raise ValueError(
             f"{eqn.primitive} communicates an amount that depends on values: count the tapes of its branches or steps"
         )
-    return costs[0] * rounds(eqn)
+    return costs[0] * run_count(eqn)
 
 
 class Messages:

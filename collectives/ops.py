@@ -65,11 +65,18 @@ from collectives.axes import (
     check_split,
     check_splits,
     collective_axes,
-    most,
+    longest_block,
     rank_count,
     single_axes,
 )
-from collectives.primitives import AxisIndex, Collective, check_operand, gathered_shape, grouped, scattered_shape
+from collectives.primitives import (
+    AxisIndex,
+    Collective,
+    check_operand,
+    gathered_shape,
+    grouped_collective,
+    scattered_shape,
+)
 from minidiff import tree
 from minidiff.core.interpreter import enter
 from minidiff.core.operation import Primitive
@@ -80,9 +87,9 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError
 from minidiff.inputs.arguments import as_value, normalize_axis
 from minidiff.ops import elementwise, indexing
-from minidiff.ops.base import rounded_once
+from minidiff.ops.base import round_once
 from minidiff.ops.shape import expand_dims, squeeze
-from minidiff.values.dtypes import is_scalar_constant, plain
+from minidiff.values.dtypes import as_plain, is_scalar_constant
 
 #: A tree of arrays. A collective returns a tree of the same structure, which type checkers take to be of the same type.
 Tree = TypeVar("Tree")
@@ -96,7 +103,7 @@ def _all_to_all_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled
 
 
 def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
-    return (*x.shape[:axis], most(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
+    return (*x.shape[:axis], longest_block(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
 
 
 psum_p = Collective(
@@ -179,12 +186,12 @@ class Extremum(Collective):
             attained = elementwise.convert(elementwise.equal(x, out), typeof(t).dtype)
             return _sum_likewise(elementwise.multiply(attained, t), params) / _sum_likewise(attained, params)
 
-        return out, rounded_once(shared, t)
+        return out, round_once(shared, t)
 
 
 def _sum_likewise(x: Value, params: dict) -> Value:
     """Sum `x` over the axes and groups of a collective with these parameters."""
-    return grouped(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
+    return grouped_collective(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
 
 
 pmax_p = Extremum("pmax", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
@@ -219,7 +226,7 @@ def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
     return tree.unflatten(structure, results)
 
 
-def varying_over(x: Value, run: CollectiveAxes) -> Value:
+def make_varying(x: Value, run: CollectiveAxes) -> Value:
     """Insert a pbroadcast of `x` along the axes it does not vary along, unless the user writes those."""
     return _cast_over(x, run, VARYING)
 
@@ -249,14 +256,14 @@ def varying_axes(x: Value, run: CollectiveAxes) -> tuple[str, ...]:
     return tuple(a for a in run.axes if a in typeof(x).states.held)
 
 
-def counted(x: Value) -> Value:
+def convert_booleans(x: Value) -> Value:
     """Convert booleans to integers, so that sums count them."""
     if is_scalar_constant(x):
         return as_value(int(x)) if isinstance(x, (bool, numpy.bool_)) else x
     return elementwise.convert(x, int) if x.dtype == bool else x
 
 
-def times(x: Value, copies: int) -> Value:
+def sum_copies(x: Value, copies: int) -> Value:
     """Sum `copies` copies of `x`, by a multiplication."""
     return x if copies == 1 else x * as_factor(copies, x)
 
@@ -269,7 +276,7 @@ def as_factor(copies: int, x: Value | ShapedArray) -> int:
 
 def bind_over(primitive: Collective, x: Value, run: CollectiveAxes, **params: Any) -> Value:
     """Bind a collective of `x` over the axes and groups of `run`."""
-    primitive = primitive if run.groups is None else grouped(primitive)
+    primitive = primitive if run.groups is None else grouped_collective(primitive)
     return primitive.bind(x, **run.params, **params)
 
 
@@ -308,24 +315,24 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     runs = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     if len(runs) == 1:
         return each_leaf(lambda leaf: _psum(leaf, runs[0]), x)
-    return each_leaf(lambda leaf: rounded_once(lambda x: functools.reduce(_psum, runs, x), array_of(leaf)), x)
+    return each_leaf(lambda leaf: round_once(lambda x: functools.reduce(_psum, runs, x), array_of(leaf)), x)
 
 
 def _psum(x: Value, run: CollectiveAxes) -> Value:
     scope = run.scope
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.uniform:
-        return plain(x, tree.class_names) * as_factor(run.size, x)
-    x = counted(array_of(x))
+        return as_plain(x, tree.class_names) * as_factor(run.size, x)
+    x = convert_booleans(array_of(x))
     varying = varying_axes(x, run)
     if not varying and run.uniform:
-        return times(x, run.size)
+        return sum_copies(x, run.size)
     if not scope.typed or run.groups is not None:
-        return bind_over(untyped_psum_p, varying_over(x, run), run)
+        return bind_over(untyped_psum_p, make_varying(x, run), run)
     part = run._replace(axes=varying)
     copies = run.size // part.size
     if copies == 1:
         return bind_over(psum_p, parts_over(x, part), part)
-    return rounded_once(lambda x: bind_over(psum_p, times(parts_over(x, part), copies), part), x)
+    return round_once(lambda x: bind_over(psum_p, sum_copies(parts_over(x, part), copies), part), x)
 
 
 def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
@@ -348,7 +355,7 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     def mean(leaf):
         for run in runs:
             check_written("pmean", array_of(leaf), run)
-        return rounded_once(lambda x: functools.reduce(_psum, runs, x) / rank_count(runs), leaf)
+        return round_once(lambda x: functools.reduce(_psum, runs, x) / rank_count(runs), leaf)
 
     return each_leaf(mean, x)
 
@@ -395,7 +402,7 @@ def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
         for run in runs:
             if varying := varying_axes(leaf, run):
                 part = run._replace(axes=varying) if run.groups is None else run
-                leaf = bind_over(primitive, varying_over(leaf, part), part)
+                leaf = bind_over(primitive, make_varying(leaf, part), part)
         return leaf
 
     return each_leaf(extremum, x)
@@ -456,7 +463,7 @@ def all_gather_invariant(x: Tree, axis_name: AxisName, axis: int = 0, tiled: boo
 def _all_gather(primitive: Collective, x: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Any:
     def step(leaf, run, at, tiled):
         gather_p = primitive if run.scope.typed else all_gather_p
-        return bind_over(gather_p, varying_over(leaf, run), run, axis=at, tiled=tiled)
+        return bind_over(gather_p, make_varying(leaf, run), run, axis=at, tiled=tiled)
 
     return each_leaf(lambda leaf: join_runs(primitive.name, step, leaf, runs, axis, tiled), x)
 
@@ -495,12 +502,12 @@ def psum_scatter(
     runs = collective_axes("psum_scatter", axis_name, axis_index_groups)
 
     def step(leaf, run, at, tiled):
-        return bind_over(psum_scatter_p, counted(parts_over(leaf, run)), run, axis=at, tiled=tiled)
+        return bind_over(psum_scatter_p, convert_booleans(parts_over(leaf, run)), run, axis=at, tiled=tiled)
 
     def scattered(leaf):
         return split_runs("psum_scatter", step, leaf, runs, scatter_dimension, tiled)
 
-    return each_leaf(scattered if len(runs) == 1 else lambda leaf: rounded_once(scattered, array_of(leaf)), x)
+    return each_leaf(scattered if len(runs) == 1 else lambda leaf: round_once(scattered, array_of(leaf)), x)
 
 
 def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:
@@ -543,7 +550,7 @@ def local_slice(x: Value, run: CollectiveAxes, axis: int, tiled: bool) -> Value:
         pscatter_p.check_variance([typeof(x)], run.params)
         return bind_over(pscatter_p, x, run, axis=axis, tiled=tiled)
     index = axis_index(run.axes)
-    x = varying_over(x, run) if is_reduced else x
+    x = make_varying(x, run) if is_reduced else x
     if tiled:
         shape = typeof(x).shape
         x = x.reshape((*shape[:axis], run.size, shape[axis] // run.size, *shape[axis + 1 :]))
@@ -594,7 +601,7 @@ def all_to_all(
     run = single_axes("all_to_all", axis_name, axis_index_groups)
 
     def each(leaf):
-        leaf = varying_over(array_of(leaf), run)
+        leaf = make_varying(array_of(leaf), run)
         split, concat = (normalize_axis(a, typeof(leaf).ndim, "all_to_all") for a in (split_axis, concat_axis))
         if splits is not None:
             return _ragged(leaf, run, split, concat, splits)
@@ -611,10 +618,10 @@ def _ragged(x: Value, run: CollectiveAxes, axis: int, concat_axis: int, splits: 
             f"{concat_axis}: write concat_axis={axis}"
         )
     splits = check_splits("all_to_all", splits, run.size)
-    if typeof(x).shape[axis] != most(splits):
+    if typeof(x).shape[axis] != longest_block(splits):
         raise ValueError(
-            f"all_to_all: axis {axis} of {typeof(x)} must have {most(splits)} rows: as many as the rank that, by these "
-            "splits, sends most; the other ranks pad theirs, and the padding is not sent"
+            f"all_to_all: axis {axis} of {typeof(x)} must have {longest_block(splits)} rows: as many as the rank that, "
+            "by these splits, sends most; the other ranks pad theirs, and the padding is not sent"
         )
     return bind_over(ragged_all_to_all_p, x, run, axis=axis, splits=splits)
 
@@ -643,7 +650,7 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
         )
     ranks = tuple((int(source), int(destination)) for source, destination in pairs)
     check_perm("ppermute", ranks, axis_name, run.size)
-    return each_leaf(lambda leaf: bind_over(ppermute_p, varying_over(array_of(leaf), run), run, perm=ranks), x)
+    return each_leaf(lambda leaf: bind_over(ppermute_p, make_varying(array_of(leaf), run), run, perm=ranks), x)
 
 
 def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Tree:
@@ -668,13 +675,15 @@ def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: boo
     """
     run = single_axes("pscan", axis_name)
     how = {"reverse": bool(reverse), "exclusive": bool(exclusive)}
-    return each_leaf(lambda leaf: bind_over(pscan_p, counted(varying_over(array_of(leaf), run)), run, **how), x)
+    return each_leaf(
+        lambda leaf: bind_over(pscan_p, convert_booleans(make_varying(array_of(leaf), run)), run, **how), x
+    )
 
 
-def shifted(x: Tree, axis_name: AxisName, by: int) -> Tree:
+def shift(x: Tree, axis_name: AxisName, by: int) -> Tree:
     """Send each value `by` ranks further around the ring of an axis (`ppermute`).
 
-    >>> f = lambda x: shifted(x, 'i', 1)
+    >>> f = lambda x: shift(x, 'i', 1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([4, 1, 3, 1], P('i'))
     """

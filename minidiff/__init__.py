@@ -20,8 +20,8 @@ from minidiff import numpy, tree
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
-from minidiff.diagnostics.other_libraries import missing as _missing
-from minidiff.diagnostics.siblings import shadowed as _shadowed
+from minidiff.diagnostics.other_libraries import missing_attribute_error as _missing_attribute_error
+from minidiff.diagnostics.siblings import shadowing_message as _shadowing_message
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from minidiff.diagnostics.tracebacks import hide_own_frames as _hide_own_frames
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
@@ -103,7 +103,7 @@ else:  # type checkers would infer from it that every name exists
     @_hide_own_frames
     def __getattr__(name: str) -> _typing.Any:
         if name not in _LATER:
-            raise _missing(__name__, name, __dir__())
+            raise _missing_attribute_error(__name__, name, __dir__())
         path, inside = _LATER[name]
         module = _importlib.import_module(path)
         globals()[name] = getattr(module, name) if inside else module
@@ -116,7 +116,7 @@ def __dir__() -> list[str]:
 
 
 for _name in ("collectives", "spmd"):
-    if _message := _shadowed(_name):  # no error: a program may need neither
+    if _message := _shadowing_message(_name):  # no error: a program may need neither
         _warnings.warn(_message, stacklevel=2)
 
 

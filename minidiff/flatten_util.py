@@ -13,7 +13,7 @@ from minidiff import tree
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import as_named_value, as_values
-from minidiff.values.dtypes import converted
+from minidiff.values.dtypes import convert_array
 
 
 def ravel_pytree(pytree: Any) -> tuple[Value, Callable[[Any], Any]]:
@@ -48,7 +48,7 @@ def ravel_pytree(pytree: Any) -> tuple[Value, Callable[[Any], Any]]:
         pieces = []
         for t, stop in zip(types, stops):
             piece = x[stop - math.prod(t.shape) : stop].reshape(t.shape) if t.shape else x[stop - 1]
-            pieces.append(converted(piece, t.dtype if is_mixed else given.dtype))
+            pieces.append(convert_array(piece, t.dtype if is_mixed else given.dtype))
         return tree.unflatten(structure, pieces)
 
     rows = [numpy.ravel(x).astype(dtype) for x in values]

@@ -20,11 +20,11 @@ from minidiff.inputs.arguments import (
     arguments_of,
     as_values,
     check_sequences,
-    chosen_arguments,
-    named_argument,
+    describe_argument,
+    normalize_argnums,
     warn_if_summed,
 )
-from minidiff.inputs.keywords import transformation
+from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.derivatives import grad, jvp
 from minidiff.transforms.vmap import vmap
@@ -33,7 +33,7 @@ from minidiff.values.dtypes import is_differentiable
 Argnums = int | Sequence[int]
 
 
-@transformation
+@make_decorator
 def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Jacobian of `f` by forward mode, column by column: for tall Jacobians.
 
@@ -59,7 +59,7 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     return jacobian
 
 
-@transformation
+@make_decorator
 def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Jacobian of `f` by reverse mode, row by row: for wide Jacobians.
 
@@ -81,7 +81,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     return jacobian
 
 
-@transformation
+@make_decorator
 def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Hessian of `f` by forward mode over reverse mode: `jacfwd(jacrev(f))`.
 
@@ -122,9 +122,9 @@ class _Linearized:
         name = self.name = name_of(f)
         self.single = not isinstance(argnums, Sequence)
         self.has_aux = has_aux
-        numbers = chosen_arguments(what, argnums)
+        numbers = normalize_argnums(what, argnums)
         paths, self.structure = tree.flatten_with_paths(arguments_of(what, args, numbers, name))
-        self.in_names = [named_argument(path, numbers, name) for path, _ in paths]
+        self.in_names = [describe_argument(path, numbers, name) for path, _ in paths]
         values = as_values(what, [x for _, x in paths], lambda: self.in_names)
         self.in_types = [typeof(x) for x in values]
         _check_kinds(what, self.in_names, self.in_types, "fc")

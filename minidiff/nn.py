@@ -15,7 +15,7 @@ import numpy
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.other_libraries import attributes
+from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise, reduction
@@ -182,7 +182,7 @@ def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
 # ---------------------------------------------------------------- softmax
 
 
-def _shifted(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, numpy.ndarray]:
+def _subtract_maximum(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, numpy.ndarray]:
     """The maximum of x along axes, and x minus it (0 at the maximum, even if inf)."""
     largest = numpy.max(x, axis=axes, keepdims=True, initial=-numpy.inf)
     if isinstance(x, Tracer):
@@ -192,17 +192,17 @@ def _shifted(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, nu
 
 
 def _softmax(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
-    powers = numpy.exp(_shifted(x, axes)[1])
+    powers = numpy.exp(_subtract_maximum(x, axes)[1])
     return powers / numpy.sum(powers, axis=axes, keepdims=True)
 
 
 def _log_softmax(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
-    shifted = _shifted(x, axes)[1]
+    shifted = _subtract_maximum(x, axes)[1]
     return shifted - numpy.log(numpy.sum(numpy.exp(shifted), axis=axes, keepdims=True))
 
 
 def _logsumexp(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
-    largest, shifted = _shifted(x, axes)
+    largest, shifted = _subtract_maximum(x, axes)
     with numpy.errstate(divide="ignore"):  # the sum over an empty axis is 0
         total = numpy.log(numpy.sum(numpy.exp(shifted), axis=axes, keepdims=True)) + largest
     return numpy.squeeze(total, axes)[()]
@@ -212,7 +212,7 @@ class _AlongAxes(Primitive):
     """An operation on one operand along axes, with rule `tangent(out, x, t, axes)`."""
 
     def __init__(self, name: str, impl: Callable, tangent: Callable, reduces: bool = False):
-        sharding = dimensions.reduction(None) if reduces else dimensions.along("axes")
+        sharding = dimensions.reduction(None) if reduces else dimensions.axiswise("axes")
         super().__init__(name, impl, self._shape, sharding=sharding, decomposed=impl)
         self.tangent = tangent
         self.reduces = reduces
@@ -285,7 +285,7 @@ def logsumexp(
     >>> round(float(logsumexp(numpy.array([1000.0, 1000.0]))), 6)
     1000.693147
     """
-    a = _floating(a, where)
+    a = _as_floating(a, where)
     if b is None and not return_sign:
         axes = normalize_axes(axis, typeof(a).ndim, "logsumexp")
         results = [logsumexp_p.bind(a, axes=axes)]
@@ -301,14 +301,14 @@ def logsumexp(
     return (y, *sign) if return_sign else y
 
 
-def _floating(x: Value, mask: Value | None = None) -> Value:
+def _as_floating(x: Value, mask: Value | None = None) -> Value:
     """Convert x to floating point, and set it to -inf where the mask is False."""
     x = x if is_differentiable(typeof(x).dtype) else elementwise.convert(x, float)
     return x if mask is None else where(mask, x, -numpy.inf)
 
 
 def _along_axes(primitive: _AlongAxes, x: Value, axis: Any, mask: Value | None) -> Value:
-    x = _floating(x, mask)
+    x = _as_floating(x, mask)
     return primitive.bind(x, axes=normalize_axes(axis, typeof(x).ndim, primitive.name))
 
 
@@ -416,4 +416,4 @@ def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -
 hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = attributes(__name__)
+    __getattr__ = module_getattr(__name__)

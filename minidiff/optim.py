@@ -44,11 +44,11 @@ from minidiff import tree
 from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.diagnostics.other_libraries import attributes
+from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
-from minidiff.values.dtypes import is_differentiable, real_float, result_type
+from minidiff.values.dtypes import check_real_float, is_differentiable, result_type
 
 __all__ = [
     *("GradientTransformation", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates", "chain"),
@@ -316,7 +316,7 @@ def scale_by_adam(
 
     def update(gradients: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
         mu = _average(b1, _match(gradients, state.mu, mu_dtype), gradients)
-        nu = _average(b2, _match(gradients, state.nu), tree.map(_squared, gradients))
+        nu = _average(b2, _match(gradients, state.nu), tree.map(_square, gradients))
         count = state.count + 1
 
         def corrected(x: Value, b: Value, steps: Value = count) -> Value:
@@ -380,7 +380,7 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
 
     def update(gradients: Any, state: RssState, params: Any = None) -> tuple[Any, RssState]:
         sums = _match(gradients, state.sum_of_squares)
-        sums = tree.map(lambda s, g: convert(s + _squared(g), typeof(s).dtype), sums, gradients)
+        sums = tree.map(lambda s, g: convert(s + _square(g), typeof(s).dtype), sums, gradients)
 
         def scaled(g: Value, s: Value) -> Value:
             return g / numpy.sqrt(where(s > 0, s + convert(eps, typeof(s).dtype), 1))  # 0 where all gradients were 0
@@ -425,7 +425,7 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientT
 def _norm(values: Any) -> Value:
     # At least in float32, since squares in half precision overflow.
     wide = [convert(x, numpy.result_type(typeof(x).dtype, numpy.float32)) for x in tree.leaves(values)]
-    squares = [_squared(x) for x in wide]
+    squares = [_square(x) for x in wide]
     dtype = numpy.result_type(numpy.float32, *[typeof(x).dtype for x in squares])  # one for all: such psums are fused
     return numpy.sqrt(sum(numpy.sum(x, dtype=dtype) for x in squares))
 
@@ -557,7 +557,7 @@ def _narrow(state: Any, dtype: Any) -> Any:
     """Convert a state to the dtype in which it is kept, if one is given; complex numbers stay complex."""
     if dtype is None:
         return state
-    real = real_float("mu_dtype and accumulator_dtype are dtypes", dtype)
+    real = check_real_float("mu_dtype and accumulator_dtype are dtypes", dtype)
     return tree.map(lambda x: convert(x, result_type(real, *[1j] * numpy.iscomplexobj(x))), state)
 
 
@@ -569,7 +569,7 @@ def _average(decay: Value, means: Any, values: Any) -> Any:
     return tree.map(lambda m, x: convert(decay * m + (1 - decay) * x, typeof(m).dtype), means, values)
 
 
-def _squared(x: Value) -> Value:
+def _square(x: Value) -> Value:
     """The square of the absolute value."""
     return numpy.real(x) ** 2 + numpy.imag(x) ** 2 if typeof(x).dtype.kind == "c" else x * x
 
@@ -638,4 +638,4 @@ def _check_like(what: str, values: Any, like: Any, whose: str) -> None:
 hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = attributes(__name__)
+    __getattr__ = module_getattr(__name__)

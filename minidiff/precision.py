@@ -44,7 +44,7 @@ from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
 from minidiff.transforms.derivatives import value_and_grad, vjp
-from minidiff.values.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
+from minidiff.values.dtypes import accumulator_dtype, check_real_float, dtype_name, finfo, is_real_float
 
 __all__ = ["LossScale", "Policy", "all_finite", "select", "widen"]
 __dir__ = functools.partial(sorted, __all__)
@@ -67,11 +67,11 @@ class Policy:
     """
 
     def __init__(self, compute: Any, params: Any = None, reductions: Any = None, output: Any = None):
-        self.compute = real_float("Policy: compute is a dtype", compute)
-        wide = accumulator(self.compute)
-        self.params = real_float("Policy: params is a dtype", wide if params is None else params)
-        self.reductions = real_float("Policy: reductions is a dtype", wide if reductions is None else reductions)
-        self.output = real_float("Policy: output is a dtype", wide if output is None else output)
+        self.compute = check_real_float("Policy: compute is a dtype", compute)
+        wide = accumulator_dtype(self.compute)
+        self.params = check_real_float("Policy: params is a dtype", wide if params is None else params)
+        self.reductions = check_real_float("Policy: reductions is a dtype", wide if reductions is None else reductions)
+        self.output = check_real_float("Policy: output is a dtype", wide if output is None else output)
 
     def cast_to_compute(self, values: Any) -> Any:
         """Convert the floating-point leaves of a tree to the dtype to compute in."""
@@ -104,7 +104,7 @@ class Policy:
             def compute(args: Any, kwargs: Any) -> Any:
                 return self.cast_to_output(f(*self.cast_to_compute(args), **self.cast_to_compute(kwargs)))
 
-            args, kwargs = _varying_alike(_cast((args, kwargs), self.reductions))
+            args, kwargs = _vary_alike(_cast((args, kwargs), self.reductions))
             plain = not all(isinstance(x, Tracer) for x in tree.leaves((args, kwargs)))
             return vjp(compute, args, kwargs)[0] if plain and self.compute.itemsize == 2 else compute(args, kwargs)
 
@@ -120,14 +120,14 @@ def widen(values: Any) -> Any:
     >>> widen(numpy.ones(2, numpy.float16)).dtype, widen(numpy.ones(2)).dtype
     (dtype('float32'), dtype('float64'))
     """
-    return tree.map(lambda x: convert(x, accumulator(typeof(x).dtype)), values)
+    return tree.map(lambda x: convert(x, accumulator_dtype(typeof(x).dtype)), values)
 
 
 def _cast(values: Any, dtype: numpy.dtype) -> Any:
     return tree.map(lambda x: convert(x, dtype) if is_real_float(typeof(x).dtype) else x, values)
 
 
-def _varying_alike(values: Any) -> Any:
+def _vary_alike(values: Any) -> Any:
     """In a `shard_map` body, cast all floating-point leaves to vary along the axes along which one does."""
     if current_scope() is None:
         return values

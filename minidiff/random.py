@@ -28,15 +28,15 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.other_libraries import attributes
+from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.base import bind_aligned, convert
-from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
+from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, dimension_labels
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.indexing import take
 from minidiff.ops.special import CHUNK, erfc_p, ndtri_p
-from minidiff.values.dtypes import dtype_name, finfo, real_float
+from minidiff.values.dtypes import check_real_float, dtype_name, finfo
 
 __all__ = [
     *("Block", "bernoulli", "bits", "categorical", "fold_in", "key", "normal", "permutation", "randint", "split"),
@@ -101,7 +101,7 @@ def _random_bits_shape(k0, k1, first, sizes, strides):
 def _random_bits_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Batches of keys may be split: each part draws its own numbers."""
     lead = outs[0].shape[: outs[0].ndim - len(params["sizes"])]
-    return Dimensions(tuple(aligned(t.shape, lead) for t in types), numbered(outs))
+    return Dimensions(tuple(broadcast_labels(t.shape, lead) for t in types), dimension_labels(outs))
 
 
 #: Hash the counters `first + i @ strides`, for all indices i below `sizes`, by the key with the words k0 and k1: u64 of
@@ -179,7 +179,7 @@ def _random_bits(name: str, key: Any, shape: Any, first: Any = 0) -> Value:
     if isinstance(shape, Block):
         for start, stride in zip(shape.starts, strides):
             first = first + start * stride
-    return random_bits_p.bind(k0, k1, _unsigned(first), sizes=sizes, strides=strides)
+    return random_bits_p.bind(k0, k1, _as_unsigned(first), sizes=sizes, strides=strides)
 
 
 def _words_of(name: str, key: Any) -> tuple[Value, Value]:
@@ -194,7 +194,7 @@ def _words_of(name: str, key: Any) -> tuple[Value, Value]:
     )
 
 
-def _unsigned(x: Any) -> Value:
+def _as_unsigned(x: Any) -> Value:
     """An integer as u64, modulo 2**64."""
     return numpy.uint64(x % 2**64) if isinstance(x, int) else convert(x, numpy.uint64)
 
@@ -211,7 +211,7 @@ def _integer(name: str, what: str, x: Any) -> Value:
         if t is None and not -(2**63) <= x < 2**64:
             raise ValueError(f"{name}: {what} has 64 bits, got {x}")
         if t is None or (t.shape == () and t.dtype.kind in "iu"):
-            return _unsigned(x)
+            return _as_unsigned(x)
     shown = typeof(x) if isinstance(x, (numpy.ndarray, Tracer)) else repr(x)
     raise TypeError(f"{name}: {what} is one integer, got {shown}")
 
@@ -280,7 +280,7 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
     >>> uniform(md.random.key(0), 3).round(3)
     array([0.418, 0.216, 0.965])
     """
-    dtype = real_float("uniform: the dtype is one", dtype)
+    dtype = check_real_float("uniform: the dtype is one", dtype)
     digits = min(finfo(dtype).nmant + 1, 64)
     drawn = numpy.right_shift(_random_bits("uniform", key, shape), numpy.uint64(64 - digits))
     unit = convert(drawn, dtype) * dtype.type(2.0**-digits)
@@ -304,7 +304,7 @@ def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
     >>> normal(md.random.key(0), 3).round(3)
     array([-0.206, -0.785,  1.816])
     """
-    dtype = real_float("normal: the dtype is one", dtype)
+    dtype = check_real_float("normal: the dtype is one", dtype)
     return convert(ndtri_p.bind(_inside_unit("normal", key, shape)), dtype)
 
 
@@ -319,7 +319,7 @@ def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None
     >>> truncated_normal(md.random.key(0), 2.0, numpy.inf, 3).round(3)
     array([2.345, 2.581, 2.015])
     """
-    dtype = real_float("truncated_normal: the dtype is one", dtype)
+    dtype = check_real_float("truncated_normal: the dtype is one", dtype)
     shape = numpy.broadcast_shapes(typeof(lower).shape, typeof(upper).shape) if shape is None else shape
     _check_broadcasts("truncated_normal", shape, lower=lower, upper=upper)
     if not any(isinstance(x, Tracer) for x in (lower, upper)) and numpy.any(numpy.greater(lower, upper)):
@@ -359,7 +359,7 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
             raise ValueError(
                 f"randint: [{minval}, {maxval}) is not an interval of integers of dtype {dtype_name(dtype)}"
             )
-    first, end = _unsigned(minval), _unsigned(maxval)
+    first, end = _as_unsigned(minval), _as_unsigned(maxval)
     offset = numpy.remainder(_random_bits("randint", key, shape), numpy.subtract(end, first))
     return convert(numpy.add(first, offset), dtype)  # modulo 2**64; the operators of NumPy's scalars would warn
 
@@ -427,4 +427,4 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
 hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = attributes(__name__)
+    __getattr__ = module_getattr(__name__)

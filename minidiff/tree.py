@@ -165,12 +165,12 @@ def _sequence_parts(x: Sequence) -> tuple[Sequence, Sequence, tuple]:
 
 
 def _dict_parts(x: dict) -> tuple[Sequence, Sequence, tuple]:
-    keys, values = _ordered(*x)
+    keys, values = _keys_and_reader(*x)
     return keys, values(x), ()
 
 
 @functools.lru_cache(maxsize=MANY, typed=True)
-def _ordered(*keys: Any) -> tuple[tuple, Callable[[dict], Sequence]]:
+def _keys_and_reader(*keys: Any) -> tuple[tuple, Callable[[dict], Sequence]]:
     """A dict's keys in order, and a function that reads its values in that order.
 
     Keys that do not compare are sorted by type first. If they do not compare then, they keep their order.
@@ -303,7 +303,7 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
     """
 
     def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
-        children, settings = _flattened("register", "children", x, flatten)
+        children, settings = _flatten_by("register", "children", x, flatten)
         return range(len(children)), children, (settings,)
 
     _register("register", cls, parts, unflatten, SequenceKey)
@@ -328,13 +328,13 @@ def register_with_keys(
     """
 
     def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
-        pairs, settings = _flattened("register_with_keys", "pairs of a key and a child", x, flatten_with_keys)
+        pairs, settings = _flatten_by("register_with_keys", "pairs of a key and a child", x, flatten_with_keys)
         return tuple([key for key, _ in pairs]), [child for _, child in pairs], (settings,)
 
     _register("register_with_keys", cls, parts, unflatten, GivenKey)
 
 
-def _flattened(what: str, children: str, x: Any, flatten: Callable[[Any], tuple[Iterable, Any]]) -> tuple[list, Any]:
+def _flatten_by(what: str, children: str, x: Any, flatten: Callable[[Any], tuple[Iterable, Any]]) -> tuple[list, Any]:
     found = flatten(x)
     if not (isinstance(found, tuple) and len(found) == 2):
         raise TypeError(
@@ -432,15 +432,15 @@ class Structure:
         return self._hash
 
     def __repr__(self) -> str:
-        return _shown(self.nested)
+        return _show(self.nested)
 
 
-def _shown(nested: Nested) -> str:
+def _show(nested: Nested) -> str:
     if nested is None:
         return "*"
     kind, keys, settings, children = nested
     entry, (before, after) = _CLASSES[kind].key.in_structure, _CLASSES[kind].brackets
-    text = ", ".join([entry.format(k, _shown(child)) for k, child in zip(keys, children)])
+    text = ", ".join([entry.format(k, _show(child)) for k, child in zip(keys, children)])
     text += "," * (kind is tuple and len(keys) == 1)
     text += f"; {', '.join(builtins.map(repr, settings.values))}" if settings else ""
     return f"{before}{text}{after}"
@@ -466,7 +466,7 @@ LEAF = Structure(None)
 
 
 @functools.lru_cache(maxsize=MANY)
-def _known(nested: Nested) -> Structure:
+def _cached_structure(nested: Nested) -> Structure:
     """A structure from a cache; ValueError for keys that may equal keys of another type, as 1 and True do."""
     waiting = [nested]
     for node in waiting:
@@ -479,14 +479,14 @@ def _known(nested: Nested) -> Structure:
 @functools.lru_cache(maxsize=MANY)
 def _sequence(kind: type, count: int) -> Structure:
     """The structure of a tuple or list of `count` leaves, the most common trees."""
-    return _known((kind, range(count), (), (None,) * count))
+    return _cached_structure((kind, range(count), (), (None,) * count))
 
 
 def _structure(nested: Nested) -> Structure:
     if nested is None:
         return LEAF
     try:
-        return _known(nested)
+        return _cached_structure(nested)
     except (TypeError, ValueError):  # the former for settings that have no hash
         return Structure(nested)
 
@@ -686,7 +686,7 @@ def map(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> An
     ([0.1], [20.0, 30.0])
     """
     found, shape = flatten(tree, is_leaf)
-    return unflatten(shape, builtins.map(f, found, *_matched("map", shape, rest)))
+    return unflatten(shape, builtins.map(f, found, *_match_subtrees("map", shape, rest)))
 
 
 def map_with_path(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> Any:
@@ -696,10 +696,10 @@ def map_with_path(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = N
     {'b': ["['b'][0] = 2.0"], 'w': "['w'] = 1.0"}
     """
     found, shape = flatten(tree, is_leaf)
-    return unflatten(shape, builtins.map(f, _key_paths(shape), found, *_matched("map_with_path", shape, rest)))
+    return unflatten(shape, builtins.map(f, _key_paths(shape), found, *_match_subtrees("map_with_path", shape, rest)))
 
 
-def _matched(what: str, shape: Structure, trees: Sequence) -> list[list]:
+def _match_subtrees(what: str, shape: Structure, trees: Sequence) -> list[list]:
     """The subtrees of each tree at the leaves of a structure."""
     found = []
     for n, other in enumerate(trees):
@@ -788,10 +788,10 @@ def broadcast(prefix: Any, tree: Any, is_leaf: IsLeaf | None = None) -> Any:
     """
     entries, shape = flatten(prefix, is_leaf)
     found = _subtrees(shape.nested, tree, "tree.broadcast: tree", "the prefix")
-    return unflatten(structure(tree), _repeated(entries, found))
+    return unflatten(structure(tree), _repeat_entries(entries, found))
 
 
-def _repeated(entries: Sequence, trees: Sequence) -> list:
+def _repeat_entries(entries: Sequence, trees: Sequence) -> list:
     """Each entry as often as its tree has leaves."""
     return [x for x, t in zip(entries, trees) for _ in range(structure(t).num_leaves)]
 
@@ -807,7 +807,7 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: IsLeaf, what: str) -> list
     if not builtins.all(builtins.map(is_leaf, entries)):
         path, x = next((path, x) for path, x in zip(paths(shape, what), entries) if not is_leaf(x))
         raise ValueError(f"{path} is {x!r}, which is neither an entry for arrays nor a tree of entries")
-    return _repeated(entries, _subtrees(shape.nested, tree, what))
+    return _repeat_entries(entries, _subtrees(shape.nested, tree, what))
 
 
 _SEQUENCES = frozenset({tuple, list})

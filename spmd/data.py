@@ -46,7 +46,7 @@ from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import check_array
-from spmd.arrays.blocks import from_blocks, starts_here
+from spmd.arrays.blocks import from_blocks, local_starts
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type, check_sharding
@@ -168,7 +168,7 @@ class Batches:
 
     def _compare(self) -> None:
         """Raise DisagreementError on all ranks if they would read different batches."""
-        shown = {**self.state(), **self._settings, **self._source.described()}
+        shown = {**self.state(), **self._settings, **self._source.describe()}
         lines = [f"{name} = {x}" for name, x in shown.items()]
         if self._mesh.backend == "mpi" and (said := self._mesh.ranks.compare_once("batches of data", lines)):
             advice = "All ranks make the same batches, of which each reads its own rows: give it the same seed and data"
@@ -219,7 +219,7 @@ class _Arrays:
     def state(self) -> dict[str, Any]:
         return {"length": self.length, "seed": [*self.seed]}
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Their types, for ranks to compare."""
         leaves, _ = tree.flatten_with_paths(self.batch(range(self.length))[0], "data")
         return dict(leaves)
@@ -258,7 +258,7 @@ class _Stream:
     def state(self) -> dict[str, Any]:
         return {}
 
-    described = state
+    describe = state
 
     def examples(self, epoch: int, position: int) -> Iterator[Any]:
         if self.once and self.begun:
@@ -371,7 +371,7 @@ def _shardings(root: str, types: Any, mesh: Mesh, spec: Any) -> tuple[tree.Struc
 def _blocks(k: int, t: ShapedArray, sharding: Sharding, read: Read) -> list[np.ndarray]:
     """This process's blocks of leaf number k of a batch."""
     shape = block_type(t, sharding.spec, sharding.mesh.shape).shape
-    starts = starts_here(sharding, shape)
+    starts = local_starts(sharding, shape)
     return [read(k, tuple(slice(i, i + n) for i, n in zip(start, shape))) for start in starts]
 
 

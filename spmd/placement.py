@@ -56,7 +56,7 @@ def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable
             f"partition_tape: the placement {list(placement)} must have one of the ranks 0 to {mesh.size - 1} for each "
             f"of the {len(tape.equations)} operations of the tape"
         )
-    (axis,), tape = mesh.axis_names, _varying(tape, mesh.axis_names)
+    (axis,), tape = mesh.axis_names, _make_varying(tape, mesh.axis_names)
     ranks = dict(zip(tape.equations, placement))
     owner = {v: rank for eqn, rank in ranks.items() for v in eqn.outputs}
 
@@ -94,7 +94,7 @@ def _round(left: Sequence[Equation], ranks: dict, here: dict, size: int) -> list
     return pieces
 
 
-def _varying(tape: Tape, axes: tuple[str, ...]) -> Tape:
+def _make_varying(tape: Tape, axes: tuple[str, ...]) -> Tape:
     """The same tape with all its values varying along the axes, also in bodies."""
     names: dict[Var, Var] = {}
 
@@ -106,7 +106,7 @@ def _varying(tape: Tape, axes: tuple[str, ...]) -> Tape:
 
     inputs, equations = named(tape.inputs), []
     for eqn in tape.equations:
-        params = {k: _varying(x, axes) if isinstance(x, Tape) else x for k, x in eqn.params.items()}
+        params = {k: _make_varying(x, axes) if isinstance(x, Tape) else x for k, x in eqn.params.items()}
         equations.append(Equation(eqn.primitive, named(eqn.inputs), params, named(eqn.outputs), eqn.source))
     return Tape(inputs, equations, named(tape.outputs))
 

@@ -91,39 +91,39 @@ def _in_blocks(tape: Tape, args: Sequence[Value], outs: Sequence[Dims], sizes: d
 
     def need(a: Atom, dims: Dims) -> None:
         if isinstance(a, Var):
-            needed[a] = dims if needed.get(a, dims) == dims else _whole(a)
+            needed[a] = dims if needed.get(a, dims) == dims else _as_whole(a)
 
     for a, dims in zip(tape.outputs, outs):
         need(a, dims)
     operands = {}
     for eqn in reversed(tape.equations):  # uses come before definitions
-        operands[eqn] = _operand_dims(eqn, [needed.get(v, _whole(v)) for v in eqn.outputs], sizes)
-        for a, dims in zip(eqn.inputs, operands[eqn] or map(_whole, eqn.inputs)):
+        operands[eqn] = _operand_dims(eqn, [needed.get(v, _as_whole(v)) for v in eqn.outputs], sizes)
+        for a, dims in zip(eqn.inputs, operands[eqn] or map(_as_whole, eqn.inputs)):
             need(a, dims)
 
-    have: dict[Var, tuple[Value, Dims]] = {v: (x, _whole(v)) for v, x in zip(tape.inputs, args)}
+    have: dict[Var, tuple[Value, Dims]] = {v: (x, _as_whole(v)) for v, x in zip(tape.inputs, args)}
 
     def block(a: Atom, dims: Dims) -> Value:
-        x, own = have[a] if isinstance(a, Var) else (a, _whole(a))
-        return x if own == dims else _sliced(x, dims)
+        x, own = have[a] if isinstance(a, Var) else (a, _as_whole(a))
+        return x if own == dims else _local_slice(x, dims)
 
     for eqn in tape.equations:
         split = operands[eqn]
-        values = [block(a, d) for a, d in zip(eqn.inputs, split or map(_whole, eqn.inputs))]
+        values = [block(a, d) for a, d in zip(eqn.inputs, split or map(_as_whole, eqn.inputs))]
         if split is None:
             found = eqn.primitive.bind(*values, **eqn.params)
             found = found if eqn.primitive.multiple_results else [found]
-            have.update((v, (x, _whole(v))) for v, x in zip(eqn.outputs, found))
+            have.update((v, (x, _as_whole(v))) for v, x in zip(eqn.outputs, found))
         else:
             have[eqn.outputs[0]] = _block_of(eqn, values, needed[eqn.outputs[0]], sizes), needed[eqn.outputs[0]]
     return [vary_along(block(a, dims), sum(dims, ())) for a, dims in zip(tape.outputs, outs)]  # equal blocks, too
 
 
-def _whole(a: Atom) -> Dims:
+def _as_whole(a: Atom) -> Dims:
     return ((),) * typeof(a).ndim
 
 
-def _sliced(x: Value, dims: Dims) -> Value:
+def _local_slice(x: Value, dims: Dims) -> Value:
     """The rank's block of a value that is whole."""
     for d, axes in enumerate(dims):
         x = pscatter(x, axes, axis=d, tiled=True) if axes else x

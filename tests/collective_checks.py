@@ -20,7 +20,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import collectives
 import minidiff as md
 import spmd
-from collectives.axes import most
+from collectives.axes import longest_block
 from collectives.primitives import Collective
 from collectives.reference import collective_ref
 from spmd import P
@@ -163,9 +163,9 @@ def rooted_cases(n: int) -> Iterator[Case]:
 def ragged_cases(n: int) -> Iterator[Case]:
     """all_to_all of parts of different lengths: all different, none from or to some ranks, none at all."""
     different = [[(2 * s + 3 * d + 1) % 4 for d in range(n)] for s in range(n)]
-    yield Case("all_to_all", (most(different), 3), {"split_axis": 0, "concat_axis": 0, "splits": different})
+    yield Case("all_to_all", (longest_block(different), 3), {"split_axis": 0, "concat_axis": 0, "splits": different})
     last = [[s * (d == n - 1) for d in range(n)] for s in range(n)]
-    yield Case("all_to_all", (2, most(last)), {"split_axis": -1, "concat_axis": 1, "splits": last})
+    yield Case("all_to_all", (2, longest_block(last)), {"split_axis": -1, "concat_axis": 1, "splits": last})
     yield Case("all_to_all", (0,), {"split_axis": 0, "concat_axis": 0, "splits": [[0] * n] * n})
 
 

@@ -5,7 +5,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather_invariant, pmean, psum
 from spmd import P
-from spmd.mesh.specs import is_spec, names
+from spmd.mesh.specs import axes_of_entry, is_spec
 from tests.programs import assert_trees_close
 
 
@@ -13,7 +13,7 @@ def along(specs, axes):
     """Partition specs, without the axes that are not among these."""
 
     def restricted(spec):
-        return P(*[tuple(a for a in names(entry) if a in axes) or None for entry in spec.entries])
+        return P(*[tuple(a for a in axes_of_entry(entry) if a in axes) or None for entry in spec.entries])
 
     return restricted(specs) if is_spec(specs) else tuple(along(s, axes) for s in specs)
 

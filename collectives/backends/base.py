@@ -59,7 +59,7 @@ class Backend(ABC):
         """The number of ranks along `axes`."""
         return math.prod(self.sizes[a] for a in axes)
 
-    def ordered(self, axes: Iterable[str]) -> Axes:
+    def sort_axes(self, axes: Iterable[str]) -> Axes:
         """The axes in mesh order, without duplicates."""
         wanted = frozenset(axes)
         return tuple(a for a in self.sizes if a in wanted)
@@ -68,7 +68,7 @@ class Backend(ABC):
         """The axes a collective's result varies along; groups of ranks may have different results."""
         if name in SAME_ON_ALL and "groups" not in params:
             return tuple(a for a in held if a not in params["axes"])
-        return self.ordered({*held, *params["axes"]})
+        return self.sort_axes({*held, *params["axes"]})
 
     def barrier(self) -> None:  # noqa: B027  (simulated ranks need not wait)
         """Wait until all ranks have reached this call."""
@@ -166,7 +166,7 @@ def unsplit_dimension(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.nda
 
 def show_block(sizes: dict[str, int], rank: int, block: numpy.ndarray) -> str:
     """One rank's block, under its mesh coordinates."""
-    return f"On {place_of(sizes, rank)}:\n{block}\n"
+    return f"On {describe_rank(sizes, rank)}:\n{block}\n"
 
 
 def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -192,7 +192,7 @@ def index_along(axes: Iterable[str], coordinates: Mapping[str, int], sizes: Mapp
     return index
 
 
-def place_of(sizes: dict[str, int], rank: int) -> str:
+def describe_rank(sizes: dict[str, int], rank: int) -> str:
     """A rank and its mesh coordinates as text."""
     coordinates = tuple(coordinates_of(rank, sizes).values())
     names = "(" + ", ".join(sizes) + ("," if len(sizes) == 1 else "") + ")"

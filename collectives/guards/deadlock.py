@@ -24,7 +24,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from collectives.guards.mismatch import OFTEN, UNFINISHED, MismatchCheck, agree, disagreement, ranks_named, shown
+from collectives.guards.mismatch import (
+    OFTEN,
+    UNFINISHED,
+    MismatchCheck,
+    calls_agree,
+    describe_ranks,
+    displayed_call,
+    mismatch_message,
+)
 from minidiff.diagnostics.location import location_of
 
 TICK = 0.5  # seconds between two checks
@@ -79,10 +87,10 @@ class PendingCall(NamedTuple):
         return self.method == method and (self.what == what or method == COMPARISON)
 
     def __str__(self) -> str:
-        what = shown(self.what) or "a call"
+        what = displayed_call(self.what) or "a call"
         if self.method == COMPARISON:
-            return f"compares its next call, {what}, with {ranks_named(self.ranks)}; {self.place}"
-        return f"waits in {what} (MPI {self.method}) with {ranks_named(self.ranks)}; {self.place}"
+            return f"compares its next call, {what}, with {describe_ranks(self.ranks)}; {self.place}"
+        return f"waits in {what} (MPI {self.method}) with {describe_ranks(self.ranks)}; {self.place}"
 
 
 class State(NamedTuple):
@@ -114,7 +122,7 @@ class State(NamedTuple):
 
 def stuck(states: Mapping[int, State]) -> list[int]:
     """The ranks that wait forever. A rank without a state is running, and may reach any call."""
-    waits = {r: [_missing(call, r, states) for call in s.calls] for r, s in states.items() if s.calls is not None}
+    waits = {r: [_missing_ranks(call, r, states) for call in s.calls] for r, s in states.items() if s.calls is not None}
     blocked = set(states)
     while free := [r for r, calls in waits.items() if any(blocked.isdisjoint(missing) for missing in calls)]:
         blocked.difference_update(free)
@@ -123,7 +131,7 @@ def stuck(states: Mapping[int, State]) -> list[int]:
     return sorted(waits)
 
 
-def _missing(call: PendingCall, rank: int, states: Mapping[int, State]) -> list[int]:
+def _missing_ranks(call: PendingCall, rank: int, states: Mapping[int, State]) -> list[int]:
     """The ranks that have not reached this call; all others, if all have ended."""
     others = [r for r in call.ranks if r != rank]
     if all(r in states and states[r].calls is None for r in others):
@@ -307,8 +315,8 @@ class Watchdog:
         for comm in {comm for found in since.values() for comm in found}:
             _, ranks = comm
             calls = {rank: found[comm] for rank, found in since.items() if comm in found}
-            if len(calls) == len(ranks) and not agree(calls.values()):
-                self.end(disagreement(calls), 1)
+            if len(calls) == len(ranks) and not calls_agree(calls.values()):
+                self.end(mismatch_message(calls), 1)
 
 
 def _numbers(state: State) -> Any:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.location import here
+from minidiff.diagnostics.location import current_location
 
 OFTEN = 64  # compare after this many small calls
 LARGE = 2**17  # this many bytes count as one more call
@@ -129,7 +129,7 @@ class MismatchCheck:
         except DisagreementError as error:
             latest = [calls[-1] for calls in error.calls.values()]
             word = name.split()[0] + " "
-            if agree([[call] for call in latest]) or not all(call.startswith(word) for call in latest):
+            if calls_agree([[call] for call in latest]) or not all(call.startswith(word) for call in latest):
                 raise
             said = {rank: text.split("\n") for rank, text in zip(self.ranks, self.texts("\n".join([*lines, _place()])))}
             places = {rank: each.pop() for rank, each in said.items()}
@@ -164,7 +164,7 @@ class MismatchCheck:
                 self.kinds = {}
             self.since, self._due = [], 0
         if calls:
-            raise DisagreementError(disagreement(calls), calls)
+            raise DisagreementError(mismatch_message(calls), calls)
 
     def _extremes(self, mine: int, here: bool = False) -> tuple[int, int]:
         """The least and greatest value of all ranks; each step doubles those covered."""
@@ -195,10 +195,10 @@ class MismatchCheck:
         self.wait(requests, here)
 
 
-def agree(made: Iterable[Sequence[str]]) -> bool:
+def calls_agree(made: Iterable[Sequence[str]]) -> bool:
     """Whether these ranks made the same calls, whatever the lines that made them.
 
-    >>> agree([["psum over 'i' of f64[]; line 1"], ["psum over 'i' of f64[]; line 2"]])
+    >>> calls_agree([["psum over 'i' of f64[]; line 1"], ["psum over 'i' of f64[]; line 2"]])
     True
     """
     return len({tuple(map(_without_place, calls)) for calls in made}) == 1
@@ -220,7 +220,7 @@ def first_difference(
     return next((dict(zip(said, column)) for column in columns if len({*map(key, column)}) > 1), {})
 
 
-def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
+def mismatch_message(calls: Mapping[int, Sequence[str]]) -> str:
     """The message for mismatched calls: the first that differ, and their ranks."""
     made = first_difference(calls, "no further one", _without_place)
     alike = len({re.sub(" of [^(]*", "", _without_place(call)).strip() for call in made.values()}) == 1
@@ -230,19 +230,19 @@ def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
 
 def report(what: str, said: Mapping[int, str], advice: str) -> str:
     """Format an error: what is wrong, what each rank reports, and advice."""
-    return "\n".join([f"{what}:", *[f"  {shown(line)}" for line in who_says(said)], advice])
+    return "\n".join([f"{what}:", *[f"  {displayed_call(line)}" for line in group_reports(said)], advice])
 
 
-def who_says(said: Mapping[int, str]) -> list[str]:
+def group_reports(said: Mapping[int, str]) -> list[str]:
     """Each distinct text, preceded by the ranks that report it.
 
-    >>> who_says({0: "a", 1: "b", 2: "a"})
+    >>> group_reports({0: "a", 1: "b", 2: "a"})
     ['ranks 0, 2: a', 'rank 1: b']
     """
     who = defaultdict(list)
     for rank, text in sorted(said.items()):
         who[text].append(rank)
-    return [f"{ranks_named(ranks)}: {text}" for text, ranks in who.items()]
+    return [f"{describe_ranks(ranks)}: {text}" for text, ranks in who.items()]
 
 
 _OTHER_TYPES = (
@@ -255,10 +255,10 @@ _OTHER_CALLS = (
 )
 
 
-def ranks_named(ranks: Sequence[int]) -> str:
+def describe_ranks(ranks: Sequence[int]) -> str:
     """Ranks as text.
 
-    >>> ranks_named([0, 2])
+    >>> describe_ranks([0, 2])
     'ranks 0, 2'
     """
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
@@ -274,17 +274,17 @@ def _text(name: str, params: Mapping[str, Any], values: Iterable[numpy.ndarray])
     return f"{text} #{params['digest']:014x}" if "digest" in params else text
 
 
-def shown(call: str) -> str:
+def displayed_call(call: str) -> str:
     """A call as users see it: without the digest of what it does not show.
 
-    >>> shown("shard_map of f over 'i' (sizes=(2,), args[0]: f64[4]) #00ed160278f4c7; line 1")
+    >>> displayed_call("shard_map of f over 'i' (sizes=(2,), args[0]: f64[4]) #00ed160278f4c7; line 1")
     "shard_map of f over 'i' (sizes=(2,), args[0]: f64[4]); line 1"
     """
     return re.sub(" #[0-9a-f]{14}", "", call)
 
 
 def _place() -> str:
-    return str(here() or "")
+    return str(current_location() or "")
 
 
 def _digest(texts: Iterable[str]) -> int:

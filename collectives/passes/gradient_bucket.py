@@ -10,13 +10,13 @@ from collectives.ops import psum_p
 from collectives.passes.fuse_psums import SETTINGS
 from collectives.passes.hoist_pbroadcasts import HOISTED, hoist_pbroadcasts
 from collectives.primitives import variadic
-from minidiff.compiler.fusion import filled
+from minidiff.compiler.fusion import split_by_limit
 from minidiff.core.interpreter import current_scope
 from minidiff.core.reverse import walk_back
 from minidiff.core.tape import Equation, Once, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.location import joined, transposes
+from minidiff.diagnostics.location import fuse_locations, transposes
 
 
 @transposes
@@ -48,7 +48,9 @@ def summed_backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value 
     while buckets:
         pbroadcasts, terms = zip(*buckets.pop(0))
         # sum for the source lines of all pbroadcasts in the bucket
-        equation = Equation(psum_p, (), pbroadcasts[0].params, (), joined([cast.source for cast in pbroadcasts]))
+        equation = Equation(
+            psum_p, (), pbroadcasts[0].params, (), fuse_locations([cast.source for cast in pbroadcasts])
+        )
         for pbroadcast, total in zip(pbroadcasts, variadic(psum_p).bind(*terms, **equation.params)):
             own = totals[pbroadcast.inputs[0]]
             totals[pbroadcast.inputs[0]] = total if own is None else own + total
@@ -64,7 +66,7 @@ def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[
     buckets = []
     for rest in alike.values():
         while rest:
-            bucket, rest = filled(rest, lambda term: typeof(term[0].inputs[0]).nbytes, SETTINGS["bucket_bytes"])
+            bucket, rest = split_by_limit(rest, lambda term: typeof(term[0].inputs[0]).nbytes, SETTINGS["bucket_bytes"])
             buckets.append(bucket)
     return buckets
 

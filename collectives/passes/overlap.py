@@ -126,9 +126,9 @@ def run_lowered(
     return [(out, ranks.held_after(collective.name, held, params)) for out, held in zip(outs, helds)]
 
 
-def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
+def bind_index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
     """Bind `Index`: each rank's index along `axes`, and the axes it varies along."""
-    held = ranks.ordered(axes)
+    held = ranks.sort_axes(axes)
     return index_p.bind(axes=axes, ranks=ranks, held=held), held
 
 

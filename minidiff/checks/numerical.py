@@ -80,9 +80,9 @@ def _precision(x: Any) -> float:
 def _difference(scheme: str, f: Callable, x: Any, step: float | None, direction: Any) -> Any:
     if step is None:  # the one that balances both errors if `f` and its derivatives are near 1
         step = float((_precision(x) or numpy.finfo(float).eps) ** (1 / (SCHEMES[scheme][1] + 1)))
-    f, x = on_whole_arrays(f, x)
+    f, x = use_whole_arrays(f, x)
     if direction is not None:
-        return _directional(scheme, f, x, tree.map(gathered, direction), step)
+        return _directional(scheme, f, x, tree.map(gather_if_sharded, direction), step)
     leaves, structure = tree.flatten(x)
     return tree.unflatten(structure, [_partials(scheme, f, leaves, structure, i, step) for i in range(len(leaves))])
 
@@ -127,7 +127,7 @@ def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure,
     return partials.reshape(partials.shape[:-1] + x.shape)[()]
 
 
-def on_whole_arrays(f: Callable, x: Any) -> tuple[Callable, Any]:
+def use_whole_arrays(f: Callable, x: Any) -> tuple[Callable, Any]:
     """Make `f` take and return whole arrays instead of sharded ones, and gather `x`: then all ranks compare numbers.
 
     The function shards its argument like `x`, and gathers `f`'s result. Both steps are differentiable.
@@ -136,16 +136,16 @@ def on_whole_arrays(f: Callable, x: Any) -> tuple[Callable, Any]:
 
     def of_whole(whole: Any) -> Any:
         leaves, structure = tree.flatten(whole)
-        split = [leaf if to is None else to.resharded(leaf) for to, leaf in zip(shardings, leaves)]
-        return tree.map(gathered, f(tree.unflatten(structure, split)))
+        split = [leaf if to is None else to.reshard(leaf) for to, leaf in zip(shardings, leaves)]
+        return tree.map(gather_if_sharded, f(tree.unflatten(structure, split)))
 
-    return of_whole, tree.map(gathered, x)
+    return of_whole, tree.map(gather_if_sharded, x)
 
 
-def gathered(x: Any) -> Any:
+def gather_if_sharded(x: Any) -> Any:
     """Gather a sharded array on every rank; return any other unchanged."""
     sharding = typeof(x).sharding
-    return x if sharding is None else sharding.gathered(x)
+    return x if sharding is None else sharding.gather(x)
 
 
 # ---------------------------------------------------------------- their errors
@@ -177,13 +177,17 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
     >>> bool(1e-9 < e.best["forward"] < 1e-7 < 1e-6 < e.optimal["central"] < 1e-4)
     True
     """
-    f, x = on_whole_arrays(f, x)
-    f, leaves, chosen = of_active(f, x)
+    f, x = use_whole_arrays(f, x)
+    f, leaves, chosen = restrict_to_differentiable(f, x)
     if not leaves:
         raise TypeError(
             f"errors: no argument carries a derivative ({', '.join(map(str, map(typeof, tree.leaves(x))))})"
         )
-    tangents = [numpy.ones_like(p)[()] for p in leaves] if direction is None else chosen(tree.map(gathered, direction))
+    tangents = (
+        [numpy.ones_like(p)[()] for p in leaves]
+        if direction is None
+        else chosen(tree.map(gather_if_sharded, direction))
+    )
     sizes = numpy.logspace(0, -16, 65) if steps is None else numpy.asarray(steps, float)
     functions = [f]  # and its derivatives along `tangents`, by the rules
     for _ in range(3):
@@ -216,7 +220,7 @@ def _size(x: Any) -> float:
     return max((float(numpy.abs(leaf).max(initial=0.0)) for leaf in tree.leaves(x)), default=0.0)
 
 
-def of_active(f: Callable, x: Any) -> tuple[Callable, list, Callable]:
+def restrict_to_differentiable(f: Callable, x: Any) -> tuple[Callable, list, Callable]:
     """Restrict `f` to differentiable leaves; hold integers and booleans constant.
 
     Returns a function from the list of differentiable leaves of `x` to the list of those of `f`'s result; that list for

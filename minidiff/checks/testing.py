@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.checks.numerical import central_difference, gathered, of_active, on_whole_arrays
+from minidiff.checks.numerical import (
+    central_difference,
+    gather_if_sharded,
+    restrict_to_differentiable,
+    use_whole_arrays,
+)
 from minidiff.core.tape import evaluate_equation, read
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
@@ -67,10 +72,10 @@ def check_grads(
                 f"check_grads compares numbers, but {path} is a traced value ({x.type}): call it outside of jit, vmap "
                 "and the body of a shard_map; it checks a shard_map as a whole, on sharded arrays too"
             )
-    of_tuple, args = on_whole_arrays(lambda xs: f(*xs), tuple(args))
-    paths = _varied(args, "args")
-    outs = _varied(of_tuple(args), "")
-    restricted, values, _ = of_active(of_tuple, args)
+    of_tuple, args = use_whole_arrays(lambda xs: f(*xs), tuple(args))
+    paths = _differentiable_leaves(args, "args")
+    outs = _differentiable_leaves(of_tuple(args), "")
+    restricted, values, _ = restrict_to_differentiable(of_tuple, args)
     single = any(finfo(typeof(x).dtype).eps > 1e-10 for _, x in paths + outs)
     tolerance = Tolerance(
         (1e-2 if single else 1e-5) if eps is None else eps,
@@ -90,7 +95,7 @@ class _Subject(NamedTuple):
     results: Sequence[str]
 
 
-def _varied(of: Any, root: str) -> list[tuple[str, Any]]:
+def _differentiable_leaves(of: Any, root: str) -> list[tuple[str, Any]]:
     """The differentiable leaves with their paths; TypeError if there are none."""
     paths = tree.flatten_with_paths(of, root)[0]
     found = [(path, x) for path, x in paths if is_differentiable(typeof(x).dtype)]
@@ -127,7 +132,7 @@ def _both(subject: _Subject, tangents: list, cts: list, mode: str, tolerance: To
     differences = central_difference(lambda xs: f(*xs), values, tolerance.eps, tangents)
     if mode == "fwd":
         return jvp(f, values, tangents)[1], differences
-    return [_inner(_pulled_back(f, values, cts), tangents)], [_inner(cts, differences)]
+    return [_inner(_pull_back(f, values, cts), tangents)], [_inner(cts, differences)]
 
 
 def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Subject:
@@ -135,12 +140,12 @@ def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Sub
     f = subject.f
     if mode == "fwd":
         return subject._replace(f=lambda *xs: jvp(f, xs, tangents)[1])
-    return subject._replace(f=lambda *xs: _pulled_back(f, xs, cts), results=subject.arguments)
+    return subject._replace(f=lambda *xs: _pull_back(f, xs, cts), results=subject.arguments)
 
 
-def _pulled_back(f: Callable, xs: Sequence, cts: list) -> list:
+def _pull_back(f: Callable, xs: Sequence, cts: list) -> list:
     """The arguments' cotangents, gathered, since those of a shard_map may be sharded."""
-    return list(map(gathered, vjp(f, *xs)[1](cts)))
+    return list(map(gather_if_sharded, vjp(f, *xs)[1](cts)))
 
 
 def _random_like(x: Any, rng: numpy.random.Generator) -> Any:
@@ -203,7 +208,7 @@ def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) ->
         if local.active and local.results:
             others, values = ([read(env, a) for a in atoms] for atoms in (local.others, local.active))
             operands = [f"operand {next(i for i, a in enumerate(eqn.inputs) if a is v)}" for v in local.active]
-            applied, values = on_whole_arrays(functools.partial(local.apply, others), values)
+            applied, values = use_whole_arrays(functools.partial(local.apply, others), values)
             f = functools.partial(lambda applied, *xs: applied(list(xs)), applied)
             itself = _Subject(f, values, operands, [""] * len(local.results))
             cts = [_random_like(env[v], rng) for v in local.results]

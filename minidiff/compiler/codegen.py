@@ -38,11 +38,11 @@ def _infix(sign: str) -> Callable:
     return lambda x, y: f"{x} {sign} {y}"
 
 
-def _transposed(x: str, axes: tuple[int, ...]) -> str:
+def _show_transpose(x: str, axes: tuple[int, ...]) -> str:
     return f"{x}.T" if axes == tuple(reversed(range(len(axes)))) else f"{x}.transpose({axes})"
 
 
-def _indexed(x: str, index: tuple) -> str:
+def _show_index(x: str, index: tuple) -> str:
     return f"{x}[{', '.join(map(_index, index)) or '()'}]"
 
 
@@ -53,7 +53,7 @@ def _index(i: Any) -> str:
     return "..." if i is Ellipsis else repr(i)
 
 
-def _summed(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
+def _show_sum(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
     return f"add.reduce({x}, axis={axes[0] if len(axes) == 1 else axes}{', keepdims=True' if keepdims else ''})"
 
 
@@ -65,10 +65,10 @@ SOURCES: dict[Primitive, Callable[..., str]] = {
     elementwise.divide.primitive: _infix("/"),
     elementwise.negative.primitive: lambda x: f"-{x}",
     linalg.matmul_p: _infix("@"),
-    reduction.sum_p: _summed,
+    reduction.sum_p: _show_sum,
     shape.reshape_p: lambda x, shape: f"{x}.reshape({shape})",
-    shape.transpose_p: _transposed,
-    indexing.slice_p: _indexed,
+    shape.transpose_p: _show_transpose,
+    indexing.slice_p: _show_index,
     recompute_p: lambda x: x,
 }
 
@@ -97,7 +97,7 @@ class Source:
     ):
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.tape = tape
-        reserved = _reserved(tape)
+        reserved = _reserved_names(tape)
         self.bodies = {} if bodies is None else bodies
         self.options = options or {}
         self.names = names_of(tape, letters(reserved))
@@ -146,7 +146,7 @@ class Source:
             targets += "," * (eqn.primitive.multiple_results and len(eqn.outputs) == 1)
             lines.append(f"    {targets}{' = ' * bool(targets)}{self._expression(eqn, k)}  # {_comment(eqn)}")
             self.asked_for[len(lines)] = eqn.source
-            forgotten = [n for v in self.memory.ending[k] for n in self._released(v)]
+            forgotten = [n for v in self.memory.ending[k] for n in self._release(v)]
             if forgotten:
                 lines.append(f"    del {', '.join(forgotten)}")
         return [*lines, f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"]
@@ -173,8 +173,8 @@ class Source:
         """`name(operands, parameters)`; other parameters are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
-            function = functools.partial(_evaluated, primitive)
-            params = {k: self._compiled(primitive, k, v) for k, v in params.items()}
+            function = functools.partial(_evaluate, primitive)
+            params = {k: self._compile_body(primitive, k, v) for k, v in params.items()}
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
             function = functools.partial(evaluate, primitive) if _runs_wide(eqn) else primitive.impl
@@ -185,7 +185,7 @@ class Source:
         call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
         return f"{name}({call})"
 
-    def _compiled(self, primitive: Primitive, key: str, value: Any) -> Any:
+    def _compile_body(self, primitive: Primitive, key: str, value: Any) -> Any:
         """Compile a parameter that is a tape, and add its source to `bodies`."""
         if not isinstance(value, Tape):
             return value
@@ -235,7 +235,7 @@ class Source:
         names.append(self.names[a])
         return self.names[a]
 
-    def _released(self, v: Var) -> list[str]:
+    def _release(self, v: Var) -> list[str]:
         """The names of a dead value, to be deleted; none if it is small, or its memory was reused."""
         if v.type.nbytes < REUSED_BYTES or v in self.reused:
             return []
@@ -251,9 +251,9 @@ def _runs_wide(eqn: Equation) -> bool:
     return runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
 
 
-def _reserved(tape: Tape) -> frozenset[str]:
+def _reserved_names(tape: Tape) -> frozenset[str]:
     """Names that values must not take: those of functions in the source."""
-    bodies = [_reserved(body) for eqn in tape.equations for body in eqn.bodies]
+    bodies = [_reserved_names(body) for eqn in tape.equations for body in eqn.bodies]
     return frozenset({"add", "inf", "nan"}).union({eqn.primitive.name for eqn in tape.equations}, *bodies)
 
 
@@ -301,7 +301,7 @@ class CompiledTape(Tape):
         return self.apply(*values) if found is None else found
 
 
-def _evaluated(primitive: Primitive, *args: Value, **params: Any) -> list[Value]:
+def _evaluate(primitive: Primitive, *args: Value, **params: Any) -> list[Value]:
     return primitive.evaluate([x if hasattr(x, "dtype") else numpy.asarray(x)[()] for x in args], params)
 
 

@@ -35,9 +35,9 @@ from minidiff.core.types import typeof
 from minidiff.core.vmap import named_axes
 from minidiff.debug import jit_is_disabled
 from minidiff.diagnostics.text import PrintedText, did_you_mean
-from minidiff.diagnostics.tracebacks import leave
-from minidiff.inputs.arguments import as_value, check_function, closing_over
-from minidiff.inputs.keywords import check_keywords, named_like, transformation
+from minidiff.diagnostics.tracebacks import prepare_to_leave
+from minidiff.inputs.arguments import as_value, check_function, close_over
+from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.recording import stage_flat
 from minidiff.values.settings import types_in
@@ -165,7 +165,7 @@ class Jitted:
         found: Any = sys.modules.get(self.__module__)
         for name in getattr(self, "__qualname__", "").split("."):
             found = getattr(found, name, None)
-        return self.__qualname__ if found is self else (_jitted, (self.f, self.static, self.options))
+        return self.__qualname__ if found is self else (_make_jitted, (self.f, self.static, self.options))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -181,7 +181,7 @@ class Jitted:
                         pass
             return self._call(args, kwargs)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -190,7 +190,7 @@ class Jitted:
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if jit_is_disabled.get():
             return self.f(*args, **kwargs)
-        f, dynamic, values, key = self._recording(args, kwargs)
+        f, dynamic, values, key = self._prepare_recording(args, kwargs)
         if current_interpreter() is not EVALUATE or any(
             isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
         ):
@@ -202,7 +202,7 @@ class Jitted:
             self._remember(args, values, program.function)
         return program.function(*values)
 
-    def _recording(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, list[Value], Any]:
+    def _prepare_recording(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, list[Value], Any]:
         """What a call records: a function, its arguments, their values; and the key of all that it depends on."""
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
@@ -243,9 +243,9 @@ class Jitted:
         types = tuple(map(type, args))
         if numpy.ndarray in types:
             key = tuple([(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args])
-            self.arrays[key] = _converting(run, converters)
+            self.arrays[key] = _convert_first(run, converters)
         elif len(self.numbers) < 64:
-            self.numbers[types] = _converting(run, converters)
+            self.numbers[types] = _convert_first(run, converters)
 
     def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, Any]:
         """Split a call: a function of dynamic arguments, these, and the static ones."""
@@ -261,7 +261,7 @@ class Jitted:
                 "static_argnames"
             ) from None
 
-        of_others, dynamic = closing_over(self.f, args, fixed)
+        of_others, dynamic = close_over(self.f, args, fixed)
         static_names = {name: x for name, x in fixed.items() if isinstance(name, str)}
         named = {name: x for name, x in kwargs.items() if name not in fixed}
         key = settings, (*map(types_in, fixed.values()),)
@@ -273,11 +273,11 @@ class Jitted:
 
     def program(self, *args: Any, **kwargs: Any) -> CompiledProgram:
         """The program compiled for arguments of these types: its `tape` and its `source`."""
-        f, dynamic, _, key = self._recording(args, kwargs)
+        f, dynamic, _, key = self._prepare_recording(args, kwargs)
         return self.programs.get(key) or CompiledProgram(f, dynamic, self.name, self.options)
 
 
-def _converting(run: Callable, converters: Sequence[Any]) -> Callable:
+def _convert_first(run: Callable, converters: Sequence[Any]) -> Callable:
     """A program that converts Python numbers to NumPy scalars first."""
     if not any(converters):
         return run
@@ -293,7 +293,7 @@ def _converting(run: Callable, converters: Sequence[Any]) -> Callable:
 # ---------------------------------------------------------------- public functions
 
 
-@transformation
+@make_decorator
 def jit(
     f: Callable,
     static_argnums: int | Sequence[int] = (),
@@ -334,5 +334,5 @@ def jit(
     return Jitted(f, static_arguments(f, static_argnums, static_argnames), {"without": without, **settings})
 
 
-def _jitted(f: Callable, static: Static, options: dict) -> Jitted:
-    return named_like(f, Jitted(f, static, options))
+def _make_jitted(f: Callable, static: Static, options: dict) -> Jitted:
+    return copy_metadata(f, Jitted(f, static, options))

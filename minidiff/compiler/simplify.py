@@ -8,7 +8,7 @@ Rules preserve values to the bit, signed zeros, infinities and overflow included
 of `collectives` change only the order in which ranks' terms are summed.) `Program.results` checks that a rule preserves
 the type: it discards a result of another shape, dtype or variance.
 
-`simplified` applies only the rules of this file. Transposition ends with it, and `==` of tapes begins with it.
+`apply_rules` applies only the rules of this file. Transposition ends with it, and `==` of tapes begins with it.
 
 >>> import numpy as np
 >>> from minidiff import grad, make_tape
@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.compiler.buffers import copy_p, with_results_copied
-from minidiff.core.interpreter import EVALUATE, restores_interpreter, running, transforming
+from minidiff.compiler.buffers import copy_p, copy_shared_results
+from minidiff.core.interpreter import EVALUATE, restore_interpreter, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import ranks
 from minidiff.core.scope import Scope
@@ -89,7 +89,7 @@ def name_of_rewrite(rewrite: Callable) -> str:
     return rewrite.__name__.replace("_", " ")
 
 
-@restores_interpreter
+@restore_interpreter
 def optimize(tape: Tape, scope: Scope | None = None, without: Sequence[str] = (), **settings: Any) -> Tape:
     """Optimise a tape and its bodies. `scope` is that of a `shard_map` body.
 
@@ -104,36 +104,36 @@ def optimize(tape: Tape, scope: Scope | None = None, without: Sequence[str] = ()
         last=kept(p for layer in layers for p in layer.last),
         settings={**settings_of_passes(), **settings},
     )
-    return with_results_copied(_optimized(tape, scope, passes))
+    return copy_shared_results(_optimize_tape(tape, scope, passes))
 
 
-def _optimized(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
+def _optimize_tape(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
     """`optimize` for a program or for a body in one, whose results may share memory."""
-    tape = written_out(tape, scope)
+    tape = write_out(tape, scope)
     for rewrite in passes.first:
         tape = rewrite(tape, scope, passes.settings)
     # A loop and its body share a scope.
     inner = lambda eqn: eqn.primitive.body_scope(eqn.params) or scope  # noqa: E731
-    tape = _with_bodies(prune_tape(tape), lambda eqn, body: _optimized(body, inner(eqn), passes))
-    tape = prune_tape(Program(tape, passes.rules).simplified())
+    tape = _with_bodies(prune_tape(tape), lambda eqn, body: _optimize_tape(body, inner(eqn), passes))
+    tape = prune_tape(Program(tape, passes.rules).simplify())
     for rewrite in passes.last:
         tape = rewrite(tape, scope, passes.settings)
     return tape
 
 
-def simplified(tape: Tape) -> Tape:
+def apply_rules(tape: Tape) -> Tape:
     """Apply the `RULES`, and nothing else, to a tape and its bodies.
 
     Common subexpressions are not merged, and communication stays as it is.
 
     >>> from minidiff import make_tape
-    >>> print(simplified(make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
+    >>> print(apply_rules(make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
     lambda a:f64[2,3]:
       b:f64[2,3] = add(a, a)
       return b
     """
-    tape = _with_bodies(tape, lambda _, body: simplified(body))
-    return prune_tape(Program(tape, RULES, merges=False).simplified())
+    tape = _with_bodies(tape, lambda _, body: apply_rules(body))
+    return prune_tape(Program(tape, RULES, merges=False).simplify())
 
 
 def _with_bodies(tape: Tape, rewritten: Callable[[Equation, Tape], Tape]) -> Tape:
@@ -173,7 +173,7 @@ class WriteOut(Stage):
         return super().interpret(primitive, args, params)
 
 
-def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
+def write_out(tape: Tape, scope: Scope | None = None) -> Tape:
     """Inline the calls on a tape, and expand its derivatives into operations."""
     if not any(isinstance(e.primitive, (Differential, Call)) for e in tape.equations):
         return tape
@@ -202,7 +202,7 @@ class Program:
         self.equations: list[Equation] = []
         self.source: Location | None = None  # the source of the equation being rewritten
 
-    def simplified(self) -> Tape:
+    def simplify(self) -> Tape:
         for eqn in self.tape.equations:
             self.source = eqn.source
             results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
@@ -217,7 +217,7 @@ class Program:
 
         A replacement must have exactly the same types; the result of a rule that changes them is discarded.
         """
-        folded, types = _folded(eqn) if self.merges else None, [v.type for v in eqn.outputs]
+        folded, types = _fold_constants(eqn) if self.merges else None, [v.type for v in eqn.outputs]
         if folded is not None and [*map(typeof, folded)] == types:
             return folded
         for rule in self.rules.get(eqn.primitive, ()):
@@ -258,7 +258,7 @@ def _types_of(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> lis
     return primitive.typecheck([operand_type(a) for a in inputs], params)
 
 
-def _folded(eqn: Equation) -> list[Atom] | None:
+def _fold_constants(eqn: Equation) -> list[Atom] | None:
     """Fold constants: the results of an operation on constants, or None."""
     p = eqn.primitive
     if (
@@ -279,11 +279,11 @@ def _key(eqn: Equation) -> Any:
     """The key of a common subexpression; None if it must not be merged."""
     if eqn.primitive.is_higher_order or eqn.primitive.has_effect or eqn.primitive is recompute_p:
         return None
-    atoms = tuple([hashable(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
-    return eqn.primitive, atoms, hashable(eqn.params) if eqn.params else ()
+    atoms = tuple([key_part(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
+    return eqn.primitive, atoms, key_part(eqn.params) if eqn.params else ()
 
 
-def hashable(value: Any) -> Any:
+def key_part(value: Any) -> Any:
     """A number or parameter as part of a key, with type and sign.
 
     1 == True == 1.0, and 0.0 == -0.0, but they are different constants.
@@ -293,9 +293,9 @@ def hashable(value: Any) -> Any:
     if isinstance(value, (float, complex)):
         return type(value), repr(value)
     if isinstance(value, (tuple, list)):
-        return type(value), tuple(map(hashable, value))
+        return type(value), tuple(map(key_part, value))
     if isinstance(value, dict):
-        return tuple([(k, hashable(value[k])) for k in sorted(value)])
+        return tuple([(k, key_part(value[k])) for k in sorted(value)])
     if isinstance(value, slice):
         return slice, value.start, value.stop, value.step
     try:
@@ -327,7 +327,7 @@ def narrow_operands(program, eqn):
     """Use an operand without its broadcast, and a number for a constant, if the other has the result's shape."""
     for i, j in ((0, 1), (1, 0)):
         a, other = eqn.inputs[i], eqn.inputs[j]
-        smaller = _before_broadcasting(program, a) if isinstance(a, Var) else _number(a)
+        smaller = _operand_of_broadcast(program, a) if isinstance(a, Var) else _number(a)
         if smaller is None or smaller is a or is_scalar_constant(other):
             continue
         if typeof(other).shape == eqn.outputs[0].type.shape:
@@ -421,13 +421,13 @@ def broadcast_of_reshape(program, eqn):
     (x,), out = eqn.inputs, eqn.outputs[0].type
     if typeof(x).size == out.size:
         return Equation(shape.reshape_p, [x], {"shape": out.shape}, eqn.outputs)
-    smaller = _before_broadcasting(program, x)
+    smaller = _operand_of_broadcast(program, x)
     if smaller is None or typeof(smaller).ndim > out.ndim:
         return None
     return Equation(eqn.primitive, [smaller], eqn.params, eqn.outputs)
 
 
-def _before_broadcasting(program, a):
+def _operand_of_broadcast(program, a):
     """The operand of a broadcast, or of a reshape that broadcasting can do, or None."""
     made = program.producer.get(a) if isinstance(a, Var) else None
     if made is None or made.primitive not in (shape.broadcast_to_p, shape.reshape_p):

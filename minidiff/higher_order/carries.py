@@ -16,25 +16,25 @@ from minidiff.core.interpreter import current_interpreter, current_scope, enter,
 from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import cast_to
 from minidiff.core.staging import Stage
-from minidiff.core.states import joined
+from minidiff.core.states import combine_states
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import TracerError, VarianceError, diverges
-from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered, interpreters
+from minidiff.diagnostics.errors import TracerError, VarianceError, divergence_error
+from minidiff.higher_order.partial_eval import TracedBody, concrete_value, enter_value, interpreters
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
-from minidiff.inputs.promotion import WEAK_TYPES, promoting, python_type
+from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument, python_type
 from minidiff.ops.base import convert_number
 from minidiff.values.dtypes import is_scalar_constant, result_type
 
 # ---------------------------------------------------------------- checks and casts
 
 
-def staging() -> bool:
+def is_staging() -> bool:
     """Whether the current operations are being recorded on a tape of abstract values."""
     return any(isinstance(interpreter, Stage) for interpreter in interpreters(current_interpreter()))
 
 
-def if_known(x: Value, use: str) -> Any:
+def known_number(x: Value, use: str) -> Any:
     """The number `x`, or None if it is abstract or batched.
 
     Raises VarianceError if it may differ between ranks.
@@ -54,7 +54,7 @@ def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -
 
 def check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
     if t.variance:
-        raise diverges(f"{what} must be the same on all ranks", t, sorted(t.variance), because)
+        raise divergence_error(f"{what} must be the same on all ranks", t, sorted(t.variance), because)
 
 
 def is_weak(x: Any) -> bool:
@@ -64,10 +64,10 @@ def is_weak(x: Any) -> bool:
 
 def fits_weakly(x: Any, dtype: numpy.dtype) -> bool:
     """Whether `x` is a Python number that promotes to this dtype."""
-    return is_weak(x) and result_type(dtype, promoting(x)) == dtype
+    return is_weak(x) and result_type(dtype, promotion_argument(x)) == dtype
 
 
-def numeric(x: Any, t: ShapedArray) -> Value:
+def convert_python_number(x: Any, t: ShapedArray) -> Value:
     """Convert `x` to the dtype of `t` if it is a Python number."""
     if type(x) is WeakTracer and is_weak(x):
         return convert_number(as_value(x), t.dtype)
@@ -76,11 +76,11 @@ def numeric(x: Any, t: ShapedArray) -> Value:
 
 def as_type(x: Any, t: ShapedArray) -> Value:
     """Cast a Python number to the dtype of `t`, and along mesh axes to its states."""
-    return cast_to(enter(numeric(x, t)), t.states)
+    return cast_to(enter(convert_python_number(x, t)), t.states)
 
 
 @contextlib.contextmanager
-def for_types_alone() -> Iterator[None]:
+def ignore_tracing_errors() -> Iterator[None]:
     """Ignore exceptions, except VarianceErrors, in code that is traced for its types and may never run."""
     try:
         yield
@@ -90,7 +90,7 @@ def for_types_alone() -> Iterator[None]:
         pass
 
 
-def vary_everywhere(values: Iterable[Value]) -> bool:
+def all_vary_everywhere(values: Iterable[Value]) -> bool:
     """Whether all values vary along all axes (False under explicit types)."""
     scope = current_scope()
     return not scope.explicit and all(len(typeof(x).variance) == len(scope.axes) for x in values)
@@ -99,7 +99,7 @@ def vary_everywhere(values: Iterable[Value]) -> bool:
 # ---------------------------------------------------------------- carries
 
 
-def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
+def _carry_type(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
     """The type of a carry: `old` (a value or type) before a step, `new` after it.
 
     A `number` takes any states, as numbers do everywhere.
@@ -109,7 +109,7 @@ def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> 
     except TypeError:
         as_named_value(new, f"{what}: the step's result for {path}")
         raise
-    states = joined(a.states, b.states)
+    states = combine_states(a.states, b.states)
     if not number:
         labels = f"the initial {path}", "the step's result"
         states = joint_states(f"{what}: {path} has type {a}, a step returns {b}; these", labels, (old, new))
@@ -124,13 +124,13 @@ def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> 
     )
 
 
-def as_carried(x: Any, t: ShapedArray) -> Value:
+def cast_and_reshard(x: Any, t: ShapedArray) -> Value:
     """Cast `x` to the type `t`, then reshard it like `t`."""
     x = as_type(x, t)
     have = typeof(x).sharding
     if have == t.sharding or (have is not None and have.is_element):
         return x
-    return have.gathered(x) if t.sharding is None else t.sharding.resharded(x)
+    return have.gather(x) if t.sharding is None else t.sharding.reshard(x)
 
 
 class Carry:
@@ -142,7 +142,7 @@ class Carry:
         leaves, self.structure = tree.flatten_with_paths(init, name)
         self.name = name
         self.paths = [path for path, _ in leaves]
-        self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
+        self.init = [x if is_weak(x) else enter_value(x) for _, x in leaves]
         self.seen: Any = None  # the joint types of all concrete carries so far, once the first step has run
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
         self.cast = False  # whether the carries are cast to their types before every step, the first included
@@ -162,7 +162,7 @@ class Carry:
 
     def types(self, old: Sequence[Any], new: Sequence[Any]) -> list[ShapedArray]:
         numbers = map(is_scalar_constant, self.init)
-        return [_carried(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
+        return [_carry_type(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
 
     def advance(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Value], list[Value], Any]:
         """Run a step; return the carries that it got, those that it returns, and its other results."""
@@ -172,7 +172,7 @@ class Carry:
             new, rest = step(values, *args)
         new = self.checked(new)
         if current_scope() is not None:
-            seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
+            seen = [_carry_type(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
             self.fixed = list(map(typeof, values)) == self.seen == seen
             self.seen = seen
         return values, new, rest
@@ -193,14 +193,14 @@ class Carry:
             start = list(map(as_value, start))
             new, rest = step(start, *args)
         types = self.types(start, new)
-        init = [numeric(x, t) for x, t in zip(start, types)]
+        init = [convert_python_number(x, t) for x, t in zip(start, types)]
         if any(typeof(x).dtype != t.dtype for x, t in zip(start, types)):
             new, rest = step(init, *args)
         if scope is not None and scope.typed and scope.transposed != before:
             while any(typeof(x).states != t.states for x, t in zip(init, types)):
-                with for_types_alone():
-                    stay = self.recorded(step, list(map(typeof, args)))[1]
-                    types = [t.update(states=joined(t.states, s.states)) for t, s in zip(types, stay)]
+                with ignore_tracing_errors():
+                    stay = self.record_step(step, list(map(typeof, args)))[1]
+                    types = [t.update(states=combine_states(t.states, s.states)) for t, s in zip(types, stay)]
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
                 types = self.types(init, new)
@@ -212,7 +212,7 @@ class Carry:
         out = []
         for path, x, t in zip(self.paths, new, self.seen):
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
-                x = numeric(x, _carried(self.what, path, t, x))
+                x = convert_python_number(x, _carry_type(self.what, path, t, x))
             out.append(as_type(x, t) if self.cast else x)
         return out
 
@@ -224,13 +224,13 @@ class Carry:
         if scope is None or not scope.typed:
             return list(values), list(ys)
         types, y_types = self.seen or list(map(typeof, values)), list(map(typeof, ys))
-        if not (self.fixed or vary_everywhere([*values, *ys])):
-            with for_types_alone():
-                traced_body, types = self.recorded(step, others)
+        if not (self.fixed or all_vary_everywhere([*values, *ys])):
+            with ignore_tracing_errors():
+                traced_body, types = self.record_step(step, others)
                 y_types = [typeof(y) for y in traced_body.result[1] or ()]
         return [as_type(x, t) for x, t in zip(values, types)], [cast_to(y, t.states) for y, t in zip(ys, y_types)]
 
-    def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[TracedBody, list[ShapedArray]]:
+    def record_step(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[TracedBody, list[ShapedArray]]:
         """Trace a step of carries and `others` until the carries' types are a fixpoint.
 
         A sharded carry takes the sharding of the first step's result; results of later steps are resharded like it.

@@ -21,12 +21,12 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.higher_order.bodies import Call, labelled
+from minidiff.higher_order.bodies import Call, label_operation
 from minidiff.higher_order.dead_code import needed_equations, with_used_results
-from minidiff.higher_order.masks import chosen, cut, placed, present
-from minidiff.higher_order.partial_eval import Continued, continued, jvp_of_body
-from minidiff.inputs.arguments import Flat, as_value, check_function, closing_over
-from minidiff.inputs.keywords import transformation
+from minidiff.higher_order.masks import choose, drop_none, place, split_list
+from minidiff.higher_order.partial_eval import Continued, class_inside_body, jvp_of_body
+from minidiff.inputs.arguments import Flat, as_value, check_function, close_over
+from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak
 from minidiff.ops.linalg import einsum_p, matmul_p
 
@@ -110,19 +110,19 @@ class Checkpoint(Call):
         out_moving: list[bool] = []
 
         def inside(below):
-            interpreter = continued(type(outside))(below, outer=outside)
+            interpreter = class_inside_body(type(outside))(below, outer=outside)
             interpreter.origin = "checkpoint", name_of(params["body"])
             return interpreter
 
         def body(*values):
             outs, out_tangents = jvp_of_body(params["body"], inside, moving)(*values)
             out_moving[:] = [t is not None for t in out_tangents]
-            return [*outs, *present(out_tangents)]
+            return [*outs, *drop_none(out_tangents)]
 
         body.__name__ = name_of(params["body"])
-        results = self.bind(*primals, *present(tangents), **{**params, "body": body})
-        outs, out_tangents = cut(results, len(out_moving))
-        return [outside.join(x, t) for x, t in zip(outs, placed(out_tangents, out_moving))]
+        results = self.bind(*primals, *drop_none(tangents), **{**params, "body": body})
+        outs, out_tangents = split_list(results, len(out_moving))
+        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, out_moving))]
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
         """Run the function; record its derivative as one equation, which recomputes."""
@@ -137,7 +137,7 @@ class Checkpoint(Call):
             outs = [linear.adopt(x) for x in body(*inputs)]
             captured = [*linear_args, *linear.captured]
         moving = list(map(linear.owns, outs))
-        outputs = [x.variable for x in chosen(outs, moving)]
+        outputs = [x.variable for x in choose(outs, moving)]
         equations, needed = needed_equations([*known.equations, *linear.equations], outputs, known.values)
         values = {**known.values, **dict(zip(linear.inputs, captured))}
         operands = {v: x for v, x in values.items() if v in needed}
@@ -145,7 +145,7 @@ class Checkpoint(Call):
         if outputs:
             tape = Tape(list(operands), equations, outputs)
             results = outside.record(self, list(operands.values()), {"body": tape, "policy": None})
-        found = placed(results, moving)
+        found = place(results, moving)
         return [t if yes else known.value_of(x) for x, t, yes in zip(outs, found, moving)]
 
     def transpose(self, cts, operands, params):
@@ -167,7 +167,7 @@ checkpoint_p = Checkpoint("checkpoint")
 # ---------------------------------------------------------------- public functions
 
 
-@transformation
+@make_decorator
 def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | Sequence[int] = ()) -> Callable:
     """Make `f` save only its arguments in reverse mode, and recompute the rest.
 
@@ -199,7 +199,7 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
                 raise TypeError(
                     f"checkpoint: static_argnums names argument {n}, but {name_of(f)} was called with {len(args)}"
                 )
-        of_others, args = closing_over(f, args, {n % len(args): args[n] for n in static}) if static else (f, args)
+        of_others, args = close_over(f, args, {n % len(args): args[n] for n in static}) if static else (f, args)
         leaves, structure = tree.flatten((args, kwargs))
         flat: Any = Flat(lambda args, kwargs: of_others(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
@@ -212,9 +212,9 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
 remat = checkpoint
 
 
-name_p = labelled("name")
+name_p = label_operation("name")
 #: Marks operands of a recomputation, so that it is not merged with the original computation.
-recompute_p = labelled("recompute")
+recompute_p = label_operation("recompute")
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

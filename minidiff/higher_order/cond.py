@@ -24,13 +24,13 @@ from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import TracerError, VarianceError, show_axes
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
+    all_vary_everywhere,
     as_type,
     check_functions,
     fits_weakly,
-    for_types_alone,
-    if_known,
+    ignore_tracing_errors,
     is_weak,
-    vary_everywhere,
+    known_number,
 )
 from minidiff.higher_order.partial_eval import (
     SHARED,
@@ -38,14 +38,14 @@ from minidiff.higher_order.partial_eval import (
     TracedBody,
     broadcast_in_front,
     concrete_value,
-    entered,
+    enter_value,
     interpreters,
     merge,
     zeros,
 )
 from minidiff.inputs.arguments import as_values, joint_states
-from minidiff.inputs.keywords import explains_keywords
-from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.inputs.keywords import explain_keywords
+from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops import dimensions
 from minidiff.ops.base import General, no_tangent
 from minidiff.ops.elementwise import equal, logical_not, maximum, minimum, not_equal, stop_gradient, where
@@ -120,7 +120,7 @@ class Cond(BodyOperation):
                         "compute all, and choose with np.where"
                     )
 
-    def leading(self, params):
+    def leading_count(self, params):
         return 1
 
     def chosen_along(self, own):
@@ -164,11 +164,11 @@ class Cond(BodyOperation):
         for i, branch in enumerate(branches):
             taken = self.matches(selector, i)
             by_any = any_of(taken.value)
-            known = _if_agreed(by_any)
+            known = _known_predicate(by_any)
             if known is None:
-                results[i] = run_if(by_any, branch, lent(taken, operands, branch))
+                results[i] = run_if(by_any, branch, operands_of_branch(taken, operands, branch))
             elif known:
-                results[i] = branch(*lent(taken, operands, branch))
+                results[i] = branch(*operands_of_branch(taken, operands, branch))
         some = next(iter(results.values()))  # for the branches that no element takes
         outs = self.select(selector, [results.get(i, some) for i in range(len(branches))])
         for i, same in enumerate(_same_in_all(branches, operands)):
@@ -269,14 +269,14 @@ def _same_in_all(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterato
         yield first if all(same) else None
 
 
-def lent(taken: BatchTracer, operands: Sequence[Value], branch: Tape) -> list[Value]:
+def operands_of_branch(taken: BatchTracer, operands: Sequence[Value], branch: Tape) -> list[Value]:
     """The operands with which all elements run a branch; those that it does not use stay as they are."""
     used = {a for eqn in branch.equations for a in eqn.inputs if isinstance(a, Var)}
     by_element = [v in used and may_differ(x, taken.interpreter) for v, x in zip(branch.inputs, operands)]
     return [where(taken, x, lend_p.bind(taken, x)) if yes else x for x, yes in zip(operands, by_element)]
 
 
-def _if_agreed(x: Value) -> Any:
+def _known_predicate(x: Value) -> Any:
     """The boolean `x`, or None if it is abstract, batched, or differs between ranks.
 
     In an untyped `shard_map` nothing says whether ranks may take different branches: then it is true.
@@ -308,7 +308,7 @@ class RankBranch(Stage):
         super().__init__(below)
         self.scope = copy.copy(below.scope)
         self.scope.transposed = 0
-        self.varying = functools.partial(varying_as, primitive, selector, label=f"a value that {name} closes over")
+        self.varying = functools.partial(vary_as, primitive, selector, label=f"a value that {name} closes over")
 
     def _adopt(self, x):
         with running(self.below):
@@ -319,7 +319,7 @@ class RankBranch(Stage):
         super().end()
 
 
-def varying_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
+def vary_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
     """Insert a pbroadcast of `x` along the selector's axes; VarianceError in an explicit scope."""
 
     chosen_by = typeof(selector)
@@ -374,18 +374,18 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     scope = current_scope()
     by_rank = scope is not None and bool(typeof(selector).variance)
     batch = None if by_rank else _batch_of(selector)
-    known = None if batch or by_rank else if_known(selector, use)
+    known = None if batch or by_rank else known_number(selector, use)
     number = None if known is None else primitive.choose(known)
     if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
         return branches[number](*operands)
-    leaves, weak = list(map(entered, given)), are_weak(given)
+    leaves, weak = list(map(enter_value, given)), are_weak(given)
     if by_rank:
         labelled = zip(leaves, tree.paths(structure, "operands"))
-        leaves = [varying_as(primitive, selector, x, label) for x, label in labelled]
+        leaves = [vary_as(primitive, selector, x, label) for x, label in labelled]
 
     def flat(f: Callable, values: Sequence[Value]) -> tuple:
         """Apply a branch to leaves: the result's leaves with their paths, its structure."""
-        return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
+        return tree.flatten_with_paths(f(*tree.unflatten(structure, restore_weak(weak, values))))
 
     def traced(name: str, f: Callable) -> TracedBody:
         origin, below = (primitive.name, name_of(f)), current_interpreter()
@@ -420,12 +420,12 @@ def _typed_choice(
     So a program that typechecks for these values typechecks for any others.
     """
     found, structure = result
-    if vary_everywhere(x for _, x in found):
+    if all_vary_everywhere(x for _, x in found):
         return tree.unflatten(structure, [x for _, x in found])
     results = [result] * len(branches)
     for k, f in enumerate(branches):
         if k != number:
-            with for_types_alone():
+            with ignore_tracing_errors():
                 results[k] = traced(names[k], f).result
     types = _common_types(primitive.name, names, results)
     return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
@@ -434,7 +434,7 @@ def _typed_choice(
 def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
     """Unflatten the chosen values; Python numbers if they are in every branch."""
     weak = [all(are_weak(x for _, x in entries)) for entries in zip(*[leaves for leaves, _ in results])]
-    return tree.unflatten(results[0][1], weak_where(weak, values))
+    return tree.unflatten(results[0][1], restore_weak(weak, values))
 
 
 # ---------------------------------------------------------------- public functions
@@ -442,7 +442,7 @@ def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
 _BETWEEN_VALUES = "; to choose between values use np.where"
 
 
-@explains_keywords
+@explain_keywords
 def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> Any:
     """Return `true_fun(*operands)` if `pred` is true, else `false_fun(*operands)`.
 
@@ -464,7 +464,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     3.0
     """
     check_functions("cond", {"true_fun": true_fun, "false_fun": false_fun}, _BETWEEN_VALUES)
-    pred = entered(pred)
+    pred = enter_value(pred)
     t = typeof(pred)
     if t.shape or t.dtype.kind not in "biufc":
         raise TypeError(
@@ -475,7 +475,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     return _branch(cond_p, pred, ("true_fun", "false_fun"), (true_fun, false_fun), operands)
 
 
-@explains_keywords
+@explain_keywords
 def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     """Return `branches[index](*operands)`; an index out of range is clamped.
 
@@ -485,7 +485,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     >>> [switch(i, [lambda x: x, lambda x: -x], 2.0) for i in (-1, 0, 1, 5)]
     [2.0, 2.0, -2.0, -2.0]
     """
-    index, branches = entered(index), list(branches)
+    index, branches = enter_value(index), list(branches)
     t = typeof(index)
     if t.shape or t.dtype.kind not in "iu":
         raise TypeError(f"switch: index must be one integer, got {t}")

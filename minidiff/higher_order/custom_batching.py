@@ -19,11 +19,11 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.higher_order.custom_rules import CustomCall, CustomFunction, CustomFunctionCall, Guard, guarded
-from minidiff.higher_order.masks import chosen, cut, placed, positions, present
-from minidiff.higher_order.partial_eval import BatchInside, batched_body, filled, jvp_of_body
+from minidiff.higher_order.custom_rules import CustomCall, CustomFunction, CustomFunctionCall, Guard, guard_closure
+from minidiff.higher_order.masks import choose, drop_none, place, positions, split_list
+from minidiff.higher_order.partial_eval import BatchInside, batched_body, broadcast_unbatched, jvp_of_body
 from minidiff.inputs.arguments import as_value
-from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.transforms.vmap import stack_along
 from minidiff.values.dtypes import is_differentiable
 
@@ -37,11 +37,11 @@ class CustomVmap(CustomCall):
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         batched = [outside.owns(x) for x in args]
-        consts, arguments, _ = cut(batched, params["consts"], params["arguments"])
+        consts, arguments, _ = split_list(batched, params["consts"], params["arguments"])
         if not any(arguments):  # nothing, or tangents at one point
             return super().batch_body(outside, args, params)
         if any(consts):
-            raise _closed_over(params, "vmap maps over")
+            raise _closure_error(params, "vmap maps over")
         values = [outside.in_front(x) for x in args[len(consts) :]]
         outs, out_batched = params["rule"](outside.size_of_batch, batched[len(consts) :], values)
         return [BatchTracer(outside, x, 0) if yes else x for x, yes in zip(outs, out_batched)]
@@ -64,17 +64,17 @@ class CustomVmap(CustomCall):
         """Compute the results, then their tangents: an operation that is linear, and has a rule."""
         primals, tangents = outside.split(args)
         what, body, rule, consts = (params[name] for name in ("what", "body", "rule", "consts"))
-        outs = self.bind(*primals, **{**params, "body": guarded(body, outside, what)})
-        if not present(tangents):
+        outs = self.bind(*primals, **{**params, "body": guard_closure(body, outside, what)})
+        if not drop_none(tangents):
             return outs
         moving = [t is not None for t in tangents]
         if any(moving[:consts]):
-            raise _closed_over(params, "is differentiated")
+            raise _closure_error(params, "is differentiated")
         inside = functools.partial(Guard, outer=outside, what=what)
         differentiable = [is_differentiable(typeof(x).dtype) for x in outs]
 
         def with_zeros(outs: Sequence[Value], out_tangents: Sequence[Value | None]) -> list[Value]:
-            return [instantiate(t, x) for x, t in chosen(zip(outs, out_tangents), differentiable)]
+            return [instantiate(t, x) for x, t in choose(zip(outs, out_tangents), differentiable)]
 
         def jvp(*values: Value) -> list[Value]:
             return with_zeros(*jvp_of_body(body, inside, moving)(*values))
@@ -82,10 +82,10 @@ class CustomVmap(CustomCall):
         def jvp_of_rule(size: int, batched: Sequence[bool], values: Sequence[Value]) -> tuple[list, list[bool]]:
             """A primal and its tangent are batched alike."""
             active = moving[consts:]
-            (of_primals, of_tangents), (primals, given) = (cut(x, len(active)) for x in (batched, values))
-            both = [bool(p or t) for p, t in zip(of_primals, placed(of_tangents, active))]
-            primals = filled(primals, of_primals, both, size)
-            given = filled(given, of_tangents, chosen(both, active), size)
+            (of_primals, of_tangents), (primals, given) = (split_list(x, len(active)) for x in (batched, values))
+            both = [bool(p or t) for p, t in zip(of_primals, place(of_tangents, active))]
+            primals = broadcast_unbatched(primals, of_primals, both, size)
+            given = broadcast_unbatched(given, of_tangents, choose(both, active), size)
             out_batched: list[bool] = []
 
             def run(*leaves: Value) -> list[Value]:
@@ -93,10 +93,10 @@ class CustomVmap(CustomCall):
                 return outs
 
             found = with_zeros(*jvp_of_body(run, inside, active)(*primals, *given))
-            return found, chosen(out_batched, differentiable)
+            return found, choose(out_batched, differentiable)
 
-        found = self.bind(*primals, *present(tangents), **{**params, "body": jvp, "rule": jvp_of_rule})
-        return [outside.join(x, t) for x, t in zip(outs, placed(found, differentiable))]
+        found = self.bind(*primals, *drop_none(tangents), **{**params, "body": jvp, "rule": jvp_of_rule})
+        return [outside.join(x, t) for x, t in zip(outs, place(found, differentiable))]
 
     def linearize_body(self, outside: Any, args: Sequence[Value], params: dict) -> list[Value]:
         if not any(outside.owns(x) for x in args):
@@ -111,7 +111,7 @@ class CustomVmap(CustomCall):
         )
 
 
-def _closed_over(params: dict, how: str) -> TypeError:
+def _closure_error(params: dict, how: str) -> TypeError:
     return TypeError(
         f"{params['what']} closes over a value that {how}, but its vmap rule gets the arguments alone: pass the value "
         "as an argument"
@@ -176,13 +176,13 @@ class _WithRule(CustomFunctionCall):
     """One call of a function with a rule for vmap."""
 
     def body(self, *leaves: Value) -> list[Value]:
-        args = tree.unflatten(self.structure, weak_where(self.weak, leaves))
+        args = tree.unflatten(self.structure, restore_weak(self.weak, leaves))
         return self.results(self.function.fun(*args), self.function.what)
 
     def rule(self, size: int, batched: Sequence[bool], leaves: Sequence[Value]) -> tuple[list[Value], list[bool]]:
         """The rule, on leaves: the results, and which are batched."""
         weak = [number and not yes for number, yes in zip(self.weak, batched)]
-        args = tree.unflatten(self.structure, weak_where(weak, leaves))
+        args = tree.unflatten(self.structure, restore_weak(weak, leaves))
         in_batched = list(tree.unflatten(self.structure, batched))
         who, outs, out_batched = self.run_for_pair(
             "vmap", self.function.rule, _WHEN_BATCHED, "out, out_batched", size, in_batched, *args

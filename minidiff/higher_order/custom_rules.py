@@ -29,15 +29,15 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, show_axes
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.bodies import Body, Call
-from minidiff.higher_order.masks import chosen, cut, placed, positions, present
+from minidiff.higher_order.masks import choose, drop_none, place, positions, split_list
 from minidiff.higher_order.partial_eval import JVPInside, batched_body
 from minidiff.inputs.arguments import as_named_value, as_value, as_values, result_values
-from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops import reduction
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.transforms.recording import stage_flat
-from minidiff.values.aliasing import apart
+from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import float0, is_differentiable
 
 # ---------------------------------------------------------------- stop_gradient
@@ -64,10 +64,10 @@ class Guard(JVPInside):
         self.what = what or outer.what  # in a shard_map's body, of the guard around it
 
     def adopt_own(self, x):
-        raise closed_over(self.what, x)
+        raise closure_error(self.what, x)
 
 
-def guarded(f: Callable, outside: JVP, what: str) -> Callable:
+def guard_closure(f: Callable, outside: JVP, what: str) -> Callable:
     """Let a body or a rule of `what` raise if it closes over a value that `outside` differentiates."""
 
     def run(*values):
@@ -78,7 +78,7 @@ def guarded(f: Callable, outside: JVP, what: str) -> Callable:
     return run
 
 
-def closed_over(what: str, x: Value) -> TypeError:
+def closure_error(what: str, x: Value) -> TypeError:
     return TypeError(
         f"{what} closes over a value of type {typeof(x)} that is being differentiated; its rule gives derivatives in "
         "its arguments alone (except nondiff_argnums): pass the value as an argument, or apply stop_gradient if it is "
@@ -109,15 +109,15 @@ class Custom(CustomCall):
     def jvp_body(self, outside, args, params):
         primals, tangents = outside.split(args)
         what, consts = params["what"], params["consts"]
-        body, rule = (guarded(params[name], outside, what) for name in ("body", "jvp"))
+        body, rule = (guard_closure(params[name], outside, what) for name in ("body", "jvp"))
         if all(t is None for t in tangents):
             return self.bind(*primals, **{**params, "body": body, "jvp": rule})
         for x, t in zip(args, tangents[:consts]):
             if t is not None:
-                raise closed_over(what, x)
+                raise closure_error(what, x)
         with checking(outside.scope, False):
             results = rule(*primals[consts:], *tangents[consts:])
-        outs, out_tangents = cut(results, len(results) // 2)
+        outs, out_tangents = split_list(results, len(results) // 2)
         return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
 
     def batched_params(self, params, outside, batched, results):
@@ -149,7 +149,7 @@ class LinearCall(Custom):
         return self.forward_rule(params)(*args)
 
     def jvp_body(self, outside, args, params):
-        if not present(outside.split(args)[1]):
+        if not drop_none(outside.split(args)[1]):
             return self.bind(*args, **params)
         with running(outside):
             return self.forward_rule(params)(*args)
@@ -179,12 +179,12 @@ class LinearCall(Custom):
         if not params["symbolic_zeros"]:
             cts = [instantiate(ct, t.cotangent) for ct, t in zip(cts, types)]
         residuals = known[consts : consts + params["residuals"]]
-        found = apart(params["bwd"](residuals, cts), residuals)
+        found = copy_shared(params["bwd"](residuals, cts), residuals)
         return [None] * len(known) + [found[i] for i in active]
 
     def batched_params(self, params, outside, batched, results):
-        known, moving = cut(batched, len(batched) - len(params["active"]))
-        _, residuals, _ = cut(known, params["consts"], params["residuals"])
+        known, moving = split_list(batched, len(batched) - len(params["active"]))
+        _, residuals, _ = split_list(known, params["consts"], params["residuals"])
         body = params["body"] and batched_body(params["body"], outside, batched)
 
         def bwd(values, cts):
@@ -450,18 +450,18 @@ class _Call(CustomFunctionCall):
         return [args[i] for i in range(len(args))]
 
     def body(self, *leaves: Value) -> list[Value]:
-        outs = self.results(self.function.fun(*self.all_args(weak_where(self.weak, leaves))), self.function.what)
+        outs = self.results(self.function.fun(*self.all_args(restore_weak(self.weak, leaves))), self.function.what)
         self.out_types = [typeof(x) for x in outs]
         return outs
 
     def jvp(self, *leaves: Any) -> list[Value | None]:
         """The forward rule: from leaves and their tangents to results and tangents."""
-        primal_leaves, given = cut(leaves, len(leaves) // 2)
+        primal_leaves, given = split_list(leaves, len(leaves) // 2)
         types = [typeof(x) for x in primal_leaves]
         if not self.function.jvp_gets_symbolic_zeros:
             given = [instantiate(t, x) for t, x in zip(given, types)]
         of_tangents = [yes and t is not None for yes, t in zip(self.weak_in_rules, given)]
-        arguments = weak_where(self.weak_in_rules, primal_leaves), _symbolic(weak_where(of_tangents, given), types)
+        arguments = restore_weak(self.weak_in_rules, primal_leaves), _symbolic(restore_weak(of_tangents, given), types)
         primals, tangents = (tuple(tree.unflatten(self.structure, x)) for x in arguments)
         args = *self.static.values(), primals, tangents
         who, outs, tangent = self.run_like_function("jvp", self.function.jvp, "result, tangent", *args)
@@ -471,7 +471,7 @@ class _Call(CustomFunctionCall):
         fitted: list[Value | None] = []
         for t, (path, x) in zip(map(typeof, outs), paths):
             what = f"{who} returns a result{path} of type {t}: its tangent"
-            fitted.append(None if _is_zero(x, t) else _fitted(x, t, what, _OF_A_RESULT))
+            fitted.append(None if _is_zero(x, t) else _cast_to_fit(x, t, what, _OF_A_RESULT))
         return [*outs, *fitted]
 
     def jvp_by_transpose(self, *leaves: Value) -> list[Value | None]:
@@ -480,23 +480,23 @@ class _Call(CustomFunctionCall):
         A forward rule, if there is one, evaluates the `linear_call`.
         """
         what, jvp = self.function.what, self.function.jvp
-        primals, tangents = cut(leaves, len(leaves) // 2)
+        primals, tangents = split_list(leaves, len(leaves) // 2)
         moving = [t is not None for t in tangents]
         outs, residuals = self.fwd(primals, moving)
         types = [typeof(x) for x in outs]
         differentiable = [is_differentiable(t.dtype) for t in types]
 
         def push_forward(*values):
-            _, primals, given = cut(values, len(residuals), len(moving))
-            found = cut(self.jvp(*primals, *placed(given, moving)), len(types))[1]
+            _, primals, given = split_list(values, len(residuals), len(moving))
+            found = split_list(self.jvp(*primals, *place(given, moving)), len(types))[1]
             name = f"the jvp rule of {what} returns a tangent that"
-            pairs = chosen(zip(found, types), differentiable)
-            return [_fitted(instantiate(t, like), like, name, _OF_A_RULE) for t, like in pairs]
+            pairs = choose(zip(found, types), differentiable)
+            return [_cast_to_fit(instantiate(t, like), like, name, _OF_A_RULE) for t, like in pairs]
 
         out_tangents = linear_call_p.bind(
             *residuals,
             *(primals if jvp else []),
-            *present(tangents),
+            *drop_none(tangents),
             what=what,
             body=push_forward if jvp else None,
             bwd=functools.partial(self.bwd, types),
@@ -506,11 +506,11 @@ class _Call(CustomFunctionCall):
             active=tuple(positions(moving)),
             out_types=tuple(types),
         )
-        return [*outs, *placed(out_tangents, differentiable)]
+        return [*outs, *place(out_tangents, differentiable)]
 
     def fwd(self, leaves: Sequence[Value], moving: Sequence[bool]) -> tuple[list[Value], list[Value]]:
         """The rule `fwd`: from leaves, and which have tangents, to results and residuals."""
-        leaves = weak_where(self.weak_in_rules, leaves)
+        leaves = restore_weak(self.weak_in_rules, leaves)
         if self.function.vjp_gets_symbolic_zeros:
             leaves = [CustomVJPPrimal(x, yes) for x, yes in zip(leaves, moving)]
         args = self.all_args(leaves)
@@ -526,7 +526,7 @@ class _Call(CustomFunctionCall):
     ) -> list[Value | None]:
         """The rule `bwd`: from residuals and cotangents of results of these types to cotangents (None for zero)."""
         structure, weak = self.residuals
-        residuals = tree.unflatten(structure, weak_where(weak, residuals))
+        residuals = tree.unflatten(structure, restore_weak(weak, residuals))
         cts = tree.unflatten(self.out_structure, _symbolic(cts, [t.cotangent for t in types]))
         when = _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))
         who, cts = self.run("backward", self.function.bwd, when, *self.static.values(), residuals, cts)
@@ -543,7 +543,7 @@ class _Call(CustomFunctionCall):
         return [
             None
             if _is_zero(ct, t)
-            else _fitted(ct, t.cotangent, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
+            else _cast_to_fit(ct, t.cotangent, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
             for ct, t, path, weak in zip(leaves, self.types, self.paths, self.weak)
         ]
 
@@ -552,7 +552,7 @@ class _Call(CustomFunctionCall):
         who, outs, second = self.run_for_pair(kind, rule, _WHEN_DIFFERENTIATED, pair, *args)
         what = f"{who} returns another result than {self.function.what}: it"
         types = self.out_types or map(typeof, outs)
-        return who, [_fitted(x, t, what, _OF_A_RULE) for x, t in zip(outs, types)], second
+        return who, [_cast_to_fit(x, t, what, _OF_A_RULE) for x, t in zip(outs, types)], second
 
 
 def _is_zero(x: Any, like: ShapedArray) -> bool:
@@ -560,7 +560,7 @@ def _is_zero(x: Any, like: ShapedArray) -> bool:
     return x is None or type(x) is SymbolicZero or not is_differentiable(like.dtype)
 
 
-def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
+def _cast_to_fit(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
     """Cast a tangent or cotangent `x` to the type `like`, by a pbroadcast if `x` varies along fewer axes.
 
     That of a Python number (`weak`) may have the precision of the arrays beside it. Raises TypeError, beginning with
@@ -740,4 +740,4 @@ def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[V
         fixed = [next(arrays) if yes else x for x, yes in zip(constants, hoisted)]
         return tree.unflatten(out_structure, closed(*fixed, *leaves))
 
-    return converted, chosen(constants, hoisted)
+    return converted, choose(constants, hoisted)

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var
 from minidiff.higher_order.effects import has_effects, without_effects
-from minidiff.higher_order.masks import chosen
+from minidiff.higher_order.masks import choose
 
 
 def prune_tape(tape: Tape, effects: bool = True) -> Tape:
@@ -45,16 +45,16 @@ def with_used_results(eqn: Equation, used: Sequence[bool], *per_result: str) -> 
     `per_result` names the parameters with one entry per result.
     """
     params, body = eqn.params, eqn.params["body"]
-    tape = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
-    names = names_used(tape)
+    tape = prune_tape(Tape(body.inputs, body.equations, choose(body.outputs, used)))
+    names = used_names(tape)
     kept = [v in names for v in body.inputs]
     masks = {**dict.fromkeys(eqn.primitive.commutes or (), kept), **dict.fromkeys(per_result, used)}
-    params = {**params, **{name: tuple(chosen(params[name], mask)) for name, mask in masks.items()}}
-    params["body"] = Tape(chosen(body.inputs, kept), tape.equations, tape.outputs)
-    return Equation(eqn.primitive, chosen(eqn.inputs, kept), params, chosen(eqn.outputs, used), eqn.source)
+    params = {**params, **{name: tuple(choose(params[name], mask)) for name, mask in masks.items()}}
+    params["body"] = Tape(choose(body.inputs, kept), tape.equations, tape.outputs)
+    return Equation(eqn.primitive, choose(eqn.inputs, kept), params, choose(eqn.outputs, used), eqn.source)
 
 
-def names_used(tape: Tape) -> set[Var]:
+def used_names(tape: Tape) -> set[Var]:
     """The names that equations or outputs use."""
     return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
 
@@ -68,7 +68,7 @@ def dependents(equations: Sequence[Equation], names: Iterable[Var]) -> set[Var]:
     return found
 
 
-def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
+def depends_on_marked(tape: Tape, marked: Sequence[bool]) -> list[bool]:
     """Which outputs depend on the marked inputs."""
-    found = dependents(tape.equations, chosen(tape.inputs, marked))
+    found = dependents(tape.equations, choose(tape.inputs, marked))
     return [isinstance(a, Var) and a in found for a in tape.outputs]

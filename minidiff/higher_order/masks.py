@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
-def chosen(values: Iterable[Any], mask: Iterable[bool]) -> list:
+def choose(values: Iterable[Any], mask: Iterable[bool]) -> list:
     """The values that the mask marks."""
     return [x for x, yes in zip(values, mask) if yes]
 
 
-def placed(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """The inverse of `chosen`, with None where the mask is not set."""
+def place(values: Iterable[Any], mask: Iterable[bool]) -> list:
+    """The inverse of `choose`, with None where the mask is not set."""
     values = iter(values)
     return [next(values) if yes else None for yes in mask]
 
@@ -22,12 +22,12 @@ def positions(mask: Iterable[bool]) -> list[int]:
     return [i for i, yes in enumerate(mask) if yes]
 
 
-def present(values: Iterable[Any]) -> list:
+def drop_none(values: Iterable[Any]) -> list:
     """The values that are not None."""
     return [x for x in values if x is not None]
 
 
-def cut(values: Sequence[Any], *counts: int) -> list[list]:
+def split_list(values: Sequence[Any], *counts: int) -> list[list]:
     """Split a sequence into pieces of these lengths, and the rest."""
     parts, start = [], 0
     for n in counts:

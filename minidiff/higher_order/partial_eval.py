@@ -16,7 +16,7 @@ from minidiff.core.interpreter import (
     Interpreter,
     current_interpreter,
     enter,
-    restores_interpreter,
+    restore_interpreter,
     running,
     transforming,
 )
@@ -28,7 +28,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.higher_order.dead_code import dependents, prune_tape
-from minidiff.higher_order.masks import chosen, cut, placed
+from minidiff.higher_order.masks import choose, place, split_list
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims
@@ -40,7 +40,7 @@ from minidiff.transforms.recording import CONSTANTS
 class TracedBody:
     """A function traced to a tape of its own; `close` chooses the outputs later."""
 
-    @restores_interpreter
+    @restore_interpreter
     def __init__(
         self,
         f: Callable,
@@ -62,19 +62,19 @@ class TracedBody:
             self.stage.end()
             raise
 
-    @restores_interpreter
+    @restore_interpreter
     def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
         """The closed tape of `outputs(result)`, without dead code if `prune`, and the values of its first inputs."""
         with transforming(self.stage):
-            tape = self.stage.tape([entered(x) for x in outputs(self.result)])
+            tape = self.stage.tape([enter_value(x) for x in outputs(self.result)])
             return (prune_tape(tape) if prune else tape).close()
 
 
-def entered(x: Any) -> Value:
+def enter_value(x: Any) -> Value:
     return enter(as_value(x))
 
 
-def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
+def cast_to_types(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
     """Cast values along mesh axes to these types; leave a type in place of a linear value."""
     return [x if isinstance(x, ShapedArray) else cast_to(x, t.states) for x, t in zip(values, types)]
 
@@ -132,7 +132,7 @@ class PartialEval:
 
         types = tape.in_types
         self.known = [not yes for yes in linear]
-        self.traced_body = TracedBody(split, chosen(types, self.known))
+        self.traced_body = TracedBody(split, choose(types, self.known))
         self.stage = self.traced_body.stage
         self.is_linear = [self.recorder.owns(x) for x in self.outs]
 
@@ -146,8 +146,8 @@ class PartialEval:
         all runs. If ranks choose along some axes whether to run the body, residuals that do not vary along these are
         computed here, by all ranks: a result of the choice would vary.
         """
-        tape, residuals = self.recorder.tape(chosen(self.outs, outputs)).close()
-        given = list(zip(self.stage.inputs, [x._replace(origin=None) for x in chosen(operands, self.known)]))
+        tape, residuals = self.recorder.tape(choose(self.outs, outputs)).close()
+        given = list(zip(self.stage.inputs, [x._replace(origin=None) for x in choose(operands, self.known)]))
         outside = {v: x for v, x in given if x.group != CARRIED}
         if repeats or chosen_along:
             changing = dependents(self.stage.equations, [v for v, x in given if x.group != SHARED])
@@ -170,7 +170,7 @@ class PartialEval:
         return self.traced_body.close(values, prune=True)
 
 
-def partly_evaluated(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, list[bool]]:
+def partial_eval(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, list[bool]]:
     """A tape split, and which of its results are linear."""
     parts = PartialEval(tape, linear)
     return parts, parts.is_linear
@@ -202,7 +202,7 @@ class JVPInside(Continued, JVP):
 
 
 @functools.cache
-def continued(kind: type[JVP]) -> type[JVP]:
+def class_inside_body(kind: type[JVP]) -> type[JVP]:
     """The class of an interpreter that continues forward mode of this kind inside a body."""
     if kind is JVP or issubclass(kind, Continued):
         return JVPInside if kind is JVP else kind
@@ -221,10 +221,10 @@ def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], moving: Se
     """
 
     def jvp(*values):
-        primals, tangents = cut(values, len(moving))
+        primals, tangents = split_list(values, len(moving))
         forward = inside(current_interpreter())
         adopted = lambda *args: [forward.adopt(x) for x in body(*args)]  # noqa: E731
-        return push_forward(adopted, primals, placed(tangents, moving), forward)
+        return push_forward(adopted, primals, place(tangents, moving), forward)
 
     return jvp
 
@@ -254,7 +254,9 @@ def batched_body(
             results.extend(out_batched[: len(outs) // groups] if not results else ())
             wanted = results * groups
         outs = [x[0] if b and not yes else x for x, b, yes in zip(outs, out_batched, wanted)]
-        return filled(outs, out_batched, [yes and x is not None for x, yes in zip(outs, wanted)], outside.size_of_batch)
+        return broadcast_unbatched(
+            outs, out_batched, [yes and x is not None for x, yes in zip(outs, wanted)], outside.size_of_batch
+        )
 
     return vectorised
 
@@ -264,7 +266,7 @@ def broadcast_in_front(x: Value, size: int) -> Value:
     return broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
 
 
-def traced_batch(
+def trace_batched(
     body: Callable, types: Sequence[ShapedArray], outside: Batch, batched: Sequence[bool]
 ) -> tuple[TracedBody, list[bool]]:
     """Trace a body on batched values: see `run_batched`. Also which results are batched."""
@@ -274,7 +276,9 @@ def traced_batch(
     return traced_body, traced_body.result[1]
 
 
-def filled(values: Sequence[Value], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Value]:
+def broadcast_unbatched(
+    values: Sequence[Value], batched: Sequence[bool], wanted: Sequence[bool], size: int
+) -> list[Value]:
     """Broadcast values along a leading batch axis wherever one is wanted."""
     return [broadcast_in_front(x, size) if yes and not b else x for x, b, yes in zip(values, batched, wanted)]
 

@@ -15,11 +15,11 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.debug import jit_is_disabled
 from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.carries import Carry, as_carried, check_functions, staging
-from minidiff.higher_order.masks import cut
-from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, entered, zeros
+from minidiff.higher_order.carries import Carry, cast_and_reshard, check_functions, is_staging
+from minidiff.higher_order.masks import split_list
+from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, enter_value, zeros
 from minidiff.inputs.arguments import result_values
-from minidiff.inputs.keywords import explains_keywords
+from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
 
 # ---------------------------------------------------------------- unstacking and stacking elements
@@ -30,17 +30,17 @@ def _of_element(t: ShapedArray) -> ShapedArray:
     return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
 
 
-def _whole_along_first(x: Value) -> Value:
+def _gather_first_axis(x: Value) -> Value:
     """Gather a sharded array along its first axis; the other axes stay sharded."""
     t = typeof(x)
-    return x if t.sharding is None else t.sharding.whole_along_first(t.ndim).resharded(x)
+    return x if t.sharding is None else t.sharding.whole_along_first(t.ndim).reshard(x)
 
 
 def _elements(x: Value) -> list[Value]:
     return unstack_p.bind(x, axis=0) if isinstance(x, Tracer) else list(numpy.asarray(x))
 
 
-def _stacked(elements: Sequence[Value]) -> Value:
+def _stack_elements(elements: Sequence[Value]) -> Value:
     return stack_p.bind(*elements, axis=0) if any(isinstance(x, Tracer) for x in elements) else numpy.stack(elements)
 
 
@@ -58,10 +58,10 @@ class Scan(BodyOperation):
 
     def evaluate(self, args, params):
         body, length = params["body"], params["length"]
-        consts, carry, xs = cut(args, params["consts"], params["carry"])
+        consts, carry, xs = split_list(args, params["consts"], params["carry"])
         if not length:
             return [*carry, *[zeros(t.update(shape=(0, *t.shape))) for t in body.out_types[len(carry) :]]]
-        step = lambda carry, row: cut(body(*consts, *carry, *row), len(carry))  # noqa: E731
+        step = lambda carry, row: split_list(body(*consts, *carry, *row), len(carry))  # noqa: E731
         carry, ys = _run(step, carry, xs, length, params["reverse"])
         return [*carry, *ys]
 
@@ -76,7 +76,7 @@ class Scan(BodyOperation):
             if t.shape[:1] != (length,):
                 raise TypeError(f"scan: {length} steps over an array of type {t}")
         self._check_operands([*types[: n + m], *map(_of_element, types[n + m :])], body.in_types)
-        carry, ys = cut(body.out_types, m)
+        carry, ys = split_list(body.out_types, m)
         if carry != body.in_types[n : n + m]:
             raise TypeError(f"scan: its body takes the carries {body.in_types[n : n + m]}, and gives {carry}")
         return [
@@ -98,7 +98,7 @@ class Scan(BodyOperation):
         groups = [x.group for x in operands]
         return {**params, "body": tapes[0], "consts": groups.count(SHARED), "carry": groups.count(CARRIED)}
 
-    def reversed(self, params):
+    def reversed_params(self, params):
         return {**params, "reverse": not params["reverse"]}
 
 
@@ -110,13 +110,13 @@ def _run(
     for i in range(length)[:: -1 if reverse else 1]:
         carry, row = step(carry, [column[i] for column in columns])
         rows.append(row)
-    return carry, [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
+    return carry, [_stack_elements(column) for column in zip(*(rows[::-1] if reverse else rows))]
 
 
 scan_p = Scan("scan")
 
 
-def rounds(eqn: Equation) -> int:
+def run_count(eqn: Equation) -> int:
     """How often an equation's body runs: once per step for a scan, else once."""
     return eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1
 
@@ -124,7 +124,7 @@ def rounds(eqn: Equation) -> int:
 # ---------------------------------------------------------------- public functions
 
 
-@explains_keywords
+@explain_keywords
 def scan(
     f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int | bool = 1
 ) -> tuple[Any, Any]:
@@ -148,11 +148,11 @@ def scan(
     check_functions("scan", {"f": f})
     elements, length = elements_of("scan", xs, length)
     return scan_steps(
-        f, Carry("scan", f, "init", init), elements, length, reverse, steps_at_once("scan", unroll, length)
+        f, Carry("scan", f, "init", init), elements, length, reverse, steps_per_body("scan", unroll, length)
     )
 
 
-def steps_at_once(what: str, unroll: int | bool | None, length: int) -> int:
+def steps_per_body(what: str, unroll: int | bool | None, length: int) -> int:
     """The number of steps in the body of a recorded loop."""
     if isinstance(unroll, bool) or unroll is None:
         return max(length, 2) if unroll else 1  # 1 is a loop, of however few steps
@@ -168,7 +168,7 @@ def elements_of(what: str, xs: Any, length: int | None = None) -> tuple[Any, int
     Raises ValueError if a leaf has no axis, or lengths are missing or differ.
     """
     leaves, structure = tree.flatten_with_paths(xs, "xs")
-    values = [entered(x) for _, x in leaves]
+    values = [enter_value(x) for _, x in leaves]
     for (path, _), x in zip(leaves, values):
         if not typeof(x).shape:
             raise ValueError(f"{what}: {path} has type {typeof(x)}, which has no axis to loop over")
@@ -215,11 +215,11 @@ class _Step:
 
 def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, unroll: int = 1) -> tuple[Any, Any]:
     """Scan with the carries `carry`: run the steps, or record a loop over `unroll` of them if they are abstract."""
-    recorded = staging() and not jit_is_disabled.get()
+    recorded = is_staging() and not jit_is_disabled.get()
     if recorded and 1 < unroll < length:
         return _scan_blocks(f, carry, xs, length, reverse, unroll)
     arrays, xs_structure = tree.flatten(xs)
-    arrays = [_whole_along_first(x) for x in arrays]
+    arrays = [_gather_first_axis(x) for x in arrays]
     element_types = [_of_element(typeof(x)) for x in arrays]
     step = _Step(f, carry, xs_structure)
 
@@ -232,13 +232,13 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
         values, ys = _run(run, [], arrays, length, reverse)
         values, ys = carry.results(step, values, element_types, ys)
     else:
-        traced_body, types = carry.recorded(step, element_types)
-        closed = traced_body.close(lambda r: [*map(as_carried, r[0], types), *step.ys(r[1])])
-        operands = [Operand(as_carried(x, t), CARRIED) for x, t in zip(carry.init, types)]
+        traced_body, types = carry.record_step(step, element_types)
+        closed = traced_body.close(lambda r: [*map(cast_and_reshard, r[0], types), *step.ys(r[1])])
+        operands = [Operand(cast_and_reshard(x, t), CARRIED) for x, t in zip(carry.init, types)]
         operands += [Operand(x, ELEMENT) for x in arrays]
         results = [*[CARRIED] * len(types), *[ELEMENT] * step.ys_structure.size]
         outs = scan_p.rebind([], [closed], operands, results, {"length": length, "reverse": bool(reverse)})
-        values, ys = cut(outs, len(types))
+        values, ys = split_list(outs, len(types))
     return carry.tree(values), tree.unflatten(step.ys_structure, ys)
 
 

@@ -75,7 +75,7 @@ def full_name(f: Callable) -> str:
 
 
 @functools.cache
-def writing() -> frozenset[Callable]:
+def mutating_functions() -> frozenset[Callable]:
     """The NumPy functions that write into their first argument."""
     return frozenset(public_callables()[name] for name, why in REFUSED.items() if why.startswith(_WRITES))
 

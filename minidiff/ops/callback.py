@@ -16,7 +16,7 @@ from minidiff.inputs.arguments import as_named_value, as_values
 from minidiff.ops.dimensions import gather
 from minidiff.ops.printing import batch_elements
 from minidiff.ops.shape import broadcast_to, expand_dims
-from minidiff.values.aliasing import read_only
+from minidiff.values.aliasing import read_only_view
 from minidiff.values.dtypes import is_scalar_constant, result_type
 
 METHODS = ("sequential", "expand_dims", "broadcast_all")
@@ -30,7 +30,7 @@ class Callback(NamedTuple):
     results: tree.Structure
 
     def __call__(self, leaves: Sequence[Value], types: Sequence[ShapedArray]) -> list[numpy.ndarray]:
-        views = [read_only(numpy.asarray(x))[()] for x in leaves]  # other operations read the arrays, too
+        views = [read_only_view(numpy.asarray(x))[()] for x in leaves]  # other operations read the arrays, too
         args, kwargs = tree.unflatten(self.structure, views)
         found, structure = tree.flatten(self.function(*args, **kwargs))
         if structure != self.results:
@@ -39,9 +39,9 @@ class Callback(NamedTuple):
                 f"{self.results}"
             )
         paths = tree.paths(structure, "the result")
-        return [self._checked(*result) for result in zip(paths, found, types)]
+        return [self._check(*result) for result in zip(paths, found, types)]
 
-    def _checked(self, path: str, x: Any, declared: ShapedArray) -> Value:
+    def _check(self, path: str, x: Any, declared: ShapedArray) -> Value:
         name = name_of(self.function)
         if type(x) in (bool, int, float, complex) and result_type(declared.dtype, x) == declared.dtype:
             x = numpy.asarray(x, declared.dtype)  # a Python number takes any precision
@@ -161,7 +161,7 @@ def pure_callback(
         known = ", ".join(map(repr, METHODS))
         raise ValueError(f"pure_callback: vmap_method must be one of {known}, got {vmap_method!r}")
     declared, results = tree.flatten_with_paths(result_shape_dtypes, "result_shape_dtypes")
-    types = tuple([_declared(path, x) for path, x in declared])
+    types = tuple([_declared_type(path, x) for path, x in declared])
     leaves, structure = tree.flatten((args, kwargs))
     operands = as_values("pure_callback", leaves, lambda: tree.paths(structure, "(args, kwargs)"))
     called = Callback(callback, structure, results)
@@ -169,7 +169,7 @@ def pure_callback(
     return tree.unflatten(results, outs)
 
 
-def _declared(path: str, x: Any) -> ShapedArray:
+def _declared_type(path: str, x: Any) -> ShapedArray:
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise TypeError(
             f"pure_callback: {path} must have a shape and a dtype, got {type(x).__name__}: write "

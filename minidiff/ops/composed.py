@@ -12,7 +12,7 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.promotion import promoting
+from minidiff.inputs.promotion import promotion_argument
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Elementwise, General, convert
@@ -41,7 +41,7 @@ def copy(a: Value, order: str = "K", subok: bool = False) -> Value:
 @implements(numpy.float_power)
 def float_power(x: Value, y: Value) -> Value:
     """`numpy.float_power`: x**y in double precision at least."""
-    dtype = result_type(numpy.dtype(float), *map(promoting, (x, y)))
+    dtype = result_type(numpy.dtype(float), *map(promotion_argument, (x, y)))
     return elementwise.power(*[v if isinstance(v, (int, float)) else convert(v, dtype) for v in (x, y)])
 
 
@@ -120,7 +120,7 @@ def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max
     if low is None and high is None:
         return elementwise.copy(a)
     if low is not None and high is not None:  # promote all three at once: uint8, 1.0 and float32 give float32
-        a = convert(a, result_type(*map(promoting, (a, low, high))))
+        a = convert(a, result_type(*map(promotion_argument, (a, low, high))))
     if low is not None:
         a = elementwise.maximum(a, low)
     return a if high is None else elementwise.minimum(a, high)
@@ -199,7 +199,7 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
         raise ValueError(f"interp: xp and fp must be vectors of equal length, got {typeof(xp)} and {typeof(fp)}")
     if period is not None:
-        x, xp, fp = _unrolled(x, xp, fp, abs(period))
+        x, xp, fp = _sort_periodic(x, xp, fp, abs(period))
         left = right = None
     # The interval from xp[i] to xp[j] contains x, or is the nearest to it.
     j = elementwise.maximum(elementwise.minimum(searchsorted(xp, x, "right"), len(xp) - 1), 1)
@@ -210,7 +210,7 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
     return where(elementwise.less(x, xp[0]), fp[0] if left is None else left, y)
 
 
-def _unrolled(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Value, Value]:
+def _sort_periodic(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Value, Value]:
     """Sort periodic points into one period, and add one point on either side."""
     if not period:
         raise ValueError("interp: period must not be 0")
@@ -227,7 +227,7 @@ unwrap_p = General(
     lambda p, **params: numpy.unwrap(p, **params),
     lambda p, axis, **params: (p.shape, numpy.unwrap(numpy.ones(2, p.dtype), **params).dtype),
     lambda out, primals, tangents, params: convert(tangents[0], out.dtype),
-    sharding=dimensions.along("axis"),
+    sharding=dimensions.axiswise("axis"),
 )
 
 

@@ -9,7 +9,7 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.promotion import promoting
+from minidiff.inputs.promotion import promotion_argument
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import floor
@@ -25,7 +25,7 @@ def linspace(
     start, stop, num = list_as_array(start), list_as_array(stop), operator.index(num)
     steps = num - 1 if endpoint else num
     weights = numpy.arange(num) / steps if steps > 0 else numpy.zeros(num)
-    work = result_type(*map(promoting, (start, stop)), float(num))
+    work = result_type(*map(promotion_argument, (start, stop)), float(num))
     weights = weights.astype(work).reshape(num, *(1,) * max(numpy.ndim(start), numpy.ndim(stop)))
     points = start * (1 - weights) + stop * weights  # exact at both ends
     if dtype is not None and numpy.issubdtype(dtype, numpy.integer):
@@ -52,7 +52,7 @@ def geomspace(start: Value, stop: Value, num: int = 50, endpoint=True, dtype: An
     """`numpy.geomspace`: points from `start` to `stop` with a constant ratio."""
     start, stop = list_as_array(start), list_as_array(stop)
     # NumPy computes in double precision, whatever the precision of the end points.
-    work = result_type(*map(promoting, (start, stop)), numpy.dtype(float))
+    work = result_type(*map(promotion_argument, (start, stop)), numpy.dtype(float))
     start, stop = convert(start, work), convert(stop, work)
     size = numpy.absolute(start)
     direction = start / size if typeof(start).dtype.kind == "c" else numpy.sign(start)

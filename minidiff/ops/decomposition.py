@@ -32,7 +32,7 @@ from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction
 from minidiff.ops.base import General, add_all, align, convert, match
-from minidiff.ops.dimensions import Dimensions, Types, aligned
+from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
 from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, root, square, where
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
@@ -75,17 +75,17 @@ class OfMatrix(Primitive):
         return self.bind(args[0], **params)
 
 
-def _checked(name: str, x: Value, square: bool = False) -> Value:
+def _check_matrices(name: str, x: Value, square: bool = False) -> Value:
     """Return matrices in a dtype that LAPACK computes with; LinAlgError if their shape does not fit."""
     t = typeof(x)
     if t.ndim < 2:
         raise LinAlgError(f"{name}: matrices have at least two dimensions, got {t}")
     if square and t.shape[-1] != t.shape[-2]:
         raise LinAlgError(f"{name}: the matrix must be square, got {t}")
-    return _floating(name, x)
+    return _as_floating(name, x)
 
 
-def _floating(name: str, x: Value) -> Value:
+def _as_floating(name: str, x: Value) -> Value:
     t = typeof(x)
     if t.dtype.kind in "biu":
         return convert(x, float)
@@ -94,12 +94,12 @@ def _floating(name: str, x: Value) -> Value:
     return x
 
 
-def _declared(numpy_function: Callable, primitive: OfMatrix) -> Callable:
+def _declare(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     """Declare a function of a square matrix alone, or of a stack of them."""
     name = numpy_function.__name__
 
     def function(a: Value) -> Any:
-        out = primitive.bind(_checked(name, a, square=True))
+        out = primitive.bind(_check_matrices(name, a, square=True))
         return _result_type(numpy_function)(*out) if primitive.multiple_results else out
 
     return implements(numpy_function)(function)
@@ -142,7 +142,7 @@ def _gaps(w: Value) -> Value:
     return _reciprocal(w[..., None, :] - w[..., None])
 
 
-def _completed(q: Value, dq: Value, rest: Value) -> Value:
+def _complete_tangent(q: Value, dq: Value, rest: Value) -> Value:
     """The tangent of a unitary matrix from that of its first columns q; the rest stay orthogonal to them."""
     return concatenate([dq, -matmul(q, matmul(adjoint(dq), rest))], -1)
 
@@ -169,8 +169,10 @@ def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Batch dimensions, and the columns of the right-hand side, may be split."""
     a, b = types
     batch = outs[0].shape[:-2]
-    right = (*aligned(b.shape[:-2], batch), None, "column")
-    return Dimensions(((*aligned(a.shape[:-2], batch), None, None), right), ((*range(len(batch)), None, "column"),))
+    right = (*broadcast_labels(b.shape[:-2], batch), None, "column")
+    return Dimensions(
+        ((*broadcast_labels(a.shape[:-2], batch), None, None), right), ((*range(len(batch)), None, "column"),)
+    )
 
 
 #: The solution x of a x = b for matrices b, linear in b.
@@ -203,7 +205,7 @@ def solve(a: Value, b: Value) -> Value:
     >>> grad(lambda b: solve(numpy.diag([2.0, 4.0]), b).sum())(numpy.ones(2))
     array([0.5 , 0.25])
     """
-    a, b = _checked("solve", a, square=True), _floating("solve", b)
+    a, b = _check_matrices("solve", a, square=True), _as_floating("solve", b)
     ta, tb = typeof(a), typeof(b)
     if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
         raise ValueError(f"solve: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
@@ -237,7 +239,7 @@ def _or_nan(impl: Callable, x: numpy.ndarray) -> numpy.ndarray:
 inv_p = _inverse("inv", numpy.linalg.inv)
 #: The inverse for derivatives of functions that also have a value for singular matrices.
 inverse_p = _inverse("inverse_or_nan", functools.partial(_or_nan, numpy.linalg.inv))
-inv = _declared(numpy.linalg.inv, inv_p)
+inv = _declare(numpy.linalg.inv, inv_p)
 
 
 def _pinv_rule(x, t, rcond, hermitian):
@@ -262,7 +264,7 @@ pinv_p = OfMatrix(
 @implements(numpy.linalg.pinv)
 def pinv(a: Value, rcond: Any = None, hermitian: bool = False, *, rtol: Any = numpy._NoValue) -> Value:
     """`numpy.linalg.pinv`: the pseudo-inverse, differentiable at constant rank."""
-    x = _checked("pinv", a, square=hermitian)
+    x = _check_matrices("pinv", a, square=hermitian)
     if rcond is None:
         rcond = 1e-15 if rtol is numpy._NoValue else rtol
     return pinv_p.bind(x, rcond=_default_tolerance(x) if rcond is None else rcond, hermitian=hermitian)
@@ -281,7 +283,7 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
     residuals if `a` has more rows than columns. NumPy returns none if the columns are dependent, but on traced values a
     shape cannot depend on the rank.
     """
-    a, b = _checked("lstsq", a), _floating("lstsq", b)
+    a, b = _check_matrices("lstsq", a), _as_floating("lstsq", b)
     ta, tb = typeof(a), typeof(b)
     if ta.ndim != 2 or tb.ndim not in (1, 2) or tb.shape[0] != ta.shape[0]:
         raise LinAlgError(f"lstsq: expected a matrix and a right-hand side with as many rows, got {ta} and {tb}")
@@ -289,10 +291,10 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
     x = matmul(pinv(a, rcond), b)
     s = svdvals(a)
     if ta.shape[0] > ta.shape[1]:
-        residuals = reshape(reduction.sum(_squared(matmul(a, x) - b), 0), (-1,))
+        residuals = reshape(reduction.sum(_square(matmul(a, x) - b), 0), (-1,))
     else:
         residuals = numpy.zeros(0, real_dtype(x.dtype))
-    return x, residuals, _count_above(s, rcond, _largest(s, -1, keepdims=True)), s
+    return x, residuals, _count_above(s, rcond, _maximum(s, -1, keepdims=True)), s
 
 
 @implements(numpy.linalg.tensorinv)
@@ -368,7 +370,7 @@ det_p = OfMatrix(
     lambda x: (x.shape[:-2], x.dtype),
     lambda x, t: (det_p.bind(x), reduction.sum(cofactor_p.bind(x) * t, (-2, -1))),
 )
-det = _declared(numpy.linalg.det, det_p)
+det = _declare(numpy.linalg.det, det_p)
 
 #: The derivative of the determinant: the determinants of the minors, with their signs.
 cofactor_p = OfMatrix(
@@ -391,7 +393,7 @@ slogdet_p = OfMatrix(
     _slogdet_rule,
     multiple_results=True,
 )
-slogdet = _declared(numpy.linalg.slogdet, slogdet_p)
+slogdet = _declare(numpy.linalg.slogdet, slogdet_p)
 
 
 # ---------------------------------------------------------------- cholesky, qr
@@ -422,7 +424,7 @@ def cholesky(a: Value, /, *, upper: bool = False) -> Value:
     The derivative is that of the function of the Hermitian part of a. Raises LinAlgError if a is not positive
     definite.
     """
-    return cholesky_p.bind(_checked("cholesky", a, square=True), upper=upper)
+    return cholesky_p.bind(_check_matrices("cholesky", a, square=True), upper=upper)
 
 
 def _qr_shape(x: ShapedArray, mode: str):
@@ -455,7 +457,7 @@ def _qr_rule(x, t, mode):
         right = matmul(adjoint(q), t[..., k:]) + matmul(matmul(adjoint(dq), q), r[..., k:])
         dr = concatenate([dr, right], -1)
     if mode == "complete" and m > k:
-        dq = _completed(q, dq, outs[0][..., k:])
+        dq = _complete_tangent(q, dq, outs[0][..., k:])
         dr = concatenate([dr, numpy.zeros((*dr.shape[:-2], m - k, n), x.dtype)], -2)
     return outs, [dq, dr]
 
@@ -471,7 +473,7 @@ def qr(a: Value, mode: str = "reduced") -> Any:
     """
     if mode not in ("reduced", "complete", "r"):
         raise ValueError(f"qr: on traced values mode is 'reduced', 'complete' or 'r', got {mode!r}")
-    outs = qr_p.bind(_checked("qr", a), mode=mode)
+    outs = qr_p.bind(_check_matrices("qr", a), mode=mode)
     return outs[0] if mode == "r" else _result_type(numpy.linalg.qr)(*outs)
 
 
@@ -529,7 +531,7 @@ eigvals_p = OfMatrix(
     lambda x: (x.shape[:-1], _complex_dtype(x)),
     _eigvals_rule,
 )
-eig, eigvals = _declared(numpy.linalg.eig, eig_p), _declared(numpy.linalg.eigvals, eigvals_p)
+eig, eigvals = _declare(numpy.linalg.eig, eig_p), _declare(numpy.linalg.eigvals, eigvals_p)
 
 
 def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
@@ -539,7 +541,7 @@ def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     def function(a: Value, UPLO: str = "L") -> Any:
         if UPLO.upper() not in ("L", "U"):
             raise ValueError(f"{name}: UPLO is 'L' or 'U', got {UPLO!r}")
-        out = primitive.bind(_checked(name, a, square=True), UPLO=UPLO.upper())
+        out = primitive.bind(_check_matrices(name, a, square=True), UPLO=UPLO.upper())
         return _result_type(numpy_function)(*out) if primitive.multiple_results else out
 
     return implements(numpy_function)(function)
@@ -581,7 +583,7 @@ def _singular_vectors(all_u, u, turn, t, v, inner, s):
     du = matmul(u, turn)
     if u.shape[-2] > s.shape[-1]:
         du = du + (matmul(t, v) - matmul(u, inner)) * _reciprocal(s)[..., None, :]
-    return _completed(u, du, all_u[..., s.shape[-1] :]) if all_u.shape[-1] > s.shape[-1] else du
+    return _complete_tangent(u, du, all_u[..., s.shape[-1] :]) if all_u.shape[-1] > s.shape[-1] else du
 
 
 def _svdvals_rule(x, t, hermitian):
@@ -612,7 +614,7 @@ def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian
 
     The module's docstring has the conventions for factors of vectors and for singular values that are equal or 0.
     """
-    x = _checked("svd", a, square=hermitian)
+    x = _check_matrices("svd", a, square=hermitian)
     if not compute_uv:
         return svdvals_p.bind(x, hermitian=hermitian)
     return _result_type(numpy.linalg.svd)(*svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian))
@@ -621,7 +623,7 @@ def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian
 @implements(numpy.linalg.svdvals)
 def svdvals(x: Value, /) -> Value:
     """`numpy.linalg.svdvals`: the singular values, in descending order."""
-    return svdvals_p.bind(_checked("svdvals", x), hermitian=False)
+    return svdvals_p.bind(_check_matrices("svdvals", x), hermitian=False)
 
 
 @implements(numpy.linalg.matrix_rank)
@@ -629,11 +631,11 @@ def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any
     """`numpy.linalg.matrix_rank`: count singular values above `tol` or `rtol` * max."""
     if typeof(A).ndim < 2:
         return convert(reduction.max(A != 0), int)
-    x = _checked("matrix_rank", A, square=hermitian)
+    x = _check_matrices("matrix_rank", A, square=hermitian)
     s = svdvals_p.bind(x, hermitian=hermitian)
     if tol is not None:
         return _count_above(s, tol)
-    return _count_above(s, _default_tolerance(x) if rtol is None else rtol, _largest(s, -1, keepdims=True))
+    return _count_above(s, _default_tolerance(x) if rtol is None else rtol, _maximum(s, -1, keepdims=True))
 
 
 def _count_above(s: Value, tol: Any, scale: Any = 1) -> Value:
@@ -645,7 +647,7 @@ def _count_above(s: Value, tol: Any, scale: Any = 1) -> Value:
 @implements(numpy.linalg.cond)
 def cond(x: Value, p: Any = None) -> Value:
     """`numpy.linalg.cond`: the condition number in the norm `p` (default 2)."""
-    x = _checked("cond", x, square=p not in (None, 2, -2))
+    x = _check_matrices("cond", x, square=p not in (None, 2, -2))
     if p in (None, 2, -2):
         s = svdvals_p.bind(x, hermitian=False)
         largest, smallest = s[..., 0], s[..., -1]
@@ -669,7 +671,7 @@ def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
     >>> grad(norm)(numpy.array([3.0, 4.0])), grad(norm)(numpy.zeros(2))
     (array([0.6, 0.8]), array([0., 0.]))
     """
-    x = reduction.inexact(x)
+    x = reduction.as_inexact(x)
     ndim = typeof(x).ndim
     axes = normalize_axes(axis, ndim, "norm")
     if axis is None and ord is None:
@@ -684,29 +686,29 @@ def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
 @implements(numpy.linalg.vector_norm)
 def vector_norm(x: Value, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
     """`numpy.linalg.vector_norm`: the norm of the elements along any number of axes."""
-    x = reduction.inexact(x)
+    x = reduction.as_inexact(x)
     return _vector_norm(x, ord, normalize_axes(axis, typeof(x).ndim, "vector_norm"), keepdims)
 
 
 @implements(numpy.linalg.matrix_norm)
 def matrix_norm(x: Value, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
     """`numpy.linalg.matrix_norm`: the norm of the matrices in the last two axes."""
-    x = reduction.inexact(x)
+    x = reduction.as_inexact(x)
     return _matrix_norm(x, ord, normalize_axes((-2, -1), typeof(x).ndim, "matrix_norm"), keepdims)
 
 
-def _largest(x: Value, axis: Any, keepdims: bool = False) -> Value:
+def _maximum(x: Value, axis: Any, keepdims: bool = False) -> Value:
     """The maximum of numbers that are not negative; of none it is 0."""
     return reduction.max(x, axis, keepdims=keepdims, initial=None if x.size else 0.0)
 
 
-def _squared(x: Value) -> Value:
+def _square(x: Value) -> Value:
     """|x|² for each element."""
     return real(x * conj(x)) if _is_complex(x) else square(x)
 
 
 def _euclidean(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
-    return root(reduction.sum(_squared(x), axes, keepdims=keepdims), 2)
+    return root(reduction.sum(_square(x), axes, keepdims=keepdims), 2)
 
 
 def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
@@ -717,7 +719,7 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     if ord == 0:
         return reduction.sum(convert(x != 0, real_dtype(x.dtype)), axes, keepdims=keepdims)
     if abs(ord) == math.inf:
-        return (_largest if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
+        return (_maximum if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
     if ord == 1:
         return reduction.sum(absolute(x), axes, keepdims=keepdims)
     total = reduction.sum(absolute(x) ** ord, axes, keepdims=keepdims)
@@ -727,14 +729,14 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
 #: Matrix norms that are computed from singular values.
 _SPECTRAL: dict[Any, Callable] = {
     "nuc": functools.partial(reduction.sum, axis=-1),
-    2: functools.partial(_largest, axis=-1),
+    2: functools.partial(_maximum, axis=-1),
     -2: functools.partial(reduction.min, axis=-1),
 }
 #: Matrix norms that are an extreme of sums along rows (0) or columns (1).
 _SUMMED: dict[Any, tuple[int, Callable]] = {
-    1: (0, _largest),
+    1: (0, _maximum),
     -1: (0, reduction.min),
-    math.inf: (1, _largest),
+    math.inf: (1, _maximum),
     -math.inf: (1, reduction.min),
 }
 

@@ -41,12 +41,12 @@ def gather(types: Types, outs: Types, params: dict) -> Dimensions:
     return Dimensions(operands, results)
 
 
-def numbered(types: Types) -> tuple[Labels, ...]:
+def dimension_labels(types: Types) -> tuple[Labels, ...]:
     """Labels for arrays of one shape: the number of each dimension."""
     return tuple(tuple(range(t.ndim)) for t in types)
 
 
-def aligned(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
+def broadcast_labels(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
     """Labels for an array that is broadcast to the shape `wide`.
 
     Dimensions are aligned from the last; those that are broadcast stay whole.
@@ -62,7 +62,7 @@ def elementwise(types: Types, outs: Types, params: dict) -> Dimensions:
     >>> elementwise([x, y], [x], {})
     Dimensions(operands=((0, 1), (1,)), results=((0, 1),), combine=None, params={})
     """
-    return Dimensions(tuple(aligned(t.shape, outs[0].shape) for t in types), numbered(outs))
+    return Dimensions(tuple(broadcast_labels(t.shape, outs[0].shape) for t in types), dimension_labels(outs))
 
 
 def reduction(combine: str | None) -> Rule:
@@ -81,7 +81,7 @@ def reduction(combine: str | None) -> Rule:
     return rule
 
 
-def along(name: str) -> Rule:
+def axiswise(name: str) -> Rule:
     """The rule of operations along the axes that a parameter names, which must be whole; a result may lack them."""
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
@@ -109,8 +109,10 @@ def look_up(table: int) -> Rule:
     """The rule of elementwise look-ups in the operand `table`, which must be whole."""
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
-        labels = numbered(types)
-        return Dimensions(tuple((None,) * len(x) if i == table else x for i, x in enumerate(labels)), numbered(outs))
+        labels = dimension_labels(types)
+        return Dimensions(
+            tuple((None,) * len(x) if i == table else x for i, x in enumerate(labels)), dimension_labels(outs)
+        )
 
     return rule
 

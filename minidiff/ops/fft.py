@@ -21,7 +21,7 @@ from minidiff.ops import dimensions
 from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.indexing import slice_p, unslice_p
 from minidiff.ops.rearranging import roll
-from minidiff.ops.shape import normalize_axes, resized, several
+from minidiff.ops.shape import as_several, normalize_axes, resized_shape
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def _scales(norm: dict) -> bool:
 # ---------------------------------------------------------------- whole spectra
 
 
-def _whole(one: Callable, several: Callable) -> Linear:
+def _whole_transform(one: Callable, several: Callable) -> Linear:
     """A transform that is its own transpose; a real operand becomes complex."""
     primitive = Linear(
         one.__name__,
@@ -54,17 +54,17 @@ def _whole(one: Callable, several: Callable) -> Linear:
         fits=lambda x, axes, **norm: (
             axes_fit(x, axes=axes) and len(axes) > 0 and all(x.shape[a] for a in axes) and _scales(norm)
         ),
-        sharding=dimensions.along("axes"),
+        sharding=dimensions.axiswise("axes"),
     )
     return primitive
 
 
-fft_p, ifft_p = _whole(numpy.fft.fft, numpy.fft.fftn), _whole(numpy.fft.ifft, numpy.fft.ifftn)
+fft_p, ifft_p = _whole_transform(numpy.fft.fft, numpy.fft.fftn), _whole_transform(numpy.fft.ifft, numpy.fft.ifftn)
 
 # ---------------------------------------------------------------- half spectra
 
 
-def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarray:
+def _weight_half(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarray:
     """Scale by `weight` the numbers of a half spectrum that represent two of the n."""
     weights = numpy.full(n // 2 + 1, weight, x.real.dtype)
     weights[0] = weights[(n + 1) // 2 :] = 1
@@ -79,10 +79,10 @@ def _halves(to_half: Callable, from_half: Callable) -> tuple[Linear, Linear]:
 
     def halved(x, axis, weighted=False, **norm):
         y = to_half(x, None, axis, **norm)
-        return _weighted(y, x.shape[axis], axis, 2.0) if weighted else y
+        return _weight_half(y, x.shape[axis], axis, 2.0) if weighted else y
 
     def unhalved(x, n, axis, weighted=False, **norm):
-        return from_half(_weighted(x, n, axis, 0.5) if weighted else x, n, axis, **norm)
+        return from_half(_weight_half(x, n, axis, 0.5) if weighted else x, n, axis, **norm)
 
     def transpose(other, ct, operands, weighted=False, **params):
         params |= {} if weighted else {"weighted": True}
@@ -91,24 +91,24 @@ def _halves(to_half: Callable, from_half: Callable) -> tuple[Linear, Linear]:
     to_half_p = Linear(
         to_half.__name__,
         halved,
-        lambda x, axis, **params: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
+        lambda x, axis, **params: (resized_shape(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
         lambda ct, operands, **params: transpose(
             from_half_p, ct, operands, n=operands[0].shape[params["axis"]], **params
         ),
         fits=lambda x, axis, weighted=False, **norm: (
             axes_fit(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
         ),
-        sharding=dimensions.along("axis"),
+        sharding=dimensions.axiswise("axis"),
     )
     from_half_p = Linear(
         from_half.__name__,
         unhalved,
-        lambda x, n, axis, **params: (resized(x, axis, n), _real(x.dtype)),
+        lambda x, n, axis, **params: (resized_shape(x, axis, n), _real(x.dtype)),
         lambda ct, operands, n, **params: transpose(to_half_p, ct, operands, **params),
         fits=lambda x, n, axis, weighted=False, **norm: (
             axes_fit(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
         ),
-        sharding=dimensions.along("axis"),
+        sharding=dimensions.axiswise("axis"),
     )
     return to_half_p, from_half_p
 
@@ -142,10 +142,10 @@ def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
 def _points(a: Value, s: Any, axes: Any, what: str, half: bool = False) -> tuple[list[int], tuple[int, ...]]:
     """The points per axis, and the axes; with `half`, the last axis holds half."""
     t = typeof(a)
-    s = None if s is None else several(s)
+    s = None if s is None else as_several(s)
     if axes is None:
         axes = range(t.ndim) if s is None else range(t.ndim - len(s), t.ndim)
-    axes = tuple(normalize_axis(axis, t.ndim, what) for axis in several(axes))
+    axes = tuple(normalize_axis(axis, t.ndim, what) for axis in as_several(axes))
     if s is not None and len(s) != len(axes):
         raise ValueError(f"{what}: the shape s={tuple(s)} and the axes {axes} differ in number")
     sizes = [t.shape[axis] if n is None or n == -1 else int(n) for n, axis in zip(s or [None] * len(axes), axes)]

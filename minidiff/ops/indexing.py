@@ -10,16 +10,25 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
-from minidiff.core.types import ShapedArray, plain_operand, typeof
+from minidiff.core.types import ShapedArray, as_plain_operand, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.promotion import WEAK_TYPES, promoting
+from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, align
-from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
+from minidiff.ops.dimensions import Dimensions, Labels, Types, broadcast_labels, products
 from minidiff.ops.elementwise import copy
-from minidiff.ops.shape import broadcast_arrays, broadcast_to, expand_dims, line, ravel, reshape, stack, transpose
-from minidiff.values.dtypes import accumulator, result_type
+from minidiff.ops.shape import (
+    array_and_axis,
+    broadcast_arrays,
+    broadcast_to,
+    expand_dims,
+    ravel,
+    reshape,
+    stack,
+    transpose,
+)
+from minidiff.values.dtypes import accumulator_dtype, result_type
 
 # ---------------------------------------------------------------- slices: the index is known
 
@@ -67,12 +76,12 @@ def _are_in_step(places: range, n: int) -> bool:
     return 0 <= places.start < places.step and len(places) * places.step == n
 
 
-def of_part(i: slice, n: int) -> slice:
+def slice_of_part(i: slice, n: int) -> slice:
     """The slice of each part, for a slice of n places in step, forwards or backwards.
 
     The length of the parts does not matter.
 
-    >>> of_part(slice(1, 6, 2), 6), of_part(slice(4, None, -2), 6), of_part(slice(0, 6), 6)
+    >>> slice_of_part(slice(1, 6, 2), 6), slice_of_part(slice(4, None, -2), 6), slice_of_part(slice(0, 6), 6)
     (slice(1, None, 2), slice(-2, None, -2), slice(None, None, None))
     """
     start, _, step = i.indices(n)
@@ -96,7 +105,7 @@ def sliced_labels(
             cut.append(None)
         else:
             kept = isinstance(i, slice) and in_parts(i, shape[d])
-            i = of_part(i, shape[d]) if kept else i
+            i = slice_of_part(i, shape[d]) if kept else i
             labels.append(d if kept else None)
             cut += [labels[-1]] if isinstance(i, slice) else []
         entries.append(i)
@@ -116,12 +125,12 @@ def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     for d, k in enumerate(entries):
         if labels[d] is None:
             labels[d] = ("at", d)
-            if in_step_backwards(params["index"][k], t.shape[d]):
+            if is_in_step_backwards(params["index"][k], t.shape[d]):
                 cut[sum(not isinstance(i, int) for i in params["index"][:k])] = labels[d]
     return Dimensions((tuple(labels),), (tuple(cut),), params=changed)
 
 
-def in_step_backwards(i: int | slice, n: int) -> bool:
+def is_in_step_backwards(i: int | slice, n: int) -> bool:
     """Whether a reversed slice takes the same places of all parts, last part first."""
     return isinstance(i, slice) and range(n)[i].step < 0 and _are_in_step(range(n)[i][::-1], n)
 
@@ -158,7 +167,7 @@ unslice_p = Linear(
 
 
 def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    out = numpy.zeros(shape, accumulator(x.dtype))
+    out = numpy.zeros(shape, accumulator_dtype(x.dtype))
     if len(indices) == len(shape) or x.size < 500:
         numpy.add.at(out, indices, x)
     elif are_unique(indices, shape):  # `add.at` is fast on scalars, but slow on rows
@@ -210,7 +219,9 @@ def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
 def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
     """The labels of the indices' common shape, and of each index."""
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
-    each: list[Labels] = [tuple(None if d is None else ("index", d) for d in aligned(t.shape, wide)) for t in indices]
+    each: list[Labels] = [
+        tuple(None if d is None else ("index", d) for d in broadcast_labels(t.shape, wide)) for t in indices
+    ]
     return tuple(("index", d) for d in range(len(wide))), each
 
 
@@ -262,10 +273,10 @@ scatter_add_p = Linear(
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
     """Whether v broadcasts to x at integer indices; `Primitive.fits` of scatters."""
     at = gather_p.shape_rule(x, *indices)[0]
-    return gather_p.fits(x, *indices) and replaces(v, at, x.dtype)
+    return gather_p.fits(x, *indices) and can_replace(v, at, x.dtype)
 
 
-def replaces(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
+def can_replace(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
     """Whether v can replace an array of this shape and dtype."""
     return numpy.broadcast_shapes(v.shape, shape) == shape and numpy.can_cast(v.dtype, dtype, "same_kind")
 
@@ -289,7 +300,7 @@ def plan(t: ShapedArray, index: Any) -> IndexPlan:
     """Plan how to apply an index to a value of type t; IndexError if it does not fit."""
     entries = index if type(index) is tuple else (index,)
     if all(type(i) in _BASIC for i in entries):
-        return IndexPlan(tuple(_known(i) for i in _expand(entries, t)), {}, 0)
+        return IndexPlan(tuple(_make_concrete(i) for i in _expand(entries, t)), {}, 0)
     entries = tuple(_normal(i, t) for i in entries)
     basic: list = []
     arrays: dict[int, Any] = {}
@@ -307,7 +318,7 @@ def plan(t: ShapedArray, index: Any) -> IndexPlan:
             arrays[len(basic)] = i
             basic.append(_FULL)
         else:
-            basic.append(_known(i))
+            basic.append(_make_concrete(i))
         axis += i.ndim if _is_mask(i) else i is not None
     if not arrays:
         return IndexPlan(tuple(basic), {}, 0)
@@ -328,14 +339,14 @@ def getitem(x: Value, index: Any) -> Value:
         return copy(x) if by_array or to_number else x
     gathered = sorted(arrays)
     rest = [k for k in range(len(x.shape)) if k not in arrays]
-    indices = checked_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])
+    indices = check_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])
     y = gather_p.bind(transpose(x, (*gathered, *rest)), *indices)
     count = len(y.shape) - len(rest)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
     return transpose(y, axes)
 
 
-def along(x: Value, axis: int, *bounds: int | None) -> Value:
+def slice_along(x: Value, axis: int, *bounds: int | None) -> Value:
     """`x[start:stop:step]` along an axis."""
     return getitem(x, (_FULL,) * axis + (slice(*bounds),))
 
@@ -347,9 +358,9 @@ def _slice(x: Value, index: tuple) -> Value:
     return reshape(x, tuple(1 if i is None else next(sizes) for i in index))
 
 
-def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
+def check_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
     """Check known indices as NumPy does; traced ones are checked when they are used."""
-    indices = [i if isinstance(i, Tracer) else numpy.asarray(plain_operand(i)) for i in arrays]
+    indices = [i if isinstance(i, Tracer) else numpy.asarray(as_plain_operand(i)) for i in arrays]
     some = all(i.size for i in indices)  # if one is empty, NumPy checks only single integers
     for i, size in zip(indices, sizes):
         if (some or not i.ndim) and not isinstance(i, Tracer) and not (-size <= i.min() and i.max() < size):
@@ -366,7 +377,7 @@ def _normal(i: Any, t: ShapedArray) -> Any:
         if isinstance(i, (list, tuple)):
             i = as_array(i) if len(i) else numpy.zeros(0, numpy.intp)
         elif not isinstance(i, Tracer):
-            i = numpy.asarray(plain_operand(i))
+            i = numpy.asarray(as_plain_operand(i))
     except TypeError as error:
         raise IndexError(f"{expected}; {error}") from None
     if i.dtype == bool:
@@ -376,14 +387,14 @@ def _normal(i: Any, t: ShapedArray) -> Any:
     return i if i.ndim or isinstance(i, Tracer) else operator.index(i)
 
 
-def _known(i: Any) -> Any:
+def _make_concrete(i: Any) -> Any:
     """Make the bounds of a slice concrete: they are part of the program."""
     if type(i) is not slice or all(type(n) in (int, type(None)) for n in (i.start, i.stop, i.step)):
         return i
-    return slice(*[None if n is None else _bound(n) for n in (i.start, i.stop, i.step)])
+    return slice(*[None if n is None else _concrete_bound(n) for n in (i.start, i.stop, i.step)])
 
 
-def _bound(n: Any) -> int:
+def _concrete_bound(n: Any) -> int:
     """A bound of a slice as an integer; it must be known, as it sets a shape."""
     if not isinstance(n, Tracer):
         return operator.index(n)
@@ -424,7 +435,7 @@ def _are_adjacent(entries: Sequence) -> bool:
 @implements(numpy.take)
 def take(a: Value, indices: Value, axis: int | None = None, *, mode: str = "raise") -> Value:
     """`numpy.take`: the elements at `indices` along an axis (None: flattened)."""
-    a, axis = line(a, axis, "take")
+    a, axis = array_and_axis(a, axis, "take")
     shape = typeof(a).shape
     taken = (*shape[:axis], *typeof(as_array(indices)).shape, *shape[axis + 1 :])
     if mode != "raise" and not shape[axis] and 0 in taken:
@@ -469,7 +480,7 @@ def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
 def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
     """`numpy.choose`: each element from the choice whose number is in `a`."""
     # Python numbers promote weakly here, but would not once they are stacked.
-    kinds = [promoting(x if type(x) in WEAK_TYPES else as_array(x)) for x in choices]
+    kinds = [promotion_argument(x if type(x) in WEAK_TYPES else as_array(x)) for x in choices]
     a, *choices = broadcast_arrays(a, *choices)
     numbers = _fold(a, len(choices), mode)
     return take_along_axis(stack(choices, dtype=result_type(*kinds)), expand_dims(numbers, 0), 0)[0]
@@ -479,7 +490,7 @@ def concrete_mask(condition: Any, what: str) -> numpy.ndarray:
     """Make a condition concrete, since the shape of the result depends on its values."""
     if isinstance(condition, Tracer):
         condition = condition.concrete(f"{what} (the shape of its result depends on values; consider np.where)")
-    return numpy.asarray(plain_operand(condition))
+    return numpy.asarray(as_plain_operand(condition))
 
 
 @implements(numpy.compress)

@@ -19,7 +19,7 @@ from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.arrays import as_array, lists_as_arrays
 from minidiff.ops.base import Multilinear, align, bind_aligned, convert, defers_to, match, reshape_p
-from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
+from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, gather, products
 from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.rearranging import diagonal
@@ -107,8 +107,8 @@ def _matmul_batch(primitive, args, batched):
 def _matmul_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     x, y = types
     batch = outs[0].shape[: max(x.ndim, y.ndim, 2) - 2]
-    left = (*aligned(x.shape[:-2], batch), "row", "sum")[-x.ndim :]
-    right = (*aligned(y.shape[:-2], batch), "sum", "column") if y.ndim > 1 else ("sum",)
+    left = (*broadcast_labels(x.shape[:-2], batch), "row", "sum")[-x.ndim :]
+    right = (*broadcast_labels(y.shape[:-2], batch), "sum", "column") if y.ndim > 1 else ("sum",)
     out = (*range(len(batch)), *["row"] * (x.ndim > 1), *["column"] * (y.ndim > 1))
     return Dimensions((left, right), (out,), products(outs))
 
@@ -333,19 +333,19 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
     if len(terms) != len(shapes):
         refuse(f"there are labels for {len(terms)} operands, not {len(shapes)},")
     free = [i for i in reversed(_LETTERS) if i not in subscripts]
-    ranks = [len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes)]
-    for term, rank in zip(terms, ranks):
+    ndims = [len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes)]
+    for term, rank in zip(terms, ndims):
         if rank < 0 or (rank and "..." not in term):
             refuse(f"the number of labels in '{term}' does not fit its operand")
-    if max(ranks) > len(free):
+    if max(ndims) > len(free):
         refuse("there are too many labels")
-    ellipsis = "".join(reversed(free[: max(ranks)]))
+    ellipsis = "".join(reversed(free[: max(ndims)]))
     if not arrow:
         out = "..." + "".join(i for i in sorted(set(left) - set(".,")) if left.count(i) == 1)
     if ellipsis and "..." not in out:
         refuse("the result has no ellipsis, but operands have dimensions there,")
     out = out.replace("...", ellipsis)
-    terms = [term.replace("...", ellipsis[len(ellipsis) - rank :]) for term, rank in zip(terms, ranks)]
+    terms = [term.replace("...", ellipsis[len(ellipsis) - rank :]) for term, rank in zip(terms, ndims)]
     for i in out:
         if out.count(i) > 1 or not any(i in term for term in terms):
             refuse(f"the result's label '{i}' " + ("occurs twice" if out.count(i) > 1 else "is in no operand"))
@@ -452,10 +452,10 @@ def vdot(a: Value, b: Value, /) -> Value:
     return matmul(ravel(conj(a)), ravel(b))
 
 
-def _check_core(name: str, x: Value, y: Value, ranks: tuple[int, int], axes: tuple[int, int]) -> None:
+def _check_core(name: str, x: Value, y: Value, ndims: tuple[int, int], axes: tuple[int, int]) -> None:
     """Raise ValueError if operands lack axes or the summed axes differ in size."""
     t, u = typeof(x), typeof(y)
-    if t.ndim < ranks[0] or u.ndim < ranks[1] or t.shape[axes[0]] != u.shape[axes[1]]:
+    if t.ndim < ndims[0] or u.ndim < ndims[1] or t.shape[axes[0]] != u.shape[axes[1]]:
         raise ValueError(f"{name}: {t} and {u} do not fit: the summed axes must exist and have equal sizes")
 
 
@@ -519,23 +519,23 @@ def multi_dot(arrays: Sequence[Value]) -> Value:
     if {len(s) for s in shapes[1:-1]} - {2} or not {len(shapes[0]), len(shapes[-1])} <= {1, 2}:
         raise numpy.linalg.LinAlgError(f"multi_dot: operands are matrices (the ends may be vectors), got {shapes}")
     first = shapes[0] if len(shapes[0]) == 2 else (1, *shapes[0])
-    return _multiplied(arrays, (*first, *(s[1] if len(s) == 2 else 1 for s in shapes[1:])))
+    return _multiply_in_order(arrays, (*first, *(s[1] if len(s) == 2 else 1 for s in shapes[1:])))
 
 
 @functools.lru_cache(1 << 16)
-def _cheapest(sizes: tuple[int, ...]) -> tuple[int, int]:
+def _cheapest_order(sizes: tuple[int, ...]) -> tuple[int, int]:
     """The cost of a product, and how many matrices to multiply first; matrix i: sizes[i] x sizes[i + 1]."""
     if len(sizes) == 2:
         return 0, 0
-    costs = [_cheapest(sizes[: k + 1])[0] + _cheapest(sizes[k:])[0] for k in range(1, len(sizes) - 1)]
+    costs = [_cheapest_order(sizes[: k + 1])[0] + _cheapest_order(sizes[k:])[0] for k in range(1, len(sizes) - 1)]
     return min((cost + sizes[0] * sizes[k] * sizes[-1], k) for k, cost in enumerate(costs, 1))
 
 
-def _multiplied(arrays: list, sizes: tuple[int, ...]) -> Value:
+def _multiply_in_order(arrays: list, sizes: tuple[int, ...]) -> Value:
     if len(arrays) == 1:
         return arrays[0]
-    _, k = _cheapest(sizes)
-    return matmul(_multiplied(arrays[:k], sizes[: k + 1]), _multiplied(arrays[k:], sizes[k:]))
+    _, k = _cheapest_order(sizes)
+    return matmul(_multiply_in_order(arrays[:k], sizes[: k + 1]), _multiply_in_order(arrays[k:], sizes[k:]))
 
 
 # ---------------------------------------------------------------- diagonals
@@ -618,17 +618,17 @@ def _convolve_shape(x: ShapedArray, y: ShapedArray, mode: str):
     return (*batch, n + m - 1 if mode == "full" else n - m + 1), numpy.result_type(x.dtype, y.dtype)
 
 
-def _reversed(x: Value) -> Value:
+def _reverse(x: Value) -> Value:
     return getitem(x, (..., slice(None, None, -1)))
 
 
 def _convolve_left(ct: Value, operands: Sequence, mode: str) -> Value:
     mode = "valid" if mode == "full" else "full"
-    return match(convolve_p.bind(ct, _reversed(operands[1]), mode=mode), operands[0])
+    return match(convolve_p.bind(ct, _reverse(operands[1]), mode=mode), operands[0])
 
 
 def _convolve_right(ct: Value, operands: Sequence, mode: str) -> Value:
-    x = _reversed(operands[0])
+    x = _reverse(operands[0])
     return match(convolve_p.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid"), operands[1])
 
 
@@ -647,14 +647,14 @@ convolve_p = Multilinear(
 def convolve(a: Value, v: Value, mode: str = "full") -> Value:
     """`numpy.convolve` of two vectors; `mode` is "full", "same" or "valid"."""
     n, m = _lengths("convolve", a, v, mode)
-    return _convolved(a, v, mode, (min(n, m) - 1) // 2)
+    return _convolve(a, v, mode, (min(n, m) - 1) // 2)
 
 
 @implements(numpy.correlate)
 def correlate(a: Value, v: Value, mode: str = "valid") -> Value:
     """`numpy.correlate`, the second conjugated; `mode` "full", "same" or "valid"."""
     n, m = _lengths("correlate", a, v, mode)
-    return _convolved(a, _reversed(conj(v)), mode, (m - 1) // 2 if n >= m else n // 2)
+    return _convolve(a, _reverse(conj(v)), mode, (m - 1) // 2 if n >= m else n // 2)
 
 
 def _lengths(name: str, a: Value, v: Value, mode: str) -> tuple[int, int]:
@@ -666,7 +666,7 @@ def _lengths(name: str, a: Value, v: Value, mode: str) -> tuple[int, int]:
     return ta.size, tv.size
 
 
-def _convolved(x: Value, y: Value, mode: str, start: int) -> Value:
+def _convolve(x: Value, y: Value, mode: str, start: int) -> Value:
     """Convolve, x being the longer; "same" is a slice of "full" from `start`."""
     if typeof(x).size < typeof(y).size:
         x, y = y, x

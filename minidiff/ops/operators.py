@@ -12,8 +12,8 @@ from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.tracer import Tracer, Value
 from minidiff.diagnostics import location
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, VarianceError
-from minidiff.diagnostics.other_libraries import INSTEAD, missing, scipy_function
-from minidiff.diagnostics.tracebacks import hide_own_frames, leave
+from minidiff.diagnostics.other_libraries import INSTEAD, missing_attribute_error, scipy_function
+from minidiff.diagnostics.tracebacks import hide_own_frames, prepare_to_leave
 from minidiff.inputs.promotion import WEAK_TYPES, as_weak
 from minidiff.ops import (
     composed,
@@ -111,7 +111,7 @@ def _in_place(name: str, instead: str) -> Callable:
 def _no_attribute(x: Tracer, name: str) -> NoReturn:
     """Raise AttributeError without the name of the class, unless it is one that users know."""
     if (owner := type(x).__name__) in INSTEAD:
-        raise missing(owner, name)
+        raise missing_attribute_error(owner, name)
     written = name.startswith("__i") and hasattr(type(x), f"__{name[3:]}")  # `__iadd__`, beside `__add__`
     advice = "; nothing writes into it: x += y makes a new value, as x = x + y does" if written else ""
     raise AttributeError(f"a traced value has no attribute {name!r}{advice}", name=name, obj=x)
@@ -134,7 +134,7 @@ def _explains_assignment(convert: Callable) -> Callable:
                 "values: np.stack([x, ...]), or np.array([x, ...])"
             )
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return converted
@@ -227,7 +227,7 @@ def _of_number(function: Callable, arithmetic: bool) -> Callable:
         try:
             return as_weak(function(elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value))
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     def binary(x: WeakTracer, y: Value) -> Value:
@@ -238,7 +238,7 @@ def _of_number(function: Callable, arithmetic: bool) -> Callable:
             out = function(first, y.value if type(y) is WeakTracer else y)
             return WeakTracer(out) if arithmetic and isinstance(out, Tracer) else as_weak(out)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return unary if function in (*_UNARY.values(), *_PARTS.values()) else binary
@@ -263,12 +263,12 @@ def _attach_to_numbers() -> None:
         setattr(WeakTracer, name, property(_of_number(_PARTS[name], True), doc=getattr(Tracer, name).__doc__))
 
 
-def _reversed(function: Callable) -> Callable:
+def _reverse_operands(function: Callable) -> Callable:
     def reversed_operator(x: Tracer, y: Value) -> Value:
         try:
             return function(y, x)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return reversed_operator
@@ -279,7 +279,7 @@ def _attach() -> None:
         setattr(Tracer, name, _explains_assignment(vars(Tracer)[name]))
     for name, function in _BINARY.items():
         setattr(Tracer, f"__{name}__", function)
-        setattr(Tracer, f"__r{name}__", _reversed(function))
+        setattr(Tracer, f"__r{name}__", _reverse_operands(function))
     for name, function in (_COMPARISONS | _UNARY).items():
         setattr(Tracer, f"__{name}__", function)
     for name, method in _METHODS.items():

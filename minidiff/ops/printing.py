@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from minidiff import tree
 from minidiff.core.operation import Primitive
-from minidiff.core.python_numbers import strong
+from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.tracer import Tracer, Value
 from minidiff.ops.dimensions import gather
 from minidiff.values.dtypes import PLAIN
@@ -90,7 +90,7 @@ def debug_print(fmt: str, *args: Any, **kwargs: Any) -> None:
     """The implementation of `minidiff.debug.print`; see there."""
     _CheckFormat().vformat(fmt, args, kwargs)
     leaves, structure = tree.flatten((args, kwargs))
-    leaves = list(map(strong, leaves))
+    leaves = list(map(unwrap_weak, leaves))
     printed = [isinstance(x, Tracer) or type(x) in PLAIN for x in leaves]
     fixed = tuple((i, x) for i, (x, yes) in enumerate(zip(leaves, printed)) if not yes)
     operands = [x for x, yes in zip(leaves, printed) if yes]

@@ -16,19 +16,19 @@ from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.elementwise import copy, multiply, power, subtract, where
-from minidiff.ops.indexing import along, concrete_mask, getitem, take, unslice_p
+from minidiff.ops.indexing import concrete_mask, getitem, slice_along, take, unslice_p
 from minidiff.ops.shape import (
+    array_and_axis,
+    as_several,
     as_shape,
     broadcast_to,
     concatenate,
     expand_dims,
-    line,
     moveaxis,
     normalize_axes,
     ravel,
     reshape,
-    resized,
-    several,
+    resized_shape,
     stack,
     swapaxes,
 )
@@ -72,7 +72,7 @@ roll_p = Linear(
     fits=lambda x, shifts, axes: (
         len(shifts) == len(axes) and axes_fit(x, axes=tuple({*axes})) and all(isinstance(n, int) for n in shifts)
     ),
-    sharding=dimensions.along("axes"),
+    sharding=dimensions.axiswise("axes"),
 )
 
 
@@ -111,13 +111,13 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
     """`numpy.repeat`: repeat elements along an axis, by one number or one for each."""
     if isinstance(repeats, Tracer):
         repeats = repeats.concrete("np.repeat (the shape of its result depends on the repeats)")
-    a, axis = line(a, axis, "repeat")
+    a, axis = array_and_axis(a, axis, "repeat")
     shape = typeof(a).shape
     if numpy.size(repeats) != 1:  # NumPy reads a list, an empty one too, as integers
         return take(a, numpy.repeat(numpy.arange(shape[axis]), repeats), axis)
     count = operator.index(numpy.asarray(repeats).item())
     copies = broadcast_to(expand_dims(a, axis + 1), (*shape[: axis + 1], count, *shape[axis + 1 :]))
-    return reshape(copy(copies), resized(a, axis, shape[axis] * count))
+    return reshape(copy(copies), resized_shape(a, axis, shape[axis] * count))
 
 
 @implements(numpy.lib.stride_tricks.sliding_window_view)
@@ -128,8 +128,8 @@ def sliding_window_view(
 
     The result is a copy; `subok` and `writeable` are ignored.
     """
-    ndim, sizes = typeof(x).ndim, several(window_shape)
-    axes = [normalize_axis(a, ndim, "sliding_window_view") for a in (range(ndim) if axis is None else several(axis))]
+    ndim, sizes = typeof(x).ndim, as_several(window_shape)
+    axes = [normalize_axis(a, ndim, "sliding_window_view") for a in (range(ndim) if axis is None else as_several(axis))]
     if len(axes) != len(sizes):
         raise ValueError(
             f"sliding_window_view: window_shape needs one size for each of the axes {(*axes,)}, got {window_shape}"
@@ -183,11 +183,11 @@ def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Valu
         values = moveaxis(values, 0, axis)
     places = numpy.insert(numpy.arange(n), obj, -1 - numpy.arange(values.shape[axis]) if single else -1)
     count = len(places) - n
-    values = broadcast_to(convert(values, t.dtype), resized(t, axis, count))
+    values = broadcast_to(convert(values, t.dtype), resized_shape(t, axis, count))
     new = places < 0
     if count and numpy.all(numpy.diff(numpy.flatnonzero(new)) == 1):  # one gap: use slices
         start = int(numpy.argmax(new))
-        return concatenate([along(arr, axis, start), values, along(arr, axis, start, None)], axis)
+        return concatenate([slice_along(arr, axis, start), values, slice_along(arr, axis, start, None)], axis)
     # With several indices, let NumPy sort out which value goes where.
     order = numpy.insert(numpy.arange(n), obj, n + numpy.arange(count)) if count else places
     return take(concatenate([arr, values], axis), order, axis)
@@ -205,7 +205,7 @@ def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
     axis = normalize_axis(axis, typeof(arr).ndim, "delete")
     kept = numpy.delete(numpy.arange(typeof(arr).shape[axis]), _index_values(obj, "np.delete"))
     if kept.size and numpy.all(numpy.diff(kept) == 1):
-        return copy(along(arr, axis, int(kept[0]), int(kept[-1]) + 1))
+        return copy(slice_along(arr, axis, int(kept[0]), int(kept[-1]) + 1))
     return take(arr, kept, axis)
 
 
@@ -418,17 +418,18 @@ def _pad_axis(x: Value, axis: int, width: tuple[int, int], mode: str, *options: 
     before, after = width
     if mode == "constant":
         parts = [
-            broadcast_to(convert(as_array(v), t.dtype), resized(t, axis, k)) for v, k in zip(options[0][axis], width)
+            broadcast_to(convert(as_array(v), t.dtype), resized_shape(t, axis, k))
+            for v, k in zip(options[0][axis], width)
         ]
     elif mode == "linear_ramp":
-        first, last = along(x, axis, 0, 1), along(x, axis, n - 1, n)
+        first, last = slice_along(x, axis, 0, 1), slice_along(x, axis, n - 1, n)
         start, end = options[0][axis]
         parts = [_ramp(start, first, before, axis), flip(_ramp(end, last, after, axis), axis)]
     else:
         lengths = [n if k is None else min(operator.index(k), n) for k in options[0][axis]]
         if 0 in lengths and mode in ("maximum", "minimum"):
             raise ValueError(f"pad: a stat_length of 0 yields no value in mode {mode!r}")
-        sides = along(x, axis, lengths[0]), along(x, axis, n - lengths[1], n)
+        sides = slice_along(x, axis, lengths[0]), slice_along(x, axis, n - lengths[1], n)
         parts = [_statistic(mode, side, axis, k) for side, k in zip(sides, width)]
     return concatenate([part for part, k in ((parts[0], before), (x, 1), (parts[1], after)) if k], axis)
 
@@ -438,7 +439,7 @@ def _statistic(mode: str, side: Value, axis: int, k: int) -> Value:
     value = _STATISTICS[mode](side, axis=axis, keepdims=True)
     if t.dtype.kind in "iu" and is_real_float(value.dtype):
         value = numpy.rint(value)
-    return broadcast_to(convert(value, t.dtype), resized(t, axis, k))
+    return broadcast_to(convert(value, t.dtype), resized_shape(t, axis, k))
 
 
 def _ramp(end: Value, edge: Value, k: int, axis: int) -> Value:
@@ -461,9 +462,9 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
     while before or after:
         n = typeof(x).shape[axis]
         b, a = min(before, n - keep), min(after, n - keep)
-        first, last = along(x, axis, 0, 1), along(x, axis, n - 1, n)
-        left = flip(along(x, axis, keep, keep + b), axis)
-        right = flip(along(x, axis, n - keep - a, n - keep), axis)
+        first, last = slice_along(x, axis, 0, 1), slice_along(x, axis, n - 1, n)
+        left = flip(slice_along(x, axis, keep, keep + b), axis)
+        right = flip(slice_along(x, axis, n - keep - a, n - keep), axis)
         parts = [subtract(multiply(2, first), left)] * bool(b) + [x] + [subtract(multiply(2, last), right)] * bool(a)
         x, before, after = concatenate(parts, axis), before - b, after - a
     return x

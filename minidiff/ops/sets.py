@@ -9,7 +9,7 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.ops.arrays import as_array
-from minidiff.ops.discrete import concrete
+from minidiff.ops.discrete import make_concrete
 from minidiff.ops.indexing import getitem
 from minidiff.ops.shape import concatenate, ravel
 
@@ -22,7 +22,7 @@ def _elements_of(numpy_function: Callable, count: int, searched: int) -> None:
 
     def function(*args: Value, **options: Any) -> Any:
         arrays = [ravel(as_array(x)) for x in args[:count]]
-        values = [numpy.asarray(concrete(x, numpy_function)) for x in arrays]
+        values = [numpy.asarray(make_concrete(x, numpy_function)) for x in arrays]
         found = numpy_function(*values, *args[count:], **options)
         elements = found[0] if isinstance(found, tuple) else found
         distinct, first = numpy.unique(numpy.concatenate(values[:searched]), return_index=True)

@@ -17,10 +17,10 @@ from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, broadcast_to_p, convert, match, reshape_p
-from minidiff.ops.dimensions import Dimensions, Types, numbered
+from minidiff.ops.dimensions import Dimensions, Types, dimension_labels
 
 
-def several(x: Any) -> Sequence[Any]:
+def as_several(x: Any) -> Sequence[Any]:
     """A shape, axes or sizes, given as one integer or several, as a sequence."""
     if isinstance(x, (tuple, list, range)):
         return x
@@ -29,14 +29,14 @@ def several(x: Any) -> Sequence[Any]:
 
 def as_shape(shape: Any) -> tuple[int, ...]:
     """A shape as a tuple of Python integers; raises TypeError for non-integers."""
-    return tuple(map(operator.index, several(shape)))
+    return tuple(map(operator.index, as_several(shape)))
 
 
 def normalize_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     """A tuple of non-negative axes, from None (all axes), an integer, or several."""
     if axis is None:
         return tuple(range(ndim))
-    axes = tuple(normalize_axis(a, ndim, what) for a in several(axis))
+    axes = tuple(normalize_axis(a, ndim, what) for a in as_several(axis))
     if len(set(axes)) != len(axes):
         raise ValueError(f"{what}: an axis is named twice in {axis}")
     return axes
@@ -47,7 +47,7 @@ def reduced_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     return () if ndim == 0 and axis in (0, -1) else normalize_axes(axis, ndim, what)
 
 
-def line(a: Value, axis: int | None, what: str, scalars: bool = True) -> tuple[Value, int]:
+def array_and_axis(a: Value, axis: int | None, what: str, scalars: bool = True) -> tuple[Value, int]:
     """An array, flattened if the axis is None, and a non-negative axis of it.
 
     A scalar becomes a vector of one element, along axis 0 or -1 only if `scalars`.
@@ -57,7 +57,7 @@ def line(a: Value, axis: int | None, what: str, scalars: bool = True) -> tuple[V
     return (ravel(a), 0) if flat else (a, normalize_axis(axis, ndim, what))
 
 
-def resized(x: Value | ShapedArray, axis: int, *n: int) -> tuple[int, ...]:
+def resized_shape(x: Value | ShapedArray, axis: int, *n: int) -> tuple[int, ...]:
     """The shape of x with another size along an axis, or without the axis."""
     return (*x.shape[:axis], *n, *x.shape[axis + 1 :])
 
@@ -104,7 +104,7 @@ def ravel(a: Value, order: str = "C") -> Value:
 def expand_dims(a: Value, axis: Any) -> Value:
     """`numpy.expand_dims`: insert axes of size 1 at `axis`, an int or a tuple."""
     shape = typeof(a).shape
-    axes = several(axis)
+    axes = as_several(axis)
     axes = normalize_axes(axes, len(shape) + len(axes), "expand_dims")
     old = iter(shape)
     return reshape(a, tuple(1 if i in axes else next(old) for i in range(len(shape) + len(axes))))
@@ -152,7 +152,7 @@ transpose_p = Linear(
     lambda ct, operands, axes: [transpose_p.bind(ct, axes=inverse_permutation(axes))],
     lambda primitive, args, batched, axes: primitive.bind(args[0], axes=(0, *[a + 1 for a in axes])),
     fits=lambda x, axes: sorted(axes) == list(range(x.ndim)),
-    sharding=lambda types, outs, params: Dimensions(numbered(types), (tuple(params["axes"]),)),
+    sharding=lambda types, outs, params: Dimensions(dimension_labels(types), (tuple(params["axes"]),)),
     is_view=True,
     shares_memory=True,
 )
@@ -246,7 +246,9 @@ def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str 
 
 
 def _concatenate_shape(*types: ShapedArray, axis: int):
-    return resized(types[0], axis, sum(t.shape[axis] for t in types)), numpy.result_type(*[t.dtype for t in types])
+    return resized_shape(types[0], axis, sum(t.shape[axis] for t in types)), numpy.result_type(
+        *[t.dtype for t in types]
+    )
 
 
 def _concatenate_transpose(ct, operands, axis):
@@ -259,7 +261,7 @@ concatenate_p = Linear(
     lambda *arrays, axis: numpy.concatenate(arrays, axis),
     _concatenate_shape,
     _concatenate_transpose,
-    sharding=dimensions.along("axis"),
+    sharding=dimensions.axiswise("axis"),
 )
 
 
@@ -359,7 +361,7 @@ def _split_impl(x: numpy.ndarray, sizes: tuple[int, ...], axis: int) -> list[num
 
 
 def _split_shapes(x: ShapedArray, sizes: tuple[int, ...], axis: int):
-    return [(resized(x, axis, n), x.dtype) for n in sizes]
+    return [(resized_shape(x, axis, n), x.dtype) for n in sizes]
 
 
 def _split_transpose(cts, operands, sizes, axis):
@@ -375,7 +377,7 @@ split_p = Linear(
     _split_shapes,
     _split_transpose,
     fits=lambda x, sizes, axis: axes_fit(x, axis=axis) and sum(sizes) == x.shape[axis],
-    sharding=dimensions.along("axis"),
+    sharding=dimensions.axiswise("axis"),
     multiple_results=True,
     shares_memory=True,
 )
@@ -438,7 +440,7 @@ dsplit = _split_along(numpy.dsplit, 2, 3)
 def _unstack_transpose(cts, operands, axis):
     if any(ct is None for ct in cts):
         # Unused elements share one zero, so that the cotangent is stacked once instead of summed.
-        zero = zeros_like(ShapedArray(resized(operands[0], axis), operands[0].dtype))
+        zero = zeros_like(ShapedArray(resized_shape(operands[0], axis), operands[0].dtype))
         cts = [zero if ct is None else ct for ct in cts]
     return [stack_p.bind(*cts, axis=axis)]
 
@@ -447,9 +449,9 @@ def _unstack_transpose(cts, operands, axis):
 unstack_p = Linear(
     "unstack",
     lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
-    lambda x, axis: [(resized(x, axis), x.dtype)] * x.shape[axis],
+    lambda x, axis: [(resized_shape(x, axis), x.dtype)] * x.shape[axis],
     _unstack_transpose,
-    sharding=dimensions.along("axis"),
+    sharding=dimensions.axiswise("axis"),
     multiple_results=True,
     shares_memory=True,
     is_view=True,
@@ -462,8 +464,8 @@ def _stack_transpose(ct, operands, axis):
 
 
 def _stack_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    (labels, *_), axis = numbered(types), params["axis"]
-    return Dimensions(numbered(types), ((*labels[:axis], None, *labels[axis:]),))
+    (labels, *_), axis = dimension_labels(types), params["axis"]
+    return Dimensions(dimension_labels(types), ((*labels[:axis], None, *labels[axis:]),))
 
 
 #: Stacks values of one shape, whatever their dtypes, along a new axis.

@@ -22,7 +22,7 @@ from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.dimensions import gather
 from minidiff.ops.elementwise import add, less, maximum, minimum, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
-from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, reshape, resized, squeeze
+from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, reshape, resized_shape, squeeze
 from minidiff.ops.updates import at, scatter_set_p
 
 __all__ = [
@@ -46,7 +46,7 @@ def _at(start: Any, size: int, x: Any, axis: int) -> tuple:
 
 
 def _unslice_impl(x: numpy.ndarray, start: numpy.ndarray, axis: int, length: int) -> numpy.ndarray:
-    out = numpy.zeros(resized(x, axis, length), x.dtype)
+    out = numpy.zeros(resized_shape(x, axis, length), x.dtype)
     out[_at(start, x.shape[axis], out, axis)] = x
     return out
 
@@ -96,7 +96,7 @@ def _axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
 dynamic_slice_p = Linear(
     "dynamic_slice",
     lambda x, start, axis, size: x[_at(start, size, x, axis)],
-    lambda x, start, axis, size: (resized(x, axis, size), x.dtype),
+    lambda x, start, axis, size: (resized_shape(x, axis, size), x.dtype),
     lambda ct, operands, axis, size: [
         dynamic_unslice_p.bind(ct, operands[1], axis=axis, length=operands[0].shape[axis])
     ],
@@ -112,11 +112,11 @@ dynamic_slice_p = Linear(
 dynamic_unslice_p = Linear(
     "dynamic_unslice",
     _unslice_impl,
-    lambda x, start, axis, length: (resized(x, axis, length), x.dtype),
+    lambda x, start, axis, length: (resized_shape(x, axis, length), x.dtype),
     lambda ct, operands, axis, length: [dynamic_slice_p.bind(ct, operands[1], axis=axis, size=operands[0].shape[axis])],
     _batching(
         lambda x, start, length: scatter_add_p.bind(
-            x, *_indices(start, x.shape[1], length), shape=resized(x, 1, length)
+            x, *_indices(start, x.shape[1], length), shape=resized_shape(x, 1, length)
         )
     ),
     linear_operands=1,
@@ -183,7 +183,7 @@ def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[
     """
     what, operand, update = "dynamic_update_slice", as_array(operand), as_array(update)
     starts = _starts(what, operand, start_indices)
-    return _update(what, operand, _fitting(what, update, operand), dict(enumerate(starts)))
+    return _update(what, operand, _cast_update(what, update, operand), dict(enumerate(starts)))
 
 
 def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, axis: int = 0) -> Value:
@@ -216,7 +216,7 @@ def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Valu
     what, operand, update = "dynamic_update_slice_in_dim", as_array(operand), as_array(update)
     axis = normalize_axis(axis, typeof(operand).ndim, what)
     starts = {**dict.fromkeys(range(typeof(operand).ndim), 0), axis: _start(what, start_index)}
-    return _update(what, operand, _fitting(what, update, operand), starts)
+    return _update(what, operand, _cast_update(what, update, operand), starts)
 
 
 def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: bool = True) -> Value:
@@ -309,7 +309,7 @@ def _starts(what: str, operand: Value, starts: Sequence[Value] | Value) -> list:
     return [_start(what, s) for s in starts]
 
 
-def _fitting(what: str, update: Value, operand: Value) -> Value:
+def _cast_update(what: str, update: Value, operand: Value) -> Value:
     """Cast an update to the dtype of `operand`; raise an error if it does not fit."""
     own, whole = typeof(update), typeof(operand)
     if own.ndim != whole.ndim or any(m > n for m, n in zip(own.shape, whole.shape)):

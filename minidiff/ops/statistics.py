@@ -15,8 +15,17 @@ from minidiff.inputs.promotion import WEAK_TYPES
 from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, axes_fit, reduced_shape
-from minidiff.ops.discrete import concrete
-from minidiff.ops.reduction import bind_reduction, count_of, inexact, mean, merged, operand_of, present, sum
+from minidiff.ops.discrete import make_concrete
+from minidiff.ops.reduction import (
+    as_inexact,
+    bind_reduction,
+    count_of,
+    mean,
+    merge_axes,
+    operand_of,
+    sum,
+    where_not_nan,
+)
 from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
 from minidiff.values.dtypes import is_differentiable, is_real_float, result_type
@@ -118,7 +127,7 @@ def var(
     """
     ddof, x = _ddof(ddof, correction, "var"), operand_of(a, dtype, True, 0)
     if where is True and mean is None:
-        return bind_reduction(var_p, inexact(x), normalize_axes(axis, len(x.shape), "var"), keepdims, ddof=ddof)
+        return bind_reduction(var_p, as_inexact(x), normalize_axes(axis, len(x.shape), "var"), keepdims, ddof=ddof)
     about = reduction.mean(x, axis, keepdims=True, where=where) if mean is None else mean
     return _var_about(about, x, axis, ddof, keepdims, where)
 
@@ -136,7 +145,7 @@ def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, corr
     if not is_differentiable(typeof(a).dtype):
         return var(a, axis, dtype, ddof=ddof, correction=correction, **options)
     ddof = _ddof(ddof, correction, "nanvar")
-    numbers = present(a, options.pop("where", True))
+    numbers = where_not_nan(a, options.pop("where", True))
     y = var(a, axis, dtype, ddof=ddof, where=numbers, **options)
     count = sum(numbers, axis, keepdims=options.get("keepdims", False))
     return elementwise.where(elementwise.greater(count, ddof), y, numpy.nan)
@@ -160,20 +169,20 @@ def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Val
 @implements(numpy.median)
 def median(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
     """`numpy.median`: the middle element, or the mean of two; NaN if any is NaN."""
-    return _of_sorted(_median_of_sorted, a, axis, keepdims, "median")
+    return _apply_to_sorted(_median_of_sorted, a, axis, keepdims, "median")
 
 
 @implements(numpy.nanmedian)
 def nanmedian(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
     """`numpy.nanmedian`: the median, ignoring NaNs; NaN where nothing is left."""
-    return nanquantile(inexact(a), 0.5, axis, keepdims=keepdims)
+    return nanquantile(as_inexact(a), 0.5, axis, keepdims=keepdims)
 
 
-def _of_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, what: str) -> Value:
+def _apply_to_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, what: str) -> Value:
     """Merge and sort the reduced axes as axis 0; apply `rule`, keeping the others."""
     a = as_array(a)
     axes = normalize_axes(axis, len(a.shape), what)
-    x = merged(a, axes)
+    x = merge_axes(a, axes)
     y = rule(sort(x, 0))
     kept = len(x.shape) - 1
     return reshape(y, (*y.shape[: len(y.shape) - kept], *reduced_shape(a, axes, True))) if keepdims else y
@@ -242,7 +251,7 @@ def _quantiles(numpy_function: Callable, most: int, skip_nan: bool) -> Callable:
         if typeof(a).dtype.kind == "c":
             raise TypeError(f"{what}: complex numbers have no order: {typeof(a)}")
         q = q if most == 1 else q / most
-        return _of_sorted(lambda s: _quantile_of_sorted(s, q, method, skip_nan), a, axis, keepdims, what)
+        return _apply_to_sorted(lambda s: _quantile_of_sorted(s, q, method, skip_nan), a, axis, keepdims, what)
 
     return implements(numpy_function)(function)
 
@@ -288,7 +297,7 @@ def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Va
     """`numpy.histogram_bin_edges`; those of a rule ("auto") have no derivative."""
     a = ravel(as_array(a))
     if isinstance(bins, str):
-        return numpy.histogram_bin_edges(*concrete((a, bins, range, weights), numpy.histogram_bin_edges))
+        return numpy.histogram_bin_edges(*make_concrete((a, bins, range, weights), numpy.histogram_bin_edges))
     if numpy.ndim(bins):
         return as_array(bins)
     if range is None:

@@ -64,7 +64,7 @@ def reduce(
     if len(axes) > 1 and ufunc.identity is None and ufunc not in (numpy.maximum, numpy.minimum):
         raise ValueError(f"{ufunc.__name__}.reduce: the order matters, so it reduces one axis at a time, got {axis}")
     if mask is not True:
-        array = _masked(ufunc, array, mask, initial)
+        array = _mask(ufunc, array, mask, initial)
     rest = tuple(n for a, n in enumerate(t.shape) if a not in axes)
     slices = moveaxis(array, axes, tuple(range(len(axes))))
     slices = list(reshape(slices, (math.prod(t.shape[a] for a in axes), *rest)))
@@ -77,7 +77,7 @@ def reduce(
     return reshape(out, tuple(1 if a in axes else n for a, n in enumerate(t.shape))) if keepdims else out
 
 
-def _masked(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
+def _mask(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
     """Replace masked-out elements by the ufunc's identity, or else `initial`."""
     neutral = ufunc.identity if ufunc.identity is not None else initial
     if neutral is None:

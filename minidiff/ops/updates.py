@@ -25,12 +25,12 @@ from minidiff.ops.elementwise import add, divide, maximum, minimum, multiply, ne
 from minidiff.ops.indexing import (
     are_unique,
     batch_scatter,
-    checked_indices,
+    can_replace,
+    check_indices,
     gather_p,
     getitem,
     indices_fit,
     plan,
-    replaces,
     scatter_add_p,
     slice_p,
     sliced_labels,
@@ -105,7 +105,7 @@ update_p = Linear(
     _update_transpose,
     _batch_update,
     fits=lambda x, v, index: (
-        v.shape in ((), slice_p.shape_rule(x, index)[0]) and replaces(v, v.shape, x.dtype) and type(index) is tuple
+        v.shape in ((), slice_p.shape_rule(x, index)[0]) and can_replace(v, v.shape, x.dtype) and type(index) is tuple
     ),
     sharding=_update_dimensions,
     decomposed=_update_by_select,
@@ -357,7 +357,7 @@ class IndexUpdate:
         """Call `bind(x, v, *indices)` with integer arrays that index the first axes of x."""
         basic, arrays, _ = self.plan
         if sorted(arrays) == list(range(len(arrays))) and all(i == slice(None) for i in basic):
-            indices = checked_indices([arrays[k] for k in range(len(arrays))], self.t.shape)
+            indices = check_indices([arrays[k] for k in range(len(arrays))], self.t.shape)
             return bind(self.x, v, *indices)
         return reshape(bind(ravel(self.x), ravel(v), self._places()), self.t.shape)
 

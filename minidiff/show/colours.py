@@ -27,7 +27,7 @@ def colour_of(axis: str) -> str:
     return _known.setdefault(str(axis), COLOURS[len(_known) % len(COLOURS)])
 
 
-def show_axes(axes: Iterable[str]) -> None:
+def assign_colours(axes: Iterable[str]) -> None:
     """Assign colours to these axes in order, before several are shown together."""
     for axis in sorted(set(map(str, axes))):
         colour_of(axis)
@@ -54,7 +54,9 @@ def types_as_html(text: str, around: str = "") -> str:
     import html  # only notebooks need it
 
     text = html.escape(text)
-    show_axes(axis.rpartition(":")[2] for _, axes in re.findall(_TYPE, text) for axis in filter(None, axes.split(",")))
+    assign_colours(
+        axis.rpartition(":")[2] for _, axes in re.findall(_TYPE, text) for axis in filter(None, axes.split(","))
+    )
 
     def coloured(found: re.Match) -> str:
         shown = found[1] + (f"{{{','.join(map(_axis, found[2].split(',')))}}}" if found[2] else "")

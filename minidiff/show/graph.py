@@ -28,10 +28,10 @@ from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import Location, lines_of
-from minidiff.higher_order.scan import rounds
+from minidiff.higher_order.scan import run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
-from minidiff.show.colours import INVARIANT_COLOUR, bands, bands_of, show_axes
+from minidiff.show.colours import INVARIANT_COLOUR, assign_colours, bands, bands_of
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import make_tape
 from minidiff.values.dtypes import is_scalar_constant
@@ -160,7 +160,7 @@ class _Drawer:
     def draw(self, tape: Tape) -> Any:
         graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
         self.known = names_of(tape, letters())
-        show_axes(axis for v in self.known if isinstance(v, Var) for axis in v.type.states.axes)
+        assign_colours(axis for v in self.known if isinstance(v, Var) for axis in v.type.states.axes)
         self.add(graph, tape)
         if self.states or self.communicates or self.untyped:
             graph.node("legend", _legend(sorted(self.states), self.untyped, self.communicates), shape="plain")
@@ -211,7 +211,7 @@ class _Drawer:
         """Draw an operation as its body, between its operands and results."""
         outside = self.typed, self.times
         scope = eqn.primitive.body_scope(eqn.params)
-        self.typed, self.times = self.typed and (scope is None or scope.typed), self.times * rounds(eqn)
+        self.typed, self.times = self.typed and (scope is None or scope.typed), self.times * run_count(eqn)
         with self.cluster(graph, text) as part:
             inputs, outputs = self.add(part, body)
         self.typed, self.times = outside
@@ -221,7 +221,7 @@ class _Drawer:
             graph.edge(inside, self.source[v])
 
     def cluster(self, graph: Any, label: str) -> Any:
-        attributes = {"label": _wrapped(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}
+        attributes = {"label": _wrap(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}
         attributes |= {"style": "rounded,filled", "fillcolor": "#f7f7f7"}
         return graph.subgraph(name=next(self.clusters), graph_attr=attributes)
 
@@ -238,7 +238,7 @@ class _Drawer:
         states = AxisStates(*map(NONE.union, ALL_INVARIANT, *[typeof(a).states for a in values]))
         self.states.update((i, str(axis)) for i, axes in enumerate(states) for axis in axes)
         self.untyped = self.untyped or not self.typed
-        label = "\\n".join(_wrapped(line, _LABEL_WIDTH) for line in lines)
+        label = "\\n".join(_wrap(line, _LABEL_WIDTH) for line in lines)
         asked = {"tooltip": _tooltip(source)} if source is not None else {}
         looks = LOOKS[look] | _fill(LOOKS[look]["shape"], states)
         if states.reduced or not self.typed:
@@ -314,7 +314,7 @@ def _sample(colours: Sequence[str], border: str, mark: str) -> str:
     return f'<TD><TABLE {border} CELLBORDER="0" CELLSPACING="0" CELLPADDING="0"><TR>{cells}</TR></TABLE></TD>'
 
 
-def _wrapped(text: str, columns: int, end: str = "\\n") -> str:
+def _wrap(text: str, columns: int, end: str = "\\n") -> str:
     """Escape and wrap a line of a label for Graphviz; each line ends with `end`.
 
     `end` sets the alignment of the lines: `\\n` centres them; `\\l` aligns them left, and the last line needs it too.

@@ -153,11 +153,11 @@ def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None
     outs = [read(env, a) for a in tape.outputs]
     result = tree.unflatten(out_structure, outs)
     if mode == "forward":
-        seeds = _seed(seed, _first_ones(values), structure, values)
+        seeds = _seed_leaves(seed, _first_ones(values), structure, values)
         rows, tangents = _forward(tape, names, env, seeds)
         derivative = tree.unflatten(out_structure, tangents)
     else:
-        cts = _seed(seed, [numpy.ones_like(x)[()] for x in outs], out_structure, outs)
+        cts = _seed_leaves(seed, [numpy.ones_like(x)[()] for x in outs], out_structure, outs)
         rows, adjoints = _reverse(tape, names, env, cts)
         derivative = tree.unflatten(structure, adjoints)
     return TraceTable(mode, rows, result, derivative, digits)
@@ -174,7 +174,7 @@ def _first_ones(values: Sequence[Value]) -> list[Value]:
     return [(numpy.ones_like(x) if i == first else numpy.zeros_like(x))[()] for i, x in enumerate(values)]
 
 
-def _seed(seed: Any, default: list[Value], structure: tree.Structure, like: Sequence[Value]) -> list[Value]:
+def _seed_leaves(seed: Any, default: list[Value], structure: tree.Structure, like: Sequence[Value]) -> list[Value]:
     """The seed's leaves, with the dtypes of `like`; ValueError if they do not match."""
     if seed is None:
         return default

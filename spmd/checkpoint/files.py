@@ -95,10 +95,10 @@ class Scalar(NamedTuple):
 SCALARS = {bool, int, float, str, complex}
 
 
-def short(name: str) -> str:
+def shorten(name: str) -> str:
     """A leaf's path for a message or a zip entry: the beginning of a long one, and a digest that tells it apart.
 
-    >>> short("['w']"), len(short("w" * 70000))
+    >>> shorten("['w']"), len(shorten("w" * 70000))
     ("['w']", 200)
     """
     return name if len(name) <= 200 else f"{name[:183]}…{hashlib.sha256(name.encode()).hexdigest()[:16]}"
@@ -155,7 +155,7 @@ def write_blocks(file: Path, blocks: Iterable[tuple[str, Sequence[int], np.ndarr
     def write(opened: Any) -> None:
         with zipfile.ZipFile(opened, "w") as archive:
             for path, start, x in blocks:
-                entry = zipfile.ZipInfo(f"{short(path)}{show_slices(start, x.shape) if x.shape else ''}.npy")
+                entry = zipfile.ZipInfo(f"{shorten(path)}{show_slices(start, x.shape) if x.shape else ''}.npy")
                 with archive.open(entry, "w", force_zip64=True) as inside:
                     offset = opened.tell()
                     np.lib.format.write_array(inside, x, allow_pickle=False)
@@ -182,7 +182,7 @@ def folder_of(path: Path, step: int) -> Path:
     return path / f"step-{step:08}"
 
 
-def steps(path: Path, complete: bool = True) -> list[int]:
+def saved_steps(path: Path, complete: bool = True) -> list[int]:
     """The saved steps, in order; with `complete=False`, also those that a killed run has left unfinished."""
     numbers = [int(named[1]) for f in path.glob("step-*") if (named := STEP.fullmatch(f.name))]
     folders = {n: folder for n in numbers if (folder := folder_of(path, n)).exists()}
@@ -214,7 +214,7 @@ def latest(path: str | os.PathLike) -> int | None:
 
     >>> latest('nowhere')
     """
-    return next(reversed(steps(Path(path))), None)
+    return next(reversed(saved_steps(Path(path))), None)
 
 
 def _contents(index: dict[str, Any]) -> tuple[dict[str, Any], str, dict[str, int], dict[str, Array | Scalar]]:
@@ -296,7 +296,7 @@ class Saved:
 
     def _index(self) -> dict[str, Any]:
         if not self.file.is_file():
-            there = ", ".join(map(str, steps(self.path))) or "none"
+            there = ", ".join(map(str, saved_steps(self.path))) or "none"
             raise CheckpointError(f"{self.path} has no complete step {self.step}; complete steps: {there}")
         try:
             found = json.loads(self.file.read_bytes())
@@ -318,15 +318,15 @@ class Saved:
         """The error that a file is damaged, with the way out."""
         if not self.file.exists():
             return CheckpointError(f"{self.folder} was removed while it was read: load the last step again")
-        others = [step for step in steps(self.path) if step < self.step]
+        others = [step for step in saved_steps(self.path) if step < self.step]
         before = f"go on from step {others[-1]}" if others else "start from the beginning"
         return CheckpointError(f"{file} is damaged: {what}. Remove {self.folder} to {before}")
 
     def leaf(self, name: str) -> Array | Scalar:
         if name not in self.leaves:
             raise CheckpointError(
-                f"{self.file} has no array {short(name)}; it has {', '.join(map(short, self.leaves)):.500}"
-                f"{did_you_mean(short(name), map(short, self.leaves))}"
+                f"{self.file} has no array {shorten(name)}; it has {', '.join(map(shorten, self.leaves)):.500}"
+                f"{did_you_mean(shorten(name), map(shorten, self.leaves))}"
             )
         return self.leaves[name]
 
@@ -342,7 +342,7 @@ class Saved:
                 found.append((block, low, high))
         size, filled = math.prod(shape), sum(math.prod((high - low).tolist()) for _, low, high in found)
         if filled != size or _overlap([block for block, *_ in found]):
-            what = f"blocks of array {short(name)} have {filled} of the {size} numbers of {show_slices(start, shape)}"
+            what = f"blocks of array {shorten(name)} have {filled} of the {size} numbers of {show_slices(start, shape)}"
             raise self.damage(self.file, what)
         out = np.empty(shape, dtype_of(array.dtype))
         for block, low, high in found:
@@ -352,7 +352,7 @@ class Saved:
 
     def block(self, name: str, block: SavedBlock) -> np.ndarray:
         """A block of an array, memory-mapped."""
-        file, what = self.folder / block.file, f"block {block} of array {short(name)}"
+        file, what = self.folder / block.file, f"block {block} of array {shorten(name)}"
         if block.file not in self._maps:
             try:
                 found, expected = file.stat().st_size, self.sizes[block.file]

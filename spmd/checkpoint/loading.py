@@ -14,9 +14,9 @@ from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.inputs.arguments import check_array
 from minidiff.values.dtypes import dtype_of, is_bfloat16
-from spmd.arrays.blocks import from_blocks, starts_here
-from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, Scalar, short, steps
-from spmd.checks.agreement import agreed, everyone
+from spmd.arrays.blocks import from_blocks, local_starts
+from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, Scalar, saved_steps, shorten
+from spmd.checks.agreement import gather_texts, make_and_compare
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type, check_sharding
 from spmd.sharding.sharded_array import ShardedArray, Sharding
@@ -54,32 +54,32 @@ def load_on(
     def described() -> tuple[None, list[str]]:
         for name, leaf in leaves:
             check_leaf("load", name, leaf)
-        split = [(sharding := _sharding(leaf)) and sharding.spec for _, leaf in leaves]
-        types = [f"{short(name)}: {_type_of(leaf)}, split as {spec}" for (name, leaf), spec in zip(leaves, split)]
+        split = [(sharding := _sharding_of(leaf)) and sharding.spec for _, leaf in leaves]
+        types = [f"{shorten(name)}: {_type_of(leaf)}, split as {spec}" for (name, leaf), spec in zip(leaves, split)]
         return None, ["load", f"step {step}", *types]
 
     if mesh is None:
         described()
     else:
-        agreed(SAME_CALLS, mesh, described)
+        make_and_compare(SAME_CALLS, mesh, described)
 
     def read(step: int) -> tuple[Any, dict[str, Any]]:
         saved = Saved(folder, step, verify)
         if like is None:
-            return {name: _whole(saved, name) for name in saved.leaves}, saved.notes
+            return {name: _read_whole(saved, name) for name in saved.leaves}, saved.notes
         return tree.unflatten(structure, [_read_like(saved, name, leaf) for name, leaf in leaves]), saved.notes
 
     if step is None:
         step = latest_on(folder, mesh)
     if step is None:
         raise CheckpointError(f"{path} has no complete step: there is nothing to load")
-    return on_all_ranks(mesh, folder, "read", lambda: read(step))
+    return call_on_all_ranks(mesh, folder, "read", lambda: read(step))
 
 
 def latest_on(path: Path, mesh: Mesh | None) -> int | None:
     """The last complete step, which all ranks of a mesh must see."""
-    seen = on_all_ranks(mesh, path, "read", lambda: str(steps(path)[-1:]))
-    found = sorted(set(everyone(mesh, seen))) if mesh else [seen]
+    seen = call_on_all_ranks(mesh, path, "read", lambda: str(saved_steps(path)[-1:]))
+    found = sorted(set(gather_texts(mesh, seen))) if mesh else [seen]
     if len(found) > 1:
         raise CheckpointError(
             f"{path}: ranks see different steps there, {', '.join(found)}: save in a directory on a file system that "
@@ -88,7 +88,7 @@ def latest_on(path: Path, mesh: Mesh | None) -> int | None:
     return int(found[0][1:-1]) if found[0] != "[]" else None
 
 
-def on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -> Any:
+def call_on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -> Any:
     """Call `act` on all ranks of a mesh, and wait for all. An error on one is raised on all: it cannot be `what`."""
     result, failure = None, ""
     cause: BaseException | None = None
@@ -98,14 +98,14 @@ def on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -> Any
         cause, failure = error, str(error)
     except (OSError, MemoryError) as error:
         cause, failure = error, f"{path}: it cannot be {what}: {type(error).__name__}: {error}"
-    if failures := [x for x in (everyone(mesh, failure) if mesh else [failure]) if x]:
+    if failures := [x for x in (gather_texts(mesh, failure) if mesh else [failure]) if x]:
         raise CheckpointError(failures[0]) from cause
     return result
 
 
 def mesh_of(x: Any) -> Mesh | None:
     """The mesh of the first sharded array in a tree; None if there is none."""
-    shardings = [_sharding(leaf) for leaf in tree.leaves(x)]
+    shardings = [_sharding_of(leaf) for leaf in tree.leaves(x)]
     return next((sharding.mesh for sharding in shardings if sharding is not None), None)
 
 
@@ -113,7 +113,7 @@ def check_leaf(what: str, name: str, leaf: Any) -> None:
     """Raise TypeError for a leaf that cannot be saved, or that does not tell what to load."""
     if isinstance(leaf, Tracer) and not isinstance(leaf, ShardedArray):
         raise TypeError(f"checkpoint.{what}: {name} is traced: {what} outside of jit, derivatives and shard_map")
-    sharding = _sharding(leaf)
+    sharding = _sharding_of(leaf)
     if sharding is not None and sharding.spec.unreduced:
         raise TypeError(
             f"checkpoint.{what}: {name} is split as {sharding.spec}, parts of a sum: take the sum first, by "
@@ -139,13 +139,13 @@ def _type_of(leaf: Any) -> str:
     return f"{t.dtype}{list(t.shape)}"
 
 
-def _sharding(leaf: Any) -> Sharding | None:
+def _sharding_of(leaf: Any) -> Sharding | None:
     if isinstance(leaf, ShardedArray):
         return Sharding(leaf.mesh, leaf.spec)
     return leaf.sharding if isinstance(leaf, ShapedArray) else None
 
 
-def _whole(saved: Saved, name: str) -> Any:
+def _read_whole(saved: Saved, name: str) -> Any:
     leaf = saved.leaf(name)
     return saved.read(name, (0,) * len(leaf.shape), leaf.shape) if isinstance(leaf, Array) else leaf.read()
 
@@ -155,13 +155,13 @@ def _read_like(saved: Saved, name: str, like: Any) -> Any:
     if type(like) in SCALARS:
         leaf = saved.leaf(name)
         if isinstance(leaf, Array) and not leaf.shape and dtype_of(leaf.dtype).kind == np.asarray(like).dtype.kind:
-            return _whole(saved, name)[()]  # a number that a step has made NumPy's
+            return _read_whole(saved, name)[()]  # a number that a step has made NumPy's
     if str(saved.leaf(name)) != _type_of(like):
-        raise CheckpointError(f"{saved.file}: {short(name)} is {saved.leaf(name)}, expected {_type_of(like)}")
-    sharding = _sharding(like)
+        raise CheckpointError(f"{saved.file}: {shorten(name)} is {saved.leaf(name)}, expected {_type_of(like)}")
+    sharding = _sharding_of(like)
     if sharding is None:
-        found = _whole(saved, name)
+        found = _read_whole(saved, name)
         return found[()] if isinstance(like, np.generic) else found
     check_sharding(sharding.spec, like.shape, sharding.mesh.shape, name)
     block = block_type(ShapedArray(like.shape, like.dtype), sharding.spec, sharding.mesh.shape).shape
-    return from_blocks(like, sharding, [saved.read(name, start, block) for start in starts_here(sharding, block)])
+    return from_blocks(like, sharding, [saved.read(name, start, block) for start in local_starts(sharding, block)])

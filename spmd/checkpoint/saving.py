@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from collectives.guards.mismatch import ranks_named
+from collectives.guards.mismatch import describe_ranks
 from minidiff import tree
-from minidiff.diagnostics.location import here
+from minidiff.diagnostics.location import current_location
 from minidiff.values.dtypes import is_bfloat16
 from spmd.arrays.blocks import Start, blocks_to_save
 from spmd.checkpoint.files import (
@@ -35,14 +35,14 @@ from spmd.checkpoint.files import (
     folder_of,
     latest,
     remove_step,
-    short,
-    steps,
+    saved_steps,
+    shorten,
     write_blocks,
     write_index,
     write_json,
 )
-from spmd.checkpoint.loading import SAME_CALLS, check_leaf, latest_on, load_on, mesh_of, on_all_ranks
-from spmd.checks.agreement import agreed, everyone
+from spmd.checkpoint.loading import SAME_CALLS, call_on_all_ranks, check_leaf, latest_on, load_on, mesh_of
+from spmd.checks.agreement import gather_texts, make_and_compare
 from spmd.mesh.mesh import Mesh, make_mesh, process_count
 from spmd.sharding.sharded_array import ShardedArray
 
@@ -113,8 +113,8 @@ class Checkpoints:
         def described_step() -> tuple[tuple, list[str]]:
             if not isinstance(step, (int, np.integer)) or step < 0:
                 raise ValueError(f"checkpoint.save: step is a number of steps, an integer of at least 0; got {step!r}")
-            leaves, blocks = _described(tree, self.mesh)
-            index = {"step": int(step), "backend": self.mesh.backend, "notes": _copied_notes(notes or {})}
+            leaves, blocks = _describe_leaves(tree, self.mesh)
+            index = {"step": int(step), "backend": self.mesh.backend, "notes": _copy_notes(notes or {})}
             index["leaves"] = {name: leaf._asdict() for name, leaf in leaves.items()}
             return (index, blocks), [f"step {step}", *map(_line, leaves, leaves.values())]
 
@@ -163,10 +163,10 @@ class Checkpoints:
             found, lines = make()
             return found, [call, *lines]
 
-        return agreed(SAME_CALLS, self.mesh, told)
+        return make_and_compare(SAME_CALLS, self.mesh, told)
 
     def _on_all_ranks(self, act: Callable[[], Any]) -> Any:
-        return on_all_ranks(self.mesh, self.path, "written", act)
+        return call_on_all_ranks(self.mesh, self.path, "written", act)
 
     def _finish_pending(self, call: str, make: Callable[[], Any] = lambda: (None, [])) -> Any:
         """`_same`, then wait until the last step saved is complete; if that fails, remove its files."""
@@ -200,11 +200,11 @@ class Checkpoints:
                 file = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.path))
                 return os.path.basename(file.name)
 
-            first = everyone(self.mesh, self._on_all_ranks(write))[0]
-            seen = everyone(self.mesh, str((self.path / first).exists()))
+            first = gather_texts(self.mesh, self._on_all_ranks(write))[0]
+            seen = gather_texts(self.mesh, str((self.path / first).exists()))
         if others := [rank for rank, found in enumerate(seen) if found != "True"]:
             raise CheckpointError(
-                f"{self.path} is another directory on {ranks_named(others)} than on rank 0: save in one on a file "
+                f"{self.path} is another directory on {describe_ranks(others)} than on rank 0: save in one on a file "
                 "system that all ranks share, by the same path"
             )
         self._on_all_ranks(self._take_lock)
@@ -240,7 +240,7 @@ class Checkpoints:
             raise CheckpointError(f"{place} is not a lock, but a file of another program: move it away")
         file.seek(0)
         file.truncate()
-        file.write(f"{me}, {here() or ''}\n".encode())
+        file.write(f"{me}, {current_location() or ''}\n".encode())
         file.flush()
 
     def _unlock(self) -> None:
@@ -303,7 +303,7 @@ class Checkpoints:
         for part in parts:
             part.unlink()
         if self.keep is not None:
-            for step in sorted({*steps(self.path, complete=False)} - {*steps(self.path)[-self.keep :]}):
+            for step in sorted({*saved_steps(self.path, complete=False)} - {*saved_steps(self.path)[-self.keep :]}):
                 remove_step(folder_of(self.path, step))
 
 
@@ -329,7 +329,7 @@ def save(path: str | os.PathLike, step: int, tree: Any, notes: dict[str, Any] | 
 # ---------------------------------------------------------------- trees
 
 
-def _described(x: Any, mesh: Mesh) -> tuple[dict[str, Array | Scalar], list[tuple[str, Start, np.ndarray]]]:
+def _describe_leaves(x: Any, mesh: Mesh) -> tuple[dict[str, Array | Scalar], list[tuple[str, Start, np.ndarray]]]:
     """The leaves of a tree as in the index, but without blocks; and the blocks that this rank writes, not copied.
 
     The first rank of the mesh writes values that are the same on all.
@@ -360,8 +360,8 @@ def _described(x: Any, mesh: Mesh) -> tuple[dict[str, Array | Scalar], list[tupl
 
 def _line(name: str, leaf: Array | Scalar) -> str:
     """A line that describes a leaf, for ranks to compare."""
-    rest = short(repr(leaf.value)) if isinstance(leaf, Scalar) else f"split as {leaf.spec} over {leaf.mesh}"
-    return f"{short(name)}: {leaf}, {rest}"
+    rest = shorten(repr(leaf.value)) if isinstance(leaf, Scalar) else f"split as {leaf.spec} over {leaf.mesh}"
+    return f"{shorten(name)}: {leaf}, {rest}"
 
 
 def _name(dtype: np.dtype) -> str:
@@ -369,7 +369,7 @@ def _name(dtype: np.dtype) -> str:
     return dtype.name if is_bfloat16(dtype) else dtype.str
 
 
-def _copied_notes(notes: dict[str, Any]) -> dict[str, Any]:
+def _copy_notes(notes: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(notes, dict):
         raise TypeError(f"checkpoint.save: notes is a dict of JSON values, got {notes!r:.60}")
     try:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import coordinates_of
-from collectives.guards.mismatch import DisagreementError, first_difference, report, who_says
+from collectives.guards.mismatch import DisagreementError, first_difference, group_reports, report
 from minidiff import tree
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.location import here
+from minidiff.diagnostics.location import current_location
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
 from spmd.sharding.sharded_array import ShardedArray
@@ -72,7 +72,7 @@ def fused_call(params: Sequence[dict]) -> UserCall:
     return UserCall(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
 
 
-def described(
+def call_describer(
     where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence, static: str = ""
 ) -> Callable:
     """Return a function that describes a call as lines for ranks to compare."""
@@ -115,7 +115,7 @@ _ADVICE = {
 # ---------------------------------------------------------------- values
 
 
-def everyone(mesh: Mesh, text: str) -> list[str]:
+def gather_texts(mesh: Mesh, text: str) -> list[str]:
     """The texts of all processes of a mesh, in the order of ranks. It is a barrier too."""
     return [text] if mesh.backend == "simulated" else mesh.ranks.texts(text)
 
@@ -136,7 +136,7 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     >>> params = check_invariant({'w': np.random.default_rng(0).normal(size=3)}, mesh)
     """
     leaves, _ = tree.flatten_with_paths(x, "x")
-    types = [f"{path}: {_described(leaf)}" for path, leaf in leaves]
+    types = [f"{path}: {_describe_type(leaf)}" for path, leaf in leaves]
     check_types("ranks have values of different types", mesh, [types])
     check_blocks(mesh, [(path, leaf, ()) for path, leaf in leaves if not isinstance(leaf, ShardedArray)])
     return x
@@ -145,12 +145,12 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
 def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
     """Raise ValueError on all ranks if `types`, a list for each rank in this process, differ. It is a collective."""
     if mesh.backend == "mpi":
-        types = [text.split("\n") for text in everyone(mesh, "\n".join(*types))]
+        types = [text.split("\n") for text in gather_texts(mesh, "\n".join(*types))]
     if found := first_difference(dict(enumerate(types))):
-        raise ValueError(f"{what}: {'; '.join(who_says(found))}")
+        raise ValueError(f"{what}: {'; '.join(group_reports(found))}")
 
 
-def agreed(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> Any:
+def make_and_compare(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> Any:
     """Return `found` of `found, lines = make()`, after comparing the lines, which describe it.
 
     Raises ValueError on all ranks, beginning with `what`, if the lines differ. If `make` raises on some ranks, all
@@ -176,8 +176,8 @@ def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[s
     for found in groups.values():
         if len(set(found.values())) > 1:
             raise ValueError(
-                f"ranks have different values of {what}: {'; '.join(who_says(found))}. Under mpirun every rank runs "
-                "the whole script: let each compute or read the same, and seed random generators alike, as in "
+                f"ranks have different values of {what}: {'; '.join(group_reports(found))}. Under mpirun every rank "
+                "runs the whole script: let each compute or read the same, and seed random generators alike, as in "
                 "numpy.random.default_rng(0)"
             )
 
@@ -221,12 +221,12 @@ def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[st
     blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
     if mesh.backend == "simulated" or not blocks:
         return
-    said = everyone(mesh, " ".join(digest_of(x) for _, x, _ in blocks))
+    said = gather_texts(mesh, " ".join(digest_of(x) for _, x, _ in blocks))
     for (name, x, held), digests in zip(blocks, zip(*map(str.split, said))):
-        check_copies(f"{name}: {_described(x)} ({here()})", mesh, held, digests)
+        check_copies(f"{name}: {_describe_type(x)} ({current_location()})", mesh, held, digests)
 
 
-def _described(x: Any) -> str:
+def _describe_type(x: Any) -> str:
     where = f" split as {x.spec}" if isinstance(x, ShardedArray) else ""
     return f"{numpy.result_type(x)}{list(numpy.shape(x))}{where}"
 

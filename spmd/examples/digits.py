@@ -18,8 +18,8 @@ import minidiff as md
 import spmd
 from minidiff.optim import GradientTransformation, apply_updates, sgd
 from spmd.data import Batches, batches
-from spmd.examples.loop import parser_of, positive, run_script, show_mesh, train_loop
-from spmd.mesh.launch import first_rank_speaks, launcher_size
+from spmd.examples.loop import parser_of, positive_integer, run_script, show_mesh, train_loop
+from spmd.mesh.launch import launcher_size, silence_other_ranks
 from spmd.parallel import init_params, predict
 
 BATCH = 240  # divisible by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks
@@ -93,7 +93,7 @@ class DigitsRun:
         self.params = apply_updates(self.params, updates)
         self.losses.append(float(loss))
 
-    def saved(self) -> dict[str, Any]:
+    def tree_to_save(self) -> dict[str, Any]:
         """The tree to save."""
         return {"params": self.params, "state": self.state, "batches": self.batches.state()}
 
@@ -158,14 +158,14 @@ def show_communication(example: Example, mesh: spmd.Mesh, run: DigitsRun, jit: b
 def parse(example: Example, description: str, argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(example.name, description, 300, "the data's order and the parameters")
     add = parser.add_argument
-    add("--ranks", type=positive, help="ranks (default: as many as the launcher started; else 4, simulated)")
+    add("--ranks", type=positive_integer, help="ranks (default: as many as the launcher started; else 4, simulated)")
     for name, default, text in (
         ("tape", example.tape, "show the gradient's tape"),
         ("jit", example.jit, "compile the step"),
     ):
         text += " (it is, by default)" if default else ""
         add(f"--{name}", action=argparse.BooleanOptionalAction, default=default, help=text)
-    with first_rank_speaks():
+    with silence_other_ranks():
         return parser.parse_args(argv)
 
 

@@ -23,9 +23,9 @@ import spmd
 from minidiff import optim
 from minidiff.core.types import typeof
 from minidiff.precision import LossScale, Policy, all_finite, select
-from spmd.examples.loop import parser_of, positive, run_script, show_mesh, train_loop
+from spmd.examples.loop import parser_of, positive_integer, run_script, show_mesh, train_loop
 from spmd.examples.text import Text, load_text, ngram_loss
-from spmd.mesh.launch import end_job, first_rank_speaks, launcher_size
+from spmd.mesh.launch import end_job, launcher_size, silence_other_ranks
 from spmd.mesh.specs import block_type
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import (
@@ -53,7 +53,7 @@ class GPTRun:
     scales: list[float] = field(default_factory=list)  # since this process began
     losses: list[float] = field(default_factory=list)
 
-    def saved(self) -> dict[str, Any]:
+    def tree_to_save(self) -> dict[str, Any]:
         """The tree to save. Batches follow from the seed and the number of steps."""
         return {"params": self.params, "state": self.state, "scale": self.scale}
 
@@ -178,13 +178,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     default = " (default: %(default)s)"
     add("--mesh", type=mesh_sizes, metavar="AXIS=SIZE,…", help="sizes of the axes (default: data=all ranks)")
-    add("--batch", type=positive, default=16, help="examples in a batch" + default)
-    add("--context", type=positive, default=64, help="characters of an example" + default)
-    add("--microbatches", type=positive, default=1, help="microbatches of each stage of a pipeline" + default)
-    add("--features", type=positive, default=64, help="of the residual stream" + default)
-    add("--heads", type=positive, default=4, help="of attention" + default)
-    add("--layers", type=positive, default=4, help=default.strip())
-    add("--hidden", type=positive, default=128, help="features in a perceptron" + default)
+    add("--batch", type=positive_integer, default=16, help="examples in a batch" + default)
+    add("--context", type=positive_integer, default=64, help="characters of an example" + default)
+    add("--microbatches", type=positive_integer, default=1, help="microbatches of each stage of a pipeline" + default)
+    add("--features", type=positive_integer, default=64, help="of the residual stream" + default)
+    add("--heads", type=positive_integer, default=4, help="of attention" + default)
+    add("--layers", type=positive_integer, default=4, help=default.strip())
+    add("--hidden", type=positive_integer, default=128, help="features in a perceptron" + default)
     add("--experts", type=int, default=0, help="perceptrons of a layer, of which a character takes 2; 0: one for all")
     add("--learning-rate", type=float, default=0.006, help="the largest one" + default)
     precisions = "float64", "float32", "bfloat16", "float16"
@@ -193,8 +193,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--sample", type=int, default=400, metavar="N", help="characters to write at the end" + default)
     add("--prompt", default="Of Man's first disobedience", help="how the sample begins" + default)
     add("--temperature", type=float, default=0.8, help="of the sample; 0: the most probable character" + default)
-    add("--top-k", type=positive, default=10, help="draw from the K most probable characters" + default)
-    with first_rank_speaks():
+    add("--top-k", type=positive_integer, default=10, help="draw from the K most probable characters" + default)
+    with silence_other_ranks():
         return parser.parse_args(argv)
 
 
@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_script(_main, parse(argv))
 
 
-def checked(options: argparse.Namespace) -> tuple[spmd.Mesh, DecoderConfig]:
+def check_options(options: argparse.Namespace) -> tuple[spmd.Mesh, DecoderConfig]:
     """The mesh and the sizes that the options ask for; end the script if they do not fit."""
     started = launcher_size()
     sizes = options.mesh or {"data": started or 1}
@@ -221,7 +221,7 @@ def checked(options: argparse.Namespace) -> tuple[spmd.Mesh, DecoderConfig]:
 
 
 def _main(options: argparse.Namespace) -> None:
-    mesh, config = checked(options)
+    mesh, config = check_options(options)
     first, text = mesh.rank == 0, load_text()
     if first:
         show_mesh(mesh)

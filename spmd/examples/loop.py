@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import spmd
 from spmd.checkpoint import CheckpointError, Checkpoints
-from spmd.mesh.launch import end_job, ends_when_unread
+from spmd.mesh.launch import end_job, end_when_unread
 
 try:
     from tqdm import tqdm
@@ -23,7 +23,7 @@ class Run(Protocol):
 
     losses: list[float]
 
-    def saved(self) -> Any: ...
+    def tree_to_save(self) -> Any: ...
 
     def restore(self, saved: Any, losses: list[float]) -> None: ...
 
@@ -51,7 +51,7 @@ def train_loop(
         if saved and saved.latest() is not None:
             _, notes = saved.load({})
             check_same_run(checkpoint, notes.get("options", {}), options)
-            run.restore(saved.load(run.saved())[0], notes["losses"])
+            run.restore(saved.load(run.tree_to_save())[0], notes["losses"])
             if progress:
                 print(f"Going on from step {len(run.losses)}, saved in {checkpoint}.\n", flush=True)
         if len(run.losses) > steps:
@@ -69,7 +69,7 @@ def train_loop(
                 bar.set_postfix(loss=f"{run.losses[-1]:.4f}", **speed, refresh=False)
                 bar.update()
             if saved and ((step + 1) % every == 0 or step + 1 == steps):
-                saved.save(step + 1, run.saved(), notes={"options": options, "losses": run.losses})
+                saved.save(step + 1, run.tree_to_save(), notes={"options": options, "losses": run.losses})
 
 
 def check_same_run(checkpoint: str | None, was: dict[str, Any], now: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def check_same_run(checkpoint: str | None, was: dict[str, Any], now: dict[str, A
 # ---------------------------------------------------------------- scripts
 
 
-def positive(text: str) -> int:
+def positive_integer(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"a number of at least 1, got {number}")
@@ -97,10 +97,12 @@ def parser_of(example: str, description: str | None, steps: int, random: str) ->
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(f"python -m spmd.examples.{example}", None, description, formatter_class=raw)
     add = parser.add_argument
-    add("--steps", type=positive, default=steps, help="training steps, in all (default: %(default)s)")
+    add("--steps", type=positive_integer, default=steps, help="training steps, in all (default: %(default)s)")
     add("--seed", type=int, default=0, help=f"of {random} (default: 0)")
     add("--checkpoint", metavar="PATH", help="save the run in this directory, and go on from what is saved there")
-    add("--every", type=positive, default=50, metavar="N", help="save after each N steps (default: %(default)s)")
+    add(
+        "--every", type=positive_integer, default=50, metavar="N", help="save after each N steps (default: %(default)s)"
+    )
     return parser
 
 
@@ -117,7 +119,7 @@ def run_script(act: Callable, options: argparse.Namespace) -> None:
     """Call `act(options)` as a script does. Ctrl-C and SIGTERM end it, on all ranks."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with ends_when_unread():
+        with end_when_unread():
             act(options)
     except CheckpointError as error:
         end_job(str(error), 1)

@@ -53,7 +53,7 @@ def launcher_rank() -> int:
 
 
 @contextlib.contextmanager
-def first_rank_speaks() -> Iterator[None]:
+def silence_other_ranks() -> Iterator[None]:
     """Let only the launcher's first process print what all of them print alike."""
     with contextlib.ExitStack() as stack:
         if launcher_rank():
@@ -64,7 +64,7 @@ def first_rank_speaks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ends_when_unread() -> Iterator[None]:
+def end_when_unread() -> Iterator[None]:
     """End the program without an error when the reader of its output ends, as in `python -m spmd | head -1`."""
     try:
         yield
@@ -82,7 +82,7 @@ def import_mpi() -> ModuleType:
     try:
         from collectives.backends import mpi
     except LauncherError as error:
-        raise LauncherError(other_launcher(str(error))) from None
+        raise LauncherError(other_launcher_message(str(error))) from None
     except (ImportError, RuntimeError) as error:  # mpi4py is missing; or it is there, and finds no MPI
         launched = launcher_size()
         why = f"an MPI launcher started this process as one of {launched}" if launched else "the backend is 'mpi'"
@@ -118,7 +118,7 @@ def usable_processors() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-def other_launcher(library: str, ranks: int = 1) -> str:
+def other_launcher_message(library: str, ranks: int = 1) -> str:
     """The error message for a launcher of another MPI than mpi4py's, whose processes see `ranks` ranks."""
     launched = launcher_size()
     said = (
@@ -185,7 +185,7 @@ def end_job(text: str, code: int, patience: float = 1.0) -> None:
     sys.exit(code)
 
 
-def the_first_has_spoken() -> None:
+def wait_for_first_rank() -> None:
     """Let the launcher's first process print first: the job may end as soon as one process has failed."""
     if launcher_rank():
         time.sleep(2)
@@ -197,15 +197,15 @@ def _end_job_at_once(kind: type[BaseException], error: BaseException, trace: Any
     shorten(error)
     trace = error.__traceback__ or trace
     if issubclass(kind, LauncherError):
-        the_first_has_spoken()
-        with first_rank_speaks():
+        wait_for_first_rank()
+        with silence_other_ranks():
             sys.__excepthook__(kind, error, trace)
         return
     try:
         mpi = import_mpi()
     except (ImportError, LauncherError):
         if launcher_rank() and issubclass(kind, ImportError):  # most likely on all ranks: the first shows the traceback
-            the_first_has_spoken()
+            wait_for_first_rank()
             print(f"[rank {launcher_rank()}] {kind.__name__}: {error}", file=sys.stderr)
         else:
             sys.__excepthook__(kind, error, trace)

@@ -11,8 +11,8 @@ from collectives.backends.base import Backend, LauncherError
 from collectives.backends.simulated import Simulated
 from minidiff.core.interpreter import current_scope
 from minidiff.diagnostics.errors import VarianceError
-from minidiff.inputs.keywords import explains_keywords
-from spmd.mesh.launch import import_mpi, launcher_size, other_launcher
+from minidiff.inputs.keywords import explain_keywords
+from spmd.mesh.launch import import_mpi, launcher_size, other_launcher_message
 
 
 class Mesh:
@@ -88,7 +88,7 @@ class Mesh:
         return f"Mesh({axes}; {self.size} ranks, {self.backend})"
 
 
-@explains_keywords
+@explain_keywords
 def make_mesh(
     axis_shapes: Sequence[int], axis_names: Sequence[str] = (), backend: str | None = None, comm: Any = None
 ) -> Mesh:
@@ -108,7 +108,7 @@ def make_mesh(
     >>> make_mesh((4, 2), ('x', 'y'), backend='simulated')
     Mesh(x: 4, y: 2; 8 ranks, simulated)
     """
-    shape = _checked_shape(axis_shapes, axis_names)
+    shape = _check_shape(axis_shapes, axis_names)
     launched = launcher_size()
     if backend is None:
         backend = "mpi" if launched is not None or comm is not None else "simulated"
@@ -120,7 +120,7 @@ def make_mesh(
     mpi = import_mpi()
     ranks = (mpi.WORLD if comm is None else comm).Get_size()
     if comm is None and launched is not None and launched != ranks:
-        raise LauncherError(other_launcher(mpi.library(), ranks))
+        raise LauncherError(other_launcher_message(mpi.library(), ranks))
     shape = _without_unknown(shape, ranks)
     size = math.prod(shape.values())
     if ranks != size:
@@ -131,7 +131,7 @@ def make_mesh(
     return Mesh(shape, mpi.MPIRanks(shape, comm))
 
 
-def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[str, int]:
+def _check_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[str, int]:
     if isinstance(axis_shapes, dict):
         sizes = tuple(axis_shapes.values())
         raise TypeError(
@@ -216,7 +216,7 @@ def process_count() -> int:
     mpi = import_mpi()
     count = mpi.WORLD.Get_size()
     if count != launched:
-        raise LauncherError(other_launcher(mpi.library(), count))
+        raise LauncherError(other_launcher_message(mpi.library(), count))
     return count
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates, joined
+from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates, combine_states
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import show_axes
 from minidiff.diagnostics.text import did_you_mean
@@ -43,25 +43,27 @@ class PartitionSpec:
     @hide_own_frames
     def __init__(self, *entries: Entry, unreduced: Names = (), reduced: Names = (), sum: Names = ()):
         for what, entry in [*[("an entry", e) for e in entries], ("sum", sum)]:
-            if not all(isinstance(name, str) for name in names(entry)):
+            if not all(isinstance(name, str) for name in axes_of_entry(entry)):
                 raise TypeError(
-                    f"{_shown(entries, {'sum': names(sum)})}: {what} is None, the name of a mesh axis, or a tuple of "
-                    "names"
+                    f"{_show_spec(entries, {'sum': axes_of_entry(sum)})}: {what} is None, the name of a mesh axis, or "
+                    "a tuple of names"
                 )
         for what, axes in (("unreduced", unreduced), ("reduced", reduced)) if unreduced or reduced else ():
             if not (isinstance(axes, (str, tuple, set, frozenset)) and all(isinstance(a, str) for a in _set(axes))):
-                raise TypeError(f"{_shown(entries)}: {what} is {axes!r}; write the set of mesh axes, {what}={{'i'}}")
+                raise TypeError(
+                    f"{_show_spec(entries)}: {what} is {axes!r}; write the set of mesh axes, {what}={{'i'}}"
+                )
         self.entries = entries
         self.unreduced: frozenset[str] = _set(unreduced) if unreduced else NONE
         self.reduced: frozenset[str] = _set(reduced) if reduced else NONE
-        self.summed: tuple[str, ...] = names(sum)
+        self.summed: tuple[str, ...] = axes_of_entry(sum)
         self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
         self._known_key: tuple | None = None
 
     @property
     def axes(self) -> frozenset[str]:
         """The mesh axes that dimensions are split along."""
-        return frozenset().union(*[names(e) for e in self.entries])
+        return frozenset().union(*[axes_of_entry(e) for e in self.entries])
 
     @property
     def states(self) -> AxisStates:
@@ -80,7 +82,7 @@ class PartitionSpec:
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
         """For each of `ndim` dimensions, the axes it is split along."""
-        return (*map(names, self.entries), *[()] * (ndim - len(self.entries)))
+        return (*map(axes_of_entry, self.entries), *[()] * (ndim - len(self.entries)))
 
     @classmethod
     def of_dims(cls, dims: Sequence[tuple[str, ...]], unreduced: Names = (), reduced: Names = ()) -> PartitionSpec:
@@ -139,7 +141,7 @@ class PartitionSpec:
 
     def _key(self) -> tuple:
         if self._known_key is None:
-            own = [names(e) for e in self.entries]
+            own = [axes_of_entry(e) for e in self.entries]
             while own and not own[-1]:
                 own.pop()
             self._known_key = tuple(own), self.unreduced, self.reduced, frozenset(self.summed)
@@ -158,13 +160,13 @@ class PartitionSpec:
         return len(self.entries)
 
     def __repr__(self) -> str:
-        return _shown(self.entries, {"unreduced": self.unreduced, "reduced": self.reduced, "sum": self.summed})
+        return _show_spec(self.entries, {"unreduced": self.unreduced, "reduced": self.reduced, "sum": self.summed})
 
 
 P = PartitionSpec
 
 
-def _shown(entries: tuple, others: Mapping[str, Collection[str]] = {}) -> str:
+def _show_spec(entries: tuple, others: Mapping[str, Collection[str]] = {}) -> str:
     shown = [repr(e) for e in entries]
     for name, axes in others.items():
         if axes:
@@ -177,7 +179,7 @@ def _set(axes: Names) -> frozenset[str]:
     return frozenset((axes,) if isinstance(axes, str) else axes)
 
 
-def names(entry: Entry) -> tuple[str, ...]:
+def axes_of_entry(entry: Entry) -> tuple[str, ...]:
     """The axes that one entry names."""
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
@@ -202,7 +204,7 @@ def check_is_spec(path: str, spec: Any) -> None:
 def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
     """Raise TypeError or ValueError, about `what`, unless it is a spec that names axes of the mesh, each once."""
     check_is_spec(what, spec)
-    named = [a for e in (*spec.entries, spec.summed, *spec.unreduced, *spec.reduced) for a in names(e)]
+    named = [a for e in (*spec.entries, spec.summed, *spec.unreduced, *spec.reduced) for a in axes_of_entry(e)]
     for a in named:
         if a not in sizes:
             raise ValueError(
@@ -249,12 +251,12 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
     """Raise ValueError if a spec has too many entries, or the ranks along a dimension's axes do not divide its size."""
     check_ndim(spec, shape, what, array)
     for d, (entry, n) in enumerate(zip(spec.entries, shape)):
-        ranks = part_count(names(entry), sizes)
+        ranks = part_count(axes_of_entry(entry), sizes)
         if n % ranks:
             raise ValueError(
                 f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
-                f"{_with_sizes(names(entry), sizes)}, as {what} = {spec} says; make it a multiple of {ranks}, or leave "
-                "it whole, with None in its place"
+                f"{_with_sizes(axes_of_entry(entry), sizes)}, as {what} = {spec} says; make it a multiple of {ranks}, "
+                "or leave it whole, with None in its place"
             )
 
 
@@ -265,7 +267,7 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
     """The type of a rank's block of an array of type `t`; its states join those of `t` and of the spec."""
     shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
-    return ShapedArray(shape, t.dtype, states=joined(t.states, spec.states) if typed else ALL_INVARIANT)
+    return ShapedArray(shape, t.dtype, states=combine_states(t.states, spec.states) if typed else ALL_INVARIANT)
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:

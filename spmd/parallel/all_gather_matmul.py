@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import minidiff.numpy as np
 from collectives import all_gather, axis_index, axis_size
 from collectives.axes import AxisName
-from collectives.ops import shifted
+from collectives.ops import shift
 from minidiff.core.tracer import Value
 from spmd.parallel.ring import DOWN, UP, block_of, check_halves, matrices, neighbour
 
@@ -28,7 +28,7 @@ def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     ShardedArray([[ 6.],
                   [22.]], P('i'))
     """
-    _check_gathered("matmul_all_gather", lhs, rhs, axis_name)
+    _check_gather("matmul_all_gather", lhs, rhs, axis_name)
     return lhs @ all_gather(rhs, axis_name, tiled=True)
 
 
@@ -45,7 +45,7 @@ def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) ->
     ShardedArray([[ 6.],
                   [22.]], P('i'))
     """
-    return _gathered_by_steps("matmul_all_gather_overlapped", lhs, rhs, axis_name, (UP,))
+    return _gather_by_steps("matmul_all_gather_overlapped", lhs, rhs, axis_name, (UP,))
 
 
 def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
@@ -61,17 +61,17 @@ def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName)
     ShardedArray([[ 6.],
                   [22.]], P('i'))
     """
-    return _gathered_by_steps("matmul_all_gather_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
+    return _gather_by_steps("matmul_all_gather_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
 
 
-def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
-    _check_gathered(what, lhs, rhs, axis_name, len(ways))
+def _gather_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
+    _check_gather(what, lhs, rhs, axis_name, len(ways))
     n, here = axis_size(axis_name), axis_index(axis_name)
     blocks = np.split(rhs, len(ways))  # one for each direction
     out = None
     for step in range(n):
         # Send before multiplying, so that communication and computation overlap.
-        coming = [shifted(b, axis_name, way) for b, way in zip(blocks, ways)] if step < n - 1 else []
+        coming = [shift(b, axis_name, way) for b, way in zip(blocks, ways)] if step < n - 1 else []
         for part, (block, way) in enumerate(zip(blocks, ways)):
             term = block_of(lhs, neighbour(here, -way * step, n), rhs.shape[0], part, len(ways), axis=1) @ block
             out = term if out is None else out + term
@@ -79,7 +79,7 @@ def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, w
     return out
 
 
-def _check_gathered(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
+def _check_gather(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
     n, (left, right) = axis_size(axis_name), matrices(what, lhs, rhs)
     rows = right.shape[0]
     if left.shape[1] != n * rows:

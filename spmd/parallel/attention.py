@@ -6,7 +6,7 @@ heads of queries.
 
 The weights of t queries for t keys are heads * t * t numbers. `attention` computes them all at once, and keeps them for
 the backward pass. `chunked_attention` computes those of one chunk of keys, and again in the backward pass; it keeps the
-sums so far, a result's size for each chunk. `accumulated` takes the softmax in parts: weights are relative to the
+sums so far, a result's size for each chunk. `accumulate` takes the softmax in parts: weights are relative to the
 largest score so far, so that none overflows, and a larger score scales the sums down.
 
 Sources: Ainslie et al., "GQA: Training generalized multi-query transformer models from multi-head checkpoints"; Rabe
@@ -41,13 +41,13 @@ def attention(q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any 
     return dot_product_attention(q, k, v, mask=None if q_positions is None else q_positions[:, None] >= k_positions)
 
 
-def nothing_yet(q: Any) -> tuple:
-    """The sums of `accumulated` before the first keys, in float32 at least."""
+def empty_sums(q: Any) -> tuple:
+    """The sums of `accumulate` before the first keys, in float32 at least."""
     result = md.precision.widen(np.moveaxis(0 * q, 0, 1))
     return np.full((*result.shape[:2], 1), MASKED, result.dtype), np.zeros((*result.shape[:2], 1), result.dtype), result
 
 
-def accumulated(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any = None) -> tuple:
+def accumulate(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any = None) -> tuple:
     """Attend to further keys and values: the largest scores, the sums of weights, and those of weighted values."""
     before, total, result = so_far
     if q.shape[1] != k.shape[1]:
@@ -61,7 +61,7 @@ def accumulated(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any = None, 
     return largest, total * scale + np.sum(weights, axis=-1, keepdims=True), result
 
 
-def finished(so_far: tuple, dtype: Any) -> Any:
+def finish(so_far: tuple, dtype: Any) -> Any:
     """The result of attention, [queries, heads, d]."""
     _, total, result = so_far
     return np.moveaxis(result / total, 0, 1).astype(dtype)
@@ -86,6 +86,6 @@ def chunked_attention(q: Any, k: Any, v: Any, chunk: int, causal: bool = False) 
     def step(so_far: tuple, keys: tuple) -> tuple:
         k, v, k_positions = keys
         positions = (places, k_positions) if causal else ()
-        return accumulated(so_far, q, k, v, *positions), None
+        return accumulate(so_far, q, k, v, *positions), None
 
-    return finished(md.scan(step, nothing_yet(q), tuple(chunks))[0], q.dtype)
+    return finish(md.scan(step, empty_sums(q), tuple(chunks))[0], q.dtype)

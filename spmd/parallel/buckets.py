@@ -22,7 +22,7 @@ import minidiff.numpy as np
 from collectives import all_gather, axis_size, psum_scatter
 from collectives.ops import psum_p
 from collectives.primitives import variadic
-from minidiff.compiler.fusion import filled
+from minidiff.compiler.fusion import split_by_limit
 
 Dims = Sequence[int | None]  # for each array, the dimension that is split; None for one that is whole
 
@@ -50,12 +50,14 @@ def all_gather_buckets(arrays: list, dims: Dims, axis: str, bucket_bytes: int, t
     {'all_gather_invariant': 1}
     """
     gather = functools.partial(all_gather, axis_name=axis, tiled=True, to=to)
-    return _packed(gather, arrays, dims, (1, axis_size(axis)), bucket_bytes)
+    return _apply_to_buckets(gather, arrays, dims, (1, axis_size(axis)), bucket_bytes)
 
 
 def psum_scatter_buckets(arrays: list, dims: Dims, axis: str, bucket_bytes: int) -> list:
     """Sum each array over ranks, and split it: [n, …] -> [n / ranks, …]. Arrays with dimension None stay the same."""
-    return _packed(lambda x: psum_scatter(x, axis, tiled=True), arrays, dims, (axis_size(axis), 1), bucket_bytes)
+    return _apply_to_buckets(
+        lambda x: psum_scatter(x, axis, tiled=True), arrays, dims, (axis_size(axis), 1), bucket_bytes
+    )
 
 
 def psum_buckets(arrays: list, axis: str, bucket_bytes: int) -> list:
@@ -75,11 +77,11 @@ def _buckets(arrays: list, chosen: list[int], bucket_bytes: int) -> Iterator[lis
         alike[arrays[k].dtype].append(k)
     for rest in alike.values():
         while rest:
-            bucket, rest = filled(rest, lambda k: arrays[k].nbytes, bucket_bytes)
+            bucket, rest = split_by_limit(rest, lambda k: arrays[k].nbytes, bucket_bytes)
             yield bucket
 
 
-def _packed(collective: Callable, arrays: list, dims: Dims, rows: tuple[int, int], bucket_bytes: int) -> list:
+def _apply_to_buckets(collective: Callable, arrays: list, dims: Dims, rows: tuple[int, int], bucket_bytes: int) -> list:
     """Apply a collective of matrices, [before, w] -> [after, w], to buckets of the split arrays."""
     arrays, (before, after) = list(arrays), rows
     split = {k: d for k, d in enumerate(dims) if d is not None}

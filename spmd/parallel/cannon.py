@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from collectives import ppermute
-from collectives.ops import shifted
+from collectives.ops import shift
 from minidiff.core.tracer import Value
 from spmd.parallel.grid import Axes, check_blocks
 
@@ -45,11 +45,11 @@ def cannon(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
                   [11., 16.]], P('rows', 'columns'))
     """
     q, (rows, columns) = check_blocks("cannon", a, b, axes, (1, 0)), axes
-    a = _permuted(a, axes, q, lambda r, c: (r, c - r))
-    b = _permuted(b, axes, q, lambda r, c: (r - c, c))
+    a = _permute(a, axes, q, lambda r, c: (r, c - r))
+    b = _permute(b, axes, q, lambda r, c: (r - c, c))
     out = a @ b
     for _ in range(q - 1):
-        a, b = shifted(a, columns, -1), shifted(b, rows, -1)
+        a, b = shift(a, columns, -1), shift(b, rows, -1)
         out = out + a @ b
     return out
 
@@ -69,12 +69,12 @@ def cannon_nt(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
                   [11., 16.]], P('rows', 'columns'))
     """
     q, (rows, columns) = check_blocks("cannon_nt", a, b, axes, (1, 1)), axes
-    b = _permuted(b, axes, q, lambda r, c: (r - c, c))
+    b = _permute(b, axes, q, lambda r, c: (r - c, c))
     out = a @ b.T
     for _ in range(q - 1):
-        b = shifted(b, rows, -1)
-        out = shifted(out, columns, -1) + a @ b.T
-    return _permuted(out, axes, q, lambda r, c: (r, r + c - 1))
+        b = shift(b, rows, -1)
+        out = shift(out, columns, -1) + a @ b.T
+    return _permute(out, axes, q, lambda r, c: (r, r + c - 1))
 
 
 def cannon_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
@@ -96,7 +96,7 @@ def cannon_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
     return cannon_nt(b.T, a.T, (second, first)).T
 
 
-def _permuted(x: Value, axes: Axes, q: int, place: Callable[[int, int], tuple[int, int]]) -> Value:
+def _permute(x: Value, axes: Axes, q: int, place: Callable[[int, int], tuple[int, int]]) -> Value:
     """Send the block at (r, c) to `place(r, c)`, modulo q."""
     if q == 1:
         return x

@@ -68,7 +68,7 @@ import spmd
 from collectives import pbroadcast, pmean
 from minidiff.precision import Policy
 from spmd.mesh.specs import P
-from spmd.parallel.decoder_layer import attention_along_tokens, gathered, layer, logits
+from spmd.parallel.decoder_layer import attention_along_tokens, gather_features, layer, logits
 from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_batch, check_decoder, decoder_specs, dimensions
 from spmd.parallel.fully_sharded import gathering_again
 from spmd.parallel.pipeline import pipeline
@@ -106,12 +106,12 @@ def decoder_loss(
         # Once, so that a parameter's gradients are summed once, not for each layer and microbatch.
         params = md.tree.map(lambda leaf, spec: pbroadcast(leaf, unsplit(spec)), params, specs)
         params = params if policy is None else policy.cast_to_compute(params)
-        ends = {name: gathered(leaf, names[name]) for name, leaf in params.items() if name != "layers"}
+        ends = {name: gather_features(leaf, names[name]) for name, leaf in params.items() if name != "layers"}
         positions, attend = attention_along_tokens(tokens.shape[1])
 
         @gathering_again
         def apply(params, carried):
-            return layer(config, gathered(params, of_one_layer), carried, positions, attend)
+            return layer(config, gather_features(params, of_one_layer), carried, positions, attend)
 
         x = embed(ends["embedding"], tokens, "feats")
         carried = x, np.zeros_like(x[:, 0, 0]) if config.experts else None

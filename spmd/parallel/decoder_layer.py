@@ -19,10 +19,10 @@ from spmd.parallel.decoder_params import DecoderConfig
 from spmd.parallel.expert import mixture_of_experts
 from spmd.parallel.gates import load_balancing_loss
 from spmd.parallel.sequence import ring_attention, zigzag_positions
-from spmd.parallel.transformer import mlp, normalized
+from spmd.parallel.transformer import mlp, normalize
 
 
-def gathered(params: Any, names: Any) -> Any:
+def gather_features(params: Any, names: Any) -> Any:
     """Gather the features of parameters: an `all_gather` along the shards for each leaf."""
     return md.tree.map(
         lambda names, leaf: all_gather(leaf, "shards", axis=names.split().index("features"), tiled=True), names, params
@@ -42,15 +42,15 @@ def perceptron(config: DecoderConfig, params: dict, x: Any) -> tuple[Any, Any]:
 def layer(config: DecoderConfig, params: dict, carried: tuple, positions: Any, attend: Callable) -> tuple:
     """Both half layers: (x, balancing loss so far) -> same."""
     x, balance = carried
-    attended = causal_attention(params["attention"], normalized(config, params["attention_norm"], x), positions, attend)
+    attended = causal_attention(params["attention"], normalize(config, params["attention_norm"], x), positions, attend)
     x = x + psum(attended, "feats")
-    made, more = perceptron(config, params["mlp"], normalized(config, params["mlp_norm"], x))
+    made, more = perceptron(config, params["mlp"], normalize(config, params["mlp_norm"], x))
     return x + psum(made, "feats"), None if more is None else balance + more
 
 
 def logits(config: DecoderConfig, params: dict, x: Any) -> Any:
     """The logits of a rank's shard of the vocabulary: [..., features] -> [..., vocabulary / ranks]."""
-    return normalized(config, params["norm"], x) @ (params["embedding"].T if config.tied else params["head"])
+    return normalize(config, params["norm"], x) @ (params["embedding"].T if config.tied else params["head"])
 
 
 def attention_along_tokens(tokens: int) -> tuple[Any, Callable]:

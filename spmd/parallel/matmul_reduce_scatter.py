@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import minidiff.numpy as np
 from collectives import axis_index, axis_size, psum_scatter
 from collectives.axes import AxisName
-from collectives.ops import shifted
+from collectives.ops import shift
 from minidiff.core.tracer import Value
 from spmd.parallel.ring import DOWN, UP, block_of, check_halves, matrices, neighbour
 
@@ -29,7 +29,7 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     ShardedArray([[ 6.],
                   [22.]], P('i'))
     """
-    _check_scattered("matmul_psum_scatter", lhs, rhs, axis_name)
+    _check_scatter("matmul_psum_scatter", lhs, rhs, axis_name)
     return psum_scatter(lhs @ rhs, axis_name, tiled=True)
 
 
@@ -48,7 +48,7 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
     ShardedArray([[ 6.],
                   [22.]], P('i'))
     """
-    return _scattered_by_steps("matmul_psum_scatter_overlapped", lhs, rhs, axis_name, (DOWN,))
+    return _scatter_by_steps("matmul_psum_scatter_overlapped", lhs, rhs, axis_name, (DOWN,))
 
 
 def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
@@ -67,11 +67,11 @@ def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisNam
                   [38.],
                   [54.]], P('i'))
     """
-    return _scattered_by_steps("matmul_psum_scatter_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
+    return _scatter_by_steps("matmul_psum_scatter_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
 
 
-def _scattered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
-    _check_scattered(what, lhs, rhs, axis_name, len(ways))
+def _scatter_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
+    _check_scatter(what, lhs, rhs, axis_name, len(ways))
     n, here = axis_size(axis_name), axis_index(axis_name)
 
     def product(part: int, way: int, step: int) -> Value:
@@ -80,12 +80,12 @@ def _scattered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, 
 
     sums = [product(part, way, 0) for part, way in enumerate(ways)]
     for step in range(1, n):
-        coming = [shifted(x, axis_name, way) for x, way in zip(sums, ways)]
+        coming = [shift(x, axis_name, way) for x, way in zip(sums, ways)]
         sums = [x + product(part, way, step) for part, (x, way) in enumerate(zip(coming, ways))]
     return np.concatenate(sums) if len(ways) > 1 else sums[0]
 
 
-def _check_scattered(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
+def _check_scatter(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
     n, (left, right) = axis_size(axis_name), matrices(what, lhs, rhs)
     if left.shape[1] != right.shape[0]:
         raise ValueError(f"{what}: lhs has as many columns as rhs has rows; got {left} and {right}")

@@ -21,7 +21,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import axis_index, axis_size, pmean
-from collectives.ops import shifted
+from collectives.ops import shift
 from minidiff.nn import relu
 from spmd.mesh.specs import P
 from spmd.parallel.network import Layer, axes_of, dense, squared_error
@@ -60,11 +60,11 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
         results = md.tree.map(partial(left, i=leaving), results, x)
         if tick == count + stages - 2:
             return results
-        x = shifted(x, axis, 1)
+        x = shift(x, axis, 1)
         if entering == share - 1 and tick < count - 1:
-            microbatches = shifted(microbatches, axis, -1)
+            microbatches = shift(microbatches, axis, -1)
         if leaving == share - 1 and tick >= stages - 1:
-            results = shifted(results, axis, -1)
+            results = shift(results, axis, -1)
 
 
 @md.custom_jvp

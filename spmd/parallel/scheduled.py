@@ -19,7 +19,7 @@ from typing import Any
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, axis_size, pbroadcast, psum
-from collectives.ops import shifted
+from collectives.ops import shift
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
 
@@ -90,7 +90,7 @@ def _tick(params: tuple, block: Callable, axis: str) -> Callable:
     def backward(entry, x, cotangent, loss, gradients):
         (_, more), pull = md.vjp(lambda params, x: block(params, x, entry), _of_chunk(params, entry.chunk), x)
         of_chunk, cotangent = pull((cotangent, np.ones_like(more)))
-        return x, cotangent, loss, _added(gradients, of_chunk, entry.chunk)
+        return x, cotangent, loss, _add_gradients(gradients, of_chunk, entry.chunk)
 
     def tick(carry, entry):
         x, cotangent, (activations, cotangents), *sums = carry
@@ -98,7 +98,7 @@ def _tick(params: tuple, block: Callable, axis: str) -> Callable:
         cotangents = _put(cotangents, entry.arriving_cotangent, cotangent)
         operands = _get(activations, entry.activation), _get(cotangents, entry.cotangent), *sums
         x, cotangent, *sums = md.switch(entry.kind, [idle, forward, backward], entry, *operands)
-        return (shifted(x, axis, 1), shifted(cotangent, axis, -1), (activations, cotangents), *sums), None
+        return (shift(x, axis, 1), shift(cotangent, axis, -1), (activations, cotangents), *sums), None
 
     return tick
 
@@ -108,7 +108,7 @@ def _of_chunk(params: tuple, chunk: Any) -> tuple:
     return params[0], md.tree.map(lambda leaf: _at(leaf, chunk), params[1]), params[2]
 
 
-def _added(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
+def _add_gradients(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
     """Add the gradients of the parameters that `_of_chunk` selects."""
     of_blocks = md.tree.map(lambda leaf, more: np.at(leaf)[chunk].add(more), gradients[1], of_chunk[1])
     of_first, of_last = md.tree.map(np.add, (gradients[0], gradients[2]), (of_chunk[0], of_chunk[2]))

@@ -44,7 +44,7 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     (22, [4, 3, 2, 1])
     """
     forward, backward = _passes("one_f_one_b", stages, microbatches)
-    return scheduled_orders([_alternating(forward, backward, stages - i) for i in range(stages)])
+    return scheduled_orders([_alternate(forward, backward, stages - i) for i in range(stages)])
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
@@ -63,7 +63,7 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
             f"a multiple of {stages} microbatches"
         )
     warmup = [2 * (stages - i) - 1 + (chunks - 1) * stages for i in range(stages)]
-    return scheduled_orders([_alternating(forward, backward, n) for n in warmup])
+    return scheduled_orders([_alternate(forward, backward, n) for n in warmup])
 
 
 def _passes(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[list[Step], list[Step]]:
@@ -77,7 +77,7 @@ def _passes(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple
     return forward, [Step(BACKWARD, step.microbatch, chunks - 1 - step.chunk) for step in forward]
 
 
-def _alternating(forward: list[Step], backward: list[Step], warmup: int) -> list[Step]:
+def _alternate(forward: list[Step], backward: list[Step], warmup: int) -> list[Step]:
     """`warmup` forward steps, then a backward and a forward step in turn."""
     pairs = itertools.zip_longest(backward, forward[warmup:])
     return forward[:warmup] + [step for pair in pairs for step in pair if step]

@@ -33,8 +33,8 @@ import numpy
 import minidiff as md
 import minidiff.numpy as np
 from collectives import all_to_all, axis_index, axis_size
-from collectives.ops import shifted
-from spmd.parallel.attention import accumulated, attention, finished, nothing_yet
+from collectives.ops import shift
+from spmd.parallel.attention import accumulate, attention, empty_sums, finish
 
 
 def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> Any:
@@ -69,28 +69,28 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
         found = []
         for sums, queries, at in zip(so_far, np.split(q, blocks), positions(rank)):
             for (k, v), places in zip(np.split(pair, blocks, axis=1), positions(source)):
-                sums = _attended(sums, queries, k, v, at, places)
+                sums = _attend(sums, queries, k, v, at, places)
             found.append(sums)
         return found
 
     def step(carry, i):
         pair, so_far = carry
-        pair = shifted(pair, axis, 1)
+        pair = shift(pair, axis, 1)
         return (pair, attended(so_far, pair, (rank - i) % ranks)), None
 
     pair = np.stack([k, v])
-    sums = [np.split(x, blocks, axis=1) for x in nothing_yet(q)]
+    sums = [np.split(x, blocks, axis=1) for x in empty_sums(q)]
     so_far = attended(zip(*sums), pair, rank)
     if ranks > 1:
         (_, so_far), _ = md.scan(step, (pair, so_far), np.arange(1, ranks))
-    return np.concatenate([finished(sums, q.dtype) for sums in so_far])
+    return np.concatenate([finish(sums, q.dtype) for sums in so_far])
 
 
-def _attended(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any) -> tuple:
+def _attend(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any) -> tuple:
     """Attend to a block of keys, or skip it if all of it is after the queries. Each rank chooses for itself."""
     if q_positions is None:
-        return accumulated(so_far, q, k, v)
-    attend = lambda *given: accumulated(given[:3], *given[3:])  # noqa: E731
+        return accumulate(so_far, q, k, v)
+    attend = lambda *given: accumulate(given[:3], *given[3:])  # noqa: E731
     skip = lambda *given: given[:3]  # noqa: E731
     return md.cond(q_positions[-1] >= k_positions[0], attend, skip, *so_far, q, k, v, q_positions, k_positions)
 

@@ -83,7 +83,7 @@ def init_transformer(rng: Any, config: Config) -> dict:
     return md.tree.map(initial, dimensions(config))
 
 
-def normalized(config: Config, scale: Any, x: Any) -> Any:
+def normalize(config: Config, scale: Any, x: Any) -> Any:
     """RMS norm over the features; layer norm is the same of centred features: [..., features] -> same."""
     wide = md.precision.widen(x)  # squares of float16 overflow
     wide = wide - np.mean(wide, axis=-1, keepdims=True) if config.layer_norm else wide
@@ -110,7 +110,7 @@ def block(
     With a key, `dropout(key, result, config.dropout)` is added, for a key of each half layer.
     """
     for i, (name, half) in enumerate((("attention", causal_attention), ("mlp", mlp))):
-        y = combine(half(params[name], gather(normalized(config, params[f"{name}_norm"], x))))
+        y = combine(half(params[name], gather(normalize(config, params[f"{name}_norm"], x))))
         x = x + (y if key is None else dropout(md.random.fold_in(key, i), y, config.dropout))
     return x
 
@@ -130,7 +130,7 @@ def transformer(
     x = embed(params["embedding"], tokens)
     for i, layer in enumerate(params["layers"]):
         x = block(config, layer, x, key=None if key is None else md.random.fold_in(key, i), **ends)
-    x = ends.get("gather", lambda x: x)(normalized(config, params["norm"], x))
+    x = ends.get("gather", lambda x: x)(normalize(config, params["norm"], x))
     return x @ (params["embedding"].T if config.tied else params["head"])
 
 

@@ -106,7 +106,7 @@ def zero(
         def value_and_gradients(leaves, block):
             leaves = [x if d is not None else reduced(x, axis) for x, d in zip(leaves, pieces)]
             gradient = md.value_and_grad(gathering_again(part_of_loss) if stage == 3 else part_of_loss)
-            value, gradients = _accumulated(gradient, leaves, block, microbatches, axis)
+            value, gradients = _accumulate(gradient, leaves, block, microbatches, axis)
             if stage == 2:
                 gradients = psum_scatter_buckets(gradients, dims, axis, bucket_bytes)
             gradients = psum_buckets(gradients, axis, bucket_bytes)  # what is still unreduced
@@ -128,7 +128,7 @@ def zero(
     return init, step
 
 
-def _accumulated(gradient: Callable, leaves: list, block: Any, microbatches: int, axis: str) -> tuple[Any, list]:
+def _accumulate(gradient: Callable, leaves: list, block: Any, microbatches: int, axis: str) -> tuple[Any, list]:
     """The value and gradients, added up over microbatches; unreduced gradients stay unreduced."""
     if microbatches == 1:
         return gradient(leaves, block)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from collectives.cost import GATHERS, Cost, fastest, price
-from spmd.checks.agreement import agreed
+from spmd.checks.agreement import make_and_compare
 from spmd.mesh.mesh import Mesh
 from spmd.report.forecast import FASTEST, CostModel, Measurement
 
@@ -78,7 +78,7 @@ def calibrate(
         lines = [f"{c.name} of {c.nbytes} bytes over {c.params['axes']}" for cases in groups for c in cases]
         return groups, [f"{repeats} times", *lines]
 
-    groups = agreed("calibrate: all ranks must call it with the same arguments", mesh, plan)
+    groups = make_and_compare("calibrate: all ranks must call it with the same arguments", mesh, plan)
     measured = [_measure(mesh, cases, repeats) for cases in groups]
     fits = maximum(mesh, numpy.array([*map(_fit, measured)])).T.tolist()  # machines may round differently
     alpha, beta = fits[0][0], fits[1][0]
@@ -113,7 +113,7 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
         raise ValueError(f"calibrate: {wrong[0]!r} is not a collective that is measured: {', '.join(_PARAMETERS)}")
     if repeats < 1 or not sizes or min(sizes) < 1:
         raise ValueError(f"calibrate: takes sizes in bytes and repeats, both at least 1; got {sizes!r}, {repeats!r}")
-    held, found = mesh.ranks.ordered(axes), []
+    held, found = mesh.ranks.sort_axes(axes), []
     for name, size in itertools.product(collectives, sizes):
         count = _count(name, size, n)
         data = numpy.ones(mesh.ranks.data_shape((count,), held))

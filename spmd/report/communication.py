@@ -12,14 +12,14 @@ import numpy
 from minidiff import make_tape, tree
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import typeof
-from minidiff.diagnostics.location import Location, lines_of, merged
+from minidiff.diagnostics.location import Location, lines_of, merge_locations
 from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.scan import rounds
+from minidiff.higher_order.scan import run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.ops.linalg import einsum_p, matmul_p
 from minidiff.values.dtypes import finfo, is_differentiable
-from spmd.report.rewritten import of_tape
+from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.shard_map import without_types
@@ -164,7 +164,7 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> An
     [(('i',), 'forward')]
     """
     check_function("communication", f, args)
-    return of_tape(price_tape, f, optimized)
+    return apply_to_tape(price_tape, f, optimized)
 
 
 # ---------------------------------------------------------------- the walk that prices a tape
@@ -174,7 +174,7 @@ def price_tape(tape: Tape) -> Communication:
     """What a rank communicates and multiplies, by the types on a tape: the one walk that other reports read."""
     found = Communication()
     for eqn in tape.equations:
-        found.add(_of_equation(eqn), rounds(eqn))
+        found.add(_of_equation(eqn), run_count(eqn))
     return found
 
 
@@ -200,7 +200,7 @@ def _of_equation(eqn: Equation) -> Communication:
 def sent_by(eqn: Equation) -> Row:
     """What one call of a collective communicates."""
     nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
-    return Row(eqn.primitive.name, eqn.params["axes"], 1, nbytes, merged([eqn.source]), eqn.params["size"])
+    return Row(eqn.primitive.name, eqn.params["axes"], 1, nbytes, merge_locations([eqn.source]), eqn.params["size"])
 
 
 def _products(eqn: Equation) -> int:

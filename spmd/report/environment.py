@@ -26,7 +26,7 @@ from spmd.mesh.launch import (
     import_mpi,
     launcher_size,
     launcher_variable,
-    other_launcher,
+    other_launcher_message,
     share_processors,
     usable_processors,
 )
@@ -98,7 +98,7 @@ def environment() -> Environment:
     ranks = mpi.WORLD.Get_size() if mpi else 1
     everywhere = mpi.WORLD.allgather if mpi else lambda found: [found]
     processes = everywhere(_process(mpi.WORLD.Get_rank() if mpi else 0))
-    facts["ranks"] = f"{ranks}, on {_counted(len({p.host for p in processes}), 'machine')}"
+    facts["ranks"] = f"{ranks}, on {_count_of(len({p.host for p in processes}), 'machine')}"
     facts["backend"] = (
         "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
     )
@@ -108,8 +108,8 @@ def environment() -> Environment:
     facts["pictures"] = _pictures()
     problems = [missing] if launched and missing else []
     if launched and mpi and launched != ranks:
-        problems.append(other_launcher(mpi.library(), ranks))
-    problems += _shared(processes)
+        problems.append(other_launcher_message(mpi.library(), ranks))
+    problems += _sharing_problems(processes)
     works = not launched or (mpi is not None and launched == ranks)
     if works:
         facts["an all-reduce"] = _all_reduce(launched or 4)
@@ -131,7 +131,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _counted(n: int, thing: str) -> str:
+def _count_of(n: int, thing: str) -> str:
     return f"{n} {thing}{'s' * (n != 1)}"
 
 
@@ -159,14 +159,14 @@ def _table(processes: Sequence[Process]) -> str:
     return str(Table(header, lines, total))
 
 
-def _shared(processes: Sequence[Process]) -> Iterator[str]:
+def _sharing_problems(processes: Sequence[Process]) -> Iterator[str]:
     """Yield the problems of ranks that share a machine, or have different versions."""
     for host, members, processors in _by_host(processes):
         n = len(members)
         if n > processors:
             yield (
-                f"{n} ranks share {_counted(processors, 'processor')} of {host}: right for trying a program, wrong for "
-                "timing it, since ranks that wait keep their processor busy. Start fewer, or use more machines"
+                f"{n} ranks share {_count_of(processors, 'processor')} of {host}: right for trying a program, wrong "
+                "for timing it, since ranks that wait keep their processor busy. Start fewer, or use more machines"
             )
         elif n > 1 and not members[0].threads:
             yield (

@@ -35,7 +35,7 @@ from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
 from minidiff.core.tape import Tape
 from spmd.mesh.mesh import Mesh
 from spmd.report.communication import Row, communication, meshes_of
-from spmd.report.rewritten import of_tape
+from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table
 
 # ---------------------------------------------------------------- the model
@@ -122,7 +122,8 @@ class CostModel:
 
     def __repr__(self) -> str:
         given = [(name, getattr(self, name)) for name in ("alpha", "beta", "gamma", "algorithms", "factors")]
-        return f"CostModel({', '.join(f'{name}={_rounded(x)}' for name, x in given if x or name in ('alpha', 'beta'))})"
+        shown = [f"{name}={_round_digits(x)}" for name, x in given if x or name in ("alpha", "beta")]
+        return f"CostModel({', '.join(shown)})"
 
     def __str__(self) -> str:
         numbers = [(axis, *self.along((axis,))) for axis in self.axes]
@@ -220,7 +221,7 @@ class CostModel:
         """
         if scaling not in _SCALING:
             raise ValueError(f"predict: scaling is 'weak' or 'strong', got {scaling!r}")
-        return of_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
+        return apply_to_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
 
     def compare(self, algorithms: Iterable[str], nbytes: Number, ranks: Iterable[int]) -> Race:
         """Compare the times of algorithms on `nbytes` bytes, for each number of ranks: a table to print.
@@ -400,7 +401,7 @@ def _forecast(model: CostModel, tape: Tape, ranks: Iterable[int] | None, axis: s
     here, notes = max(sizes), list(report.notes)
     wanted = [here] if ranks is None else [*ranks]
     if ranks is not None and report.rows:
-        axis = _growing_axis(*meshes.values(), axis, wanted)
+        axis = _axis_that_grows(*meshes.values(), axis, wanted)
         notes.append(_SAYS[scaling].format(here))
         if any(row.collective == "ppermute" and axis in row.axes for row in report.rows) and wanted != [here]:
             notes.append(AS_MANY)
@@ -408,7 +409,7 @@ def _forecast(model: CostModel, tape: Tape, ranks: Iterable[int] | None, axis: s
     return Forecast(model, tuple(wanted), tuple(found), tuple(notes))
 
 
-def _growing_axis(mesh: Mesh, axis: str | None, ranks: Sequence[int]) -> str:
+def _axis_that_grows(mesh: Mesh, axis: str | None, ranks: Sequence[int]) -> str:
     """The axis along which a mesh grows. Raises ValueError if it cannot have so many ranks."""
     if axis is None and len(mesh.axis_names) > 1:
         raise ValueError(f"predict: {mesh} has several axes: say which one grows, axis={mesh.axis_names[0]!r}")
@@ -453,9 +454,9 @@ def _rate(beta: float) -> str:
     return f"{1e-9 / beta:.3g} GB/s" if beta else ""
 
 
-def _rounded(x: Any) -> str:
+def _round_digits(x: Any) -> str:
     if isinstance(x, dict):
-        return f"{{{', '.join(f'{name!r}: {_rounded(each)}' for name, each in x.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {_round_digits(each)}' for name, each in x.items())}}}"
     return repr(x) if isinstance(x, str) else f"{x:.4g}"
 
 

@@ -24,9 +24,9 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.debug import disable_jit
 from minidiff.diagnostics.errors import TracerError
-from minidiff.diagnostics.location import Location, parted
+from minidiff.diagnostics.location import Location, split_location
 from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.scan import Scan, rounds
+from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
 from minidiff.transforms.recording import make_tape
@@ -34,7 +34,7 @@ from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type
 from spmd.report.communication import direction_of, meshes_of, show_line
 from spmd.report.forecast import axes_or_new
-from spmd.report.rewritten import of_tape
+from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table
 from spmd.shard_map.interpreter import SPMD
 from spmd.shard_map.operation import shard_map_p
@@ -222,11 +222,11 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     """
     check_function("memory", f, args)
     if optimized or isinstance(f, Tape):
-        return of_tape(lambda tape: _report(tape, optimized), f, optimized)
-    return lambda *args: _report(_unrolled(f, args), False)
+        return apply_to_tape(lambda tape: _report(tape, optimized), f, optimized)
+    return lambda *args: _report(_unroll(f, args), False)
 
 
-def _unrolled(f: Callable, args: tuple) -> Tape:
+def _unroll(f: Callable, args: tuple) -> Tape:
     """The tape of `f` as it runs eagerly: the steps of scans one by one."""
     with disable_jit(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "a Python loop is recorded")
@@ -240,7 +240,7 @@ def _report(tape: Tape, compiled: bool) -> MemoryUse:
     arguments = [*map(_nbytes, tape.in_types)]
     held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(map(_nbytes, map(typeof, _constants(tape))))}
     walk = _Walk(compiled)
-    returned = _returned(tape, [RESULTS] * len(tape.outputs))
+    returned = _kinds_of_results(tape, [RESULTS] * len(tape.outputs))
     moments = [Moment("the arguments", None, held), *walk.along(tape, returned, Counter(held))]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)
     saved = sum(_saved_by_blocks(tape))
@@ -261,7 +261,7 @@ class _Walk:
         `returned` has the kind of memory of each result; `frees` is whether memory is freed before the tape ends.
         """
         liveness, kinds = Memory(tape), _kinds(tape, returned)
-        ending = (liveness.ending if self.compiled else _ending_eagerly(tape, liveness)) if frees else {}
+        ending = (liveness.ending if self.compiled else _freed_eagerly(tape, liveness)) if frees else {}
         live: dict[Var, int] = {}
         foreign: set[Var] = set()  # values that may be sharded, into whose memory compiled code does not write
 
@@ -279,8 +279,8 @@ class _Walk:
             elif self.compiled and frees and (reused := liveness.reused_by(eqn, k, REUSED_BYTES)):
                 live.pop(reused, None)
             if not _is_view(eqn):
-                live.update(zip(eqn.outputs, self.allocated(eqn)))
-            yield Moment(eqn.primitive.name, eqn.source, held() + _unstacked(eqn, kinds))
+                live.update(zip(eqn.outputs, self.result_bytes(eqn)))
+            yield Moment(eqn.primitive.name, eqn.source, held() + _unstacked_elements(eqn, kinds))
             for v in ending.get(k, ()):
                 live.pop(v, None)
 
@@ -289,9 +289,9 @@ class _Walk:
         given = [kinds[v] for v in eqn.outputs]
         if eqn.primitive is shard_map_p and self.compiled:
             body = self.that_runs(eqn)  # if it is not lowered as a whole, its values are kept until it ends
-            yield from self.along(body, _returned(body, given), outside, frees=body is not eqn.params["body"])
+            yield from self.along(body, _kinds_of_results(body, given), outside, frees=body is not eqn.params["body"])
             return
-        bodies = [(body, _returned(body, given)) for body in eqn.bodies]
+        bodies = [(body, _kinds_of_results(body, given)) for body in eqn.bodies]
         if isinstance(eqn.primitive, Cond):
             branches = [list(self.along(body, kept, outside)) for body, kept in bodies]
             most = [max((moment.total for moment in branch), default=0) for branch in branches]
@@ -299,17 +299,17 @@ class _Walk:
                 self.notes[ONE_BRANCH] = None
             yield from branches[most.index(max(most))]
             return
-        for step in sorted({0, rounds(eqn) - 1}) if rounds(eqn) else ():  # the first and the last
+        for step in sorted({0, run_count(eqn) - 1}) if run_count(eqn) else ():  # the first and the last
             for body, kept in bodies:
                 yield from self.along(body, kept, outside + _of_earlier_steps(eqn, kinds, step))
 
     def that_runs(self, eqn: Equation) -> Tape:
         """The body of a `shard_map`; compiled, what it does on one rank."""
         if self.compiled and eqn not in self.lowered:
-            self.lowered[eqn] = _lowered(eqn.params)
+            self.lowered[eqn] = _lower_for_one_rank(eqn.params)
         return self.lowered.get(eqn) or eqn.params["body"]
 
-    def allocated(self, eqn: Equation) -> Iterator[int]:
+    def result_bytes(self, eqn: Equation) -> Iterator[int]:
         """The bytes of each result.
 
         In a `shard_map`, a view of another result takes none, nor does a view of an argument that is sharded already;
@@ -327,7 +327,7 @@ class _Walk:
             taken |= base
 
 
-def _ending_eagerly(tape: Tape, liveness: Memory) -> dict[int, list[Var]]:
+def _freed_eagerly(tape: Tape, liveness: Memory) -> dict[int, list[Var]]:
     """The values that are freed after each equation, in a program that runs operation by operation.
 
     Reverse mode holds the residuals of an operation until it has the cotangents of all operands. Successive equations
@@ -355,7 +355,7 @@ def _of_earlier_steps(eqn: Equation, kinds: Mapping[Var, str], step: int) -> Cou
     return _sizes(eqn.outputs[:carry], kinds) + Counter({k: n * step // length for k, n in elements.items()})
 
 
-def _unstacked(eqn: Equation, kinds: Mapping[Var, str]) -> Counter:
+def _unstacked_elements(eqn: Equation, kinds: Mapping[Var, str]) -> Counter:
     """The elements that a scan still holds while it stacks them."""
     return _sizes(eqn.outputs[eqn.params["carry"] :] if isinstance(eqn.primitive, Scan) else (), kinds)
 
@@ -382,7 +382,7 @@ def _bases(tape: Tape) -> dict[Var, set[Var]]:
     return found
 
 
-def _returned(tape: Tape, kinds: Sequence[str]) -> dict[Var, str]:
+def _kinds_of_results(tape: Tape, kinds: Sequence[str]) -> dict[Var, str]:
     return {a: kind for a, kind in zip(tape.outputs, kinds) if isinstance(a, Var)}
 
 
@@ -419,7 +419,7 @@ class _OneRank(Simulated):
     at_once = False
 
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        held = self.ordered({a for _, axes in operands for a in axes})
+        held = self.sort_axes({a for _, axes in operands for a in axes})
         return primitive.bind(*[x for x, _ in operands], **params), held
 
     def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
@@ -429,12 +429,14 @@ class _OneRank(Simulated):
         return shape
 
 
-def _lowered(params: dict) -> Tape | None:
+def _lower_for_one_rank(params: dict) -> Tape | None:
     """The tape that a `shard_map` compiles for one rank; None if it does not compile its body as a whole."""
     shape, body, specs = params["mesh"].shape, params["body"], params["in_specs"]
     mesh = Mesh(shape, _OneRank(shape))
     interpreter = SPMD(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
-    operands = [(ShapedArray(t.shape, t.dtype), mesh.ranks.ordered(spec.held)) for t, spec in zip(body.in_types, specs)]
+    operands = [
+        (ShapedArray(t.shape, t.dtype), mesh.ranks.sort_axes(spec.held)) for t, spec in zip(body.in_types, specs)
+    ]
     states = [t.states if t.unreduced or t.reduced else None for t in body.in_types]
     try:
         return interpreter.lowered(body, operands, states, {})[0]
@@ -479,8 +481,8 @@ def _passes(tape: Tape) -> tuple[dict[Var, bool], dict[Var, set[bool]]]:
     made: dict[Var, bool] = {}
     used: dict[Var, set[bool]] = defaultdict(set)
     for eqn in tape.equations:
-        results = [_is_backward(line) for line in parted(eqn.source, len(eqn.outputs))]
-        uses = [{_is_backward(line)} for line in parted(eqn.source, len(eqn.inputs))]
+        results = [_is_backward(line) for line in split_location(eqn.source, len(eqn.outputs))]
+        uses = [{_is_backward(line)} for line in split_location(eqn.source, len(eqn.inputs))]
         if len(eqn.bodies) == 1:
             (body,) = eqn.bodies
             made_inside, used_inside = _passes(body)

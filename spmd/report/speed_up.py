@@ -10,7 +10,7 @@ import numpy
 
 from minidiff import make_tape
 from spmd.arrays.reshard import gather
-from spmd.checks.agreement import agreed
+from spmd.checks.agreement import make_and_compare
 from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import maximum, seconds_of
 from spmd.report.communication import meshes_of
@@ -101,7 +101,9 @@ def speed_up(
         return forecast, [f"{model!r}, one={time}, {repeats} times, on {numbers} ranks", *types]
 
     def run(*args: Any) -> SpeedUp:
-        forecast = agreed("speed_up: all ranks must call it with the same arguments", mesh, lambda: plan(args))
+        forecast = make_and_compare(
+            "speed_up: all ranks must call it with the same arguments", mesh, lambda: plan(args)
+        )
         alone: Any = one
         if callable(one):
             whole = gather(args)  # by all ranks; then the first computes, and the others wait
@@ -109,7 +111,7 @@ def speed_up(
             def measure() -> tuple[float, list]:
                 return 0.0 if mesh.rank else min(_times(lambda: one(*whole), repeats)), []
 
-            here = agreed("speed_up: the function of one rank failed", mesh, measure)
+            here = make_and_compare("speed_up: the function of one rank failed", mesh, measure)
             alone = float(maximum(mesh, numpy.array([here]))[0])
         measured, predicted = {1: alone}, {1: alone}
         if mesh.backend == "mpi" and mesh.size > 1:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
-from minidiff.higher_order.scan import rounds
+from minidiff.higher_order.scan import run_count
 from spmd.report.communication import operations_of, sent_by
 from spmd.report.forecast import CostModel, axes_or_new, show_seconds
-from spmd.report.rewritten import of_tape
+from spmd.report.rewritten import apply_to_tape
 
 WIDTH = 72  # columns that are printed
 COMPUTE, NETWORK = 0, 1  # lanes of a timeline
@@ -113,7 +113,7 @@ def timeline(
         run.follow(tape, [0.0] * len(tape.inputs))
         return Lanes(tuple(run.operations), ("compute", "network"))
 
-    return of_tape(read, f, optimized)
+    return apply_to_tape(read, f, optimized)
 
 
 class _Run:
@@ -155,7 +155,7 @@ class _Run:
         if eqn.primitive.on_ranks:
             return self.model.of_row(sent_by(eqn)) if eqn.primitive.sends(eqn.params) else 0.0
         if eqn.bodies:
-            return rounds(eqn) * max(map(self.alone, eqn.bodies))
+            return run_count(eqn) * max(map(self.alone, eqn.bodies))
         return 0.0 if eqn.primitive.is_view else operations_of(eqn) / self.rate
 
     def alone(self, body: Tape) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from minidiff.compiler.fusion import in_groups
+from minidiff.compiler.fusion import group_equations
 from minidiff.compiler.simplify import Passes
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var
@@ -21,10 +21,10 @@ def fuse_shard_maps(tape: Tape, *_: Any) -> Tape:
     """
     if [eqn.primitive for eqn in tape.equations].count(shard_map_p) < 2:
         return tape
-    groups = list(in_groups(tape, _alike, inside=_stays))
+    groups = list(group_equations(tape, _alike, inside=_stays))
     if len(groups) == len(tape.equations):
         return tape
-    return with_equations(tape, [_fused(group) if len(group) > 1 else group[0] for group in groups])
+    return with_equations(tape, [_fuse(group) if len(group) > 1 else group[0] for group in groups])
 
 
 def _alike(eqn: Equation) -> Any:
@@ -45,7 +45,7 @@ def _stays(made: Equation, a: Atom, taken: Equation) -> bool:
     return all((spec, t) == found for x, spec, t in blocks if x is a)
 
 
-def _fused(eqns: Sequence[Equation]) -> Equation:
+def _fuse(eqns: Sequence[Equation]) -> Equation:
     """Fuse several shard_maps into one, which takes once an operand that several take with one spec."""
     blocks: dict[Any, Var] = {}  # (an operand or its id, its spec, the type) -> its block
     results: dict[Var, Atom] = {}  # a result -> its block
@@ -63,7 +63,7 @@ def _fused(eqns: Sequence[Equation]) -> Equation:
                 inputs.append(a)
                 in_specs.append(spec)
             names[v] = blocks[key]
-        equations += _renamed(body, names)
+        equations += _rename(body, names)
         results.update(zip(eqn.outputs, [names.get(a, a) if isinstance(a, Var) else a for a in body.outputs]))
     params = {
         **eqns[0].params,
@@ -75,7 +75,7 @@ def _fused(eqns: Sequence[Equation]) -> Equation:
     return Equation(shard_map_p, inputs, params, [*results], eqns[0].source)
 
 
-def _renamed(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
+def _rename(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
     """Yield a body's equations, with inputs renamed by `names`, and new outputs, which are added to `names`."""
     for eqn in body.equations:
         outputs = [Var(v.type) for v in eqn.outputs]

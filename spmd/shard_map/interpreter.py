@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy
 
-from collectives.backends.base import Axes, Backend, place_of
+from collectives.backends.base import Axes, Backend, describe_rank
 from collectives.ops import axis_index_p
-from collectives.passes.overlap import index, run_lowered
+from collectives.passes.overlap import bind_index, run_lowered
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, transforming
@@ -24,9 +24,9 @@ from minidiff.core.staging import Stage
 from minidiff.core.states import REDUCED, UNREDUCED, AxisStates
 from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, Var, operand_type, plain_operand, typeof
-from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
-from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
+from minidiff.core.types import ShapedArray, Var, as_plain_operand, operand_type, typeof
+from minidiff.debug import CheckFinite, error_for, finiteness, is_inexact, worst_finiteness
+from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, TracerError, divergence_error, leak_message
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.cond import Cond, communications, run_if
 from minidiff.higher_order.effects import has_effects
@@ -93,7 +93,7 @@ class RankTracer(Tracer):
         self.check_alive()
         if self.held:
             shown = self.type if self.interpreter.scope.typed else ShapedArray(self.shape, self.dtype, self.held)
-            raise diverges(f"{use} needs one value", shown, self.held)
+            raise divergence_error(f"{use} needs one value", shown, self.held)
         return self.data
 
     def __str__(self) -> str:
@@ -134,7 +134,9 @@ class SPMD(Interpreter):
                 if bodies is not None:
                     return self._record_bodies(primitive, args, params, bodies)
             with running(self):
-                return primitive.evaluate(args if self.scope.typed else [self.agreed(x) for x in args], params)
+                return primitive.evaluate(
+                    args if self.scope.typed else [self.make_agreed_invariant(x) for x in args], params
+                )
         if primitive.has_effect:
             return self._on_each_rank(primitive, args, params)
         operands = [
@@ -175,7 +177,7 @@ class SPMD(Interpreter):
             check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
         if primitive is axis_index_p:
             axes = params["axes"]
-            return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
+            return RankTracer(self, *(bind_index(axes, ranks) if recorded else ranks.axis_index(axes)))
         if recorded:
             found = run_lowered(primitive, operands, ranks, params)
         elif primitive.multiple_results:
@@ -323,9 +325,9 @@ class SPMD(Interpreter):
         if not isinstance(x, ShardedArray):
             return super()._adopt(x)
         with running(EVALUATE):  # arrays that the body closes over are unmapped: every rank has the whole
-            return RankTracer(self, x.type.sharding.gathered(x), ())
+            return RankTracer(self, x.type.sharding.gather(x), ())
 
-    def agreed(self, x: Value) -> Value:
+    def make_agreed_invariant(self, x: Value) -> Value:
         """Without types, make an integer or boolean scalar that is the same on all ranks invariant."""
         if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
             return x
@@ -339,7 +341,7 @@ class SPMD(Interpreter):
         """Shard an argument by a spec, and return its blocks as a value of the body."""
         if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
             # a loop's step is compiled before the shardings are known
-            x = Sharding(self.mesh, spec).resharded(x)
+            x = Sharding(self.mesh, spec).reshard(x)
         states = spec.states if (spec.unreduced or spec.reduced) and self.scope.typed else None
         if isinstance(x, ShardedArray):
             return RankTracer(self, x.data, x.held, states)
@@ -354,7 +356,7 @@ class SPMD(Interpreter):
 
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""
-        ranks, wanted = self.mesh.ranks, self.mesh.ranks.ordered(spec.held)
+        ranks, wanted = self.mesh.ranks, self.mesh.ranks.sort_axes(spec.held)
         data = ranks.reshard_data(*self.operand(x), wanted)
         if spec.is_trivial:
             return data if data.ndim else data[()]  # a NumPy scalar, whichever backend ran
@@ -372,7 +374,7 @@ class SPMD(Interpreter):
         if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
             self.compared[id(x)] = x
             check_blocks(self.mesh, [("an array that the body closes over", x, ())])
-        return plain_operand(x), ()
+        return as_plain_operand(x), ()
 
 
 _varying = functools.lru_cache(maxsize=4096)(AxisStates.of)
@@ -385,7 +387,7 @@ def _marks(states: AxisStates) -> AxisStates | None:
 
 def axes_and_size(ranks: Backend, axes: Collection[str]) -> dict:
     """The parameters of a collective over all of these axes."""
-    return {"axes": ranks.ordered(axes), "size": ranks.size(axes)}
+    return {"axes": ranks.sort_axes(axes), "size": ranks.size(axes)}
 
 
 #: Collectives that may produce a NaN or an infinity. The others only move or select numbers.
@@ -412,12 +414,12 @@ class CheckFiniteOnRanks(SPMD):
         with numpy.errstate(all="ignore"):
             out = super().process(primitive, args, params)
         made = [self._worst(x) for x in (out if primitive.multiple_results else [out])]
-        ranks, setting = self.mesh.ranks, worst(params)
+        ranks, setting = self.mesh.ranks, worst_finiteness(params)
         before = [max(setting, *map(int, states)) for states in zip(*[_local(ranks, *x) for x in given])]
         after = [max(map(int, states)) for states in zip(*[_local(ranks, *x) for x in made])]
         worse = {r: after[r] for r in range(len(after)) if self.checker.is_wrong(before[r], after[r])}
         if worse:
-            where = [place_of(self.mesh.shape, ranks.rank + r) for r in worse]
+            where = [describe_rank(self.mesh.shape, ranks.rank + r) for r in worse]
             raise error_for(str(primitive), args, max(worse.values()), ", ".join(where))
         return out
 
@@ -426,7 +428,7 @@ class CheckFiniteOnRanks(SPMD):
         data, held = self.operand(x)
         if not is_inexact(data):
             return numpy.zeros((), numpy.uint8), ()
-        found = numpy.asarray(state(data))
+        found = numpy.asarray(finiteness(data))
         block = len(self.mesh.ranks.block_shape(found, held))
         return found.max(axis=tuple(range(found.ndim - block, found.ndim)), initial=0), held
 
@@ -456,4 +458,4 @@ def _by_rank(
     columns = [_local(mesh.ranks, x, held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
     for r, (_, *blocks) in enumerate(zip(*columns)):
         if r not in idle:
-            yield place_of(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]
+            yield describe_rank(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]

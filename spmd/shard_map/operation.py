@@ -36,7 +36,7 @@ from minidiff.core.interpreter import (
     EVALUATE,
     Interpreter,
     current_interpreter,
-    restores_interpreter,
+    restore_interpreter,
     running,
     transforming,
 )
@@ -52,21 +52,21 @@ from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_m
 from minidiff.higher_order.bodies import HigherOrder
 from minidiff.higher_order.dead_code import with_used_results
 from minidiff.higher_order.effects import has_effects
-from minidiff.higher_order.masks import chosen, cut, placed, positions
+from minidiff.higher_order.masks import choose, place, positions, split_list
 from minidiff.ops.elementwise import divide
-from minidiff.values.aliasing import owner_of, read_only
+from minidiff.values.aliasing import owner_of, read_only_view
 from spmd.checks.agreement import NO_CALL, checks_values, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
     P,
     PartitionSpec,
+    axes_of_entry,
     block_type,
     check_divides,
     check_ndim,
     check_not_summed,
     check_spec,
     global_type,
-    names,
 )
 from spmd.shard_map.auto_axes import check_splits_batch, with_auto_axes
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
@@ -108,12 +108,12 @@ class ShardMap(HigherOrder):
         """Apply the operation, resharding sharded arguments to their specs first."""
         if current_interpreter() is EVALUATE:
             compare_call(params)  # before anything is resharded
-        args = tuple(_resharded(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
+        args = tuple(_reshard_argument(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
         return super().bind(*args, **params)
 
     # ------------------------------------------------ running
 
-    @restores_interpreter
+    @restore_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         compare_call(params)
         interpreter, in_specs = body_interpreter(params), params["in_specs"]
@@ -123,7 +123,7 @@ class ShardMap(HigherOrder):
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
         results = [interpreter.leave(x, spec) for x, spec in zip(outs, out_specs)]
-        return _unshared(results, interpreter.plain)
+        return _copy_shared_results(results, interpreter.plain)
 
     # ------------------------------------------------ forward mode
 
@@ -133,17 +133,17 @@ class ShardMap(HigherOrder):
 
         def body(*blocks):
             inside = type(outside)(current_interpreter(), outer=outside)
-            block_primals, block_tangents = cut(blocks, len(args))
+            block_primals, block_tangents = split_list(blocks, len(args))
             with transforming(inside):
-                outs, specs = run_body(params, list(map(inside.join, block_primals, placed(block_tangents, active))))
+                outs, specs = run_body(params, list(map(inside.join, block_primals, place(block_tangents, active))))
             out_primals, out_tangents = inside.split(outs)
             out_active.extend(t is not None for t in out_tangents)
-            return [*out_primals, *chosen(out_tangents, out_active)], (*specs, *chosen(specs, out_active))
+            return [*out_primals, *choose(out_tangents, out_active)], (*specs, *choose(specs, out_active))
 
-        specs = (*in_specs, *chosen(in_specs, active))
-        results = self._bind_body([*primals, *chosen(tangents, active)], params, body, specs)
-        out_primals, out_tangents = cut(results, len(out_active))
-        return list(map(outside.join, out_primals, placed(out_tangents, out_active)))
+        specs = (*in_specs, *choose(in_specs, active))
+        results = self._bind_body([*primals, *choose(tangents, active)], params, body, specs)
+        out_primals, out_tangents = split_list(results, len(out_active))
+        return list(map(outside.join, out_primals, place(out_tangents, out_active)))
 
     # ------------------------------------------------ reverse mode
 
@@ -157,27 +157,27 @@ class ShardMap(HigherOrder):
         def body(*blocks):
             nonlocal ran
             inside = Linearize(current_interpreter(), outer=outside)
-            values = placed(blocks, known)
+            values = place(blocks, known)
             for i in positions(linear):
                 values[i] = inside.new_input(block_type(args[i].type, in_specs[i], mesh.shape, typed))
             with transforming(inside):
                 outs, specs = run_body(params, values)
-                arguments = zip(chosen(args, known), chosen(in_specs, known))
+                arguments = zip(choose(args, known), choose(in_specs, known))
                 ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), arguments)))
             return ran.results, ran.result_specs
 
-        results = self._bind_body(chosen(args, known), params, body, tuple(chosen(in_specs, known)))
-        known_outs, kept = cut(results, ran.linear.count(False))
+        results = self._bind_body(choose(args, known), params, body, tuple(choose(in_specs, known)))
+        known_outs, kept = split_list(results, ran.linear.count(False))
         linear_outs: list[Value] = []
         if any(ran.linear):
             residuals, residual_specs = ran.residuals(kept)
-            captured = _closed_over(outside, ran.captured, mesh)
+            captured = _closed_over_arguments(outside, ran.captured, mesh)
             where = {
                 **_where(params),
-                "in_specs": (*residual_specs, *chosen(in_specs, linear), *[P()] * len(captured)),
+                "in_specs": (*residual_specs, *choose(in_specs, linear), *[P()] * len(captured)),
                 "out_specs": ran.linear_specs,
             }
-            operands = [*residuals, *chosen(args, linear), *captured]
+            operands = [*residuals, *choose(args, linear), *captured]
             linear_outs = outside.record(self, operands, {**where, "body": ran.tape})
         outs = iter(known_outs), iter(linear_outs)
         return [next(outs[yes]) for yes in ran.linear]
@@ -189,28 +189,28 @@ class ShardMap(HigherOrder):
         found: list[bool] = []
 
         def body(*blocks):
-            values, block_cts = cut(blocks, sum(known))
-            tape = linear_part(params["body"], linear, placed(values, known))
+            values, block_cts = split_list(blocks, sum(known))
+            tape = linear_part(params["body"], linear, place(values, known))
             if params["check_rep"]:
-                in_cts = summed_backward_pass(tape, placed(block_cts, given))
+                in_cts = summed_backward_pass(tape, place(block_cts, given))
             else:
-                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, chosen(out_specs, given))]
-                in_cts = walk_back(tape, placed(block_cts, given))
+                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, choose(out_specs, given))]
+                in_cts = walk_back(tape, place(block_cts, given))
             found.extend(ct is not None for ct in in_cts)
-            in_cts, specs = chosen(in_cts, found), chosen(chosen(in_specs, linear), found)
+            in_cts, specs = choose(in_cts, found), choose(choose(in_specs, linear), found)
             if not params["check_rep"]:
                 in_cts = [_sum_unmapped(ct, spec, mesh) for ct, spec in zip(in_cts, specs)]
             return in_cts, tuple(spec.transposed() for spec in specs)
 
-        specs = (*chosen(in_specs, known), *[spec.transposed() for spec in chosen(out_specs, given)])
-        results = self._bind_body([*chosen(operands, known), *chosen(cts, given)], params, body, specs)
-        return placed(placed(results, found), linear)
+        specs = (*choose(in_specs, known), *[spec.transposed() for spec in choose(out_specs, given)])
+        results = self._bind_body([*choose(operands, known), *choose(cts, given)], params, body, specs)
+        return place(place(results, found), linear)
 
     # ------------------------------------------------ vmap
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         in_specs, batched = params["in_specs"], [outside.owns(x) for x in args]
-        axes, size = names(outside.spmd_axis_name), outside.size_of_batch
+        axes, size = axes_of_entry(outside.spmd_axis_name), outside.size_of_batch
         out_batched: list[bool] = []
 
         def body(*blocks):
@@ -242,7 +242,7 @@ class ShardMap(HigherOrder):
         tape, constants = inside.tape(outs).close()
         return outside.record(
             self,
-            [*constants, *args, *_closed_over(outside, inside.captured, mesh)],
+            [*constants, *args, *_closed_over_arguments(outside, inside.captured, mesh)],
             {
                 **_where(params),
                 "in_specs": (*[P()] * len(constants), *in_specs, *[P()] * len(inside.captured)),
@@ -310,7 +310,7 @@ def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
     return (body(*blocks), params["out_specs"]) if isinstance(body, Tape) else body(*blocks)
 
 
-def everywhere(mesh: Mesh) -> dict:
+def typed_params(mesh: Mesh) -> dict:
     """Parameters of a typed shard_map over a mesh."""
     return {"mesh": mesh, "check_rep": True, "auto_pbroadcast": True, "call": NO_CALL}
 
@@ -325,17 +325,17 @@ def _where(params: dict) -> dict:
 
 def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
     """Divide a cotangent by the number of ranks that got a copy of all of it."""
-    copies = mesh.ranks.size(_unmapped(spec, mesh))
+    copies = mesh.ranks.size(_unmapped_axes(spec, mesh))
     return divide(ct, copies) if copies != 1 else ct
 
 
 def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
     """Sum an unmapped input's cotangent over the ranks that got copies of it."""
-    axes = _unmapped(spec, mesh)
+    axes = _unmapped_axes(spec, mesh)
     return untyped_psum_p.bind(ct, **axes_and_size(mesh.ranks, axes)) if axes else ct
 
 
-def _unmapped(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
+def _unmapped_axes(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
     """The axes that a spec does not name, not even as reduced: there the cotangent is unreduced, and needs no sum."""
     return tuple(a for a in mesh.axis_names if a not in spec.states.axes)
 
@@ -343,28 +343,28 @@ def _unmapped(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
 # ---------------------------------------------------------------- operands and results
 
 
-def _resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+def _reshard_argument(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """Reshard a sharded argument by its spec; return any other argument unchanged."""
     sharding = typeof(x).sharding
     if sharding is None and not (spec.unreduced or spec.reduced):
         return x
     if sharding is not None and sharding.mesh is mesh and sharding.spec == spec:
         return x
-    return Sharding(mesh, spec).resharded(x)
+    return Sharding(mesh, spec).reshard(x)
 
 
-def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh) -> list[Value]:
+def _closed_over_arguments(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh) -> list[Value]:
     """The values that a body closes over, gathered, as unmapped arguments."""
     with running(interpreter):
-        return [_resharded(x, mesh, P()) for x in values]
+        return [_reshard_argument(x, mesh, P()) for x in values]
 
 
-def _unshared(results: list[Value], plain: set[int]) -> list[Value]:
+def _copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
     """Copy results that share memory with the user's `plain` arrays, and plain ones that share it with sharded ones."""
     sharded = [x for x in results if isinstance(x, ShardedArray)]
     for x in sharded:
         if id(owner_of(x.data)) in plain:
-            x.data = read_only(x.data.copy())
+            x.data = read_only_view(x.data.copy())
     owners = plain.union(id(owner_of(x.data)) for x in sharded)
     shared = lambda x: not x.flags.writeable or id(owner_of(x)) in owners  # noqa: E731
     return [x.copy() if isinstance(x, numpy.ndarray) and shared(x) else x for x in results]

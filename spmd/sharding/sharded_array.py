@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from collectives.backends.base import place_of
+from collectives.backends.base import describe_rank
 from collectives.backends.simulated import Simulated, join_blocks
 from minidiff.core.interpreter import EVALUATE
 from minidiff.core.states import AxisStates
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
-from minidiff.numpy.coverage import writing
+from minidiff.numpy.coverage import mutating_functions
 from minidiff.ops import declare_all
 from minidiff.ops.base import Linear
-from minidiff.values.aliasing import read_only
+from minidiff.values.aliasing import read_only_view
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, block_type, global_type
 
@@ -67,16 +67,16 @@ class Sharding(NamedTuple):
         dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
         return element.with_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
 
-    def resharded(self, x: Value) -> Value:
+    def reshard(self, x: Value) -> Value:
         """Reshard `x`, a plain array or one sharded over any mesh, to this sharding."""
         here, have, _ = typeof(x).sharding or Sharding(self.mesh, P())
         if not here.is_like(self.mesh):
             x, have = reshard_p.bind(x, mesh=here, have=have, want=P()), P()
         return x if have == self.spec else reshard_p.bind(x, mesh=self.mesh, have=have, want=self.spec)
 
-    def gathered(self, x: Value) -> Value:
+    def gather(self, x: Value) -> Value:
         """Gather `x`, a plain or sharded array, on every rank."""
-        return Sharding(self.mesh, P()).resharded(x)
+        return Sharding(self.mesh, P()).reshard(x)
 
 
 def with_sharding(t: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArray:
@@ -103,7 +103,7 @@ class ShardedArray(Tracer):
         super().__init__(EVALUATE)
         self.mesh = mesh
         self.spec = spec
-        self.data = read_only(data)  # as the backend holds it, varying along `held`
+        self.data = read_only_view(data)  # as the backend holds it, varying along `held`
         self._type = with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
 
     @property
@@ -112,7 +112,7 @@ class ShardedArray(Tracer):
 
     @property
     def held(self) -> tuple[str, ...]:
-        return self.mesh.ranks.ordered(self.spec.held)
+        return self.mesh.ranks.sort_axes(self.spec.held)
 
     @property
     def local(self) -> Any:
@@ -124,7 +124,7 @@ class ShardedArray(Tracer):
         Under MPI every rank must call it. Parts of a sum are added up.
         """
         if self.spec.unreduced:
-            total = Sharding(self.mesh, self.spec.summed_up()).resharded(self)
+            total = Sharding(self.mesh, self.spec.summed_up()).reshard(self)
             return total.gather() if isinstance(total, ShardedArray) else numpy.array(total)
         blocks = self.mesh.ranks.gather(self.data, self.held)
         whole = join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)
@@ -162,21 +162,21 @@ class ShardedArray(Tracer):
         target = inputs[:1] if method == "at" else kwargs.get("out", ())
         as_a_whole = ufunc not in NUMPY_FUNCTIONS or len(target) > 0 or kwargs.get("where", True) is not True
         if as_a_whole and not any(isinstance(t, ShardedArray) for t in target):
-            return getattr(ufunc, method)(*_whole(inputs), **_whole(kwargs))
+            return getattr(ufunc, method)(*_gather_nested(inputs), **_gather_nested(kwargs))
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func not in NUMPY_FUNCTIONS and not _writes_into_one(func, args, kwargs):
-            return func(*_whole(args), **_whole(kwargs))
+            return func(*_gather_nested(args), **_gather_nested(kwargs))
         found = super().__array_function__(func, types, args, kwargs)
         alike = func in _LIKE and args[0] is self and found.shape == self.shape
-        return self.type.sharding.resharded(found) if alike else found
+        return self.type.sharding.reshard(found) if alike else found
 
     def __repr__(self) -> str:
         if self.mesh.ranks.is_here(self.held):
             whole = numpy.array2string(self.gather(), prefix="ShardedArray(", separator=", ")
             return f"ShardedArray({whole}, {self.spec})"
-        here = place_of(self.mesh.shape, self.mesh.ranks.rank)
+        here = describe_rank(self.mesh.shape, self.mesh.ranks.rank)
         return f"ShardedArray({self.type}, {self.spec}; {here} has\n{self.local})"
 
     def __str__(self) -> str:
@@ -187,18 +187,18 @@ class ShardedArray(Tracer):
 _LIKE = {numpy.zeros_like, numpy.ones_like, numpy.full_like, numpy.empty_like}
 
 
-def _whole(x: Any) -> Any:
+def _gather_nested(x: Any) -> Any:
     """Gather sharded arrays, also inside lists, tuples and dictionaries."""
     if isinstance(x, ShardedArray):
         return x.gather()
     if isinstance(x, (list, tuple)):
-        return type(x)(map(_whole, x))
-    return {k: _whole(v) for k, v in x.items()} if isinstance(x, dict) else x
+        return type(x)(map(_gather_nested, x))
+    return {k: _gather_nested(v) for k, v in x.items()} if isinstance(x, dict) else x
 
 
 def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a NumPy function would write into a sharded array: a gathered copy would lose the values."""
-    targets = (*(args[:1] if func in writing() else ()), kwargs.get("out"))
+    targets = (*(args[:1] if func in mutating_functions() else ()), kwargs.get("out"))
     return any(isinstance(target, ShardedArray) for target in targets)
 
 
@@ -211,14 +211,14 @@ def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
         return x
     x = numpy.asarray(x)
     if want.unreduced and x.any():
-        raise not_parts(typeof(x), have, want)
+        raise not_unreduced_error(typeof(x), have, want)
     data, held = mesh.ranks.place(x, want.dims(x.ndim))
-    data = mesh.ranks.reshard_data(data, held, mesh.ranks.ordered(want.held))
+    data = mesh.ranks.reshard_data(data, held, mesh.ranks.sort_axes(want.held))
     data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
     return ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
 
 
-def not_parts(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> VarianceError:
+def not_unreduced_error(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> VarianceError:
     """The error that an array cannot become unreduced by resharding."""
     axes = show_axes(want.unreduced - have.unreduced)
     return VarianceError(
@@ -231,7 +231,7 @@ def _reshard_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[b
     """Reshard a batch whose elements are split by `want`; its axis stays split where `want` allows."""
     t = typeof(args[0])
     own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
-    return Sharding(mesh, own.of_batch(0, t.ndim, want)).resharded(args[0])
+    return Sharding(mesh, own.of_batch(0, t.ndim, want)).reshard(args[0])
 
 
 #: Reshard `x` from the spec `have` to the spec `want`, over one mesh. Of a sharded array it is a `shard_map`, in whose

@@ -32,10 +32,10 @@ from minidiff.inputs.agreement import check_unreduced
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
-from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
+from minidiff.ops.indexing import gather_p, is_in_step_backwards, slice_of_part, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
-from minidiff.values.dtypes import accumulator, is_differentiable
+from minidiff.values.dtypes import accumulator_dtype, is_differentiable
 from spmd.mesh.specs import PartitionSpec, part_count
 from spmd.sharding.routes import Dims, Route, follow, route
 
@@ -105,8 +105,8 @@ def _slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: 
         if ("at", d) not in way:
             continue
         axes, n, length = way["at", d], whole.shape[d], x.shape[d]
-        if in_step_backwards(index[k], n):
-            at[k] = of_part(index[k], n)
+        if is_in_step_backwards(index[k], n):
+            at[k] = slice_of_part(index[k], n)
             moved.append((axes, collectives.axis_size(axes) - 1))
         elif (place := _in_one_block(index[k], n, length)) is not None:
             at[k] = place[1]
@@ -207,7 +207,9 @@ class Plan(NamedTuple):
         """Compute the results' blocks from those of the operands, in the body of a `shard_map`."""
         operands = [follow(route, x, self.varying) for route, x in zip(self.routes, blocks)]
         if self.narrow is not None:
-            operands = [elementwise.convert(x, accumulator(x.dtype)) if hasattr(x, "dtype") else x for x in operands]
+            operands = [
+                elementwise.convert(x, accumulator_dtype(x.dtype)) if hasattr(x, "dtype") else x for x in operands
+            ]
         found = self.run(*operands)
         found = found if isinstance(found, (list, tuple)) else [found]
         if self.over and self.combine is not None:
@@ -280,7 +282,7 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
         varying=along,
         over=over,
         combine=dimensions.combine,
-        narrow=outs[0].dtype if summed and accumulator(outs[0].dtype) != outs[0].dtype else None,
+        narrow=outs[0].dtype if summed and accumulator_dtype(outs[0].dtype) != outs[0].dtype else None,
         out_specs=tuple(
             PartitionSpec.of_dims(dims, t.unreduced, t.reduced - along) for dims, t in zip(out_shardings, outs)
         ),

@@ -14,7 +14,7 @@ from minidiff.core.tape import Equation
 from minidiff.core.types import ShapedArray, Var
 from minidiff.ops.elementwise import add
 from minidiff.show.program import WIDTH
-from minidiff.values.aliasing import frozen
+from minidiff.values.aliasing import read_only_copy
 from spmd import P
 from tests.samples import each
 
@@ -82,13 +82,13 @@ def test_a_tape_can_be_transformed():
 
 def test_constants_are_held_once_and_numbers_are_none():
     tape = md.make_tape(lambda x: TABLE * x + TABLE * (x * np.float64(2)) + 1)(1.0)
-    assert [c is frozen(TABLE) for c in tape.constants] == [True]
+    assert [c is read_only_copy(TABLE) for c in tape.constants] == [True]
 
 
 def test_closing_makes_inputs_of_constants():
     tape = md.make_tape(f)(1.0, TABLE)
     closed, constants = tape.close()
-    assert constants[0] is frozen(TABLE) and closed.constants == []
+    assert constants[0] is read_only_copy(TABLE) and closed.constants == []
     closed.check()
     assert closed.in_types == [md.typeof(TABLE), *tape.in_types]
     for ours, theirs in zip(closed(*constants, 1.0, TABLE), tape(1.0, TABLE), strict=True):

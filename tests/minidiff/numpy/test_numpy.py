@@ -16,7 +16,7 @@ from minidiff.checks.testing import check_grads
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.numpy import replaced
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, REFUSED, public_callables
-from minidiff.numpy.dispatch import unsupported
+from minidiff.numpy.dispatch import unsupported_error
 from minidiff.ops import ufunc_methods
 from tests.samples import each
 from tests.table import coverage
@@ -439,7 +439,9 @@ def test_what_is_not_there_names_what_is_named_alike():
     def expand_dim():
         pass
 
-    assert str(unsupported(expand_dim, ())).endswith("not supported on traced values; similar names: np.expand_dims")
+    assert str(unsupported_error(expand_dim, ())).endswith(
+        "not supported on traced values; similar names: np.expand_dims"
+    )
 
 
 def test_arguments_with_numpys_defaults_are_no_others():

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import minidiff as md
 import minidiff.numpy as mnp
-from minidiff.ops.base import repeated
+from minidiff.ops.base import broadcast_array
 from tests.minidiff.refusals import refusals
 from tests.table import TABLE
 
@@ -116,7 +116,7 @@ def broadcasts(draw):
 @given(broadcasts())
 def test_a_repeated_array_is_what_numpy_makes(given):
     x, shape = given
-    wide = repeated(x, shape)
+    wide = broadcast_array(x, shape)
     np.testing.assert_array_equal(wide, np.broadcast_to(x, shape))
     assert wide.dtype == x.dtype
     assert not wide.flags.writeable

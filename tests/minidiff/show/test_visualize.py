@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import minidiff as md
 import spmd
 from spmd import P, visualize_sharding
-from spmd.mesh.specs import names
+from spmd.mesh.specs import axes_of_entry
 from tests.minidiff.refusals import refusals
 
 PLANE = spmd.make_mesh((4, 2), ("x", "y"), backend="simulated")
@@ -162,7 +162,7 @@ def shardings(draw):
         if d >= 0:
             entries[d].append(axis)
     spec = [tuple(e) if len(e) > 1 else e[0] if e else None for e in entries]
-    parts = [math.prod(dict(zip(axes, sizes))[a] for a in names(e)) for e in spec]
+    parts = [math.prod(dict(zip(axes, sizes))[a] for a in axes_of_entry(e)) for e in spec]
     shape = tuple(n * draw(st.integers(1, 2)) for n in parts)
     return sizes, axes, spec, shape
 
@@ -180,7 +180,7 @@ def test_each_rank_has_the_block_that_the_picture_says(sharding):
     data, held = mesh.ranks.place(whole, P(*spec).dims(whole.ndim))
     everywhere = mesh.ranks.expand(data, held, mesh.axis_names)
     for block, ranks in ranks_of.items():
-        parts = [math.prod(dict(zip(axes, sizes))[a] for a in names(e)) for e in spec]
+        parts = [math.prod(dict(zip(axes, sizes))[a] for a in axes_of_entry(e)) for e in spec]
         index = tuple(slice(b * n // p, (b + 1) * n // p) for b, n, p in zip(block, shape, parts))
         for rank in ranks:
             np.testing.assert_array_equal(everywhere[rank], whole[index])

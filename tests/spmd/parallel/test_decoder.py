@@ -11,7 +11,7 @@ from spmd.examples.text import load_text, ngram_loss
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, init_decoder
 from spmd.parallel.generate import decode_step, draw, empty_cache, generate
-from spmd.parallel.transformer import causal_attention, mlp, normalized
+from spmd.parallel.transformer import causal_attention, mlp, normalize
 from tests import decoder_programs as programs
 
 
@@ -74,10 +74,10 @@ def sliding(config, params, text, context):
     x = params["embedding"][text]
     for i in range(config.layers):
         layer = md.tree.map(lambda leaf, i=i: leaf[i], params["layers"])
-        normed = normalized(config, layer["attention_norm"], x)
+        normed = normalize(config, layer["attention_norm"], x)
         x = x + causal_attention(layer["attention"], normed, attend=attend)
-        x = x + mlp(layer["mlp"], normalized(config, layer["mlp_norm"], x))
-    return normalized(config, params["norm"], x) @ params["head"]
+        x = x + mlp(layer["mlp"], normalize(config, layer["mlp_norm"], x))
+    return normalize(config, params["norm"], x) @ params["head"]
 
 
 def test_sampling():
