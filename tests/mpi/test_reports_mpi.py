@@ -79,7 +79,7 @@ def test_all_ranks_have_the_same_model():
     assert model.source == f"fitted to times on {RANKS} MPI ranks"
     check_alike((model.alpha, model.beta, model.measurements))
     assert max(model.alpha, model.beta) > 0
-    assert line().calls == {"all_gather": 1}  # of their arguments: measured calls do not count
+    assert line().calls == {}  # neither what is measured counts, nor what compares the arguments
 
 
 @pytest.mark.parallel([2, 3])
