@@ -37,7 +37,15 @@ def write_entries(match):
 
 def read_page(app, docname, source):
     app.env.current_document["modules"] = tuple({path: None for path, _ in listed_names(source[0])})
+    source[0] = re.sub(r"\n\n```$", "\n```", source[0], flags=re.MULTILINE)  # doctests end with an empty line
     source[0] = LISTED.sub(write_entries, source[0])
+
+
+def number_notebook(app, doctree):
+    """Texts and lecturers call a notebook by its number."""
+    docname = app.env.docname
+    if docname.startswith("notebooks/"):
+        app.env.titles[docname].insert(0, nodes.Text(f"{docname[10:12]} "))
 
 
 # ---------------------------------------------------------------- docstrings
@@ -141,6 +149,7 @@ def write_math_block(writer, node):
 
 def setup(app):
     app.connect("source-read", read_page)
+    app.connect("doctree-read", number_notebook, priority=900)
     app.connect("autodoc-process-docstring", as_rst)
     app.connect("autodoc-skip-member", skip)
     app.add_transform(LinkNames)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import minidiff
 
-sys.path.insert(0, str(Path(__file__).parent))  # where autoreference is
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for autoreference
 
 project = "minidiff"
 version = release = minidiff.__version__
@@ -37,8 +38,9 @@ html_title = f"{project} {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_extra_path = ["static/index.html"]
+html_search_scorer = str(HERE / "static" / "scorer.js")
 html_copy_source = False
-html_show_sphinx = False
+html_show_copyright = False
 html_math_renderer = "mathml"
 pygments_style = "tango"
 pygments_dark_style = "monokai"
