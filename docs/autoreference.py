@@ -45,7 +45,8 @@ def number_notebook(app, doctree):
     """Texts and lecturers call a notebook by its number."""
     docname = app.env.docname
     if docname.startswith("notebooks/"):
-        app.env.titles[docname].insert(0, nodes.Text(f"{docname[10:12]} "))
+        for title in (app.env.titles[docname], app.env.tocs[docname].next_node(nodes.reference)):
+            title.insert(0, nodes.Text(f"{docname[10:12]} "))
 
 
 # ---------------------------------------------------------------- docstrings
@@ -58,9 +59,14 @@ def as_rst(app, what, name, x, options, lines):
     text = "\n".join(lines)
     text = re.sub(r"(?<!`)`([^`\n][^`]*)`(?!`)", lambda m: "``" + " ".join(m[1].split()) + "``", text)
     text = re.sub(r"(\w``)(?=\w)", r"\1\\ ", text)
-    text = re.sub(r"(\(|, )(\*+\w+[,)])", r"\1\\\2", text)
+    text = re.sub(r"``.*?``|(?<=[(\s])\*+(?=\w+[,)])", escape, text)
     text = re.sub(r"\n\n(?=    \S)", "\n\n::\n\n", text)
     lines[:] = text.split("\n")
+
+
+def escape(match):
+    """Escape stars that are no emphasis, as in f(*args), outside of code."""
+    return match[0].replace("*", r"\*") if match[0].startswith("*") else match[0]
 
 
 def skip(app, what, name, x, skipped, options):
@@ -128,7 +134,12 @@ class LinkNames(SphinxTransform):
 
 
 #: LaTeX that docutils does not know, and what it knows instead.
-LATEX = {r"\\dots\b": r"\\ldots", r"\\mathrel\b": "", r"\\frac(\d)(\d)": r"\\frac{\1}{\2}"}
+LATEX = {
+    r"(\\(?:dot|bar) ?\w)(?=_)": r"\1{}",
+    r"\\dots\b": r"\\ldots",
+    r"\\mathrel\b": "",
+    r"\\frac(\d)(\d)": r"\\frac{\1}{\2}",
+}
 
 
 def write_math(writer, node, as_block=False):
