@@ -28,35 +28,14 @@ from collectives.ranks import CommunicatingRanks as _Ranks
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
 from minidiff import __version__ as __version__
 from minidiff.core.ranks import install as _install
-from minidiff.diagnostics.other_libraries import attributes as _attributes
+from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 
 __all__ = [
-    "all_gather",
-    "all_gather_invariant",
-    "all_to_all",
-    "at_root",
-    "axis_index",
-    "axis_size",
-    "broadcast",
-    "broadcast_varying",
-    "gather",
-    "pbroadcast",
-    "pcast",
-    "pmax",
-    "pmean",
-    "pmin",
-    "ppermute",
-    "pscan",
-    "pscatter",
-    "psum",
-    "psum_scatter",
-    "pvary",
-    "reduce",
-    "reduced",
-    "scatter",
-    "unreduced",
-]
+    "all_gather", "all_gather_invariant", "all_to_all", "at_root", "axis_index", "axis_size", "broadcast",
+    "broadcast_varying", "gather", "pbroadcast", "pcast", "pmax", "pmean", "pmin", "ppermute", "pscan", "pscatter",
+    "psum", "psum_scatter", "pvary", "reduce", "reduced", "scatter", "unreduced",
+]  # fmt: skip
 
 _install(_Ranks)
 _hide_frames_of(globals(), __all__)
@@ -68,7 +47,7 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from collectives import cost as cost
     from collectives import reference as reference
 else:  # a type checker that saw __getattr__ would accept any name
-    __getattr__ = _attributes(__name__, _LATER)
+    __getattr__ = _module_getattr(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

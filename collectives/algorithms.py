@@ -69,39 +69,26 @@ from collectives.ops import (
     axis_index,
     axis_size,
     check_written,
-    counted,
+    convert_booleans,
     each_leaf,
+    make_varying,
     ppermute,
-    shifted,
-    varying_over,
+    shift,
 )
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.ops.base import rounded_once
+from minidiff.ops.base import round_once
 from minidiff.ops.shape import unstack
 
 __all__ = [
-    "bidirectional_ring_all_gather",
-    "bidirectional_ring_all_reduce",
-    "bidirectional_ring_reduce_scatter",
-    "binomial_tree_broadcast",
-    "binomial_tree_gather",
-    "binomial_tree_reduce",
-    "binomial_tree_scatter",
-    "bruck_all_gather",
-    "halving_doubling_all_reduce",
-    "pairwise_all_to_all",
-    "parameter_server_all_reduce",
-    "recursive_doubling_all_gather",
-    "recursive_doubling_all_reduce",
-    "recursive_doubling_scan",
-    "recursive_halving_reduce_scatter",
-    "ring_all_gather",
-    "ring_all_reduce",
-    "ring_reduce_scatter",
+    "bidirectional_ring_all_gather", "bidirectional_ring_all_reduce", "bidirectional_ring_reduce_scatter",
+    "binomial_tree_broadcast", "binomial_tree_gather", "binomial_tree_reduce", "binomial_tree_scatter",
+    "bruck_all_gather", "halving_doubling_all_reduce", "pairwise_all_to_all", "parameter_server_all_reduce",
+    "recursive_doubling_all_gather", "recursive_doubling_all_reduce", "recursive_doubling_scan",
+    "recursive_halving_reduce_scatter", "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter",
     "tree_all_reduce",
-]
+]  # fmt: skip
 
 Pairs = Sequence[tuple[int, int]]  # (source, destination)
 
@@ -188,7 +175,7 @@ class BothWays(MessageSchedule):
 
     def _in_halves(self, x: Value, run: Callable, *how: Callable) -> Value:
         half = (x.shape[-1] + 1) // 2
-        back = _ring(self.name, self.axis_name, -1)
+        back = _pass_around_ring(self.name, self.axis_name, -1)
         return np.concatenate([run(self, x[..., :half], *how), run(back, x[..., half:], *how)], axis=-1)
 
 
@@ -206,7 +193,7 @@ def _doublings(n: int) -> list[int]:
     return [1 << k for k in range((n - 1).bit_length())]
 
 
-def _ring(name: str, axis_name: AxisName, by: int = 1) -> MessageSchedule:
+def _pass_around_ring(name: str, axis_name: AxisName, by: int = 1) -> MessageSchedule:
     """Each rank sends the block that arrived last to the next rank."""
     n = _size(name, axis_name)
     pairs = [(rank, (rank + by) % n) for rank in range(n)]
@@ -220,21 +207,15 @@ def _bruck(name: str, axis_name: AxisName) -> MessageSchedule:
     return MessageSchedule(name, axis_name, steps, *_by_distance(n))
 
 
-def _doubling(name: str, axis_name: AxisName) -> MessageSchedule:
-    """Ranks that differ in one bit swap all they have.
-
-    It runs on the first n ranks, where n is the largest power of two up to N.
-    """
+def _swap_by_doubling(name: str, axis_name: AxisName) -> MessageSchedule:
+    """Ranks that differ in one bit swap all they have: the first n ranks, n the largest power of two up to N."""
     n = 1 << (_size(name, axis_name).bit_length() - 1)
     steps = [([(rank, rank ^ bit) for rank in range(n)], 0, bit) for bit in _doublings(n)]
     return MessageSchedule(name, axis_name, steps, *[lambda here, ranks: np.bitwise_xor(here % n, ranks)] * 2)
 
 
 def _tree(name: str, axis_name: AxisName, root: int) -> MessageSchedule:
-    """A binomial tree: each rank but the root sends all it has, once.
-
-    Only the root gets all blocks.
-    """
+    """A binomial tree: each rank but the root sends all it has, once; only the root gets all blocks."""
     n = _size(name, axis_name)
     root = check_rank(name, "the root", root, axis_name, n)
     owner, slot = _by_distance(n)
@@ -262,7 +243,7 @@ def _sum(x: Value, arrived: Value, axis_name: AxisName, pairs: Pairs) -> Value:
     return x + arrived
 
 
-def _replaced(x: Value, arrived: Value, axis_name: AxisName, pairs: Pairs) -> Value:
+def _replace_by_arrived(x: Value, arrived: Value, axis_name: AxisName, pairs: Pairs) -> Value:
     """What arrived along `pairs` at their destinations, and `x` on the other ranks."""
     reached = np.isin(np.arange(axis_size(axis_name)), [destination for _, destination in pairs])
     return np.where(np.take(reached, axis_index(axis_name)), arrived, x)
@@ -273,19 +254,19 @@ def _at_root(x: Value, axis_name: AxisName, root: int) -> Value:
     return np.where(axis_index(axis_name) == root, x, np.zeros((), x.dtype))
 
 
-def _added(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Value:
+def _add_along(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Value:
     """Send all of `x` along the pairs of each step, and add what arrives."""
     for pairs in steps:
         total = x + ppermute(x, axis_name, pairs)
         all_receive = len(pairs) == axis_size(axis_name)
-        x = total if all_receive else _replaced(x, total, axis_name, pairs)  # the others would add 0.0
+        x = total if all_receive else _replace_by_arrived(x, total, axis_name, pairs)  # the others would add 0.0
     return x
 
 
-def _delivered(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Value:
-    """Send all of `x` back along the steps: it replaces what `_added` had sent."""
+def _deliver_back(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Value:
+    """Send all of `x` back along the steps: it replaces what `_add_along` had sent."""
     for pairs in map(_back, reversed(steps)):
-        x = _replaced(x, ppermute(x, axis_name, pairs), axis_name, pairs)
+        x = _replace_by_arrived(x, ppermute(x, axis_name, pairs), axis_name, pairs)
     return x
 
 
@@ -296,15 +277,15 @@ def _operand(name: str, x: Any, axis_name: AxisName) -> Value:
     """Check the axes, and return a leaf as an array that varies along them."""
     x, run = array_of(x), single_axes(name, axis_name)
     check_written(name, x, run)
-    return varying_over(x, run)
+    return make_varying(x, run)
 
 
 def _summand(name: str, x: Any, axis_name: AxisName) -> Value:
     """`_operand` for sums: booleans are converted to integers."""
-    return counted(_operand(name, x, axis_name))
+    return convert_booleans(_operand(name, x, axis_name))
 
 
-def _gathered(schedule: MessageSchedule, x: Any, axis: int, tiled: bool) -> Any:
+def _gather_leaves(schedule: MessageSchedule, x: Any, axis: int, tiled: bool) -> Any:
     """Gather the blocks of each leaf, and put them along `axis`."""
 
     def gather(leaf):
@@ -315,7 +296,7 @@ def _gathered(schedule: MessageSchedule, x: Any, axis: int, tiled: bool) -> Any:
     return each_leaf(gather, x)
 
 
-def _scattered(
+def _scatter_leaves(
     schedule: MessageSchedule, x: Any, axis: int, tiled: bool, operand: Callable = _summand, combined: Callable = _sum
 ) -> Any:
     """Split each leaf into parts along `axis`, and scatter them."""
@@ -327,25 +308,21 @@ def _scattered(
         parts = split_dimension(leaf, schedule.size, at, tiled)
         if combined is not _sum:
             return schedule.scatter(parts, combined)
-        return rounded_once(lambda parts: schedule.scatter(parts, _sum), parts)
+        return round_once(lambda parts: schedule.scatter(parts, _sum), parts)
 
     return each_leaf(scatter, x)
 
 
-def _all_reduced(
-    name: str,
-    x: Any,
-    axis_name: AxisName,
-    reduce: Callable = lambda total: total,
-    before: Sequence[Pairs] = (),
+def _all_reduce_leaves(
+    name: str, x: Any, axis_name: AxisName, reduce: Callable = lambda total: total, before: Sequence[Pairs] = ()
 ) -> Any:
     """Sum each leaf by `reduce`, after the steps `before`, and send sums back along them."""
 
     def each(leaf):
         def reduced(x):
-            return reduce(_added(x, axis_name, before))
+            return reduce(_add_along(x, axis_name, before))
 
-        return _delivered(rounded_once(reduced, _summand(name, leaf, axis_name)), axis_name, before)
+        return _deliver_back(round_once(reduced, _summand(name, leaf, axis_name)), axis_name, before)
 
     return each_leaf(each, x)
 
@@ -371,7 +348,7 @@ def ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool =
 
     Source: shard_map tutorial, "ppermute"; Thakur et al., section 4.1.
     """
-    return _gathered(_ring("ring_all_gather", axis_name), x, axis, tiled)
+    return _gather_leaves(_pass_around_ring("ring_all_gather", axis_name), x, axis, tiled)
 
 
 def bidirectional_ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
@@ -386,7 +363,7 @@ def bidirectional_ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0,
 
     Source: shard_map tutorial, the second example of a matrix product overlapped with its all-gather.
     """
-    return _gathered(BothWays(*_ring("bidirectional_ring_all_gather", axis_name)), x, axis, tiled)
+    return _gather_leaves(BothWays(*_pass_around_ring("bidirectional_ring_all_gather", axis_name)), x, axis, tiled)
 
 
 def recursive_doubling_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
@@ -402,7 +379,7 @@ def recursive_doubling_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0,
     Source: Thakur et al., section 4.1.
     """
     _check_power_of_two("recursive_doubling_all_gather", axis_name, "bruck_all_gather or ring_all_gather")
-    return _gathered(_doubling("recursive_doubling_all_gather", axis_name), x, axis, tiled)
+    return _gather_leaves(_swap_by_doubling("recursive_doubling_all_gather", axis_name), x, axis, tiled)
 
 
 def bruck_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
@@ -418,7 +395,7 @@ def bruck_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool 
     Source: J. Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
     1997; Thakur et al., section 4.1.
     """
-    return _gathered(_bruck("bruck_all_gather", axis_name), x, axis, tiled)
+    return _gather_leaves(_bruck("bruck_all_gather", axis_name), x, axis, tiled)
 
 
 # ---------------------------------------------------------------- reduce-scatters
@@ -437,7 +414,7 @@ def ring_reduce_scatter(x: Any, axis_name: AxisName, *, scatter_dimension: int =
 
     Source: shard_map tutorial, "ppermute"; the first half of the ring all-reduce (Patarasuk and Yuan).
     """
-    return _scattered(_ring("ring_reduce_scatter", axis_name), x, scatter_dimension, tiled)
+    return _scatter_leaves(_pass_around_ring("ring_reduce_scatter", axis_name), x, scatter_dimension, tiled)
 
 
 def bidirectional_ring_reduce_scatter(
@@ -453,8 +430,8 @@ def bidirectional_ring_reduce_scatter(
 
     Source: shard_map tutorial, the example of a matrix product overlapped with a reduce-scatter in both directions.
     """
-    schedule = BothWays(*_ring("bidirectional_ring_reduce_scatter", axis_name))
-    return _scattered(schedule, x, scatter_dimension, tiled)
+    schedule = BothWays(*_pass_around_ring("bidirectional_ring_reduce_scatter", axis_name))
+    return _scatter_leaves(schedule, x, scatter_dimension, tiled)
 
 
 def recursive_halving_reduce_scatter(
@@ -473,7 +450,9 @@ def recursive_halving_reduce_scatter(
     Source: Thakur et al., section 4.4.
     """
     _check_power_of_two("recursive_halving_reduce_scatter", axis_name, "ring_reduce_scatter")
-    return _scattered(_doubling("recursive_halving_reduce_scatter", axis_name), x, scatter_dimension, tiled)
+    return _scatter_leaves(
+        _swap_by_doubling("recursive_halving_reduce_scatter", axis_name), x, scatter_dimension, tiled
+    )
 
 
 # ---------------------------------------------------------------- all-reduces
@@ -492,7 +471,9 @@ def ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
     Source: Patarasuk and Yuan, 2009.
     """
-    return _all_reduced("ring_all_reduce", x, axis_name, _ring("ring_all_reduce", axis_name).all_reduce)
+    return _all_reduce_leaves(
+        "ring_all_reduce", x, axis_name, _pass_around_ring("ring_all_reduce", axis_name).all_reduce
+    )
 
 
 def bidirectional_ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
@@ -506,8 +487,8 @@ def bidirectional_ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
     Source: that of `bidirectional_ring_all_gather`.
     """
-    schedule = BothWays(*_ring("bidirectional_ring_all_reduce", axis_name))
-    return _all_reduced("bidirectional_ring_all_reduce", x, axis_name, schedule.all_reduce)
+    schedule = BothWays(*_pass_around_ring("bidirectional_ring_all_reduce", axis_name))
+    return _all_reduce_leaves("bidirectional_ring_all_reduce", x, axis_name, schedule.all_reduce)
 
 
 def recursive_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
@@ -523,13 +504,13 @@ def recursive_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
     Source: Thakur et al., section 4.5.
     """
-    schedule = _doubling("recursive_doubling_all_reduce", axis_name)
+    schedule = _swap_by_doubling("recursive_doubling_all_reduce", axis_name)
     before = _onto_first(schedule.size, axis_name)
 
     def reduce(leaf):
-        return _added(leaf, axis_name, schedule.pairs)
+        return _add_along(leaf, axis_name, schedule.pairs)
 
-    return _all_reduced("recursive_doubling_all_reduce", x, axis_name, reduce, before)
+    return _all_reduce_leaves("recursive_doubling_all_reduce", x, axis_name, reduce, before)
 
 
 def halving_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
@@ -546,9 +527,9 @@ def halving_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
     Source: R. Rabenseifner, "Optimization of collective reduction operations", 2004; Thakur et al., section 4.5.
     """
-    schedule = _doubling("halving_doubling_all_reduce", axis_name)
+    schedule = _swap_by_doubling("halving_doubling_all_reduce", axis_name)
     before = _onto_first(schedule.size, axis_name)
-    return _all_reduced("halving_doubling_all_reduce", x, axis_name, schedule.all_reduce, before)
+    return _all_reduce_leaves("halving_doubling_all_reduce", x, axis_name, schedule.all_reduce, before)
 
 
 def tree_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
@@ -563,7 +544,7 @@ def tree_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
     Source: Thakur et al., section 4.5 (the old algorithm of MPICH).
     """
     steps = _tree("tree_all_reduce", axis_name, root).pairs
-    return _all_reduced("tree_all_reduce", x, axis_name, before=steps)
+    return _all_reduce_leaves("tree_all_reduce", x, axis_name, before=steps)
 
 
 def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
@@ -582,7 +563,7 @@ def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -
     n = _size("parameter_server_all_reduce", axis_name)
     root = check_rank("parameter_server_all_reduce", "the root", root, axis_name, n)
     steps = [[(rank, root)] for rank in range(n) if rank != root]
-    return _all_reduced("parameter_server_all_reduce", x, axis_name, before=steps)
+    return _all_reduce_leaves("parameter_server_all_reduce", x, axis_name, before=steps)
 
 
 # ---------------------------------------------------------------- trees
@@ -602,7 +583,9 @@ def binomial_tree_broadcast(x: Any, axis_name: AxisName, *, root: int = 0) -> An
     Source: Thakur et al., section 4.3.
     """
     steps = _tree("binomial_tree_broadcast", axis_name, root).pairs
-    return each_leaf(lambda leaf: _delivered(_operand("binomial_tree_broadcast", leaf, axis_name), axis_name, steps), x)
+    return each_leaf(
+        lambda leaf: _deliver_back(_operand("binomial_tree_broadcast", leaf, axis_name), axis_name, steps), x
+    )
 
 
 def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
@@ -622,7 +605,7 @@ def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
     def reduce(leaf):
         summand = _summand("binomial_tree_reduce", leaf, axis_name)
-        return _at_root(rounded_once(lambda x: _added(x, axis_name, steps), summand), axis_name, root)
+        return _at_root(round_once(lambda x: _add_along(x, axis_name, steps), summand), axis_name, root)
 
     return each_leaf(reduce, x)
 
@@ -640,7 +623,7 @@ def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: in
 
     Source: Thakur et al., section 4.3 (its scatter, reversed).
     """
-    gathered = _gathered(_tree("binomial_tree_gather", axis_name, root), x, axis, tiled)
+    gathered = _gather_leaves(_tree("binomial_tree_gather", axis_name, root), x, axis, tiled)
     return each_leaf(lambda leaf: _at_root(leaf, axis_name, root), gathered)
 
 
@@ -658,7 +641,7 @@ def binomial_tree_scatter(x: Any, axis_name: AxisName, *, root: int = 0, axis: i
     Source: Thakur et al., section 4.3.
     """
     schedule = _tree("binomial_tree_scatter", axis_name, root)
-    return _scattered(schedule, x, axis, tiled, _operand, _replaced)
+    return _scatter_leaves(schedule, x, axis, tiled, _operand, _replace_by_arrived)
 
 
 # ---------------------------------------------------------------- all-to-all
@@ -682,9 +665,12 @@ def pairwise_all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axi
         n, ndim = axis_size(axis_name), typeof(leaf).ndim
         split, concat = (normalize_axis(a, ndim, "pairwise_all_to_all") for a in (split_axis, concat_axis))
         check_split("pairwise_all_to_all", leaf, split, n, tiled)
-        there, back = _ring("pairwise_all_to_all", axis_name, -1), _ring("pairwise_all_to_all", axis_name)
+        there, back = (
+            _pass_around_ring("pairwise_all_to_all", axis_name, -1),
+            _pass_around_ring("pairwise_all_to_all", axis_name),
+        )
         parts = there.in_slots(split_dimension(leaf, n, split, tiled))
-        arrived = back.in_rank_order([parts[0], *[shifted(parts[k], axis_name, k) for k in range(1, n)]])
+        arrived = back.in_rank_order([parts[0], *[shift(parts[k], axis_name, k) for k in range(1, n)]])
         return unsplit_dimension(arrived, concat, tiled)
 
     return each_leaf(each, x)
@@ -714,6 +700,6 @@ def recursive_doubling_scan(x: Any, axis_name: AxisName, *, reverse: bool = Fals
     def scan(leaf: Any) -> Value:
         leaf = _summand("recursive_doubling_scan", leaf, axis_name)
         leaf = ppermute(leaf, axis_name, further(1)) if exclusive else leaf
-        return _added(leaf, axis_name, list(map(further, _doublings(n))))
+        return _add_along(leaf, axis_name, list(map(further, _doublings(n))))
 
     return each_leaf(scan, x)

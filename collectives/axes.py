@@ -24,10 +24,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class CollectiveAxes(NamedTuple):
-    """Axes that one operation can run over, and the scope that they are in.
-
-    With `groups`, the operation runs separately within each group of indices along the axes.
-    """
+    """Axes that one operation can run over, and their scope; with `groups`, it runs within each group of indices."""
 
     scope: Scope
     axes: tuple[str, ...]
@@ -144,10 +141,7 @@ def single_axes(name: str, axis_name: AxisName, groups: Any = None, uniform: boo
 
 
 def check_groups(what: str, groups: Groups, size: int, uniform: bool) -> None:
-    """Raise ValueError unless each rank is in exactly one group.
-
-    `uniform` requires equal sizes. The message calls the groups `what`.
-    """
+    """Raise ValueError, about `what`, unless each rank is in exactly one group; `uniform` requires equal sizes."""
     named = [rank for group in groups for rank in group]
     for rank in named:
         if not 0 <= rank < size:
@@ -184,10 +178,7 @@ def check_split(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
 
 
 def check_splits(name: str, splits: Any, size: int) -> Groups:
-    """Return `splits[source][destination]`, the row counts, as tuples.
-
-    Raises ValueError for a table of another shape and for negative counts.
-    """
+    """Return the row counts `splits[source][destination]` as tuples, or raise ValueError."""
     found = tuple(tuple(operator.index(n) for n in row) for row in splits)
     if [len(row) for row in found] != [size] * size:
         raise ValueError(
@@ -213,6 +204,6 @@ def check_perm(name: str, perm: Sequence[tuple[int, int]], axis_name: AxisName, 
                 )
 
 
-def most(splits: Iterable[Sequence[int]]) -> int:
+def longest_block(splits: Iterable[Sequence[int]]) -> int:
     """The number of rows of the longest block: ranks pad theirs to it."""
     return max(map(sum, splits))

@@ -13,29 +13,30 @@ from typing import Any
 import numpy
 
 from collectives.axes import Axes, axes_in_scope, collective_axes
-from collectives.ops import CASTS, Tree, array_of, counted, each_leaf, pbroadcast_p, reduced_p, unreduced_p
+from collectives.ops import CASTS, Tree, array_of, convert_booleans, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
 from minidiff.core.interpreter import current_interpreter, current_scope, enter, running
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_to
 from minidiff.core.scope import Scope
 from minidiff.core.staging import program_around
-from minidiff.core.states import UNREDUCED, VARYING, AxisStates, agreed, joined
+from minidiff.core.states import UNREDUCED, VARYING, AxisStates, combine_states, common_states
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, operand_type, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
 from minidiff.inputs.agreement import check_operands, check_unreduced
 from minidiff.inputs.arguments import is_zero
-from minidiff.values.aliasing import frozen
+from minidiff.values.aliasing import read_only_copy
 from minidiff.values.dtypes import is_scalar_constant
 
 # ---------------------------------------------------------------- inserting casts
 
 
-def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
+def insert_casts(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
     """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.core.states`).
 
-    If the user writes casts (`auto_pbroadcast=False`), insert those of constants, and raise VarianceError for others.
+    With `written` (`auto_pbroadcast=False`) the user writes casts: cast only constants, and raise VarianceError where
+    traced values disagree.
     """
     given = [None if is_scalar_constant(x) else states_of(x) for x in args]
     distinct = {states for states in given if states is not None}
@@ -43,12 +44,12 @@ def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) ->
         return args
     args = list(args)
     if any(states.unreduced for states in distinct):
-        _cast_zeros(primitive, args, joined(*distinct))
+        _cast_zeros(primitive, args, combine_states(*distinct))
         check_unreduced(primitive, list(map(operand_type, args)))
         given = [None if states is None else states_of(x) for x, states in zip(args, given)]
     if written:
         check_operands(primitive.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
-    wanted = iter(agreed(tuple([states for states in given if states is not None])))
+    wanted = iter(common_states(tuple([states for states in given if states is not None])))
     for i, states in enumerate(given):
         if states is not None and states != (new := next(wanted)):
             args[i] = cast(args[i], new)
@@ -56,7 +57,7 @@ def agree(primitive: Primitive, args: Sequence[Value], written: bool = False) ->
 
 
 def _cast_zeros(primitive: Primitive, args: list[Value], states: AxisStates) -> None:
-    """Cast constant arrays of zeros to parts of a sum that is zero, if the operation is linear in them too."""
+    """Cast constant arrays of zeros to unreduced, if the operation is linear in them too."""
     parts = {i for i, x in enumerate(args) if states_of(x).unreduced}
     zeros = {i for i, x in enumerate(args) if isinstance(x, numpy.ndarray) and not x.any()}
     if primitive.is_linear_in(parts | zeros, len(args)):
@@ -77,19 +78,16 @@ def cast(x: Value, states: AxisStates) -> Value:
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
     program = None if isinstance(x, Tracer) else program_around(current_interpreter())
     if program is not None:
-        x, owner = frozen(x), program if program.scope is scope else owner
+        x, owner = read_only_copy(x), program if program.scope is scope else owner
     key = (id(x), states)
     if key not in owner.casts:
         with running(owner):
-            owner.casts.update(((id(old), states), (old, new)) for old, new in _inserted_casts(x, states, scope))
+            owner.casts.update(((id(old), states), (old, new)) for old, new in _insert_cast(x, states, scope))
     return enter(owner.casts[key][1])  # in a branch that some ranks take, that of a constant comes from outside
 
 
-def _inserted_casts(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
-    """Pair `x` with its cast.
-
-    If `x` is a view, pair all results of the viewing operation with theirs.
-    """
+def _insert_cast(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
+    """Pair `x` with its cast; if it is a view, pair all results of the viewing operation with theirs."""
     view = scope.views.get(id(x))
     if view is None or view[1] in CASTS:
         return [(x, _cast(x, states, scope))]
@@ -102,7 +100,7 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
     """Apply one operation for each pair of states along axes, the state of `x` and the new one."""
     before = states_of(x)
     if states.unreduced and is_zero(x):
-        x = _apply_cast(pbroadcast_p, x, states.unreduced, scope)
+        x = pbroadcast_p.bind(x, **axes_in_scope(scope, states.unreduced).params)
         before = states_of(x)
     moves: dict[tuple[str, str], list[str]] = {}
     for a in scope.axes:
@@ -114,12 +112,8 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
                 f"{typeof(x)} is {move[0]} along {show_axes(axes)}, and is needed as {move[1]} there: "
                 f"{_INSTEAD_OF_CAST.get(move[0], _OF_THE_SAME).format(axes=show_axes(axes))}"
             )
-        x = _apply_cast(_FREE[move], x, axes, scope)
+        x = _FREE[move].bind(x, **axes_in_scope(scope, axes).params)
     return x
-
-
-def _apply_cast(primitive: Collective, x: Value, axes: Collection[str], scope: Scope) -> Value:
-    return primitive.bind(x, **axes_in_scope(scope, axes).params)
 
 
 def cast_type(t: ShapedArray, primitive: Any, axes: Collection[str]) -> ShapedArray:
@@ -142,13 +136,13 @@ _OF_THE_SAME = (
 
 
 def pbroadcast(x: Tree, axis_name: Axes) -> Tree:
-    """The same value, typed as varying. Of an invariant value it transposes to `psum`.
+    """The same value, typed as varying. For an invariant value it transposes to `psum`.
 
         x:                   [a]  [a]
         pbroadcast(x, 'i'):  [a]  [a]  {i}
         backward:            [u]  [v]  {i}  ->  [u+v]  [u+v]
 
-    Of a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
+    For a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
     their operands disagree, once per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it,
     and each call counts. Raises VarianceError for a value that already varies along one of the axes, or is unreduced
     there. (To send one rank's value to all, use `broadcast`.) `pvary` is another name for it.
@@ -159,7 +153,7 @@ def pbroadcast(x: Tree, axis_name: Axes) -> Tree:
 
     Source: JEP 17111, "Full solution".
     """
-    return _written_cast(pbroadcast_p, x, axis_name)
+    return _write_cast(pbroadcast_p, x, axis_name)
 
 
 pvary = pbroadcast
@@ -184,7 +178,7 @@ def reduced(x: Tree, axis_name: Axes) -> Tree:
 
     Source: JAX, "Autodiff and sharding".
     """
-    return _written_cast(reduced_p, x, axis_name)
+    return _write_cast(reduced_p, x, axis_name)
 
 
 def unreduced(x: Tree, axis_name: Axes) -> Tree:
@@ -206,7 +200,7 @@ def unreduced(x: Tree, axis_name: Axes) -> Tree:
 
     Source: JAX, "Autodiff and sharding".
     """
-    return _written_cast(unreduced_p, x, axis_name)
+    return _write_cast(unreduced_p, x, axis_name)
 
 
 def pcast(x: Tree, axis_name: Axes, *, to: str) -> Tree:
@@ -225,11 +219,11 @@ def pcast(x: Tree, axis_name: Axes, *, to: str) -> Tree:
     """
     for primitive in CASTS:
         if primitive.gives == to:
-            return _written_cast(primitive, x, axis_name)
+            return _write_cast(primitive, x, axis_name)
     raise ValueError(f"pcast: to={to!r}; write one of {', '.join(repr(p.gives) for p in CASTS)}")
 
 
-def _written_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
+def _write_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
     """Apply a cast that the user writes."""
     axes = tuple(
         a for run in collective_axes(primitive.name, axis_name, ordered=False) if run.scope.typed for a in run.axes
@@ -239,7 +233,7 @@ def _written_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
     scope = current_scope()
 
     def cast_leaf(leaf):
-        leaf = counted(array_of(leaf)) if primitive is unreduced_p else array_of(leaf)
+        leaf = convert_booleans(array_of(leaf)) if primitive is unreduced_p else array_of(leaf)
         zeros = primitive is unreduced_p and is_zero(leaf)
         for a in axes if not zeros else ():
             check_operand(primitive.name, primitive.takes, typeof(leaf), {"axes": (a,)})

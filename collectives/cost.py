@@ -32,7 +32,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -40,7 +40,7 @@ from collectives.ops import COLLECTIVES
 from collectives.rooted import ROOTED
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.scan import rounds
+from minidiff.higher_order.scan import run_count
 
 __all__ = ["Cost", "Formula", "Formulas", "counted", "fastest", "price"]
 
@@ -135,22 +135,28 @@ def _max(x: Formula, y: Formula) -> Formula:
     return Formula(f"max({x}, {y})", lambda names: max(x.value(names), y.value(names)))
 
 
-@dataclass(frozen=True)
 class Formulas:
     """The cost of an algorithm by formulas in `N` and `K`; a call gives a `Cost`.
 
-    Each field of `Cost` has its formula here. `ports` is how many messages a rank sends, and how many it receives, at
-    the same time. K is the size in bytes of the whole array: the result of an all-gather or a gather; the operand of a
-    reduce-scatter, a scatter or an all-to-all; the array that is summed or sent. (For arrays that are padded before
-    they are split, K includes the padding.)
+    Each field of `Cost` has its formula here: by default every rank sends `bytes`, and receives as many as it sends.
+    `ports` is how many messages a rank sends, and how many it receives, at the same time. K is the size in bytes of the
+    whole array: the result of an all-gather or a gather; the operand of a reduce-scatter, a scatter or an all-to-all;
+    the array that is summed or sent. (For arrays that are padded before they are split, K includes the padding.)
     """
 
-    steps: Formula
-    bytes: Formula
-    sent: Formula
-    received: Formula
-    reduced: Formula
-    ports: int = 1
+    def __init__(
+        self,
+        steps: Formula,
+        bytes: Formula,
+        reduced: Formula = _ZERO,
+        *,
+        sent: Formula | None = None,
+        received: Formula | None = None,
+        ports: int = 1,
+    ):
+        self.steps, self.bytes, self.reduced, self.ports = steps, bytes, reduced, ports
+        self.sent = sent or bytes
+        self.received = received or self.sent
 
     def __call__(self, N: int, K: Number) -> Cost:
         formulas = (self.steps, self.bytes, self.sent, self.received, self.reduced)
@@ -161,54 +167,38 @@ class Formulas:
         return "log2(N)" not in self.steps.text or N & (N - 1) == 0
 
 
-def _formulas(
-    steps: Formula,
-    bytes: Formula,
-    reduced: Formula = _ZERO,
-    *,
-    sent: Formula | None = None,
-    received: Formula | None = None,
-    ports: int = 1,
-) -> Formulas:
-    """A row of the table. By default every rank sends `bytes`, and receives as many as it sends."""
-    return Formulas(steps, bytes, sent or bytes, received or sent or bytes, reduced, ports)
-
-
 _AROUND = (N - 1) * K / N
 _BRANCH = (N > 1) * _max(N - C // 2, C // 4) * K / N  # the blocks of the largest branch of a binomial tree
 
 #: The cost of each algorithm of `collectives.algorithms`, and of a `ppermute`'s single message.
 ALGORITHMS: dict[str, Formulas] = {
-    "ring_all_gather": _formulas(N - 1, _AROUND),
-    "bidirectional_ring_all_gather": _formulas(N - 1, (N - 1) * K / (2 * N), sent=_AROUND, ports=2),
-    "recursive_doubling_all_gather": _formulas(log2(N), _AROUND),
-    "bruck_all_gather": _formulas(log2(C), _AROUND),
-    "ring_reduce_scatter": _formulas(N - 1, _AROUND, _AROUND),
-    "bidirectional_ring_reduce_scatter": _formulas(N - 1, (N - 1) * K / (2 * N), _AROUND, sent=_AROUND, ports=2),
-    "recursive_halving_reduce_scatter": _formulas(log2(N), _AROUND, _AROUND),
-    "ring_all_reduce": _formulas(2 * (N - 1), 2 * (N - 1) * K / N, _AROUND),
-    "bidirectional_ring_all_reduce": _formulas(2 * (N - 1), _AROUND, _AROUND, sent=2 * (N - 1) * K / N, ports=2),
-    "recursive_doubling_all_reduce": _formulas(
-        log2(P) + 2 * (P < N),
-        K * (log2(P) + 2 * (P < N)),
-        K * (log2(P) + (P < N)),
-        sent=K * (log2(P) + (P < N)),
+    "ring_all_gather": Formulas(N - 1, _AROUND),
+    "bidirectional_ring_all_gather": Formulas(N - 1, (N - 1) * K / (2 * N), sent=_AROUND, ports=2),
+    "recursive_doubling_all_gather": Formulas(log2(N), _AROUND),
+    "bruck_all_gather": Formulas(log2(C), _AROUND),
+    "ring_reduce_scatter": Formulas(N - 1, _AROUND, _AROUND),
+    "bidirectional_ring_reduce_scatter": Formulas(N - 1, (N - 1) * K / (2 * N), _AROUND, sent=_AROUND, ports=2),
+    "recursive_halving_reduce_scatter": Formulas(log2(N), _AROUND, _AROUND),
+    "ring_all_reduce": Formulas(2 * (N - 1), 2 * (N - 1) * K / N, _AROUND),
+    "bidirectional_ring_all_reduce": Formulas(2 * (N - 1), _AROUND, _AROUND, sent=2 * (N - 1) * K / N, ports=2),
+    "recursive_doubling_all_reduce": Formulas(
+        log2(P) + 2 * (P < N), K * (log2(P) + 2 * (P < N)), K * (log2(P) + (P < N)), sent=K * (log2(P) + (P < N))
     ),
-    "halving_doubling_all_reduce": _formulas(
+    "halving_doubling_all_reduce": Formulas(
         2 * log2(P) + 2 * (P < N),
         2 * (P - 1) * K / P + 2 * K * (P < N),
         (P - 1) * K / P + K * (P < N),
         sent=2 * (P - 1) * K / P + K * (P < N),
     ),
-    "tree_all_reduce": _formulas(2 * log2(C), 2 * K * log2(C), K * log2(C), sent=K * log2(C)),
-    "parameter_server_all_reduce": _formulas(2 * (N - 1), 2 * (N - 1) * K, (N - 1) * K, sent=(N - 1) * K),
-    "binomial_tree_broadcast": _formulas(log2(C), K * log2(C), received=K * (N > 1)),
-    "binomial_tree_reduce": _formulas(log2(C), K * log2(C), K * log2(C), sent=K * (N > 1), received=K * log2(C)),
-    "binomial_tree_scatter": _formulas(log2(C), _AROUND, received=_BRANCH),
-    "binomial_tree_gather": _formulas(log2(C), _AROUND, sent=_BRANCH, received=_AROUND),
-    "pairwise_all_to_all": _formulas(N - 1, _AROUND),
-    "recursive_doubling_scan": _formulas(log2(C), K * log2(C), K * log2(C)),
-    "point_to_point": _formulas(_ONE, K),
+    "tree_all_reduce": Formulas(2 * log2(C), 2 * K * log2(C), K * log2(C), sent=K * log2(C)),
+    "parameter_server_all_reduce": Formulas(2 * (N - 1), 2 * (N - 1) * K, (N - 1) * K, sent=(N - 1) * K),
+    "binomial_tree_broadcast": Formulas(log2(C), K * log2(C), received=K * (N > 1)),
+    "binomial_tree_reduce": Formulas(log2(C), K * log2(C), K * log2(C), sent=K * (N > 1), received=K * log2(C)),
+    "binomial_tree_scatter": Formulas(log2(C), _AROUND, received=_BRANCH),
+    "binomial_tree_gather": Formulas(log2(C), _AROUND, sent=_BRANCH, received=_AROUND),
+    "pairwise_all_to_all": Formulas(N - 1, _AROUND),
+    "recursive_doubling_scan": Formulas(log2(C), K * log2(C), K * log2(C)),
+    "point_to_point": Formulas(_ONE, K),
 }
 
 #: The algorithm that prices each collective, as declared. (An MPI library chooses its own, by message size.)
@@ -312,7 +302,7 @@ def _cost_of_bodies(eqn: Equation, ports: int) -> Cost:
         raise ValueError(
             f"{eqn.primitive} communicates an amount that depends on values: count the tapes of its branches or steps"
         )
-    return costs[0] * rounds(eqn)
+    return costs[0] * run_count(eqn)
 
 
 class Messages:
@@ -328,11 +318,18 @@ class Messages:
         perm = [(source, destination) for source, destination in perm if source != destination]
         if not perm:
             return start
-        while start < len(self.steps) and not self.steps[start].has_room(axes, perm, self.ports):
+        ends = [end for pair in perm for end in enumerate(pair)]  # (0, a rank that sends), (1, one that receives)
+
+        def has_room(step: CostStep) -> bool:
+            return step.axes == axes and max(step.messages[end] for end in ends) < self.ports
+
+        while start < len(self.steps) and not has_room(self.steps[start]):
             start += 1
         if start == len(self.steps):
             self.steps.append(CostStep(axes))
-        self.steps[start].add(perm, nbytes)
+        step = self.steps[start]
+        step.messages.update(ends)
+        step.longest = max(step.longest, nbytes)
         for total, ranks in zip(self.bytes, zip(*perm)):
             total.update(dict.fromkeys(ranks, nbytes))
         return start + 1
@@ -342,18 +339,10 @@ class Messages:
         return Cost(len(self.steps), longest, *[max(total.values(), default=0) for total in self.bytes])
 
 
+@dataclass
 class CostStep:
     """One step: how many messages each rank sends and receives; the longest's bytes."""
 
-    def __init__(self, axes: Sequence[str]):
-        self.axes = axes
-        self.messages: Counter = Counter()
-        self.longest = 0
-
-    def has_room(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], ports: int) -> bool:
-        used = (self.messages[end] for pair in perm for end in enumerate(pair))
-        return axes == self.axes and max(used) < ports
-
-    def add(self, perm: Sequence[tuple[int, int]], nbytes: int) -> None:
-        self.messages.update(end for pair in perm for end in enumerate(pair))
-        self.longest = max(self.longest, nbytes)
+    axes: Sequence[str]
+    messages: Counter = field(default_factory=Counter)
+    longest: int = 0

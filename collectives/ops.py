@@ -51,6 +51,7 @@ device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -64,7 +65,7 @@ from collectives.axes import (
     check_split,
     check_splits,
     collective_axes,
-    most,
+    longest_block,
     rank_count,
     single_axes,
 )
@@ -73,7 +74,7 @@ from collectives.primitives import (
     Collective,
     check_operand,
     gathered_shape,
-    grouped,
+    grouped_collective,
     scattered_shape,
 )
 from minidiff import tree
@@ -86,11 +87,11 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError
 from minidiff.inputs.arguments import as_value, normalize_axis
 from minidiff.ops import elementwise, indexing
-from minidiff.ops.base import rounded_once
+from minidiff.ops.base import round_once
 from minidiff.ops.shape import expand_dims, squeeze
-from minidiff.values.dtypes import is_scalar_constant, plain
+from minidiff.values.dtypes import as_plain, is_scalar_constant
 
-#: What a collective takes: a tree of arrays. Its result has the same structure, and type checkers take the same type.
+#: A tree of arrays. A collective returns a tree of the same structure, which type checkers take to be of the same type.
 Tree = TypeVar("Tree")
 
 # ---------------------------------------------------------------- the table
@@ -102,7 +103,7 @@ def _all_to_all_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled
 
 
 def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
-    return (*x.shape[:axis], most(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
+    return (*x.shape[:axis], longest_block(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
 
 
 psum_p = Collective(
@@ -164,7 +165,7 @@ pscan_p = Collective(
     cost="recursive_doubling_scan",
 )
 
-#: What only changes the type of its operand.
+#: Operations that change only the type of their operand.
 CASTS = (pbroadcast_p, reduced_p, unreduced_p)
 
 #: `psum` without types: nothing says that its result is invariant, so it transposes to itself.
@@ -185,19 +186,19 @@ class Extremum(Collective):
             attained = elementwise.convert(elementwise.equal(x, out), typeof(t).dtype)
             return _sum_likewise(elementwise.multiply(attained, t), params) / _sum_likewise(attained, params)
 
-        return out, rounded_once(shared, t)
+        return out, round_once(shared, t)
 
 
 def _sum_likewise(x: Value, params: dict) -> Value:
     """Sum `x` over the axes and groups of a collective with these parameters."""
-    return grouped(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
+    return grouped_collective(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
 
 
 pmax_p = Extremum("pmax", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 pmin_p = Extremum("pmin", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()
 
-#: The collectives of this table, those with a root left out.
+#: The collectives of this table, which leaves out those with a root.
 COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p, psum_scatter_p,
                all_to_all_p, ragged_all_to_all_p, ppermute_p, pscan_p, pscatter_p, *CASTS)  # fmt: skip
 
@@ -225,16 +226,13 @@ def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
     return tree.unflatten(structure, results)
 
 
-def varying_over(x: Value, run: CollectiveAxes) -> Value:
-    """Insert a pbroadcast of `x` along the axes it does not vary along; raise VarianceError if it is unreduced there.
-
-    With `auto_pbroadcast=False`, return `x` as it is: the collective's own check then raises VarianceError.
-    """
+def make_varying(x: Value, run: CollectiveAxes) -> Value:
+    """Insert a pbroadcast of `x` along the axes it does not vary along, unless the user writes those."""
     return _cast_over(x, run, VARYING)
 
 
 def parts_over(x: Value, run: CollectiveAxes) -> Value:
-    """Cast `x` along the axes of a sum: to unreduced if it is so along one of them, else to varying."""
+    """Cast the operand of a sum: to unreduced if it is unreduced along one of the axes, else to varying."""
     partial = run.scope.typed and not states_of(x).unreduced.isdisjoint(run.axes)
     return _cast_over(x, run, UNREDUCED if partial and run.groups is None else VARYING)
 
@@ -252,23 +250,20 @@ def check_written(name: str, x: Value, run: CollectiveAxes) -> None:
 
 
 def varying_axes(x: Value, run: CollectiveAxes) -> tuple[str, ...]:
-    """The axes of `run` that `x` varies along, or is unreduced along.
-
-    All of them if values are untyped or the user writes pbroadcasts (`auto_pbroadcast=False`).
-    """
+    """The axes of `run` that `x` varies, or is unreduced, along: all if untyped, or if the user writes casts."""
     if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return run.axes
     return tuple(a for a in run.axes if a in typeof(x).states.held)
 
 
-def counted(x: Value) -> Value:
+def convert_booleans(x: Value) -> Value:
     """Convert booleans to integers, so that sums count them."""
     if is_scalar_constant(x):
         return as_value(int(x)) if isinstance(x, (bool, numpy.bool_)) else x
     return elementwise.convert(x, int) if x.dtype == bool else x
 
 
-def times(x: Value, copies: int) -> Value:
+def sum_copies(x: Value, copies: int) -> Value:
     """Sum `copies` copies of `x`, by a multiplication."""
     return x if copies == 1 else x * as_factor(copies, x)
 
@@ -281,7 +276,7 @@ def as_factor(copies: int, x: Value | ShapedArray) -> int:
 
 def bind_over(primitive: Collective, x: Value, run: CollectiveAxes, **params: Any) -> Value:
     """Bind a collective of `x` over the axes and groups of `run`."""
-    primitive = primitive if run.groups is None else grouped(primitive)
+    primitive = primitive if run.groups is None else grouped_collective(primitive)
     return primitive.bind(x, **run.params, **params)
 
 
@@ -295,7 +290,7 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
         psum(x, 'i'):  [a+b]  [a+b]
         backward:      [u]    [u]  ->  [u]  [u]  {i}
 
-    Of a varying value it transposes to `pbroadcast`, of an unreduced one to `reduced`: neither communicates.
+    It transposes to `pbroadcast` for a varying value, to `reduced` for an unreduced one; neither communicates.
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
     `psum(1, 'i')` is the number of ranks. (In a `shard_map` with `auto_pbroadcast=False` this raises VarianceError,
@@ -320,30 +315,24 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     runs = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     if len(runs) == 1:
         return each_leaf(lambda leaf: _psum(leaf, runs[0]), x)
-    return each_leaf(lambda leaf: rounded_once(lambda x: _psum_runs(x, runs), array_of(leaf)), x)
-
-
-def _psum_runs(x: Value, runs: Sequence[CollectiveAxes]) -> Value:
-    for run in runs:
-        x = _psum(x, run)
-    return x
+    return each_leaf(lambda leaf: round_once(lambda x: functools.reduce(_psum, runs, x), array_of(leaf)), x)
 
 
 def _psum(x: Value, run: CollectiveAxes) -> Value:
     scope = run.scope
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.uniform:
-        return plain(x, tree.class_names) * as_factor(run.size, x)
-    x = counted(array_of(x))
+        return as_plain(x, tree.class_names) * as_factor(run.size, x)
+    x = convert_booleans(array_of(x))
     varying = varying_axes(x, run)
     if not varying and run.uniform:
-        return times(x, run.size)
+        return sum_copies(x, run.size)
     if not scope.typed or run.groups is not None:
-        return bind_over(untyped_psum_p, varying_over(x, run), run)
+        return bind_over(untyped_psum_p, make_varying(x, run), run)
     part = run._replace(axes=varying)
     copies = run.size // part.size
     if copies == 1:
         return bind_over(psum_p, parts_over(x, part), part)
-    return rounded_once(lambda x: bind_over(psum_p, times(parts_over(x, part), copies), part), x)
+    return round_once(lambda x: bind_over(psum_p, sum_copies(parts_over(x, part), copies), part), x)
 
 
 def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
@@ -366,7 +355,7 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     def mean(leaf):
         for run in runs:
             check_written("pmean", array_of(leaf), run)
-        return rounded_once(lambda x: _psum_runs(x, runs) / rank_count(runs), leaf)
+        return round_once(lambda x: functools.reduce(_psum, runs, x) / rank_count(runs), leaf)
 
     return each_leaf(mean, x)
 
@@ -409,11 +398,11 @@ def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
         leaf = array_of(leaf)
         if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
-        primitive.result_states([typeof(leaf)], {"axes": ()})  # raises for parts of a sum, which have no extremum
+        primitive.result_states([typeof(leaf)], {"axes": ()})  # raises for unreduced values, which have no extremum
         for run in runs:
             if varying := varying_axes(leaf, run):
                 part = run._replace(axes=varying) if run.groups is None else run
-                leaf = bind_over(primitive, varying_over(leaf, part), part)
+                leaf = bind_over(primitive, make_varying(leaf, part), part)
         return leaf
 
     return each_leaf(extremum, x)
@@ -474,7 +463,7 @@ def all_gather_invariant(x: Tree, axis_name: AxisName, axis: int = 0, tiled: boo
 def _all_gather(primitive: Collective, x: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Any:
     def step(leaf, run, at, tiled):
         gather_p = primitive if run.scope.typed else all_gather_p
-        return bind_over(gather_p, varying_over(leaf, run), run, axis=at, tiled=tiled)
+        return bind_over(gather_p, make_varying(leaf, run), run, axis=at, tiled=tiled)
 
     return each_leaf(lambda leaf: join_runs(primitive.name, step, leaf, runs, axis, tiled), x)
 
@@ -491,12 +480,7 @@ def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxe
 
 
 def psum_scatter(
-    x: Tree,
-    axis_name: AxisName,
-    scatter_dimension: int = 0,
-    tiled: bool = False,
-    *,
-    axis_index_groups: Any = None,
+    x: Tree, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False, *, axis_index_groups: Any = None
 ) -> Tree:
     """The sum over ranks, scattered: each rank gets its part (a reduce-scatter).
 
@@ -518,12 +502,12 @@ def psum_scatter(
     runs = collective_axes("psum_scatter", axis_name, axis_index_groups)
 
     def step(leaf, run, at, tiled):
-        return bind_over(psum_scatter_p, counted(parts_over(leaf, run)), run, axis=at, tiled=tiled)
+        return bind_over(psum_scatter_p, convert_booleans(parts_over(leaf, run)), run, axis=at, tiled=tiled)
 
     def scattered(leaf):
         return split_runs("psum_scatter", step, leaf, runs, scatter_dimension, tiled)
 
-    return each_leaf(scattered if len(runs) == 1 else lambda leaf: rounded_once(scattered, array_of(leaf)), x)
+    return each_leaf(scattered if len(runs) == 1 else lambda leaf: round_once(scattered, array_of(leaf)), x)
 
 
 def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:
@@ -544,10 +528,10 @@ def pscatter(x: Tree, axis_name: AxisName, axis: int = 0, tiled: bool = False) -
         pscatter(x, 'i', tiled=True):  [a]    [b]    {i}
         backward:                      [u]    [v]    {i}  ->  [u,v]  [u,v]
 
-    It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Of an invariant value it
-    transposes to `all_gather_invariant`; of a reduced one, to placing the slice in zeros, as a rank's part of a sum,
-    and does not communicate. Indexing by `axis_index` gives the same numbers, but the compiler does not see that it is
-    a local slice: only `pscatter` of a psum becomes a `psum_scatter`.
+    It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. For an invariant value it
+    transposes to `all_gather_invariant`. For a reduced value the transpose does not communicate: it places the slice in
+    zeros, as the rank's part of a sum. Indexing by `axis_index` gives the same numbers, but the compiler does not see
+    that it is a local slice: only `pscatter` of a psum becomes a `psum_scatter`.
 
     >>> f = lambda x: pscatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -566,7 +550,7 @@ def local_slice(x: Value, run: CollectiveAxes, axis: int, tiled: bool) -> Value:
         pscatter_p.check_variance([typeof(x)], run.params)
         return bind_over(pscatter_p, x, run, axis=axis, tiled=tiled)
     index = axis_index(run.axes)
-    x = varying_over(x, run) if is_reduced else x
+    x = make_varying(x, run) if is_reduced else x
     if tiled:
         shape = typeof(x).shape
         x = x.reshape((*shape[:axis], run.size, shape[axis] // run.size, *shape[axis + 1 :]))
@@ -617,7 +601,7 @@ def all_to_all(
     run = single_axes("all_to_all", axis_name, axis_index_groups)
 
     def each(leaf):
-        leaf = varying_over(array_of(leaf), run)
+        leaf = make_varying(array_of(leaf), run)
         split, concat = (normalize_axis(a, typeof(leaf).ndim, "all_to_all") for a in (split_axis, concat_axis))
         if splits is not None:
             return _ragged(leaf, run, split, concat, splits)
@@ -634,10 +618,10 @@ def _ragged(x: Value, run: CollectiveAxes, axis: int, concat_axis: int, splits: 
             f"{concat_axis}: write concat_axis={axis}"
         )
     splits = check_splits("all_to_all", splits, run.size)
-    if typeof(x).shape[axis] != most(splits):
+    if typeof(x).shape[axis] != longest_block(splits):
         raise ValueError(
-            f"all_to_all: axis {axis} of {typeof(x)} must have {most(splits)} rows: as many as the rank that, by these "
-            "splits, sends most; the other ranks pad theirs, and the padding is not sent"
+            f"all_to_all: axis {axis} of {typeof(x)} must have {longest_block(splits)} rows: as many as the rank that, "
+            "by these splits, sends most; the other ranks pad theirs, and the padding is not sent"
         )
     return bind_over(ragged_all_to_all_p, x, run, axis=axis, splits=splits)
 
@@ -666,7 +650,7 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
         )
     ranks = tuple((int(source), int(destination)) for source, destination in pairs)
     check_perm("ppermute", ranks, axis_name, run.size)
-    return each_leaf(lambda leaf: bind_over(ppermute_p, varying_over(array_of(leaf), run), run, perm=ranks), x)
+    return each_leaf(lambda leaf: bind_over(ppermute_p, make_varying(array_of(leaf), run), run, perm=ranks), x)
 
 
 def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Tree:
@@ -691,13 +675,15 @@ def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: boo
     """
     run = single_axes("pscan", axis_name)
     how = {"reverse": bool(reverse), "exclusive": bool(exclusive)}
-    return each_leaf(lambda leaf: bind_over(pscan_p, counted(varying_over(array_of(leaf), run)), run, **how), x)
+    return each_leaf(
+        lambda leaf: bind_over(pscan_p, convert_booleans(make_varying(array_of(leaf), run)), run, **how), x
+    )
 
 
-def shifted(x: Tree, axis_name: AxisName, by: int) -> Tree:
+def shift(x: Tree, axis_name: AxisName, by: int) -> Tree:
     """Send each value `by` ranks further around the ring of an axis (`ppermute`).
 
-    >>> f = lambda x: shifted(x, 'i', 1)
+    >>> f = lambda x: shift(x, 'i', 1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([4, 1, 3, 1], P('i'))
     """

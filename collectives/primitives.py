@@ -19,7 +19,7 @@ from collectives.axes import (
     check_rank,
     check_split,
     check_splits,
-    most,
+    longest_block,
     size_of,
 )
 from collectives.backends.simulated import Simulated
@@ -32,7 +32,7 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import UnboundAxisError, VarianceError, show_axes
-from minidiff.diagnostics.location import joined, parted
+from minidiff.diagnostics.location import fuse_locations, split_location
 from minidiff.ops.base import Linear
 from minidiff.ops.shape import broadcast_to, expand_dims
 
@@ -76,7 +76,11 @@ class Collective(Linear):
     def _transposed(self, ct: Value, operands: Sequence[Any], **params: Any) -> list[Value]:
         default, *others = list[Any](self.takes.items())  # the default is for untyped operands too
         to = dict(others).get(operands[0].states.along(params["axes"][0]), default[1])()
-        return [(grouped(to) if "groups" in params else to).bind(ct, **{**params, **self.transpose_params(**params)})]
+        return [
+            (grouped_collective(to) if "groups" in params else to).bind(
+                ct, **{**params, **self.transpose_params(**params)}
+            )
+        ]
 
     def _batched(self, _: Primitive, args: Sequence[Value], batched: Sequence[bool], **params: Any) -> Value:
         return self.bind(*args, **{k: v + 1 if k in _ARRAY_AXES else v for k, v in params.items()})
@@ -187,10 +191,7 @@ _INSTEAD = {
 
 
 def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | None:
-    """The number of ranks along a body's axes, or None if unknown.
-
-    Raises ValueError for an unbound axis and for one named twice.
-    """
+    """The number of ranks along a body's axes; None if unknown. Raises ValueError for unbound or repeated axes."""
     check_distinct(name, axes)
     if scope is None:
         return None
@@ -219,7 +220,7 @@ def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope |
         if name in params and not 0 <= params[name] < x.ndim + new:
             raise ValueError(f"{x} has no axis {params[name]}")
     if "splits" in params:
-        axis, rows = params["axis"], most(check_splits(of.name, params["splits"], size))
+        axis, rows = params["axis"], longest_block(check_splits(of.name, params["splits"], size))
         if x.shape[axis] != rows:
             raise ValueError(f"axis {axis} of {x} must have {rows} rows")
     if "split_axis" in params or of.shape_rule is scattered_shape:
@@ -253,11 +254,8 @@ def scattered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool
 
 
 @functools.cache
-def grouped(of: Collective) -> Collective:
-    """A collective that runs separately within each of `groups`, a parameter.
-
-    Its results vary: ranks of one group may agree, but groups may differ.
-    """
+def grouped_collective(of: Collective) -> Collective:
+    """A collective within each of `groups`, a parameter. Its results vary, since groups may differ."""
     rules = {"shape": of.shape_rule, "transpose_params": of.transpose_params, "cost": of.cost}
     return type(of)(of.name, {VARYING: of.takes.get(VARYING)}, **rules)
 
@@ -281,8 +279,8 @@ class Variadic(Collective):
         return [t for x in types for t in self.each.typecheck([x], params)]
 
     def jvp(self, primals, tangents, params):
-        moving = [i for i, t in enumerate(tangents) if t is not None]
-        moved = dict(zip(moving, self.bind(*[tangents[i] for i in moving], **params)))
+        active = [i for i, t in enumerate(tangents) if t is not None]
+        moved = dict(zip(active, self.bind(*[tangents[i] for i in active], **params)))
         return self.bind(*primals, **params), [moved.get(i) for i in range(len(primals))]
 
     def transpose(self, cts, operands, params):
@@ -291,9 +289,9 @@ class Variadic(Collective):
     def without_unused_results(self, eqn, used):
         wanted = [i for i, yes in enumerate(used) if yes]
         inputs, outputs = ([atoms[i] for i in wanted] for atoms in (eqn.inputs, eqn.outputs))
-        sources = parted(eqn.source, len(used))
+        sources = split_location(eqn.source, len(used))
         one = self if len(wanted) > 1 else self.each
-        return Equation(one, inputs, eqn.params, outputs, joined([sources[i] for i in wanted]))
+        return Equation(one, inputs, eqn.params, outputs, fuse_locations([sources[i] for i in wanted]))
 
     def batch(self, args, batched, params):
         size = next(x.shape[0] for x, yes in zip(args, batched) if yes)

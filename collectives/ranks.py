@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectives.casts import agree, cast
+from collectives.casts import cast, insert_casts
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
 from minidiff.core.ranks import Ranks
@@ -21,7 +21,7 @@ class CommunicatingRanks(Ranks):
     folders = (os.path.dirname(__file__),)
     passes: Sequence[Any] = (PASSES,)
 
-    agree = staticmethod(agree)
+    agree = staticmethod(insert_casts)
     cast = staticmethod(cast)
     cast_cotangent = staticmethod(cast_cotangent)
     check_operands = staticmethod(check_operands)

@@ -251,25 +251,11 @@ def _cut(block: Any, n: int, axis: int, tiled: bool) -> list:
     return numpy.split(block, n, axis) if tiled else [numpy.take(block, k, axis) for k in range(n)]
 
 
+_FUNCTIONS: list[Callable[..., list]] = [
+    *(psum_ref, pmean_ref, pmax_ref, pmin_ref, pscan_ref, pbroadcast_ref, axis_index_ref),
+    *(all_gather_ref, psum_scatter_ref, pscatter_ref, all_to_all_ref, ppermute_ref),
+    *(broadcast_ref, at_root_ref, reduce_ref, gather_ref, scatter_ref),
+]
 #: The reference function of each collective, by name.
-REFERENCES: dict[str, Callable[..., list]] = {
-    "psum": psum_ref,
-    "pmean": pmean_ref,
-    "pmax": pmax_ref,
-    "pmin": pmin_ref,
-    "pscan": pscan_ref,
-    "pbroadcast": pbroadcast_ref,
-    "axis_index": axis_index_ref,
-    "all_gather": all_gather_ref,
-    "all_gather_invariant": all_gather_ref,
-    "psum_scatter": psum_scatter_ref,
-    "pscatter": pscatter_ref,
-    "all_to_all": all_to_all_ref,
-    "ppermute": ppermute_ref,
-    "broadcast": broadcast_ref,
-    "broadcast_varying": broadcast_ref,
-    "at_root": at_root_ref,
-    "reduce": reduce_ref,
-    "gather": gather_ref,
-    "scatter": scatter_ref,
-}
+REFERENCES = {f.__name__.removesuffix("_ref"): f for f in _FUNCTIONS}
+REFERENCES |= {"all_gather_invariant": all_gather_ref, "broadcast_varying": broadcast_ref}

@@ -38,14 +38,14 @@ from collectives.ops import (
     array_of,
     axis_index,
     bind_over,
-    counted,
+    convert_booleans,
     each_leaf,
     join_runs,
     local_slice,
+    make_varying,
     split_runs,
-    times,
+    sum_copies,
     varying_axes,
-    varying_over,
 )
 from collectives.primitives import Collective, gathered_shape, scattered_shape
 from minidiff.core.states import INVARIANT, VARYING
@@ -69,7 +69,7 @@ ROOTED = (broadcast_p, broadcast_varying_p, reduce_p, gather_p, scatter_p, at_ro
 # ---------------------------------------------------------------- the root
 
 
-def _rooted(name: str, axis_name: AxisName, root: int) -> tuple[CollectiveAxes, int]:
+def _bind_rooted(name: str, axis_name: AxisName, root: int) -> tuple[CollectiveAxes, int]:
     run = single_axes(name, axis_name)
     return run, check_rank(name, "the root", root, axis_name, run.size)
 
@@ -92,12 +92,12 @@ def broadcast(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
     array([4, 1])
     """
-    run, root = _rooted("broadcast", axis_name, root)
+    run, root = _bind_rooted("broadcast", axis_name, root)
     primitive = broadcast_p if run.scope.typed else broadcast_varying_p
 
     def sent(x):
         x = array_of(x)
-        return bind_over(primitive, varying_over(x, run), run, root=root) if varying_axes(x, run) else x
+        return bind_over(primitive, make_varying(x, run), run, root=root) if varying_axes(x, run) else x
 
     return each_leaf(sent, x)
 
@@ -116,11 +116,11 @@ def broadcast_varying(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([4, 1, 4, 1], P('i'))
     """
-    run, root = _rooted("broadcast_varying", axis_name, root)
+    run, root = _bind_rooted("broadcast_varying", axis_name, root)
 
     def sent(x):
         x = array_of(x)
-        varying = varying_over(x, run)
+        varying = make_varying(x, run)
         return bind_over(broadcast_varying_p, varying, run, root=root) if varying_axes(x, run) else varying
 
     return each_leaf(sent, x)
@@ -139,7 +139,7 @@ def at_root(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
     ShardedArray([0, 0, 3, 1], P('i'))
     """
-    run, root = _rooted("at_root", axis_name, root)
+    run, root = _bind_rooted("at_root", axis_name, root)
     return each_leaf(lambda leaf: _at_root(array_of(leaf), run, root), x)
 
 
@@ -164,13 +164,13 @@ def reduce(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([0, 0, 7, 2], P('i'))
     """
-    run, root = _rooted("reduce", axis_name, root)
+    run, root = _bind_rooted("reduce", axis_name, root)
 
     def reduced(x):
-        x = counted(array_of(x))
+        x = convert_booleans(array_of(x))
         if varying_axes(x, run):
-            return bind_over(reduce_p, varying_over(x, run), run, root=root)
-        return _at_root(times(x, run.size), run, root)
+            return bind_over(reduce_p, make_varying(x, run), run, root=root)
+        return _at_root(sum_copies(x, run.size), run, root)
 
     return each_leaf(reduced, x)
 
@@ -189,11 +189,11 @@ def gather(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bo
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
     ShardedArray([0, 0, 3, 9], P('i'))
     """
-    run, root = _rooted("gather", axis_name, root)
+    run, root = _bind_rooted("gather", axis_name, root)
 
     def gathered(x, run, axis, tiled):
         if varying_axes(x, run):
-            return bind_over(gather_p, varying_over(x, run), run, root=root, axis=axis, tiled=tiled)
+            return bind_over(gather_p, make_varying(x, run), run, root=root, axis=axis, tiled=tiled)
         return (concatenate if tiled else stack)([_at_root(x, run, root)] * run.size, axis)
 
     return each_leaf(lambda x: join_runs("gather", gathered, x, [run], axis, tiled), x)
@@ -214,11 +214,11 @@ def scatter(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: b
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([4, 1], P('i'))
     """
-    run, root = _rooted("scatter", axis_name, root)
+    run, root = _bind_rooted("scatter", axis_name, root)
 
     def part(x, run, axis, tiled):
         if varying_axes(x, run):
-            return bind_over(scatter_p, varying_over(x, run), run, root=root, axis=axis, tiled=tiled)
+            return bind_over(scatter_p, make_varying(x, run), run, root=root, axis=axis, tiled=tiled)
         return local_slice(x, run, axis, tiled)
 
     return each_leaf(lambda x: split_runs("scatter", part, x, [run], axis, tiled), x)

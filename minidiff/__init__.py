@@ -12,7 +12,6 @@ compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `whi
 """
 
 import importlib as _importlib
-import importlib.util
 import os as _os
 import typing as _typing
 import warnings as _warnings
@@ -21,128 +20,61 @@ from minidiff import numpy, tree
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
-from minidiff.diagnostics.other_libraries import missing as _missing
-from minidiff.diagnostics.siblings import shadowed as _shadowed
+from minidiff.diagnostics.other_libraries import missing_attribute_error as _missing_attribute_error
+from minidiff.diagnostics.siblings import shadowing_message as _shadowing_message
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from minidiff.diagnostics.tracebacks import hide_own_frames as _hide_own_frames
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
-from minidiff.show import program as _program  # noqa: F401  (how tapes print)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.transforms.recording import eval_shape, make_tape
 from minidiff.transforms.vmap import vmap
 
 __version__ = "0.1.0.dev0"
 
-__all__ = [
-    "LeakedTracerError",
-    "ShapedArray",
-    "SymbolicZero",
-    "Tape",
-    "TracerError",
-    "UnboundAxisError",
-    "VarianceError",
-    "VarianceWarning",
-    "associative_scan",
-    "checkpoint",
-    "checkpoint_name",
-    "checkpoint_policies",
-    "closure_convert",
-    "cond",
-    "custom_jvp",
-    "custom_vjp",
-    "custom_vmap",
-    "debug",
-    "debug_nans",
-    "disable_jit",
-    "draw",
-    "dynamic_index_in_dim",
-    "dynamic_slice",
-    "dynamic_slice_in_dim",
-    "dynamic_update_index_in_dim",
-    "dynamic_update_slice",
-    "dynamic_update_slice_in_dim",
-    "eval_shape",
-    "fori_loop",
-    "grad",
-    "hessian",
-    "hvp",
-    "jacfwd",
-    "jacrev",
-    "jit",
-    "jvp",
-    "linear_transpose",
-    "linearize",
-    "make_tape",
-    "map",
-    "nn",
-    "numerical",
-    "numpy",
-    "optim",
-    "precision",
-    "pure_callback",
-    "random",
-    "remat",
-    "scan",
-    "stop_gradient",
-    "switch",
-    "testing",
-    "trace_table",
-    "transpose",
-    "tree",
-    "typeof",
-    "value_and_grad",
-    "vjp",
-    "vmap",
-    "while_loop",
-]
+__all__ = ["ShapedArray", "Tape", "eval_shape", "make_tape", "typeof"]
+__all__ += ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
+__all__ += ["hessian", "hvp", "jacfwd", "jacrev", "linear_transpose", "transpose"]
+__all__ += ["debug", "debug_nans", "disable_jit", "draw", "jit", "trace_table", "vmap"]
+__all__ += ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
+__all__ += ["checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "remat"]
+__all__ += ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "custom_vmap", "stop_gradient"]
+__all__ += ["dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim"]
+__all__ += ["dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
+__all__ += ["nn", "numerical", "numpy", "optim", "precision", "random", "testing", "tree"]
+__all__ += ["LeakedTracerError", "TracerError", "UnboundAxisError", "VarianceError", "VarianceWarning"]
 
-#: Rarely used names, which are imported lazily: name -> module, and whether it is a name in that module or the module
-#: itself. (A module must not have the same name as a function in it, since importing it would shadow the function.)
+#: Names that are imported when they are first used: name -> module, and whether it is a name in that module or the
+#: module itself. (A module must not have the same name as a function in it, since importing it would shadow that.)
 _LATER = {
-    **dict.fromkeys(
-        ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"], ("minidiff.higher_order.checkpoint", True)
-    ),
-    **dict.fromkeys(["cond", "switch"], ("minidiff.higher_order.cond", True)),
-    "scan": ("minidiff.higher_order.scan", True),
-    **dict.fromkeys(["fori_loop", "while_loop"], ("minidiff.higher_order.while_loop", True)),
-    **dict.fromkeys(["associative_scan", "map"], ("minidiff.higher_order.over_axis", True)),
-    **dict.fromkeys(
-        ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "stop_gradient"],
-        ("minidiff.higher_order.custom_rules", True),
-    ),
-    "custom_vmap": ("minidiff.higher_order.custom_batching", True),
-    **dict.fromkeys(
-        [
-            "dynamic_index_in_dim",
-            "dynamic_slice",
-            "dynamic_slice_in_dim",
-            "dynamic_update_index_in_dim",
-            "dynamic_update_slice",
-            "dynamic_update_slice_in_dim",
-        ],
-        ("minidiff.ops.slices", True),
-    ),
-    **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
-    **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
-    **dict.fromkeys(["debug_nans", "disable_jit"], ("minidiff.debug", True)),
-    "debug": ("minidiff.debug", False),
-    "draw": ("minidiff.show.graph", True),
-    "jit": ("minidiff.compiler.jit", True),
-    "nn": ("minidiff.nn", False),
-    "numerical": ("minidiff.checks.numerical", False),
-    "optim": ("minidiff.optim", False),
-    "precision": ("minidiff.precision", False),
-    "pure_callback": ("minidiff.ops.callback", True),
-    "random": ("minidiff.random", False),
-    "testing": ("minidiff.checks.testing", False),
-    "trace_table": ("minidiff.show.trace_table", True),
+    name: (f"minidiff.{module}", True)
+    for module, names in {
+        "compiler.jit": ["jit"],
+        "debug": ["debug_nans", "disable_jit"],
+        "higher_order.checkpoint": ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"],
+        "higher_order.cond": ["cond", "switch"],
+        "higher_order.custom_batching": ["custom_vmap"],
+        "higher_order.custom_rules": ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "stop_gradient"],
+        "higher_order.over_axis": ["associative_scan", "map"],
+        "higher_order.scan": ["scan"],
+        "higher_order.while_loop": ["fori_loop", "while_loop"],
+        "jacobian": ["hessian", "hvp", "jacfwd", "jacrev"],
+        "ops.callback": ["pure_callback"],
+        "ops.slices": [name for name in __all__ if name.startswith("dynamic_")],
+        "show.graph": ["draw"],
+        "show.trace_table": ["trace_table"],
+        "transposition": ["linear_transpose", "transpose"],
+    }.items()
+    for name in names
 }
+_LATER |= {name: (f"minidiff.{name}", False) for name in ("debug", "nn", "optim", "precision", "random")}
+_LATER |= {name: (f"minidiff.checks.{name}", False) for name in ("numerical", "testing")}
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
+    import minidiff.checks.numerical as numerical
+    import minidiff.checks.testing as testing
     import minidiff.debug as debug
     from minidiff import nn, optim, precision, random
-    from minidiff.checks import numerical, testing
     from minidiff.compiler.jit import jit
     from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
@@ -171,7 +103,7 @@ else:  # type checkers would infer from it that every name exists
     @_hide_own_frames
     def __getattr__(name: str) -> _typing.Any:
         if name not in _LATER:
-            raise _missing(__name__, name, __dir__())
+            raise _missing_attribute_error(__name__, name, __dir__())
         path, inside = _LATER[name]
         module = _importlib.import_module(path)
         globals()[name] = getattr(module, name) if inside else module
@@ -184,12 +116,13 @@ def __dir__() -> list[str]:
 
 
 for _name in ("collectives", "spmd"):
-    if _message := _shadowed(_name):  # no error: a program may need neither
+    if _message := _shadowing_message(_name):  # no error: a program may need neither
         _warnings.warn(_message, stacklevel=2)
 
 
-def _are_equal(one: _typing.Any, two: object) -> bool:
-    return _importlib.import_module("minidiff.compiler.equality").same(one, two)
+def _from(module: str, name: str) -> _typing.Any:
+    """A method that is a function of a module which stands above the core, and loads when it is first called."""
+    return lambda self, *args: getattr(_importlib.import_module(module), name)(self, *args)
 
 
 def _check(tape: Tape, typed: bool = True) -> None:
@@ -203,11 +136,17 @@ def _check(tape: Tape, typed: bool = True) -> None:
     _importlib.import_module("minidiff.checks.typecheck").check_tape(tape, typed, None)
 
 
-Tape.__eq__ = _are_equal
 Tape.check = _check
+Tape.__eq__ = _from("minidiff.compiler.equality", "same")  # type: ignore[method-assign]
+Tape.__str__ = Tape.__repr__ = _from("minidiff.show.program", "text_of")  # type: ignore[method-assign]
+Tape._repr_html_ = _from("minidiff.show.program", "tape_as_html")  # type: ignore[attr-defined]
+ShapedArray._repr_html_ = _from("minidiff.show.program", "type_as_html")  # type: ignore[attr-defined]
 
 if "MINIDIFF_DEBUG_NANS" in _os.environ:
     _importlib.import_module("minidiff.debug").from_environment()
-if _importlib.util.find_spec("minidiff.fast") is not None:
+try:
     _importlib.import_module("minidiff.fast").install()
+except ModuleNotFoundError as _error:  # without this folder everything works, and takes longer
+    if _error.name != "minidiff.fast":
+        raise
 _hide_frames_of(globals(), __all__)

@@ -22,8 +22,8 @@ from minidiff.core.interpreter import BOTTOM, EVALUATE, Evaluate, current_interp
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.errors import shown
-from minidiff.diagnostics.location import here
+from minidiff.diagnostics.errors import describe_operand
+from minidiff.diagnostics.location import current_location
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.printing import debug_print
 from minidiff.values.dtypes import is_differentiable
@@ -78,8 +78,8 @@ class CheckFinite(Evaluate):
 
     def check(self, name: str, args: Any, params: dict, out: Any) -> None:
         """Raise FloatingPointError if results are worse than operands and parameters."""
-        made = worst(out)
-        if made and self.is_wrong(worst((args, params)), made):
+        made = worst_finiteness(out)
+        if made and self.is_wrong(worst_finiteness((args, params)), made):
             raise error_for(name, args, made)
 
     def is_wrong(self, given: int, made: int) -> bool:
@@ -95,13 +95,13 @@ def from_environment() -> None:
         numpy.seterr(divide="raise", over="raise", invalid="raise")
 
 
-def worst(x: Any) -> int:
+def worst_finiteness(x: Any) -> int:
     """The worst state of nested values: NAN, INFINITE or FINITE (also non-numbers)."""
     if isinstance(x, (list, tuple)):
-        return max(map(worst, x), default=FINITE)
+        return max(map(worst_finiteness, x), default=FINITE)
     if isinstance(x, dict):
-        return worst([*x.values()])
-    return int(state(x).max(initial=FINITE)) if is_inexact(x) else FINITE
+        return worst_finiteness([*x.values()])
+    return int(finiteness(x).max(initial=FINITE)) if is_inexact(x) else FINITE
 
 
 def is_inexact(x: Any) -> bool:
@@ -111,28 +111,28 @@ def is_inexact(x: Any) -> bool:
     )
 
 
-def state(x: Any) -> numpy.ndarray:
+def finiteness(x: Any) -> numpy.ndarray:
     """NAN, INFINITE or FINITE for each number."""
     return numpy.add(~numpy.isfinite(x), numpy.isnan(x), dtype=numpy.uint8)
 
 
 def error_for(name: str, args: Any, made: int, where: str = "") -> FloatingPointError:
     """The error for a new NaN or infinity: the operands, the line and the ranks."""
-    source = here()
+    source = current_location()
     what = "a NaN, and no operand has one" if made == NAN else "an infinity, and all operands are finite"
     way = "backward" if source is not None and source.backward else "forward"
     return FloatingPointError(
-        f"{name} of {' and '.join(_shown(args))} made {what}: in the {way} pass"
+        f"{name} of {' and '.join(_show_operands(args))} made {what}: in the {way} pass"
         + (f" of {source}" if source is not None else "")
         + (f", on {where}" if where else "")
     )
 
 
-def _shown(args: Any) -> list[str]:
+def _show_operands(args: Any) -> list[str]:
     """The operands as errors show them, without types and missing ones."""
     if isinstance(args, (list, tuple)):
-        return [text for x in args for text in _shown(x)]
-    return [] if args is None or isinstance(args, ShapedArray) else [shown(args)]
+        return [text for x in args for text in _show_operands(x)]
+    return [] if args is None or isinstance(args, ShapedArray) else [describe_operand(args)]
 
 
 def print(fmt: str, *args: Any, ordered: bool = False, **kwargs: Any) -> None:

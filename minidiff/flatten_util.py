@@ -13,16 +13,16 @@ from minidiff import tree
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import as_named_value, as_values
-from minidiff.values.dtypes import converted
+from minidiff.values.dtypes import convert_array
 
 
 def ravel_pytree(pytree: Any) -> tuple[Value, Callable[[Any], Any]]:
-    """Flatten a tree of arrays to one vector: the pair of it and of the inverse.
+    """Flatten a tree of arrays to one vector; return the vector and the inverse function.
 
-    The vector has the dtype to which NumPy promotes those of the leaves, and float64 if there are none. The inverse
-    takes a vector of its length, [n], and returns a tree like `pytree`, with shapes and dtypes of its leaves. If these
-    all have one dtype, it takes vectors of any dtype and keeps it; otherwise it raises TypeError for another dtype than
-    the vector's. It raises ValueError for another shape. Raise TypeError, with the path, for a non-array leaf.
+    The vector has the dtype to which the leaves promote, and float64 if there are none. The inverse takes a vector of
+    its length, [n], and returns a tree like `pytree`, with the shapes and dtypes of its leaves. If all leaves have one
+    dtype, the inverse takes vectors of any dtype and keeps it; otherwise it raises TypeError for another dtype than the
+    vector's. It raises ValueError for another shape. Raise TypeError, with the path, for a non-array leaf.
 
     >>> flat, unravel = ravel_pytree({'w': numpy.ones((2, 2)), 'b': 3.0})
     >>> flat
@@ -48,7 +48,7 @@ def ravel_pytree(pytree: Any) -> tuple[Value, Callable[[Any], Any]]:
         pieces = []
         for t, stop in zip(types, stops):
             piece = x[stop - math.prod(t.shape) : stop].reshape(t.shape) if t.shape else x[stop - 1]
-            pieces.append(converted(piece, t.dtype if is_mixed else given.dtype))
+            pieces.append(convert_array(piece, t.dtype if is_mixed else given.dtype))
         return tree.unflatten(structure, pieces)
 
     rows = [numpy.ravel(x).astype(dtype) for x in values]

@@ -20,11 +20,11 @@ from minidiff.inputs.arguments import (
     arguments_of,
     as_values,
     check_sequences,
-    chosen_arguments,
-    named_argument,
+    describe_argument,
+    normalize_argnums,
     warn_if_summed,
 )
-from minidiff.inputs.keywords import transformation
+from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.derivatives import grad, jvp
 from minidiff.transforms.vmap import vmap
@@ -33,14 +33,14 @@ from minidiff.values.dtypes import is_differentiable
 Argnums = int | Sequence[int]
 
 
-@transformation
+@make_decorator
 def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Jacobian of `f` by forward mode, column by column: for tall Jacobians.
 
-    It is cheaper than `jacrev` if the results have more elements than the arguments. The result has the tree of the
-    result of `f`. In place of each leaf of shape `(*out,)` it has the tree of the argument, with leaves of shape
-    `(*out, *in)`. `argnums` selects the arguments: an int gives one such tree per leaf, a tuple of ints a tuple of
-    trees. With `has_aux`, `f` returns a pair (value, aux), and the result is (Jacobian, aux).
+    It is cheaper than `jacrev` if the results have more elements than the arguments. The Jacobian has the structure of
+    the result of `f`. In place of each leaf of shape `(*out,)`, it has a tree like the argument, with leaves of shape
+    `(*out, *in)`. `argnums` selects the arguments: for an int there is one such tree per leaf, for a tuple of ints a
+    tuple of trees. With `has_aux`, `f` returns a pair (value, aux), and the result is (Jacobian, aux).
 
     Raise TypeError for integer arguments or results, and for complex arguments without `holomorphic=True`.
 
@@ -59,7 +59,7 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     return jacobian
 
 
-@transformation
+@make_decorator
 def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Jacobian of `f` by reverse mode, row by row: for wide Jacobians.
 
@@ -81,7 +81,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     return jacobian
 
 
-@transformation
+@make_decorator
 def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Hessian of `f` by forward mode over reverse mode: `jacfwd(jacrev(f))`.
 
@@ -122,9 +122,9 @@ class _Linearized:
         name = self.name = name_of(f)
         self.single = not isinstance(argnums, Sequence)
         self.has_aux = has_aux
-        numbers = chosen_arguments(what, argnums)
+        numbers = normalize_argnums(what, argnums)
         paths, self.structure = tree.flatten_with_paths(arguments_of(what, args, numbers, name))
-        self.in_names = [named_argument(path, numbers, name) for path, _ in paths]
+        self.in_names = [describe_argument(path, numbers, name) for path, _ in paths]
         values = as_values(what, [x for _, x in paths], lambda: self.in_names)
         self.in_types = [typeof(x) for x in values]
         _check_kinds(what, self.in_names, self.in_types, "fc")
@@ -168,8 +168,7 @@ def _size(types: Sequence[ShapedArray]) -> int:
 def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
     """The standard basis of a list of arrays along a new axis: a slice per array.
 
-    Each slice has the states of its array along mesh axes: under vmap it is traced, and no longer a constant that
-    agrees with any states.
+    Each slice has the states of its array along mesh axes, since under vmap it is traced, and no longer a constant.
     """
     total, start = _size(types), 0
     for t in types:
@@ -179,7 +178,7 @@ def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
 
 
 def _parts(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value]:
-    """Split the first or last axis, of the size of the basis, into the arrays' axes."""
+    """Split the first or last axis, which has the size of the basis, into the arrays' axes."""
     ends = list(itertools.accumulate((t.size for t in types), initial=0))
     if axis == 0:
         return [x[i:j].reshape((*t.shape, *x.shape[1:])) for t, i, j in zip(types, ends, ends[1:])]

@@ -15,7 +15,7 @@ import numpy
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.other_libraries import attributes
+from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise, reduction
@@ -28,20 +28,8 @@ from minidiff.random import Shape, bernoulli
 from minidiff.values.dtypes import is_differentiable
 
 __all__ = [
-    *("celu", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu"),
-    *(
-        "log_sigmoid",
-        "log_softmax",
-        "logsumexp",
-        "mish",
-        "one_hot",
-        "relu",
-        "sigmoid",
-        "silu",
-        "softmax",
-        "softplus",
-        "swish",
-    ),
+    *("celu", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu", "log_sigmoid"),
+    *("log_softmax", "logsumexp", "mish", "one_hot", "relu", "sigmoid", "silu", "softmax", "softplus", "swish"),
 ]
 __dir__ = functools.partial(sorted, __all__)
 
@@ -73,18 +61,10 @@ def _tanh_gate(x: Value) -> Value:
     return 0.5 * (1 + numpy.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-def _gelu_tanh(x: numpy.ndarray) -> numpy.ndarray:
-    return numpy.maximum(x, -_LIMIT) * _tanh_gate(numpy.clip(x, -_LIMIT, _LIMIT))
-
-
 def _gelu_tanh_slope(out: Value, x: Value) -> Value:
     x = clip(x, -_LIMIT, _LIMIT)
     gate = _tanh_gate(x)
     return gate + x * gate * (1 - gate) * (math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * x * x))
-
-
-def _gelu_erf(x: numpy.ndarray) -> numpy.ndarray:
-    return numpy.maximum(x, -_LIMIT) * (0.5 * erfc_of(x * -math.sqrt(0.5)))
 
 
 def _gelu_erf_slope(out: Value, x: Value) -> Value:
@@ -92,17 +72,9 @@ def _gelu_erf_slope(out: Value, x: Value) -> Value:
     return 0.5 * erfc(x * -math.sqrt(0.5)) + x * exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
 
 
-def _silu(x: numpy.ndarray) -> numpy.ndarray:
-    return numpy.maximum(x, -_FAR) * elementwise.sigmoid_of(x)
-
-
 def _silu_slope(out: Value, x: Value) -> Value:
     gate = elementwise.sigmoid(x)
     return gate * (1 + clip(x, -_FAR, _FAR) * (1 - gate))
-
-
-def _mish(x: numpy.ndarray) -> numpy.ndarray:
-    return numpy.maximum(x, -_FAR) * numpy.tanh(numpy.logaddexp(x, 0))
 
 
 def _mish_slope(out: Value, x: Value) -> Value:
@@ -111,10 +83,16 @@ def _mish_slope(out: Value, x: Value) -> Value:
 
 
 relu_p = Elementwise("relu", lambda x: numpy.maximum(x, 0), (lambda out, x: elementwise.greater(out, 0),))
-gelu_tanh_p = Elementwise("gelu_tanh", _gelu_tanh, (_gelu_tanh_slope,))
-gelu_erf_p = Elementwise("gelu_erf", _gelu_erf, (_gelu_erf_slope,))
-silu_p = Elementwise("silu", _silu, (_silu_slope,))
-mish_p = Elementwise("mish", _mish, (_mish_slope,))
+gelu_tanh_p = Elementwise(
+    "gelu_tanh",
+    lambda x: numpy.maximum(x, -_LIMIT) * _tanh_gate(numpy.clip(x, -_LIMIT, _LIMIT)),
+    (_gelu_tanh_slope,),
+)
+gelu_erf_p = Elementwise(
+    "gelu_erf", lambda x: numpy.maximum(x, -_LIMIT) * (0.5 * erfc_of(x * -math.sqrt(0.5))), (_gelu_erf_slope,)
+)
+silu_p = Elementwise("silu", lambda x: numpy.maximum(x, -_FAR) * elementwise.sigmoid_of(x), (_silu_slope,))
+mish_p = Elementwise("mish", lambda x: numpy.maximum(x, -_FAR) * numpy.tanh(numpy.logaddexp(x, 0)), (_mish_slope,))
 
 
 def relu(x: Value) -> Value:
@@ -204,7 +182,7 @@ def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
 # ---------------------------------------------------------------- softmax
 
 
-def _shifted(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, numpy.ndarray]:
+def _subtract_maximum(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, numpy.ndarray]:
     """The maximum of x along axes, and x minus it (0 at the maximum, even if inf)."""
     largest = numpy.max(x, axis=axes, keepdims=True, initial=-numpy.inf)
     if isinstance(x, Tracer):
@@ -214,17 +192,17 @@ def _shifted(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, nu
 
 
 def _softmax(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
-    powers = numpy.exp(_shifted(x, axes)[1])
+    powers = numpy.exp(_subtract_maximum(x, axes)[1])
     return powers / numpy.sum(powers, axis=axes, keepdims=True)
 
 
 def _log_softmax(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
-    shifted = _shifted(x, axes)[1]
+    shifted = _subtract_maximum(x, axes)[1]
     return shifted - numpy.log(numpy.sum(numpy.exp(shifted), axis=axes, keepdims=True))
 
 
 def _logsumexp(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
-    largest, shifted = _shifted(x, axes)
+    largest, shifted = _subtract_maximum(x, axes)
     with numpy.errstate(divide="ignore"):  # the sum over an empty axis is 0
         total = numpy.log(numpy.sum(numpy.exp(shifted), axis=axes, keepdims=True)) + largest
     return numpy.squeeze(total, axes)[()]
@@ -234,7 +212,7 @@ class _AlongAxes(Primitive):
     """An operation on one operand along axes, with rule `tangent(out, x, t, axes)`."""
 
     def __init__(self, name: str, impl: Callable, tangent: Callable, reduces: bool = False):
-        sharding = dimensions.reduction(None) if reduces else dimensions.along("axes")
+        sharding = dimensions.reduction(None) if reduces else dimensions.axiswise("axes")
         super().__init__(name, impl, self._shape, sharding=sharding, decomposed=impl)
         self.tangent = tangent
         self.reduces = reduces
@@ -255,12 +233,12 @@ def _softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> V
     return t - elementwise.multiply(out, reduction.sum(t, axes, keepdims=True))
 
 
-def _log_softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> Value:
-    return t - reduction.sum(elementwise.multiply(exp(out), t), axes, keepdims=True)
-
-
 softmax_p = _AlongAxes("softmax", _softmax, _softmax_tangent)
-log_softmax_p = _AlongAxes("log_softmax", _log_softmax, _log_softmax_tangent)
+log_softmax_p = _AlongAxes(
+    "log_softmax",
+    _log_softmax,
+    lambda out, x, t, axes: t - reduction.sum(elementwise.multiply(exp(out), t), axes, keepdims=True),
+)
 logsumexp_p = _AlongAxes(
     "logsumexp",
     _logsumexp,
@@ -307,7 +285,7 @@ def logsumexp(
     >>> round(float(logsumexp(numpy.array([1000.0, 1000.0]))), 6)
     1000.693147
     """
-    a = _floating(a, where)
+    a = _as_floating(a, where)
     if b is None and not return_sign:
         axes = normalize_axes(axis, typeof(a).ndim, "logsumexp")
         results = [logsumexp_p.bind(a, axes=axes)]
@@ -323,14 +301,14 @@ def logsumexp(
     return (y, *sign) if return_sign else y
 
 
-def _floating(x: Value, mask: Value | None = None) -> Value:
+def _as_floating(x: Value, mask: Value | None = None) -> Value:
     """Convert x to floating point, and set it to -inf where the mask is False."""
     x = x if is_differentiable(typeof(x).dtype) else elementwise.convert(x, float)
     return x if mask is None else where(mask, x, -numpy.inf)
 
 
 def _along_axes(primitive: _AlongAxes, x: Value, axis: Any, mask: Value | None) -> Value:
-    x = _floating(x, mask)
+    x = _as_floating(x, mask)
     return primitive.bind(x, axes=normalize_axes(axis, typeof(x).ndim, primitive.name))
 
 
@@ -354,9 +332,9 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> 
 def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Value:
     """Set numbers of `x` to 0, each with probability `rate`, and divide the others by `1 - rate`.
 
-    Which ones is drawn from a key of `minidiff.random`, for the shape, by default that of x. Numbers along a dimension
-    of size 1 are dropped together; a `Block` drops those that it has of a larger array. Raises ValueError for a rate
-    that is not in [0, 1).
+    A key of `minidiff.random` draws which ones, in an array of the shape, by default that of x. Numbers along a
+    dimension of size 1 are dropped together. A `Block` drops the same numbers as a draw for the whole array. Raises
+    ValueError for a rate that is not in [0, 1).
 
     >>> import minidiff as md
     >>> dropout(md.random.key(0), numpy.ones(5), 0.5)
@@ -438,4 +416,4 @@ def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -
 hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = attributes(__name__)
+    __getattr__ = module_getattr(__name__)

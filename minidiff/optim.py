@@ -10,11 +10,11 @@ number of steps. They can be saved, and passed to `jit` and `shard_map`. States 
 dtypes, whatever the dtype of a rate, unless `mu_dtype` or `accumulator_dtype` is given. Parameters of functions have
 optax's names, order and defaults. Conjugate the gradients of complex parameters: `md.tree.map(np.conj, gradients)`.
 
-None in place of a gradient gives None in place of its update, and of its state from then on. None in place of a
-parameter stays None. But None does not update an array: `apply_updates` raises, since the array would never change.
+If a gradient is None, so are its update, and its state from then on. A parameter that is None stays None. But
+`apply_updates` raises for an array whose update is None, since the array would never change.
 
-Everything but the norm of the gradients is elementwise. So the state of a sharded array is sharded as the array is, and
-its update communicates nothing.
+Everything but the norm of the gradients is elementwise. So the state of a sharded array has the sharding of the array,
+and its update communicates nothing.
 
 >>> import minidiff as md
 >>> optimizer = chain(clip_by_global_norm(1.0), adam(0.1))
@@ -44,11 +44,11 @@ from minidiff import tree
 from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.diagnostics.other_libraries import attributes
+from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
-from minidiff.values.dtypes import is_differentiable, real_float, result_type
+from minidiff.values.dtypes import check_real_float, is_differentiable, result_type
 
 __all__ = [
     *("GradientTransformation", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates", "chain"),
@@ -82,8 +82,8 @@ class GradientTransformation(NamedTuple):
 def chain(*transformations: GradientTransformation) -> GradientTransformation:
     """Compose transformations, from first to last.
 
-    The state is the tuple of their states. Further arguments of `update`, given by name, are passed on to those
-    transformations whose updates take them; the others ignore them, as in optax.
+    The state is the tuple of their states. Further arguments of `update`, given by name, are passed to the
+    transformations whose updates take them, as in optax.
 
     >>> optimizer = chain(clip_by_global_norm(1.0), sgd(0.1))
     >>> optimizer.update(numpy.array([3.0, 4.0]), optimizer.init(numpy.zeros(2)))[0]
@@ -182,7 +182,7 @@ def adamw(
 ) -> GradientTransformation:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 
-    Only the parameters decay where `mask` is True, as for `add_decayed_weights`. The update needs the parameters.
+    Only parameters where `mask` is True decay, as in `add_decayed_weights`. The update needs the parameters.
 
     >>> optimizer = adamw(0.1, weight_decay=0.5, mask={'w': True, 'b': False})
     >>> params, gradients = {'w': 1.0, 'b': 1.0}, {'w': 0.0, 'b': 0.0}
@@ -204,7 +204,7 @@ def lion(
 ) -> GradientTransformation:
     """Lion: the sign of an average of the gradients, with decoupled weight decay (Chen et al., 2023).
 
-    The weights decay as those of `adamw`. The update needs the parameters, unless `weight_decay` is 0.
+    The weights decay as in `adamw`. The update needs the parameters, unless `weight_decay` is 0.
 
     >>> optimizer = lion(0.1, weight_decay=0.0)
     >>> optimizer.update(numpy.array([5.0, -0.5]), optimizer.init(numpy.zeros(2)))[0]
@@ -316,7 +316,7 @@ def scale_by_adam(
 
     def update(gradients: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
         mu = _average(b1, _match(gradients, state.mu, mu_dtype), gradients)
-        nu = _average(b2, _match(gradients, state.nu), tree.map(_squared, gradients))
+        nu = _average(b2, _match(gradients, state.nu), tree.map(_square, gradients))
         count = state.count + 1
 
         def corrected(x: Value, b: Value, steps: Value = count) -> Value:
@@ -334,7 +334,7 @@ def scale_by_adam(
     return GradientTransformation(init, update)
 
 
-#: What `scale_by_lion` makes of an average, by its mode.
+#: The update that `scale_by_lion` makes of an average, by mode.
 _SIGNS: dict[str, Callable[[Value, Value], Value]] = {
     "hard": lambda x, beta: numpy.sign(x),
     "smooth": lambda x, beta: numpy.tanh(convert(beta, typeof(x).dtype) * x),
@@ -380,7 +380,7 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
 
     def update(gradients: Any, state: RssState, params: Any = None) -> tuple[Any, RssState]:
         sums = _match(gradients, state.sum_of_squares)
-        sums = tree.map(lambda s, g: convert(s + _squared(g), typeof(s).dtype), sums, gradients)
+        sums = tree.map(lambda s, g: convert(s + _square(g), typeof(s).dtype), sums, gradients)
 
         def scaled(g: Value, s: Value) -> Value:
             return g / numpy.sqrt(where(s > 0, s + convert(eps, typeof(s).dtype), 1))  # 0 where all gradients were 0
@@ -425,7 +425,7 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientT
 def _norm(values: Any) -> Value:
     # At least in float32, since squares in half precision overflow.
     wide = [convert(x, numpy.result_type(typeof(x).dtype, numpy.float32)) for x in tree.leaves(values)]
-    squares = [_squared(x) for x in wide]
+    squares = [_square(x) for x in wide]
     dtype = numpy.result_type(numpy.float32, *[typeof(x).dtype for x in squares])  # one for all: such psums are fused
     return numpy.sqrt(sum(numpy.sum(x, dtype=dtype) for x in squares))
 
@@ -433,10 +433,9 @@ def _norm(values: Any) -> Value:
 def global_norm(updates: Any) -> Value:
     """The Euclidean norm of all numbers in a tree.
 
-    The norm of sharded arrays communicates one psum of a number for each leaf, fused into one call for all the leaves
-    that are sharded along the same mesh axes. Leaves that are sharded along other axes need another psum. In the body
-    of a `shard_map`, the norm is that of this rank's values, as with every function there: a `psum` of its square is
-    the square of the norm of arrays that are sharded along that axis.
+    The norm of sharded arrays takes one psum of a number for each leaf; those of leaves that are sharded along the same
+    mesh axes are fused into one call. In the body of a `shard_map`, the norm is that of this rank's values, as with
+    every function there: a `psum` of its square is the square of the norm of arrays that are sharded along that axis.
 
     >>> float(global_norm({'w': numpy.array([3.0, 0.0]), 'b': 4.0}))
     5.0
@@ -447,7 +446,7 @@ def global_norm(updates: Any) -> Value:
 def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
     """Scale all gradients by one number, to a global norm of at most `max_norm`.
 
-    It communicates what `global_norm` does, and needs the gradients of the whole arrays, outside of a `shard_map`.
+    It communicates as `global_norm` does, and needs the gradients of the whole arrays, outside of a `shard_map`.
 
     >>> clip = clip_by_global_norm(1.0)
     >>> clip.update(numpy.array([3.0, 4.0]), clip.init(numpy.zeros(2)))[0]
@@ -477,7 +476,7 @@ def constant_schedule(value: Value) -> Schedule:
 
 
 def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, transition_begin: int = 0) -> Schedule:
-    """From `init_value` to `end_value` in a line that begins at `transition_begin`.
+    """A line from `init_value` to `end_value`, which begins at step `transition_begin`.
 
     >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (-1, 0, 1, 4, 9)]
     [1.0, 1.0, 0.75, 0.0, 0.0]
@@ -493,7 +492,7 @@ def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, 
 
 
 def cosine_decay_schedule(init_value: Value, decay_steps: int, alpha: Value = 0.0, exponent: Value = 1.0) -> Schedule:
-    """From `init_value` to `alpha * init_value` by half a cosine, then constant.
+    """Half a cosine from `init_value` to `alpha * init_value`, then constant.
 
     The cosine, scaled to fall from 1 to 0, is raised to the power `exponent`.
 
@@ -519,8 +518,8 @@ def warmup_cosine_decay_schedule(
 ) -> Schedule:
     """Linear warm-up to `peak_value`, then cosine decay to `end_value`.
 
-    `decay_steps` is the number of all steps, those of the warm-up included. `exponent` is that of
-    `cosine_decay_schedule`. After a peak of 0, the rate stays 0, whatever `end_value` is.
+    `decay_steps` is the number of all steps, including the warm-up. `exponent` is as in `cosine_decay_schedule`. After
+    a peak of 0, the rate stays 0, whatever `end_value` is.
 
     >>> schedule = warmup_cosine_decay_schedule(0.0, 1.0, warmup_steps=2, decay_steps=6)
     >>> [round(float(schedule(step)), 12) for step in (0, 1, 2, 4, 6, 9)]
@@ -549,28 +548,28 @@ def _at_step(rate: Rate, state: Any) -> tuple[Value, Any]:
 
 
 def _full_like(params: Any, value: Value, dtype: Any = None) -> Any:
-    """A state that has the parameters' sharding and types: unlike `numpy.full_like`, also on a tape."""
+    """A state with the parameters' sharding and types, also on a tape, unlike `numpy.full_like`."""
     _check_floating("init", params)
     return _narrow(tree.map(lambda p: convert(where(False, p, value), typeof(p).dtype), params), dtype)
 
 
 def _narrow(state: Any, dtype: Any) -> Any:
-    """Convert a state to the dtype that it is kept in, if one is given; complex numbers stay complex."""
+    """Convert a state to the dtype in which it is kept, if one is given; complex numbers stay complex."""
     if dtype is None:
         return state
-    real = real_float("mu_dtype and accumulator_dtype are dtypes", dtype)
+    real = check_real_float("mu_dtype and accumulator_dtype are dtypes", dtype)
     return tree.map(lambda x: convert(x, result_type(real, *[1j] * numpy.iscomplexobj(x))), state)
 
 
 def _is_bool(x: Any) -> bool:
-    return isinstance(x, (bool, numpy.bool_)) or (isinstance(x, numpy.ndarray) and (x.ndim, x.dtype.kind) == (0, "b"))
+    return isinstance(x, bool) or (isinstance(x, (numpy.bool_, numpy.ndarray)) and (x.shape, x.dtype) == ((), bool))
 
 
 def _average(decay: Value, means: Any, values: Any) -> Any:
     return tree.map(lambda m, x: convert(decay * m + (1 - decay) * x, typeof(m).dtype), means, values)
 
 
-def _squared(x: Value) -> Value:
+def _square(x: Value) -> Value:
     """The square of the absolute value."""
     return numpy.real(x) ** 2 + numpy.imag(x) ** 2 if typeof(x).dtype.kind == "c" else x * x
 
@@ -583,7 +582,7 @@ def _is_zero(x: Any) -> bool:
 
 
 def _check_numbers(least: Any = 0, below: Any = math.inf, **given: Any) -> None:
-    """Raise for numbers that are not in [least, below). A traced value may be any number, a rate a schedule."""
+    """Raise for numbers that are not in [least, below). Traced values pass, and so do schedules of rates."""
     for name, x in given.items():
         scheduled = name in ("learning_rate", "weight_decay")
         if isinstance(x, numpy.ndarray) and x.ndim == 0:
@@ -606,7 +605,7 @@ def _check_floating(caller: str, params: Any) -> None:
 
 
 def _match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters that init was given") -> Any:
-    """Check the gradients, and return their state or parameters; widen a state that is kept in a dtype of its own."""
+    """Check gradients against their state or parameters, which are returned; widen a state that is kept in `dtype`."""
     like = _without(gradients, like)
     _check_like("update: gradients", gradients, like, whose)
     if dtype is None:
@@ -639,4 +638,4 @@ def _check_like(what: str, values: Any, like: Any, whose: str) -> None:
 hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = attributes(__name__)
+    __getattr__ = module_getattr(__name__)

@@ -1,11 +1,11 @@
 """Mixed precision: compute in 16 bits, keep parameters in 32, and scale the loss.
 
-A `Policy` says which dtypes a function computes in. Parameters stay in float32, so that small updates are not lost to
-rounding (these are the master weights), and are converted where they are used. bfloat16 has the range of float32. That
-of float16 is small: gradients below 6e-8 become 0, which a `LossScale` prevents. It multiplies the loss, and so all
-gradients, by a large number, and divides them by it when they are float32 again. The largest number that does not
-overflow is found on the way: it grows from time to time, and halves whenever a gradient is not finite; that step is
-skipped, on all ranks together.
+A `Policy` says which dtypes a function computes in. Parameters (the master weights) stay in float32, so that rounding
+does not lose small updates, and are converted where they are used. bfloat16 has the range of float32. That of float16
+is small: gradients below 6e-8 become 0. A `LossScale` prevents this. It multiplies the loss, and so all gradients, by a
+large number, and divides the gradients by it when they are float32 again. It finds the largest number that does not
+overflow: the number grows from time to time, and halves whenever a gradient is not finite. That step is skipped on all
+ranks.
 
 >>> import minidiff as md
 >>> def loss(w, x):
@@ -19,10 +19,9 @@ skipped, on all ranks together.
 >>> print(numpy.round(1e8 * gradients, 2), numpy.round(1e8 * md.grad(loss)(w, x), 2))
 [1. 2.] [1. 2.]
 
-How ranks add gradients is part of a policy too. In the body of a `shard_map`, the psum of a weight's gradient is the
-transpose of its `pbroadcast`; so its dtype is that in which the weight is when it becomes varying: with
-`reductions='float32'` it is converted afterwards, and with `reductions='bfloat16'` before, and half of the bytes are
-sent.
+A policy also says in which dtype ranks sum gradients. In the body of a `shard_map`, the psum of a weight's gradient is
+the transpose of the weight's `pbroadcast`, and has its dtype. With `reductions='float32'` the weight is converted to
+the compute dtype after the pbroadcast; with `reductions='bfloat16'` before it, so half of the bytes are sent.
 
 Sources: Micikevicius et al., "Mixed precision training", 2018; the names are those of DeepMind's `jmp`.
 """
@@ -45,7 +44,7 @@ from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
 from minidiff.transforms.derivatives import value_and_grad, vjp
-from minidiff.values.dtypes import accumulator, dtype_name, finfo, is_real_float, real_float
+from minidiff.values.dtypes import accumulator_dtype, check_real_float, dtype_name, finfo, is_real_float
 
 __all__ = ["LossScale", "Policy", "all_finite", "select", "widen"]
 __dir__ = functools.partial(sorted, __all__)
@@ -54,11 +53,11 @@ __dir__ = functools.partial(sorted, __all__)
 
 
 class Policy:
-    """Which dtypes a function computes in, and keeps parameters, sums over ranks and results in.
+    """The dtypes of a function's computation, its parameters, its sums over ranks, and its results.
 
-    Dtypes are given as NumPy takes them, or by name: `'bfloat16'` needs the package ml_dtypes. By default all but
-    `compute` are like it, and float32 if that has 16 bits. Complex numbers and integers are left as they are. Raises
-    TypeError for a dtype that is not one of real floating-point numbers.
+    Dtypes are as in NumPy, or names: `'bfloat16'` needs the package ml_dtypes. The defaults are `compute`, or float32
+    if that has 16 bits. Complex numbers and integers are not converted. Raises TypeError for a dtype that is not one of
+    real floating-point numbers.
 
     >>> policy = Policy('float16')
     >>> policy
@@ -68,11 +67,11 @@ class Policy:
     """
 
     def __init__(self, compute: Any, params: Any = None, reductions: Any = None, output: Any = None):
-        self.compute = real_float("Policy: compute is a dtype", compute)
-        wide = accumulator(self.compute)
-        self.params = real_float("Policy: params is a dtype", wide if params is None else params)
-        self.reductions = real_float("Policy: reductions is a dtype", wide if reductions is None else reductions)
-        self.output = real_float("Policy: output is a dtype", wide if output is None else output)
+        self.compute = check_real_float("Policy: compute is a dtype", compute)
+        wide = accumulator_dtype(self.compute)
+        self.params = check_real_float("Policy: params is a dtype", wide if params is None else params)
+        self.reductions = check_real_float("Policy: reductions is a dtype", wide if reductions is None else reductions)
+        self.output = check_real_float("Policy: output is a dtype", wide if output is None else output)
 
     def cast_to_compute(self, values: Any) -> Any:
         """Convert the floating-point leaves of a tree to the dtype to compute in."""
@@ -87,10 +86,9 @@ class Policy:
         return _cast(values, self.output)
 
     def apply(self, f: Callable) -> Callable:
-        """Make `f` compute under the policy: its arguments are converted, and its results.
+        """Make `f` compute under the policy: convert its arguments and its results.
 
-        In 16 bits it is always traced, also if it is called on plain arrays: NumPy's own sums of bfloat16 would round
-        at each step.
+        In 16 bits it is always traced, even on plain arrays, since NumPy's sums of bfloat16 would round at each step.
 
         >>> import minidiff as md
         >>> md.make_tape(Policy('float16').apply(lambda x: x.sum()))(numpy.ones(3, numpy.float32))
@@ -106,7 +104,7 @@ class Policy:
             def compute(args: Any, kwargs: Any) -> Any:
                 return self.cast_to_output(f(*self.cast_to_compute(args), **self.cast_to_compute(kwargs)))
 
-            args, kwargs = _varying_alike(_cast((args, kwargs), self.reductions))
+            args, kwargs = _vary_alike(_cast((args, kwargs), self.reductions))
             plain = not all(isinstance(x, Tracer) for x in tree.leaves((args, kwargs)))
             return vjp(compute, args, kwargs)[0] if plain and self.compute.itemsize == 2 else compute(args, kwargs)
 
@@ -117,19 +115,19 @@ class Policy:
 
 
 def widen(values: Any) -> Any:
-    """Convert 16-bit floats in a tree to float32, for what must not overflow or lose digits; leave other leaves.
+    """Convert 16-bit floats in a tree to float32, so that they do not overflow or lose digits; leave other leaves.
 
     >>> widen(numpy.ones(2, numpy.float16)).dtype, widen(numpy.ones(2)).dtype
     (dtype('float32'), dtype('float64'))
     """
-    return tree.map(lambda x: convert(x, accumulator(typeof(x).dtype)), values)
+    return tree.map(lambda x: convert(x, accumulator_dtype(typeof(x).dtype)), values)
 
 
 def _cast(values: Any, dtype: numpy.dtype) -> Any:
     return tree.map(lambda x: convert(x, dtype) if is_real_float(typeof(x).dtype) else x, values)
 
 
-def _varying_alike(values: Any) -> Any:
+def _vary_alike(values: Any) -> Any:
     """In a `shard_map` body, cast all floating-point leaves to vary along the axes along which one does."""
     if current_scope() is None:
         return values
@@ -150,13 +148,13 @@ class _Scale(NamedTuple):
 
 
 class LossScale(_Scale):
-    """A number that multiplies the loss, and adapts: it is dynamic.
+    """A number that multiplies the loss, and adapts (dynamic loss scaling).
 
-    `good_steps` counts steps with finite gradients since `scale` changed. After `period` of them it is multiplied by
-    `factor`, up to the largest number of its dtype, and when gradients are not finite it is divided by it, to 1 at
-    least. It is a tree of numbers, to pass to `jit` and to save with a run. NumPy warns of the overflow, which is
-    expected: `numpy.errstate(all='ignore')`. Raises ValueError for a scale that is not positive and finite, and for a
-    period or a factor below 1.
+    `good_steps` counts steps with finite gradients since `scale` changed. After `period` of them, `scale` is multiplied
+    by `factor`, up to the largest number of its dtype. When gradients are not finite, `scale` is divided by `factor`,
+    down to 1. It is a tree of numbers, to pass to `jit` and to save with a run. The overflow is expected; silence
+    NumPy's warning with `numpy.errstate(all='ignore')`. Raises ValueError for a scale that is not positive and finite,
+    and for a period or a factor below 1.
 
     >>> scale = LossScale(8.0, period=2)
     >>> for finite in (True, True, False):
@@ -178,10 +176,7 @@ class LossScale(_Scale):
         return given._replace(scale=numpy.float32(given.scale)) if integer else given
 
     def value_and_grad(self, f: Callable) -> Callable:
-        """`value_and_grad` of `f`, whose gradients do not underflow on the way.
-
-        The gradients have the dtypes of the first argument, which holds the parameters.
-        """
+        """`value_and_grad` of `f` in its first argument, the parameters, without underflow in between."""
 
         def scaled(params: Any, *args: Any) -> Value:
             value = f(params, *args)
@@ -198,7 +193,7 @@ class LossScale(_Scale):
         return tree.map(lambda g: g * convert(1 / self.scale, typeof(g).dtype), values)
 
     def adjust(self, finite: Value) -> LossScale:
-        """The scale for the next step, if the gradients of this one were finite, or not."""
+        """The scale for the next step, given whether the gradients of this one were finite."""
         good = where(finite, self.good_steps + 1, 0)
         grows = good >= self.period
         dtype = typeof(self.scale).dtype
@@ -210,7 +205,7 @@ class LossScale(_Scale):
 
 
 def _check_number(what: str, x: Any, is_right: Callable[[Any], Any]) -> None:
-    """Raise ValueError for a plain number that is not finite or not right; what is traced has no value yet."""
+    """Raise ValueError for a number that is not finite or not right; a traced one has no value yet."""
     plain = isinstance(x, (int, float, numpy.generic, numpy.ndarray))
     if plain and not (numpy.isfinite(x) & is_right(x)).all():
         raise ValueError(f"LossScale: {what}, got {x}")
@@ -218,16 +213,16 @@ def _check_number(what: str, x: Any, is_right: Callable[[Any], Any]) -> None:
 
 @jit  # so that sums over ranks are fused
 def _count_not_finite(values: Any) -> Value:
-    dtype = numpy.float32  # as `global_norm`, whose psum it is fused with in a compiled step
+    dtype = numpy.float32  # as in `global_norm`: the two psums are fused in a compiled step
     return sum(numpy.sum(~numpy.isfinite(x), dtype=dtype) for x in tree.leaves(values))
 
 
 def all_finite(values: Any) -> Value:
     """Whether all numbers in a tree of arrays are finite.
 
-    Of sharded arrays it communicates one psum of a number, as `global_norm` does, and all ranks get the same. In the
-    body of a `shard_map` it is of this rank's values: gradients of invariant parameters are the same on all ranks, and
-    for others write `pmin(all_finite(gradients), axis_name)`.
+    For sharded arrays it communicates one psum of a number, as `global_norm` does, and all ranks get the same result.
+    In the body of a `shard_map` the result is for this rank's values. Gradients of invariant parameters are the same on
+    all ranks; for others write `pmin(all_finite(gradients), axis_name)`.
 
     >>> bool(all_finite({'w': numpy.array([1.0, numpy.inf])}))
     False
@@ -236,7 +231,7 @@ def all_finite(values: Any) -> Value:
 
 
 def select(condition: Value, on_true: Any, on_false: Any) -> Any:
-    """`numpy.where` of two trees: for a step that is skipped.
+    """`numpy.where` of two trees, to skip a step.
 
     >>> select(False, {'w': 1.0}, {'w': 2.0})
     {'w': np.float64(2.0)}

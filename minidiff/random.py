@@ -4,14 +4,13 @@ There is no generator with a state. A function draws the same numbers from the s
 `vmap` and `scan`, on one rank or many. `split` and `fold_in` make further keys; use each key once.
 
 Number k of a draw is a hash of (key, k) alone. So a rank can draw its block of a large array without the rest: give a
-`Block` as the shape. The hash is Threefry-2x32 with 20 rounds, as in JAX, which needs nothing but additions, rotations
-and exclusive ors of 32-bit words: NumPy computes it for any keys and counters at once. (`numpy.random.Philox` is
+`Block` as the shape. The hash is Threefry-2x32 with 20 rounds, as in JAX. It needs only additions, rotations and
+exclusive ors of 32-bit words, which NumPy computes for many keys and counters at once. (`numpy.random.Philox` is
 faster along one stream, but it is an object for each key, and a block of an array is many pieces of a stream.)
 Keys, `split` and `bits` equal those of JAX.
 
-A key is a plain array u32[2], and typed like any other. In the body of a `shard_map`, a key that is the same on all
-ranks draws the same numbers on all of them. `fold_in(key, axis_index('i'))` varies along `i`, and so does what is drawn
-from it.
+A key is a plain array u32[2], with a type like any other. In the body of a `shard_map`, a key that is the same on all
+ranks draws the same numbers on all of them. `fold_in(key, axis_index('i'))` varies along `i`, and so do its draws.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3".
 """
@@ -29,15 +28,15 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.other_libraries import attributes
+from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.base import bind_aligned, convert
-from minidiff.ops.dimensions import Dimensions, Types, aligned, numbered
+from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, dimension_labels
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.indexing import take
 from minidiff.ops.special import CHUNK, erfc_p, ndtri_p
-from minidiff.values.dtypes import dtype_name, finfo, real_float
+from minidiff.values.dtypes import check_real_float, dtype_name, finfo
 
 __all__ = [
     *("Block", "bernoulli", "bits", "categorical", "fold_in", "key", "normal", "permutation", "randint", "split"),
@@ -88,7 +87,7 @@ def _random_bits_impl(k0, k1, first, sizes, strides):
 
 
 def _of_each(k: Any, lead: tuple[int, ...], shape: tuple[int, ...]) -> numpy.ndarray:
-    """The words of keys for each number of a draw of this shape, flat; a single one if it is the same for all."""
+    """One word of the key of each number in a draw of this shape, flat; a single one if all keys are the same."""
     if numpy.size(k) == 1:
         return numpy.reshape(k, 1)
     own = numpy.broadcast_to(k, lead)
@@ -100,13 +99,13 @@ def _random_bits_shape(k0, k1, first, sizes, strides):
 
 
 def _random_bits_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """Batches of keys may be in parts, each of which draws its own numbers."""
+    """Batches of keys may be split: each part draws its own numbers."""
     lead = outs[0].shape[: outs[0].ndim - len(params["sizes"])]
-    return Dimensions(tuple(aligned(t.shape, lead) for t in types), numbered(outs))
+    return Dimensions(tuple(broadcast_labels(t.shape, lead) for t in types), dimension_labels(outs))
 
 
-#: The hash of the counters `first + i @ strides`, for all indices i below `sizes`, by the key of words k0 and k1: u64
-#: of shape `sizes`. Batches of the three operands broadcast, and come first in the result.
+#: Hash the counters `first + i @ strides`, for all indices i below `sizes`, by the key with the words k0 and k1: u64 of
+#: shape `sizes`. Batches of the three operands broadcast, and come first in the result.
 random_bits_p = Discrete(
     "random_bits",
     _random_bits_impl,
@@ -121,11 +120,10 @@ random_bits_p = Discrete(
 
 @dataclass(frozen=True)
 class Block:
-    """The shape of a block of a larger draw: what begins at index `starts` of a draw of shape `whole`.
+    """A block of a larger draw: an array of this `shape`, which begins at index `starts` of a draw of shape `whole`.
 
-    Every function that takes a shape takes one. The starts may be traced, and differ from rank to rank:
-    `spmd.local_block` makes the block that a rank has by a partition spec. Raises ValueError for a block that is not
-    inside the whole.
+    Functions take it in place of a shape. The starts may be traced, and differ from rank to rank: `spmd.local_block`
+    makes the block of a rank from a partition spec. Raises ValueError for a block that is not inside the whole.
 
     >>> import minidiff as md
     >>> key = md.random.key(0)
@@ -181,7 +179,7 @@ def _random_bits(name: str, key: Any, shape: Any, first: Any = 0) -> Value:
     if isinstance(shape, Block):
         for start, stride in zip(shape.starts, strides):
             first = first + start * stride
-    return random_bits_p.bind(k0, k1, _unsigned(first), sizes=sizes, strides=strides)
+    return random_bits_p.bind(k0, k1, _as_unsigned(first), sizes=sizes, strides=strides)
 
 
 def _words_of(name: str, key: Any) -> tuple[Value, Value]:
@@ -196,7 +194,7 @@ def _words_of(name: str, key: Any) -> tuple[Value, Value]:
     )
 
 
-def _unsigned(x: Any) -> Value:
+def _as_unsigned(x: Any) -> Value:
     """An integer as u64, modulo 2**64."""
     return numpy.uint64(x % 2**64) if isinstance(x, int) else convert(x, numpy.uint64)
 
@@ -213,7 +211,7 @@ def _integer(name: str, what: str, x: Any) -> Value:
         if t is None and not -(2**63) <= x < 2**64:
             raise ValueError(f"{name}: {what} has 64 bits, got {x}")
         if t is None or (t.shape == () and t.dtype.kind in "iu"):
-            return _unsigned(x)
+            return _as_unsigned(x)
     shown = typeof(x) if isinstance(x, (numpy.ndarray, Tracer)) else repr(x)
     raise TypeError(f"{name}: {what} is one integer, got {shown}")
 
@@ -243,9 +241,8 @@ def split(key: Value, num: Shape = 2) -> Value:
 def fold_in(key: Value, data: Any) -> Value:
     """Make a key from a key and an integer, such as the number of a layer, of a step, or of a rank.
 
-    It is key number `data` of `split(key, num)`, for any larger num. Integers count modulo 2**64, whether they
-    are Python's, NumPy's or traced: -1 is 2**64 - 1. Raises ValueError for one of more than 64 bits, TypeError for all
-    else.
+    It is key number `data` of `split(key, num)`, for any larger num. Integers (Python's, NumPy's or traced) count
+    modulo 2**64: -1 is 2**64 - 1. Raises ValueError for an integer of more than 64 bits, TypeError for anything else.
 
     >>> import minidiff as md
     >>> bool((fold_in(md.random.key(0), 1) == split(md.random.key(0))[1]).all())
@@ -258,7 +255,7 @@ def fold_in(key: Value, data: Any) -> Value:
 
 
 def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
-    """Random unsigned integers, of all values of their dtype.
+    """Random unsigned integers, from all values of their dtype.
 
     >>> import minidiff as md
     >>> bits(md.random.key(0), 2, 'uint8')
@@ -274,15 +271,16 @@ def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
 
 
 def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0.0, maxval: Value = 1.0) -> Value:
-    """Draw numbers in [minval, maxval), from evenly spaced ones in [0, 1) with as many digits as the dtype has.
+    """Draw numbers in [minval, maxval).
 
-    The bounds broadcast to the shape. A scaled number may be rounded up to maxval. Differentiable in the bounds.
+    They are evenly spaced numbers in [0, 1), with as many digits as the dtype has, scaled to the bounds, which
+    broadcast to the shape. Scaling may round up to maxval. Differentiable in the bounds.
 
     >>> import minidiff as md
     >>> uniform(md.random.key(0), 3).round(3)
     array([0.418, 0.216, 0.965])
     """
-    dtype = real_float("uniform: the dtype is one", dtype)
+    dtype = check_real_float("uniform: the dtype is one", dtype)
     digits = min(finfo(dtype).nmant + 1, 64)
     drawn = numpy.right_shift(_random_bits("uniform", key, shape), numpy.uint64(64 - digits))
     unit = convert(drawn, dtype) * dtype.type(2.0**-digits)
@@ -300,34 +298,34 @@ def _inside_unit(name: str, key: Value, shape: Shape) -> Value:
 
 
 def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
-    """Draw from the standard normal distribution: its quantiles at uniform numbers.
+    """Draw from the standard normal distribution: compute its quantiles at uniform numbers.
 
     >>> import minidiff as md
     >>> normal(md.random.key(0), 3).round(3)
     array([-0.206, -0.785,  1.816])
     """
-    dtype = real_float("normal: the dtype is one", dtype)
+    dtype = check_real_float("normal: the dtype is one", dtype)
     return convert(ndtri_p.bind(_inside_unit("normal", key, shape)), dtype)
 
 
 def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the standard normal distribution, given that the number is in [lower, upper].
 
-    The bounds broadcast to the shape, by default their own. They may be infinite; between bounds that are equal, or
-    beyond 37 on one side, all numbers are a bound. Raises ValueError if a lower bound is above the upper one; where
-    bounds are traced or NaN, the number is NaN. Differentiable in the bounds.
+    The bounds broadcast to the shape, by default their own. They may be infinite. If they are equal, or both beyond 37
+    on one side, each number is a bound. If a lower bound is above the upper one, raises ValueError, or draws NaN where
+    bounds are traced; NaN bounds draw NaN. Differentiable in the bounds.
 
     >>> import minidiff as md
     >>> truncated_normal(md.random.key(0), 2.0, numpy.inf, 3).round(3)
     array([2.345, 2.581, 2.015])
     """
-    dtype = real_float("truncated_normal: the dtype is one", dtype)
+    dtype = check_real_float("truncated_normal: the dtype is one", dtype)
     shape = numpy.broadcast_shapes(typeof(lower).shape, typeof(upper).shape) if shape is None else shape
     _check_broadcasts("truncated_normal", shape, lower=lower, upper=upper)
     if not any(isinstance(x, Tracer) for x in (lower, upper)) and numpy.any(numpy.greater(lower, upper)):
         raise ValueError(f"truncated_normal: [{lower}, {upper}] is not an interval: lower is above upper")
     lower, upper = convert(lower, float), convert(upper, float)
-    # In the upper tail probabilities are close to 1, where they have few digits: draw in the lower one.
+    # In the upper tail, probabilities are close to 1 and have few digits: draw in the lower tail.
     flip = numpy.greater(lower, 0)
     low, high = numpy.where(flip, -upper, lower), numpy.where(flip, -lower, upper)
     below, up_to = (0.5 * erfc_p.bind(x * -math.sqrt(0.5)) for x in (low, high))
@@ -341,7 +339,7 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
     """Draw integers in [minval, maxval).
 
     The bounds broadcast to the shape. Probabilities are equal up to a relative error of (maxval - minval) / 2**64.
-    Raises ValueError for an empty interval of plain bounds, and bounds that the dtype cannot hold.
+    Raises ValueError if bounds that are not traced have no number between them, or do not fit the dtype.
 
     >>> import minidiff as md
     >>> randint(md.random.key(0), 5, 0, 10)
@@ -361,7 +359,7 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
             raise ValueError(
                 f"randint: [{minval}, {maxval}) is not an interval of integers of dtype {dtype_name(dtype)}"
             )
-    first, end = _unsigned(minval), _unsigned(maxval)
+    first, end = _as_unsigned(minval), _as_unsigned(maxval)
     offset = numpy.remainder(_random_bits("randint", key, shape), numpy.subtract(end, first))
     return convert(numpy.add(first, offset), dtype)  # modulo 2**64; the operators of NumPy's scalars would warn
 
@@ -401,7 +399,7 @@ def permutation(key: Value, x: Any, axis: int = 0) -> Value:
 def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None = None) -> Value:
     """Draw indices along an axis with probabilities `softmax(logits, axis)`.
 
-    The shape is by default that of logits without the axis, which must broadcast to it. The index is that of the
+    The shape of the logits without the axis is the default, and must broadcast to the shape. The index is that of the
     largest sum of a logit and a number from the Gumbel distribution.
 
     >>> import minidiff as md
@@ -429,4 +427,4 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
 hide_frames_of(globals(), __all__)
 
 if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = attributes(__name__)
+    __getattr__ = module_getattr(__name__)

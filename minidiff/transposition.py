@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.compiler.simplify import simplified
+from minidiff.compiler.simplify import apply_rules
 from minidiff.core.forward import instantiate
-from minidiff.core.interpreter import current_interpreter, restores_interpreter, transforming
-from minidiff.core.ranks import cast_like, ranks, resharded
+from minidiff.core.interpreter import current_interpreter, restore_interpreter, transforming
+from minidiff.core.ranks import cast_like, ranks, reshard_cotangent
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.transpose import transpose_values
 from minidiff.core.types import Var, zeros_like
-from minidiff.inputs.arguments import checked_cotangents, linear_positions
+from minidiff.inputs.arguments import check_cotangents, linear_positions
 from minidiff.transforms.recording import stage_flat
-from minidiff.values.aliasing import apart
+from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
 
 
@@ -28,14 +28,14 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     """Transpose a tape: map cotangents of its outputs to those of its linear inputs.
 
     `linear` are the positions of the inputs in which the tape is jointly linear: all of them by default. The others
-    remain inputs. The cotangents of the outputs replace the linear inputs, in order, and have the outputs' types. (If
-    there are fewer outputs, the last positions are dropped; if there are more, the rest follow the last position.) The
+    remain inputs. The cotangents of the outputs, of the outputs' types, replace the linear inputs in order. (If there
+    are fewer outputs, the last positions are dropped; if there are more, the rest follow the last position.) The
     results have the linear inputs' types. A constant term does not appear in the transpose.
 
     Bodies are transposed too; that of a `shard_map` has its in_specs and out_specs swapped. The result is simplified
-    (`minidiff.compiler.simplify.simplified`). Transposing twice gives a tape of the same function. It is `== tape` (see
-    `Tape.__eq__`) if every operation is the transpose of its transpose, as every collective is. An `np.where` of two
-    operands, say, is not: it becomes a sum of two `np.where`, of one operand each.
+    (`minidiff.compiler.simplify.apply_rules`). Transposing twice gives a tape of the same function. It is `== tape` if
+    every operation is the transpose of its transpose, as every collective is. For instance, an `np.where` of two
+    operands is not: it becomes a sum of two `np.where`, of one operand each.
 
     Raise TypeError, with the operation and the type of its operand, if the tape is not linear in those inputs.
 
@@ -57,11 +57,11 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
             "its transpose as a function linear_transpose(f, *args)"
         )
     chosen = linear_positions(tape, range(len(tape.inputs)) if linear is None else linear)
-    return _transposed(tape, [i in chosen for i in range(len(tape.inputs))])
+    return _transpose_tape(tape, [i in chosen for i in range(len(tape.inputs))])
 
 
-@restores_interpreter
-def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
+@restore_interpreter
+def _transpose_tape(tape: Tape, linear: Sequence[bool]) -> Tape:
     """Transpose a tape in the inputs marked as linear."""
     stage = Stage(current_interpreter(), name="transpose")
     stage.origin = "transpose", "a tape"
@@ -78,7 +78,7 @@ def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
     with transforming(stage):
         found = transpose_values(tape, linear, values, cts)
         zeros = [cast_like(zeros_like(t), t) if ct is None else ct for ct, t in zip(found, wanted)]
-        return simplified(stage.tape(zeros))
+        return apply_rules(stage.tape(zeros))
 
 
 def linear_transpose(f: Callable, *examples: Any) -> Callable:
@@ -99,12 +99,12 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
     transposed, out_types = transpose(tape), tape.out_types
 
     def f_t(ct: Any) -> tuple:
-        cts = checked_cotangents(ct, out_types, out_structure)
+        cts = check_cotangents(ct, out_types, out_structure)
         values = [ranks.cast_cotangent(zeros_like(t) if x is None else x, t) for x, t in zip(cts, out_types)]
         # A zero that is a constant of the tape belongs to the tape: give the caller a copy.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
         found = zip(transposed(*values), tape.in_types, known)
-        results = [resharded(instantiate(x if yes else None, t.cotangent), t.cotangent) for x, t, yes in found]
-        return tree.unflatten(structure, apart(results, values))
+        results = [reshard_cotangent(instantiate(x if yes else None, t.cotangent), t.cotangent) for x, t, yes in found]
+        return tree.unflatten(structure, copy_shared(results, values))
 
     return f_t

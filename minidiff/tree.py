@@ -1,8 +1,8 @@
 """Trees of values: nested containers with arrays at the leaves.
 
 Trees are tuples, lists, dicts, `OrderedDict`, `defaultdict`, `SimpleNamespace`, named tuples, dataclasses, attrs
-classes, `None` (a tree without leaves), and classes given to `register`. An object of any other class is a leaf. This
-includes subclasses of dict and list, whose constructors may differ.
+classes, `None` (a tree without leaves), and classes given to `register`. An object of any other class is a leaf, also
+if the class is a subclass of dict or list, since its constructor may differ.
 
 The children of a dataclass or attrs object are its fields. It is rebuilt as by `dataclasses.replace` or `attrs.evolve`:
 `__init__` gets the fields, and computes those with `init=False`. A field declared with `metadata={'static': True}` is a
@@ -26,6 +26,7 @@ Layer(w=2.0, b=6.0, activation='tanh')
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import importlib
 import itertools
@@ -95,7 +96,7 @@ class Key:
 
 
 class SequenceKey(Key):
-    """A step to the child number `idx`, of a tuple, a list, or an object given to `register`.
+    """A step to child number `idx` of a tuple, a list, or an object given to `register`.
 
     >>> str(SequenceKey(0)), SequenceKey(idx=0).idx
     ('[0]', 0)
@@ -123,7 +124,7 @@ class DictKey(Key):
 
 
 class GetAttrKey(Key):
-    """A step to the field `name`, of a named tuple, a dataclass, an attrs object or a namespace.
+    """A step to the field `name` of a named tuple, a dataclass, an attrs object or a namespace.
 
     >>> str(GetAttrKey('w')), GetAttrKey(name='w').name
     ('.w', 'w')
@@ -164,25 +165,21 @@ def _sequence_parts(x: Sequence) -> tuple[Sequence, Sequence, tuple]:
 
 
 def _dict_parts(x: dict) -> tuple[Sequence, Sequence, tuple]:
-    keys, values = _ordered(*x)
+    keys, values = _keys_and_reader(*x)
     return keys, values(x), ()
 
 
 @functools.lru_cache(maxsize=MANY, typed=True)
-def _ordered(*keys: Any) -> tuple[tuple, Callable[[dict], Sequence]]:
-    """A dict's keys in order, and a function that reads its values in that order."""
-    found = tuple(_sorted(keys))
-    return found, operator.itemgetter(*found) if len(found) > 1 else lambda x: [*x.values()]
+def _keys_and_reader(*keys: Any) -> tuple[tuple, Callable[[dict], Sequence]]:
+    """A dict's keys in order, and a function that reads its values in that order.
 
-
-def _sorted(keys: Iterable) -> list:
-    """Sort keys, by type first if they do not compare; else keep their order."""
-    for key in (None, lambda k: (type(k).__module__, type(k).__qualname__, k)):
-        try:
-            return sorted(keys, key=key)
-        except TypeError:
-            pass
-    return list(keys)
+    Keys that do not compare are sorted by type first. If they do not compare then, they keep their order.
+    """
+    for order in (None, lambda k: (type(k).__module__, type(k).__qualname__, k)):
+        with contextlib.suppress(TypeError):
+            keys = tuple(sorted(keys, key=order))
+            break
+    return keys, operator.itemgetter(*keys) if len(keys) > 1 else lambda x: [*x.values()]
 
 
 #: The classes whose objects are trees. A class of a family is added at its first use.
@@ -220,8 +217,7 @@ _GIVEN = {*_CLASSES, *_LEAVES}  # classes that `register` rejects
 
 
 def _named_tuple(kind: Any) -> Class:
-    names = tuple(kind._fields)
-    brackets = f"{kind.__name__}(", ")"
+    names, brackets = tuple(kind._fields), (f"{kind.__name__}(", ")")
     return Class(lambda x: (names, x, ()), lambda names, settings: kind._make, GetAttrKey, brackets)
 
 
@@ -237,10 +233,11 @@ def _attrs_class(kind: Any) -> Class:
 
 def _record(kind: type, fields: Sequence[tuple[Any, str]]) -> Class:
     """A class with fields, each given with the `__init__` argument that sets it."""
-    static = [(f.name, argument) for f, argument in fields if f.metadata.get("static")]
-    dynamic = [(f.name, argument) for f, argument in fields if not f.metadata.get("static")]
-    names, settings = (tuple([name for name, _ in some]) for some in (dynamic, static))
-    arguments = [argument for _, argument in (*dynamic, *static)]
+    names, settings = (
+        tuple([f.name for f, _ in fields if bool(f.metadata.get("static")) is static]) for static in (False, True)
+    )
+    argument_of = {f.name: argument for f, argument in fields}
+    arguments = [argument_of[name] for name in (*names, *settings)]
 
     def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
         return names, [getattr(x, name) for name in names], tuple([getattr(x, name) for name in settings])
@@ -292,8 +289,8 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
     """Register a class whose objects are trees.
 
     `flatten(x)` returns the children of `x`, which are arrays or trees, and its settings: a hashable object with
-    everything else that is needed to rebuild it, compared by `==`. `unflatten(settings, children)` is the inverse, for
-    children of any kind: traced values, gradients, partition specs. Subclasses must be registered separately. For a
+    everything else that is needed to rebuild it, compared by `==`. `unflatten(settings, children)` is the inverse. It
+    must accept children of any kind: traced values, gradients, partition specs. Register subclasses separately. For a
     dataclass or attrs class this overrides the default. Raise TypeError if `cls` is not a class, and ValueError if it
     is already registered, or is a built-in tree or leaf class.
 
@@ -306,7 +303,7 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
     """
 
     def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
-        children, settings = _flattened("register", "children", x, flatten)
+        children, settings = _flatten_by("register", "children", x, flatten)
         return range(len(children)), children, (settings,)
 
     _register("register", cls, parts, unflatten, SequenceKey)
@@ -317,8 +314,8 @@ def register_with_keys(
 ) -> None:
     """Register a class whose objects are trees, and how paths name their children.
 
-    As `register`, but `flatten_with_keys(x)` returns pairs (key, child) in place of the children. Keys are hashable; a
-    path shows `str(key)`. Usual keys are `GetAttrKey(name)`, `DictKey(key)` and `SequenceKey(index)`.
+    As `register`, but `flatten_with_keys(x)` returns pairs (key, child) in place of children. Keys are hashable, and
+    paths show `str(key)`. Usual keys are `GetAttrKey(name)`, `DictKey(key)` and `SequenceKey(index)`.
 
     >>> class Interval:
     ...     def __init__(self, low, high):
@@ -331,13 +328,13 @@ def register_with_keys(
     """
 
     def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
-        pairs, settings = _flattened("register_with_keys", "pairs of a key and a child", x, flatten_with_keys)
+        pairs, settings = _flatten_by("register_with_keys", "pairs of a key and a child", x, flatten_with_keys)
         return tuple([key for key, _ in pairs]), [child for _, child in pairs], (settings,)
 
     _register("register_with_keys", cls, parts, unflatten, GivenKey)
 
 
-def _flattened(what: str, children: str, x: Any, flatten: Callable[[Any], tuple[Iterable, Any]]) -> tuple[list, Any]:
+def _flatten_by(what: str, children: str, x: Any, flatten: Callable[[Any], tuple[Iterable, Any]]) -> tuple[list, Any]:
     found = flatten(x)
     if not (isinstance(found, tuple) and len(found) == 2):
         raise TypeError(
@@ -418,13 +415,13 @@ class Structure:
     def flatten_up_to(self, tree: Any) -> list:
         """The subtrees of `tree` at the leaves of this structure.
 
-        `tree` begins with this structure: it may have whole trees where this has leaves. Raise ValueError, with the
-        path, if it does not.
+        This structure is a prefix of that of `tree`, which may have a whole tree in place of a leaf. Raise ValueError,
+        with the path, if it is not.
 
         >>> structure([0, {'a': 0}]).flatten_up_to([(1.0, 2.0), {'a': [3.0]}])
         [(1.0, 2.0), [3.0]]
         """
-        return _subtrees(self.nested, tree, "flatten_up_to: tree", functools.partial(_difference, "the structure"))
+        return _subtrees(self.nested, tree, "flatten_up_to: tree", "the structure")
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Structure) and self.nested == other.nested)
@@ -435,22 +432,22 @@ class Structure:
         return self._hash
 
     def __repr__(self) -> str:
-        return _shown(self.nested)
+        return _show(self.nested)
 
 
-def _shown(nested: Nested) -> str:
+def _show(nested: Nested) -> str:
     if nested is None:
         return "*"
     kind, keys, settings, children = nested
     entry, (before, after) = _CLASSES[kind].key.in_structure, _CLASSES[kind].brackets
-    text = ", ".join([entry.format(k, _shown(child)) for k, child in zip(keys, children)])
+    text = ", ".join([entry.format(k, _show(child)) for k, child in zip(keys, children)])
     text += "," * (kind is tuple and len(keys) == 1)
     text += f"; {', '.join(builtins.map(repr, settings.values))}" if settings else ""
     return f"{before}{text}{after}"
 
 
 def _builder(nested: Nested, start: int) -> tuple[Callable[[list], Any], int]:
-    """The function that builds a tree from a list of leaves, its own beginning at `start`; and where they end."""
+    """The function that builds a tree from its leaves, which begin at `start` in a list; and where they end."""
     if nested is None:
         return operator.itemgetter(start), start + 1
     kind, keys, settings, children = nested
@@ -469,8 +466,8 @@ LEAF = Structure(None)
 
 
 @functools.lru_cache(maxsize=MANY)
-def _known(nested: Nested) -> Structure:
-    """A structure, from a cache; ValueError if its keys may equal keys of another type, as 1 and True do."""
+def _cached_structure(nested: Nested) -> Structure:
+    """A structure from a cache; ValueError for keys that may equal keys of another type, as 1 and True do."""
     waiting = [nested]
     for node in waiting:
         if node and not (type(node[1]) is range or {*builtins.map(type, node[1])} <= {str}):
@@ -482,14 +479,14 @@ def _known(nested: Nested) -> Structure:
 @functools.lru_cache(maxsize=MANY)
 def _sequence(kind: type, count: int) -> Structure:
     """The structure of a tuple or list of `count` leaves, the most common trees."""
-    return _known((kind, range(count), (), (None,) * count))
+    return _cached_structure((kind, range(count), (), (None,) * count))
 
 
 def _structure(nested: Nested) -> Structure:
     if nested is None:
         return LEAF
     try:
-        return _known(nested)
+        return _cached_structure(nested)
     except (TypeError, ValueError):  # the former for settings that have no hash
         return Structure(nested)
 
@@ -628,7 +625,8 @@ def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]]
 def unflatten(structure: Structure, leaves: Iterable) -> Any:
     """Build the tree of a structure from its leaves.
 
-    Of an iterator it takes as many as there are. Raise ValueError if there are too few, or a list or tuple has more.
+    It takes as many leaves from an iterator as it needs. Raise ValueError if there are too few, or if a list or tuple
+    has more.
 
     >>> unflatten(structure((1, [2, 3])), [4.0, 5.0, 6.0])
     (4.0, [5.0, 6.0])
@@ -679,8 +677,8 @@ def all_leaves(iterable: Iterable, is_leaf: IsLeaf | None = None) -> bool:
 def map(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> Any:
     """Map `f(leaf, *subtrees of rest)` over the leaves of a tree.
 
-    Each tree of `rest` begins with the structure of `tree`: it has a leaf or a whole tree where `tree` has a leaf.
-    `is_leaf` is as in `flatten`, for `tree`. Raise ValueError, with the path, if the structures differ.
+    The structure of `tree` is a prefix of that of each tree of `rest`, which has a leaf or a whole tree where `tree`
+    has a leaf. `is_leaf` is as in `flatten`, for `tree`. Raise ValueError, with the path, if the structures differ.
 
     >>> map(lambda x, y: x * y, {'w': 2.0, 'b': 3.0}, {'w': 10.0, 'b': 100.0})
     {'b': 300.0, 'w': 20.0}
@@ -688,7 +686,7 @@ def map(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> An
     ([0.1], [20.0, 30.0])
     """
     found, shape = flatten(tree, is_leaf)
-    return unflatten(shape, builtins.map(f, found, *_matched("map", shape, rest)))
+    return unflatten(shape, builtins.map(f, found, *_match_subtrees("map", shape, rest)))
 
 
 def map_with_path(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> Any:
@@ -698,17 +696,17 @@ def map_with_path(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = N
     {'b': ["['b'][0] = 2.0"], 'w': "['w'] = 1.0"}
     """
     found, shape = flatten(tree, is_leaf)
-    return unflatten(shape, builtins.map(f, _key_paths(shape), found, *_matched("map_with_path", shape, rest)))
+    return unflatten(shape, builtins.map(f, _key_paths(shape), found, *_match_subtrees("map_with_path", shape, rest)))
 
 
-def _matched(what: str, shape: Structure, trees: Sequence) -> list[list]:
+def _match_subtrees(what: str, shape: Structure, trees: Sequence) -> list[list]:
     """The subtrees of each tree at the leaves of a structure."""
     found = []
     for n, other in enumerate(trees):
         more, other_shape = flatten(other)
         if other_shape != shape:
-            explain = functools.partial(_difference, "the first tree")
-            more = _subtrees(shape.nested, other, f"tree.{what}: the trees differ in structure: rest[{n}]", explain)
+            root = f"tree.{what}: the trees differ in structure: rest[{n}]"
+            more = _subtrees(shape.nested, other, root, "the first tree")
         found.append(more)
     return found
 
@@ -756,65 +754,52 @@ def all(tree: Any, *, is_leaf: IsLeaf | None = None) -> bool:
 # ---------------------------------------------------------------- prefixes
 
 
-def _subtrees(
-    nested: Nested,
-    tree: Any,
-    root: str,
-    explain: Callable[[Structure, Any, str], str],
-    alike: frozenset[type] = frozenset(),
-) -> list:
-    """The subtrees of `tree` at the leaves of a structure with which it begins.
+def _subtrees(nested: Nested, tree: Any, path: str, owner: str | None = None) -> list:
+    """The subtrees of `tree`, at `path`, at the leaves of a structure that is a prefix of its own.
 
-    Raise ValueError where it does not: `explain(structure, subtree, path)` is the message. Nodes of the `alike` classes
-    match each other.
+    If it is not, raise ValueError. The structure is that of `owner`, or else of a prefix that users write, in which
+    tuples and lists match each other.
     """
     if nested is None:
         return [tree]
     node, keys, settings, below = nested
     kind = type(tree)
     how = _CLASSES.get(kind) or _class_of(kind)
-    if how is None or not (kind is node or {kind, node} <= alike):
-        raise ValueError(explain(_structure(nested), tree, root))
-    names, children, others = how.parts(tree)
-    if names != keys or (others and _Settings(kind, others)) != settings:
-        raise ValueError(explain(_structure(nested), tree, root))
-    if not any(below):
-        return list(children)
-    name = how.key.in_path.format
-    parts = [_subtrees(s, x, root + name(k), explain, alike) for k, s, x in zip(keys, below, children)]
-    return [*itertools.chain.from_iterable(parts)]
-
-
-def _difference(owner: str, s: Structure, tree: Any, path: str) -> str:
-    return f"{path} is {structure(tree)}, where {owner} has {s}"
+    if how is not None and (kind is node or (owner is None and {kind, node} <= _SEQUENCES)):
+        names, children, others = how.parts(tree)
+        if names == keys and (others and _Settings(kind, others)) == settings:
+            if not any(below):
+                return list(children)
+            name = how.key.in_path.format
+            parts = [_subtrees(s, x, path + name(k), owner) for k, s, x in zip(keys, below, children)]
+            return [*itertools.chain.from_iterable(parts)]
+    shape = _structure(nested)
+    is_not = f"{path} is {structure(tree)}, where {owner} has {shape}"
+    raise ValueError(_why_not_a_prefix(shape, tree, path) if owner is None else is_not)
 
 
 def broadcast(prefix: Any, tree: Any, is_leaf: IsLeaf | None = None) -> Any:
-    """Broadcast a prefix to the structure of `tree`: each leaf takes the place of the leaves below it.
+    """Broadcast a prefix to the structure of `tree`: repeat each leaf for all leaves of the subtree in its place.
 
-    `is_leaf` is as in `flatten`, for the prefix. Raise ValueError, with the path, if `tree` does not begin with the
-    structure of the prefix.
+    `is_leaf` is as in `flatten`, for the prefix. Raise ValueError, with the path, if it is not a prefix of `tree`.
 
     >>> broadcast({'w': 0, 'b': 1}, {'w': [1.0, 2.0], 'b': 3.0})
     {'b': 1, 'w': [0, 0]}
     """
     entries, shape = flatten(prefix, is_leaf)
-    found = _subtrees(shape.nested, tree, "tree.broadcast: tree", functools.partial(_difference, "the prefix"))
-    return unflatten(structure(tree), _repeated(entries, found))
+    found = _subtrees(shape.nested, tree, "tree.broadcast: tree", "the prefix")
+    return unflatten(structure(tree), _repeat_entries(entries, found))
 
 
-def _repeated(entries: Sequence, trees: Sequence) -> list:
+def _repeat_entries(entries: Sequence, trees: Sequence) -> list:
     """Each entry as often as its tree has leaves."""
-    found: list = []
-    for x, t in zip(entries, trees):
-        found += [x] * structure(t).num_leaves
-    return found
+    return [x for x, t in zip(entries, trees) for _ in range(structure(t).num_leaves)]
 
 
 def broadcast_prefix(prefix: Any, tree: Any, is_leaf: IsLeaf, what: str) -> list:
-    """As `broadcast`, of a prefix of entries for which `is_leaf` is true; one for each leaf of `tree`.
+    """As `broadcast`, but return a list, and accept only leaves for which `is_leaf` is true.
 
-    Tuples and lists match each other. Raise ValueError, in which the prefix is called `what`, if the two do not match.
+    Tuples and lists match each other. Raise ValueError, which calls the prefix `what`, if the two do not match.
     """
     if is_leaf(prefix):
         return [prefix] * structure(tree).num_leaves
@@ -822,7 +807,7 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: IsLeaf, what: str) -> list
     if not builtins.all(builtins.map(is_leaf, entries)):
         path, x = next((path, x) for path, x in zip(paths(shape, what), entries) if not is_leaf(x))
         raise ValueError(f"{path} is {x!r}, which is neither an entry for arrays nor a tree of entries")
-    return _repeated(entries, _subtrees(shape.nested, tree, what, _why_not_a_prefix, _SEQUENCES))
+    return _repeat_entries(entries, _subtrees(shape.nested, tree, what))
 
 
 _SEQUENCES = frozenset({tuple, list})
@@ -850,8 +835,7 @@ def _why_not_a_prefix(s: Structure, tree: Any, path: str) -> str:
 
 def _a(kind: type) -> str:
     """The class of a node, with an article: `a dict`."""
-    name = kind.__name__
-    return f"a{'n' * (name[0] in 'AEIOUaeio')} {name}"
+    return f"a{'n' * (kind.__name__[0] in 'AEIOUaeio')} {kind.__name__}"
 
 
 #: What the library itself calls often

@@ -3,13 +3,13 @@
 import typing as _typing
 
 from minidiff import __version__ as __version__
-from minidiff.diagnostics.siblings import shadowed as _shadowed
+from minidiff.diagnostics.siblings import shadowing_message as _shadowing_message
 
-if _message := _shadowed("collectives"):
+if _message := _shadowing_message("collectives"):
     raise ImportError(_message)
 
 from minidiff.core.ranks import install as _install
-from minidiff.diagnostics.other_libraries import attributes as _attributes
+from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from spmd.arrays.from_local import from_local
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
@@ -76,7 +76,7 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd import examples as examples
     from spmd import parallel as parallel
 else:  # a type checker that saw __getattr__ would accept any name
-    __getattr__ = _attributes(__name__, _LATER)
+    __getattr__ = _module_getattr(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

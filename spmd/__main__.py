@@ -11,7 +11,7 @@ import sys
 
 import minidiff
 from minidiff.diagnostics.tracebacks import shorten
-from spmd.mesh.launch import ends_when_unread, first_rank_speaks, note_exit, the_first_has_spoken
+from spmd.mesh.launch import end_when_unread, note_exit, silence_other_ranks, wait_for_first_rank
 from spmd.report.environment import environment
 
 
@@ -28,12 +28,12 @@ def main(argv: list[str] | None = None) -> int:
         "python -m spmd.examples lists the examples.",
     )
     parser.add_argument("--version", action="version", version=f"minidiff {minidiff.__version__}")
-    with ends_when_unread(), first_rank_speaks():
+    with end_when_unread(), silence_other_ranks():
         parser.parse_args(argv)
         found = environment()
         print(found, flush=True)
     if not found.works:
-        the_first_has_spoken()
+        wait_for_first_rank()
     return int(not found.works)
 
 
@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
     count = next((n for n, argument in enumerate(argv, 1) if not argument.startswith("-")), len(argv))
     own = argv[:count]  # the rest are the program's
     try:
-        with first_rank_speaks():
+        with silence_other_ranks():
             given = parser.parse_args(own)
             sys.path[0] = os.getcwd() if given.is_module else os.path.dirname(os.path.abspath(given.program))
             if not _is_there(given.program, given.is_module):
@@ -60,7 +60,7 @@ def run(argv: list[str]) -> int:
                 parser.error(f"there is no {kind} {given.program!r} in {os.getcwd()}")
     except SystemExit as error:
         if error.code:
-            the_first_has_spoken()
+            wait_for_first_rank()
         raise
     sys.argv[:] = [given.program, *argv[count:]]
     try:

@@ -13,8 +13,8 @@
 (4, 2) [array([3, 8]), array([9, 4])]
 (4, 2) [array([6, 7]), array([2, 0])]
 
-The order of an epoch follows from the seed and the epoch's number alone, so the state to save is a few integers. With
-it a run goes on where it was, also on another number of ranks:
+The order of an epoch follows from the seed and the epoch's number alone, so the state to save is a few integers. A run
+can resume from it, also on another number of ranks:
 
 >>> batches = data.batches((images, labels), mesh, P('data'), batch=4)
 >>> first, state = next(batches), batches.state()
@@ -46,7 +46,7 @@ from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import check_array
-from spmd.arrays.blocks import from_blocks, starts_here
+from spmd.arrays.blocks import from_blocks, local_starts
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type, check_sharding
@@ -73,30 +73,27 @@ def batches(
 ) -> Batches:
     """Iterate over batches of `data`, split over `mesh` by `spec`.
 
-    A batch is a tree like `data`, of sharded arrays of which each rank has read its own block. Arrays that their spec
-    does not split are plain. `spec` is a tree of partition specs that is a prefix of it, `batch` the number of examples
-    in all ranks' blocks, `epochs` how often the data are iterated over: by default without end.
+    A batch is a tree like `data` of sharded arrays, of which each rank has read its own block; arrays that their spec
+    does not split are plain. `spec` is a tree of partition specs that is a prefix of it. `batch` is the number of
+    examples in all ranks' blocks. `epochs` is how often the data are iterated over, by default without end.
 
     `data` is one of
 
-    - a tree of arrays with one first dimension, the examples. They may be memory-mapped, as by
+    - a tree of arrays, whose first dimension counts the examples. They may be memory-mapped, as by
       `numpy.load(file, mmap_mode='r')`, or anything that has `shape` and `dtype` and can be indexed by an array of
-      integers. Each epoch has an order of its own, drawn by NumPy from `seed`, an integer or several (a key), and the
-      epoch's number. With None it is that of the data.
-    - a function from an epoch's number to an iterable of examples, each a tree of arrays. The function decides on the
-      order. All ranks iterate over all the examples, and each makes arrays of its own. After a resume it skips those
-      that the epoch has had.
+      integers. NumPy draws the order of an epoch from `seed`, an integer or several (a key), and the epoch's number;
+      with None the order is that of the data.
+    - a function from an epoch's number to an iterable of examples, each a tree of arrays, in the order to use. All
+      ranks iterate over all examples, and make arrays of their own. A resumed epoch skips the examples it has had.
     - an iterable of examples. An iterator, which can be iterated over once, has one epoch.
 
-    The `last` examples of an epoch, too few for a batch, are left out ("drop"), a smaller batch ("keep"), or filled up
-    from the start of the next epoch, which goes on behind them ("wrap").
-
-    A thread reads up to `prefetch` batches ahead, or with 0 none does. What is raised there is raised by `next`.
+    The `last` examples of an epoch, too few for a batch, are left out ("drop"), make a smaller batch ("keep"), or are
+    filled up from the start of the next epoch ("wrap"). A thread reads up to `prefetch` batches ahead, or with 0 none
+    does; `next` raises its errors.
 
     Under MPI every rank must call it; `next` does not communicate. Raises DisagreementError if ranks make different
     batches; TypeError for masked arrays, matrices, and arrays of anything but numbers; ValueError if the arrays have
-    different lengths, if there are too few examples for a batch, or if the mesh does not divide a batch as the spec
-    says.
+    different lengths, if there are too few examples for a batch, or if the mesh cannot split a batch by the spec.
 
     >>> import numpy as np
     >>> import spmd
@@ -139,16 +136,13 @@ class Batches:
         return tree.unflatten(structure, [from_blocks(*leaf) for leaf in leaves])
 
     def state(self) -> dict[str, Any]:
-        """The position after the last batch that `next` returned, and what the order depends on.
-
-        It is a tree of integers, for `spmd.checkpoint` to save.
-        """
+        """The position after the last batch, and the settings of the order: integers, for `spmd.checkpoint` to save."""
         return {**self._position._asdict(), "batch": self._batch, **self._source.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state. Under MPI every rank must call it.
+        """Resume from a state. Under MPI every rank must call it.
 
-        Raises ValueError if it is the state of other data, or of batches of another size or seed. An iterator cannot go
+        Raises ValueError for the state of other data, or of batches of another size or seed. An iterator cannot go
         back: restore it before the first batch.
         """
         now = self.state()
@@ -163,7 +157,7 @@ class Batches:
         self._begin(Position(*(int(state[name]) for name in Position._fields)))
 
     def close(self) -> None:
-        """End the iteration, and the thread that reads ahead: it finishes the batch that it is reading."""
+        """End the iteration, and the thread that reads ahead, when it has finished its batch."""
         self._steps.close()
 
     def _begin(self, position: Position) -> None:
@@ -174,7 +168,7 @@ class Batches:
 
     def _compare(self) -> None:
         """Raise DisagreementError on all ranks if they would read different batches."""
-        shown = {**self.state(), **self._settings, **self._source.described()}
+        shown = {**self.state(), **self._settings, **self._source.describe()}
         lines = [f"{name} = {x}" for name, x in shown.items()]
         if self._mesh.backend == "mpi" and (said := self._mesh.ranks.compare_once("batches of data", lines)):
             advice = "All ranks make the same batches, of which each reads its own rows: give it the same seed and data"
@@ -189,7 +183,7 @@ def _check_number(name: str, x: Any, least: int) -> None:
 
 
 def _check_source(source: _Source, mesh: Mesh, spec: Any, batch: int, epochs: int | None, last: str) -> None:
-    """Raise ValueError if batches cannot be made of a source, as far as that is known before it is read."""
+    """Raise ValueError if a source cannot make batches, as far as that is known before it is read."""
     if isinstance(source, _Arrays):
         if batch > source.length:
             raise ValueError(
@@ -225,7 +219,7 @@ class _Arrays:
     def state(self) -> dict[str, Any]:
         return {"length": self.length, "seed": [*self.seed]}
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Their types, for ranks to compare."""
         leaves, _ = tree.flatten_with_paths(self.batch(range(self.length))[0], "data")
         return dict(leaves)
@@ -264,7 +258,7 @@ class _Stream:
     def state(self) -> dict[str, Any]:
         return {}
 
-    described = state
+    describe = state
 
     def examples(self, epoch: int, position: int) -> Iterator[Any]:
         if self.once and self.begun:
@@ -294,10 +288,9 @@ class _Stream:
 
 def _types(example: Any) -> Any:
     arrays = tree.map(np.asanyarray, example)
-    for x in tree.leaves(arrays):
-        if type(x) is not np.ndarray or x.dtype.kind not in "biufc":
-            for path, leaf in tree.flatten_with_paths(example, "an example")[0]:
-                check_array(leaf, f"batches: {path}")
+    if any(type(x) is not np.ndarray or x.dtype.kind not in "biufc" for x in tree.leaves(arrays)):
+        for path, leaf in tree.flatten_with_paths(example, "an example")[0]:
+            check_array(leaf, f"batches: {path}")
     return tree.map(lambda x: ShapedArray(x.shape, x.dtype), arrays)
 
 
@@ -363,10 +356,7 @@ def _batches_of_examples(
 
 
 def _shardings(root: str, types: Any, mesh: Mesh, spec: Any) -> tuple[tree.Structure, list[Leaf]]:
-    """The structure of a tree of types, and for each its sharding.
-
-    Raises ValueError if a spec does not fit. `root` is what errors call the tree.
-    """
+    """The structure of a tree of types, and the sharding of each. Raises ValueError, which names `root`, for a spec."""
     leaves, structure = tree.flatten_with_paths(types, root)
     specs = specs_for(types, spec)
     for (path, t), each in zip(leaves, specs):
@@ -381,7 +371,7 @@ def _shardings(root: str, types: Any, mesh: Mesh, spec: Any) -> tuple[tree.Struc
 def _blocks(k: int, t: ShapedArray, sharding: Sharding, read: Read) -> list[np.ndarray]:
     """This process's blocks of leaf number k of a batch."""
     shape = block_type(t, sharding.spec, sharding.mesh.shape).shape
-    starts = starts_here(sharding, shape)
+    starts = local_starts(sharding, shape)
     return [read(k, tuple(slice(i, i + n) for i, n in zip(start, shape))) for start in starts]
 
 
@@ -389,10 +379,7 @@ def _blocks(k: int, t: ShapedArray, sharding: Sharding, read: Read) -> list[np.n
 
 
 class _Ahead:
-    """An iterator that computes up to `count` of its items ahead, in a thread.
-
-    The thread has no reference to it, so that it can be garbage-collected, which ends the thread.
-    """
+    """An iterator that computes up to `count` items ahead, in a thread that ends when it is garbage-collected."""
 
     def __init__(self, items: Iterator, count: int):
         self._items = items

@@ -1,13 +1,12 @@
-"""A graph cut in pieces: the operations of a tape, placed on the ranks of a mesh.
+"""The operations of a tape, placed on the ranks of a mesh.
 
-Every rank runs its own operations, and sends a value that another one needs by a `ppermute`, once for each rank that
-needs it. The program is a sequence of rounds: in each, a `md.switch` by the rank's index runs the operations whose
-operands are there, and then values move. Arguments are the same on all ranks; results are sent to all by their owners.
-Since all this is in a `shard_map`, it is differentiated like any other: where the forward pass sends from one rank to
-another, the backward pass sends a cotangent back.
+Every rank runs its own operations, and sends a value by one `ppermute` to each rank that needs it. The program is a
+sequence of rounds: in each, a `md.switch` by the rank's index runs the operations whose operands are there, and then
+values move. Arguments are the same on all ranks; owners send results to all. The program is a `shard_map`, so it is
+differentiated like any other: where the forward pass sends a value, the backward pass sends a cotangent back.
 
 `list_schedule` finds a placement. It takes operations in the order of their distance to the end, the longest first, and
-gives each to the rank that can finish it first, given when its operands are computed and how long they take to arrive.
+gives each to the rank that can finish it first, counting the time that its operands take to arrive.
 
 Sources: Abadi et al., "TensorFlow: Large-scale machine learning on heterogeneous distributed systems", section 3.2;
 Graham, "Bounds on multiprocessing timing anomalies", for list scheduling.
@@ -31,7 +30,7 @@ from minidiff.core.types import Var, zeros_like
 from minidiff.ops.elementwise import where
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
-from spmd.report.flops import operations_of
+from spmd.report.communication import operations_of
 from spmd.report.forecast import CostModel
 from spmd.report.timeline import Lanes, Operation
 from spmd.shard_map.shard_map import shard_map
@@ -40,11 +39,9 @@ from spmd.shard_map.shard_map import shard_map
 def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable:
     """The function of a tape whose operation number k runs on rank `placement[k]`: f(*args) -> list of results.
 
-    `mesh` has one axis, of as many ranks as there are pieces. Raises ValueError if the placement does not give each
-    operation one of the ranks.
+    `mesh` has one axis. Raises ValueError unless the placement has one of its ranks for each operation.
 
     >>> import minidiff.numpy as np
-    >>> import minidiff as md
     >>> import spmd
     >>> tape = md.make_tape(lambda x, y: np.log(x) + x * y - np.sin(y))(2.0, 5.0)
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
@@ -59,8 +56,7 @@ def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable
             f"partition_tape: the placement {list(placement)} must have one of the ranks 0 to {mesh.size - 1} for each "
             f"of the {len(tape.equations)} operations of the tape"
         )
-    (axis,) = mesh.axis_names
-    tape = _varying(tape, axis)
+    (axis,), tape = mesh.axis_names, _make_varying(tape, mesh.axis_names)
     ranks = dict(zip(tape.equations, placement))
     owner = {v: rank for eqn, rank in ranks.items() for v in eqn.outputs}
 
@@ -98,27 +94,25 @@ def _round(left: Sequence[Equation], ranks: dict, here: dict, size: int) -> list
     return pieces
 
 
-def _varying(tape: Tape, axis: str) -> Tape:
-    """The same tape with all its values varying along an axis, also in bodies."""
+def _make_varying(tape: Tape, axes: tuple[str, ...]) -> Tape:
+    """The same tape with all its values varying along the axes, also in bodies."""
     names: dict[Var, Var] = {}
 
-    def name(a: Any) -> Any:
-        if not isinstance(a, Var):
-            return a
-        return names.setdefault(a, Var(a.type.update(states=a.type.states.with_state((axis,), VARYING))))
+    def named(atoms: Sequence[Any]) -> list[Any]:
+        for a in atoms:
+            if isinstance(a, Var) and a not in names:
+                names[a] = Var(a.type.update(states=a.type.states.with_state(axes, VARYING)))
+        return [names[a] if isinstance(a, Var) else a for a in atoms]
 
-    def params(eqn: Equation) -> dict:
-        return {k: _varying(x, axis) if isinstance(x, Tape) else x for k, x in eqn.params.items()}
-
-    equations = [
-        Equation(eqn.primitive, [*map(name, eqn.inputs)], params(eqn), [*map(name, eqn.outputs)], eqn.source)
-        for eqn in tape.equations
-    ]
-    return Tape([*map(name, tape.inputs)], equations, [*map(name, tape.outputs)])
+    inputs, equations = named(tape.inputs), []
+    for eqn in tape.equations:
+        params = {k: _make_varying(x, axes) if isinstance(x, Tape) else x for k, x in eqn.params.items()}
+        equations.append(Equation(eqn.primitive, named(eqn.inputs), params, named(eqn.outputs), eqn.source))
+    return Tape(inputs, equations, named(tape.outputs))
 
 
 def _branch(piece: Sequence[Equation], made: Sequence[Var], known: dict, axis: str) -> Callable[[], list]:
-    """Run a rank's piece: the values that all ranks make in the round, zeros for those of others."""
+    """A function that runs a rank's piece: the values of all ranks in this round, with zeros for those of others."""
 
     def run() -> list:
         env = dict(known)
@@ -134,7 +128,7 @@ def _branch(piece: Sequence[Equation], made: Sequence[Var], known: dict, axis: s
 
 
 def _sends(left: Sequence[Equation], ranks: dict, here: dict, made: Sequence[Var]) -> list[tuple[Var, int]]:
-    """The values just made that another rank needs, with each rank that needs them."""
+    """The values of this round that another rank needs, with each rank that needs them."""
     needed = dict.fromkeys((a, ranks[eqn]) for eqn in left for a in eqn.inputs if isinstance(a, Var))
     return [(a, rank) for a, rank in needed if a in made and rank not in here[a]]
 
@@ -155,13 +149,11 @@ class Placed(Lanes):
 def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_per_second: float = 1e9) -> Placed:
     """Place a tape's operations on ranks by list scheduling.
 
-    An operation takes a floating-point operation for each number of its results; a product those of its terms. A value
-    takes the time of a `ppermute` to another rank, by the α–β model (along its slowest axis). If one rank alone is as
-    fast, all is placed there.
+    An operation takes one floating-point operation for each number it returns; a product takes those of its terms. A
+    value takes the time of a `ppermute` to another rank, by the α–β model (along its slowest axis). If one rank alone
+    is as fast, it gets all operations.
 
-    >>> import minidiff as md
     >>> import minidiff.numpy as np
-    >>> from spmd import CostModel, list_schedule
     >>> x = np.ones((64, 64))
     >>> tape = md.make_tape(lambda a, b: np.tanh(a @ a) + np.tanh(b @ b))(x, x)
     >>> list_schedule(tape, ranks=2, model=CostModel(1e-6, 1e-9)).placement
@@ -179,8 +171,8 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
     done: dict = {}
     found: dict = {}
     while len(found) < len(needs):
-        k = max((k for k in range(len(needs)) if k not in found and all(j in found for j in needs[k])),
-                key=lambda k: distance[k])  # fmt: skip
+        ready = [k for k in range(len(needs)) if k not in found and all(j in found for j in needs[k])]
+        k = max(ready, key=distance.__getitem__)
         starts = []
         for rank in range(ranks):
             arrivals = [done[j] + (found[j][1] != rank) * _delay(tape, j, model) for j in needs[k]]

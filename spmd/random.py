@@ -29,8 +29,8 @@ from spmd.sharding.routes import Dims
 def local_block(shape: Sequence[int], spec: PartitionSpec) -> Block:
     """The rank's block of a draw of this shape that is split by `spec`, in the body of a `shard_map`.
 
-    Give it to a function of `minidiff.random` in place of a shape. The numbers equal the block's of the whole draw, and
-    vary along the axes that the spec names; no rank draws the whole. Raises ValueError if the spec does not fit.
+    Give it to a function of `minidiff.random` in place of a shape. A rank then draws its block of the whole draw alone;
+    the numbers vary along the axes that the spec names. Raises ValueError if the spec does not fit.
 
     >>> import minidiff as md
     >>> import spmd
@@ -55,10 +55,9 @@ def local_block(shape: Sequence[int], spec: PartitionSpec) -> Block:
 def initialize(f: Callable, mesh: Mesh, specs: Any) -> Callable:
     """Return a function that computes `f(*args)` in shards: sharded arrays, equal to `spmd.distribute(f(*args), …)`.
 
-    `specs` is a tree of partition specs that is a prefix of the result. Each rank draws and computes its blocks of the
-    results alone, back through elementwise operations, broadcasts and others whose dimensions may be split; what is
-    left is computed whole on every rank, and sliced. Nothing is communicated. The arguments are whole. Raises
-    ValueError if a spec does not fit.
+    `specs` is a tree of partition specs that is a prefix of the result. A rank computes only its own blocks of the
+    results, and of their operands as far back as operations may be split; it computes everything before whole, and
+    slices it. Nothing is communicated. The arguments are whole. Raises ValueError if a spec does not fit.
 
     >>> import minidiff as md, numpy as np
     >>> import spmd
@@ -87,44 +86,44 @@ def initialize(f: Callable, mesh: Mesh, specs: Any) -> Callable:
 
 
 def _in_blocks(tape: Tape, args: Sequence[Value], outs: Sequence[Dims], sizes: dict[str, int]) -> list[Value]:
-    """Run a tape in the body of a `shard_map`, for the blocks of its results that `outs` says."""
+    """Run a tape in the body of a `shard_map`, for the blocks of its results that `outs` describes."""
     needed: dict[Var, Dims] = {}
 
     def need(a: Atom, dims: Dims) -> None:
         if isinstance(a, Var):
-            needed[a] = dims if needed.get(a, dims) == dims else _whole(a)
+            needed[a] = dims if needed.get(a, dims) == dims else _as_whole(a)
 
     for a, dims in zip(tape.outputs, outs):
         need(a, dims)
     operands = {}
-    for eqn in reversed(tape.equations):  # all that uses the results comes before
-        operands[eqn] = _operand_dims(eqn, [needed.get(v, _whole(v)) for v in eqn.outputs], sizes)
-        for a, dims in zip(eqn.inputs, operands[eqn] or map(_whole, eqn.inputs)):
+    for eqn in reversed(tape.equations):  # uses come before definitions
+        operands[eqn] = _operand_dims(eqn, [needed.get(v, _as_whole(v)) for v in eqn.outputs], sizes)
+        for a, dims in zip(eqn.inputs, operands[eqn] or map(_as_whole, eqn.inputs)):
             need(a, dims)
 
-    have: dict[Var, tuple[Value, Dims]] = {v: (x, _whole(v)) for v, x in zip(tape.inputs, args)}
+    have: dict[Var, tuple[Value, Dims]] = {v: (x, _as_whole(v)) for v, x in zip(tape.inputs, args)}
 
     def block(a: Atom, dims: Dims) -> Value:
-        x, own = have[a] if isinstance(a, Var) else (a, _whole(a))
-        return x if own == dims else _sliced(x, dims)
+        x, own = have[a] if isinstance(a, Var) else (a, _as_whole(a))
+        return x if own == dims else _local_slice(x, dims)
 
     for eqn in tape.equations:
         split = operands[eqn]
-        values = [block(a, d) for a, d in zip(eqn.inputs, split or map(_whole, eqn.inputs))]
+        values = [block(a, d) for a, d in zip(eqn.inputs, split or map(_as_whole, eqn.inputs))]
         if split is None:
             found = eqn.primitive.bind(*values, **eqn.params)
             found = found if eqn.primitive.multiple_results else [found]
-            have.update((v, (x, _whole(v))) for v, x in zip(eqn.outputs, found))
+            have.update((v, (x, _as_whole(v))) for v, x in zip(eqn.outputs, found))
         else:
             have[eqn.outputs[0]] = _block_of(eqn, values, needed[eqn.outputs[0]], sizes), needed[eqn.outputs[0]]
     return [vary_along(block(a, dims), sum(dims, ())) for a, dims in zip(tape.outputs, outs)]  # equal blocks, too
 
 
-def _whole(a: Atom) -> Dims:
+def _as_whole(a: Atom) -> Dims:
     return ((),) * typeof(a).ndim
 
 
-def _sliced(x: Value, dims: Dims) -> Value:
+def _local_slice(x: Value, dims: Dims) -> Value:
     """The rank's block of a value that is whole."""
     for d, axes in enumerate(dims):
         x = pscatter(x, axes, axis=d, tiled=True) if axes else x
@@ -132,7 +131,7 @@ def _sliced(x: Value, dims: Dims) -> Value:
 
 
 def _operand_dims(eqn: Equation, outs: Sequence[Dims], sizes: dict[str, int]) -> list[Dims] | None:
-    """How the operands are split if the result is; None if the operation needs them whole, or its result is."""
+    """How the operands are split if the result is; None if it is whole, or if the operation needs whole operands."""
     primitive, types = eqn.primitive, [typeof(a) for a in eqn.inputs]
     must_know_the_block = (slice_p, gather_p)
     if not any(map(any, outs)) or len(outs) > 1 or primitive.sharding is None or primitive in must_know_the_block:

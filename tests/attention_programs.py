@@ -34,9 +34,10 @@ def check_split(mesh, attend, causal, groups):
 
     loss = lambda f: lambda *args: np.sum(np.sin(f(*args)))  # noqa: E731
     reference = lambda *args: whole(*args, causal)  # noqa: E731
-    assert_trees_close(restored(*args), reference(*args), rtol=1e-10)
-    gradient = md.grad(loss(restored), argnums=(0, 1, 2))
-    assert_trees_close(gradient(*args), md.grad(loss(reference), argnums=(0, 1, 2))(*args), rtol=1e-10)
+    for scale in (1, 100):  # of which no exponential overflows
+        large = scale * args[0], *args[1:]
+        for of in (lambda f: f, lambda f: md.grad(loss(f), argnums=(0, 1, 2))):
+            assert_trees_close(of(restored)(*large), of(reference)(*large), rtol=1e-9)
 
     block = 8 * TOKENS // ranks * D
     ring = attend is ring_attention
@@ -50,4 +51,4 @@ def check_split(mesh, attend, causal, groups):
             assert (sum(row.count for row in those), sum(row.bytes for row in those)) == (count, nbytes)
     mesh.reset_calls()
     split(*args)
-    assert mesh.calls == {name: count}
+    assert mesh.calls == ({name: count} if ranks > 1 else {})

@@ -5,6 +5,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, all_to_all, pmax, pmean, ppermute, psum, psum_scatter
 from spmd import P
+from tests.programs import assert_trees_close, run_and_count
 
 # ---------------------------------------------------------------- on a mesh (i, j), of rows of x [4, 4], and w [4, 4]
 
@@ -53,6 +54,10 @@ def branch(x):
     return md.cond(True, lambda x: (np.sin(x), x.sum(1)), lambda x: (x, x[:, 0]), x)
 
 
+def turning(x, w):
+    return md.scan(lambda c, k: (np.sin(c.T * k), c[0]), w, np.arange(1.0, 4.0))
+
+
 def softmax(x):
     e = np.exp(x - md.stop_gradient(x.max(1, keepdims=True)))
     return e / e.sum(1, keepdims=True)
@@ -60,42 +65,36 @@ def softmax(x):
 
 ROWS = P("i")
 
+
+def same(f, out_specs=P("i"), specs=(P("i", "j"),)):
+    """A program whose body is the function of whole arrays."""
+    return f, out_specs, f, list(specs)
+
+
+IJ = P("i", "j")
+
 #: name -> body of a block of x and of w; out_specs; the same of whole arrays; the specs of the results
 PROGRAMS = {
-    "elementwise": (lambda x, w: np.sin(x) * x + 1, ROWS, lambda x, w: np.sin(x) * x + 1, [P("i", "j")]),
-    "a contraction": (lambda x, w: x @ w, ROWS, lambda x, w: x @ w, [ROWS]),
-    "einsum": (
-        lambda x, w: np.einsum("ab,bc,ab->ac", x, w, x),
-        ROWS,
-        lambda x, w: np.einsum("ab,bc,ab->ac", x, w, x),
-        [ROWS],
-    ),
-    "outer product": (
-        lambda x, w: np.outer(x[:, 0], w[:, 0]),
-        ROWS,
-        lambda x, w: np.outer(x[:, 0], w[:, 0]),
-        [P("i", "j")],
-    ),
-    "a sum over the split dimension": (lambda x, w: x.sum(1), ROWS, lambda x, w: x.sum(1), [ROWS]),
+    "elementwise": same(lambda x, w: np.sin(x) * x + 1),
+    "a contraction": same(lambda x, w: x @ w, specs=[ROWS]),
+    "einsum": same(lambda x, w: np.einsum("ab,bc,ab->ac", x, w, x), specs=[ROWS]),
+    "outer product": same(lambda x, w: np.outer(x[:, 0], w[:, 0])),
+    "a sum over the split dimension": same(lambda x, w: x.sum(1), specs=[ROWS]),
     "a sum over the other": (lambda x, w: psum(x.sum(0), "i"), P(), lambda x, w: x.sum(0), [P("j")]),
-    "transpose": (lambda x, w: np.sin(x.T), P(None, "i"), lambda x, w: np.sin(x.T), [P("j", "i")]),
+    "transpose": same(lambda x, w: np.sin(x.T), P(None, "i"), [P("j", "i")]),
     "indices": (
         lambda x, w: (x[:1], x[:, 3] * w[:, 1].sum(), x[:, ::2], x[:, ::-1]),
         ROWS,
         lambda x, w: (x[::2], x[:, 3] * w[:, 1].sum(), x[:, ::2], x[:, ::-1]),
-        [P("i", "j"), ROWS, P("i", "j"), P("i", "j")],
+        [IJ, ROWS, IJ, IJ],
     ),
     "reshape and stack": (
         lambda x, w: (np.stack([x, x * x], -1), np.concatenate([x, w[:2]], 0), x[:, None]),
         ROWS,
-        lambda x, w: (
-            np.stack([x, x * x], -1),
-            np.concatenate([x[:2], w[:2], x[2:], w[:2]], 0),
-            x[:, None],
-        ),
-        [P("i", "j"), P("i", "j"), P("i", None, "j")],
+        lambda x, w: (np.stack([x, x * x], -1), np.concatenate([x[:2], w[:2], x[2:], w[:2]], 0), x[:, None]),
+        [IJ, IJ, P("i", None, "j")],
     ),
-    "softmax": (lambda x, w: softmax(x), ROWS, lambda x, w: softmax(x), [P("i", "j")]),
+    "softmax": same(lambda x, w: softmax(x)),
     "collectives": (
         lambda x, w: (psum(x, "i"), ppermute(x, "i", [(0, 1), (1, 0)]) * pmean(x.sum(), "i"), x / pmax(abs(x), "i")),
         (P(), ROWS, ROWS),
@@ -104,7 +103,7 @@ PROGRAMS = {
             np.concatenate([x[2:], x[:2]]) * x.sum() / 2,
             x / np.concatenate([np.maximum(abs(x[:2]), abs(x[2:]))] * 2),
         ),
-        [P(None, "j"), P("i", "j"), P("i", "j")],
+        [P(None, "j"), IJ, IJ],
     ),
     "joining rows": (
         lambda x, w: (
@@ -120,15 +119,15 @@ PROGRAMS = {
             np.concatenate([x[:2] + x[2:]] * 2),
             np.stack([x[:1], x[2:3], x[1:2], x[3:]]).reshape(2, 2, 4),
         ),
-        [P("i", "j"), P("i", "j"), P("i", "j"), P("i", None, "j")],
+        [IJ, IJ, IJ, P("i", None, "j")],
     ),
     "scan": (
         lambda x, w: scanned(x),
-        (P("i"), ROWS),
+        ROWS,
         lambda x, w: [np.concatenate(parts) for parts in zip(scanned(x[:2]), scanned(x[2:]))],
-        [P(("i", "j")), P("i", "j")],
+        [P(("i", "j")), IJ],
     ),
-    "cond": (lambda x, w: branch(x), ROWS, lambda x, w: branch(x), [P("i", "j"), ROWS]),
+    "cond": same(lambda x, w: branch(x), specs=[IJ, ROWS]),
     "a while_loop": (
         lambda x, w: md.while_loop(
             lambda c: psum(c.sum(), "i") < 50 * abs(w).sum(), lambda c: c + abs(np.sin(c)) + x[0] + 1, x
@@ -137,23 +136,18 @@ PROGRAMS = {
         lambda x, w: md.while_loop(
             lambda c: c.sum() < 50 * abs(w).sum(), lambda c: c + abs(np.sin(c)) + x[np.array([0, 0, 2, 2])] + 1, x
         ),
-        [P("i", "j")],
+        [IJ],
     ),
-    "checkpoint": (recomputed, ROWS, recomputed, [ROWS]),
-    "custom_jvp": (lambda x, w: doubled(np.sin(x)), ROWS, lambda x, w: doubled(np.sin(x)), [P("i", "j")]),
-    "custom_vjp": (
-        lambda x, w: clipped(np.sin(x), w.sum())[0],
-        ROWS,
-        lambda x, w: clipped(np.sin(x), w.sum())[0],
-        [P("i", "j")],
-    ),
+    "checkpoint": same(recomputed, specs=[ROWS]),
+    "custom_jvp": same(lambda x, w: doubled(np.sin(x))),
+    "custom_vjp": same(lambda x, w: clipped(np.sin(x), w.sum())[0]),
     "custom_vjp of a sum": (
         lambda x, w: clipped(np.sin(x), w.sum()),
-        (ROWS, ROWS),
+        ROWS,
         lambda x, w: (clipped(np.sin(x), w.sum())[0], np.concatenate([np.sin(x[:2]).sum(0), np.sin(x[2:]).sum(0)])),
-        [P("i", "j"), P(("i", "j"))],
+        [IJ, P(("i", "j"))],
     ),
-    "a gradient inside": (lambda x, w: inner_gradient(x), ROWS, lambda x, w: inner_gradient(x), [P("i", "j")]),
+    "a gradient inside": same(lambda x, w: inner_gradient(x)),
     "vmap inside": (
         lambda x, w: md.vmap(lambda row: np.sin(row) @ w * row[0])(x),
         ROWS,
@@ -165,7 +159,7 @@ PROGRAMS = {
         lambda x, w: columns(lambda x: psum(x.sum(), ("i", "j")) * np.sin(x))(np.cos(x)) + x,
         ROWS,
         lambda x, w: np.cos(x).sum() * np.sin(np.cos(x)) + x,
-        [P("i", "j")],
+        [IJ],
     ),
 }
 #: Those whose backward pass gathers: it transposes a split of what is whole, a broadcast value for example.
@@ -191,12 +185,7 @@ MOVED = {
         lambda x, w: md.scan(lambda c, col: (c + col, c * col), np.zeros(4), x.T)[1].T,
         None,
     ),
-    "a carry that changes places": (
-        lambda x, w: md.scan(lambda c, k: (np.sin(c.T * k), c[0]), w, np.arange(1.0, 4.0)),
-        P(),
-        lambda x, w: md.scan(lambda c, k: (np.sin(c.T * k), c[0]), w, np.arange(1.0, 4.0)),
-        None,
-    ),
+    "a carry that changes places": (*same(turning, P())[:3], None),
 }
 ARGS = np.sin(np.arange(16.0)).reshape(4, 4), np.cos(np.arange(16.0)).reshape(4, 4)
 
@@ -206,6 +195,37 @@ def mapped(name, mesh):
     body, out_specs, _, specs = {**PROGRAMS, **MOVED}[name]
     f = spmd.shard_map(body, mesh=mesh, in_specs=(P("i"), P()), out_specs=out_specs, axis_names={"i"})
     return f, [spmd.distribute(x, mesh, spec) for x, spec in zip(ARGS, (P("i", "j"), P("j")))], specs
+
+
+def agrees(f, args, whole, whole_args):
+    """Values and tapes, compiled or not, are those of the whole arrays."""
+    expected = md.tree.leaves(whole(*whole_args))
+    tape = md.make_tape(f)(*args)
+    tape.check()
+    for run in (f, md.jit(f), tape):
+        assert_trees_close(md.tree.leaves(run(*args)), expected)
+
+
+def check_program(name, mesh):
+    """Values and derivatives are those of whole arrays, in both modes; results stay split, and are not gathered."""
+    f, args, specs = mapped(name, mesh)
+    whole, split = {**PROGRAMS, **MOVED}[name][2], mesh.shape["j"] == 2
+    agrees(f, args, whole, ARGS)
+    if specs is not None and split:
+        assert list(map(spmd.spec_of, md.tree.leaves(f(*args)))) == specs
+    if name in PROGRAMS and split:
+        assert not gathers(f, args)
+    if name == "a while_loop":  # it has no reverse mode, and the report counts one step
+        assert_trees_close(md.jvp(f, args, args), md.jvp(whole, ARGS, ARGS))
+        return
+    run_and_count(f, mesh, *args)
+    gradient = md.grad(summed(f), (0, 1))
+    agrees(gradient, args, md.grad(summed(whole), (0, 1)), ARGS)
+    assert [x.spec for x in gradient(*args)] == [x.spec for x in args]
+    if "custom_vjp" not in name:  # it has no forward mode
+        assert_trees_close(md.jvp(summed(f), args, args), md.jvp(summed(whole), ARGS, ARGS))
+    if name in PROGRAMS and split:
+        assert bool(gathers(gradient, args)) is (name in GATHERED)
 
 
 def gathers(f, args):

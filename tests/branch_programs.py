@@ -10,6 +10,7 @@ import spmd
 from collectives import axis_index, ppermute, psum
 from spmd import P
 from tests.control_programs import Unrolled
+from tests.programs import assert_trees_close
 
 # ---------------------------------------------------------------- programs of w [2], x [2] and the rank
 
@@ -114,6 +115,64 @@ def whole(program):
 
 def loss(f):
     return lambda w, x: (f(w, x) ** 3).sum()
+
+
+def check(f, expected, *args):
+    """Run as it is, on a tape, and compiled, it is the function of whole arrays."""
+    expected = md.tree.leaves(expected(*args))
+    tape = md.make_tape(f)(*args)
+    tape.check()
+    for found in (f(*args), tape(*map(np.asarray, md.tree.leaves(args))), md.jit(f)(*args)):
+        assert_trees_close(md.tree.leaves(found), expected)
+
+
+def derivatives(f, each=md.vmap):
+    """Of a function of two arrays, to second order and in both modes."""
+    gradient = md.grad(loss(f), (0, 1))
+    return {
+        "value": f,
+        "grad": gradient,
+        "grad of grad": md.grad(lambda w, x: sum((g**2).sum() for g in gradient(w, x)), (0, 1)),
+        "jvp": lambda w, x: md.jvp(f, (w, x), (np.cos(w), np.sin(x))),
+        "linearize": lambda w, x: md.linearize(f, w, x)[1](np.cos(w), np.sin(x)),
+        "jvp of grad": lambda w, x: md.jvp(gradient, (w, x), (np.cos(w), np.sin(x)))[1],
+        "vmap": lambda w, x: md.vmap(f, (0, None))(np.stack([w, np.sin(w)]), x),
+        "vmap of grad": lambda w, x: each(gradient)(np.stack([w, np.sin(w)]), np.stack([x, -x])),
+    }
+
+
+FORWARD = ("jvp", "linearize", "jvp of grad")
+REVERSE = ("value", "grad", "grad of grad")
+
+
+def one_by_one(f):
+    """What `vmap` means, where the choice of each element is Python's."""
+    return lambda *args: [np.stack(found) for found in zip(*[f(*element) for element in zip(*args)])]
+
+
+def check_derivatives(name, mesh, kinds=None):
+    """Each rank takes its branch: values and derivatives of these kinds, or of all."""
+    program = PROGRAMS[name]
+    found, expected = derivatives(on_ranks(program, mesh)), derivatives(whole(program), one_by_one)
+    for kind in kinds or found:
+        if name == "custom_vjp" and kind in FORWARD:
+            continue
+        with np.errstate(all="ignore" if kind == "vmap of grad" else "warn"):  # elements run both branches
+            check(found[kind], expected[kind], W, X)
+
+
+def check_other_axes(name, mesh, kinds=None):
+    """An axis along which ranks choose alike."""
+    on, meaning = OTHER_AXES[name]
+    found, expected = derivatives(on(mesh)), derivatives(meaning, one_by_one)
+    for kind in kinds or found:
+        check(found[kind], expected[kind], W, X)
+
+
+def check_pipeline(mesh):
+    params, batch = pipeline_params(mesh.size), pipeline_batch(3)
+    for f in (lambda f: f, md.value_and_grad):
+        check(lambda p, f=f: f(pipeline(mesh))(p, *batch), lambda p, f=f: f(pipeline_whole)(p, *batch), params)
 
 
 # ---------------------------------------------------------------- collectives over the other axis
@@ -325,3 +384,11 @@ def elements_for_ranks(name):
 
 def elements_whole(name):
     return alone(lambda w, x: BY_ELEMENT[name](Unrolled, w, x))
+
+
+def check_elements(name, mesh):
+    """Each element of a batch as if it were alone, also on ranks of which no element takes a branch."""
+    expected = md.grad(total(elements_whole(name)), (0, 1))
+    for split in (True, False):
+        gradient = md.grad(total(elements_on_ranks(name, mesh, split)), (0, 1))
+        check(gradient, expected, WEIGHT, elements_for_ranks(name))

@@ -98,11 +98,11 @@ def run(kills, seed=0, ranks=1):
             reported = max(before, int.from_bytes(Path(report).read_bytes(), "little"))
             found = latest(path) or 0
             assert found in (reported, reported + 1), (found, reported)
-            for step in files.steps(Path(path)):
+            for step in files.saved_steps(Path(path)):
                 tree, _ = load(path, state(mesh, 0), step)
                 values = {*np.asarray(tree["split"]), *tree["whole"], tree["n"]}
                 assert values == {step}, (step, values)
-            assert len(files.steps(Path(path))) >= min(found, 2)
+            assert len(files.saved_steps(Path(path))) >= min(found, 2)
             before = found
     return *counts, before
 

@@ -20,7 +20,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import collectives
 import minidiff as md
 import spmd
-from collectives.axes import most
+from collectives.axes import longest_block
 from collectives.primitives import Collective
 from collectives.reference import collective_ref
 from spmd import P
@@ -163,9 +163,9 @@ def rooted_cases(n: int) -> Iterator[Case]:
 def ragged_cases(n: int) -> Iterator[Case]:
     """all_to_all of parts of different lengths: all different, none from or to some ranks, none at all."""
     different = [[(2 * s + 3 * d + 1) % 4 for d in range(n)] for s in range(n)]
-    yield Case("all_to_all", (most(different), 3), {"split_axis": 0, "concat_axis": 0, "splits": different})
+    yield Case("all_to_all", (longest_block(different), 3), {"split_axis": 0, "concat_axis": 0, "splits": different})
     last = [[s * (d == n - 1) for d in range(n)] for s in range(n)]
-    yield Case("all_to_all", (2, most(last)), {"split_axis": -1, "concat_axis": 1, "splits": last})
+    yield Case("all_to_all", (2, longest_block(last)), {"split_axis": -1, "concat_axis": 1, "splits": last})
     yield Case("all_to_all", (0,), {"split_axis": 0, "concat_axis": 0, "splits": [[0] * n] * n})
 
 
@@ -365,6 +365,28 @@ STORED: dict[str, Callable[[numpy.ndarray], numpy.ndarray]] = {
 
 
 # ---------------------------------------------------------------- checks
+
+
+def check_all_values(mesh, axes, layout="plain", check_rep=True) -> None:
+    """All collectives over these axes."""
+    check_values(mesh, [sample(mesh, case, axes) for case in cases(size_of(mesh, axes))], layout, check_rep)
+
+
+def check_one_each(mesh, axes, layout="plain", check_rep=True, held=None) -> None:
+    """One case of each collective over these axes."""
+    samples = [sample(mesh, case, axes, held=held) for case in one_case_each(size_of(mesh, axes))]
+    check_values(mesh, samples, layout, check_rep)
+
+
+def check_fewer_axes(mesh, axes) -> None:
+    """Operands that vary along some of the axes along which they may, or along none."""
+    samples = []
+    for case in one_case_each(size_of(mesh, axes)):
+        may_vary = operand_axes(mesh, case, axes)
+        for held in itertools.chain(*(itertools.combinations(may_vary, k) for k in range(len(may_vary)))):
+            samples.append(sample(mesh, case, axes, "int64", held))
+    if samples:
+        check_values(mesh, samples)
 
 
 def check_stored(mesh, axes, kind) -> None:
@@ -592,6 +614,103 @@ def check_extremum(mesh, name, axes, check_rep=True) -> None:
     assert_allclose(twice(f)(x), twice(whole)(x), rtol=1e-12)
     several = numpy.stack([x, 1 + x, x[::-1]])
     assert_allclose(md.vmap(md.grad(f))(several), numpy.stack([md.grad(whole)(x) for x in several]), rtol=1e-12)
+
+
+#: The collectives that reduce, of which the order of the axes does not matter.
+REDUCTIONS = [Case(name, (2,)) for name in ("psum", "pmean", "pmax", "pmin")]
+
+
+def _every(mesh, last) -> list:
+    return axes_of(mesh)
+
+
+def _in_order(mesh, last) -> list:
+    """For what does not depend on the order of axes, which the values have."""
+    return [axes for axes in axes_of(mesh) if list(axes) == sorted(axes)]
+
+
+def _of_few(mesh, last) -> list:
+    return axes_of(mesh) if len(mesh.axis_names) < 3 else []
+
+
+def _of_many(mesh, last) -> list:
+    return axes_of(mesh) if len(mesh.axis_names) > 2 else []
+
+
+def _some(mesh, last) -> list:
+    return {(4,): [("x",)], (2, 3): [("y",), ("y", "x")]}.get(tuple(mesh.shape.values()), [])
+
+
+def _backwards(mesh, last) -> list:
+    """All axes, in the order that is not that of the ranks."""
+    return [mesh.axis_names[::-1]]
+
+
+def _last(mesh, last) -> list:
+    return _backwards(mesh, last) if last else []
+
+
+def _last_two(mesh, last) -> list:
+    return [mesh.axis_names[::-1][:2]] if last else []
+
+
+def _nowhere(mesh, last) -> list:
+    return []
+
+
+def _of_one(check) -> Callable:
+    """Apply a check of a mesh, a case and axes to one case of each collective."""
+    return lambda mesh, axes: [check(mesh, case, axes) for case in one_case_each(size_of(mesh, axes))]
+
+
+def _transposes(cases, *more) -> Callable:
+    return lambda mesh, axes: check_transposes(mesh, cases(size_of(mesh, axes)), axes, *more)
+
+
+def _vmapped(cases) -> Callable:
+    return lambda mesh, axes: check_vmapped(mesh, [*cases(size_of(mesh, axes))], axes)
+
+
+def _derivatives(check_rep) -> Callable:
+    return lambda mesh, axes: check_derivatives(mesh, REDUCTIONS, axes, check_rep)
+
+
+def _extrema(check_rep) -> Callable:
+    return lambda mesh, axes: [check_extremum(mesh, name, axes, check_rep) for name in ("pmax", "pmin")]
+
+
+#: What is asked of all collectives: a check of a mesh and axes, and over which axes of a mesh simulated ranks and MPI
+#: ranks are asked it. `last` says that the mesh is the last one of as many ranks.
+CHECKS: dict[str, tuple[Callable, Callable, Callable]] = {
+    "values": (check_all_values, _every, _last),
+    "values without types": (functools.partial(check_all_values, check_rep=False), _every, _nowhere),
+    "one each": (check_one_each, _nowhere, _every),
+    "one each without types": (functools.partial(check_one_each, check_rep=False), _nowhere, _backwards),
+    **{
+        f"{layout} blocks": (functools.partial(check_one_each, layout=layout), _in_order, _last)
+        for layout in LAYOUTS
+        if layout != "plain"
+    },
+    "dtypes": (check_dtypes, _in_order, _last),
+    "every case vectorised": (_vmapped(cases), _in_order, _nowhere),
+    "vectorised": (_vmapped(one_case_each), _nowhere, _backwards),
+    "operands that vary along fewer axes": (check_fewer_axes, _every, _nowhere),
+    "operands that do not vary": (functools.partial(check_one_each, held=()), _nowhere, _backwards),
+    "compiled": (_of_one(check_compiled), _some, _last),
+    "NaN": (check_nan, _in_order, _every),
+    "scans": (check_scans, _in_order, _every),
+    "every transpose": (_transposes(cases), _of_few, _nowhere),
+    "transposes": (_transposes(one_case_each), _of_many, _backwards),
+    "complex transposes": (_transposes(one_case_each, "complex64"), _of_few, _backwards),
+    "transposes of wide complex numbers": (_transposes(one_case_each, "complex128"), _of_few, _nowhere),
+    "single transposes": (_transposes(one_case_each, "float32"), _of_few, _nowhere),
+    "transposes without types": (_transposes(one_case_each, "float64", False), _in_order, _backwards),
+    "derivatives": (_derivatives(True), _in_order, _last_two),
+    "derivatives without types": (_derivatives(False), _in_order, _nowhere),
+    "extrema": (_extrema(True), _some, _last_two),
+    "extrema without types": (_extrema(False), _some, _nowhere),
+    "counts": (_of_one(check_case_counts), _in_order, _backwards),
+}
 
 
 def collectives_in(f, *args) -> list:

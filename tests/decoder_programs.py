@@ -13,7 +13,7 @@ from spmd.examples import gpt
 from spmd.examples.text import Text, load_text
 from spmd.parallel import decoder, next_token_loss
 from spmd.parallel.decoder_params import AXES, DecoderConfig, decoder_mesh, init_decoder
-from spmd.parallel.transformer import causal_attention, normalized
+from spmd.parallel.transformer import causal_attention, normalize
 from spmd.parallel.vocabulary import label_cross_entropy
 from tests.collective_checks import whole
 from tests.networks import communicated
@@ -135,11 +135,11 @@ def mixture_of_one_device():
             x = params["embedding"][tokens]
             for i in range(MIXTURE.layers):
                 layer = md.tree.map(lambda leaf, i=i: leaf[i], params["layers"])
-                normed = normalized(MIXTURE, layer["attention_norm"], x)
+                normed = normalize(MIXTURE, layer["attention_norm"], x)
                 x = x + causal_attention(layer["attention"], normed[None])[0]
-                made, balance = mixture_by_hand(MIXTURE, layer["mlp"], normalized(MIXTURE, layer["mlp_norm"], x))
+                made, balance = mixture_by_hand(MIXTURE, layer["mlp"], normalize(MIXTURE, layer["mlp_norm"], x))
                 x, total = x + made, total + balance
-            logits = normalized(MIXTURE, params["norm"], x) @ params["head"]
+            logits = normalize(MIXTURE, params["norm"], x) @ params["head"]
             total = total + label_cross_entropy(logits, labels).mean()
         return total / EXAMPLES
 
@@ -188,7 +188,9 @@ def check_resumed(sizes, other, path, backend=None):
     if other is None:
         resumed, expected = train(sizes, 1, backend, arguments), train(sizes, 1, backend, arguments[:2])
         assert resumed.losses == expected.losses
-        assert all(map(numpy.array_equal, *(map(whole, md.tree.leaves(run.saved())) for run in (resumed, expected))))
+        assert all(
+            map(numpy.array_equal, *(map(whole, md.tree.leaves(run.tree_to_save())) for run in (resumed, expected)))
+        )
     else:
         resumed, expected = train(other, 1, backend, arguments), train(sizes, 1, backend, arguments[:2])
         numpy.testing.assert_allclose(resumed.losses, expected.losses, atol=1e-6, rtol=0)

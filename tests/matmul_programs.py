@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import minidiff as md
 import minidiff.numpy as mnp
 import spmd
 from collectives import psum
@@ -81,3 +83,25 @@ def operands(n: int, dtype: str = "f8") -> tuple[np.ndarray, np.ndarray]:
     if np.dtype(dtype).kind == "c":
         lhs, rhs = lhs * (1 + 2j), rhs * (2 - 1j)
     return lhs.astype(dtype), rhs.astype(dtype)
+
+
+def check_calls(name: str, mesh: spmd.Mesh) -> None:
+    """Values and gradients, compiled too, and the calls that theory says."""
+    theory, product, args = PRODUCTS[name], sharded(name, mesh), operands(mesh.size)
+    mesh.reset_calls()
+    out = product(*args)
+    assert mesh.calls == +Counter({theory.collective: theory.calls(mesh.size)})
+    np.testing.assert_allclose(out.gather(), args[0] @ args[1], rtol=1e-12)
+
+    gradient = md.value_and_grad(sharded_loss(name, mesh), (0, 1))
+    value, expected = md.value_and_grad(plain_loss, (0, 1))(*args)
+    wanted = Counter(psum=1)
+    for collective in (theory.collective, theory.backward):
+        wanted[collective] += theory.calls(mesh.size)
+    for g in (gradient, md.jit(gradient)):
+        mesh.reset_calls()
+        loss, found = g(*args)
+        assert mesh.calls == wanted
+        np.testing.assert_allclose(loss, value, rtol=1e-10)
+        for a, e in zip(found, expected):
+            np.testing.assert_allclose(a.gather(), e, rtol=1e-10)

@@ -5,14 +5,15 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather_invariant, pmean, psum
 from spmd import P
-from spmd.mesh.specs import is_spec, names
+from spmd.mesh.specs import axes_of_entry, is_spec
+from tests.programs import assert_trees_close
 
 
 def along(specs, axes):
     """Partition specs, without the axes that are not among these."""
 
     def restricted(spec):
-        return P(*[tuple(a for a in names(entry) if a in axes) or None for entry in spec.entries])
+        return P(*[tuple(a for a in axes_of_entry(entry) if a in axes) or None for entry in spec.entries])
 
     return restricted(specs) if is_spec(specs) else tuple(along(s, axes) for s in specs)
 
@@ -128,3 +129,25 @@ def two_levels(f, mesh, typed=True):
 
 def summed(f):
     return lambda *args: sum(np.sum(np.sin(x)) for x in f(*args))
+
+
+def check_nested(name, mesh, typed):
+    """Values and derivatives of both orders are those of whole arrays: run, compiled and on tapes."""
+    on_blocks, whole = NESTED[name]
+    f, args = two_levels(on_blocks, mesh, typed), NESTED_ARGS
+
+    def reverse_over_reverse(f):
+        return md.grad(lambda w, x: (md.grad(summed(f))(w, x) ** 2).sum(), (0, 1))
+
+    def forward_over_reverse(f):
+        return lambda w, x: md.jvp(md.grad(summed(f), (0, 1)), (w, x), (x[0], np.cos(x)))[1]
+
+    of = [lambda f: f, lambda f: md.grad(summed(f), (0, 1))]
+    if name != "within":  # custom_vjp has no forward mode
+        of += [lambda f: lambda *args: md.jvp(summed(f), args, args), reverse_over_reverse, forward_over_reverse]
+    for transformed in of:
+        found, expected = transformed(f), md.tree.leaves(transformed(whole)(*args))
+        tape = md.make_tape(found)(*args)
+        tape.check()
+        for run in (found, md.jit(found), tape):
+            assert_trees_close(md.tree.leaves(run(*args)), expected, rtol=1e-7)

@@ -13,13 +13,10 @@ import spmd
 import spmd.parallel
 from spmd import P
 from spmd.parallel import (
-    attention,
-    attention_by_heads,
     blocked_layers,
     cross_entropy,
     init_params,
     loss,
-    mixture_of_experts,
     scheduled_network,
     squared_error,
     stacked_layers,
@@ -216,76 +213,6 @@ def check_schedule(name, microbatches, mesh):
     run(blocked, batch)
     assert mesh.calls == report.counts
     assert sum(mesh.bytes.values()) == report.bytes
-
-
-# ---------------------------------------------------------------- sequences
-
-HEADS = 8
-
-
-def check_attention(attend, mesh):
-    """Values and gradients are those of whole sequences; what is communicated is what the documentation says."""
-    q, k, v, weights = np.random.default_rng(0).normal(size=(4, 8, HEADS, 3))
-    (axis,), ranks = mesh.axis_names, mesh.size
-    split = spmd.shard_map(partial(attend, axis=axis), mesh=mesh, in_specs=P(axis), out_specs=P(axis))
-    for large in (1, 100):  # of which no exponential overflows
-        expected, pull = md.vjp(attention, large * q, k, v)
-        found, pull_split = md.vjp(split, large * q, k, v)
-        assert_trees_close((found, pull_split(weights)), (expected, pull(weights)))
-    block = q.nbytes // ranks
-    count, nbytes = (2, 4 * block) if attend is attention_by_heads else (ranks - 1, 2 * (ranks - 1) * block)
-    report = spmd.communication(lambda *qkv: md.vjp(split, *qkv)[1](weights))(q, k, v)
-    collective = "all_to_all" if attend is attention_by_heads else "ppermute"
-    both = {(direction, collective, axis): (count, nbytes) for direction in ("forward", "backward") if ranks > 1}
-    assert communicated(report) == both
-
-
-# ---------------------------------------------------------------- experts
-
-EXPERTS, TOKENS, FEATURES = 8, 24, 3
-
-
-def expert(params, x):
-    W, b = params
-    return np.tanh(x @ W + b)
-
-
-def one_by_one(params, router, x, ranks, capacity):
-    """What each token gets, of which those of a rank queue for each expert."""
-    out, taken = [], {}
-    for token, row in enumerate(x):
-        probabilities = md.nn.softmax(row @ router)
-        chosen = int(np.argmax(probabilities))
-        queue = chosen, token * ranks // len(x)
-        taken[queue] = taken.get(queue, 0) + 1
-        fits = float(taken[queue] <= capacity)
-        out.append(fits * probabilities[chosen] * expert((params[0][chosen], params[1][chosen]), row))
-    return np.stack(out)
-
-
-def check_experts(capacity, mesh):
-    """Values and gradients are those of one token after the other; two exchanges each way."""
-    rng, (axis,) = np.random.default_rng(0), mesh.axis_names
-    params = rng.normal(size=(EXPERTS, FEATURES, FEATURES)), rng.normal(size=(EXPERTS, FEATURES))
-    router, x, weights = rng.normal(size=(FEATURES, EXPERTS)), *rng.normal(size=(2, TOKENS, FEATURES))
-    layer = spmd.shard_map(
-        lambda params, router, x: mixture_of_experts(expert, params, router, x, capacity, axis),
-        mesh=mesh,
-        in_specs=(P(axis), P(), P(axis)),
-        out_specs=P(axis),
-    )
-    expected, pull = md.vjp(partial(one_by_one, ranks=mesh.size, capacity=capacity), params, router, x)
-    assert np.any(np.all(expected == 0, axis=-1)) == (capacity < TOKENS)  # some come too late
-    found, pull_layer = md.vjp(layer, params, router, x)
-    assert_trees_close((found, pull_layer(weights)), (expected, pull(weights)))
-    nbytes = 2 * 8 * EXPERTS * capacity * FEATURES
-    report = spmd.communication(lambda *args: md.vjp(layer, *args)[1](weights))(params, router, x)
-    expected = {
-        ("forward", "all_to_all", axis): (2, nbytes),
-        ("backward", "all_to_all", axis): (2, nbytes),
-        ("backward", "psum", axis): (1, router.nbytes),
-    }
-    assert communicated(report) == (expected if mesh.size > 1 else {})
 
 
 # ---------------------------------------------------------------- layers that are not finite everywhere

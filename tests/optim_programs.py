@@ -82,3 +82,15 @@ def assert_communicates(optimizer, mesh, specs, counts):
             assert spmd.spec_of(p) == specs[name] and p.dtype == PARAMS[name].dtype
             numpy.testing.assert_allclose(spmd.gather(p), expected[name], rtol=1e-5 if p.dtype == "f4" else 1e-12)
     assert len(f.programs) == 1
+
+
+def sharded_steps(mesh, all_of_them=True):
+    """What `assert_communicates` is given: steps of each optimizer, whose gradients are clipped or not."""
+    for specs, psums in SHARDINGS.values():
+        if all(set(spec.axes) <= set(mesh.axis_names) for spec in specs.values()):
+            for name, optimizer in OPTIMIZERS.items():
+                if all_of_them or specs is SHARDINGS["along one axis, or whole"][0]:
+                    yield optimizer, mesh, specs, {}
+                if all_of_them or name == "adam":
+                    clipped = optim.chain(optim.clip_by_global_norm(0.5), optimizer)
+                    yield clipped, mesh, specs, {"psum": psums}

@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
+from tests.programs import assert_trees_close, run_and_count
 
 X, W = np.sin(np.arange(16.0)).reshape(4, 4), np.cos(np.arange(4.0))
 
@@ -86,3 +88,34 @@ def of_whole(f: Callable, ins: Dims, outs: Dims, summed: tuple[str, ...], sizes:
         return np.concatenate(parts, d)
 
     return lambda x: result(x, dict.fromkeys(sizes, 0))
+
+
+def check_partial_sums(name: str, mesh: spmd.Mesh, check_rep: bool) -> None:
+    """Values, derivatives of both modes and orders, and batches are those of whole arrays; calls are as reported."""
+    f, whole = sharded(name, mesh, check_rep=check_rep), PROGRAMS[name][3]
+    value, expected = run_and_count(f, mesh, X, W), whole(X, W)
+    assert np.shape(value) == np.shape(expected)
+    ct = np.cos(np.arange(np.size(expected) * 1.0)).reshape(np.shape(expected))
+    xs, ws = np.stack([X, 2 * X, X - 1]), np.stack([W, W, 3 * W])
+
+    def gradient(f):
+        return md.grad(lambda x, w: np.sum(np.sin(f(x, w))), (0, 1))
+
+    for of, args in (
+        (lambda f: f, (X, W)),
+        (md.jit, (X, W)),
+        (lambda f: lambda x, w: md.vjp(f, x, w)[1](ct), (X, W)),
+        (lambda f: lambda x, w: md.jvp(f, (x, w), (W * X, W)), (X, W)),
+        (gradient, (X, W)),
+        (lambda f: md.jit(gradient(f)), (X, W)),
+        (lambda f: gradient(md.jit(f)), (X, W)),
+        (lambda f: md.grad(lambda x, w: np.sum(gradient(f)(x, w)[0] ** 2), (0, 1)), (X, W)),
+        (md.vmap, (xs, ws)),
+        (lambda f: md.vmap(f, (None, 0), 0), (X, ws)),
+        (lambda f: md.vmap(gradient(f)), (xs, ws)),
+    ):
+        assert_trees_close(of(f)(*args), md.tree.leaves(of(whole)(*args)))
+    run_and_count(lambda ct: md.vjp(f, X, W)[1](ct), mesh, ct)
+    tape = md.make_tape(gradient(f))(X, W)
+    tape.check()
+    assert_trees_close(tuple(tape(X, W)), gradient(whole)(X, W))

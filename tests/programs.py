@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,6 +198,14 @@ def assert_trees_close(actual: Any, expected: Any, **tolerances: float) -> None:
     for (path, a), e in zip(md.tree.flatten_with_paths(actual)[0], md.tree.leaves(expected), strict=True):
         a = a.gather() if isinstance(a, spmd.ShardedArray) else a
         np.testing.assert_allclose(a, e, err_msg=f"at {path}", **{"rtol": 1e-9, "atol": 1e-12, **tolerances})
+
+
+def equations(tape: md.Tape) -> Iterator:
+    """All equations, also of bodies."""
+    for eqn in tape.equations:
+        yield eqn
+        for body in eqn.bodies:
+            yield from equations(body)
 
 
 def by_rank_0(make: Callable[[], Any]) -> Any:

@@ -20,7 +20,7 @@ QUICK = (
     "tests/test_layers.py",
     "tests/test_words.py",
 )
-QUICK_ON_RANKS = ("tests/mpi/test_shard_map_mpi.py", "tests/mpi/test_jep_mpi.py", "tests/mpi/test_states_mpi.py")
+QUICK_ON_RANKS = tuple(f"tests/mpi/test_{name}_mpi.py" for name in ("shard_map", "calls", "as_simulated"))
 NO_TESTS = 5  # pytest's exit code where its options leave nothing to run
 
 

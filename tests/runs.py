@@ -77,7 +77,7 @@ def next_batch(run):
 
 def assert_same_run(one, other):
     """Two runs are the same to the last bit, and draw the same batches from here on."""
-    (leaves, structure), (others, same) = (md.tree.flatten_with_paths(run.saved()) for run in (one, other))
+    (leaves, structure), (others, same) = (md.tree.flatten_with_paths(run.tree_to_save()) for run in (one, other))
     assert structure == same and len(leaves) > 2
     assert [name for (name, x), (_, y) in zip(leaves, others) if held(x) != held(y)] == []
     assert one.losses == other.losses and len(one.losses) > 0

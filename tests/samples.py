@@ -41,6 +41,17 @@ def check_each(checks: Iterable[tuple[str, Callable[[], Any]]]) -> None:
         raise AssertionError("\n  ".join([f"{len(errors)} of {number} {verb}:", *lines])) from errors[0][1]
 
 
+def check_raises(call: Callable[[], Any], expected: str) -> None:
+    """Check that a call raises the error that a text names: `"ValueError: "`, and a pattern in its message.
+
+    >>> check_raises(lambda: [][3], "IndexError: list .* range")
+    """
+    kind, _, pattern = expected.partition(": ")
+    with pytest.raises(Exception, match=pattern) as error:
+        call()
+    assert kind in [c.__name__ for c in type(error.value).__mro__], f"{type(error.value).__name__}, not {kind}"
+
+
 def each(names: str | Sequence[str], samples: Iterable, ids: Callable | Iterable[str] | None = None) -> Callable:
     """Decorate a test as `pytest.mark.parametrize` does, so that one case of it checks all samples.
 

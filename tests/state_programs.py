@@ -30,7 +30,7 @@ from collectives import (
     reduced,
     unreduced,
 )  # fmt: skip
-from collectives.ops import shifted
+from collectives.ops import shift
 from spmd import P
 
 SIZE = 8
@@ -112,7 +112,7 @@ OPERATIONS: dict[str, Operation] = {
     "scattered to invariant": moves("VU", "I", lambda x, a: scattered(x, a, "invariant"), total),
     "scattered to reduced": moves("VU", "R", lambda x, a: scattered(x, a, "reduced"), total),
     "gathered": moves("V", "R", lambda x, a: 0.5 * np.sum(all_gather(x, a, to="reduced"), axis=0), total),
-    "shifted": moves("V", "V", lambda x, a: shifted(x, a, 1), lambda x, n: np.roll(x, 1, axis=0)),
+    "shifted": moves("V", "V", lambda x, a: shift(x, a, 1), lambda x, n: np.roll(x, 1, axis=0)),
     "own slice": moves("I", "V", lambda x, a: np.tile(pscatter(x, a, tiled=True), axis_size(a)),
                        lambda x, n: np.tile(x.reshape(n, SIZE // n), (1, n))),
     "by the rank": moves("IVR", "V", lambda x, a: x * axis_index(a) / 2, lambda x, n: x * numpy.arange(n)[:, None] / 2),

@@ -3,6 +3,7 @@
 import warnings
 
 import numpy
+import pytest
 
 import minidiff as md
 import minidiff.numpy as np
@@ -89,3 +90,76 @@ def warned(call):
         warnings.simplefilter("default")
         result = call()
     return [(w.filename, str(w.message)) for w in found if w.category is VarianceWarning], result
+
+
+# ---------------------------------------------------------------- on any backend: rank 0 warns, for all
+
+
+def check_silent(mesh, name, around):
+    """The sum is warned of once, in the user's line, with the ways to say it."""
+    found, result = warned(lambda: AROUND[around](mapped(mesh, SILENT[name]))(W, data(mesh)))
+    assert [file for file, _ in found] == ([__file__] if mesh.rank == 0 else [])
+    for _, text in found:
+        assert "varies along 'i', and argument " in text and " f64[3], does not" in text
+        assert "psum(loss, 'i')" in text and "pmean(loss, 'i')" in text and "pbroadcast(w, 'i')" in text
+    numpy.testing.assert_allclose(result, gradients(mesh).sum(0), rtol=1e-12)
+
+
+def check_said(mesh, name, around):
+    """What says where the sum is, is not warned of."""
+    body, over_ranks = SAID[name]
+    found, result = warned(lambda: AROUND[around](mapped(mesh, body))(W, data(mesh)))
+    assert found == []
+    numpy.testing.assert_allclose(result, over_ranks(gradients(mesh), axis=0), rtol=1e-12)
+
+
+def check_quiet(mesh, name):
+    assert warned(lambda: mapped(mesh, QUIET[name])(W, data(mesh)))[0] == []
+
+
+def check_filters(mesh):
+    """Python's filters work: on all ranks, one that makes an error of it does so; and they go on together."""
+    f = mapped(mesh, SILENT["grad"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", VarianceWarning)
+        with pytest.raises(VarianceWarning, match="the gradient of the sum of the results over 'i'"):
+            f(W, data(mesh))
+        warnings.simplefilter("ignore", VarianceWarning)
+        f(W, data(mesh))
+
+
+#: What each rank has, once for each rank, and other results that are split.
+COPIES = {
+    "a sum": lambda w, x: psum(x.sum(0), "i"),
+    "an argument": lambda w, x: w,
+    "computed": lambda w, x: np.sin(w) * 2,
+}
+NO_COPIES = {
+    "each rank's own": lambda w, x: w * x[0],
+    "meant": lambda w, x: pbroadcast(w, "i"),
+    "a constant": lambda w, x: np.zeros(3),
+    "a constant like a traced value": lambda w, x: np.zeros_like(w),
+}
+
+
+def split(body, mesh, **options):
+    return spmd.shard_map(body, mesh, in_specs=(P(), P("i")), out_specs=P("i"), **options)
+
+
+def check_copies(mesh, name, around):
+    """A result is split along an axis along which it does not vary."""
+    f = AROUND[around](split(COPIES[name], mesh))
+    found, result = warned(lambda: f(W, data(mesh)))
+    texts = {text for _, text in found}  # one line for each call in the program
+    expected = (
+        "the result has type f64[3]: it is the same on all ranks along 'i', but its out_specs entry P('i') splits it "
+        "there: so the whole has the same block once for each of them, one after another. Leave 'i' out of the entry "
+        "for one block; or return pbroadcast(x, 'i') to say that you mean all"
+    )
+    assert texts == ({expected} if mesh.rank == 0 else set())
+    whole = spmd.gather(result)
+    numpy.testing.assert_array_equal(whole, numpy.tile(whole[:3], mesh.size))
+
+
+def check_no_copies(mesh, name, around):
+    assert warned(lambda: AROUND[around](split(NO_COPIES[name], mesh))(W, data(mesh)))[0] == []

@@ -1,7 +1,7 @@
 """The tutorial's examples of collectives: what each rank begins with and ends with, and what becomes of it.
 
 Each as plain data, so that simulated ranks and MPI ranks can be held against it: all numbers are those that the
-tutorial prints. The functions beside them say what a collective means, on the list of all ranks' blocks.
+tutorial prints. The references beside them say what a collective means, on the list of all ranks' blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 
 import collectives as lax
 import spmd
+from collectives.reference import collective_ref
 from spmd import P
+from tests.programs import ring
 
 
 class Example(NamedTuple):
@@ -49,37 +51,7 @@ class Example(NamedTuple):
         return example
 
 
-# ---------------------------------------------------------------- what they mean
-
-
-def psum_meaning(blocks: list) -> list:
-    return [sum(blocks)] * len(blocks)
-
-
-def all_gather_meaning(blocks: list, tiled: bool = False) -> list:
-    return [(np.concatenate if tiled else np.stack)(blocks)] * len(blocks)
-
-
-def psum_scatter_meaning(blocks: list, tiled: bool = False) -> list:
-    total = sum(blocks)
-    return np.split(total, len(blocks)) if tiled else list(total)
-
-
-def ppermute_meaning(blocks: list, perm: Sequence[tuple[int, int]]) -> list:
-    sources = {to: of for of, to in perm}
-    return [blocks[sources[rank]] if rank in sources else np.zeros_like(blocks[0]) for rank in range(len(blocks))]
-
-
-def all_to_all_meaning(blocks: list, tiled: bool = False) -> list:
-    parts = [np.split(block, len(blocks)) if tiled else list(block) for block in blocks]
-    return [(np.concatenate if tiled else np.stack)(column) for column in zip(*parts, strict=True)]
-
-
 # ---------------------------------------------------------------- written with ppermute
-
-
-def ring(n: int, by: int) -> list[tuple[int, int]]:
-    return [(rank, (rank + by) % n) for rank in range(n)]
 
 
 def psum_scatter_by_steps(x: Any, axis: str) -> Any:
@@ -123,7 +95,7 @@ ROW, PLANE = (4,), (2, 2)
 EXAMPLES = {
     "psum": Example(
         *(ROW, P("i"), P(None), lambda x: lax.psum(x, "i")),
-        *(SIXTEEN, OF_SIXTEEN, [SUM] * 4, SUM, psum_meaning),
+        *(SIXTEEN, OF_SIXTEEN, [SUM] * 4, SUM, partial(collective_ref, "psum")),
     ),
     "psum along one axis of two": Example(
         *(PLANE, P("i", "j"), P(None, "j"), lambda x: lax.psum(x, "i")),
@@ -131,50 +103,53 @@ EXAMPLES = {
     ),
     "psum along both axes": Example(
         *(PLANE, P("i", "j"), P(None, None), lambda x: lax.psum(x, ("i", "j"))),
-        *(SQUARE, OF_SQUARE, [BOTH] * 4, BOTH, psum_meaning),
+        *(SQUARE, OF_SQUARE, [BOTH] * 4, BOTH, partial(collective_ref, "psum")),
     ),
     "psum along one axis, then the other": Example(
         *(PLANE, P("i", "j"), P(None, None), lambda x: lax.psum(lax.psum(x, "i"), "j")),
-        *(SQUARE, OF_SQUARE, [BOTH] * 4, BOTH, psum_meaning),
+        *(SQUARE, OF_SQUARE, [BOTH] * 4, BOTH, partial(collective_ref, "psum")),
     ),
     "psum in two halves": Example(
         *(ROW, P("i"), P(None), lambda x: psum_in_two_halves(x, "i")),
-        *(SIXTEEN, OF_SIXTEEN, [SUM] * 4, SUM, psum_meaning),
+        *(SIXTEEN, OF_SIXTEEN, [SUM] * 4, SUM, partial(collective_ref, "psum")),
     ),
     "all_gather, tiled": Example(
         *(ROW, P("i"), P("i"), lambda x: lax.all_gather(x, "i", tiled=True)),
-        *(FOUR, OF_FOUR, [[3, 9, 5, 2]] * 4, [3, 9, 5, 2] * 4, partial(all_gather_meaning, tiled=True)),
+        *(FOUR, OF_FOUR, [[3, 9, 5, 2]] * 4, [3, 9, 5, 2] * 4, partial(collective_ref, "all_gather", tiled=True)),
     ),
     "all_gather": Example(
         *(ROW, P("i"), P("i"), lambda x: lax.all_gather(x, "i", tiled=False)),
-        *(FOUR, OF_FOUR, [OF_FOUR] * 4, OF_FOUR * 4, all_gather_meaning),
+        *(FOUR, OF_FOUR, [OF_FOUR] * 4, OF_FOUR * 4, partial(collective_ref, "all_gather")),
     ),
     "all_gather by steps": Example(
         *(ROW, P("i"), P("i"), lambda x: all_gather_by_steps(x, "i")),
-        *(FOUR, OF_FOUR, [[3, 9, 5, 2]] * 4, [3, 9, 5, 2] * 4, partial(all_gather_meaning, tiled=True)),
+        *(FOUR, OF_FOUR, [[3, 9, 5, 2]] * 4, [3, 9, 5, 2] * 4, partial(collective_ref, "all_gather", tiled=True)),
     ),
     "psum_scatter": Example(
         *(ROW, P("i"), P("i"), lambda x: lax.psum_scatter(x, "i", tiled=True)),
-        *(SIXTEEN, OF_SIXTEEN, [[s] for s in SUM], SUM, partial(psum_scatter_meaning, tiled=True)),
+        *(SIXTEEN, OF_SIXTEEN, [[s] for s in SUM], SUM, partial(collective_ref, "psum_scatter", tiled=True)),
     ),
     "psum_scatter by steps": Example(
         *(ROW, P("i"), P("i"), lambda x: psum_scatter_by_steps(x, "i")),
-        *(SIXTEEN, OF_SIXTEEN, [[s] for s in SUM], SUM, partial(psum_scatter_meaning, tiled=True)),
+        *(SIXTEEN, OF_SIXTEEN, [[s] for s in SUM], SUM, partial(collective_ref, "psum_scatter", tiled=True)),
     ),
     "ppermute": Example(
         *(ROW, P("i"), P("i"), lambda x: lax.ppermute(x, "i", ring(lax.psum(1, "i"), 1))),
         *(np.arange(8), [[0, 1], [2, 3], [4, 5], [6, 7]], [[6, 7], [0, 1], [2, 3], [4, 5]], [6, 7, 0, 1, 2, 3, 4, 5]),
-        partial(ppermute_meaning, perm=ring(4, 1)),
+        partial(collective_ref, "ppermute", perm=ring(4, 1)),
     ),
     "ppermute to some": Example(
         *(ROW, P("i"), P("i"), lambda x: lax.ppermute(x, "i", [(0, 2), (3, 1)])),
         *(np.arange(8), [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 0], [6, 7], [0, 1], [0, 0]], [0, 0, 6, 7, 0, 1, 0, 0]),
-        partial(ppermute_meaning, perm=[(0, 2), (3, 1)]),
+        partial(collective_ref, "ppermute", perm=[(0, 2), (3, 1)]),
     ),
     "all_to_all": Example(
         *(ROW, P("i"), P("i"), lambda x: lax.all_to_all(x, "i", split_axis=0, concat_axis=0, tiled=True)),
         *(SIXTEEN, OF_SIXTEEN, [[3, 5, 5, 9], [1, 9, 3, 7], [4, 2, 5, 1], [1, 6, 8, 2]]),
-        *([3, 5, 5, 9, 1, 9, 3, 7, 4, 2, 5, 1, 1, 6, 8, 2], partial(all_to_all_meaning, tiled=True)),
+        *(
+            [3, 5, 5, 9, 1, 9, 3, 7, 4, 2, 5, 1, 1, 6, 8, 2],
+            partial(collective_ref, "all_to_all", split_axis=0, concat_axis=0, tiled=True),
+        ),
     ),
 }
 

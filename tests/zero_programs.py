@@ -8,7 +8,7 @@ import spmd
 from minidiff import optim
 from spmd.parallel import init_params, loss, zero
 from tests.grid_programs import lines_of
-from tests.programs import assert_trees_close, by_rank_0
+from tests.programs import assert_trees_close, by_rank_0, equations
 
 STAGES, EXAMPLES, ADAM_STATES = (1, 2, 3), 32, 2
 SIZES = (8, 16, 24, 8)  # which 2, 4 and 8 ranks divide
@@ -91,13 +91,6 @@ def held(tree):
     """The number of array elements of which this process holds one rank's."""
     blocks = [getattr(x, "local", x) for x in md.tree.leaves(tree) if np.ndim(x)]
     return size_of([b[0] if isinstance(b, list) else b for b in blocks])
-
-
-def equations(tape):
-    for eqn in tape.equations:
-        yield eqn
-        for body in eqn.bodies:
-            yield from equations(body)
 
 
 def check_memory(stage, ranks, backend=None):

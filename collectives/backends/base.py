@@ -32,21 +32,19 @@ class LauncherError(RuntimeError):
 
 
 def ignore_interrupts() -> None:
-    """Ignore Ctrl-C from now on, since this process is ending; threads but the main one cannot, and do nothing."""
+    """Ignore Ctrl-C from now on, since this process is ending. It has no effect in threads other than the main one."""
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Backend(ABC):
-    """The ranks of a mesh; collectives are methods `_psum`, `_all_gather`, …
-
-    `sizes` are the sizes of the mesh's axes.
-    """
+    """The ranks along axes of these `sizes`; collectives are methods `_psum`, `_all_gather`, …"""
 
     name: str
     rank = 0
     at_once = False  # whether a collective is complete as soon as it has started
-    compare_once: Any  # MPI ranks alone have it
+    compare_once: Any  # MPI ranks alone have it, and `texts`
+    texts: Any
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
@@ -54,17 +52,14 @@ class Backend(ABC):
         self.bytes: Counter = Counter()  # the bytes of each rank's operands
 
     def same_ranks(self, other: Backend) -> bool:
-        """Whether another backend of the same sizes has the same ranks.
-
-        If so, each can use the other's values.
-        """
+        """Whether another backend of the same sizes has the same ranks, so that each can use the other's values."""
         return type(self) is type(other)
 
     def size(self, axes: Iterable[str]) -> int:
         """The number of ranks along `axes`."""
         return math.prod(self.sizes[a] for a in axes)
 
-    def ordered(self, axes: Iterable[str]) -> Axes:
+    def sort_axes(self, axes: Iterable[str]) -> Axes:
         """The axes in mesh order, without duplicates."""
         wanted = frozenset(axes)
         return tuple(a for a in self.sizes if a in wanted)
@@ -73,7 +68,7 @@ class Backend(ABC):
         """The axes a collective's result varies along; groups of ranks may have different results."""
         if name in SAME_ON_ALL and "groups" not in params:
             return tuple(a for a in held if a not in params["axes"])
-        return self.ordered({*held, *params["axes"]})
+        return self.sort_axes({*held, *params["axes"]})
 
     def barrier(self) -> None:  # noqa: B027  (simulated ranks need not wait)
         """Wait until all ranks have reached this call."""
@@ -88,17 +83,11 @@ class Backend(ABC):
 
     @abstractmethod
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        """Bind an ordinary operation on every rank: its results, and their axes.
-
-        The current interpreter runs it on the data.
-        """
+        """Bind an ordinary operation on every rank, by the current interpreter: its results, and their axes."""
 
     @abstractmethod
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
-        """Run a collective: the result, and its axes.
-
-        It runs within each of `params["groups"]`, if given.
-        """
+        """Run a collective, within each of `params["groups"]` if given: the result, and its axes."""
 
     def variadic(
         self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict
@@ -110,10 +99,7 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
-        """Start an all-reduce of several values, or a `ppermute` of one.
-
-        `wait` takes what this returns. All ranks must start, and wait, in the same order.
-        """
+        """Start an all-reduce of several values, or a `ppermute` of one, for `wait`; all ranks do so in one order."""
 
     @abstractmethod
     def wait(self, started: Any) -> list[tuple[Any, Axes]]:
@@ -180,7 +166,7 @@ def unsplit_dimension(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.nda
 
 def show_block(sizes: dict[str, int], rank: int, block: numpy.ndarray) -> str:
     """One rank's block, under its mesh coordinates."""
-    return f"On {place_of(sizes, rank)}:\n{block}\n"
+    return f"On {describe_rank(sizes, rank)}:\n{block}\n"
 
 
 def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -206,7 +192,7 @@ def index_along(axes: Iterable[str], coordinates: Mapping[str, int], sizes: Mapp
     return index
 
 
-def place_of(sizes: dict[str, int], rank: int) -> str:
+def describe_rank(sizes: dict[str, int], rank: int) -> str:
     """A rank and its mesh coordinates as text."""
     coordinates = tuple(coordinates_of(rank, sizes).values())
     names = "(" + ", ".join(sizes) + ("," if len(sizes) == 1 else "") + ")"

@@ -22,7 +22,7 @@ from typing import Any
 import mpi4py
 import numpy
 
-from collectives.axes import Groups, most
+from collectives.axes import Groups, longest_block
 from collectives.backends.base import (
     GROUP,
     Axes,
@@ -38,10 +38,10 @@ from collectives.backends.base import (
 )
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
-from collectives.guards.mismatch import DisagreementError, Kind, report, who_says
+from collectives.guards.mismatch import DisagreementError, Kind, group_reports, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.operation import Primitive
-from minidiff.values.dtypes import accumulator, is_bfloat16, is_real_float
+from minidiff.values.dtypes import accumulator_dtype, is_bfloat16, is_real_float
 
 
 def _mpi4py() -> Any:
@@ -120,10 +120,7 @@ class MPIRanks(Backend):
         return self._split({"axes": axes, "groups": (order,)}, self.index(rest), order[self.index(axes)])
 
     def _split(self, which: dict, colour: int, key: int) -> Any:
-        """Split the mesh's communicator, once for all meshes of this shape.
-
-        Axes are identified by position, not by name.
-        """
+        """Split the mesh's communicator, once for all meshes of this shape: axes are known by position."""
         names = list(self.sizes)
         place = (tuple(names.index(a) for a in which["axes"]), *which.get("groups", ()))
         comms = self._lease.comms
@@ -142,11 +139,14 @@ class MPIRanks(Backend):
         """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""
         return self.comm.mismatch_check.compare_once(name, self.sizes, lines)
 
-    def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> MPIRanks:
-        """The ranks of this rank's group; makes a communicator once.
+    def texts(self, text: str) -> list[str]:
+        """The texts of all ranks, in their order; every rank must call it."""
+        check = self.comm.mismatch_check
+        check.note("comparison of values", {"axes": tuple(self.sizes)})
+        return check.texts(text)
 
-        `groups` list indices along `axes`.
-        """
+    def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> MPIRanks:
+        """The ranks of this rank's group, where `groups` list indices along `axes`; makes a communicator once."""
         here = self.index(axes)
         number = next(k for k, members in enumerate(groups) if here in members)
         rest = tuple(a for a in self.sizes if a not in axes)
@@ -159,7 +159,7 @@ class MPIRanks(Backend):
     def apply(
         self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
     ) -> tuple[numpy.ndarray, Axes]:
-        held = self.ordered({a for _, axes in operands for a in axes})
+        held = self.sort_axes({a for _, axes in operands for a in axes})
         return primitive.bind(*[x for x, _ in operands], **params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
@@ -186,7 +186,7 @@ class MPIRanks(Backend):
     ) -> list[tuple[numpy.ndarray, Axes]]:
         if not communicates:
             return super().variadic(name, operands, communicates, params)
-        started = self._packed(name, operands, params)
+        started = self._pack(name, operands, params)
         self._communicator(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
 
@@ -194,7 +194,7 @@ class MPIRanks(Backend):
         return getattr(self, "_start_" + name)(name, operands, **params)
 
     def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], **params: Any) -> Started:
-        started = self._packed(name, operands, params)
+        started = self._pack(name, operands, params)
         started.comm = self._communicator(**params)
         self._started.append(started)  # first: `finish` must know of it even if Ctrl-C comes next
         started.requests = [started.comm.Iallreduce(started.given, started.buffer, _mpi.SUM)]
@@ -209,7 +209,7 @@ class MPIRanks(Backend):
         x = _sendable(x)
         self.along(axes).mismatch_check.note(name, {"axes": axes, "perm": perm}, x)
         self.count(name, x.nbytes)
-        started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.ordered({*held, *axes})])
+        started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.sort_axes({*held, *axes})])
         started.given, started.comm = x, self.along(axes)
         self._started.append(started)
         started.requests = [*self._sent(x, started.buffer, axes, perm)]
@@ -230,13 +230,13 @@ class MPIRanks(Backend):
             else:
                 started.comm.wait_for(started.requests)
 
-    def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
+    def _pack(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
         """Pack values into one buffer for an all-reduce; do not copy a single value."""
         arrays, axes = [_sendable(x) for x, _ in operands], params["axes"]
         self.along(axes).mismatch_check.note(name, params, *arrays)
         dtype = arrays[0].dtype
         self.count(name, sum(x.nbytes for x in arrays))
-        buffer = numpy.empty(sum(x.size for x in arrays), accumulator(dtype))
+        buffer = numpy.empty(sum(x.size for x in arrays), accumulator_dtype(dtype))
         held = [self.held_after(name, held, params) for _, held in operands]
         started = Started(buffer, dtype, [x.shape for x in arrays], held)
         if len(arrays) == 1 and buffer.dtype == dtype:
@@ -251,7 +251,7 @@ class MPIRanks(Backend):
         self.comm.Barrier()
 
     def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
-        return numpy.asarray(self.index(axes)), self.ordered(axes)
+        return numpy.asarray(self.index(axes)), self.sort_axes(axes)
 
     # ------------------------------------------------ collectives
 
@@ -259,7 +259,7 @@ class MPIRanks(Backend):
         given = _reducible(x)
         out = numpy.empty_like(given)
         self.along(axes).Allreduce(given, out, op)
-        return _restored(out, x)
+        return _restore_dtype(out, x)
 
     def _psum(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.SUM)
@@ -286,7 +286,7 @@ class MPIRanks(Backend):
         parts = _reducible(numpy.ascontiguousarray(split_dimension(x, size, axis, tiled)))
         out = numpy.empty(parts.shape[1:], parts.dtype)
         self.along(axes).Reduce_scatter_block(parts, out, _mpi.SUM)
-        return _restored(out, x)
+        return _restore_dtype(out, x)
 
     def _pscatter(self, x, axes, size, axis, tiled):
         return split_dimension(x, size, axis, tiled)[self.index(axes)]
@@ -300,7 +300,7 @@ class MPIRanks(Backend):
     def _ragged_all_to_all(self, x, axes, size, axis, splits):
         me = self.index(axes)
         rows = numpy.ascontiguousarray(numpy.moveaxis(x, axis, 0))
-        out = numpy.zeros((most(zip(*splits)), *rows.shape[1:]), x.dtype)
+        out = numpy.zeros((longest_block(zip(*splits)), *rows.shape[1:]), x.dtype)
         row = math.prod(rows.shape[1:]) * x.itemsize
         sent, got = [n * row for n in splits[me]], [arriving[me] * row for arriving in splits]
         self.along(axes).Alltoallv(_parts(rows, sent), _parts(out, got))
@@ -322,7 +322,7 @@ class MPIRanks(Backend):
         given = _reducible(x)
         out = numpy.zeros_like(given)
         self.along(axes).Reduce(given, out if self.index(axes) == root else None, _mpi.SUM, root)
-        return _restored(out, x)
+        return _restore_dtype(out, x)
 
     def _gather(self, x, axes, size, root, axis, tiled):
         blocks = numpy.zeros((size, *x.shape), x.dtype)
@@ -342,7 +342,7 @@ class MPIRanks(Backend):
         (comm.Exscan if exclusive else comm.Scan)(given, out, _mpi.SUM)
         if exclusive and comm.Get_rank() == 0:
             out[...] = 0  # MPI leaves it undefined
-        return _restored(out, x)
+        return _restore_dtype(out, x)
 
     def _ppermute(self, x, axes, size, perm):
         out = numpy.zeros_like(x)
@@ -369,7 +369,7 @@ class MPIRanks(Backend):
             length = n // self.size(axes)
             start = self.index(axes) * length
             index.append(slice(start, start + length))
-        return numpy.asarray(x)[tuple(index)], self.ordered({a for axes in dims for a in axes})
+        return numpy.asarray(x)[tuple(index)], self.sort_axes({a for axes in dims for a in axes})
 
     def reshard_data(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
         return x
@@ -394,10 +394,7 @@ class MPIRanks(Backend):
 
 
 class Started:
-    """A started collective: MPI owns `given` until it is waited for.
-
-    `given` is the buffer itself, or a value.
-    """
+    """A started collective: MPI owns `given`, which is the buffer itself or a value, until it is waited for."""
 
     def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
         self.buffer = buffer
@@ -454,9 +451,9 @@ def _communicators(parent: Any, sizes: dict[str, int]) -> Lease:
         _compare_sizes(comm, sizes)
         leases.append(Lease(comm, sizes))
         return leases[-1]
-    root = made[None] = made.get(None) or _watched(parent)
+    root = made[None] = made.get(None) or _watch(parent)
     _compare_sizes(root, sizes)
-    found = _unused(root, leases)
+    found = _find_unused(root, leases)
     if found is None:
         found = Lease(root.Dup(), sizes)
         leases.append(found)
@@ -475,7 +472,7 @@ def _compare_sizes(comm: Any, sizes: dict[str, int]) -> None:
         raise DisagreementError(report("ranks make different meshes", said, advice))
 
 
-def _unused(comm: Watched, leases: list[Lease]) -> Lease | None:
+def _find_unused(comm: Watched, leases: list[Lease]) -> Lease | None:
     """The first lease that no rank uses, or None."""
     for often in (1, 64):  # if all are in use, look again after a garbage collection, at every 64th lease
         if not leases or len(leases) % often:
@@ -490,7 +487,7 @@ def _unused(comm: Watched, leases: list[Lease]) -> Lease | None:
     return None
 
 
-def _released(parent: Any, key: int, made: dict) -> None:
+def _free_unused(parent: Any, key: int, made: dict) -> None:
     """Free the unused communicators cached on a communicator whose owner frees it."""
     if is_interactive():
         return
@@ -501,7 +498,7 @@ def _released(parent: Any, key: int, made: dict) -> None:
                 comm.free()
 
 
-_MADE = _mpi.Comm.Create_keyval(delete_fn=_released)
+_MADE = _mpi.Comm.Create_keyval(delete_fn=_free_unused)
 _FIRST = "the first collective"
 
 
@@ -509,11 +506,8 @@ _LOBBIES: dict[tuple, Watched] = {}  # by ranks: the communicator on which they 
 _NUMBERS = itertools.count(1)
 
 
-def _watched(parent: Any) -> Watched:
-    """Wrap a communicator for the deadlock watchdog.
-
-    All its ranks call this, and agree on its name.
-    """
+def _watch(parent: Any) -> Watched:
+    """Wrap a communicator for the deadlock watchdog; all its ranks call this, and agree on its name."""
     if isinstance(parent, Watched):
         return parent
     everyone = WORLD.Get_size()
@@ -528,7 +522,7 @@ def _watched(parent: Any) -> Watched:
     agreed = numpy.empty_like(mine)
     lobby.wait("Allreduce", parent.Iallreduce, mine, agreed, _mpi.MAX)
     if agreed[1] and threads and len(ranks) > 1:
-        with WATCHDOG.whole():
+        with lobby.mismatch_check.whole():
             WATCHDOG.open(parent.Dup(), ranks)
     return Watched(parent, WATCHDOG, (*ranks[:1], int(agreed[0])), ranks)
 
@@ -560,37 +554,34 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
 
 
 def _sendable(x: numpy.ndarray) -> numpy.ndarray:
-    """Return x contiguous, aligned and in native byte order; copy only if needed.
-
-    MPI requires all three.
-    """
+    """Return x contiguous, aligned and in native byte order, as MPI requires; copy only if needed."""
     x = numpy.asarray(x, None if x.dtype.isnative else x.dtype.newbyteorder("="), order="C")
     return x if x.flags.aligned else x.copy()
 
 
 def _bytes(x: numpy.ndarray) -> list:
     """A buffer specification for moving data, as bytes: MPI need not know the dtype."""
-    return [_viewed(x), _mpi.BYTE]
+    return [_view_for_mpi(x), _mpi.BYTE]
 
 
-def _viewed(x: numpy.ndarray) -> numpy.ndarray:
+def _view_for_mpi(x: numpy.ndarray) -> numpy.ndarray:
     """View x as a dtype whose memory mpi4py can read: it does not know bfloat16."""
     return x.view(numpy.uint16) if is_bfloat16(x.dtype) else x
 
 
 def _parts(x: numpy.ndarray, counts: Sequence[int]) -> list:
     """A buffer specification as `_bytes`, in consecutive parts of `counts` bytes."""
-    return [_viewed(x), (counts, [0, *itertools.accumulate(counts)][:-1]), _mpi.BYTE]
+    return [_view_for_mpi(x), (counts, [0, *itertools.accumulate(counts)][:-1]), _mpi.BYTE]
 
 
 def _reducible(x: numpy.ndarray) -> numpy.ndarray:
     """Convert x to a dtype that MPI can reduce."""
     if x.dtype.kind == "b":  # MPI has no order for booleans; as bytes they are 0 and 1
         return x.view(numpy.uint8)
-    return x.astype(accumulator(x.dtype), copy=False)  # it has no 16-bit floats
+    return x.astype(accumulator_dtype(x.dtype), copy=False)  # it has no 16-bit floats
 
 
-def _restored(out: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+def _restore_dtype(out: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
     """Convert a reduction of `_reducible(x)` back to the dtype of x."""
     return out.view(x.dtype) if x.dtype.kind == "b" else out.astype(x.dtype, copy=False)
 
@@ -664,7 +655,7 @@ def end(text: str, code: int, patience: float = 1.0, error: str = "") -> None:
     if errors:
         same = "failed with the same error"
         said = {r: same if e == error[:1000] else f"failed: {e.splitlines()[0]}" for r, e in errors.items()}
-        _say("\n".join(line.replace(": ", " ", 1) for line in who_says(said)))
+        _say("\n".join(line.replace(": ", " ", 1) for line in group_reports(said)))
         time.sleep(0.2)
     WORLD.Abort(code)
     os._exit(code)  # Abort returns if a scheduler is already ending the job

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy
 
-from collectives.axes import most
+from collectives.axes import longest_block
 from collectives.backends.base import (
     GROUP,
     SAME_ON_ALL,
@@ -28,8 +28,8 @@ from collectives.backends.base import (
 )
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer
-from minidiff.values.aliasing import read_only
-from minidiff.values.dtypes import accumulator
+from minidiff.values.aliasing import read_only_view
+from minidiff.values.dtypes import accumulator_dtype
 
 #: The collectives of a value that is the same on all ranks along their axes: x is one copy of it.
 _OF_INVARIANT = frozenset({"pbroadcast", "pscatter", "at_root", "reduced"})
@@ -54,7 +54,7 @@ class Simulated(Backend):
         if len(along) == 1:
             (held,), values = along, [x for x, _ in operands]
         else:
-            held = self.ordered({a for axes in along for a in axes})
+            held = self.sort_axes({a for axes in along for a in axes})
             values = [self.expand(x, axes, held) if axes else x for x, axes in operands]
         return (primitive.batch_ranks or primitive.batch)(values, batched, params), held
 
@@ -78,7 +78,7 @@ class Simulated(Backend):
         return self._same(out, rest) if name in SAME_ON_ALL else self._join(out, axes, rest)
 
     def _in_groups(self, name, x, held, axes, size, groups, **params):
-        """Run a collective within each group, as over an axis of its ranks alone."""
+        """Run a collective within each group, as over an axis that has only the group's ranks."""
         x, rest = self._split(x, held, axes)
         results: dict[int, numpy.ndarray] = {}
         for group in groups:
@@ -129,7 +129,7 @@ class Simulated(Backend):
 
     def _split(self, x: numpy.ndarray, held: Axes, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         """Return x as (ranks along `axes`, ranks along the rest, *block), and the rest."""
-        wanted = self.ordered({*held, *axes})
+        wanted = self.sort_axes({*held, *axes})
         rest = tuple(a for a in wanted if a not in axes)
         x = self.expand(x, held, wanted)
         block = x.shape[1:] if wanted else x.shape
@@ -140,7 +140,7 @@ class Simulated(Backend):
 
     def _join(self, x: numpy.ndarray, axes: Axes, rest: Axes) -> tuple[numpy.ndarray, Axes]:
         """The inverse of `_split`."""
-        held, given, block = self.ordered({*axes, *rest}), (*axes, *rest), x.shape[2:]
+        held, given, block = self.sort_axes({*axes, *rest}), (*axes, *rest), x.shape[2:]
         x = x.reshape(*[self.sizes[a] for a in given], *block)
         x = x.transpose(*[given.index(a) for a in held], *range(len(given), x.ndim))
         return x.reshape(self.size(held), *block), held
@@ -190,7 +190,7 @@ class Simulated(Backend):
     def _ragged_all_to_all(self, x, size, axis, splits):
         parts = [numpy.split(block, numpy.cumsum(row), axis + 1)[:-1] for block, row in zip(x, splits)]  # no padding
         out = [numpy.concatenate(arrived, axis + 1) for arrived in zip(*parts)]
-        before, longest = [(0, 0)] * (axis + 1), most(zip(*splits))
+        before, longest = [(0, 0)] * (axis + 1), longest_block(zip(*splits))
         after = [(0, 0)] * (x.ndim - axis - 3)
         return numpy.stack([numpy.pad(rows, [*before, (0, longest - rows.shape[axis + 1]), *after]) for rows in out])
 
@@ -202,7 +202,7 @@ class Simulated(Backend):
     def _pscan(self, x, size, reverse, exclusive):
         step = slice(None, None, -1 if reverse else None)
         given = x[step][:-1] if exclusive else x[step]
-        sums = given.cumsum(0, dtype=accumulator(x.dtype)).astype(x.dtype)
+        sums = given.cumsum(0, dtype=accumulator_dtype(x.dtype)).astype(x.dtype)
         return (numpy.concatenate([numpy.zeros_like(x[:1]), sums]) if exclusive else sums)[step]
 
     def _broadcast(self, x, size, root):
@@ -227,7 +227,7 @@ class Simulated(Backend):
     # ------------------------------------------------ in and out
 
     def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        x, held = numpy.asarray(x), self.ordered([a for axes in dims for a in axes])
+        x, held = numpy.asarray(x), self.sort_axes([a for axes in dims for a in axes])
         if not held:
             return x, ()
         shape: list[int] = []
@@ -255,7 +255,7 @@ class Simulated(Backend):
         return True
 
     def local(self, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
-        every = read_only(self.expand(x, held, tuple(self.sizes)))
+        every = read_only_view(self.expand(x, held, tuple(self.sizes)))
         return list(every) if self.sizes else [every]
 
     def show(self, x: numpy.ndarray, held: Axes) -> str:
@@ -264,8 +264,8 @@ class Simulated(Backend):
 
 def _add(x: numpy.ndarray) -> numpy.ndarray:
     """Sum along the first axis; the result has x's dtype (NumPy would promote small integers)."""
-    dtype = accumulator(x.dtype)
-    # NumPy starts from 0, which -0.0 added to nothing else would not survive.
+    dtype = accumulator_dtype(x.dtype)
+    # NumPy starts sums from 0.0, which would turn a sum of -0.0 into 0.0.
     start = {} if dtype.kind not in "fc" or isinstance(x, Tracer) else {"initial": -dtype.type(0)}
     return x.sum(0, dtype=dtype, **start).astype(x.dtype, copy=False)
 

@@ -13,7 +13,6 @@ uncompared.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
@@ -21,11 +20,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from collectives.guards.mismatch import OFTEN, UNFINISHED, MismatchCheck, agree, disagreement, ranks_named, shown
+from collectives.guards.mismatch import (
+    OFTEN,
+    UNFINISHED,
+    MismatchCheck,
+    calls_agree,
+    describe_ranks,
+    displayed_call,
+    mismatch_message,
+)
 from minidiff.diagnostics.location import location_of
 
 TICK = 0.5  # seconds between two checks
@@ -45,10 +52,8 @@ abandoned: list = []
 
 
 def wait_for(requests: Sequence[Any]) -> None:
-    """Wait for all `requests`; Ctrl-C interrupts at once.
-
-    This polls without sleeping: some MPI libraries make progress on long messages only while they are called.
-    """
+    """Wait for all `requests`; Ctrl-C interrupts at once."""
+    # Poll without sleeping: some MPI libraries make progress on long messages only while they are called.
     if not requests:
         return
     first = requests[0]
@@ -82,10 +87,10 @@ class PendingCall(NamedTuple):
         return self.method == method and (self.what == what or method == COMPARISON)
 
     def __str__(self) -> str:
-        what = shown(self.what) or "a call"
+        what = displayed_call(self.what) or "a call"
         if self.method == COMPARISON:
-            return f"compares its next call, {what}, with {ranks_named(self.ranks)}; {self.place}"
-        return f"waits in {what} (MPI {self.method}) with {ranks_named(self.ranks)}; {self.place}"
+            return f"compares its next call, {what}, with {describe_ranks(self.ranks)}; {self.place}"
+        return f"waits in {what} (MPI {self.method}) with {describe_ranks(self.ranks)}; {self.place}"
 
 
 class State(NamedTuple):
@@ -105,23 +110,19 @@ class State(NamedTuple):
                 return call.same_as(waiting.method, waiting.what)
         mine = self.recent.get(call.on, {}).get(call.number)
         if mine is not None and not call.same_as(*mine):
-            return False  # it came to something else there, and goes past it
+            return False  # it made another call there, and will not make this one
         return self.begun.get(call.on, 0) >= call.number
 
     def __str__(self) -> str:
         if self.calls is None:
-            return f"rank {self.rank} has come to the end of its program" + f", with exit code {self.code}" * (
-                self.code != 0
-            )
+            code = f", with exit code {self.code}" if self.code else ""
+            return f"rank {self.rank} has come to the end of its program{code}"
         return f"rank {self.rank} {', and '.join(map(str, self.calls))}"
 
 
 def stuck(states: Mapping[int, State]) -> list[int]:
-    """The ranks that wait forever.
-
-    A rank without a state is running, and may reach any call.
-    """
-    waits = {r: [_missing(call, r, states) for call in s.calls] for r, s in states.items() if s.calls is not None}
+    """The ranks that wait forever. A rank without a state is running, and may reach any call."""
+    waits = {r: [_missing_ranks(call, r, states) for call in s.calls] for r, s in states.items() if s.calls is not None}
     blocked = set(states)
     while free := [r for r, calls in waits.items() if any(blocked.isdisjoint(missing) for missing in calls)]:
         blocked.difference_update(free)
@@ -130,7 +131,7 @@ def stuck(states: Mapping[int, State]) -> list[int]:
     return sorted(waits)
 
 
-def _missing(call: PendingCall, rank: int, states: Mapping[int, State]) -> list[int]:
+def _missing_ranks(call: PendingCall, rank: int, states: Mapping[int, State]) -> list[int]:
     """The ranks that have not reached this call; all others, if all have ended."""
     others = [r for r in call.ranks if r != rank]
     if all(r in states and states[r].calls is None for r in others):
@@ -175,10 +176,10 @@ class Watchdog:
     def __init__(self, end: Callable[[str, int], None]):
         self.end = end
         self.rank = 0
-        self.calls: dict[int, tuple | None] = {}  # thread -> the call it is in now, for threads that ever made one
+        self.calls: dict[int, tuple | None] = {}  # thread -> the call that it is in; None between calls
         self.communicators: list[Watched] = []
         self.channels: list[Channel] = []
-        self.unfinished: set[int] = set()  # threads in the middle of what only a whole makes sense to other ranks
+        self.unfinished: set[int] = set()  # threads within an exchange with other ranks; see `MismatchCheck.whole`
         self._heard: dict[int, Heard] = {}
         self._looked = time.monotonic()
         self._ticks = itertools.count()
@@ -198,13 +199,6 @@ class Watchdog:
             self._thread = threading.Thread(target=self._run, daemon=True, name="deadlock watchdog")
             self._thread.start()
 
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        """Let this thread make no further calls if Ctrl-C interrupts what is in the `with` statement."""
-        self.unfinished.add(threading.get_ident())
-        yield
-        self.unfinished.discard(threading.get_ident())
-
     def forget(self, comm: Watched) -> None:
         """Stop watching a communicator."""
         self.communicators = [c for c in self.communicators if c is not comm]
@@ -217,10 +211,7 @@ class Watchdog:
     # ------------------------------------------------ this rank
 
     def _waiting_calls(self) -> tuple[PendingCall, ...]:
-        """The calls that threads have been in since the last check.
-
-        Returns none if any thread is running, or has made a new call since.
-        """
+        """The calls that threads have been in since the last check; none if a thread runs, or made a new call."""
         frames, before = sys._current_frames(), self._before
         del frames[threading.get_ident()]  # a frame that refers to itself would keep all others until a collection
         self._before = {t: call for t, call in list(self.calls.items()) if t in frames}
@@ -300,10 +291,7 @@ class Watchdog:
     # ------------------------------------------------ the end of the program
 
     def leave(self, code: int = 0) -> None:
-        """Report the end of the program, with its exit code.
-
-        A rank that others report to waits until all of them have ended, as MPI_Finalize does anyway.
-        """
+        """Report the end of the program and its exit code; a rank that others report to waits until all have ended."""
         if self._thread is None or self._leaving.is_set():
             return
         self._leaving.set()
@@ -320,15 +308,15 @@ class Watchdog:
             self._judge()
             time.sleep(pause)
             pause = min(2 * pause, TICK)
-        self._compare_what_is_left()
+        self._compare_the_rest()
 
-    def _compare_what_is_left(self) -> None:
+    def _compare_the_rest(self) -> None:
         since = {rank: heard.state.since for rank, heard in sorted(self._heard.items())}
         for comm in {comm for found in since.values() for comm in found}:
             _, ranks = comm
             calls = {rank: found[comm] for rank, found in since.items() if comm in found}
-            if len(calls) == len(ranks) and not agree(calls.values()):
-                self.end(disagreement(calls), 1)
+            if len(calls) == len(ranks) and not calls_agree(calls.values()):
+                self.end(mismatch_message(calls), 1)
 
 
 def _numbers(state: State) -> Any:
@@ -365,12 +353,9 @@ class Watched:
         self.name = name
         self.ranks = tuple(ranks)  # in COMM_WORLD
         self.mismatch_check = MismatchCheck(
-            comm,
-            self.ranks,
-            lambda requests, here: self.wait_for(requests, COMPARISON),
-            unfinished=watchdog.unfinished,
+            comm, self.ranks, lambda requests, here: self.wait_for(requests, COMPARISON), unfinished=watchdog.unfinished
         )
-        self._misused = ""  # by two threads at once: what to say
+        self._misused = ""  # the error message, once two threads have used it at the same time
         watchdog.communicators.append(self)
 
     def __getattr__(self, method: str) -> Any:
@@ -412,10 +397,7 @@ class Watched:
         return {n: (method, kind.text if kind else "") for _, n, method, kind in filter(None, [*self._recent])}
 
     def _check_alone(self, thread: int) -> None:
-        """Raise RuntimeError, now and at each later call, if another thread is in a call on this communicator.
-
-        Each rank would make the calls of the two in an order of its own.
-        """
+        """Raise RuntimeError, now and at each later call, if another thread is in a call on this communicator."""
         others = [t for t, call in list(self._watchdog.calls.items()) if t != thread and call and call[0] is self]
         if others:
             names = {t.ident: t.name for t in threading.enumerate()}
@@ -441,7 +423,7 @@ class Watched:
     def _further(self, method: str, make: Callable, *args: Any) -> Watched:
         self._made += 1
         self.wait(method, self._comm.Ibarrier)  # `make` blocks, but only briefly once all ranks are here
-        with self._watchdog.whole():
+        with self.mismatch_check.whole():
             comm = make(*args)
         ranks = [self.ranks[r] for r in comm.Get_group().Translate_ranks(None, self._comm.Get_group())]
         return Watched(comm, self._watchdog, (*self.name, self._made), ranks)

@@ -14,28 +14,28 @@ compares the remaining calls. Between comparisons, the check costs a look-up and
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import operator
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
 
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.location import here
+from minidiff.diagnostics.location import current_location
 
 OFTEN = 64  # compare after this many small calls
 LARGE = 2**17  # this many bytes count as one more call
 ALONE = {"ppermute"}  # calls in which a rank does not wait for all others
 MANY = 2**12  # the number of kinds that are remembered; then all ranks forget theirs at the same call
-TAG = 2  # message tag of comparisons; the next one is that of their texts
-LINE = 2**9  # the most bytes in a description of a call
+TAG = 2  # message tag of comparisons
 
-#: The error of a thread that Ctrl-C has interrupted in the middle of what makes sense to other ranks only as a whole.
+#: The error of a thread that Ctrl-C has interrupted within an exchange, which other ranks may have completed.
 UNFINISHED = (
     "Ctrl-C interrupted this rank while it was beginning a collective, which other ranks may have completed. The ranks "
     "are no longer in step, so it can make no further calls. Do not catch KeyboardInterrupt around collectives: let it "
@@ -64,12 +64,11 @@ class Kind(NamedTuple):
     weight: int  # its size, as a number of small calls
 
     def __str__(self) -> str:
-        text = f"{self.text}; {self.place}" if self.place else self.text
-        return text.encode()[: LINE - 1].decode(errors="ignore")
+        return f"{self.text}; {self.place}" if self.place else self.text
 
 
 class MismatchCheck:
-    """The calls of this rank on a communicator since its ranks last compared theirs.
+    """The calls of this rank on a communicator since its ranks last compared theirs, and how ranks compare texts.
 
     `comm` is the communicator, which also carries the comparisons, under their own tag. `ranks` are the names of its
     ranks in messages. `wait(requests, here)` waits for messages; `here` says whether all ranks are known to have
@@ -130,70 +129,76 @@ class MismatchCheck:
         except DisagreementError as error:
             latest = [calls[-1] for calls in error.calls.values()]
             word = name.split()[0] + " "
-            if agree([[call] for call in latest]) or not all(call.startswith(word) for call in latest):
+            if calls_agree([[call] for call in latest]) or not all(call.startswith(word) for call in latest):
                 raise
-            found = self._first_difference(lines)
-            if not found:  # the difference is in the truncated part of a long line
-                raise
-            return found
+            said = {rank: text.split("\n") for rank, text in zip(self.ranks, self.texts("\n".join([*lines, _place()])))}
+            places = {rank: each.pop() for rank, each in said.items()}
+            return {rank: f"{line}; {places[rank]}" for rank, line in first_difference(said).items()}
         return {}
 
-    def _first_difference(self, lines: Sequence[str]) -> dict[int, str]:
-        place, found = _place(), {}
-        self.unfinished.add(threading.get_ident())
-        for start in itertools.count(step=OFTEN):
-            page = [str(Kind(line, place, 0)) for line in lines[start : start + OFTEN]]
-            said = [text.split("\n") if text else [] for text in self._from_all("\n".join(page))]
-            columns = itertools.zip_longest(*said, fillvalue="nothing more")
-            found = next((dict(zip(self.ranks, c)) for c in columns if not agree([[line] for line in c])), {})
-            if found or not any(said):
-                break
-        self.unfinished.discard(threading.get_ident())
-        return found
+    def texts(self, text: str) -> list[str]:
+        """The texts of all ranks, in their order, after a comparison of the calls so far. All ranks must call it."""
+        if self.since:
+            self._compare()
+        with self.whole():
+            return self._texts(text)
 
-    def _compare(self) -> None:
-        thread, calls = threading.get_ident(), {}
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Let this thread make no further calls if Ctrl-C interrupts what is in the `with` statement."""
+        thread = threading.get_ident()
         if thread in self.unfinished:
             raise RuntimeError(UNFINISHED)
         self.unfinished.add(thread)
-        low, high = self._extremes(_digest(kind.text for kind in self.since))
-        if low != high:
-            *before, last = self.since  # at most OFTEN
-            said = self._from_all("\n".join([*map(str, before), str(last._replace(place=_place()))]))
-            calls = {r: text.split("\n") for r, text in zip(self.ranks, said)}
-            self.kinds = {}
-        self.since, self._due = [], 0
+        yield
         self.unfinished.discard(thread)
-        if calls:
-            raise DisagreementError(disagreement(calls), calls)
 
-    def _extremes(self, mine: int) -> tuple[int, int]:
+    def _compare(self) -> None:
+        calls = {}
+        with self.whole():
+            low, high = self._extremes(_digest(kind.text for kind in self.since))
+            if low != high:
+                *before, last = self.since  # at most OFTEN
+                said = self._texts("\n".join([*map(str, before), str(last._replace(place=_place()))]))
+                calls = {rank: text.split("\n") for rank, text in zip(self.ranks, said)}
+                self.kinds = {}
+            self.since, self._due = [], 0
+        if calls:
+            raise DisagreementError(mismatch_message(calls), calls)
+
+    def _extremes(self, mine: int, here: bool = False) -> tuple[int, int]:
         """The least and greatest value of all ranks; each step doubles those covered."""
-        here, size = self.comm.Get_rank(), self.comm.Get_size()
         known, coming = numpy.array([mine, mine]), numpy.empty(2, int)
-        for step in range((size - 1).bit_length()):
-            self._send_receive(known, (here + 2**step) % size, coming, (here - 2**step) % size, False)
+        for have in self._doublings():
+            self._send_receive(known, coming, have, here)
             known = numpy.array([min(known[0], coming[0]), max(known[1], coming[1])])
         return int(known[0]), int(known[1])
 
-    def _from_all(self, text: str) -> list[str]:
-        here, size = self.comm.Get_rank(), self.comm.Get_size()
-        said = numpy.zeros((size, LINE * OFTEN), numpy.uint8)
-        mine = text.encode()
-        said[here, : len(mine)] = numpy.frombuffer(mine, numpy.uint8)
-        for step in range(1, size):
-            self._send_receive(said[here], (here + step) % size, said[here - step], (here - step) % size, True)
-        return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in said]
+    def _texts(self, text: str) -> list[str]:
+        """The texts of all ranks, which have all come to this; each step doubles the known ones."""
+        rank, size = self.comm.Get_rank(), self.comm.Get_size()
+        mine = text.encode(errors="backslashreplace")  # it may have half a surrogate pair
+        longest = self._extremes(len(mine), here=True)[1]
+        said = numpy.zeros((size, longest), numpy.uint8)  # row k: the text of the rank k before this one
+        said[0, : len(mine)] = numpy.frombuffer(mine, numpy.uint8)
+        for have in self._doublings():
+            self._send_receive(said[: size - have][:have], said[have : 2 * have], have, here=True)
+        return [bytes(said[(rank - r) % size]).rstrip(b"\0").decode() for r in range(size)]
 
-    def _send_receive(self, given: numpy.ndarray, to: int, coming: numpy.ndarray, source: int, here: bool) -> None:
-        tag = TAG + here  # a text is never taken for a number
-        self.wait([self.comm.Irecv(coming, source, tag), self.comm.Isend(given, to, tag)], here)
+    def _doublings(self) -> list[int]:
+        return [1 << k for k in range((self.comm.Get_size() - 1).bit_length())]
+
+    def _send_receive(self, given: numpy.ndarray, coming: numpy.ndarray, by: int, here: bool) -> None:
+        """Send to the rank `by` further around the ring, and receive from the one as far before."""
+        rank, size = self.comm.Get_rank(), self.comm.Get_size()
+        requests = [self.comm.Irecv(coming, (rank - by) % size, TAG), self.comm.Isend(given, (rank + by) % size, TAG)]
+        self.wait(requests, here)
 
 
-def agree(made: Iterable[Sequence[str]]) -> bool:
+def calls_agree(made: Iterable[Sequence[str]]) -> bool:
     """Whether these ranks made the same calls, whatever the lines that made them.
 
-    >>> agree([["psum over 'i' of f64[]; line 1"], ["psum over 'i' of f64[]; line 2"]])
+    >>> calls_agree([["psum over 'i' of f64[]; line 1"], ["psum over 'i' of f64[]; line 2"]])
     True
     """
     return len({tuple(map(_without_place, calls)) for calls in made}) == 1
@@ -203,31 +208,41 @@ def _without_place(call: str) -> str:
     return call.partition("; ")[0]
 
 
-def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
+def first_difference(
+    said: Mapping[int, Sequence[str]], otherwise: str = "nothing more", key: Callable[[str], str] = str
+) -> dict[int, str]:
+    """The first line, by rank, whose `key` is not the same on all ranks; {} if there is none.
+
+    >>> first_difference({0: ["a", "b"], 1: ["a"]})
+    {0: 'b', 1: 'nothing more'}
+    """
+    columns = itertools.zip_longest(*said.values(), fillvalue=otherwise)
+    return next((dict(zip(said, column)) for column in columns if len({*map(key, column)}) > 1), {})
+
+
+def mismatch_message(calls: Mapping[int, Sequence[str]]) -> str:
     """The message for mismatched calls: the first that differ, and their ranks."""
-    ranks = sorted(calls)
-    columns = itertools.zip_longest(*[calls[r] for r in ranks], fillvalue="no further one")
-    made = next(column for column in columns if len({*map(_without_place, column)}) > 1)
-    alike = len({re.sub(" of [^(]*", "", _without_place(call)).strip() for call in made}) == 1
+    made = first_difference(calls, "no further one", _without_place)
+    alike = len({re.sub(" of [^(]*", "", _without_place(call)).strip() for call in made.values()}) == 1
     advice = _OTHER_TYPES if alike else _OTHER_CALLS
-    return report("ranks do not call the same collective, of values of the same types", dict(zip(ranks, made)), advice)
+    return report("ranks do not call the same collective, of values of the same types", made, advice)
 
 
 def report(what: str, said: Mapping[int, str], advice: str) -> str:
     """Format an error: what is wrong, what each rank reports, and advice."""
-    return "\n".join([f"{what}:", *[f"  {shown(line)}" for line in who_says(said)], advice])
+    return "\n".join([f"{what}:", *[f"  {displayed_call(line)}" for line in group_reports(said)], advice])
 
 
-def who_says(said: Mapping[int, str]) -> list[str]:
+def group_reports(said: Mapping[int, str]) -> list[str]:
     """Each distinct text, preceded by the ranks that report it.
 
-    >>> who_says({0: "a", 1: "b", 2: "a"})
+    >>> group_reports({0: "a", 1: "b", 2: "a"})
     ['ranks 0, 2: a', 'rank 1: b']
     """
     who = defaultdict(list)
     for rank, text in sorted(said.items()):
         who[text].append(rank)
-    return [f"{ranks_named(ranks)}: {text}" for text, ranks in who.items()]
+    return [f"{describe_ranks(ranks)}: {text}" for text, ranks in who.items()]
 
 
 _OTHER_TYPES = (
@@ -240,10 +255,10 @@ _OTHER_CALLS = (
 )
 
 
-def ranks_named(ranks: Sequence[int]) -> str:
+def describe_ranks(ranks: Sequence[int]) -> str:
     """Ranks as text.
 
-    >>> ranks_named([0, 2])
+    >>> describe_ranks([0, 2])
     'ranks 0, 2'
     """
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
@@ -251,27 +266,25 @@ def ranks_named(ranks: Sequence[int]) -> str:
 
 def _text(name: str, params: Mapping[str, Any], values: Iterable[numpy.ndarray]) -> str:
     types = ", ".join(str(ShapedArray(x.shape, x.dtype)) for x in values)
-    rest = ", ".join(
-        [f"{k}={v}" for k, v in params.items() if k not in ("axes", "size", "types", "digest")]
-        + [*params.get("types", ())]
-    )
+    others = [f"{k}={v}" for k, v in params.items() if k not in ("axes", "size", "types", "digest")]
+    rest = ", ".join([*others, *params.get("types", ())])
     text = f"{name} over {', '.join(map(repr, params['axes']))}"
     text += f" of {types}" * bool(types) + f" ({rest})" * bool(rest)
     text = text if len(text) <= 150 else f"{text[:140]}… {_digest([text]) % 10**6:06}"
     return f"{text} #{params['digest']:014x}" if "digest" in params else text
 
 
-def shown(call: str) -> str:
+def displayed_call(call: str) -> str:
     """A call as users see it: without the digest of what it does not show.
 
-    >>> shown("shard_map of f over 'i' (sizes=(2,), args[0]: f64[4]) #00ed160278f4c7; line 1")
+    >>> displayed_call("shard_map of f over 'i' (sizes=(2,), args[0]: f64[4]) #00ed160278f4c7; line 1")
     "shard_map of f over 'i' (sizes=(2,), args[0]: f64[4]); line 1"
     """
     return re.sub(" #[0-9a-f]{14}", "", call)
 
 
 def _place() -> str:
-    return str(here() or "")
+    return str(current_location() or "")
 
 
 def _digest(texts: Iterable[str]) -> int:

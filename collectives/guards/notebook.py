@@ -75,10 +75,7 @@ class Session:
         self.abandoned.append(sent)
 
     def meet(self, ranks: Sequence[int], what: tuple) -> None:
-        """Wait until all these ranks reach `what`; then making a communicator is safe.
-
-        This uses separate messages, so that a wait that fails leaves no unfinished collective behind.
-        """
+        """Wait until all these ranks reach `what`, by messages alone: a wait that fails leaves no collective behind."""
         here = self.world.Get_rank()
         missing = set(ranks) - {here}
         self.abandoned.append([self.world.isend((here, what), rank, COMING) for rank in missing])
@@ -106,10 +103,7 @@ class Session:
 
 
 class Communicator:
-    """An mpi4py communicator whose calls raise OtherRankError if another rank fails.
-
-    `make` makes the communicator, as a collective call of all `ranks` (of COMM_WORLD); `name` is the same on all.
-    """
+    """An mpi4py communicator that all `ranks` `make`; its calls raise OtherRankError if another rank fails."""
 
     def __init__(self, session: Session, ranks: Sequence[int], name: tuple, make: Callable[[], Any]):
         self.session = session

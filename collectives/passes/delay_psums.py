@@ -32,11 +32,11 @@ from collectives.rooted import at_root_p, reduce_p
 from minidiff.core.scope import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, operand_type, typeof
-from minidiff.diagnostics.location import Location, merged
-from minidiff.higher_order.partial_eval import prune_tape
+from minidiff.diagnostics.location import Location, merge_locations
+from minidiff.higher_order.dead_code import prune_tape
 from minidiff.ops.base import Linear, Multilinear
 from minidiff.ops.elementwise import Divide, Sum
-from minidiff.values.dtypes import accumulator, is_differentiable, is_scalar_constant
+from minidiff.values.dtypes import accumulator_dtype, is_differentiable, is_scalar_constant
 
 #: Operations that take a local part of an invariant value, and the collective that each forms with a psum before it.
 _FUSED_WITH_PSUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}
@@ -88,14 +88,14 @@ class _Delaying:
 
     def _rewritten(self, eqn: Equation) -> Equation:
         """Return the equation, or the collective that replaces it if psums meet in it."""
-        p, sums = eqn.primitive, [self._delayed(a) for a in eqn.inputs]
+        p, sums = eqn.primitive, [self._find_delayed(a) for a in eqn.inputs]
         before = sums[0] if sums and sums[0] and sums[0].is_no_longer() else None
         if p in _FUSED_WITH_PSUM and before and before.axes == {*eqn.params["axes"]}:
             return Equation(_FUSED_WITH_PSUM[p], [before.operand], eqn.params, eqn.outputs, before.source)
         if p is psum_p and not typeof(eqn.inputs[0]).unreduced:  # those are taken where the user says
             if before:
                 both = before._replace(axes=before.axes.union(eqn.params["axes"]))
-                eqn = self._psum(both, eqn.outputs[0], merged([before.source, eqn.source]))
+                eqn = self._psum(both, eqn.outputs[0], merge_locations([before.source, eqn.source]))
             self.delayed[eqn.outputs[0]] = Delayed.of(eqn)
         elif after := self._after(eqn, sums):
             if after.psums > 1 and after.is_no_longer():
@@ -104,7 +104,7 @@ class _Delaying:
             self.delayed[eqn.outputs[0]] = after
         return eqn
 
-    def _delayed(self, a: Atom) -> Delayed | None:
+    def _find_delayed(self, a: Atom) -> Delayed | None:
         """An operand as a delayed psum, if it is one that nothing else uses."""
         return self.delayed.get(a) if isinstance(a, Var) and self.uses[a] == 1 else None
 
@@ -124,12 +124,12 @@ class _Delaying:
         (type,) = eqn.primitive.typecheck([operand_type(a) for a in inputs], eqn.params)
         if any(typeof(d.operand).dtype != type.dtype for d in delayed):
             return None  # a sum in a smaller dtype might overflow
-        if accumulator(type.dtype) != type.dtype and not eqn.primitive.is_view:
+        if accumulator_dtype(type.dtype) != type.dtype and not eqn.primitive.is_view:
             return None  # each rank would round its own 16-bit term, where the psum rounds the sum
         out = Var(type)
         self.equations.append(Equation(eqn.primitive, inputs, eqn.params, [out], eqn.source))
         psums, nbytes = sum(d.psums for d in delayed), sum(d.nbytes for d in delayed)
-        return Delayed(out, axes, psums, nbytes, merged([d.source for d in delayed]))
+        return Delayed(out, axes, psums, nbytes, merge_locations([d.source for d in delayed]))
 
     def _broadcast(self, a: Atom, axes: frozenset[str]) -> Atom:
         """Insert a pbroadcast of an invariant operand, once per value."""

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectives.ops import as_factor, pbroadcast_p, psum_p, untyped_psum_p
-from collectives.primitives import grouped, variadic
-from minidiff.compiler.fusion import in_groups
+from collectives.primitives import grouped_collective, variadic
+from minidiff.compiler.fusion import group_equations
 from minidiff.compiler.simplify import Program
 from minidiff.core.scope import Scope
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import typeof
-from minidiff.diagnostics.location import joined, parted
+from minidiff.diagnostics.location import fuse_locations, split_location
 from minidiff.ops.elementwise import multiply
 
-PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
+PSUMS = (psum_p, untyped_psum_p, grouped_collective(untyped_psum_p))
 VARIADIC = tuple(map(variadic, PSUMS))
 
 #: `bucket_bytes`: the most bytes summed in one call, unless a single array has more: enough to keep the network busy,
@@ -46,14 +46,11 @@ def _variadic_psum(parts: Sequence[Equation]) -> Equation:
     if not others:
         return first
     inputs, outputs = [e.inputs[0] for e in parts], [e.outputs[0] for e in parts]
-    return Equation(variadic(first.primitive), inputs, first.params, outputs, joined([e.source for e in parts]))
+    return Equation(variadic(first.primitive), inputs, first.params, outputs, fuse_locations([e.source for e in parts]))
 
 
 def split_variadic_psums(tape: Tape, *_: Any) -> Tape:
-    """Split variadic psums into psums of one value, which the rewrites match.
-
-    `fuse_psums` regroups them.
-    """
+    """Split variadic psums into psums of one value, which rewrites match; `fuse_psums` regroups them."""
     if not any(eqn.primitive in VARIADIC for eqn in tape.equations):
         return tape
     return with_equations(tape, [part for eqn in tape.equations for part in _split_variadic(eqn)])
@@ -62,7 +59,7 @@ def split_variadic_psums(tape: Tape, *_: Any) -> Tape:
 def _split_variadic(eqn: Equation) -> list[Equation]:
     if eqn.primitive not in VARIADIC:
         return [eqn]
-    parts = zip(eqn.inputs, eqn.outputs, parted(eqn.source, len(eqn.inputs)))
+    parts = zip(eqn.inputs, eqn.outputs, split_location(eqn.source, len(eqn.inputs)))
     return [Equation(eqn.primitive.each, [a], eqn.params, [v], source) for a, v, source in parts]
 
 
@@ -74,20 +71,18 @@ def fuse_psums(tape: Tape, _: Scope | None, settings: Mapping[str, Any]) -> Tape
     """
     if sum(eqn.primitive in PSUMS for eqn in tape.equations) < 2:
         return tape
-    buckets = list(in_groups(tape, _summed_alike, _size, settings["bucket_bytes"]))
+    buckets = list(
+        group_equations(tape, _fusion_key, lambda eqn: typeof(eqn.inputs[0]).nbytes, settings["bucket_bytes"])
+    )
     if len(buckets) == len(tape.equations):
         return tape
     return with_equations(tape, [_variadic_psum(bucket) for bucket in buckets])
 
 
-def _summed_alike(eqn: Equation) -> Any:
+def _fusion_key(eqn: Equation) -> Any:
     """The key that psums must share to be fused; None for others and free ones."""
     if eqn.primitive not in PSUMS or not eqn.primitive.sends(eqn.params):
         return None
     axes, groups = eqn.params["axes"], eqn.params.get("groups")
     over = frozenset(axes) if groups is None else axes  # groups count ranks in the order of the axes
     return eqn.primitive, over, groups, typeof(eqn.inputs[0]).dtype
-
-
-def _size(eqn: Equation) -> int:
-    return typeof(eqn.inputs[0]).nbytes

@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.ops import pbroadcast_p, psum_p, reduced_p
+from collectives.ops import psum_p
 from collectives.passes.fuse_psums import SETTINGS
-from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
+from collectives.passes.hoist_pbroadcasts import HOISTED, hoist_pbroadcasts
 from collectives.primitives import variadic
-from minidiff.compiler.fusion import filled
+from minidiff.compiler.fusion import split_by_limit
 from minidiff.core.interpreter import current_scope
 from minidiff.core.reverse import walk_back
 from minidiff.core.tape import Equation, Once, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.location import joined, transposes
+from minidiff.diagnostics.location import fuse_locations, transposes
 
 
 @transposes
@@ -32,7 +32,7 @@ def summed_backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value 
     cut = [
         eqn
         for eqn in tape.equations
-        if eqn.primitive in (pbroadcast_p, reduced_p)
+        if eqn.primitive in HOISTED
         and isinstance(eqn.inputs[0], Var)  # the operand may also be a constant, such as zeros
         and eqn.inputs[0] in inputs
         and not eqn.inputs[0].type.reduced  # whose cotangent is not summed
@@ -48,7 +48,9 @@ def summed_backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value 
     while buckets:
         pbroadcasts, terms = zip(*buckets.pop(0))
         # sum for the source lines of all pbroadcasts in the bucket
-        equation = Equation(psum_p, (), pbroadcasts[0].params, (), joined([cast.source for cast in pbroadcasts]))
+        equation = Equation(
+            psum_p, (), pbroadcasts[0].params, (), fuse_locations([cast.source for cast in pbroadcasts])
+        )
         for pbroadcast, total in zip(pbroadcasts, variadic(psum_p).bind(*terms, **equation.params)):
             own = totals[pbroadcast.inputs[0]]
             totals[pbroadcast.inputs[0]] = total if own is None else own + total
@@ -56,10 +58,7 @@ def summed_backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value 
 
 
 def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[Equation, Value]]]:
-    """Pbroadcasts and their cotangents, by axes and dtype, of at most `bucket_bytes`.
-
-    The last pbroadcasts come first, as in the backward pass.
-    """
+    """Pbroadcasts and their cotangents, the last first, by axes and dtype, of at most `bucket_bytes`."""
     alike: dict[Any, list] = defaultdict(list)
     for pbroadcast, ct in reversed(terms):
         if ct is not None:
@@ -67,13 +66,9 @@ def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[
     buckets = []
     for rest in alike.values():
         while rest:
-            bucket, rest = filled(rest, _size, SETTINGS["bucket_bytes"])
+            bucket, rest = split_by_limit(rest, lambda term: typeof(term[0].inputs[0]).nbytes, SETTINGS["bucket_bytes"])
             buckets.append(bucket)
     return buckets
-
-
-def _size(term: tuple[Equation, Value]) -> int:
-    return typeof(term[0].inputs[0]).nbytes
 
 
 def let_go(tape: Tape, equations: list[Equation]) -> list[Equation]:

@@ -22,7 +22,8 @@ from collectives.ops import pbroadcast_p, reduced_p
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.checkpoint import Checkpoint
-from minidiff.higher_order.partial_eval import cut, names_used, needed_equations
+from minidiff.higher_order.dead_code import needed_equations, used_names
+from minidiff.higher_order.masks import split_list
 from minidiff.higher_order.scan import scan_p
 
 #: The casts that transpose to a `psum`.
@@ -30,10 +31,7 @@ HOISTED = (pbroadcast_p, reduced_p)
 
 
 def hoist_pbroadcasts(tape: Tape) -> Tape:
-    """Move pbroadcasts before loops and checkpoints.
-
-    Returns the tape itself if no body has one.
-    """
+    """Move pbroadcasts before loops and checkpoints; return the tape itself if no body has one."""
     if not any(map(_has_pbroadcast, tape.equations)):
         return tape
     equations: list[Equation] = []
@@ -53,7 +51,7 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
             casts.update(((v, *key), new) for v, new in zip(made.outputs, results))
         return casts[(x, *key)]
 
-    for eqn in itertools.chain(*map(_hoisted, tape.equations)):
+    for eqn in itertools.chain(*map(_hoist, tape.equations)):
         inputs = [_look_up(names, a) for a in eqn.inputs]
         if eqn.primitive in HOISTED and isinstance(inputs[0], Var):
             names[eqn.outputs[0]] = cast(inputs[0], eqn)
@@ -75,17 +73,17 @@ def _body(eqn: Equation) -> Tape | None:
     return body if isinstance(body, Tape) else None
 
 
-def _hoisted(eqn: Equation) -> list[Equation]:
+def _hoist(eqn: Equation) -> list[Equation]:
     """An equation, preceded by the pbroadcasts that are hoisted out of its body."""
     body = _body(eqn)
     if body is None:
         return [eqn]
     body, loop = hoist_pbroadcasts(body), eqn.primitive is scan_p
     counts = (eqn.params["consts"], eqn.params["carry"]) if loop else (len(eqn.inputs), 0)
-    consts, carry, xs = cut(list(zip(body.inputs, eqn.inputs)), *counts)
+    consts, carry, xs = split_list(list(zip(body.inputs, eqn.inputs)), *counts)
     outside: dict[Var, Atom] = dict([*consts, *xs])  # a name of the body -> its value outside
     elements = {v for v, _ in xs}
-    moved = _computed_before(body, consts) if loop else set()
+    moved = _names_before_loop(body, consts) if loop else set()
     before, rest = [], []
     for e in body.equations:
         is_cast = e.primitive in HOISTED and isinstance(_look_up(outside, e.inputs[0], None), Var)
@@ -100,7 +98,7 @@ def _hoisted(eqn: Equation) -> list[Equation]:
         results = list(map(Var, types))
         before.append(Equation(e.primitive, inputs, e.params, results, e.source))
         outside.update(zip(e.outputs, results))
-    used = names_used(Tape([], rest, body.outputs))
+    used = used_names(Tape([], rest, body.outputs))
     consts, xs = ([(v, a) for v, a in outside.items() if v in used and (v in elements) is yes] for yes in (False, True))
     operands = [*consts, *carry, *xs]
     params = {**eqn.params, "body": Tape([v for v, _ in operands], rest, body.outputs)}
@@ -109,7 +107,7 @@ def _hoisted(eqn: Equation) -> list[Equation]:
     return [*before, Equation(eqn.primitive, [a for _, a in operands], params, eqn.outputs, eqn.source)]
 
 
-def _computed_before(body: Tape, consts: Collection[tuple[Var, Atom]]) -> set[Var]:
+def _names_before_loop(body: Tape, consts: Collection[tuple[Var, Atom]]) -> set[Var]:
     """The names computed from a loop's constants alone that a pbroadcast needs."""
     constant = {v for v, _ in consts}
     traced = {v for v, a in consts if isinstance(a, Var)}  # others are known values, whose cotangents are not summed

@@ -17,8 +17,9 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import Axes, Backend
-from collectives.ops import ppermute_p, psum_p, untyped_psum_p
-from collectives.primitives import Collective, grouped
+from collectives.ops import ppermute_p
+from collectives.passes.fuse_psums import PSUMS
+from collectives.primitives import Collective
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
@@ -65,10 +66,10 @@ def _run_several(
 
 
 class Start(Lowered):
-    """Start a collective; `Wait` takes its result, which stands for data in flight.
+    """Start a collective. `Wait` takes its result, which represents data in flight.
 
-    It shares memory with its operands, so that nothing writes into them before the collective completes. On simulated
-    ranks it completes at once: `over`.
+    The result shares memory with the operands, so that nothing writes into these before the collective completes. On
+    simulated ranks it is complete at once: `over`.
     """
 
     def __init__(self, collective: Collective, over: bool):
@@ -85,26 +86,19 @@ def _run_start(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: 
 
 
 class Wait(Primitive):
-    """Wait for a started collective.
-
-    Parameters: the backend `ranks`, and the `types` of the results.
-    """
+    """Wait for a started collective. Parameters: the backend `ranks`, and the `types` of the results."""
 
     shares_memory = True  # the results are views of one buffer
     multiple_results = True
 
     def __init__(self, collective: Collective):
-        super().__init__(f"{collective.name}_wait", _run_wait)
+        super().__init__(f"{collective.name}_wait", lambda started, ranks, types: [x for x, _ in ranks.wait(started)])
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return list(params["types"])
 
     def show_params(self, params: dict) -> str:
         return ""
-
-
-def _run_wait(started: Any, ranks: Backend, types: Sequence[ShapedArray]) -> list:
-    return [out for out, _ in ranks.wait(started)]
 
 
 class Index(Primitive):
@@ -132,23 +126,22 @@ def run_lowered(
     return [(out, ranks.held_after(collective.name, held, params)) for out, held in zip(outs, helds)]
 
 
-def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
+def bind_index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
     """Bind `Index`: each rank's index along `axes`, and the axes it varies along."""
-    held = ranks.ordered(axes)
+    held = ranks.sort_axes(axes)
     return index_p.bind(axes=axes, ranks=ranks, held=held), held
 
 
 # ---------------------------------------------------------------- overlap of communication and computation
 
 #: The collectives that a backend can start and wait for separately.
-OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
+OVERLAPPED = (*PSUMS, ppermute_p)
 
 
 def overlap_communication(tape: Tape, *_: Any) -> Tape:
     """Start all-reduces and permutations early; wait where a result is first used.
 
-    A collective starts as soon as its operands are ready. If nothing can be computed before its result is used, it is
-    left as it is.
+    A collective starts as soon as its operands are ready. It is not split if nothing can be computed meanwhile.
     """
     found = [eqn for eqn in tape.equations if _can_overlap(eqn)]
     return with_equations(tape, _Overlapped(tape, found).equations) if found else tape

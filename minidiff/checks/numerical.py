@@ -25,7 +25,7 @@ from minidiff.inputs.arguments import as_value
 from minidiff.transforms.derivatives import jvp
 from minidiff.values.dtypes import finfo, is_differentiable
 
-__all__ = ["Errors", "backward_difference", "central_difference", "default_step", "errors", "forward_difference"]
+__all__ = ["Errors", "backward_difference", "central_difference", "errors", "forward_difference"]
 
 #: By scheme: pairs (offset from x in steps, weight), and the order of the truncation error.
 SCHEMES = {
@@ -62,10 +62,10 @@ def central_difference(f: Callable, x: Any, step: float | None = None, direction
 
     `x` is a number, an array or a tree of them; integers and booleans in it are held constant. With a `direction`, a
     tree like `x`, the result is the directional derivative: a tree like `f`'s result. Without one, `f` must return one
-    array, and the result holds all partial derivatives: a tree like `x`, where each array has the shape of `f`'s result
-    followed by its own; so it is a gradient if `f` returns a number. That takes two calls of `f` for each number in
-    `x`. (With respect to a complex number x + iy it is df/dx - i df/dy if `f` is real, as in `grad`; otherwise `f` must
-    be holomorphic.) The default step balances the two errors for a function whose derivatives are near 1.
+    array, and the result has all partial derivatives: a tree like `x`, where each array has the shape of `f`'s result
+    followed by its own. (If `f` returns a number, that is the gradient.) This calls `f` twice for each number in `x`.
+    With respect to a complex number x + iy, it is df/dx - i df/dy if `f` is real, as in `grad`; otherwise `f` must be
+    holomorphic. The default step balances the two errors for a function whose derivatives are near 1.
 
     >>> central_difference(lambda x: (x ** 2).sum(), numpy.array([1.0, 2.0]), 0.5)
     array([2., 4.])
@@ -73,22 +73,18 @@ def central_difference(f: Callable, x: Any, step: float | None = None, direction
     return _difference("central", f, x, step, direction)
 
 
-def default_step(scheme: str, x: Any) -> float:
-    """The step that balances both errors if `f` and its derivatives are near 1."""
-    precision = max((_precision(leaf) for leaf in tree.leaves(x)), default=0.0) or numpy.finfo(float).eps
-    return float(precision ** (1 / (SCHEMES[scheme][1] + 1)))
-
-
 def _precision(x: Any) -> float:
-    dtype = typeof(x).dtype
-    return float(finfo(dtype).eps) if is_differentiable(dtype) else 0.0
+    """The largest machine precision of a leaf, or 0 if none is differentiable."""
+    dtypes = [typeof(leaf).dtype for leaf in tree.leaves(x)]
+    return max((float(finfo(dtype).eps) for dtype in dtypes if is_differentiable(dtype)), default=0.0)
 
 
 def _difference(scheme: str, f: Callable, x: Any, step: float | None, direction: Any) -> Any:
-    step = default_step(scheme, x) if step is None else step
-    f, x = on_whole_arrays(f, x)
+    if step is None:  # the one that balances both errors if `f` and its derivatives are near 1
+        step = float((_precision(x) or numpy.finfo(float).eps) ** (1 / (SCHEMES[scheme][1] + 1)))
+    f, x = use_whole_arrays(f, x)
     if direction is not None:
-        return _directional(scheme, f, x, tree.map(gathered, direction), step)
+        return _directional(scheme, f, x, tree.map(gather_if_sharded, direction), step)
     leaves, structure = tree.flatten(x)
     return tree.unflatten(structure, [_partials(scheme, f, leaves, structure, i, step) for i in range(len(leaves))])
 
@@ -97,15 +93,13 @@ def _directional(scheme: str, f: Callable, x: Any, direction: Any, step: float) 
     (at_one, one), (at_other, other) = SCHEMES[scheme][0]
 
     def at(steps: int) -> Any:
-        return f(tree.map(lambda p, d: _moved(p, steps * step, d), x, direction))
+        def moved(p: Any, d: Any) -> Any:
+            dtype = typeof(p).dtype
+            return numpy.asarray(p + steps * step * d, dtype)[()] if steps and is_differentiable(dtype) else p
 
-    a, b = at(at_one), at(at_other)
-    return tree.map(lambda a, b: (one * numpy.asarray(a) + other * numpy.asarray(b)) / step, a, b)
+        return f(tree.map(moved, x, direction))
 
-
-def _moved(x: Any, step: float, direction: Any) -> Any:
-    t = typeof(x)
-    return numpy.asarray(x + step * direction, t.dtype)[()] if step and is_differentiable(t.dtype) else x
+    return tree.map(lambda a, b: (one * numpy.asarray(a) + other * numpy.asarray(b)) / step, at(at_one), at(at_other))
 
 
 def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure, i: int, step: float) -> Any:
@@ -135,36 +129,35 @@ def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure,
     return partials.reshape(partials.shape[:-1] + x.shape)[()]
 
 
-def on_whole_arrays(f: Callable, x: Any) -> tuple[Callable, Any]:
-    """Make `f` take and return whole arrays instead of sharded ones, and gather `x`.
+def use_whole_arrays(f: Callable, x: Any) -> tuple[Callable, Any]:
+    """Make `f` take and return whole arrays instead of sharded ones, and gather `x`: then all ranks compare numbers.
 
-    So every rank can compare numbers. The function shards its argument like `x`, and gathers `f`'s result. Both steps
-    are differentiable.
+    The function shards its argument like `x`, and gathers `f`'s result. Both steps are differentiable.
     """
     shardings = [typeof(leaf).sharding for leaf in tree.leaves(x)]
 
     def of_whole(whole: Any) -> Any:
         leaves, structure = tree.flatten(whole)
-        split = [leaf if to is None else to.resharded(leaf) for to, leaf in zip(shardings, leaves)]
-        return tree.map(gathered, f(tree.unflatten(structure, split)))
+        split = [leaf if to is None else to.reshard(leaf) for to, leaf in zip(shardings, leaves)]
+        return tree.map(gather_if_sharded, f(tree.unflatten(structure, split)))
 
-    return of_whole, tree.map(gathered, x)
+    return of_whole, tree.map(gather_if_sharded, x)
 
 
-def gathered(x: Any) -> Any:
+def gather_if_sharded(x: Any) -> Any:
     """Gather a sharded array on every rank; return any other unchanged."""
     sharding = typeof(x).sharding
-    return x if sharding is None else sharding.gathered(x)
+    return x if sharding is None else sharding.gather(x)
 
 
 # ---------------------------------------------------------------- their errors
 
 
 class Errors(NamedTuple):
-    """Errors of each scheme at each of `steps`, and the optimal and best steps.
+    """Errors of each scheme at each of `steps`, and the optimal and best steps, dicts by scheme.
 
-    `optimal` estimates the step with the least error, from the function's exact value and higher derivatives; `best` is
-    the one of `steps` with the least measured error. Both are dicts by scheme.
+    `optimal` estimates the step with the least error from the function's exact value and higher derivatives. `best` is
+    the one of `steps` with the least measured error.
     """
 
     steps: numpy.ndarray
@@ -178,28 +171,37 @@ class Errors(NamedTuple):
 def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction: Any = None) -> Errors:
     """Measure the error of differences of `f` at `x`, for each scheme and step.
 
-    The derivative is taken along `direction` (by default ones, for each number in `x`); the error is the largest in any
-    number of the result; `steps` are by default 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
+    The derivative is along `direction`, a tree like `x` (by default of ones). The error is the largest one of all
+    numbers in the result. The default `steps` are 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
     `plt.loglog(e.steps, e.forward)`.
 
     >>> e = errors(numpy.exp, 1.0)
     >>> bool(1e-9 < e.best["forward"] < 1e-7 < 1e-6 < e.optimal["central"] < 1e-4)
     True
     """
-    f, x = on_whole_arrays(f, x)
-    f, leaves, chosen = of_active(f, x)
+    f, x = use_whole_arrays(f, x)
+    f, leaves, chosen = restrict_to_differentiable(f, x)
     if not leaves:
         raise TypeError(
             f"errors: no argument carries a derivative ({', '.join(map(str, map(typeof, tree.leaves(x))))})"
         )
-    tangents = [numpy.ones_like(p)[()] for p in leaves] if direction is None else chosen(tree.map(gathered, direction))
+    tangents = (
+        [numpy.ones_like(p)[()] for p in leaves]
+        if direction is None
+        else chosen(tree.map(gather_if_sharded, direction))
+    )
     sizes = numpy.logspace(0, -16, 65) if steps is None else numpy.asarray(steps, float)
-    value, *exact = _derivatives(f, leaves, tangents, 3)
-    found = {
-        scheme: numpy.array([_distance(_directional(scheme, f, leaves, tangents, h), exact[0]) for h in sizes])
-        for scheme in SCHEMES
-    }
-    lost = max(map(_precision, leaves)) * (_size(value) + _size(leaves) * _size(exact[0]))
+    functions = [f]  # and its derivatives along `tangents`, by the rules
+    for _ in range(3):
+        functions.append(functools.partial(_derivative, functions[-1], tangents))
+    value, *exact = [g(leaves) for g in functions]
+
+    def error(scheme: str, step: float) -> float:
+        difference = _directional(scheme, f, leaves, tangents, step)
+        return _size(tree.map(lambda a, b: numpy.asarray(a) - numpy.asarray(b), difference, exact[0]))
+
+    found = {scheme: numpy.array([error(scheme, step) for step in sizes]) for scheme in SCHEMES}
+    lost = _precision(leaves) * (_size(value) + _size(leaves) * _size(exact[0]))
     optimal = {scheme: _optimal(order, lost, _size(exact[order])) for scheme, (_, order) in SCHEMES.items()}
     best = {scheme: float(sizes[numpy.nanargmin(e)]) for scheme, e in found.items()}
     return Errors(sizes, **found, optimal=optimal, best=best)
@@ -207,14 +209,6 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
 
 def _derivative(f: Callable, tangents: list, x: list) -> Any:
     return jvp(f, (x,), (tangents,))[1]
-
-
-def _derivatives(f: Callable, leaves: list, tangents: list, order: int) -> list:
-    """The value of `f` and its derivatives along `tangents`, by the rules."""
-    functions = [f]
-    for _ in range(order):
-        functions.append(functools.partial(_derivative, functions[-1], tangents))
-    return [g(leaves) for g in functions]
 
 
 def _optimal(order: int, lost: float, next_derivative: float) -> float:
@@ -228,11 +222,7 @@ def _size(x: Any) -> float:
     return max((float(numpy.abs(leaf).max(initial=0.0)) for leaf in tree.leaves(x)), default=0.0)
 
 
-def _distance(x: Any, y: Any) -> float:
-    return _size(tree.map(lambda a, b: numpy.asarray(a) - numpy.asarray(b), x, y))
-
-
-def of_active(f: Callable, x: Any) -> tuple[Callable, list, Callable]:
+def restrict_to_differentiable(f: Callable, x: Any) -> tuple[Callable, list, Callable]:
     """Restrict `f` to differentiable leaves; hold integers and booleans constant.
 
     Returns a function from the list of differentiable leaves of `x` to the list of those of `f`'s result; that list for

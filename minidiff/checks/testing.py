@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.checks.numerical import central_difference, gathered, of_active, on_whole_arrays
+from minidiff.checks.numerical import (
+    central_difference,
+    gather_if_sharded,
+    restrict_to_differentiable,
+    use_whole_arrays,
+)
 from minidiff.core.tape import evaluate_equation, read
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
@@ -48,9 +53,9 @@ def check_grads(
     Directions are random but the same in each run; `eps` is the step of the differences. Arguments and results may be
     sharded arrays; under MPI every rank calls it.
 
-    Raises AssertionError, naming the mode, the order and the result with both numbers; the argument that causes it; and
-    the first operation whose own derivative is wrong, if there is one. Raises TypeError if no argument or no result is
-    differentiable; TracerError for a traced argument, as in the body of a `shard_map`.
+    Raises AssertionError, which names the mode, the order, and the result with both numbers; the argument that causes
+    it; and the first operation whose own derivative is wrong, if there is one. Raises TypeError if no argument or no
+    result is differentiable; TracerError for a traced argument, as in the body of a `shard_map`.
 
     >>> import numpy as np
     >>> check_grads(lambda x: np.sin(x).sum(), (np.ones(3),))
@@ -69,10 +74,10 @@ def check_grads(
                 f"check_grads compares numbers, but {path} is a traced value ({x.type}): call it outside of jit, vmap "
                 "and the body of a shard_map; it checks a shard_map as a whole, on sharded arrays too"
             )
-    of_tuple, args = on_whole_arrays(lambda xs: f(*xs), tuple(args))
-    paths = _varied(args, "args")
-    outs = _varied(of_tuple(args), "")
-    restricted, values, _ = of_active(of_tuple, args)
+    of_tuple, args = use_whole_arrays(lambda xs: f(*xs), tuple(args))
+    paths = _differentiable_leaves(args, "args")
+    outs = _differentiable_leaves(of_tuple(args), "")
+    restricted, values, _ = restrict_to_differentiable(of_tuple, args)
     single = any(finfo(typeof(x).dtype).eps > 1e-10 for _, x in paths + outs)
     tolerance = Tolerance(
         (1e-2 if single else 1e-5) if eps is None else eps,
@@ -92,8 +97,8 @@ class _Subject(NamedTuple):
     results: Sequence[str]
 
 
-def _varied(of: Any, root: str) -> list[tuple[str, Any]]:
-    """The differentiable leaves with their paths; TypeError if no leaf is such."""
+def _differentiable_leaves(of: Any, root: str) -> list[tuple[str, Any]]:
+    """The differentiable leaves with their paths; TypeError if there are none."""
     paths = tree.flatten_with_paths(of, root)[0]
     found = [(path, x) for path, x in paths if is_differentiable(typeof(x).dtype)]
     if paths and not found:
@@ -111,7 +116,12 @@ def _check(subject: _Subject, order: int, modes: tuple, rng, tolerance: Toleranc
         for path, a, e in zip(subject.results if mode == "fwd" else [""], actual, expected):
             if not _agree(a, e, tolerance):
                 title = f"{name}: {what}{path} by the rules (actual), by differences"
-                raise AssertionError(_message(a, e, title, tolerance) + _explanation(subject, cts, mode, tolerance))
+                rng = numpy.random.default_rng(0)
+                reasons = (
+                    _first_wrong(subject, cts, mode, tolerance, rng),
+                    _wrong_operation(subject, mode, tolerance, rng),
+                )
+                raise AssertionError("\n ".join([_message(a, e, title, tolerance), *filter(None, reasons)]))
     if order > 1:
         for mode in modes:
             derivative = _derivative(subject, tangents, cts, mode)
@@ -124,7 +134,7 @@ def _both(subject: _Subject, tangents: list, cts: list, mode: str, tolerance: To
     differences = central_difference(lambda xs: f(*xs), values, tolerance.eps, tangents)
     if mode == "fwd":
         return jvp(f, values, tangents)[1], differences
-    return [_inner(_pulled_back(f, values, cts), tangents)], [_inner(cts, differences)]
+    return [_inner(_pull_back(f, values, cts), tangents)], [_inner(cts, differences)]
 
 
 def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Subject:
@@ -132,12 +142,12 @@ def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Sub
     f = subject.f
     if mode == "fwd":
         return subject._replace(f=lambda *xs: jvp(f, xs, tangents)[1])
-    return subject._replace(f=lambda *xs: _pulled_back(f, xs, cts), results=subject.arguments)
+    return subject._replace(f=lambda *xs: _pull_back(f, xs, cts), results=subject.arguments)
 
 
-def _pulled_back(f: Callable, xs: Sequence, cts: list) -> list:
-    """The arguments' cotangents, gathered: those of a shard_map may be sharded."""
-    return list(map(gathered, vjp(f, *xs)[1](cts)))
+def _pull_back(f: Callable, xs: Sequence, cts: list) -> list:
+    """The arguments' cotangents, gathered, since those of a shard_map may be sharded."""
+    return list(map(gather_if_sharded, vjp(f, *xs)[1](cts)))
 
 
 def _random_like(x: Any, rng: numpy.random.Generator) -> Any:
@@ -167,13 +177,6 @@ def _message(actual: Any, expected: Any, title: str, tolerance: Tolerance) -> st
     return title
 
 
-def _explanation(subject: _Subject, cts: list, mode: str, tolerance: Tolerance) -> str:
-    """Further lines of the message: the argument and operation that disagree."""
-    rng = numpy.random.default_rng(0)
-    argument = _first_wrong(subject, cts, mode, tolerance, rng)
-    return "".join(f"\n {line}" for line in (argument, _wrong_operation(subject, mode, tolerance, rng)) if line)
-
-
 def _first_wrong(subject: _Subject, cts: list, mode: str, tolerance: Tolerance, rng) -> str:
     """The first argument whose derivative is wrong, with both numbers."""
     zeros = [numpy.zeros_like(x)[()] for x in subject.values]
@@ -194,10 +197,6 @@ def _directions(t: Any) -> list[tuple[str, Any]]:
     return [("", t)]
 
 
-def _on_list(f: Callable, *xs: Any) -> Any:
-    return f(list(xs))
-
-
 def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) -> str:
     """The first operation on the tape whose derivative differs from differences."""
     try:
@@ -211,8 +210,9 @@ def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) ->
         if local.active and local.results:
             others, values = ([read(env, a) for a in atoms] for atoms in (local.others, local.active))
             operands = [f"operand {next(i for i, a in enumerate(eqn.inputs) if a is v)}" for v in local.active]
-            applied, values = on_whole_arrays(functools.partial(local.apply, others), values)
-            itself = _Subject(functools.partial(_on_list, applied), values, operands, [""] * len(local.results))
+            applied, values = use_whole_arrays(functools.partial(local.apply, others), values)
+            f = functools.partial(lambda applied, *xs: applied(list(xs)), applied)
+            itself = _Subject(f, values, operands, [""] * len(local.results))
             cts = [_random_like(env[v], rng) for v in local.results]
             wrong = _first_wrong(itself, cts, mode, tolerance, rng)
             if wrong:

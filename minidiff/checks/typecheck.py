@@ -60,17 +60,17 @@ def _check_equation(eqn: Any, known: set[Var], typed: bool, scope: Scope | None)
             inside = of_body
             inside.typed = typed and inside.typed
     except Exception as error:
-        raise _refused(eqn, types, error) from None
+        raise _refusal(eqn, types, error) from None
     if p.is_higher_order:
         for body in eqn.bodies:
             check_tape(body, typed and (inside is None or inside.typed), inside)
     try:
         derived = p.typecheck(types, params)
     except Exception as error:
-        raise _refused(eqn, types, error) from None
+        raise _refusal(eqn, types, error) from None
     found = [v.type for v in eqn.outputs]
     if found != derived:
-        raise TypeError(f"{p}: the tape says {_listed(found)}, the rules say {_listed(derived)}")
+        raise TypeError(f"{p}: the tape says {_list_types(found)}, the rules say {_list_types(derived)}")
     for t, u in zip(found, derived):
         if u.sharding is not None and not (t.sharding is not None and t.sharding.is_like(u.sharding)):
             raise TypeError(f"{p}: the tape says that {t} has the sharding {t.sharding}, the rules say {u.sharding}")
@@ -88,19 +88,19 @@ def _constant(a: Any, what: str, types_too: bool = False) -> Any:
     return a
 
 
-def _refused(eqn: Any, types: Sequence[Any], error: Exception) -> TypeError:
+def _refusal(eqn: Any, types: Sequence[Any], error: Exception) -> TypeError:
     """The error for operands or parameters that an operation's rules reject."""
     if isinstance(error, VarianceError) or (
         isinstance(error, TypeError) and str(error).startswith(f"{eqn.primitive}: ")
     ):
         return error
-    given = _listed(types)
+    given = _list_types(types)
     if not isinstance(error, ValueError):  # a parameter may be of the wrong type
         given += "".join(f", {k}={v!r}" for k, v in eqn.settings.items())
     return TypeError(f"{eqn.primitive}: the rules do not allow operands of types {given}: {error}")
 
 
-def _listed(types: Sequence[Any]) -> str:
+def _list_types(types: Sequence[Any]) -> str:
     return ", ".join(map(str, types))
 
 

@@ -1,4 +1,4 @@
-"""Which values share memory, and when memory is used for the last time."""
+"""Alias analysis and liveness: which values share memory, and when memory is used for the last time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ copy_p = elementwise.copy.primitive
 READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, elementwise.imag.primitive}  # imag, if the operand is real
 
 
-def sharing(tape: Tape) -> dict[Any, frozenset]:
+def find_aliases(tape: Tape) -> dict[Any, frozenset]:
     """Alias analysis: for each name, the names whose memory it may share.
 
     Read-only memory is represented by an id: that of a constant, or of the equation whose result is read-only.
@@ -49,7 +49,7 @@ def _bodies_make_all(eqn: Equation) -> bool:
 
 def _shared_results(tape: Tape) -> list[int]:
     """Indices of results that may share memory with inputs, constants or others."""
-    roots, found = sharing(tape), []
+    roots, found = find_aliases(tape), []
     cuts = {v: eqn for eqn in tape.equations if _is_cut(eqn, roots) for v in eqn.outputs}
     taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation that split it into results
     for k, a in enumerate(tape.outputs):
@@ -76,7 +76,7 @@ def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
     return frozenset() if is_scalar_constant(a) or isinstance(a, ShapedArray) else frozenset([id(a)])
 
 
-def with_results_copied(tape: Tape) -> Tape:
+def copy_shared_results(tape: Tape) -> Tape:
     """Copy results that share memory with other values: callers may write into any of them."""
     equations, outputs = list(tape.equations), list(tape.outputs)
     for k in _shared_results(tape):
@@ -93,7 +93,7 @@ class Memory:
     """Liveness: the last use of each name, and of the memory it shares."""
 
     def __init__(self, tape: Tape):
-        self.roots = sharing(tape)
+        self.roots = find_aliases(tape)
         #: Values whose memory the program allocated for them alone.
         self.owned = {v for e in tape.equations if not (e.primitive.shares_memory or e.primitive.is_higher_order)
                       for v in e.outputs}  # fmt: skip
@@ -115,9 +115,10 @@ class Memory:
                 self.ending[k].append(v)
 
     def reused_by(self, eqn: Equation, k: int, least: int, but: Container[Var] = ()) -> Var | None:
-        """The dying operand whose memory a ufunc's result can take, or None.
+        """The operand of equation `k` whose memory its result can take, or None.
 
-        `eqn` is equation `k`. Its result has at least `least` bytes; it does not take the memory of values in `but`.
+        Only the result of a ufunc, of at least `least` bytes, takes the memory of an operand that is not used again,
+        and not that of values in `but`.
         """
         out = eqn.outputs[0] if isinstance(eqn.primitive.impl, numpy.ufunc) else None
         if out is None or out.type.shape == () or out.type.nbytes < least:

@@ -10,7 +10,7 @@ import functools
 import keyword
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -38,11 +38,11 @@ def _infix(sign: str) -> Callable:
     return lambda x, y: f"{x} {sign} {y}"
 
 
-def _transposed(x: str, axes: tuple[int, ...]) -> str:
+def _show_transpose(x: str, axes: tuple[int, ...]) -> str:
     return f"{x}.T" if axes == tuple(reversed(range(len(axes)))) else f"{x}.transpose({axes})"
 
 
-def _indexed(x: str, index: tuple) -> str:
+def _show_index(x: str, index: tuple) -> str:
     return f"{x}[{', '.join(map(_index, index)) or '()'}]"
 
 
@@ -53,7 +53,7 @@ def _index(i: Any) -> str:
     return "..." if i is Ellipsis else repr(i)
 
 
-def _summed(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
+def _show_sum(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
     return f"add.reduce({x}, axis={axes[0] if len(axes) == 1 else axes}{', keepdims=True' if keepdims else ''})"
 
 
@@ -65,10 +65,10 @@ SOURCES: dict[Primitive, Callable[..., str]] = {
     elementwise.divide.primitive: _infix("/"),
     elementwise.negative.primitive: lambda x: f"-{x}",
     linalg.matmul_p: _infix("@"),
-    reduction.sum_p: _summed,
+    reduction.sum_p: _show_sum,
     shape.reshape_p: lambda x, shape: f"{x}.reshape({shape})",
-    shape.transpose_p: _transposed,
-    indexing.slice_p: _indexed,
+    shape.transpose_p: _show_transpose,
+    indexing.slice_p: _show_index,
     recompute_p: lambda x: x,
 }
 
@@ -82,7 +82,7 @@ REUSED_BYTES = 4096
 class Source:
     """The source of a tape as a Python function, and the namespace in which it runs.
 
-    `foreign` says which inputs may not be plain arrays: results that depend on them are computed by NumPy's functions
+    `foreign` marks inputs that may not be plain arrays. Results that depend on them are computed by NumPy's functions,
     and their memory is not reused. `bodies` collects the source of the functions that operations run. `options` are
     those of `optimize`, for programs compiled from the tape's bodies when they run.
     """
@@ -97,7 +97,7 @@ class Source:
     ):
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.tape = tape
-        reserved = _reserved(tape)
+        reserved = _reserved_names(tape)
         self.bodies = {} if bodies is None else bodies
         self.options = options or {}
         self.names = names_of(tape, letters(reserved))
@@ -135,37 +135,29 @@ class Source:
         exec(compile(text, f"<{self.name}, compiled by minidiff>", "exec"), scope)
         return scope[self.name]
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self) -> list[str]:
         arguments, types_ = [self.names[v] for v in self.tape.inputs], _types(self.tape.inputs)
-        yield f"def {self.name}({', '.join(arguments)}):" + (f"  # {types_}" if types_ else "")
+        lines = [f"def {self.name}({', '.join(arguments)}):" + (f"  # {types_}" if types_ else "")]
         for c in self.tape.constants:
             self.namespace[self.names[id(c)]] = c
-            yield f"    # {self.names[id(c)]} is a constant, {typeof(c)}"
-        line = 1 + len(self.tape.constants)
+            lines.append(f"    # {self.names[id(c)]} is a constant, {typeof(c)}")
         for k, eqn in enumerate(self.tape.equations):
-            ending = self.memory.ending[k]
-            line += 1
-            self.asked_for[line] = eqn.source
-            targets = f"{self._targets(eqn)} = " if eqn.outputs else ""
-            yield f"    {targets}{self._expression(eqn, k)}  # {_comment(eqn)}"
-            forgotten = [n for v in ending for n in self._released(v)]
+            targets = ", ".join(self.names[v] for v in eqn.outputs)
+            targets += "," * (eqn.primitive.multiple_results and len(eqn.outputs) == 1)
+            lines.append(f"    {targets}{' = ' * bool(targets)}{self._expression(eqn, k)}  # {_comment(eqn)}")
+            self.asked_for[len(lines)] = eqn.source
+            forgotten = [n for v in self.memory.ending[k] for n in self._release(v)]
             if forgotten:
-                line += 1
-                yield f"    del {', '.join(forgotten)}"
-        yield f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"
-
-    def _targets(self, eqn: Equation) -> str:
-        names = ", ".join(self.names[v] for v in eqn.outputs)
-        return f"{names}," if eqn.primitive.multiple_results and len(eqn.outputs) == 1 else names
+                lines.append(f"    del {', '.join(forgotten)}")
+        return [*lines, f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"]
 
     def _expression(self, eqn: Equation, k: int) -> str:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
         foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
-        if foreign or primitive.body_scope(eqn.params) is not None:  # a shard_map's results may be sharded
-            self.foreign.update(eqn.outputs)
-            return self._call(eqn, operands)
-        if _runs_wide(eqn):
+        foreign = foreign or primitive.body_scope(eqn.params) is not None  # a shard_map's results may be sharded
+        self.foreign.update(eqn.outputs if foreign else ())
+        if foreign or _runs_wide(eqn):
             return self._call(eqn, operands)
         if primitive is copy_p:
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
@@ -181,8 +173,8 @@ class Source:
         """`name(operands, parameters)`; other parameters are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
-            function = functools.partial(_evaluated, primitive)
-            params = {k: self._compiled(primitive, k, v) for k, v in params.items()}
+            function = functools.partial(_evaluate, primitive)
+            params = {k: self._compile_body(primitive, k, v) for k, v in params.items()}
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
             function = functools.partial(evaluate, primitive) if _runs_wide(eqn) else primitive.impl
@@ -193,7 +185,7 @@ class Source:
         call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
         return f"{name}({call})"
 
-    def _compiled(self, primitive: Primitive, key: str, value: Any) -> Any:
+    def _compile_body(self, primitive: Primitive, key: str, value: Any) -> Any:
         """Compile a parameter that is a tape, and add its source to `bodies`."""
         if not isinstance(value, Tape):
             return value
@@ -243,7 +235,7 @@ class Source:
         names.append(self.names[a])
         return self.names[a]
 
-    def _released(self, v: Var) -> list[str]:
+    def _release(self, v: Var) -> list[str]:
         """The names of a dead value, to be deleted; none if it is small, or its memory was reused."""
         if v.type.nbytes < REUSED_BYTES or v in self.reused:
             return []
@@ -259,9 +251,9 @@ def _runs_wide(eqn: Equation) -> bool:
     return runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
 
 
-def _reserved(tape: Tape) -> frozenset[str]:
+def _reserved_names(tape: Tape) -> frozenset[str]:
     """Names that values must not take: those of functions in the source."""
-    bodies = [_reserved(body) for eqn in tape.equations for body in eqn.bodies]
+    bodies = [_reserved_names(body) for eqn in tape.equations for body in eqn.bodies]
     return frozenset({"add", "inf", "nan"}).union({eqn.primitive.name for eqn in tape.equations}, *bodies)
 
 
@@ -290,7 +282,7 @@ def _is_shown(value: Any) -> bool:
 class CompiledTape(Tape):
     """A tape that runs as compiled source on plain arrays.
 
-    Where an interpreter applies its operations one by one, their bodies are compiled tapes.
+    If an interpreter applies its operations one by one, their bodies are compiled tapes.
     """
 
     def __init__(self, tape: Tape, name: str, bodies: dict[str, str], options: dict):
@@ -309,7 +301,7 @@ class CompiledTape(Tape):
         return self.apply(*values) if found is None else found
 
 
-def _evaluated(primitive: Primitive, *args: Value, **params: Any) -> list[Value]:
+def _evaluate(primitive: Primitive, *args: Value, **params: Any) -> list[Value]:
     return primitive.evaluate([x if hasattr(x, "dtype") else numpy.asarray(x)[()] for x in args], params)
 
 
@@ -324,14 +316,10 @@ class CompiledProgram:
         self.tape = optimize(tape, **options)
         foreign = [typeof(x).sharding is not None for x in tree.leaves(args)]
         self.source = Source(self.tape, name, foreign, options=options)
-        self.function = self._with_structure()
-
-    def _with_structure(self) -> Callable:
-        """The compiled function, its results unflattened where they have a structure."""
         structure = self.out_structure
-        if structure is tree.LEAF:
-            return self.source.function
-        if structure.node is tuple and structure.size != 1 and {*structure.children} <= {tree.LEAF}:
-            return self.source.function
-        run = self.source.results
-        return lambda *leaves: tree.unflatten(structure, run(*leaves))
+        is_tuple = structure.node is tuple and structure.size != 1 and {*structure.children} <= {tree.LEAF}
+        if structure is tree.LEAF or is_tuple:
+            self.function = self.source.function
+        else:
+            run = self.source.results
+            self.function = lambda *leaves: tree.unflatten(structure, run(*leaves))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.compiler.simplify import hashable, simplified
+from minidiff.compiler.simplify import apply_rules, key_part
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer
@@ -21,7 +21,7 @@ from minidiff.ops.elementwise import Sum
 def same(one: Tape, two: object) -> bool:
     """Whether two tapes are the same program, up to names.
 
-    Both are simplified first (`minidiff.compiler.simplify.simplified`). Then they are equal if they compute the
+    Both are simplified first (`minidiff.compiler.simplify.apply_rules`). Then they are equal if they compute the
     same results from the same inputs by the same operations. The order of independent equations does not matter,
     nor the order of the terms of a sum, of the factors of a product or of the operands of a `shard_map`, nor how
     often a value is computed. A `checkpoint`, or a function with a custom rule, equals its body inlined.
@@ -29,7 +29,7 @@ def same(one: Tape, two: object) -> bool:
     if not isinstance(two, Tape):
         return NotImplemented
     numbers = _ValueNumbers()
-    return numbers.program(simplified(one)) == numbers.program(simplified(two))
+    return numbers.program(apply_rules(one)) == numbers.program(apply_rules(two))
 
 
 class _ValueNumbers:
@@ -76,8 +76,8 @@ class _ValueNumbers:
         if p.each is not None:  # a variadic operation: number each value as if by a call of its own
             return [self.outputs(Equation(p.each, (), params, [v]), [n])[0] for v, n in zip(eqn.outputs, operands)]
         if p.commutes is not None:
-            operands, params = _sorted(p, operands, params)
-        shown = [(k, self.program(v) if isinstance(v, Tape) else hashable(v)) for k, v in sorted(params.items())]
+            operands, params = _sort_operands(p, operands, params)
+        shown = [(k, self.program(v) if isinstance(v, Tape) else key_part(v)) for k, v in sorted(params.items())]
         call = self.number(p, *shown, *operands)
         if p.has_effect:
             self.effects.append(call)
@@ -95,7 +95,7 @@ class _ValueNumbers:
         return number
 
 
-def _sorted(primitive: Primitive, operands: list[int], params: dict) -> tuple[list[int], dict]:
+def _sort_operands(primitive: Primitive, operands: list[int], params: dict) -> tuple[list[int], dict]:
     """Sort operands by their numbers, and reorder the parameters to match."""
     order = sorted(range(len(operands)), key=lambda i: operands[i])
     changes: dict[str, Any] = {k: tuple([params[k][i] for i in order]) for k in primitive.commutes or ()}

@@ -14,25 +14,25 @@ from minidiff.higher_order.effects import has_effects
 Item = TypeVar("Item")
 
 
-def _nothing(*args: Any) -> int:
+def _no_key(*args: Any) -> int:
     return 0
 
 
-def in_groups(
+def group_equations(
     tape: Tape,
     key: Callable[[Equation], Any],
-    size: Callable[[Equation], int] = _nothing,
+    size: Callable[[Equation], int] = _no_key,
     limit: int = 0,
-    inside: Callable[[Equation, Atom, Equation], Any] = _nothing,
+    inside: Callable[[Equation, Atom, Equation], Any] = _no_key,
 ) -> Iterator[list[Equation]]:
     """Yield a tape's equations in an order in which those with equal keys are together.
 
-    Equations without a key (None) run as soon as they can, each by itself. When none is left, all that can run with
-    one key form a group, while the sum of their sizes is at most `limit`; the key is the one of which the fewest other
-    equations still wait.
+    Equations without a key (None) run as soon as they can, each by itself. When there are no more of them, the
+    equations with one key that can run form a group, while the sum of their sizes is at most `limit`. The key is the
+    one with the fewest equations that cannot run yet.
 
-    No member of a group depends on another, unless `inside(maker, a, user)` says that their operands may pass within
-    it, from the member that makes one to the one that uses it. Equations with effects keep their order.
+    No member of a group depends on another, unless `inside(maker, a, user)` says that the value `a` may pass within
+    the group, from the equation that makes it to the one that uses it. Equations with effects keep their order.
     """
     place = {eqn: k for k, eqn in enumerate(tape.equations)}
     missing, users = _dependencies(tape)
@@ -55,7 +55,7 @@ def in_groups(
             group = [tape.equations[heapq.heappop(others)]]
         else:
             chosen = min(ready, key=lambda k: (waiting[k], place[ready[k][0]]))
-            group, rest = filled(sorted(ready.pop(chosen), key=place.__getitem__), size, limit)
+            group, rest = split_by_limit(sorted(ready.pop(chosen), key=place.__getitem__), size, limit)
             if rest:
                 ready[chosen] = rest
             for made in group:  # which grows
@@ -88,7 +88,7 @@ def _dependencies(tape: Tape) -> tuple[dict[Equation, set[Equation]], dict[Equat
     return missing, users
 
 
-def filled(eqns: list[Item], size: Callable[[Item], int], limit: int) -> tuple[list[Item], list[Item]]:
+def split_by_limit(eqns: list[Item], size: Callable[[Item], int], limit: int) -> tuple[list[Item], list[Item]]:
     """The first of these items, as many as fit into `limit` but at least one, and the rest."""
     total = size(eqns[0])
     for k, eqn in enumerate(eqns[1:], 1):

@@ -1,7 +1,7 @@
 """`jit`: stage a function to a tape, optimise it, and compile it to NumPy source.
 
-This also shows the other way to implement differentiation, source transformation: `jit(grad(f))` is a Python program
-that computes the gradient, and `jit(grad(f)).source(*args)` shows it.
+This shows another way to implement differentiation, source transformation: `jit(grad(f))` is a Python program that
+computes the gradient, and `jit(grad(f)).source(*args)` shows it.
 
 >>> import numpy as np
 >>> from minidiff import grad
@@ -35,9 +35,9 @@ from minidiff.core.types import typeof
 from minidiff.core.vmap import named_axes
 from minidiff.debug import jit_is_disabled
 from minidiff.diagnostics.text import PrintedText, did_you_mean
-from minidiff.diagnostics.tracebacks import leave
-from minidiff.inputs.arguments import as_value, check_function, closing_over
-from minidiff.inputs.keywords import check_keywords, named_like, transformation
+from minidiff.diagnostics.tracebacks import prepare_to_leave
+from minidiff.inputs.arguments import as_value, check_function, close_over
+from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.recording import stage_flat
 from minidiff.values.settings import types_in
@@ -121,26 +121,6 @@ _SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.boo
 _IS_LEAF = {*_SCALARS, numpy.ndarray}
 
 
-class Inlined:
-    """A function recorded for given types, to run under another transformation."""
-
-    def __init__(self, f: Callable, args: Any, name: str):
-        scope = current_scope()
-        before = scope and scope.transposed
-        self.tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
-        self.transposes = scope is not None and scope.transposed != before
-
-    def __call__(self, values: list[Value]) -> Any:
-        if self.transposes:
-            current_scope().transposed += 1
-        return tree.unflatten(self.out_structure, self.tape(*values))
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it holds no traced values, so that it can be cached."""
-        return not any(isinstance(c, Tracer) for c in self.tape.constants)
-
-
 def key_of(x: Any) -> Any:
     """The cache key of a leaf: its type and sharding."""
     if type(x) is numpy.ndarray:
@@ -152,9 +132,9 @@ def key_of(x: Any) -> Any:
 def surroundings() -> tuple:
     """What a recording depends on, besides the function, its static arguments and the types of the others.
 
-    These are the axes that enclosing vmaps name, with their sizes; the running `shard_map` body; whether `jit` is
+    These are the named axes of enclosing vmaps, with their sizes; the running `shard_map` body; whether `jit` is
     disabled; and what the layers above add. Modes that change only how operations run (`debug_nans`,
-    `numpy.errstate`) are not part of it.
+    `numpy.errstate`) do not matter.
     """
     scope = current_scope()
     body = scope and (tuple(scope.axes.items()), scope.typed, scope.explicit, scope.checks)
@@ -170,7 +150,7 @@ class Jitted:
         self.static = static
         self.options = options
         self.programs: dict[Any, CompiledProgram] = {}
-        self.inlined: dict[Any, Inlined] = {}
+        self.inlined: dict[Any, Callable] = {}
         #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays. It is
         #: taken only outside any transformation or body, so `surroundings` are the same in each call.
         self.numbers: dict[Any, Callable] = {}
@@ -185,7 +165,7 @@ class Jitted:
         found: Any = sys.modules.get(self.__module__)
         for name in getattr(self, "__qualname__", "").split("."):
             found = getattr(found, name, None)
-        return self.__qualname__ if found is self else (_jitted, (self.f, self.static, self.options))
+        return self.__qualname__ if found is self else (_make_jitted, (self.f, self.static, self.options))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -201,7 +181,7 @@ class Jitted:
                         pass
             return self._call(args, kwargs)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -210,7 +190,7 @@ class Jitted:
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if jit_is_disabled.get():
             return self.f(*args, **kwargs)
-        f, dynamic, values, key = self._recording(args, kwargs)
+        f, dynamic, values, key = self._prepare_recording(args, kwargs)
         if current_interpreter() is not EVALUATE or any(
             isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
         ):
@@ -222,44 +202,50 @@ class Jitted:
             self._remember(args, values, program.function)
         return program.function(*values)
 
-    def _recording(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, list[Value], Any]:
-        """What a call records: a function, its arguments, their values; and the key of all it depends on."""
+    def _prepare_recording(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, list[Value], Any]:
+        """What a call records: a function, its arguments, their values; and the key of all that it depends on."""
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
-        values = [self._value(x) for x in leaves]
-        return f, dynamic, values, (structure, settings, (*map(key_of, values),), (*are_weak(leaves),), surroundings())
-
-    def _value(self, x: Any) -> Value:
         try:
-            return as_value(x)
+            values = list(map(as_value, leaves))
         except TypeError as error:
             raise TypeError(
                 f"jit: {self.name} was called with a non-array argument: {error}; name arguments that are settings of "
                 "the program in static_argnums"
             ) from None
+        return f, dynamic, values, (structure, settings, (*map(key_of, values),), (*are_weak(leaves),), surroundings())
 
-    def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
-        """The recorded function, whose operations run one by one."""
-        found = self.inlined.get(key)
-        if found is None:
-            found = Inlined(f, example, self.name)
-            if found.is_closed:
-                self.inlined[key] = found
-        return found
+    def _inline(self, f: Callable, example: Any, key: Any) -> Callable[[list[Value]], Any]:
+        """The function recorded for given types, whose operations run one by one, under another transformation."""
+        if key in self.inlined:
+            return self.inlined[key]
+        scope = current_scope()
+        before = scope and scope.transposed
+        tape, _, structure = stage_flat(f, example, f"jit of {self.name}")
+        transposes = scope is not None and scope.transposed != before
+
+        def run(values: list[Value]) -> Any:
+            if transposes:
+                current_scope().transposed += 1
+            return tree.unflatten(structure, tape(*values))
+
+        if not any(isinstance(c, Tracer) for c in tape.constants):  # traced values are those of this call
+            self.inlined[key] = run
+        return run
 
     def _remember(self, args: tuple, values: list[Value], run: Callable) -> None:
         """Put a program on the fast path for arguments of these types."""
-        arrays = [type(x) is numpy.ndarray for x in args]
+        if any(type(x) is numpy.ndarray and not x.dtype.isnative for x in args):
+            return
         converters = [None if type(x) in (numpy.ndarray, type(v)) else _SCALARS[type(x)] for x, v in zip(args, values)]
         if any(c is not None and c is not type(v) for c, v in zip(converters, values)):
             return  # a Python integer that needed a larger type than others
-        if any(yes and not x.dtype.isnative for yes, x in zip(arrays, args)):
-            return
-        if any(arrays):
-            key = tuple([(x.shape, x.dtype) if yes else type(x) for yes, x in zip(arrays, args)])
-            self.arrays[key] = _converting(run, converters)
+        types = tuple(map(type, args))
+        if numpy.ndarray in types:
+            key = tuple([(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args])
+            self.arrays[key] = _convert_first(run, converters)
         elif len(self.numbers) < 64:
-            self.numbers[tuple(map(type, args))] = _converting(run, converters)
+            self.numbers[types] = _convert_first(run, converters)
 
     def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, Any]:
         """Split a call: a function of dynamic arguments, these, and the static ones."""
@@ -275,7 +261,7 @@ class Jitted:
                 "static_argnames"
             ) from None
 
-        of_others, dynamic = closing_over(self.f, args, fixed)
+        of_others, dynamic = close_over(self.f, args, fixed)
         static_names = {name: x for name, x in fixed.items() if isinstance(name, str)}
         named = {name: x for name, x in kwargs.items() if name not in fixed}
         key = settings, (*map(types_in, fixed.values()),)
@@ -287,12 +273,11 @@ class Jitted:
 
     def program(self, *args: Any, **kwargs: Any) -> CompiledProgram:
         """The program compiled for arguments of these types: its `tape` and its `source`."""
-        f, dynamic, _, key = self._recording(args, kwargs)
-        found = self.programs.get(key)
-        return found or CompiledProgram(f, dynamic, self.name, self.options)
+        f, dynamic, _, key = self._prepare_recording(args, kwargs)
+        return self.programs.get(key) or CompiledProgram(f, dynamic, self.name, self.options)
 
 
-def _converting(run: Callable, converters: Sequence[Any]) -> Callable:
+def _convert_first(run: Callable, converters: Sequence[Any]) -> Callable:
     """A program that converts Python numbers to NumPy scalars first."""
     if not any(converters):
         return run
@@ -308,7 +293,7 @@ def _converting(run: Callable, converters: Sequence[Any]) -> Callable:
 # ---------------------------------------------------------------- public functions
 
 
-@transformation
+@make_decorator
 def jit(
     f: Callable,
     static_argnums: int | Sequence[int] = (),
@@ -325,8 +310,8 @@ def jit(
     promote as in NumPy: there is one program for `2.0`, and another for `np.float64(2.0)`. A Python branch on a traced
     value raises TracerError. On a method, `self` is the first argument.
 
-    Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they must be
-    hashable, the program is compiled for their values and types (1 and 1.0 differ, also in tuples and dataclasses), and
+    Arguments named by `static_argnums` (positions) or `static_argnames` are settings, not arrays. They must be
+    hashable. The program is compiled for their values and types (1 and 1.0 differ, also in tuples and dataclasses), and
     Python may branch on them.
 
     `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
@@ -349,5 +334,5 @@ def jit(
     return Jitted(f, static_arguments(f, static_argnums, static_argnames), {"without": without, **settings})
 
 
-def _jitted(f: Callable, static: Static, options: dict) -> Jitted:
-    return named_like(f, Jitted(f, static, options))
+def _make_jitted(f: Callable, static: Static, options: dict) -> Jitted:
+    return copy_metadata(f, Jitted(f, static, options))

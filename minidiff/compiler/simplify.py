@@ -1,14 +1,14 @@
 """Simplify tapes: rewrite rules, common subexpressions, dead code.
 
-Every pass takes a tape and returns a tape of the same function, with the same types. `RULES`, at the
-end of this file, lists the rewrites of this layer; the layers above have their own `Passes`. Each has the name of its
-function, by which `optimize(tape, without=("reshaped twice",))` leaves it out.
+Every pass takes a tape and returns a tape of the same function, with the same types. `RULES`, at the end of this file,
+lists the rewrites of this layer, and the layers above have their own `Passes`. A rewrite has the name of its function:
+`optimize(tape, without=("reshaped twice",))` leaves it out.
 
 Rules preserve values to the bit, signed zeros, infinities and overflow included, and each states its conditions. (Those
-of `collectives` change only the order in which ranks' terms are summed.) One place checks that a rule preserves the
-type, `Program.results`: it discards a result of another shape, dtype or variance.
+of `collectives` change only the order in which ranks' terms are summed.) `Program.results` checks that a rule preserves
+the type: it discards a result of another shape, dtype or variance.
 
-`simplified` applies only the rules of this file. Transposition ends with it, and `==` of tapes begins with it.
+`apply_rules` applies only the rules of this file. Transposition ends with it, and `==` of tapes begins with it.
 
 >>> import numpy as np
 >>> from minidiff import grad, make_tape
@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.compiler.buffers import copy_p, with_results_copied
-from minidiff.core.interpreter import EVALUATE, restores_interpreter, running, transforming
+from minidiff.compiler.buffers import copy_p, copy_shared_results
+from minidiff.core.interpreter import EVALUATE, restore_interpreter, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import ranks
 from minidiff.core.scope import Scope
@@ -39,7 +39,7 @@ from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.location import Location
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.higher_order.partial_eval import prune_tape
+from minidiff.higher_order.dead_code import prune_tape
 from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential
 from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_constant
@@ -48,7 +48,7 @@ from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_c
 #: replaces it (see `Program.results`), or None if it does not apply.
 Rule = Callable[["Program", Equation], Any]
 
-#: A pass takes a whole tape, the scope of the `shard_map` body that it belongs to (or None), and the settings.
+#: A pass takes a whole tape, the scope of its `shard_map` (None outside of one), and the settings.
 Pass = Callable[[Tape, Scope | None, Mapping[str, Any]], Tape]
 
 FOLDED_BYTES = 1 << 20  # fold constants into results of at most this size
@@ -57,8 +57,8 @@ FOLDED_BYTES = 1 << 20  # fold constants into results of at most this size
 class Passes(NamedTuple):
     """The rewrites of a layer, in the order in which they run.
 
-    `first` and `last` are passes that run before and after the rules, `rules` the rules by operation. `settings` has
-    the options of passes, with defaults, such as `bucket_bytes`.
+    The passes `first` run before the rules, the passes `last` after them. `rules` are the rules for each operation.
+    `settings` are the options of passes, such as `bucket_bytes`, with defaults.
     """
 
     rules: Mapping[Primitive, Sequence[Rule]] = {}
@@ -89,13 +89,8 @@ def name_of_rewrite(rewrite: Callable) -> str:
     return rewrite.__name__.replace("_", " ")
 
 
-@restores_interpreter
-def optimize(
-    tape: Tape,
-    scope: Scope | None = None,
-    without: Sequence[str] = (),
-    **settings: Any,
-) -> Tape:
+@restore_interpreter
+def optimize(tape: Tape, scope: Scope | None = None, without: Sequence[str] = (), **settings: Any) -> Tape:
     """Optimise a tape and its bodies. `scope` is that of a `shard_map` body.
 
     Rewrites named in `without` are left out; `settings` override the defaults in `settings_of_passes()`. Raises
@@ -109,40 +104,46 @@ def optimize(
         last=kept(p for layer in layers for p in layer.last),
         settings={**settings_of_passes(), **settings},
     )
-    return with_results_copied(_optimized(tape, scope, passes))
+    return copy_shared_results(_optimize_tape(tape, scope, passes))
 
 
-def _optimized(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
+def _optimize_tape(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
     """`optimize` for a program or for a body in one, whose results may share memory."""
-    tape = written_out(tape, scope)
+    tape = write_out(tape, scope)
     for rewrite in passes.first:
         tape = rewrite(tape, scope, passes.settings)
-    tape = _bodies_optimized(prune_tape(tape), scope, passes)
-    tape = prune_tape(Program(tape, passes.rules).simplified())
+    # A loop and its body share a scope.
+    inner = lambda eqn: eqn.primitive.body_scope(eqn.params) or scope  # noqa: E731
+    tape = _with_bodies(prune_tape(tape), lambda eqn, body: _optimize_tape(body, inner(eqn), passes))
+    tape = prune_tape(Program(tape, passes.rules).simplify())
     for rewrite in passes.last:
         tape = rewrite(tape, scope, passes.settings)
     return tape
 
 
-def simplified(tape: Tape) -> Tape:
+def apply_rules(tape: Tape) -> Tape:
     """Apply the `RULES`, and nothing else, to a tape and its bodies.
 
     Common subexpressions are not merged, and communication stays as it is.
 
     >>> from minidiff import make_tape
-    >>> print(simplified(make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
+    >>> print(apply_rules(make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
     lambda a:f64[2,3]:
       b:f64[2,3] = add(a, a)
       return b
     """
-    tape = with_equations(tape, [_with_bodies(e, simplified) if e.bodies else e for e in tape.equations])
-    return prune_tape(Program(tape, RULES, merges=False).simplified())
+    tape = _with_bodies(tape, lambda _, body: apply_rules(body))
+    return prune_tape(Program(tape, RULES, merges=False).simplify())
 
 
-def _with_bodies(eqn: Equation, rewritten: Callable[[Tape], Tape]) -> Equation:
-    """Rewrite each body of an equation."""
-    params = {k: rewritten(v) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
-    return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
+def _with_bodies(tape: Tape, rewritten: Callable[[Equation, Tape], Tape]) -> Tape:
+    """Rewrite each body of each equation."""
+
+    def changed(eqn: Equation) -> Equation:
+        params = {k: rewritten(eqn, v) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
+        return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
+
+    return with_equations(tape, [changed(eqn) if eqn.bodies else eqn for eqn in tape.equations])
 
 
 def check_options(without: Sequence[str], settings: dict) -> None:
@@ -156,17 +157,6 @@ def check_options(without: Sequence[str], settings: dict) -> None:
     for name in settings:
         if name not in options:
             raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(options) or 'none'}")
-
-
-def _bodies_optimized(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
-    """Apply `_optimized` to the bodies. A loop and its body share a scope."""
-    equations = []
-    for eqn in tape.equations:
-        if eqn.bodies:
-            inner = eqn.primitive.body_scope(eqn.params) or scope
-            eqn = _with_bodies(eqn, lambda body: _optimized(body, inner, passes))  # noqa: B023
-        equations.append(eqn)
-    return with_equations(tape, equations)
 
 
 # ---------------------------------------------------------------- inlining calls and derivatives
@@ -183,7 +173,7 @@ class WriteOut(Stage):
         return super().interpret(primitive, args, params)
 
 
-def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
+def write_out(tape: Tape, scope: Scope | None = None) -> Tape:
     """Inline the calls on a tape, and expand its derivatives into operations."""
     if not any(isinstance(e.primitive, (Differential, Call)) for e in tape.equations):
         return tape
@@ -212,7 +202,7 @@ class Program:
         self.equations: list[Equation] = []
         self.source: Location | None = None  # the source of the equation being rewritten
 
-    def simplified(self) -> Tape:
+    def simplify(self) -> Tape:
         for eqn in self.tape.equations:
             self.source = eqn.source
             results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
@@ -227,19 +217,16 @@ class Program:
 
         A replacement must have exactly the same types; the result of a rule that changes them is discarded.
         """
-        folded = _folded(eqn) if self.merges else None
-        if folded is not None and [*map(typeof, folded)] == [v.type for v in eqn.outputs]:
+        folded, types = _fold_constants(eqn) if self.merges else None, [v.type for v in eqn.outputs]
+        if folded is not None and [*map(typeof, folded)] == types:
             return folded
         for rule in self.rules.get(eqn.primitive, ()):
             found = rule(self, eqn)
-            if found is None:
-                continue
-            types = [v.type for v in eqn.outputs]
-            if not isinstance(found, Equation):
-                if [typeof(found)] == types:
-                    return [found]
-            elif _types_of(found.primitive, found.inputs, found.params) == types:
-                return self.results(found)
+            if isinstance(found, Equation):
+                if _types_of(found.primitive, found.inputs, found.params) == types:
+                    return self.results(found)
+            elif found is not None and [typeof(found)] == types:
+                return [found]
         return self._written(eqn)
 
     def _written(self, eqn: Equation) -> Sequence[Atom]:
@@ -271,7 +258,7 @@ def _types_of(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> lis
     return primitive.typecheck([operand_type(a) for a in inputs], params)
 
 
-def _folded(eqn: Equation) -> list[Atom] | None:
+def _fold_constants(eqn: Equation) -> list[Atom] | None:
     """Fold constants: the results of an operation on constants, or None."""
     p = eqn.primitive
     if (
@@ -280,9 +267,8 @@ def _folded(eqn: Equation) -> list[Atom] | None:
         or p.on_ranks
         or p.has_effect
         or any(v.type.variance or v.type.nbytes > FOLDED_BYTES for v in eqn.outputs)
+        or not all(is_scalar_constant(a) or type(a) is numpy.ndarray for a in eqn.inputs)
     ):
-        return None
-    if not all(is_scalar_constant(a) or type(a) is numpy.ndarray for a in eqn.inputs):
         return None
     with running(EVALUATE), numpy.errstate(all="ignore"):
         out = p.bind(*eqn.inputs, **eqn.params)
@@ -293,11 +279,11 @@ def _key(eqn: Equation) -> Any:
     """The key of a common subexpression; None if it must not be merged."""
     if eqn.primitive.is_higher_order or eqn.primitive.has_effect or eqn.primitive is recompute_p:
         return None
-    atoms = tuple([hashable(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
-    return eqn.primitive, atoms, hashable(eqn.params) if eqn.params else ()
+    atoms = tuple([key_part(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
+    return eqn.primitive, atoms, key_part(eqn.params) if eqn.params else ()
 
 
-def hashable(value: Any) -> Any:
+def key_part(value: Any) -> Any:
     """A number or parameter as part of a key, with type and sign.
 
     1 == True == 1.0, and 0.0 == -0.0, but they are different constants.
@@ -307,9 +293,9 @@ def hashable(value: Any) -> Any:
     if isinstance(value, (float, complex)):
         return type(value), repr(value)
     if isinstance(value, (tuple, list)):
-        return type(value), tuple(map(hashable, value))
+        return type(value), tuple(map(key_part, value))
     if isinstance(value, dict):
-        return tuple([(k, hashable(value[k])) for k in sorted(value)])
+        return tuple([(k, key_part(value[k])) for k in sorted(value)])
     if isinstance(value, slice):
         return slice, value.start, value.stop, value.step
     try:
@@ -338,13 +324,10 @@ def _number(a: Atom) -> Any:
 
 
 def narrow_operands(program, eqn):
-    """Replace a broadcast operand by its unbroadcast value, a constant by a number.
-
-    The other operand must have the shape of the result.
-    """
+    """Use an operand without its broadcast, and a number for a constant, if the other has the result's shape."""
     for i, j in ((0, 1), (1, 0)):
         a, other = eqn.inputs[i], eqn.inputs[j]
-        smaller = _before_broadcasting(program, a) if isinstance(a, Var) else _number(a)
+        smaller = _operand_of_broadcast(program, a) if isinstance(a, Var) else _number(a)
         if smaller is None or smaller is a or is_scalar_constant(other):
             continue
         if typeof(other).shape == eqn.outputs[0].type.shape:
@@ -354,10 +337,7 @@ def narrow_operands(program, eqn):
 
 
 def copied_within(program, eqn):
-    """Drop a copy: no equation writes into a named value.
-
-    Results are copied at the end.
-    """
+    """Drop a copy: no equation writes into a named value, and results are copied at the end."""
     return eqn.inputs[0]
 
 
@@ -366,25 +346,18 @@ def _orders(eqn: Equation) -> tuple[Sequence[Atom], ...]:
     return (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive.commutes is not None else (eqn.inputs,)
 
 
-def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
-    """The neutral element: for sums of floats -0.0, since -0.0 + 0.0 is 0.0."""
-    if primitive is add_p:
-        return -0.0 if is_real_float(dtype) else 0
-    return 0 if primitive is subtract_p else 1
-
-
 def neutral_operand(program, eqn):
     """x + -0.0, x - 0, x * 1 and x / 1 are x, unless x is complex.
 
     Complex products and quotients mix real and imaginary parts.
     """
     dtype = eqn.outputs[0].type.dtype
+    neutral: float = 0 if eqn.primitive in (add_p, subtract_p) else 1
+    if eqn.primitive is add_p and is_real_float(dtype):
+        neutral = -0.0  # -0.0 + 0.0 is 0.0
     for x, y in _orders(eqn) if dtype.kind != "c" else ():
         number = _number(y)
-        if number is None:
-            continue
-        neutral = _neutral(eqn.primitive, dtype)
-        if number == neutral and numpy.signbit(number) == numpy.signbit(neutral):
+        if number is not None and number == neutral and numpy.signbit(number) == numpy.signbit(neutral):
             return x
     return None
 
@@ -448,13 +421,13 @@ def broadcast_of_reshape(program, eqn):
     (x,), out = eqn.inputs, eqn.outputs[0].type
     if typeof(x).size == out.size:
         return Equation(shape.reshape_p, [x], {"shape": out.shape}, eqn.outputs)
-    smaller = _before_broadcasting(program, x)
+    smaller = _operand_of_broadcast(program, x)
     if smaller is None or typeof(smaller).ndim > out.ndim:
         return None
     return Equation(eqn.primitive, [smaller], eqn.params, eqn.outputs)
 
 
-def _before_broadcasting(program, a):
+def _operand_of_broadcast(program, a):
     """The operand of a broadcast, or of a reshape that broadcasting can do, or None."""
     made = program.producer.get(a) if isinstance(a, Var) else None
     if made is None or made.primitive not in (shape.broadcast_to_p, shape.reshape_p):

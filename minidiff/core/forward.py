@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff.core.interpreter import Interpreter, restores_interpreter, running, transforming
+from minidiff.core.interpreter import Interpreter, restore_interpreter, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.tracer import Tracer, Value
@@ -104,7 +104,7 @@ class JVP(Interpreter):
         return self.join(self.below.adopt(primals[0]), self.below.adopt(tangents[0]))
 
 
-@restores_interpreter
+@restore_interpreter
 def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value | None], forward: JVP):
     """Apply `f` to dual numbers: lists of results and of tangents (None is zero)."""
     with transforming(forward):

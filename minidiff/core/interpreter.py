@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from minidiff.core.python_numbers import WeakTracer, strong
+from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import plain_operand
+from minidiff.core.types import as_plain_operand
 from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, leak_message
 from minidiff.values import half
 from minidiff.values.dtypes import NARROW, PLAIN
@@ -124,7 +124,7 @@ class Evaluate(Interpreter):
             return primitive.evaluate(args, params)
         for x in args:
             if type(x) not in PLAIN:
-                args = list(map(plain_operand, args))
+                args = list(map(as_plain_operand, args))
                 tracer = next((x for x in args if isinstance(x, Tracer)), None)
                 if tracer is None:
                     break
@@ -136,6 +136,10 @@ class Evaluate(Interpreter):
             if NARROW and half.runs_wide(primitive, args):
                 return half.evaluate(primitive, *args, **params)
             return primitive.impl(*args, **params)
+        except (AttributeError, TypeError):
+            for x in args:
+                as_plain_operand(x)  # says what is wrong with a structured array, for example
+            raise
         except ValueError as error:
             # The body of an operation without a shape rule, and a callback, are the user's: so is their error.
             ours = primitive.shape_rule is None or type(error) is not ValueError
@@ -190,7 +194,7 @@ class transforming(running):
         self.interpreter.end()
 
 
-def restores_interpreter(function: Callable) -> Callable:
+def restore_interpreter(function: Callable) -> Callable:
     """Decorate a function to restore the current interpreter even after Ctrl-C.
 
     Ctrl-C raises KeyboardInterrupt at the start of a Python function or after a call. In `running` that may be after
@@ -221,4 +225,4 @@ def name_of(f: Callable) -> str:
 
 def enter(x: Value) -> Value:
     """Make a tracer that the `shard_map` body closes over an unmapped input."""
-    return current_interpreter().adopt(strong(x)) if isinstance(x, Tracer) else x
+    return current_interpreter().adopt(unwrap_weak(x)) if isinstance(x, Tracer) else x

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
-from minidiff.core.python_numbers import WeakTracer, strong
+from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.ranks import ranks
 from minidiff.core.scope import Scope, checking
-from minidiff.core.states import ALL_INVARIANT, AxisStates, joined
+from minidiff.core.states import ALL_INVARIANT, AxisStates, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics import location
@@ -110,7 +110,7 @@ class Primitive(metaclass=Declared):
 
     def strong(self, args: Sequence[Value]) -> list[Value]:
         """Unwrap each `WeakTracer`. Elementwise operations convert it to the dtype to which NumPy promotes it."""
-        return list(map(strong, args))
+        return list(map(unwrap_weak, args))
 
     def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
         """Apply the user's operation, or raise VarianceError if it lacks a pbroadcast."""
@@ -149,7 +149,7 @@ class Primitive(metaclass=Declared):
         states = ALL_INVARIANT
         for t in types:
             if isinstance(t, ShapedArray) and t.states is not states:
-                states = joined(states, t.states)
+                states = combine_states(states, t.states)
         if states.unreduced:
             ranks.check_unreduced(self, types)
         return states
@@ -196,7 +196,7 @@ class Primitive(metaclass=Declared):
         raise TypeError(f"{self.name} cannot be differentiated: it has no derivative rule")
 
     def transpose(self, ct, operands, params):
-        x, source = next(x for x in operands if isinstance(x, ShapedArray)), location.here()
+        x, source = next(x for x in operands if isinstance(x, ShapedArray)), location.current_location()
         raise TypeError(
             f"{self.name} cannot be transposed: it is not linear in the operand of type {x}"
             + (f" ({source})" if source is not None else "")

@@ -6,7 +6,7 @@ from typing import Any
 
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.tracebacks import leave
+from minidiff.diagnostics.tracebacks import prepare_to_leave
 
 
 class WeakTracer(Tracer):
@@ -47,19 +47,19 @@ class WeakTracer(Tracer):
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
         try:
-            return strong(super().__array_ufunc__(ufunc, method, *inputs, **kwargs))
+            return unwrap_weak(super().__array_ufunc__(ufunc, method, *inputs, **kwargs))
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     def __array_function__(self, func, types, args, kwargs):
         try:
-            return strong(super().__array_function__(func, types, args, kwargs))
+            return unwrap_weak(super().__array_function__(func, types, args, kwargs))
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
 
-def strong(x: Any) -> Any:
+def unwrap_weak(x: Any) -> Any:
     """Unwrap a `WeakTracer`; return anything else unchanged."""
     return x.value if type(x) is WeakTracer else x

@@ -61,7 +61,7 @@ class Ranks:
 
     def warn(self, message: str, category: type[Warning]) -> None:
         """Warn at the user's line of what all ranks do alike: one of them speaks."""
-        location.warn_at(location.here(), message, category)
+        location.warn_at(location.current_location(), message, category)
 
     def settings(self) -> Any:
         """Settings and surroundings that a recorded function depends on, as part of a cache key."""
@@ -86,12 +86,12 @@ def cast_to(x: Value, states: AxisStates) -> Value:
 def cast_like(x: Value, t: ShapedArray) -> Value:
     """Cast `x` to the states of type `t`: by free casts, or outside of bodies to its sharding."""
     sharded = t.sharding is not None and states_of(x) != t.states
-    return t.sharding.resharded(x) if sharded else cast_to(x, t.states)
+    return t.sharding.reshard(x) if sharded else cast_to(x, t.states)
 
 
-def resharded(ct: Value, type: ShapedArray) -> Value:
+def reshard_cotangent(ct: Value, type: ShapedArray) -> Value:
     """Reshard a cotangent like its primal's type, if that is sharded."""
-    return ct if type.sharding is None else type.sharding.resharded(ct)
+    return ct if type.sharding is None else type.sharding.reshard(ct)
 
 
 def vary_along(x: Value, axes: Iterable[str]) -> Value:

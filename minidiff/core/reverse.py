@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from minidiff.core.forward import JVP, instantiate, push_forward
-from minidiff.core.interpreter import current_interpreter, current_scope, restores_interpreter, running
+from minidiff.core.interpreter import current_interpreter, current_scope, restore_interpreter, running
 from minidiff.core.operation import Primitive
-from minidiff.core.ranks import ranks, resharded
+from minidiff.core.ranks import ranks, reshard_cotangent
 from minidiff.core.scope import checking
 from minidiff.core.tape import Atom, Equation, Recorder, Tape
 from minidiff.core.tracer import Value
@@ -100,7 +100,7 @@ class Engine:
 engine = Engine()
 
 
-@restores_interpreter
+@restore_interpreter
 def walk_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
     """Run the backward pass by the installed engine.
 
@@ -123,4 +123,4 @@ def pull_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
 
 def as_cotangent(ct: Value | None, type: ShapedArray) -> Value:
     """A cotangent of this type: None is zeros, and a sharded array is resharded."""
-    return resharded(instantiate(ct, type), type)
+    return reshard_cotangent(instantiate(ct, type), type)

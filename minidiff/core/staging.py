@@ -6,7 +6,7 @@ from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
 from minidiff.diagnostics.location import LONG, warn_of_loop
-from minidiff.values.aliasing import frozen
+from minidiff.values.aliasing import read_only_copy
 
 
 class Stage(Recorder):
@@ -32,7 +32,7 @@ class Stage(Recorder):
 
     def atom(self, x):
         a = super().atom(x)
-        return a if self.program is None else frozen(a)
+        return a if self.program is None else read_only_copy(a)
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)

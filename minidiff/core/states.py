@@ -88,16 +88,16 @@ def _with_state(states: AxisStates, axes: Axes, state: str) -> AxisStates:
 
 
 @functools.lru_cache(maxsize=4096)
-def joined(*states: AxisStates) -> AxisStates:
+def combine_states(*states: AxisStates) -> AxisStates:
     """The states of the result of an operation on operands in these states."""
     varying, unreduced, reduced = (NONE.union(*axes) for axes in zip(ALL_INVARIANT, *states))
     return AxisStates.of(varying - unreduced, unreduced, reduced - varying - unreduced)
 
 
 @functools.lru_cache(maxsize=4096)
-def agreed(states: tuple[AxisStates, ...]) -> list[AxisStates]:
+def common_states(states: tuple[AxisStates, ...]) -> list[AxisStates]:
     """The states that operands are cast to. One that varies beside an unreduced one stays, and is an error."""
-    varying, unreduced, reduced = joined(*states)
+    varying, unreduced, reduced = combine_states(*states)
     return [AxisStates(varying | own.varying, own.unreduced, (reduced | unreduced) - own.held) for own in states]
 
 

@@ -20,9 +20,9 @@ import numpy
 from minidiff.core.interpreter import Interpreter
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import SIZE, Tracer, Value
-from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, plain_operand, typeof
+from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, as_plain_operand, operand_type, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message
-from minidiff.diagnostics.location import Location, here, replays
+from minidiff.diagnostics.location import Location, current_location, replays
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.values.dtypes import PLAIN, is_scalar_constant
 
@@ -215,7 +215,7 @@ class Recorder(Interpreter):
         interpreter: Interpreter | None = self
         while interpreter is not None:
             if interpreter.keeps_sources:
-                return here()
+                return current_location()
             interpreter = interpreter.below
         return None
 
@@ -233,7 +233,7 @@ class Recorder(Interpreter):
             return x
         if isinstance(x, Tracer) and x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
-        return plain_operand(x)
+        return as_plain_operand(x)
 
     def tape(self, outs: Sequence[Value]) -> Tape:
         return Tape(self.inputs, self.equations, [self.atom(x) for x in outs])

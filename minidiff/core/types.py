@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates
-from minidiff.values.dtypes import check_dtype, dtype_name, plain
+from minidiff.values.dtypes import as_plain, check_dtype, dtype_name
 
 
 class Typed:
@@ -139,7 +139,7 @@ def typeof(x: Any) -> ShapedArray:
     if isinstance(x, ShapedArray):
         return x
     if not isinstance(x, numpy.generic):
-        x = numpy.asarray(plain(x))
+        x = numpy.asarray(as_plain(x))
     return array_type(x.shape, x.dtype)
 
 
@@ -151,13 +151,13 @@ def operand_type(x: Any) -> Any:
     return x if type(x) in PYTHON_NUMBERS else typeof(x)
 
 
-def plain_operand(x: Any) -> Any:
-    """Apply `plain` to an operand, which may also be a tracer, a type, or a list."""
+def as_plain_operand(x: Any) -> Any:
+    """Apply `as_plain` to an operand, which may also be a tracer, a type, or a list."""
     if isinstance(x, (list, tuple)):
         for item in x:
-            plain_operand(item)
+            as_plain_operand(item)
         return x
-    return x if isinstance(x, (Typed, ShapedArray, range)) or x is None else plain(x)
+    return x if isinstance(x, (Typed, ShapedArray, range)) or x is None else as_plain(x)
 
 
 def zeros_like(x: Any) -> numpy.ndarray:

@@ -10,7 +10,7 @@ import numpy
 from minidiff.core.interpreter import Interpreter, running
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import SIZE, Tracer, Value
-from minidiff.core.types import ShapedArray, plain_operand, typeof
+from minidiff.core.types import ShapedArray, as_plain_operand, typeof
 from minidiff.diagnostics.errors import MisfitError, TracerError
 from minidiff.values.dtypes import PLAIN
 
@@ -71,7 +71,7 @@ class Batch(Interpreter):
             batched = [self.owns(x) for x in args]
             for x, yes in zip(args, batched):
                 if not yes and type(x) not in PLAIN:  # rules read shapes
-                    plain_operand(x)
+                    as_plain_operand(x)
             if not any(batched):
                 return self.below.process(primitive, args, params)
             values = list(map(self.in_front, args))

@@ -60,10 +60,10 @@ class MisfitError(ValueError):
     """NumPy rejected the operands of an operation: its error, with their types."""
 
     def __init__(self, primitive: Any, args: Sequence[Any], reason: str = "they do not fit"):
-        super().__init__(f"{primitive.name} of {' and '.join(map(shown, args))}: {reason}")
+        super().__init__(f"{primitive.name} of {' and '.join(map(describe_operand, args))}: {reason}")
 
 
-def shown(x: Any) -> str:
+def describe_operand(x: Any) -> str:
     """An operand in error messages: its type, or else its class and value."""
     if is_scalar_constant(x) or isinstance(x, numpy.ndarray):
         array = numpy.asarray(x)
@@ -74,7 +74,7 @@ def shown(x: Any) -> str:
 # ---------------------------------------------------------------- mesh axes
 
 
-def diverges(what: str, t: Any, axes: Sequence[str], because: str = "") -> VarianceError:
+def divergence_error(what: str, t: Any, axes: Sequence[str], because: str = "") -> VarianceError:
     """The error that ranks would branch differently on a value of type `t`, which varies along `axes`."""
     shown = ", ".join(map(repr, axes))
     return VarianceError(
@@ -83,7 +83,7 @@ def diverges(what: str, t: Any, axes: Sequence[str], because: str = "") -> Varia
     )
 
 
-def listed(items: Sequence[object]) -> str:
+def list_items(items: Sequence[object]) -> str:
     """A list in a sentence: `a`, `a and b`, `a, b and c`."""
     *rest, last = map(str, items)
     return f"{', '.join(rest)} and {last}" if rest else last

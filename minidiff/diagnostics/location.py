@@ -53,15 +53,15 @@ class Location(NamedTuple):
         return f"{place}: {self.text}" if self.text else place
 
 
-def joined(sources: Sequence[Location | None]) -> Location | None:
+def fuse_locations(sources: Sequence[Location | None]) -> Location | None:
     """The location of a variadic operation that replaces one per operand."""
     first, *others = [line for source in sources for line in lines_of(source)]
     return first and first._replace(others=tuple(others) if any(other != first for other in others) else ())
 
 
-def merged(sources: Sequence[Location | None]) -> Location | None:
+def merge_locations(sources: Sequence[Location | None]) -> Location | None:
     """The location of one operation that replaces several equal ones."""
-    return joined([*dict.fromkeys(line for source in sources for line in lines_of(source))])
+    return fuse_locations([*dict.fromkeys(line for source in sources for line in lines_of(source))])
 
 
 def lines_of(source: Location | None) -> list[Location | None]:
@@ -69,8 +69,8 @@ def lines_of(source: Location | None) -> list[Location | None]:
     return [source._replace(others=()), *source.others] if source else [None]
 
 
-def parted(source: Location | None, operands: int) -> list[Location | None]:
-    """The location for each operand: the inverse of `joined`."""
+def split_location(source: Location | None, operands: int) -> list[Location | None]:
+    """The location for each operand: the inverse of `fuse_locations`."""
     lines = lines_of(source)
     return lines if len(lines) == operands else lines[:1] * operands
 
@@ -112,13 +112,13 @@ transposes = _mark("transposes")
 begins = _mark("begins")
 
 
-def here() -> Location | None:
+def current_location() -> Location | None:
     """The location of the running operation; None if no frame is the user's."""
     return location_of(sys._getframe(1))
 
 
 def location_of(frame: FrameType | None) -> Location | None:
-    """As `here`, for the code that runs in this frame."""
+    """As `current_location`, for the code that runs in this frame."""
     mark_of = _marked.get  # this walks the whole stack, for each equation
     found: Location | None = None
     while found is None and frame is not None:

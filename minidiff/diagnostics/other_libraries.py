@@ -142,7 +142,7 @@ INSTEAD: dict[str, dict[str, str]] = {
 }
 
 
-def missing(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
+def missing_attribute_error(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
     """The error that a module or a class has no attribute `name`: what to write instead, or a similar known name."""
     advice = INSTEAD.get(owner, {}).get(name)
     if advice is None and owner == "minidiff" and name in numpy.__all__:
@@ -151,14 +151,14 @@ def missing(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
     return AttributeError(f"{owner} has no attribute {name!r}{suggestion}")
 
 
-def attributes(module: str, later: Sequence[str] = ()) -> Callable[[str], ModuleType]:
+def module_getattr(module: str, later: Sequence[str] = ()) -> Callable[[str], ModuleType]:
     """The `__getattr__` of a module: its submodules `later` are imported on first use, and it has no other names."""
 
     @hide_own_frames
     def find(name: str) -> ModuleType:
         if name in later:
             return importlib.import_module(f"{module}.{name}")
-        raise missing(module, name, dir(sys.modules[module]))
+        raise missing_attribute_error(module, name, dir(sys.modules[module]))
 
     return find
 

@@ -11,7 +11,7 @@ import os
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
-def shadowed(name: str) -> str | None:
+def shadowing_message(name: str) -> str | None:
     """The error message if Python finds another package of this name than the one in this folder."""
     try:
         spec = importlib.util.find_spec(name)

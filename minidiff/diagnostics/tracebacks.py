@@ -34,7 +34,7 @@ def _entries(trace: TracebackType | None) -> list[TracebackType]:
     return entries
 
 
-def _shortened(trace: TracebackType | None) -> TracebackType | None:
+def _shorten_traceback(trace: TracebackType | None) -> TracebackType | None:
     """Remove the library's frames and NumPy's from a traceback that has some of the library; None if none are left."""
     entries, rest = _entries(trace), None
     if not any(map(_is_own, entries)):
@@ -45,7 +45,7 @@ def _shortened(trace: TracebackType | None) -> TracebackType | None:
     return rest
 
 
-def _displayed(error: BaseException) -> list[BaseException]:
+def _displayed_exceptions(error: BaseException) -> list[BaseException]:
     """An exception and those displayed with it: causes, contexts, group members."""
     found: dict[int, BaseException] = {}
     waiting: list[BaseException | None] = [error]
@@ -64,9 +64,9 @@ def shorten(error: BaseException) -> None:
     """
     if os.environ.get("MINIDIFF_TRACEBACK") == "full":
         return
-    found, handled = _displayed(error), set()
+    found, handled = _displayed_exceptions(error), set()
     for e in found:
-        trace, e.__traceback__ = e.__traceback__, _shortened(e.__traceback__)
+        trace, e.__traceback__ = e.__traceback__, _shorten_traceback(e.__traceback__)
         if trace is not None and _is_own(trace):
             trace.tb_next = e.__traceback__  # Python 3.10 raises it again with the traceback that it has caught
         if trace is not None and e.__traceback__ is None:
@@ -89,14 +89,14 @@ def _say_cause(error: BaseException) -> None:
 _ASSIGNED = "setting an array element with a sequence."
 
 
-def leave(error: BaseException) -> None:
+def prepare_to_leave(error: BaseException) -> None:
     """Prepare an exception that leaves the calling function, to be raised again: hide frames if its caller is a user.
 
     >>> def public(x):
     ...     try:
     ...         return 1 / x
     ...     except BaseException as error:
-    ...         leave(error)
+    ...         prepare_to_leave(error)
     ...         raise
     """
     caller = sys._getframe(1).f_back
@@ -111,7 +111,7 @@ def hide_own_frames(function: F) -> F:
     Of a class, decorate the public methods.
     """
     if not isinstance(function, type):
-        hiding: Any = functools.wraps(function)(unnamed(function))
+        hiding: Any = functools.wraps(function)(hide_own_frames_of_lambda(function))
         return hiding
     for name, method in [*vars(function).items()]:
         if type(method) is FunctionType and (name in ("__init__", "__call__") or not name.startswith("_")):
@@ -119,14 +119,14 @@ def hide_own_frames(function: F) -> F:
     return function
 
 
-def unnamed(function: Callable) -> Callable:
+def hide_own_frames_of_lambda(function: Callable) -> Callable:
     """As `hide_own_frames`, but without the function's name and docstring."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs) if kwargs else function(*args)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return call

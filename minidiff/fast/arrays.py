@@ -21,14 +21,14 @@ from minidiff.fast.steps import ArrayTape, RecordedStep
 from minidiff.ops import elementwise, linalg, reduction, shape
 from minidiff.ops.base import (
     Differential,
+    broadcast_array,
+    broadcast_axes,
     broadcast_to_p,
     reduced_shape,
-    repeated,
     reshape_p,
-    stretched,
     sum_p,
 )
-from minidiff.values.dtypes import NARROW, converted
+from minidiff.values.dtypes import NARROW, convert_array
 from minidiff.values.half import has_narrow
 
 # ---------------------------------------------------------------- cotangents of plain arrays
@@ -39,10 +39,10 @@ def _negated(ct: numpy.ndarray, *names: Any) -> numpy.ndarray:
 
 
 def _repeated(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
-    """`unreduce` of plain arrays."""
+    """`broadcast_back` of plain arrays."""
     if not keepdims and axes != tuple(range(len(axes))):
         ct = ct.reshape(reduced_shape(name.type, axes, True))
-    return repeated(ct, name.type.shape)
+    return broadcast_array(ct, name.type.shape)
 
 
 def _mean(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
@@ -172,14 +172,14 @@ def match_arrays(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:
     """Sum and cast a cotangent to an operand's type, as `match` in `minidiff/ops/base.py`."""
     shape, wide = operand.shape, ct.shape
     if wide != shape:
-        axes = stretched(wide, shape)
+        axes = broadcast_axes(wide, shape)
         if axes == (0,) and len(wide) == 2 and wide[0] <= 4096 and ct.dtype.char in "dfDF":
             ct = _ones(wide[0], ct.dtype).dot(ct)  # takes half the time and is as accurate: a column is summed in order
         elif axes:
             ct = numpy.add.reduce(ct, axis=axes)
         if ct.shape != shape:
             ct = ct.reshape(shape)
-    return ct if ct.dtype is operand.dtype else converted(ct, operand.dtype)
+    return ct if ct.dtype is operand.dtype else convert_array(ct, operand.dtype)
 
 
 @functools.lru_cache(maxsize=64)

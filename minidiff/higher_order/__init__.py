@@ -21,5 +21,6 @@ Tapes are closed: values that a function closes over are its first operands.
 `over_axis`  `map`, which is a `scan`, and `associative_scan`, which is not a loop
 `bodies`     shared by all: the rules, which change the bodies; operations whose body runs inline
 `carries`    shared by all: whether a value is known, whether ranks may disagree about it, the types of carries
+`dead_code`  dependencies between equations, and dead-code elimination
 ============ =================================================================================================
 """

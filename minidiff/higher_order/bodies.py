@@ -1,10 +1,10 @@
 """Operations that run bodies: the rules that all branches and loops share, and inlined calls.
 
 The bodies of branches and loops are tapes (:class:`BodyOperation`). Each rule changes the bodies, then applies the same
-operation to them. What differs between the operations is how a body takes an operand (`SHARED`, `CARRIED` or
-`ELEMENT`), and so how an operand that a rule adds is passed: a tangent is passed like its primal, and a value that the
-backward pass needs is one `ELEMENT` for each step of a loop. A carry is an operand and a result. If one of both has a
-tangent (is linear, is batched), so has the other: a fixpoint.
+operation to them. The operations differ in how a body takes an operand: `SHARED`, `CARRIED` or `ELEMENT`. An operand
+that a rule adds is passed accordingly: a tangent like its primal, and a residual as one `ELEMENT` for each step of a
+loop. A carry is an operand and a result. If the operand has a tangent (is linear, is batched), so has the result, and
+the reverse: a fixpoint.
 
 The body of a checkpoint or of a function with a custom rule is a function, and runs inline (:class:`Call`).
 """
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import Interpreter, running
 from minidiff.core.operation import Primitive
-from minidiff.core.ranks import resharded
+from minidiff.core.ranks import reshard_cotangent
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
 from minidiff.core.states import NONE
@@ -26,7 +26,9 @@ from minidiff.core.tracer import Value
 from minidiff.core.transpose import transpose_values
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.higher_order.dead_code import depends_on_marked, prune_tape, used_names
 from minidiff.higher_order.effects import has_effects
+from minidiff.higher_order.masks import choose, fixpoint, place, positions, split_list
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     ELEMENT,
@@ -36,20 +38,12 @@ from minidiff.higher_order.partial_eval import (
     TracedBody,
     batched_body,
     broadcast_in_front,
-    chosen,
-    cut,
-    depends,
-    filled,
-    fit,
-    fixpoint,
+    broadcast_unbatched,
+    cast_to_types,
     jvp_of_body,
     merge,
-    names_used,
-    partly_evaluated,
-    placed,
-    positions,
-    prune_tape,
-    traced_batch,
+    partial_eval,
+    trace_batched,
 )
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
@@ -65,10 +59,12 @@ class LinearPart(NamedTuple):
     results: list[int]  # the index of each result among the original results
 
 
-def completed(values: Sequence[Value | None], types: Sequence[ShapedArray], groups: Sequence[int]) -> list[Value]:
+def complete(values: Sequence[Value | None], types: Sequence[ShapedArray], groups: Sequence[int]) -> list[Value]:
     """Convert values to these types: zeros for None, pbroadcasts, carries' sharding."""
-    values = fit([x if isinstance(x, ShapedArray) else instantiate(x, t) for x, t in zip(values, types)], types)
-    return [resharded(x, t) if group == CARRIED else x for x, t, group in zip(values, types, groups)]
+    values = cast_to_types(
+        [x if isinstance(x, ShapedArray) else instantiate(x, t) for x, t in zip(values, types)], types
+    )
+    return [reshard_cotangent(x, t) if group == CARRIED else x for x, t, group in zip(values, types, groups)]
 
 
 class HigherOrder(Primitive):
@@ -90,8 +86,8 @@ class HigherOrder(Primitive):
 class BodyOperation(HigherOrder):
     """An operation with tapes as parameters: branches, or the step of a loop.
 
-    It reads its first `leading(params)` operands itself. The others are those of its `alternatives(params)`, the tapes
-    of which each run executes one. `groups(params)` says how these take their operands, and give their results.
+    It reads its first `leading(params)` operands itself. The others are those of its `alternatives(params)`: tapes, of
+    which each run executes one. `groups(params)` says how these take their operands, and give their results.
     `with_bodies(params, tapes, operands)` returns the parameters with other tapes, for these operands.
     """
 
@@ -99,7 +95,7 @@ class BodyOperation(HigherOrder):
 
     # ------------------------------------------------ what differs
 
-    def leading(self, params: dict) -> int:
+    def leading_count(self, params: dict) -> int:
         return 0
 
     def chosen_along(self, own: Sequence[Value]) -> frozenset:
@@ -115,15 +111,12 @@ class BodyOperation(HigherOrder):
     def with_bodies(self, params: dict, tapes: list[Tape], operands: Sequence[Operand]) -> dict:
         raise NotImplementedError
 
-    def reversed(self, params: dict) -> dict:
+    def reversed_params(self, params: dict) -> dict:
         """The parameters of the backward pass."""
         return params
 
     def bodies(self, count: int, params: dict) -> dict[str, list[int]] | None:
-        """The operands (by index) that each body takes; the last body gives the results.
-
-        None if a body takes elements of operands.
-        """
+        """The operands (by index) that each body takes; the last one gives the results. None if one takes elements."""
         return None
 
     # ------------------------------------------------ changing the bodies
@@ -132,13 +125,13 @@ class BodyOperation(HigherOrder):
         """The operands of the alternatives."""
         return [Operand(x, group, i) for i, (x, group) in enumerate(zip(values, self.groups(params)[0]))]
 
-    def changed(
+    def change_alternatives(
         self, params: dict, mask: Sequence[bool], change: Callable[[Tape, list[bool]], tuple[Any, Sequence[bool]]]
     ) -> tuple[list, list[bool], list[bool]]:
         """Change each alternative, until every carry is marked as its result is.
 
-        `change` takes a tape and which operands are marked; it returns anything, and which results are marked then.
-        Returns what `change` did for each alternative, and which operands and results are marked in the end.
+        `change` takes a tape and which operands are marked. It returns anything, and which results are then marked.
+        Returns what `change` returned for each alternative, and which operands and results are marked in the end.
         """
         carried = positions(group == CARRIED for group in self.groups(params)[0])
 
@@ -151,14 +144,14 @@ class BodyOperation(HigherOrder):
         (changed, out_mask), mask = fixpoint(attempt, mask)
         return changed, mask, [*[mask[i] for i in carried], *out_mask[len(carried) :]]
 
-    def arranged(
+    def sort_by_group(
         self, tapes: Sequence[Tape], operands: Sequence[Operand], results: Sequence[int], params: dict
     ) -> tuple[list[Operand], dict, list[int]]:
         """Sort operands and results by group, and drop operands that no tape uses.
 
         Returns the operands, the parameters, and which result of the tapes each result is.
         """
-        names = set().union(*map(names_used, tapes))
+        names = set().union(*map(used_names, tapes))
         kept = [
             i
             for i in sorted(range(len(operands)), key=lambda i: operands[i].group)
@@ -182,11 +175,11 @@ class BodyOperation(HigherOrder):
         `results` are the groups of the tapes' results.
         """
         tapes, constants = merge([(tape, [Operand(x, SHARED) for x in values]) for tape, values in closed])
-        operands, params, order = self.arranged(tapes, [*constants, *operands], results, params)
+        operands, params, order = self.sort_by_group(tapes, [*constants, *operands], results, params)
         if not (order or any(has_effects(eqn) for tape in tapes_of(params) for eqn in tape.equations)):
             return []
         types = self.alternatives(params)[0].in_types
-        args = completed([x.value for x in operands], types, [x.group for x in operands])
+        args = complete([x.value for x in operands], types, [x.group for x in operands])
         outs = dict(zip(order, self.bind(*own, *args, **params)))
         return [outs[i] for i in range(len(results))]
 
@@ -199,21 +192,23 @@ class BodyOperation(HigherOrder):
         primals, tangents = outside.split(args)
         if all(t is None for t in tangents):
             return self.bind(*primals, **params)
-        (own, primals), (_, tangents) = (cut(values, self.leading(params)) for values in (primals, tangents))
+        (own, primals), (_, tangents) = (
+            split_list(values, self.leading_count(params)) for values in (primals, tangents)
+        )
         groups, results = self.groups(params)
 
         def change(body, moving):
             f = jvp_of_body(body, lambda below: JVPInside(below, outer=outside), moving)
-            traced_body = TracedBody(f, [*body.in_types, *chosen(body.in_types, moving)])
+            traced_body = TracedBody(f, [*body.in_types, *choose(body.in_types, moving)])
             return traced_body, [t is not None for t in traced_body.result[1]]
 
-        traced, moving, out_moving = self.changed(params, [t is not None for t in tangents], change)
-        types, moved = chosen(self.alternatives(params)[0].out_types, out_moving), chosen(results, out_moving)
-        closed = [b.close(lambda r: [*r[0], *completed(chosen(r[1], out_moving), types, moved)]) for b in traced]
+        traced, moving, out_moving = self.change_alternatives(params, [t is not None for t in tangents], change)
+        types, moved = choose(self.alternatives(params)[0].out_types, out_moving), choose(results, out_moving)
+        closed = [b.close(lambda r: [*r[0], *complete(choose(r[1], out_moving), types, moved)]) for b in traced]
         operands = self.operands_of(primals, params)
-        operands += [Operand(t, group) for t, group in chosen(zip(tangents, groups), moving)]
-        outs, out_tangents = cut(self.rebind(own, closed, operands, [*results, *moved], params), len(results))
-        return [outside.join(x, t) for x, t in zip(outs, placed(out_tangents, out_moving))]
+        operands += [Operand(t, group) for t, group in choose(zip(tangents, groups), moving)]
+        outs, out_tangents = split_list(self.rebind(own, closed, operands, [*results, *moved], params), len(results))
+        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, out_moving))]
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
         linear = [outside.owns(x) for x in args]
@@ -221,21 +216,21 @@ class BodyOperation(HigherOrder):
             return self.bind(*args, **params)
         outs, part = self.split(args, linear, params)
         if part.results:
-            own, operands = cut([x.value for x in part.operands], self.leading(params))
-            operands = fit(operands, self.alternatives(part.params)[0].in_types)
+            own, operands = split_list([x.value for x in part.operands], self.leading_count(params))
+            operands = cast_to_types(operands, self.alternatives(part.params)[0].in_types)
             recorded = outside.record(self, [*own, *operands], part.params)
             outs = {**dict(zip(part.results, recorded)), **outs}
         return [outs[i] for i in range(len(outs))]
 
     def split(self, args: Sequence[Any], linear: Sequence[bool], params: dict) -> tuple[dict[int, Value], LinearPart]:
-        """Run the part that does not depend on `linear` operands: results by index, the rest.
+        """Run the part that does not depend on `linear` operands; return its results by index, and the linear part.
 
-        Linear operands may be types, or names on a linear tape. The rest takes residuals: values that are known outside
-        the body are passed on as they are, the others are further results of the known part.
+        Linear operands may be types, or names on a linear tape. The linear part takes residuals. Those known outside
+        the body are passed on as they are, and the others are further results of the known part.
         """
-        own, args = cut(args, self.leading(params))
+        own, args = split_list(args, self.leading_count(params))
         results = self.groups(params)[1]
-        parts, linear, is_linear = self.changed(params, linear[len(own) :], partly_evaluated)
+        parts, linear, is_linear = self.change_alternatives(params, linear[len(own) :], partial_eval)
         known = [not yes for yes in is_linear]
         operands = self.operands_of(args, params)
         axes = self.chosen_along(own)
@@ -243,64 +238,64 @@ class BodyOperation(HigherOrder):
         saved = [x for x in passed if any(p.stage.owns(x.value) for p in parts)]
         known_tapes = [
             # Another branch saves something else: zeros, which are not used.
-            p.known_tape([*chosen(p.outs, known), *[x.value if p.stage.owns(x.value) else x.value.type for x in saved]])
+            p.known_tape([*choose(p.outs, known), *[x.value if p.stage.owns(x.value) else x.value.type for x in saved]])
             for p in parts
         ]
-        fixed = chosen(operands, [not yes for yes in linear])
-        found = self.rebind(own, known_tapes, fixed, [*chosen(results, known), *[x.group for x in saved]], params)
-        outs, residuals = cut(found, sum(known))
+        fixed = choose(operands, [not yes for yes in linear])
+        found = self.rebind(own, known_tapes, fixed, [*choose(results, known), *[x.group for x in saved]], params)
+        outs, residuals = split_list(found, sum(known))
         values = dict(zip([id(x.value) for x in saved], residuals))
         passed = [x._replace(value=values.get(id(x.value), x.value)) for x in passed]
-        operands = [*passed, *chosen(operands, linear)]
-        operands, params, _ = self.arranged(tapes, operands, chosen(results, is_linear), params)
+        operands = [*passed, *choose(operands, linear)]
+        operands, params, _ = self.sort_by_group(tapes, operands, choose(results, is_linear), params)
         part = LinearPart([*[Operand(x, SHARED) for x in own], *operands], params, positions(is_linear))
         return dict(zip(positions(known), outs)), part
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> Sequence[Value | None]:
-        own, operands = cut(operands, self.leading(params))
+        own, operands = split_list(operands, self.leading_count(params))
         if any(isinstance(x, ShapedArray) for x in own):
             return super().transpose(cts, own, params)
         given = [isinstance(x, ShapedArray) for x in operands]
-        _, linear, _ = self.changed(params, given, lambda body, mask: (None, depends(body, mask)))
+        _, linear, _ = self.change_alternatives(params, given, lambda body, mask: (None, depends_on_marked(body, mask)))
         groups, results = self.groups(params)
         if not all(yes for yes, group in zip(linear, groups) if group == CARRIED):
             return self._transpose_after_split(cts, operands, given, params)
         fixed = [not yes for yes in linear]
         cts_given = [group == CARRIED or ct is not None for ct, group in zip(cts, results)]
         # A cotangent of a shared operand is a sum over the steps, which is a carry.
-        summed = [self.repeats and group == SHARED for group in chosen(groups, linear)]
-        in_groups = [CARRIED if yes else group for yes, group in zip(summed, chosen(groups, linear))]
+        summed = [self.repeats and group == SHARED for group in choose(groups, linear)]
+        in_groups = [CARRIED if yes else group for yes, group in zip(summed, choose(groups, linear))]
         traced, types = self._transposed_bodies(linear, summed, cts_given, params)
         wanted = [group == CARRIED or any(b.result[i] is not None for b in traced) for i, group in enumerate(in_groups)]
-        types, in_groups = chosen(types, wanted), chosen(in_groups, wanted)
-        closed = [b.close(lambda r: completed(chosen(r, wanted), types, in_groups), prune=True) for b in traced]
+        types, in_groups = choose(types, wanted), choose(in_groups, wanted)
+        closed = [b.close(lambda r: complete(choose(r, wanted), types, in_groups), prune=True) for b in traced]
         values = [
             *[Operand(None, CARRIED)] * sum(summed),
-            *chosen(self.operands_of(operands, params), fixed),
-            *[Operand(ct, group) for ct, group in chosen(zip(cts, results), cts_given)],
+            *choose(self.operands_of(operands, params), fixed),
+            *[Operand(ct, group) for ct, group in choose(zip(cts, results), cts_given)],
         ]
-        found = placed(placed(self.rebind(own, closed, values, in_groups, self.reversed(params)), wanted), linear)
+        found = place(place(self.rebind(own, closed, values, in_groups, self.reversed_params(params)), wanted), linear)
         return [*[None] * len(own), *[ct if yes else None for ct, yes in zip(found, given)]]
 
     def _transposed_bodies(
         self, linear: Sequence[bool], summed: Sequence[bool], cts_given: Sequence[bool], params: dict
     ) -> tuple[list[TracedBody], list[ShapedArray]]:
-        """Trace the backward passes: from sums so far, known operands and cotangents.
+        """Trace the backward passes of sums so far, known operands and cotangents; also return the results' types.
 
-        Returns also the types of the cotangents. Sums are sharded like their terms.
+        Sums are sharded like their terms.
         """
         fixed = [not yes for yes in linear]
-        types = [t.cotangent for t in chosen(self.alternatives(params)[0].in_types, linear)]
+        types = [t.cotangent for t in choose(self.alternatives(params)[0].in_types, linear)]
 
         def transposed(body):
             def f(*values):
-                so_far, known, cts = cut(values, sum(summed), sum(fixed))
-                found = transpose_values(body, linear, placed(known, fixed), placed(cts, cts_given))
-                terms = zip(placed(so_far, summed), found)
+                so_far, known, cts = split_list(values, sum(summed), sum(fixed))
+                found = transpose_values(body, linear, place(known, fixed), place(cts, cts_given))
+                terms = zip(place(so_far, summed), found)
                 return [ct if sum is None else sum if ct is None else add(sum, ct) for sum, ct in terms]
 
-            ct_types = [t.cotangent for t in chosen(body.out_types, cts_given)]
-            return TracedBody(f, [*chosen(types, summed), *chosen(body.in_types, fixed), *ct_types])
+            ct_types = [t.cotangent for t in choose(body.out_types, cts_given)]
+            return TracedBody(f, [*choose(types, summed), *choose(body.in_types, fixed), *ct_types])
 
         while True:
             traced, before = [transposed(body) for body in self.alternatives(params)], types
@@ -326,8 +321,8 @@ class BodyOperation(HigherOrder):
         batched = list(map(outside.owns, args))
         if not (any(batched) or _runs_along(outside, params)):
             return self.bind(*args, **params)
-        own, args = cut(args, self.leading(params))
-        own, more, traced, batched, out_batched, new = self.vectorised(outside, own, batched, params)
+        own, args = split_list(args, self.leading_count(params))
+        own, more, traced, batched, out_batched, new = self.vectorise(outside, own, batched, params)
 
         def in_front(x):
             """The batch axis is the first; in an array of elements, it is the second."""
@@ -339,42 +334,44 @@ class BodyOperation(HigherOrder):
         operands = [
             x._replace(value=in_front(x)) if yes else x for x, yes in zip(self.operands_of(args, params), batched)
         ]
-        closed = [b.close(lambda r: filled(r[0], r[1], out_batched, outside.size_of_batch)) for b in traced]
+        closed = [
+            b.close(lambda r: broadcast_unbatched(r[0], r[1], out_batched, outside.size_of_batch)) for b in traced
+        ]
         groups = self.groups(params)[1]
         results = zip(self.rebind(own, closed, [*more, *operands], groups, new), groups, out_batched)
         return [BatchTracer(outside, x, int(group == ELEMENT)) if yes else x for x, group, yes in results]
 
-    def vectorised(
+    def vectorise(
         self, outside: Batch, own: list[Value], batched: Sequence[bool], params: dict
     ) -> tuple[list[Value], list[Operand], list[TracedBody], list[bool], list[bool], dict]:
-        """Vectorise the bodies: trace them on batches, results with which are batched.
+        """Vectorise the bodies: trace them on batches.
 
         Returns the operation's own operands and further ones of the bodies, the bodies, which operands and which
         results are batched, and the parameters.
         """
-        change = lambda body, mask: traced_batch(body, body.in_types, outside, mask)  # noqa: E731
-        return own, [], *self.changed(params, batched[len(own) :], change), params
+        change = lambda body, mask: trace_batched(body, body.in_types, outside, mask)  # noqa: E731
+        return own, [], *self.change_alternatives(params, batched[len(own) :], change), params
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """Drop unused results, carries that no used one needs, and unused operands."""
-        own, atoms = cut(eqn.inputs, self.leading(eqn.params))
+        own, atoms = split_list(eqn.inputs, self.leading_count(eqn.params))
         groups, results = self.groups(eqn.params)
         carried = positions(group == CARRIED for group in groups)
 
         def attempt(wanted):
-            tapes = [Tape(t.inputs, t.equations, chosen(t.outputs, wanted)) for t in self.alternatives(eqn.params)]
+            tapes = [Tape(t.inputs, t.equations, choose(t.outputs, wanted)) for t in self.alternatives(eqn.params)]
             tapes = [prune_tape(t) for t in tapes]
-            names = set().union(*map(names_used, tapes))
+            names = set().union(*map(used_names, tapes))
             needed = [any(t.inputs[i] in names for t in tapes) for i in carried]
             return tapes, [*needed, *wanted[len(carried) :]]
 
         tapes, wanted = fixpoint(attempt, used)
         dropped = {i for i, yes in zip(carried, wanted) if not yes}
         kept = [i not in dropped for i in range(len(groups))]
-        operands = chosen([Operand(a, group, i) for i, (a, group) in enumerate(zip(atoms, groups))], kept)
-        tapes = [Tape(chosen(t.inputs, kept), t.equations, t.outputs) for t in tapes]
-        operands, params, _ = self.arranged(tapes, operands, chosen(results, wanted), eqn.params)
-        return Equation(self, [*own, *[x.value for x in operands]], params, chosen(eqn.outputs, wanted), eqn.source)
+        operands = choose([Operand(a, group, i) for i, (a, group) in enumerate(zip(atoms, groups))], kept)
+        tapes = [Tape(choose(t.inputs, kept), t.equations, t.outputs) for t in tapes]
+        operands, params, _ = self.sort_by_group(tapes, operands, choose(results, wanted), eqn.params)
+        return Equation(self, [*own, *[x.value for x in operands]], params, choose(eqn.outputs, wanted), eqn.source)
 
 
 def _runs_along(batch: Batch, params: dict) -> bool:
@@ -391,9 +388,9 @@ Body = Callable[..., list]  # leaves -> leaves
 class Call(HigherOrder):
     """An operation that runs its parameter `body`, a function of leaves or a Tape, inline.
 
-    To the current interpreter, the body is part of the program around it: under evaluation it runs on concrete values,
-    and Python's `if` sees them. It may close over traced values. These are further inputs, which the interpreters that
-    continue the outer ones inside the body adopt. On a tape the body becomes a tape.
+    To the current interpreter, the body is part of the program around it. Under evaluation it runs on concrete values,
+    which Python's `if` sees. Traced values that it closes over are further inputs: the interpreters that continue the
+    outer ones inside the body adopt them. On a tape the body becomes a tape.
     """
 
     def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> list[Value]:
@@ -411,7 +408,7 @@ class Call(HigherOrder):
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
         linear = [isinstance(x, ShapedArray) for x in operands]
-        return placed(transpose_values(params["body"], linear, operands, cts), linear)
+        return place(transpose_values(params["body"], linear, operands, cts), linear)
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         batched = [outside.owns(x) for x in args]
@@ -421,7 +418,7 @@ class Call(HigherOrder):
         return [BatchTracer(outside, x, 0) if yes else x for x, yes in zip(outs, out_batched or [True] * len(outs))]
 
     def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool], results: list[bool]) -> dict:
-        """The parameters with the body vectorised; its first run says which `results` are batched (none: all are)."""
+        """The parameters with the body vectorised, whose first run fills `results` with which ones are batched."""
         return {**params, "body": batched_body(params["body"], outside, batched, results)}
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
@@ -437,7 +434,7 @@ class Call(HigherOrder):
         return params["body"].out_types
 
 
-def labelled(name: str, transpose: Callable = lambda ct, x, **mark: [ct]) -> Linear:
+def label_operation(name: str, transpose: Callable = lambda ct, x, **mark: [ct]) -> Linear:
     """The identity with a label, which marks values of a body."""
     return Linear(
         name,

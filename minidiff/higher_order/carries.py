@@ -1,6 +1,6 @@
 """What loops and branches share: checks of predicates and types, and a loop's carries.
 
-The types of carries are a fixpoint, whether the loop runs or is recorded.
+The types of the carries are a fixpoint, both in a loop that runs and in one that is recorded.
 """
 
 from __future__ import annotations
@@ -16,28 +16,25 @@ from minidiff.core.interpreter import current_interpreter, current_scope, enter,
 from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import cast_to
 from minidiff.core.staging import Stage
-from minidiff.core.states import joined
+from minidiff.core.states import combine_states
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import TracerError, VarianceError, diverges
-from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered
+from minidiff.diagnostics.errors import TracerError, VarianceError, divergence_error
+from minidiff.higher_order.partial_eval import TracedBody, concrete_value, enter_value, interpreters
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
-from minidiff.inputs.promotion import WEAK_TYPES, promoting, python_type
+from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument, python_type
 from minidiff.ops.base import convert_number
 from minidiff.values.dtypes import is_scalar_constant, result_type
 
 # ---------------------------------------------------------------- checks and casts
 
 
-def staging() -> bool:
+def is_staging() -> bool:
     """Whether the current operations are being recorded on a tape of abstract values."""
-    interpreter = current_interpreter()
-    while interpreter is not None and not isinstance(interpreter, Stage):
-        interpreter = interpreter.below
-    return interpreter is not None
+    return any(isinstance(interpreter, Stage) for interpreter in interpreters(current_interpreter()))
 
 
-def if_known(x: Value, use: str) -> Any:
+def known_number(x: Value, use: str) -> Any:
     """The number `x`, or None if it is abstract or batched.
 
     Raises VarianceError if it may differ between ranks.
@@ -49,7 +46,7 @@ def if_known(x: Value, use: str) -> Any:
 
 
 def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -> None:
-    """Raise TypeError for a non-function; `otherwise` says what to write instead."""
+    """Raise TypeError for a non-function; the message ends with `otherwise`."""
     for name, f in functions.items():
         if not callable(f):
             raise TypeError(f"{what}: {name} must be a function, got {type(f).__name__}{otherwise}")
@@ -57,7 +54,7 @@ def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -
 
 def check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
     if t.variance:
-        raise diverges(f"{what} must be the same on all ranks", t, sorted(t.variance), because)
+        raise divergence_error(f"{what} must be the same on all ranks", t, sorted(t.variance), because)
 
 
 def is_weak(x: Any) -> bool:
@@ -67,10 +64,10 @@ def is_weak(x: Any) -> bool:
 
 def fits_weakly(x: Any, dtype: numpy.dtype) -> bool:
     """Whether `x` is a Python number that promotes to this dtype."""
-    return is_weak(x) and result_type(dtype, promoting(x)) == dtype
+    return is_weak(x) and result_type(dtype, promotion_argument(x)) == dtype
 
 
-def numeric(x: Any, t: ShapedArray) -> Value:
+def convert_python_number(x: Any, t: ShapedArray) -> Value:
     """Convert `x` to the dtype of `t` if it is a Python number."""
     if type(x) is WeakTracer and is_weak(x):
         return convert_number(as_value(x), t.dtype)
@@ -79,15 +76,12 @@ def numeric(x: Any, t: ShapedArray) -> Value:
 
 def as_type(x: Any, t: ShapedArray) -> Value:
     """Cast a Python number to the dtype of `t`, and along mesh axes to its states."""
-    return cast_to(enter(numeric(x, t)), t.states)
+    return cast_to(enter(convert_python_number(x, t)), t.states)
 
 
 @contextlib.contextmanager
-def for_types_alone() -> Iterator[None]:
-    """Ignore exceptions in code traced for its types, which may never run.
-
-    A VarianceError is raised even so: types must agree whichever branch runs.
-    """
+def ignore_tracing_errors() -> Iterator[None]:
+    """Ignore exceptions, except VarianceErrors, in code that is traced for its types and may never run."""
     try:
         yield
     except VarianceError:
@@ -96,7 +90,7 @@ def for_types_alone() -> Iterator[None]:
         pass
 
 
-def vary_everywhere(values: Iterable[Value]) -> bool:
+def all_vary_everywhere(values: Iterable[Value]) -> bool:
     """Whether all values vary along all axes (False under explicit types)."""
     scope = current_scope()
     return not scope.explicit and all(len(typeof(x).variance) == len(scope.axes) for x in values)
@@ -105,17 +99,17 @@ def vary_everywhere(values: Iterable[Value]) -> bool:
 # ---------------------------------------------------------------- carries
 
 
-def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
+def _carry_type(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
     """The type of a carry: `old` (a value or type) before a step, `new` after it.
 
-    A `number` takes whatever states a step gives it, as numbers do everywhere.
+    A `number` takes any states, as numbers do everywhere.
     """
     try:
         a, b = typeof(old), typeof(new)
     except TypeError:
         as_named_value(new, f"{what}: the step's result for {path}")
         raise
-    states = joined(a.states, b.states)
+    states = combine_states(a.states, b.states)
     if not number:
         labels = f"the initial {path}", "the step's result"
         states = joint_states(f"{what}: {path} has type {a}, a step returns {b}; these", labels, (old, new))
@@ -130,13 +124,13 @@ def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> 
     )
 
 
-def as_carried(x: Any, t: ShapedArray) -> Value:
+def cast_and_reshard(x: Any, t: ShapedArray) -> Value:
     """Cast `x` to the type `t`, then reshard it like `t`."""
     x = as_type(x, t)
     have = typeof(x).sharding
     if have == t.sharding or (have is not None and have.is_element):
         return x
-    return have.gathered(x) if t.sharding is None else t.sharding.resharded(x)
+    return have.gather(x) if t.sharding is None else t.sharding.reshard(x)
 
 
 class Carry:
@@ -148,11 +142,10 @@ class Carry:
         leaves, self.structure = tree.flatten_with_paths(init, name)
         self.name = name
         self.paths = [path for path, _ in leaves]
-        self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
-        self.common: Any = None  # the types that the first step shows, once it has run
-        self.seen: list[ShapedArray] = []  # the common types of all concrete carries so far
+        self.init = [x if is_weak(x) else enter_value(x) for _, x in leaves]
+        self.seen: Any = None  # the joint types of all concrete carries so far, once the first step has run
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
-        self.cast = False  # whether a pbroadcast casts the carries to their types before every step, the first included
+        self.cast = False  # whether the carries are cast to their types before every step, the first included
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
@@ -169,17 +162,17 @@ class Carry:
 
     def types(self, old: Sequence[Any], new: Sequence[Any]) -> list[ShapedArray]:
         numbers = map(is_scalar_constant, self.init)
-        return [_carried(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
+        return [_carry_type(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
 
     def advance(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Value], list[Value], Any]:
-        """Run a step: the carries it was given, those it returns, and its other results."""
-        if self.common is None:
+        """Run a step; return the carries that it got, those that it returns, and its other results."""
+        if self.seen is None:
             values, new, rest = self.first_step(step, *args)
         else:
             new, rest = step(values, *args)
-        new = self.resharded(new)
+        new = self.checked(new)
         if current_scope() is not None:
-            seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
+            seen = [_carry_type(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
             self.fixed = list(map(typeof, values)) == self.seen == seen
             self.seen = seen
         return values, new, rest
@@ -187,8 +180,8 @@ class Carry:
     def first_step(self, step: Callable, *args: Any) -> tuple[list[Value], Sequence[Any], Any]:
         """Run the first step, and find the types of the carries.
 
-        Only the step's result shows which dtype a Python number needs; if it differs, the step is repeated. The step is
-        also repeated if it takes derivatives and the carries will vary along more axes: derivatives depend on variance.
+        Only the result shows which dtype a Python number needs; if it differs, run the step again. Also run it again if
+        it takes derivatives, which depend on variance, and the carries turn out to vary along more axes.
         """
         start, scope = self.init, current_scope()
         before = scope and scope.transposed
@@ -200,26 +193,26 @@ class Carry:
             start = list(map(as_value, start))
             new, rest = step(start, *args)
         types = self.types(start, new)
-        init = [numeric(x, t) for x, t in zip(start, types)]
+        init = [convert_python_number(x, t) for x, t in zip(start, types)]
         if any(typeof(x).dtype != t.dtype for x, t in zip(start, types)):
             new, rest = step(init, *args)
         if scope is not None and scope.typed and scope.transposed != before:
             while any(typeof(x).states != t.states for x, t in zip(init, types)):
-                with for_types_alone():
-                    stay = self.recorded(step, list(map(typeof, args)))[1]
-                    types = [t.update(states=joined(t.states, s.states)) for t, s in zip(types, stay)]
+                with ignore_tracing_errors():
+                    stay = self.record_step(step, list(map(typeof, args)))[1]
+                    types = [t.update(states=combine_states(t.states, s.states)) for t, s in zip(types, stay)]
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
                 types = self.types(init, new)
-        self.common = self.seen = types
+        self.seen = types
         return init, new, rest
 
-    def resharded(self, new: Sequence[Any]) -> list[Value]:
+    def checked(self, new: Sequence[Any]) -> list[Value]:
         """Check a step's results against the types of the carries; cast if needed."""
         out = []
-        for path, x, t in zip(self.paths, new, self.common):
+        for path, x, t in zip(self.paths, new, self.seen):
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
-                x = numeric(x, _carried(self.what, path, t, x))
+                x = convert_python_number(x, _carry_type(self.what, path, t, x))
             out.append(as_type(x, t) if self.cast else x)
         return out
 
@@ -231,13 +224,13 @@ class Carry:
         if scope is None or not scope.typed:
             return list(values), list(ys)
         types, y_types = self.seen or list(map(typeof, values)), list(map(typeof, ys))
-        if not (self.fixed or vary_everywhere([*values, *ys])):
-            with for_types_alone():
-                traced_body, types = self.recorded(step, others)
+        if not (self.fixed or all_vary_everywhere([*values, *ys])):
+            with ignore_tracing_errors():
+                traced_body, types = self.record_step(step, others)
                 y_types = [typeof(y) for y in traced_body.result[1] or ()]
         return [as_type(x, t) for x, t in zip(values, types)], [cast_to(y, t.states) for y, t in zip(ys, y_types)]
 
-    def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[TracedBody, list[ShapedArray]]:
+    def record_step(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[TracedBody, list[ShapedArray]]:
         """Trace a step of carries and `others` until the carries' types are a fixpoint.
 
         A sharded carry takes the sharding of the first step's result; results of later steps are resharded like it.

@@ -1,10 +1,10 @@
 """Checkpointing: recompute intermediate values instead of saving them.
 
 In reverse mode a checkpointed function runs under three interpreters of its own. `Known` evaluates the primal
-operations and records them on a tape that does not hold the values; `LinearInside` above it records the linear
-operations; on top, the surrounding forward mode is continued. The two tapes become one linear equation. Its
-operands are the function's inputs, including the values it closes over, and the results that a policy saves.
-Transposing it reruns the known part, then transposes the rest.
+operations, and records them on a tape that does not hold the values. `LinearInside`, above it, records the linear
+operations. On top, the surrounding forward mode is continued. The two tapes become one linear equation. Its operands
+are the function's inputs, including the values that it closes over, and the results that a policy saves. Transposing it
+reruns the known part, then transposes the linear part.
 """
 
 from __future__ import annotations
@@ -21,20 +21,12 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.higher_order.bodies import Call, labelled
-from minidiff.higher_order.partial_eval import (
-    Continued,
-    chosen,
-    continued,
-    cut,
-    jvp_of_body,
-    needed_equations,
-    placed,
-    present,
-    with_used_results,
-)
-from minidiff.inputs.arguments import Flat, as_value, check_function, closing_over
-from minidiff.inputs.keywords import named_like, transformation
+from minidiff.higher_order.bodies import Call, label_operation
+from minidiff.higher_order.dead_code import needed_equations, with_used_results
+from minidiff.higher_order.masks import choose, drop_none, place, split_list
+from minidiff.higher_order.partial_eval import Continued, class_inside_body, jvp_of_body
+from minidiff.inputs.arguments import Flat, as_value, check_function, close_over
+from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak
 from minidiff.ops.linalg import einsum_p, matmul_p
 
@@ -44,7 +36,7 @@ Policy = Callable[..., bool]
 
 
 class KnownTracer(JVPTracer):
-    """A value, the primal, and its name on a tape that does not hold the value."""
+    """A value (the primal), and its name on a tape that does not hold the value."""
 
     __slots__ = ()
     variable: Any = vars(JVPTracer)["tangent"]
@@ -118,19 +110,19 @@ class Checkpoint(Call):
         out_moving: list[bool] = []
 
         def inside(below):
-            interpreter = continued(type(outside))(below, outer=outside)
+            interpreter = class_inside_body(type(outside))(below, outer=outside)
             interpreter.origin = "checkpoint", name_of(params["body"])
             return interpreter
 
         def body(*values):
             outs, out_tangents = jvp_of_body(params["body"], inside, moving)(*values)
             out_moving[:] = [t is not None for t in out_tangents]
-            return [*outs, *present(out_tangents)]
+            return [*outs, *drop_none(out_tangents)]
 
         body.__name__ = name_of(params["body"])
-        results = self.bind(*primals, *present(tangents), **{**params, "body": body})
-        outs, out_tangents = cut(results, len(out_moving))
-        return [outside.join(x, t) for x, t in zip(outs, placed(out_tangents, out_moving))]
+        results = self.bind(*primals, *drop_none(tangents), **{**params, "body": body})
+        outs, out_tangents = split_list(results, len(out_moving))
+        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, out_moving))]
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
         """Run the function; record its derivative as one equation, which recomputes."""
@@ -145,7 +137,7 @@ class Checkpoint(Call):
             outs = [linear.adopt(x) for x in body(*inputs)]
             captured = [*linear_args, *linear.captured]
         moving = list(map(linear.owns, outs))
-        outputs = [x.variable for x in chosen(outs, moving)]
+        outputs = [x.variable for x in choose(outs, moving)]
         equations, needed = needed_equations([*known.equations, *linear.equations], outputs, known.values)
         values = {**known.values, **dict(zip(linear.inputs, captured))}
         operands = {v: x for v, x in values.items() if v in needed}
@@ -153,7 +145,7 @@ class Checkpoint(Call):
         if outputs:
             tape = Tape(list(operands), equations, outputs)
             results = outside.record(self, list(operands.values()), {"body": tape, "policy": None})
-        found = placed(results, moving)
+        found = place(results, moving)
         return [t if yes else known.value_of(x) for x, t, yes in zip(outs, found, moving)]
 
     def transpose(self, cts, operands, params):
@@ -175,14 +167,14 @@ checkpoint_p = Checkpoint("checkpoint")
 # ---------------------------------------------------------------- public functions
 
 
-@transformation
+@make_decorator
 def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | Sequence[int] = ()) -> Callable:
     """Make `f` save only its arguments in reverse mode, and recompute the rest.
 
     `policy(primitive, *types, **params)` says whether the results of an operation are saved as well; `str(primitive)`
     is the operation's name. `checkpoint_policies` holds common policies. Arguments and result are trees of arrays;
-    arrays that `f` closes over count as arguments. Positional arguments that `static_argnums` names are passed as they
-    are, and may be anything.
+    arrays that `f` closes over count as arguments. Arguments at the positions `static_argnums` may be anything, and are
+    passed as they are.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -199,12 +191,17 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
             "md.checkpoint_policies has some"
         )
 
-    if static_argnums != ():
-        return _with_static_arguments(f, policy, static_argnums)
+    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        for n in static:
+            if not -len(args) <= n < len(args):
+                raise TypeError(
+                    f"checkpoint: static_argnums names argument {n}, but {name_of(f)} was called with {len(args)}"
+                )
+        of_others, args = close_over(f, args, {n % len(args): args[n] for n in static}) if static else (f, args)
         leaves, structure = tree.flatten((args, kwargs))
-        flat: Any = Flat(lambda args, kwargs: f(*args, **kwargs), structure, weak=are_weak(leaves))
+        flat: Any = Flat(lambda args, kwargs: of_others(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
         outs = checkpoint_p.bind(*[as_value(x) for x in leaves], body=flat, policy=policy)
         return tree.unflatten(flat.out_structure, outs)
@@ -215,25 +212,9 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
 remat = checkpoint
 
 
-def _with_static_arguments(f: Callable, policy: Policy | None, argnums: int | Sequence[int]) -> Callable:
-    """`checkpoint(f, policy)` that closes over some positional arguments."""
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        for n in numbers:
-            if not -len(args) <= n < len(args):
-                raise TypeError(
-                    f"checkpoint: static_argnums names argument {n}, but {name_of(f)} was called with {len(args)}"
-                )
-        of_others, others = closing_over(f, args, {n % len(args): args[n] for n in numbers})
-        return checkpoint(named_like(f, of_others), policy)(*others, **kwargs)
-
-    return checkpointed
-
-
-name_p = labelled("name")
+name_p = label_operation("name")
 #: Marks operands of a recomputation, so that it is not merged with the original computation.
-recompute_p = labelled("recompute")
+recompute_p = label_operation("recompute")
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
@@ -278,17 +259,17 @@ class checkpoint_policies:
     @staticmethod
     def save_only_these_names(*names: str) -> Policy:
         """Save the values that `checkpoint_name` gave one of these names."""
-        return _named("save_only_these_names", names, lambda name: name in names, False)
+        return _by_name("save_only_these_names", names, among=True, others=False)
 
     @staticmethod
     def save_any_names_but_these(*names: str) -> Policy:
         """Save the values that `checkpoint_name` gave any other name, and no others."""
-        return _named("save_any_names_but_these", names, lambda name: name not in names, False)
+        return _by_name("save_any_names_but_these", names, among=False, others=False)
 
     @staticmethod
     def save_anything_except_these_names(*names: str) -> Policy:
         """Save everything, named or not, except the results of `checkpoint_name` with one of these names."""
-        return _named("save_anything_except_these_names", names, lambda name: name not in names, True)
+        return _by_name("save_anything_except_these_names", names, among=False, others=True)
 
     @staticmethod
     def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
@@ -300,8 +281,8 @@ class checkpoint_policies:
         return policy
 
 
-def _named(what: str, names: Sequence[str], saved: Callable[[str], bool], others: bool) -> Policy:
-    """A policy by names; `others` says whether it saves the results of other operations."""
+def _by_name(what: str, names: Sequence[str], among: bool, others: bool) -> Policy:
+    """Save values whose being among `names` is `among`; and unnamed values, if `others`."""
     for name in names:
         if not isinstance(name, str):
             raise TypeError(
@@ -309,6 +290,6 @@ def _named(what: str, names: Sequence[str], saved: Callable[[str], bool], others
             )
 
     def policy(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
-        return saved(params["name"]) if primitive is name_p else others
+        return (params["name"] in names) is among if primitive is name_p else others
 
     return policy

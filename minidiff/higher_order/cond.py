@@ -24,13 +24,13 @@ from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import TracerError, VarianceError, show_axes
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
+    all_vary_everywhere,
     as_type,
     check_functions,
     fits_weakly,
-    for_types_alone,
-    if_known,
+    ignore_tracing_errors,
     is_weak,
-    vary_everywhere,
+    known_number,
 )
 from minidiff.higher_order.partial_eval import (
     SHARED,
@@ -38,13 +38,14 @@ from minidiff.higher_order.partial_eval import (
     TracedBody,
     broadcast_in_front,
     concrete_value,
-    entered,
+    enter_value,
+    interpreters,
     merge,
     zeros,
 )
 from minidiff.inputs.arguments import as_values, joint_states
-from minidiff.inputs.keywords import explains_keywords
-from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.inputs.keywords import explain_keywords
+from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops import dimensions
 from minidiff.ops.base import General, no_tangent
 from minidiff.ops.elementwise import equal, logical_not, maximum, minimum, not_equal, stop_gradient, where
@@ -109,9 +110,17 @@ class Cond(BodyOperation):
             for eqn in communications(tape):
                 over = selector.variance.intersection(eqn.params["axes"])
                 if over:
-                    raise _deadlock(SELECTORS[self.name], selector, name, eqn, over)
+                    axes, branch = show_axes(eqn.params["axes"]), re.sub(r"_(\d+)$", r"[\1]", name)
+                    at = f" ({eqn.source})" if eqn.source is not None else ""
+                    raise VarianceError(
+                        f"{SELECTORS[self.name]}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks "
+                        f"take different branches. But {branch} has a {eqn.primitive} over {axes}{at}: ranks that take "
+                        f"it would wait for ever for those that do not. Move the {eqn.primitive} out of the branch; or "
+                        f"make the ranks agree first (psum, pmax or pmin over {show_axes(over)} of what chooses); or "
+                        "compute all, and choose with np.where"
+                    )
 
-    def leading(self, params):
+    def leading_count(self, params):
         return 1
 
     def chosen_along(self, own):
@@ -130,6 +139,12 @@ class Cond(BodyOperation):
     def bodies(self, count, params):
         return {name: list(range(1, count)) for name in params}
 
+    def choose_from(self, selector: Value, branches: dict[str, tuple], operands: Sequence[Value]) -> list[Value]:
+        """Run one of the branches, which are closed tapes by name."""
+        closed = list(branches.values())
+        results = [SHARED] * len(closed[0][0].outputs)
+        return self.rebind([selector], closed, [Operand(x, SHARED) for x in operands], results, branches)
+
     def batch_body(self, outside, args, params):
         if not outside.owns(args[0]):
             return super().batch_body(outside, args, params)
@@ -138,11 +153,10 @@ class Cond(BodyOperation):
             return self.of_elements(args[0], args[1:], tapes_of(params))
 
     def of_elements(self, selector: BatchTracer, operands: Sequence[Value], branches: Sequence[Tape]) -> list[Value]:
-        """Run branches of which the elements of a batch take different ones, and select among the results.
+        """Run the branches that the elements of a batch take, and select among the results element by element.
 
-        An element that does not take a branch is lent the operands of one that does: with its own, which the branch is
-        never given outside of a batch, it might raise, or give an infinity, which times a zero cotangent is NaN. A
-        branch that no element takes does not run.
+        An element that does not take a branch is lent the operands of one that does. With its own, which the branch
+        never gets outside of a batch, the branch might raise, or give an infinity, which times a zero cotangent is NaN.
         """
         if not selector.interpreter.size_of_batch:
             return branches[0](*operands)
@@ -150,17 +164,17 @@ class Cond(BodyOperation):
         for i, branch in enumerate(branches):
             taken = self.matches(selector, i)
             by_any = any_of(taken.value)
-            known = _if_agreed(by_any)
+            known = _known_predicate(by_any)
             if known is None:
-                results[i] = run_if(by_any, branch, lent(taken, operands, branch))
+                results[i] = run_if(by_any, branch, operands_of_branch(taken, operands, branch))
             elif known:
-                results[i] = branch(*lent(taken, operands, branch))
-        some = next(iter(results.values()))  # in place of those of branches that no element takes
+                results[i] = branch(*operands_of_branch(taken, operands, branch))
+        some = next(iter(results.values()))  # for the branches that no element takes
         outs = self.select(selector, [results.get(i, some) for i in range(len(branches))])
         for i, same in enumerate(_same_in_all(branches, operands)):
             if same is not None:
                 outs[i] = same
-            elif not may_differ(outs[i], selector.interpreter):  # one branch ran, but it depends on the elements which
+            elif not may_differ(outs[i], selector.interpreter):  # only one branch ran, but the elements chose which
                 outs[i] = where(taken, outs[i], outs[i])
         return outs
 
@@ -174,18 +188,6 @@ def communications(tape: Tape) -> Iterator[Equation]:
             yield from communications(body)
 
 
-def _deadlock(what: str, selector: ShapedArray, parameter: str, eqn: Equation, over: frozenset) -> VarianceError:
-    """The error for a collective `eqn` in a branch that only some of its ranks take."""
-    branch = re.sub(r"_(\d+)$", r"[\1]", parameter)
-    where = f" ({eqn.source})" if eqn.source is not None else ""
-    return VarianceError(
-        f"{what}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks take different branches. But "
-        f"{branch} has a {eqn.primitive} over {show_axes(eqn.params['axes'])}{where}: ranks that take it would wait "
-        f"for ever for those that do not. Move the {eqn.primitive} out of the branch; or make the ranks agree first "
-        f"(psum, pmax or pmin over {show_axes(over)} of what chooses); or compute all, and choose with np.where"
-    )
-
-
 SELECTORS = {"cond": "the predicate of cond", "switch": "the index of switch"}
 cond_p = Cond("cond", lambda pred: 0 if pred else 1, lambda pred, i: logical_not(pred) if i else pred)
 switch_p = Cond("switch", int, equal)
@@ -194,9 +196,9 @@ switch_p = Cond("switch", int, equal)
 
 
 class ElementBranch(Stage):
-    """Trace a branch that some elements of a batch take, and others do not.
+    """Trace a branch that only some elements of a batch take.
 
-    What all elements share is computed at once, and Python sees its value.
+    Values that all elements share are computed at once, so Python sees them.
     """
 
     def __init__(self, below: Interpreter, origin: tuple[str, str], batch: Batch):
@@ -215,7 +217,7 @@ class ElementBranch(Stage):
 class Lend(General):
     """Give all elements of a batch the operand of the first one that takes a branch: `lend(taken, x)`.
 
-    Nothing uses what the branch makes of it, so its derivative is zero.
+    The results of the branch for these operands are not used, so the derivative is zero.
     """
 
     def batch(self, args, batched, params):
@@ -244,21 +246,17 @@ def may_differ(x: Value, batch: Batch) -> bool:
         if x.interpreter is batch:
             return True
         if type(x) not in (JVPTracer, BatchTracer):  # one that is recorded below the batch is a constant of it
-            below = batch.below
-            while below is not None and below is not x.interpreter:
-                below = below.below
-            return below is None
+            return x.interpreter not in interpreters(batch.below)
         x = x.primal if type(x) is JVPTracer else x.value
     return False
 
 
 def _batch_of(selector: Value) -> Batch | None:
-    """The batch whose elements choose, if the choice runs now: one recorded in a function is that of the recording."""
+    """The batch whose elements choose the branch, unless the choice is being recorded."""
     batch: Any = getattr(selector, "interpreter", None)
-    interpreter: Any = current_interpreter()
-    while interpreter is not batch and not isinstance(interpreter, Stage) and interpreter is not None:
-        interpreter = interpreter.below
-    return batch if isinstance(batch, Batch) and interpreter is batch else None
+    stack = interpreters(current_interpreter())
+    first: Any = next((found for found in stack if found is batch or isinstance(found, Stage)), None)
+    return batch if isinstance(batch, Batch) and first is batch else None
 
 
 def _same_in_all(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterator[Value | None]:
@@ -271,17 +269,17 @@ def _same_in_all(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterato
         yield first if all(same) else None
 
 
-def lent(taken: BatchTracer, operands: Sequence[Value], branch: Tape) -> list[Value]:
-    """The operands with which all elements run a branch. What it does not compute with is not copied for that."""
+def operands_of_branch(taken: BatchTracer, operands: Sequence[Value], branch: Tape) -> list[Value]:
+    """The operands with which all elements run a branch; those that it does not use stay as they are."""
     used = {a for eqn in branch.equations for a in eqn.inputs if isinstance(a, Var)}
     by_element = [v in used and may_differ(x, taken.interpreter) for v, x in zip(branch.inputs, operands)]
     return [where(taken, x, lend_p.bind(taken, x)) if yes else x for x, yes in zip(operands, by_element)]
 
 
-def _if_agreed(x: Value) -> Any:
+def _known_predicate(x: Value) -> Any:
     """The boolean `x`, or None if it is abstract, batched, or differs between ranks.
 
-    Without types nothing says that ranks may differ, and so take different branches: then it is true.
+    In an untyped `shard_map` nothing says whether ranks may take different branches: then it is true.
     """
     scope = current_scope()
     try:
@@ -293,26 +291,24 @@ def _if_agreed(x: Value) -> Any:
 def run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
     """Run a branch if `pred`; otherwise the results are zeros."""
     nothing = TracedBody(lambda *_: list(map(zeros, branch.out_types)), branch.in_types).close(list)
-    params = {"true_fun": branch, "false_fun": branch}
-    shared = [Operand(x, SHARED) for x in operands]
-    return cond_p.rebind([pred], [(branch, []), nothing], shared, [SHARED] * len(branch.outputs), params)
+    return cond_p.choose_from(pred, {"true_fun": (branch, []), "false_fun": nothing}, operands)
 
 
 # ---------------------------------------------------------------- branches that only some ranks take
 
 
 class RankBranch(Stage):
-    """Record a branch that some ranks take, and others do not: what it closes over varies along the selector's axes.
+    """Record a branch that only some ranks take: values that it closes over vary along the selector's axes.
 
-    The pbroadcasts which that needs are outside the branch, and so are their transposes, psums, which all ranks call.
-    The branch has a scope of its own, so that transformations in it adopt what they close over from here.
+    The pbroadcasts for this are outside the branch, and so are their transposes, psums that all ranks call. The branch
+    has a scope of its own, so that transformations in it adopt the values that they close over from here.
     """
 
     def __init__(self, below: Interpreter, primitive: Cond, name: str, selector: Value):
         super().__init__(below)
         self.scope = copy.copy(below.scope)
         self.scope.transposed = 0
-        self.varying = functools.partial(varying_as, primitive, selector, label=f"a value that {name} closes over")
+        self.varying = functools.partial(vary_as, primitive, selector, label=f"a value that {name} closes over")
 
     def _adopt(self, x):
         with running(self.below):
@@ -323,17 +319,15 @@ class RankBranch(Stage):
         super().end()
 
 
-def varying_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
-    """Insert a pbroadcast of `x` along the axes along which the selector varies.
+def vary_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
+    """Insert a pbroadcast of `x` along the selector's axes; VarianceError in an explicit scope."""
 
-    In an explicit scope the user writes it: raise VarianceError instead.
-    """
     chosen_by = typeof(selector)
     missing = chosen_by.variance - typeof(x).variance
     if missing and current_scope().checks and isinstance(x, Tracer):
         raise VarianceError(
-            f"{primitive}: {SELECTORS[primitive.name]} is a {chosen_by}, so ranks take different branches, and all "
-            f"that these use varies too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
+            f"{primitive}: {SELECTORS[primitive.name]} is a {chosen_by}, so ranks take different branches, and every "
+            f"value in these varies too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
         )
     return vary_along(x, chosen_by.variance)
 
@@ -342,7 +336,7 @@ def varying_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
 
 
 def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
-    """The common types of branches' results, up to Python numbers and variance."""
+    """The types to which the branches' results are cast: Python numbers and variance may differ."""
     structure = results[0][1]
     for name, (_, other) in zip(names, results):
         if other != structure:
@@ -352,8 +346,7 @@ def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> 
             )
     types = []
     for entries in zip(*[leaves for leaves, _ in results]):
-        found = [typeof(x) for _, x in entries]
-        path = entries[0][0]
+        found, path = [typeof(x) for _, x in entries], entries[0][0]
         at = f" at [...]{path}" if path else ""
         strong = [t.dtype for t, (_, x) in zip(found, entries) if not is_weak(x)]
         dtype = strong[0] if strong else numpy.result_type(*[t.dtype for t in found])
@@ -381,22 +374,22 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     scope = current_scope()
     by_rank = scope is not None and bool(typeof(selector).variance)
     batch = None if by_rank else _batch_of(selector)
-    known = None if batch or by_rank else if_known(selector, use)
+    known = None if batch or by_rank else known_number(selector, use)
     number = None if known is None else primitive.choose(known)
     if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
         return branches[number](*operands)
-    leaves, weak = list(map(entered, given)), are_weak(given)
+    leaves, weak = list(map(enter_value, given)), are_weak(given)
     if by_rank:
-        labels = tree.paths(structure, "operands")
-        leaves = [varying_as(primitive, selector, x, label) for x, label in zip(leaves, labels)]
+        labelled = zip(leaves, tree.paths(structure, "operands"))
+        leaves = [vary_as(primitive, selector, x, label) for x, label in labelled]
 
     def flat(f: Callable, values: Sequence[Value]) -> tuple:
         """Apply a branch to leaves: the result's leaves with their paths, its structure."""
-        return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
+        return tree.flatten_with_paths(f(*tree.unflatten(structure, restore_weak(weak, values))))
 
     def traced(name: str, f: Callable) -> TracedBody:
         origin, below = (primitive.name, name_of(f)), current_interpreter()
-        if batch:  # it closes over the operands too: those that all elements share keep their values
+        if batch:  # it closes over the operands: those that all elements share keep their values
             return TracedBody(lambda: flat(f, leaves), (), stage=ElementBranch(below, origin, batch))
         stage = RankBranch(below, primitive, name, selector) if by_rank else None
         return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), origin, stage)
@@ -415,25 +408,24 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
             outs = primitive.of_elements(selector, [x.value for x in shared], tapes)
         return _results([d.result for d in traced_bodies], outs)
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
-    shared = [Operand(x, SHARED) for x in leaves]
-    outs = primitive.rebind([selector], closed, shared, [SHARED] * len(types), dict.fromkeys(parameters))
+    outs = primitive.choose_from(selector, dict(zip(parameters, closed)), leaves)
     return _results([d.result for d in traced_bodies], outs)
 
 
 def _typed_choice(
     primitive: Cond, number: int, names: Sequence[str], result: tuple, branches: Sequence[Callable], traced: Callable
 ) -> Any:
-    """Give the `result` of the branch that ran the variance of a recorded `cond`.
+    """Give the `result` of the branch that ran the variance that it has in a recorded `cond`.
 
     So a program that typechecks for these values typechecks for any others.
     """
     found, structure = result
-    if vary_everywhere(x for _, x in found):
+    if all_vary_everywhere(x for _, x in found):
         return tree.unflatten(structure, [x for _, x in found])
     results = [result] * len(branches)
     for k, f in enumerate(branches):
         if k != number:
-            with for_types_alone():
+            with ignore_tracing_errors():
                 results[k] = traced(names[k], f).result
     types = _common_types(primitive.name, names, results)
     return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
@@ -442,7 +434,7 @@ def _typed_choice(
 def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
     """Unflatten the chosen values; Python numbers if they are in every branch."""
     weak = [all(are_weak(x for _, x in entries)) for entries in zip(*[leaves for leaves, _ in results])]
-    return tree.unflatten(results[0][1], weak_where(weak, values))
+    return tree.unflatten(results[0][1], restore_weak(weak, values))
 
 
 # ---------------------------------------------------------------- public functions
@@ -450,16 +442,16 @@ def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
 _BETWEEN_VALUES = "; to choose between values use np.where"
 
 
-@explains_keywords
+@explain_keywords
 def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> Any:
     """Return `true_fun(*operands)` if `pred` is true, else `false_fun(*operands)`.
 
     `pred` is one boolean, or a number (true if it is not 0). Operands and results are trees. If `pred` is concrete, one
     branch runs. If it is abstract (under `make_tape`), both are recorded, and must return trees of the same structure
     and types; a result varies along the axes along which it varies in either branch. The same holds in a typed
-    `shard_map` even if `pred` is concrete: there the other branch is recorded for its types alone, and ignored if it
-    raises. If `pred` is batched (under `vmap`), both are recorded, each runs if an element takes it, and results are
-    selected element by element; the elements that do not take a branch run it on the operands of one that does.
+    `shard_map` for a concrete `pred`: there the other branch is recorded for its types alone, and ignored if it raises.
+    If `pred` is batched (under `vmap`), each branch runs if an element takes it, and results are selected element by
+    element; elements that do not take a branch run it on the operands of one that does.
 
     In a typed `shard_map`, if `pred` varies along mesh axes, each rank runs its own branch. Both are recorded; neither
     may communicate along these axes; operands, values that the branches close over, and results all vary along them.
@@ -472,7 +464,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     3.0
     """
     check_functions("cond", {"true_fun": true_fun, "false_fun": false_fun}, _BETWEEN_VALUES)
-    pred = entered(pred)
+    pred = enter_value(pred)
     t = typeof(pred)
     if t.shape or t.dtype.kind not in "biufc":
         raise TypeError(
@@ -483,7 +475,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     return _branch(cond_p, pred, ("true_fun", "false_fun"), (true_fun, false_fun), operands)
 
 
-@explains_keywords
+@explain_keywords
 def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     """Return `branches[index](*operands)`; an index out of range is clamped.
 
@@ -493,7 +485,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     >>> [switch(i, [lambda x: x, lambda x: -x], 2.0) for i in (-1, 0, 1, 5)]
     [2.0, 2.0, -2.0, -2.0]
     """
-    index, branches = entered(index), list(branches)
+    index, branches = enter_value(index), list(branches)
     t = typeof(index)
     if t.shape or t.dtype.kind not in "iu":
         raise TypeError(f"switch: index must be one integer, got {t}")
@@ -501,8 +493,6 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
         raise ValueError("switch: branches must hold at least one function")
     names = [f"branches[{i}]" for i in range(len(branches))]
     check_functions("switch", dict(zip(names, branches)), _BETWEEN_VALUES)
-    if isinstance(index, Tracer):
-        index = minimum(maximum(index, 0), len(branches) - 1)
-    else:
-        index = min(max(int(index), 0), len(branches) - 1)
+    last = len(branches) - 1
+    index = minimum(maximum(index, 0), last) if isinstance(index, Tracer) else min(max(int(index), 0), last)
     return _branch(switch_p, index, names, branches, operands)

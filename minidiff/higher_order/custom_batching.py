@@ -15,46 +15,33 @@ import numpy
 from minidiff import tree
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import current_interpreter, transforming
-from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.diagnostics.errors import LeakedTracerError
 from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.higher_order.bodies import Call
-from minidiff.higher_order.custom_rules import Guard, _Function, guarded
-from minidiff.higher_order.partial_eval import (
-    BatchInside,
-    batched_body,
-    chosen,
-    cut,
-    filled,
-    jvp_of_body,
-    placed,
-    positions,
-    present,
-)
-from minidiff.inputs.arguments import as_value, result_values
-from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.higher_order.custom_rules import CustomCall, CustomFunction, CustomFunctionCall, Guard, guard_closure
+from minidiff.higher_order.masks import choose, drop_none, place, positions, split_list
+from minidiff.higher_order.partial_eval import BatchInside, batched_body, broadcast_unbatched, jvp_of_body
+from minidiff.inputs.arguments import as_value
+from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.transforms.vmap import stack_along
 from minidiff.values.dtypes import is_differentiable
 
 
-class CustomVmap(Call):
+class CustomVmap(CustomCall):
     """A call of a function with a rule for vmap, or its derivative.
 
-    Parameters: its name `what`; `body`; `rule`, which maps the batch size, which leaves are batched, and the leaves to
-    the results and which of these are batched; `consts`; `arguments`, how many leaves the function itself takes. On
-    tapes the body takes the `consts` values that it closes over before the leaves; the rule does not take them.
+    Further parameters: `rule`, which maps the batch size, which leaves are batched, and the leaves to the results and
+    which of these are batched; `arguments`, how many leaves the function itself takes.
     """
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         batched = [outside.owns(x) for x in args]
-        consts, arguments, _ = cut(batched, params["consts"], params["arguments"])
+        consts, arguments, _ = split_list(batched, params["consts"], params["arguments"])
         if not any(arguments):  # nothing, or tangents at one point
             return super().batch_body(outside, args, params)
         if any(consts):
-            raise _closed_over(params, "vmap maps over")
+            raise _closure_error(params, "vmap maps over")
         values = [outside.in_front(x) for x in args[len(consts) :]]
         outs, out_batched = params["rule"](outside.size_of_batch, batched[len(consts) :], values)
         return [BatchTracer(outside, x, 0) if yes else x for x, yes in zip(outs, out_batched)]
@@ -77,17 +64,17 @@ class CustomVmap(Call):
         """Compute the results, then their tangents: an operation that is linear, and has a rule."""
         primals, tangents = outside.split(args)
         what, body, rule, consts = (params[name] for name in ("what", "body", "rule", "consts"))
-        outs = self.bind(*primals, **{**params, "body": guarded(body, outside, what)})
-        if not present(tangents):
+        outs = self.bind(*primals, **{**params, "body": guard_closure(body, outside, what)})
+        if not drop_none(tangents):
             return outs
         moving = [t is not None for t in tangents]
         if any(moving[:consts]):
-            raise _closed_over(params, "is differentiated")
+            raise _closure_error(params, "is differentiated")
         inside = functools.partial(Guard, outer=outside, what=what)
         differentiable = [is_differentiable(typeof(x).dtype) for x in outs]
 
         def with_zeros(outs: Sequence[Value], out_tangents: Sequence[Value | None]) -> list[Value]:
-            return [instantiate(t, x) for x, t in chosen(zip(outs, out_tangents), differentiable)]
+            return [instantiate(t, x) for x, t in choose(zip(outs, out_tangents), differentiable)]
 
         def jvp(*values: Value) -> list[Value]:
             return with_zeros(*jvp_of_body(body, inside, moving)(*values))
@@ -95,10 +82,10 @@ class CustomVmap(Call):
         def jvp_of_rule(size: int, batched: Sequence[bool], values: Sequence[Value]) -> tuple[list, list[bool]]:
             """A primal and its tangent are batched alike."""
             active = moving[consts:]
-            (of_primals, of_tangents), (primals, given) = (cut(x, len(active)) for x in (batched, values))
-            both = [bool(p or t) for p, t in zip(of_primals, placed(of_tangents, active))]
-            primals = filled(primals, of_primals, both, size)
-            given = filled(given, of_tangents, chosen(both, active), size)
+            (of_primals, of_tangents), (primals, given) = (split_list(x, len(active)) for x in (batched, values))
+            both = [bool(p or t) for p, t in zip(of_primals, place(of_tangents, active))]
+            primals = broadcast_unbatched(primals, of_primals, both, size)
+            given = broadcast_unbatched(given, of_tangents, choose(both, active), size)
             out_batched: list[bool] = []
 
             def run(*leaves: Value) -> list[Value]:
@@ -106,10 +93,10 @@ class CustomVmap(Call):
                 return outs
 
             found = with_zeros(*jvp_of_body(run, inside, active)(*primals, *given))
-            return found, chosen(out_batched, differentiable)
+            return found, choose(out_batched, differentiable)
 
-        found = self.bind(*primals, *present(tangents), **{**params, "body": jvp, "rule": jvp_of_rule})
-        return [outside.join(x, t) for x, t in zip(outs, placed(found, differentiable))]
+        found = self.bind(*primals, *drop_none(tangents), **{**params, "body": jvp, "rule": jvp_of_rule})
+        return [outside.join(x, t) for x, t in zip(outs, place(found, differentiable))]
 
     def linearize_body(self, outside: Any, args: Sequence[Value], params: dict) -> list[Value]:
         if not any(outside.owns(x) for x in args):
@@ -123,14 +110,8 @@ class CustomVmap(Call):
             f"(grad, vjp) declare its derivative: make {what} a custom_vjp of the custom_vmap"
         )
 
-    def staged_params(self, params: dict, tape: Tape, constants: int) -> dict:
-        return {**params, "body": tape, "consts": params["consts"] + constants}
 
-    def show_params(self, params: dict) -> str:
-        return params["what"]
-
-
-def _closed_over(params: dict, how: str) -> TypeError:
+def _closure_error(params: dict, how: str) -> TypeError:
     return TypeError(
         f"{params['what']} closes over a value that {how}, but its vmap rule gets the arguments alone: pass the value "
         "as an argument"
@@ -140,7 +121,7 @@ def _closed_over(params: dict, how: str) -> TypeError:
 custom_vmap_p = CustomVmap("custom_vmap")
 
 
-class custom_vmap:
+class custom_vmap(CustomFunction):
     """A function with a rule for `vmap`.
 
     Declare the rule with `def_vmap`. Everything but `vmap` uses the function itself. Derivatives in forward mode are
@@ -166,12 +147,6 @@ class custom_vmap:
     """
 
     rule: Callable | None = None
-    __get__, _positional = _Function.__get__, _Function._positional
-
-    def __init__(self, fun: Callable):
-        functools.update_wrapper(self, fun)
-        self.fun = fun
-        self.what = getattr(fun, "__name__", "f")
 
     def def_vmap(self, vmap_rule: Callable) -> Callable:
         """Declare the rule: `vmap_rule(axis_size, in_batched, *args)` returns a pair `(out, out_batched)`.
@@ -197,38 +172,24 @@ class custom_vmap:
         return tree.unflatten(call.out_structure, outs)
 
 
-class _WithRule:
-    """One call: the structures of arguments and result, without the leaves."""
-
-    def __init__(self, function: custom_vmap, structure: tree.Structure, weak: Sequence[bool]):
-        self.function = function
-        self.structure = structure
-        self.weak = weak
-        self.out_structure: Any = None  # a tree.Structure, once it was called
+class _WithRule(CustomFunctionCall):
+    """One call of a function with a rule for vmap."""
 
     def body(self, *leaves: Value) -> list[Value]:
-        args = tree.unflatten(self.structure, weak_where(self.weak, leaves))
+        args = tree.unflatten(self.structure, restore_weak(self.weak, leaves))
         return self.results(self.function.fun(*args), self.function.what)
 
     def rule(self, size: int, batched: Sequence[bool], leaves: Sequence[Value]) -> tuple[list[Value], list[bool]]:
         """The rule, on leaves: the results, and which are batched."""
-        name = getattr(self.function.rule, "__name__", str(self.function.rule))
-        who = f"{name}, the vmap rule of {self.function.what},"
         weak = [number and not yes for number, yes in zip(self.weak, batched)]
-        args = tree.unflatten(self.structure, weak_where(weak, leaves))
-        try:
-            pair = self.function.rule(size, list(tree.unflatten(self.structure, batched)), *args)
-        except LeakedTracerError as error:
-            advice = "pass the value to the function, and the rule gets it too"
-            raise LeakedTracerError(
-                f"{who} closes over a value that is mapped or differentiated: {error} {advice}"
-            ) from None
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise TypeError(f"{who} must return a pair (out, out_batched), got {tree.structure(pair)}")
-        out, out_batched = pair
-        outs = self.results(out, who)
+        args = tree.unflatten(self.structure, restore_weak(weak, leaves))
+        in_batched = list(tree.unflatten(self.structure, batched))
+        who, outs, out_batched = self.run_for_pair(
+            "vmap", self.function.rule, _WHEN_BATCHED, "out, out_batched", size, in_batched, *args
+        )
         is_flag = lambda x: isinstance(x, (bool, numpy.bool_))  # noqa: E731
-        flags = tree.broadcast_prefix(out_batched, out, is_flag, f"{who} returns an out_batched that does not fit: it")
+        out, what = tree.unflatten(self.out_structure, outs), f"{who} returns an out_batched that does not fit: it"
+        flags = tree.broadcast_prefix(out_batched, out, is_flag, what)
         for n in positions(flags):
             t = typeof(outs[n])
             if t.shape[:1] != (size,):
@@ -238,12 +199,8 @@ class _WithRule:
                 )
         return outs, flags
 
-    def results(self, out: Any, who: str) -> list[Value]:
-        """The leaves of the result, whether the function or its rule computed it."""
-        leaves, structure = tree.flatten(out)
-        if self.out_structure not in (None, structure):
-            raise TypeError(
-                f"{who} must return a result like {self.function.what}'s: {self.out_structure}, got {structure}"
-            )
-        self.out_structure = structure
-        return result_values([who], leaves, structure)
+
+_WHEN_BATCHED = (
+    "closes over a value that is mapped or differentiated: {error} pass the value to the function, and the rule gets "
+    "it too"
+)

@@ -26,25 +26,18 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import LeakedTracerError, VarianceError
+from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, show_axes
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.bodies import Body, Call
-from minidiff.higher_order.partial_eval import (
-    JVPInside,
-    batched_body,
-    chosen,
-    cut,
-    placed,
-    positions,
-    present,
-)
+from minidiff.higher_order.masks import choose, drop_none, place, positions, split_list
+from minidiff.higher_order.partial_eval import JVPInside, batched_body
 from minidiff.inputs.arguments import as_named_value, as_value, as_values, result_values
-from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops import reduction
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.transforms.recording import stage_flat
-from minidiff.values.aliasing import apart
+from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import float0, is_differentiable
 
 # ---------------------------------------------------------------- stop_gradient
@@ -71,10 +64,10 @@ class Guard(JVPInside):
         self.what = what or outer.what  # in a shard_map's body, of the guard around it
 
     def adopt_own(self, x):
-        raise closed_over(self.what, x)
+        raise closure_error(self.what, x)
 
 
-def guarded(f: Callable, outside: JVP, what: str) -> Callable:
+def guard_closure(f: Callable, outside: JVP, what: str) -> Callable:
     """Let a body or a rule of `what` raise if it closes over a value that `outside` differentiates."""
 
     def run(*values):
@@ -85,7 +78,7 @@ def guarded(f: Callable, outside: JVP, what: str) -> Callable:
     return run
 
 
-def closed_over(what: str, x: Value) -> TypeError:
+def closure_error(what: str, x: Value) -> TypeError:
     return TypeError(
         f"{what} closes over a value of type {typeof(x)} that is being differentiated; its rule gives derivatives in "
         "its arguments alone (except nondiff_argnums): pass the value as an argument, or apply stop_gradient if it is "
@@ -93,38 +86,44 @@ def closed_over(what: str, x: Value) -> TypeError:
     )
 
 
-class Custom(Call):
+class CustomCall(Call):
     """A call of a function with a rule.
 
-    Parameters: its name `what`; `body`; `jvp`, the rule, which maps leaves and tangents to the results, then their
-    tangents (None for zero); `consts`. On tapes the body takes the `consts` values that it closes over before the
-    arguments; the rule does not take them.
+    Parameters: its name `what`; `body`; `consts`. On tapes the body takes the `consts` values that it closes over
+    before the arguments; the rule does not take them.
+    """
+
+    def staged_params(self, params, tape, constants):
+        return {**params, "body": tape, "consts": params["consts"] + constants}
+
+    def show_params(self, params):
+        return params["what"]
+
+
+class Custom(CustomCall):
+    """A call of a function with a derivative rule.
+
+    The parameter `jvp` is the rule. It maps leaves and tangents to the results, then their tangents (None for zero).
     """
 
     def jvp_body(self, outside, args, params):
         primals, tangents = outside.split(args)
         what, consts = params["what"], params["consts"]
-        body, rule = (guarded(params[name], outside, what) for name in ("body", "jvp"))
+        body, rule = (guard_closure(params[name], outside, what) for name in ("body", "jvp"))
         if all(t is None for t in tangents):
             return self.bind(*primals, **{**params, "body": body, "jvp": rule})
         for x, t in zip(args, tangents[:consts]):
             if t is not None:
-                raise closed_over(what, x)
+                raise closure_error(what, x)
         with checking(outside.scope, False):
             results = rule(*primals[consts:], *tangents[consts:])
-        outs, out_tangents = cut(results, len(results) // 2)
+        outs, out_tangents = split_list(results, len(results) // 2)
         return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
-
-    def staged_params(self, params, tape, constants):
-        return {**params, "body": tape, "consts": params["consts"] + constants}
 
     def batched_params(self, params, outside, batched, results):
         arguments = batched[params["consts"] :]
         rule = batched_body(params["jvp"], outside, [*arguments, *arguments], results, groups=2)
         return {**super().batched_params(params, outside, batched, results), "jvp": rule}
-
-    def show_params(self, params):
-        return params["what"]
 
 
 class LinearCall(Custom):
@@ -150,7 +149,7 @@ class LinearCall(Custom):
         return self.forward_rule(params)(*args)
 
     def jvp_body(self, outside, args, params):
-        if not present(outside.split(args)[1]):
+        if not drop_none(outside.split(args)[1]):
             return self.bind(*args, **params)
         with running(outside):
             return self.forward_rule(params)(*args)
@@ -180,12 +179,12 @@ class LinearCall(Custom):
         if not params["symbolic_zeros"]:
             cts = [instantiate(ct, t.cotangent) for ct, t in zip(cts, types)]
         residuals = known[consts : consts + params["residuals"]]
-        found = apart(params["bwd"](residuals, cts), residuals)
+        found = copy_shared(params["bwd"](residuals, cts), residuals)
         return [None] * len(known) + [found[i] for i in active]
 
     def batched_params(self, params, outside, batched, results):
-        known, moving = cut(batched, len(batched) - len(params["active"]))
-        _, residuals, _ = cut(known, params["consts"], params["residuals"])
+        known, moving = split_list(batched, len(batched) - len(params["active"]))
+        _, residuals, _ = split_list(known, params["consts"], params["residuals"])
         body = params["body"] and batched_body(params["body"], outside, batched)
 
         def bwd(values, cts):
@@ -272,38 +271,102 @@ def _symbolic(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> l
     return [SymbolicZero(t) if x is None else x for x, t in zip(values, zeros)]
 
 
-def _actual(x: Any) -> Any:
-    """What a rule returned as a tangent or cotangent: None for a zero."""
-    return None if type(x) is SymbolicZero else x
+# ---------------------------------------------------------------- functions with rules
 
 
-# ---------------------------------------------------------------- public functions
+class CustomFunction:
+    """The common part of `custom_jvp`, `custom_vjp` and `custom_vmap`."""
 
+    def __init__(self, fun: Callable):
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+        self.what = getattr(fun, "__name__", "f")
+
+    def __get__(self: Any, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def _positional(self, args: tuple, kwargs: dict) -> tuple:
+        """Bind arguments by position, as rules take them, and fill in defaults."""
+        try:
+            bound = None if isinstance(self.fun, numpy.ufunc) else inspect.signature(self.fun).bind(*args, **kwargs)
+        except ValueError:  # a function written in C has no signature; ufuncs are excluded for their `out` and `where`
+            bound = None
+        if bound is not None:
+            bound.apply_defaults()  # of arguments by position: the function itself has those that go by keyword only
+            args, kwargs = bound.args, {k: v for k, v in kwargs.items() if k in bound.kwargs}
+        if kwargs:
+            raise TypeError(f"{self.what}: rules take arguments by position, but {sorted(kwargs)} go by keyword only")
+        return args
+
+
+class CustomFunctionCall:
+    """One call of a function with a rule: the structures of its arguments and result.
+
+    It does not hold the leaves themselves: rules live as long as the tapes that hold them.
+    """
+
+    out_structure: Any = None  # a tree.Structure, once the function or a rule has run
+
+    def __init__(self, function: Any, structure: tree.Structure, weak: list[bool]):
+        self.function = function
+        self.structure = structure
+        self.weak = weak  # which leaves are Python numbers
+
+    def results(self, out: Any, who: str) -> list[Value]:
+        """The leaves of the result, whether the function or a rule computed it."""
+        leaves, structure = tree.flatten(out)
+        if self.out_structure not in (None, structure):
+            raise TypeError(
+                f"{who} must return a result like {self.function.what}'s: {self.out_structure}, got {structure}"
+            )
+        self.out_structure = structure
+        return result_values([who], leaves, structure)
+
+    def run(self, kind: str, rule: Callable, when: str, *args: Any) -> tuple[str, Any]:
+        """Apply a rule; return how errors name it, and its result.
+
+        If the rule closes over a tracer that has ended, the error says how to pass the value: `when`, in which
+        `{error}` is the reason.
+        """
+        who = f"{_name(rule)}, the {kind} rule of {self.function.what},"
+        try:
+            return who, rule(*args)
+        except LeakedTracerError as error:
+            raise LeakedTracerError(f"{who} {when.format(error=error)}") from None
+
+    def run_for_pair(self, kind: str, rule: Callable, when: str, pair: str, *args: Any) -> tuple[str, list[Value], Any]:
+        """Apply a rule that returns a pair; also return the leaves of the first, a result like the function's."""
+        who, out = self.run(kind, rule, when, *args)
+        if not (isinstance(out, (tuple, list)) and len(out) == 2):
+            raise TypeError(f"{who} must return a pair ({pair}), got {tree.structure(out)}")
+        return who, self.results(out[0], who), out[1]
+
+
+def _name(rule: Callable) -> str:
+    return getattr(rule, "__name__", str(rule))
+
+
+# ---------------------------------------------------------------- functions with derivative rules
 
 #: The methods that declare rules: they reach a function with a rule inside another.
 _DECLARATIONS = ("def_vmap", "defjvp", "defjvps", "defvjp")
 
 
-class _Function:
+class _Differentiable(CustomFunction):
     """The common part of `custom_jvp` and `custom_vjp`."""
 
     operation: Custom
-    _rule: Callable[..., Callable]  # the jvp rule of a `_Call`, on leaves; AttributeError if none is declared
+    _rule: Callable[..., Callable]  # the jvp rule of a `_Call`, on leaves; AttributeError if there is none
     jvp: Callable | None = None
     jvp_gets_symbolic_zeros = vjp_gets_symbolic_zeros = False
 
     def __init__(
         self, fun: Callable, nondiff_argnums: int | Sequence[int] = (), nondiff_argnames: str | Sequence[str] = ()
     ):
-        functools.update_wrapper(self, fun)
-        self.fun = fun
-        self.what = getattr(fun, "__name__", "f")
+        super().__init__(fun)
         numbers = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
         names = (nondiff_argnames,) if isinstance(nondiff_argnames, str) else tuple(nondiff_argnames)
         self.nondiff_argnums = tuple(dict.fromkeys([*numbers, *[_position(fun, self.what, name) for name in names]]))
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
 
     def __getattr__(self, name: str) -> Any:
         inside = self.__dict__.get("fun")
@@ -314,12 +377,12 @@ class _Function:
     def defjvp(self, jvp: Callable, symbolic_zeros: bool = False) -> Callable:
         """Declare the forward rule `jvp`.
 
-        `jvp(*nondiff_args, primals, tangents)` returns a pair (result, tangent).
-        `primals` and `tangents` are tuples of the arguments and of their tangents, which have the arguments' structure
-        and types (zeros for a constant argument; dtype `float0` for integers). The result's tangent has the structure
-        and type of the result, and is linear in `tangents`. Using the rule raises TypeError if it returns anything
-        else; VarianceError if, in the body of a `shard_map`, a tangent varies along an axis along which the result does
-        not. (If it varies along fewer axes, a pbroadcast is inserted.)
+        `jvp(*nondiff_args, primals, tangents)` returns a pair (result, tangent). `primals` and `tangents` are tuples of
+        the arguments and of their tangents, which have the arguments' structure and types (zeros for a constant
+        argument; dtype `float0` for integers). The result's tangent has the structure and type of the result, and is
+        linear in `tangents`. Using the rule raises TypeError if it returns anything else; VarianceError if, in the body
+        of a `shard_map`, a tangent varies along an axis along which the result does not. (If it varies along fewer
+        axes, a pbroadcast is inserted.)
 
         With `symbolic_zeros`, the tangent of a constant argument or of an integer is a `SymbolicZero` in place of an
         array of zeros, and the rule may return one.
@@ -328,10 +391,7 @@ class _Function:
         return jvp
 
     def defjvps(self, *jvps: Callable | None) -> None:
-        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None.
-
-        None means that an argument does not contribute.
-        """
+        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None if it does not contribute."""
         if self.nondiff_argnums:
             raise TypeError(f"{self.what}: with nondiff_argnums, declare one rule with defjvp")
 
@@ -350,19 +410,6 @@ class _Function:
         outs = self.operation.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._rule(call), consts=0)
         return tree.unflatten(call.out_structure, outs)
 
-    def _positional(self, args: tuple, kwargs: dict) -> tuple:
-        """Bind arguments by position, as rules take them, and fill in defaults."""
-        try:
-            bound = None if isinstance(self.fun, numpy.ufunc) else inspect.signature(self.fun).bind(*args, **kwargs)
-        except ValueError:  # a function written in C has no signature; ufuncs are excluded for their `out` and `where`
-            bound = None
-        if bound is not None:
-            bound.apply_defaults()  # of arguments by position: the function itself has those that go by keyword only
-            args, kwargs = bound.args, {k: v for k, v in kwargs.items() if k in bound.kwargs}
-        if kwargs:
-            raise TypeError(f"{self.what}: rules take arguments by position, but {sorted(kwargs)} go by keyword only")
-        return args
-
 
 def _position(fun: Callable, what: str, name: str) -> int:
     """The position of the argument that `nondiff_argnames` names."""
@@ -373,14 +420,10 @@ def _position(fun: Callable, what: str, name: str) -> int:
     return by_position.index(name)
 
 
-class _Call:
-    """One call of a function with a rule: static arguments, structure of the others.
+class _Call(CustomFunctionCall):
+    """One call of a function with a derivative rule: also its static arguments."""
 
-    It does not hold the leaves themselves: rules live as long as the tapes that hold them.
-    """
-
-    def __init__(self, function: _Function, args: tuple):
-        self.function = function
+    def __init__(self, function: _Differentiable, args: tuple):
         for n in function.nondiff_argnums:
             if not -len(args) <= n < len(args):
                 raise TypeError(
@@ -388,14 +431,13 @@ class _Call:
                 )
         self.static = {n % len(args): args[n] for n in sorted(function.nondiff_argnums)}
         self.moving = [i for i in range(len(args)) if i not in self.static]
-        leaves, self.structure = tree.flatten_with_paths([args[i] for i in self.moving])
+        leaves, structure = tree.flatten_with_paths([args[i] for i in self.moving])
+        super().__init__(function, structure, are_weak(x for _, x in leaves))
         places = [path[1:].partition("]") for path, _ in leaves]
         self.paths = [f"argument {self.moving[int(n)]}{rest}" for n, _, rest in places]
         self.types = [typeof(as_value(x)) for _, x in leaves]
-        self.weak = are_weak(x for _, x in leaves)
         #: Rules get Python numbers only beside arrays: numbers alone become NumPy scalars, which may divide by zero.
         self.weak_in_rules = [] if all(self.weak) else self.weak
-        self.out_structure: Any = None  # a tree.Structure, once it was called
         self.out_types: list[ShapedArray] | None = None  # of the function's results, once the function itself has run
         self.residuals: Any = None  # the structure of fwd's residuals, and which of their leaves are Python numbers
 
@@ -408,30 +450,28 @@ class _Call:
         return [args[i] for i in range(len(args))]
 
     def body(self, *leaves: Value) -> list[Value]:
-        outs = self.results(self.function.fun(*self.all_args(weak_where(self.weak, leaves))), self.function.what)
+        outs = self.results(self.function.fun(*self.all_args(restore_weak(self.weak, leaves))), self.function.what)
         self.out_types = [typeof(x) for x in outs]
         return outs
 
     def jvp(self, *leaves: Any) -> list[Value | None]:
         """The forward rule: from leaves and their tangents to results and tangents."""
-        primal_leaves, given = cut(leaves, len(leaves) // 2)
+        primal_leaves, given = split_list(leaves, len(leaves) // 2)
         types = [typeof(x) for x in primal_leaves]
         if not self.function.jvp_gets_symbolic_zeros:
             given = [instantiate(t, x) for t, x in zip(given, types)]
         of_tangents = [yes and t is not None for yes, t in zip(self.weak_in_rules, given)]
-        arguments = weak_where(self.weak_in_rules, primal_leaves), _symbolic(weak_where(of_tangents, given), types)
+        arguments = restore_weak(self.weak_in_rules, primal_leaves), _symbolic(restore_weak(of_tangents, given), types)
         primals, tangents = (tuple(tree.unflatten(self.structure, x)) for x in arguments)
         args = *self.static.values(), primals, tangents
-        who, outs, tangent = self.run_for_pair("jvp", self.function.jvp, "tangent", *args)
+        who, outs, tangent = self.run_like_function("jvp", self.function.jvp, "result, tangent", *args)
         paths, structure = tree.flatten_with_paths(tangent)
         if structure != self.out_structure:
             raise TypeError(f"{who} must return a tangent like its result: {self.out_structure}, got {structure}")
         fitted: list[Value | None] = []
         for t, (path, x) in zip(map(typeof, outs), paths):
             what = f"{who} returns a result{path} of type {t}: its tangent"
-            x = _actual(x)
-            is_zero = x is None or not is_differentiable(t.dtype)
-            fitted.append(None if is_zero else _fitted(x, t, what, _OF_A_RESULT))
+            fitted.append(None if _is_zero(x, t) else _cast_to_fit(x, t, what, _OF_A_RESULT))
         return [*outs, *fitted]
 
     def jvp_by_transpose(self, *leaves: Value) -> list[Value | None]:
@@ -440,23 +480,23 @@ class _Call:
         A forward rule, if there is one, evaluates the `linear_call`.
         """
         what, jvp = self.function.what, self.function.jvp
-        primals, tangents = cut(leaves, len(leaves) // 2)
+        primals, tangents = split_list(leaves, len(leaves) // 2)
         moving = [t is not None for t in tangents]
         outs, residuals = self.fwd(primals, moving)
         types = [typeof(x) for x in outs]
         differentiable = [is_differentiable(t.dtype) for t in types]
 
         def push_forward(*values):
-            _, primals, given = cut(values, len(residuals), len(moving))
-            found = cut(self.jvp(*primals, *placed(given, moving)), len(types))[1]
+            _, primals, given = split_list(values, len(residuals), len(moving))
+            found = split_list(self.jvp(*primals, *place(given, moving)), len(types))[1]
             name = f"the jvp rule of {what} returns a tangent that"
-            pairs = chosen(zip(found, types), differentiable)
-            return [_fitted(instantiate(t, like), like, name, _OF_A_RULE) for t, like in pairs]
+            pairs = choose(zip(found, types), differentiable)
+            return [_cast_to_fit(instantiate(t, like), like, name, _OF_A_RULE) for t, like in pairs]
 
         out_tangents = linear_call_p.bind(
             *residuals,
             *(primals if jvp else []),
-            *present(tangents),
+            *drop_none(tangents),
             what=what,
             body=push_forward if jvp else None,
             bwd=functools.partial(self.bwd, types),
@@ -466,15 +506,15 @@ class _Call:
             active=tuple(positions(moving)),
             out_types=tuple(types),
         )
-        return [*outs, *placed(out_tangents, differentiable)]
+        return [*outs, *place(out_tangents, differentiable)]
 
     def fwd(self, leaves: Sequence[Value], moving: Sequence[bool]) -> tuple[list[Value], list[Value]]:
         """The rule `fwd`: from leaves, and which have tangents, to results and residuals."""
-        leaves = weak_where(self.weak_in_rules, leaves)
+        leaves = restore_weak(self.weak_in_rules, leaves)
         if self.function.vjp_gets_symbolic_zeros:
             leaves = [CustomVJPPrimal(x, yes) for x, yes in zip(leaves, moving)]
         args = self.all_args(leaves)
-        who, outs, residuals = self.run_for_pair("forward", self.function.fwd, "residuals", *args)
+        who, outs, residuals = self.run_like_function("forward", self.function.fwd, "result, residuals", *args)
         residuals, structure = tree.flatten(residuals)
         self.residuals = structure, are_weak(residuals)
         what = f"{who} must return residuals that are arrays"
@@ -486,70 +526,45 @@ class _Call:
     ) -> list[Value | None]:
         """The rule `bwd`: from residuals and cotangents of results of these types to cotangents (None for zero)."""
         structure, weak = self.residuals
-        residuals = tree.unflatten(structure, weak_where(weak, residuals))
+        residuals = tree.unflatten(structure, restore_weak(weak, residuals))
         cts = tree.unflatten(self.out_structure, _symbolic(cts, [t.cotangent for t in types]))
         when = _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))
         who, cts = self.run("backward", self.function.bwd, when, *self.static.values(), residuals, cts)
         count = len(self.moving)
-        leaves: list = []
         if not (isinstance(cts, (tuple, list)) and len(cts) == count):
             raise TypeError(
                 f"{who} must return a tuple of {count} cotangents, one for each argument, got {tree.structure(cts)}"
             )
-        for i, ct, structure in zip(self.moving, cts, self.structure.children):
-            what = f"{who} must return a cotangent like argument {i}: {structure}, got "
-            _cotangent_leaves(ct, structure, leaves, what)
+        leaves = [
+            leaf
+            for i, ct, s in zip(self.moving, cts, self.structure.children)
+            for leaf in _cotangent_leaves(ct, s, f"{who} must return a cotangent like argument {i}: {s}, got ")
+        ]
         return [
             None
-            if ct is None or not is_differentiable(t.dtype)
-            else _fitted(ct, t.cotangent, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
-            for ct, t, path, weak in zip(map(_actual, leaves), self.types, self.paths, self.weak)
+            if _is_zero(ct, t)
+            else _cast_to_fit(ct, t.cotangent, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
+            for ct, t, path, weak in zip(leaves, self.types, self.paths, self.weak)
         ]
 
-    def run(self, kind: str, rule: Callable, when: str, *args: Any) -> tuple[str, Any]:
-        """Apply a rule: how errors name it, and its result.
-
-        If it closes over a tracer that has ended, the error says by `when` it runs how to pass the value.
-        """
-        who = f"{_name(rule)}, the {kind} rule of {self.function.what},"
-        try:
-            return who, rule(*args)
-        except LeakedTracerError as error:
-            raise LeakedTracerError(f"{who} {when.format(error=error)}") from None
-
-    def run_for_pair(self, kind: str, rule: Callable, second: str, *args: Any) -> tuple[str, list[Value], Any]:
-        """Apply a rule that returns a pair: also the leaves of the result, which has the function's types."""
-        who, pair = self.run(kind, rule, _WHEN_DIFFERENTIATED, *args)
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise TypeError(f"{who} must return a pair (result, {second}), got {tree.structure(pair)}")
-        outs = self.results(pair[0], who)
+    def run_like_function(self, kind: str, rule: Callable, pair: str, *args: Any) -> tuple[str, list[Any], Any]:
+        """As `run_for_pair`; the result gets the types of the function's, if the function itself has run."""
+        who, outs, second = self.run_for_pair(kind, rule, _WHEN_DIFFERENTIATED, pair, *args)
         what = f"{who} returns another result than {self.function.what}: it"
         types = self.out_types or map(typeof, outs)
-        return who, [_fitted(x, t, what, _OF_A_RULE) for x, t in zip(outs, types)], pair[1]
-
-    def results(self, out: Any, who: str) -> list[Value]:
-        """The leaves of the result, whether the function or a rule computed it."""
-        leaves, structure = tree.flatten(out)
-        if self.out_structure is not None and structure != self.out_structure:
-            raise TypeError(
-                f"{who} must return a result like {self.function.what}'s: {self.out_structure}, got {structure}"
-            )
-        self.out_structure = structure
-        return result_values([who], leaves, structure)
+        return who, [_cast_to_fit(x, t, what, _OF_A_RULE) for x, t in zip(outs, types)], second
 
 
-def _name(rule: Callable) -> str:
-    return getattr(rule, "__name__", str(rule))
+def _is_zero(x: Any, like: ShapedArray) -> bool:
+    """Whether `x`, which a rule returned as a tangent or cotangent of this type, is zero."""
+    return x is None or type(x) is SymbolicZero or not is_differentiable(like.dtype)
 
 
-def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
-    """Cast a tangent or cotangent `x` to the type `like`.
+def _cast_to_fit(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
+    """Cast a tangent or cotangent `x` to the type `like`, by a pbroadcast if `x` varies along fewer axes.
 
-    It inserts a pbroadcast if `x` varies along fewer axes.
-    The tangent of a Python number (`weak`) may have the precision of the arrays beside it.
-
-    Raises TypeError, beginning with `what`, for another type; VarianceError, ending with `advice` on the `axes`, if `x`
-    varies along more axes.
+    That of a Python number (`weak`) may have the precision of the arrays beside it. Raises TypeError, beginning with
+    `what`, for another type; VarianceError, ending with `advice` on the `axes`, if `x` varies along more axes.
     """
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         x = numpy.asarray(x, like.dtype)[()]  # a Python number takes any precision
@@ -559,23 +574,23 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = Fals
     t = typeof(x)
     if (t.shape, t.dtype) != (like.shape, like.dtype):
         raise TypeError(f"{what} must have the type {like}, got {t}")
-    extra = sorted(t.variance - like.variance - like.unreduced)
+    extra = t.variance - like.variance - like.unreduced
     if extra:
-        axes = repr(extra[0] if len(extra) == 1 else tuple(extra))
-        varies = f"{what} must have the type {like}, got {t}, which varies along {', '.join(map(repr, extra))}: "
-        raise VarianceError(varies + advice.format(axes=axes))
+        along = ", ".join(map(repr, sorted(extra)))
+        advice = advice.format(axes=show_axes(extra))
+        raise VarianceError(f"{what} must have the type {like}, got {t}, which varies along {along}: {advice}")
     try:
         return cast_to(x, like.states)
     except VarianceError as error:
         raise VarianceError(f"{what} must have the type {like}: {error}") from None
 
 
-class custom_jvp(_Function):
+class custom_jvp(_Differentiable):
     """A function with a derivative rule, for forward and reverse mode alike.
 
     Declare the rule with `defjvp` (for all arguments at once) or `defjvps` (one for each). `nondiff_argnums` are the
-    positions of non-array arguments, functions for instance, and `nondiff_argnames` are names of such: rules take them
-    first.
+    positions of non-array arguments, functions for instance, and `nondiff_argnames` are their names; rules take these
+    arguments first.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -610,7 +625,7 @@ _OF_AN_ARGUMENT = (
 )
 
 
-class custom_vjp(_Function):
+class custom_vjp(_Differentiable):
     """A function with two rules for reverse mode, `fwd` and `bwd`.
 
     Forward mode (`jvp`, `jacfwd`, the function that `linearize` returns) raises TypeError, unless a forward rule is
@@ -652,9 +667,9 @@ class custom_vjp(_Function):
         return anything else; VarianceError if, in the body of a `shard_map`, a cotangent varies along an axis along
         which the argument does not: sum it with `psum`. (If it varies along fewer axes, a pbroadcast is inserted.)
 
-        With `symbolic_zeros`, the rules learn what is not differentiated: each leaf that `fwd` gets is an object with
-        the attributes `value` and `perturbed`, which is False for a constant; `bwd` gets a `SymbolicZero` in place of a
-        cotangent of zeros, and may return such.
+        With `symbolic_zeros`, the rules learn which values are not differentiated. Each leaf that `fwd` gets is an
+        object with the attributes `value` and `perturbed`, which is False for a constant. `bwd` gets a `SymbolicZero`
+        in place of a cotangent of zeros, and may return `SymbolicZero`s.
         """
         self.fwd, self.bwd, self.vjp_gets_symbolic_zeros = fwd, bwd, symbolic_zeros
 
@@ -674,31 +689,29 @@ _IN_THE_BACKWARD_PASS = (
 )
 
 
-def _cotangent_leaves(ct: Any, structure: tree.Structure, found: list, message: str) -> None:
+def _cotangent_leaves(ct: Any, structure: tree.Structure, message: str) -> list:
     """The leaves of a cotangent; None means a whole tree of zeros."""
     if ct is None:
-        found.extend([None] * structure.size)
-        return
+        return [None] * structure.size
     leaves, given = tree.flatten(ct)
     if given == structure:
-        found.extend(leaves)
-        return
+        return leaves
     if given.keys != structure.keys or given.node is not structure.node or given.node is None:
         raise TypeError(message + str(given))
-    for child, inner in zip(tree.children(ct), structure.children):
-        _cotangent_leaves(child, inner, found, message)
+    below = zip(tree.children(ct), structure.children)
+    return [leaf for child, inner in below for leaf in _cotangent_leaves(child, inner, message)]
 
 
 # ---------------------------------------------------------------- closures
 
 
 def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[Value]]:
-    """Turn what `fun` closes over into arguments: the pair of a function and of these values.
+    """Turn values that `fun` closes over into arguments: return a pair of a function and these values.
 
-    A rule gives derivatives in the arguments of its function alone. If one of these is a function, it may close over a
-    value that is differentiated. `fun` is traced for arguments like `example_args`, which are trees of arrays; the
-    values are those traced ones of floating-point dtype that it uses. The function takes arguments like `example_args`,
-    then the values. It raises TypeError for arguments of another structure or other types.
+    A rule gives derivatives only in the arguments of its function. If one of these is a function, it may close over a
+    value that is differentiated. `fun` is traced for arguments like `example_args`, which are trees of arrays. The
+    values are the traced ones of floating-point dtype that `fun` uses. The function takes arguments like
+    `example_args`, then the values. It raises TypeError for arguments of another structure or other types.
 
     >>> from minidiff import grad
     >>> def tripled(w):
@@ -727,4 +740,4 @@ def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[V
         fixed = [next(arrays) if yes else x for x, yes in zip(constants, hoisted)]
         return tree.unflatten(out_structure, closed(*fixed, *leaves))
 
-    return converted, chosen(constants, hoisted)
+    return converted, choose(constants, hoisted)

@@ -10,7 +10,7 @@ from minidiff import tree
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.higher_order.carries import Carry, check_functions
-from minidiff.higher_order.partial_eval import entered
+from minidiff.higher_order.partial_eval import enter_value
 from minidiff.higher_order.scan import elements_of, scan_steps
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.shape import concatenate, moveaxis, reshape, stack
@@ -21,7 +21,7 @@ def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
     """Apply `f` to each element of `xs` along its first axis; stack the results.
 
     `xs` and the result are trees of arrays. `vmap` does the same for all elements at once, and needs the memory for
-    that; with a `batch_size`, each step does it for that many, and the last one for those that are left. Raises
+    that. With a `batch_size`, each step does it for that many elements, and the last one for the rest. Raises
     ValueError if arrays of `xs` differ in length, or if `batch_size` is not positive.
 
     >>> import numpy as np
@@ -54,10 +54,9 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
     """Compute all prefixes `e[0], fn(e[0], e[1]), fn(fn(e[0], e[1]), e[2]), …`.
 
     `elems` is a tree of arrays of one length along `axis`; the result has its structure and shapes. `fn(a, b)` takes
-    two such trees, each with several elements along that axis, and combines them elementwise; it is called about
-    2 log2(length) times, where `scan` takes one step per element. With `reverse` the results run from the last element
-    to the first: `…, fn(e[n-1], e[n-2]), e[n-1]`. Raises ValueError if lengths differ, TypeError if `fn` returns
-    another tree.
+    two trees of several elements along that axis, and combines them elementwise. It is called about 2 log2(length)
+    times, where `scan` takes one step per element. With `reverse` the results run from the last element to the first:
+    `…, fn(e[n-1], e[n-2]), e[n-1]`. Raises ValueError if lengths differ, TypeError if `fn` returns another tree.
 
     >>> import numpy as np
     >>> associative_scan(np.multiply, np.array([1.0, 2.0, 3.0, 4.0]))
@@ -65,9 +64,9 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
     """
     check_functions("associative_scan", {"fn": fn})
     leaves, structure = tree.flatten_with_paths(elems, "elems")
-    arrays = [entered(x) for _, x in leaves]
+    arrays = [enter_value(x) for _, x in leaves]
     axes = [normalize_axis(axis, typeof(x).ndim, "associative_scan") for x in arrays]
-    lengths = {typeof(x).shape[a] for x, a in zip(arrays, axes)}
+    lengths = {typeof(x).shape[at] for x, at in zip(arrays, axes)}
     if len(lengths) != 1:
         shown = ", ".join(f"{path}: {typeof(x)}" for (path, _), x in zip(leaves, arrays))
         raise ValueError(f"associative_scan: elems must have one length along axis {axis}, got {shown or 'no array'}")
@@ -80,7 +79,7 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
         outs, found = tree.flatten(fn(first, second))
         if found != structure:
             raise TypeError(f"associative_scan: elems has the structure {structure}, what fn returns {found}")
-        outs = [entered(x) for x in outs]
+        outs = [enter_value(x) for x in outs]
         for (path, _), x, given in zip(leaves, outs, tree.leaves(first)):
             if typeof(x).shape != typeof(given).shape:
                 raise TypeError(

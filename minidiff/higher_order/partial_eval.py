@@ -1,14 +1,14 @@
 """Bodies of higher-order operations: tracing, partial evaluation, jvp, vmap.
 
-A body is a closed :class:`Tape`: values that the function closes over are its first inputs. To differentiate, vectorise
-or transpose a body, run it under the interpreter that does so, and trace that (:class:`TracedBody`, whose outputs are
-chosen afterwards). Linearisation splits a body into a known and a linear part (:class:`PartialEval`).
+A body is a closed :class:`Tape`: its first inputs are the values that the function closes over. To differentiate,
+vectorise or transpose a body, run it under the interpreter that does so, and trace that (:class:`TracedBody`; its
+outputs are chosen afterwards). Linearisation splits a body into a known and a linear part (:class:`PartialEval`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core.forward import JVP, push_forward
@@ -16,18 +16,19 @@ from minidiff.core.interpreter import (
     Interpreter,
     current_interpreter,
     enter,
-    restores_interpreter,
+    restore_interpreter,
     running,
     transforming,
 )
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
-from minidiff.core.tape import Atom, Equation, Tape, with_equations
+from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.higher_order.effects import has_effects, without_effects
+from minidiff.higher_order.dead_code import dependents, prune_tape
+from minidiff.higher_order.masks import choose, place, split_list
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims
@@ -39,7 +40,7 @@ from minidiff.transforms.recording import CONSTANTS
 class TracedBody:
     """A function traced to a tape of its own; `close` chooses the outputs later."""
 
-    @restores_interpreter
+    @restore_interpreter
     def __init__(
         self,
         f: Callable,
@@ -61,26 +62,20 @@ class TracedBody:
             self.stage.end()
             raise
 
-    @restores_interpreter
+    @restore_interpreter
     def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
-        """The closed tape of `outputs(result)`, and the values of its first inputs.
-
-        With `prune`, equations that the outputs do not need are dropped.
-        """
+        """The closed tape of `outputs(result)`, without dead code if `prune`, and the values of its first inputs."""
         with transforming(self.stage):
-            tape = self.stage.tape([entered(x) for x in outputs(self.result)])
+            tape = self.stage.tape([enter_value(x) for x in outputs(self.result)])
             return (prune_tape(tape) if prune else tape).close()
 
 
-def entered(x: Any) -> Value:
+def enter_value(x: Any) -> Value:
     return enter(as_value(x))
 
 
-def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
-    """Cast values along mesh axes to these types.
-
-    A type among the values stands for a linear one, and stays.
-    """
+def cast_to_types(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
+    """Cast values along mesh axes to these types; leave a type in place of a linear value."""
     return [x if isinstance(x, ShapedArray) else cast_to(x, t.states) for x, t in zip(values, types)]
 
 
@@ -89,113 +84,8 @@ def zeros(t: ShapedArray) -> Value:
     return cast_to(zeros_like(t)[()], t.states)  # a number is written into tapes, an array is a constant of them
 
 
-def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: Sequence[bool]) -> tuple[Any, list]:
-    """Repeat `attempt`, adding what it marks to the mask, until the mask stays."""
-    mask = list(mask)
-    while True:
-        result, more = attempt(mask)
-        grown = [a or b for a, b in zip(mask, more)]
-        if grown == mask:
-            return result, mask
-        mask = grown
-
-
-def chosen(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """The values that the mask marks."""
-    return [x for x, yes in zip(values, mask) if yes]
-
-
-def present(values: Iterable[Any]) -> list:
-    """The values that are not None."""
-    return [x for x in values if x is not None]
-
-
-def positions(mask: Iterable[bool]) -> list[int]:
-    """The indices at which a mask is set."""
-    return [i for i, yes in enumerate(mask) if yes]
-
-
-def placed(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """The inverse of `chosen`, with None where the mask is not set."""
-    values = iter(values)
-    return [next(values) if yes else None for yes in mask]
-
-
-def cut(values: Sequence[Any], *counts: int) -> list[list]:
-    """Split a sequence into pieces of these lengths, and the rest."""
-    parts, start = [], 0
-    for n in counts:
-        parts.append(list(values[start : start + n]))
-        start += n
-    return [*parts, list(values[start:])]
-
-
-def prune_tape(tape: Tape, effects: bool = True) -> Tape:
-    """Eliminate dead code, also in the bodies of equations.
-
-    Equations with an effect are kept, unless `effects` is False because the effect happened elsewhere.
-    """
-    return with_equations(tape, needed_equations(tape.equations, tape.outputs, effects=effects)[0])
-
-
-def needed_equations(
-    equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = (), effects: bool = False
-) -> tuple[list[Equation], set[Var]]:
-    """The equations `outputs` need if some values are `given`; all names in them.
-
-    They are for recomputation and have no effects, unless `effects` keeps the equations that have one.
-    """
-    needed = {a for a in outputs if isinstance(a, Var)}
-    kept = []
-    for eqn in reversed(equations):
-        used = [v in needed and v not in given for v in eqn.outputs]
-        if any(used) or (effects and has_effects(eqn)):
-            if not effects:
-                eqn = without_effects(eqn)
-            if eqn.primitive.is_higher_order or not all(used):
-                eqn = eqn.primitive.without_unused_results(eqn, used)
-            kept.append(eqn)
-            needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return kept[::-1], needed
-
-
-def with_used_results(eqn: Equation, used: Sequence[bool], *per_result: str) -> Equation:
-    """Drop unused results of a body that takes the operands as they are, and the operands they alone need.
-
-    `per_result` names the parameters with one entry per result.
-    """
-    params, body = eqn.params, eqn.params["body"]
-    tape = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
-    names = names_used(tape)
-    kept = [v in names for v in body.inputs]
-    masks = {**dict.fromkeys(eqn.primitive.commutes or (), kept), **dict.fromkeys(per_result, used)}
-    params = {**params, **{name: tuple(chosen(params[name], mask)) for name, mask in masks.items()}}
-    params["body"] = Tape(chosen(body.inputs, kept), tape.equations, tape.outputs)
-    return Equation(eqn.primitive, chosen(eqn.inputs, kept), params, chosen(eqn.outputs, used), eqn.source)
-
-
-def names_used(tape: Tape) -> set[Var]:
-    """The names that equations or outputs use."""
-    return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
-
-
-def dependents(equations: Sequence[Equation], names: Iterable[Var]) -> set[Var]:
-    """These names, and those of all results that depend on them."""
-    found = set(names)
-    for eqn in equations:
-        if any(isinstance(a, Var) and a in found for a in eqn.inputs):
-            found.update(eqn.outputs)
-    return found
-
-
-def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
-    """Which outputs depend on the marked inputs."""
-    found = dependents(tape.equations, chosen(tape.inputs, marked))
-    return [isinstance(a, Var) and a in found for a in tape.outputs]
-
-
-#: How a body takes an operand, and gives a result: the same in every run of it, handed from one run to the next, or an
-#: element of an array for each run. Operands are in this order, and so are results.
+#: How a body takes an operand, and gives a result: the same one in every run, handed from one run to the next, or one
+#: element of an array for each run. Operands and results are in this order.
 SHARED, CARRIED, ELEMENT = range(3)
 
 
@@ -228,10 +118,9 @@ def merge(closed: Sequence[tuple[Tape, Sequence[Operand]]]) -> tuple[list[Tape],
 
 
 class PartialEval:
-    """A tape split into a known part and a part linear in its `linear` inputs.
+    """A tape split into a known part, and a part that is linear in its `linear` inputs.
 
-    The known part is on the tape of `stage`; `linear_tape` gives the linear part, once the caller has decided which
-    outputs belong to it.
+    The tape of `stage` is the known part. `linear_tape` is the linear part, for the outputs that the caller chooses.
     """
 
     def __init__(self, tape: Tape, linear: Sequence[bool]):
@@ -243,7 +132,7 @@ class PartialEval:
 
         types = tape.in_types
         self.known = [not yes for yes in linear]
-        self.traced_body = TracedBody(split, chosen(types, self.known))
+        self.traced_body = TracedBody(split, choose(types, self.known))
         self.stage = self.traced_body.stage
         self.is_linear = [self.recorder.owns(x) for x in self.outs]
 
@@ -252,13 +141,13 @@ class PartialEval:
     ) -> tuple[Tape, list[Operand]]:
         """The tape of the chosen outputs, and operands for its first inputs, the residuals.
 
-        A residual that is not known outside the body stands for itself, a name on `stage`. If the body `repeats`, there
-        is one for each run, and what depends on shared operands alone is computed here, once for all runs. If ranks
-        choose along some axes whether to run the body, what does not vary along these is computed here, by all of them:
-        a result of the choice would vary.
+        A residual that is not known outside the body is represented by its name on `stage`. If the body `repeats`,
+        there is one such residual for each run; those that depend on shared operands alone are computed here, once for
+        all runs. If ranks choose along some axes whether to run the body, residuals that do not vary along these are
+        computed here, by all ranks: a result of the choice would vary.
         """
-        tape, residuals = self.recorder.tape(chosen(self.outs, outputs)).close()
-        given = list(zip(self.stage.inputs, [x._replace(origin=None) for x in chosen(operands, self.known)]))
+        tape, residuals = self.recorder.tape(choose(self.outs, outputs)).close()
+        given = list(zip(self.stage.inputs, [x._replace(origin=None) for x in choose(operands, self.known)]))
         outside = {v: x for v, x in given if x.group != CARRIED}
         if repeats or chosen_along:
             changing = dependents(self.stage.equations, [v for v, x in given if x.group != SHARED])
@@ -281,13 +170,20 @@ class PartialEval:
         return self.traced_body.close(values, prune=True)
 
 
-def partly_evaluated(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, list[bool]]:
+def partial_eval(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, list[bool]]:
     """A tape split, and which of its results are linear."""
     parts = PartialEval(tape, linear)
     return parts, parts.is_linear
 
 
 # ---------------------------------------------------------------- jvp and vmap
+
+
+def interpreters(top: Any) -> Iterator[Interpreter]:
+    """The interpreter `top`, and those below it."""
+    while top is not None:
+        yield top
+        top = top.below
 
 
 class Continued:
@@ -298,12 +194,7 @@ class Continued:
 
     def knows(self, x: Tracer) -> bool:
         """Whether `x` belongs to this interpreter or to one below it."""
-        interpreter: Any = self
-        while interpreter is not None:
-            if x.interpreter is interpreter:
-                return True
-            interpreter = interpreter.below
-        return False
+        return x.interpreter in interpreters(self)
 
 
 class JVPInside(Continued, JVP):
@@ -311,7 +202,7 @@ class JVPInside(Continued, JVP):
 
 
 @functools.cache
-def continued(kind: type[JVP]) -> type[JVP]:
+def class_inside_body(kind: type[JVP]) -> type[JVP]:
     """The class of an interpreter that continues forward mode of this kind inside a body."""
     if kind is JVP or issubclass(kind, Continued):
         return JVPInside if kind is JVP else kind
@@ -325,15 +216,15 @@ class BatchInside(Continued, Batch):
 def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], moving: Sequence[bool]) -> Callable:
     """The jvp of a body: from operands and tangents to results and their tangents.
 
-    It takes tangents for operands marked as `moving`. A zero tangent is None. `inside(below)` is the interpreter that
-    continues the forward mode outside.
+    It takes tangents for the operands marked as `moving`. A zero tangent is None. `inside(below)` is the interpreter
+    that continues the outer forward mode.
     """
 
     def jvp(*values):
-        primals, tangents = cut(values, len(moving))
+        primals, tangents = split_list(values, len(moving))
         forward = inside(current_interpreter())
         adopted = lambda *args: [forward.adopt(x) for x in body(*args)]  # noqa: E731
-        return push_forward(adopted, primals, placed(tangents, moving), forward)
+        return push_forward(adopted, primals, place(tangents, moving), forward)
 
     return jvp
 
@@ -350,10 +241,10 @@ def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched
 def batched_body(
     body: Callable, outside: Batch, batched: Sequence[bool], results: list[bool] | None = None, groups: int = 1
 ) -> Callable:
-    """Vectorise a body over the first axis of batched arguments and all results.
+    """Vectorise a body over the first axis of batched arguments and results.
 
-    If a list `results` is given, the first run fills it with which results are batched, and only these are: what no
-    batched value affects is the same for all elements. A jvp rule returns two `groups`: results, and their tangents.
+    All results are batched, unless a list `results` is given: the first run fills it with which ones depend on batched
+    values, and only these are batched. A jvp rule returns two `groups`: results, and their tangents.
     """
 
     def vectorised(*values):
@@ -363,7 +254,9 @@ def batched_body(
             results.extend(out_batched[: len(outs) // groups] if not results else ())
             wanted = results * groups
         outs = [x[0] if b and not yes else x for x, b, yes in zip(outs, out_batched, wanted)]
-        return filled(outs, out_batched, [yes and x is not None for x, yes in zip(outs, wanted)], outside.size_of_batch)
+        return broadcast_unbatched(
+            outs, out_batched, [yes and x is not None for x, yes in zip(outs, wanted)], outside.size_of_batch
+        )
 
     return vectorised
 
@@ -373,7 +266,7 @@ def broadcast_in_front(x: Value, size: int) -> Value:
     return broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
 
 
-def traced_batch(
+def trace_batched(
     body: Callable, types: Sequence[ShapedArray], outside: Batch, batched: Sequence[bool]
 ) -> tuple[TracedBody, list[bool]]:
     """Trace a body on batched values: see `run_batched`. Also which results are batched."""
@@ -383,7 +276,9 @@ def traced_batch(
     return traced_body, traced_body.result[1]
 
 
-def filled(values: Sequence[Value], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Value]:
+def broadcast_unbatched(
+    values: Sequence[Value], batched: Sequence[bool], wanted: Sequence[bool], size: int
+) -> list[Value]:
     """Broadcast values along a leading batch axis wherever one is wanted."""
     return [broadcast_in_front(x, size) if yes and not b else x for x, b, yes in zip(values, batched, wanted)]
 

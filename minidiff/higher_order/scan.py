@@ -15,19 +15,11 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.debug import jit_is_disabled
 from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.carries import Carry, as_carried, check_functions, staging
-from minidiff.higher_order.partial_eval import (
-    CARRIED,
-    ELEMENT,
-    SHARED,
-    Operand,
-    concrete_value,
-    cut,
-    entered,
-    zeros,
-)
+from minidiff.higher_order.carries import Carry, cast_and_reshard, check_functions, is_staging
+from minidiff.higher_order.masks import split_list
+from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, enter_value, zeros
 from minidiff.inputs.arguments import result_values
-from minidiff.inputs.keywords import explains_keywords
+from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
 
 # ---------------------------------------------------------------- unstacking and stacking elements
@@ -38,22 +30,17 @@ def _of_element(t: ShapedArray) -> ShapedArray:
     return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
 
 
-def _of_stack(t: ShapedArray, length: int) -> ShapedArray:
-    """The type of `length` arrays of type `t`, stacked."""
-    return t.update(shape=(length, *t.shape), sharding=t.sharding and t.sharding.of_stack())
-
-
-def _whole_along_first(x: Value) -> Value:
+def _gather_first_axis(x: Value) -> Value:
     """Gather a sharded array along its first axis; the other axes stay sharded."""
     t = typeof(x)
-    return x if t.sharding is None else t.sharding.whole_along_first(t.ndim).resharded(x)
+    return x if t.sharding is None else t.sharding.whole_along_first(t.ndim).reshard(x)
 
 
 def _elements(x: Value) -> list[Value]:
     return unstack_p.bind(x, axis=0) if isinstance(x, Tracer) else list(numpy.asarray(x))
 
 
-def _stacked(elements: Sequence[Value]) -> Value:
+def _stack_elements(elements: Sequence[Value]) -> Value:
     return stack_p.bind(*elements, axis=0) if any(isinstance(x, Tracer) for x in elements) else numpy.stack(elements)
 
 
@@ -63,19 +50,18 @@ def _stacked(elements: Sequence[Value]) -> Value:
 class Scan(BodyOperation):
     """A loop over the first axis of arrays.
 
-    The operands are `consts` values shared by all steps, `carry` initial carries, and arrays; the body takes constants,
-    carries, and one element of each array. It returns the carries, and one element of each stacked result.
+    The operands are `consts` values shared by all steps, `carry` initial carries, and arrays. The body takes the shared
+    values, the carries, and one element of each array. It returns the carries, and one element of each stacked result.
     """
 
     repeats = True
 
     def evaluate(self, args, params):
         body, length = params["body"], params["length"]
-        consts, carry, xs = cut(args, params["consts"], params["carry"])
+        consts, carry, xs = split_list(args, params["consts"], params["carry"])
         if not length:
-            none = [t.update(shape=(0, *t.shape)) for t in body.out_types[len(carry) :]]
-            return [*carry, *map(zeros, none)]
-        step = lambda carry, row: cut(body(*consts, *carry, *row), len(carry))  # noqa: E731
+            return [*carry, *[zeros(t.update(shape=(0, *t.shape))) for t in body.out_types[len(carry) :]]]
+        step = lambda carry, row: split_list(body(*consts, *carry, *row), len(carry))  # noqa: E731
         carry, ys = _run(step, carry, xs, length, params["reverse"])
         return [*carry, *ys]
 
@@ -90,10 +76,13 @@ class Scan(BodyOperation):
             if t.shape[:1] != (length,):
                 raise TypeError(f"scan: {length} steps over an array of type {t}")
         self._check_operands([*types[: n + m], *map(_of_element, types[n + m :])], body.in_types)
-        carry, ys = cut(body.out_types, m)
+        carry, ys = split_list(body.out_types, m)
         if carry != body.in_types[n : n + m]:
             raise TypeError(f"scan: its body takes the carries {body.in_types[n : n + m]}, and gives {carry}")
-        return [*carry, *[_of_stack(t, length) for t in ys]]
+        return [
+            *carry,
+            *[t.update(shape=(length, *t.shape), sharding=t.sharding and t.sharding.of_stack()) for t in ys],
+        ]
 
     def show_params(self, params):
         shown = ", ".join(f"{k}={params[k]}" for k in ("length", "consts", "carry"))
@@ -109,7 +98,7 @@ class Scan(BodyOperation):
         groups = [x.group for x in operands]
         return {**params, "body": tapes[0], "consts": groups.count(SHARED), "carry": groups.count(CARRIED)}
 
-    def reversed(self, params):
+    def reversed_params(self, params):
         return {**params, "reverse": not params["reverse"]}
 
 
@@ -121,13 +110,13 @@ def _run(
     for i in range(length)[:: -1 if reverse else 1]:
         carry, row = step(carry, [column[i] for column in columns])
         rows.append(row)
-    return carry, [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
+    return carry, [_stack_elements(column) for column in zip(*(rows[::-1] if reverse else rows))]
 
 
 scan_p = Scan("scan")
 
 
-def rounds(eqn: Equation) -> int:
+def run_count(eqn: Equation) -> int:
     """How often an equation's body runs: once per step for a scan, else once."""
     return eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1
 
@@ -135,18 +124,18 @@ def rounds(eqn: Equation) -> int:
 # ---------------------------------------------------------------- public functions
 
 
-@explains_keywords
+@explain_keywords
 def scan(
     f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int | bool = 1
 ) -> tuple[Any, Any]:
     """Loop over the first axis of `xs`: `carry, y = f(carry, x)`.
 
-    Returns `(carry, ys)`. `xs` and `ys` are trees of arrays, `ys` stacked from the steps' results; `carry` starts as
+    Returns `(carry, ys)`. `xs` and `ys` are trees of arrays; `ys` are the steps' results, stacked. `carry` starts as
     `init`, a tree whose structure and types must not change (a Python number takes the dtype that a step gives it).
     With `xs=None`, `length` is the number of steps. `reverse` goes from the last element to the first. A recorded loop
     (under `make_tape`, `jit`) is one operation, whose body is one step, or `unroll` steps; True records all steps, and
-    no loop. (In a typed `shard_map` the first step runs again if it took derivatives and made a carry vary that was
-    invariant before.)
+    no loop. (In a typed `shard_map` the first step runs again if it took derivatives, and made a carry vary that was
+    invariant.)
 
     Raises TypeError for a carry that does not keep its type, ValueError if lengths are missing or differ, or if
     `unroll` is not positive.
@@ -159,11 +148,11 @@ def scan(
     check_functions("scan", {"f": f})
     elements, length = elements_of("scan", xs, length)
     return scan_steps(
-        f, Carry("scan", f, "init", init), elements, length, reverse, steps_at_once("scan", unroll, length)
+        f, Carry("scan", f, "init", init), elements, length, reverse, steps_per_body("scan", unroll, length)
     )
 
 
-def steps_at_once(what: str, unroll: int | bool | None, length: int) -> int:
+def steps_per_body(what: str, unroll: int | bool | None, length: int) -> int:
     """The number of steps in the body of a recorded loop."""
     if isinstance(unroll, bool) or unroll is None:
         return max(length, 2) if unroll else 1  # 1 is a loop, of however few steps
@@ -179,7 +168,7 @@ def elements_of(what: str, xs: Any, length: int | None = None) -> tuple[Any, int
     Raises ValueError if a leaf has no axis, or lengths are missing or differ.
     """
     leaves, structure = tree.flatten_with_paths(xs, "xs")
-    values = [entered(x) for _, x in leaves]
+    values = [enter_value(x) for _, x in leaves]
     for (path, _), x in zip(leaves, values):
         if not typeof(x).shape:
             raise ValueError(f"{what}: {path} has type {typeof(x)}, which has no axis to loop over")
@@ -226,11 +215,11 @@ class _Step:
 
 def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, unroll: int = 1) -> tuple[Any, Any]:
     """Scan with the carries `carry`: run the steps, or record a loop over `unroll` of them if they are abstract."""
-    recorded = staging() and not jit_is_disabled.get()
+    recorded = is_staging() and not jit_is_disabled.get()
     if recorded and 1 < unroll < length:
         return _scan_blocks(f, carry, xs, length, reverse, unroll)
     arrays, xs_structure = tree.flatten(xs)
-    arrays = [_whole_along_first(x) for x in arrays]
+    arrays = [_gather_first_axis(x) for x in arrays]
     element_types = [_of_element(typeof(x)) for x in arrays]
     step = _Step(f, carry, xs_structure)
 
@@ -243,30 +232,27 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
         values, ys = _run(run, [], arrays, length, reverse)
         values, ys = carry.results(step, values, element_types, ys)
     else:
-        traced_body, types = carry.recorded(step, element_types)
-        closed = traced_body.close(lambda r: [*map(as_carried, r[0], types), *step.ys(r[1])])
-        operands = [Operand(as_carried(x, t), CARRIED) for x, t in zip(carry.init, types)]
+        traced_body, types = carry.record_step(step, element_types)
+        closed = traced_body.close(lambda r: [*map(cast_and_reshard, r[0], types), *step.ys(r[1])])
+        operands = [Operand(cast_and_reshard(x, t), CARRIED) for x, t in zip(carry.init, types)]
         operands += [Operand(x, ELEMENT) for x in arrays]
         results = [*[CARRIED] * len(types), *[ELEMENT] * step.ys_structure.size]
         outs = scan_p.rebind([], [closed], operands, results, {"length": length, "reverse": bool(reverse)})
-        values, ys = cut(outs, len(types))
+        values, ys = split_list(outs, len(types))
     return carry.tree(values), tree.unflatten(step.ys_structure, ys)
 
 
 def _scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, size: int) -> tuple[Any, Any]:
-    """Record a loop of which each step runs `size` steps; those that are left follow it."""
+    """Record a loop of which each step runs `size` steps; the remaining ones follow it."""
     steps, left = divmod(length, size)
     cut = left if reverse else length - left
     blocks, rest = (slice(cut, None), slice(cut)) if reverse else (slice(cut), slice(cut, None))
 
-    def run(init: Any, xs: Any, count: int) -> tuple[Any, Any]:
+    def run(init: Any, xs: Any, count: int = size) -> tuple[Any, Any]:
         return scan_steps(f, Carry(carry.what, f, carry.name, init), xs, count, reverse, count + 1)
 
-    def block(init: Any, xs: Any) -> tuple[Any, Any]:
-        return run(init, xs, size)
-
     stacked = tree.map(lambda x: x[blocks].reshape((steps, size, *x.shape[1:])), xs)
-    last, ys = scan_steps(block, carry, stacked, steps, reverse)
+    last, ys = scan_steps(run, carry, stacked, steps, reverse)
     ys = tree.map(lambda y: y.reshape((steps * size, *y.shape[2:])), ys)
     if not left:
         return last, ys

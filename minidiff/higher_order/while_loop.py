@@ -12,37 +12,34 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import BatchTracer
-from minidiff.higher_order.bodies import BodyOperation, LinearPart, labelled
+from minidiff.higher_order.bodies import BodyOperation, LinearPart, label_operation
 from minidiff.higher_order.carries import (
     Carry,
-    as_carried,
+    cast_and_reshard,
     check_functions,
     check_invariant,
-    if_known,
+    convert_python_number,
+    is_staging,
     is_weak,
-    numeric,
-    staging,
+    known_number,
 )
-from minidiff.higher_order.cond import lent
+from minidiff.higher_order.cond import operands_of_branch
+from minidiff.higher_order.dead_code import depends_on_marked, prune_tape
 from minidiff.higher_order.effects import without_effects
+from minidiff.higher_order.masks import choose, positions, split_list
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     SHARED,
     Operand,
     TracedBody,
-    chosen,
     concrete_value,
-    cut,
-    depends,
-    entered,
-    partly_evaluated,
-    positions,
-    prune_tape,
-    traced_batch,
+    enter_value,
+    partial_eval,
+    trace_batched,
 )
-from minidiff.higher_order.scan import scan_steps, steps_at_once
+from minidiff.higher_order.scan import scan_steps, steps_per_body
 from minidiff.inputs.arguments import as_value
-from minidiff.inputs.keywords import explains_keywords
+from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
 
@@ -60,11 +57,11 @@ def _no_reverse(*_: Any) -> NoReturn:
 class While(BodyOperation):
     """Loop while a condition holds.
 
-    Operands are `cond_consts` values, `body_consts` values, and the carries.
+    Operands are the condition's `cond_consts` values, the body's `body_consts` values, and the carries.
     """
 
     def evaluate(self, args, params):
-        cond_consts, body_consts, carry = cut(args, params["cond_consts"], params["body_consts"])
+        cond_consts, body_consts, carry = split_list(args, params["cond_consts"], params["body_consts"])
         while concrete_value(params["cond"](*cond_consts, *carry)[0], CONDITION):
             carry = params["body"](*body_consts, *carry)
         return carry
@@ -75,7 +72,7 @@ class While(BodyOperation):
 
     def typecheck(self, types, params):
         cond, body = params["cond"], params["body"]
-        cond_consts, body_consts, carry = cut(types, params["cond_consts"], params["body_consts"])
+        cond_consts, body_consts, carry = split_list(types, params["cond_consts"], params["body_consts"])
         self._check_operands([*cond_consts, *carry], cond.in_types)
         self._check_operands([*body_consts, *carry], body.in_types)
         self._check_operands(body.out_types, body.in_types[len(body_consts) :])
@@ -85,7 +82,7 @@ class While(BodyOperation):
         super().check_variance(types, params)
         check_invariant(CONDITION, params["cond"].out_types[0])
 
-    def leading(self, params):
+    def leading_count(self, params):
         return params["cond_consts"]
 
     def groups(self, params):
@@ -101,48 +98,48 @@ class While(BodyOperation):
         return {"cond": test, "body": body, "cond_consts": k, "body_consts": len(operands) - len(carries)}
 
     def bodies(self, count, params):
-        cond_consts, others = cut(range(count), params["cond_consts"])
+        cond_consts, others = split_list(range(count), params["cond_consts"])
         return {"cond": [*cond_consts, *others[params["body_consts"] :]], "body": others}
 
     def split(self, args, linear, params):
         """Compute the known carries; the linear part reruns the loop, without residuals."""
         k, results = params["cond_consts"], self.groups(params)[1]
-        (parts,), in_linear, is_linear = self.changed(params, linear[k:], partly_evaluated)
-        if any(depends(params["cond"], [*linear[:k], *is_linear])):
+        (parts,), in_linear, is_linear = self.change_alternatives(params, linear[k:], partial_eval)
+        if any(depends_on_marked(params["cond"], [*linear[:k], *is_linear])):
             raise TypeError("while_loop: its condition depends on values that must be linear")
         known = [not yes for yes in is_linear]
-        operands = chosen(self.operands_of(args[k:], params), [not yes for yes in in_linear])
-        tape = parts.known_tape(chosen(parts.outs, known))
-        outs = self.rebind(args[:k], [tape], operands, chosen(results, known), params)
+        operands = choose(self.operands_of(args[k:], params), [not yes for yes in in_linear])
+        tape = parts.known_tape(choose(parts.outs, known))
+        outs = self.rebind(args[:k], [tape], operands, choose(results, known), params)
         again = without_effects(Equation(self, (), params, ())).params
         part = LinearPart([Operand(x, SHARED) for x in args], again, list(range(len(results))))
         return dict(zip(positions(known), outs)), part
 
     transpose: Any = _no_reverse
 
-    def vectorised(self, outside, own, batched, params):
-        """If elements may finish at different steps, keep those that have finished.
+    def vectorise(self, outside, own, batched, params):
+        """If elements may finish at different steps, keep the carries of those that have finished.
 
-        These are lent the operands of one that goes on: with their own, a step that is never taken might raise.
+        These are lent the operands of one that goes on, since a step that they never take might raise.
         """
         cond, body, k, n = params["cond"], params["body"], params["cond_consts"], params["body_consts"]
 
         def change(body, mask):
-            test, (apart,) = traced_batch(cond, cond.in_types, outside, [*batched[:k], *mask[n:]])
-            step, out_batched = traced_batch(body, body.in_types, outside, mask)
+            test, (apart,) = trace_batched(cond, cond.in_types, outside, [*batched[:k], *mask[n:]])
+            step, out_batched = trace_batched(body, body.in_types, outside, mask)
             return (test, step, apart), [True] * len(out_batched) if apart else out_batched
 
         def kept(*values):
-            own, shared, carry = cut(values, k, n)
+            own, shared, carry = split_list(values, k, n)
             (going,) = cond(*own, *carry)
-            new = body(*lent(going, [*shared, *carry], body))
+            new = body(*operands_of_branch(going, [*shared, *carry], body))
             return [where(going, x, old) for x, old in zip(new, carry)]
 
-        ((test, step, apart),), mask, out_batched = self.changed(params, batched[k:], change)
+        ((test, step, apart),), mask, out_batched = self.change_alternatives(params, batched[k:], change)
         own, more = [outside.in_front(x) for x in own], []
         if apart:
             more = [Operand(x, SHARED) for x in own]
-            step, _ = traced_batch(kept, [*cond.in_types[:k], *body.in_types], outside, [*batched[:k], *mask])
+            step, _ = trace_batched(kept, [*cond.in_types[:k], *body.in_types], outside, [*batched[:k], *mask])
         test, constants = test.close(lambda r: [greater(sum_of(r[0][0]), 0)] if apart else r[0])
         own = [*constants, *own]
         return own, more, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(own)}
@@ -153,19 +150,19 @@ class While(BodyOperation):
 
 CONDITION = "the condition of while_loop"
 #: The identity on results of a `while_loop` that ran step by step; it has no transpose either.
-forward_only_p = labelled("while_loop", _no_reverse)
+forward_only_p = label_operation("while_loop", _no_reverse)
 while_p = While("while_loop")
 
 # ---------------------------------------------------------------- public functions
 
 
-@explains_keywords
+@explain_keywords
 def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     """Start at `init_val` and repeat `val = body_fun(val)` while `cond_fun(val)`.
 
     `val` is a tree whose structure and types must not change. `cond_fun` returns one boolean. Under `vmap`, the loop
-    runs until all elements are done, and those that are keep their values. Forward mode differentiates it; reverse mode
-    raises TypeError: use `scan`.
+    runs until all elements are done, and elements that are done keep their values. Forward mode differentiates it;
+    reverse mode raises TypeError: use `scan`.
 
     >>> int(while_loop(lambda n: n < 100, lambda n: 2 * n, 3))
     192
@@ -179,83 +176,72 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
         return carry.leaves(body_fun(carry.tree(leaves))), None
 
     def test(leaves):
-        going = entered(cond_fun(carry.tree(leaves)))
+        going = enter_value(cond_fun(carry.tree(leaves)))
         if typeof(going).shape or typeof(going).dtype != bool:
             raise TypeError(f"{carry.what}: cond_fun must return one boolean, got {typeof(going)}")
         return going
 
     values: Sequence[Value] = [as_value(x) for x in carry.init]
-    while not staging():
+    while not is_staging():
         going = test(values)
         if isinstance(going, BatchTracer):  # elements finish at different steps: from here on it is recorded
             carry.init = list(values)
             break
-        if not _holds(going, carry, test, values):
+        if typeof(going).variance:
+            _checked_condition(carry, test, list(map(typeof, values)))
+        if not concrete_value(going, CONDITION):
             values, _ = carry.results(step, values)
             return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
         values = carry.advance(step, values)[1]
 
-    traced_body, types = carry.recorded(step)
-    condition = TracedBody(lambda *leaves: [test(leaves)], types)
-    closed = _check_condition(carry, condition, types)
-    body = traced_body.close(lambda r: map(as_carried, r[0], types))
-    test, constants = closed
-    init = [Operand(as_carried(x, t), CARRIED, i) for i, (x, t) in enumerate(zip(carry.init, types))]
-    params = {"cond": test, "cond_consts": len(constants), "body_consts": 0}
+    traced_body, types = carry.record_step(step)
+    condition, constants = _checked_condition(carry, test, types)
+    body = traced_body.close(lambda r: map(cast_and_reshard, r[0], types))
+    init = [Operand(cast_and_reshard(x, t), CARRIED, i) for i, (x, t) in enumerate(zip(carry.init, types))]
+    params = {"cond": condition, "cond_consts": len(constants), "body_consts": 0}
     return carry.tree(while_p.rebind(constants, [body], init, [CARRIED] * len(types), params))
 
 
-def _holds(going: Value, carry: Carry, test: Callable, values: Sequence[Value]) -> bool:
-    """Whether the condition, `test` of these values, holds."""
-    if typeof(going).variance:
-        types = [typeof(x) for x in values]
-        _check_condition(carry, TracedBody(lambda *leaves: [test(leaves)], types), types)
-    return bool(concrete_value(going, CONDITION))
-
-
-def _check_condition(carry: Carry, condition: TracedBody, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
-    """The closed tape of a loop's condition.
-
-    Raises VarianceError, naming the carries that cause it, if the condition varies.
-    """
-    tape, constants = condition.close(lambda r: r)
+def _checked_condition(carry: Carry, test: Callable, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
+    """The closed tape of the condition `test`; VarianceError, which names the carries that cause it, if it varies."""
+    tape, constants = TracedBody(lambda *leaves: [test(leaves)], types).close(lambda r: r)
     t = tape.out_types[0]
     causes = []
     for i, (path, start, now) in enumerate(zip(carry.paths, carry.init, types), len(constants)):
-        if now.variance & t.variance and any(depends(tape, [i == k for k in range(len(tape.inputs))])):
+        if now.variance & t.variance and any(depends_on_marked(tape, [i == k for k in range(len(tape.inputs))])):
             causes.append(f"{path} does ({typeof(start)} at first, {now} after a step)")
     check_invariant(CONDITION, t, ", because " + (" and ".join(causes) or "cond_fun closes over a value that does"))
     return tape, constants
 
 
-@explains_keywords
+@explain_keywords
 def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unroll: int | bool | None = None) -> Any:
     """Repeat `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
 
     `val` starts as `init_val`, a tree whose structure and types must not change. With known bounds the loop is a
-    `scan`, and `unroll` is as there; else a `while_loop`, which reverse mode does not differentiate and which is not
-    unrolled (ValueError).
+    `scan`, which takes `unroll`. Otherwise it is a `while_loop`, which has no reverse mode, and for which `unroll`
+    raises ValueError.
 
     >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
     10.0
     """
     check_functions("fori_loop", {"body_fun": body_fun})
-    bounds = [x if is_weak(x) else entered(x) for x in (lower, upper)]
+    bounds = [x if is_weak(x) else enter_value(x) for x in (lower, upper)]
     for t in map(typeof, bounds):
         if t.shape or t.dtype.kind not in "iu":
             raise TypeError(f"fori_loop: lower and upper must be integers, got {typeof(lower)} and {typeof(upper)}")
         check_invariant("a bound of fori_loop", t)
-    known = [if_known(x, "a bound of fori_loop") for x in bounds]
+    known = [known_number(x, "a bound of fori_loop") for x in bounds]
     if None not in known:
         steps = numpy.arange(*map(int, known))
         carry = Carry("fori_loop", body_fun, "init_val", init_val)
-        at_once = steps_at_once("fori_loop", unroll, len(steps))
+        at_once = steps_per_body("fori_loop", unroll, len(steps))
         return scan_steps(lambda val, i: (body_fun(i, val), None), carry, steps, len(steps), False, at_once)[0]
     if unroll not in (None, False, 1):
         raise ValueError(
             f"fori_loop: unroll={unroll!r} needs bounds that are plain numbers; leave it out for traced ones"
         )
-    first, last = (numeric(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
+    first, last = (convert_python_number(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
     carry = Carry("fori_loop", body_fun, "(i, init_val)", (first, init_val))
     carry.paths[1:] = [path for path, _ in tree.flatten_with_paths(init_val, "init_val")[0]]
     return _while(lambda state: less(state[0], last), lambda state: (add(state[0], 1), body_fun(*state)), carry)[1]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy
 
 from minidiff.core.ranks import cast_like
-from minidiff.core.states import ALL_INVARIANT, agreed, unreduced_operands
+from minidiff.core.states import ALL_INVARIANT, common_states, unreduced_operands
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import VarianceError, listed, show_axes
+from minidiff.diagnostics.errors import VarianceError, list_items, show_axes
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
@@ -22,21 +22,21 @@ def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
     A type of None is that of a constant, which agrees with anything.
     """
     given = tuple(t.states for t in types if t is not None)
-    if len(set(given)) > 1 and agreed(given) != [*given]:
+    if len(set(given)) > 1 and common_states(given) != [*given]:
         numbers = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
         labelled = {label: t for label, t in zip(numbers, types) if t is not None}
-        raise disagreement(f"{name}: operands {listed([*labelled.values()])}", [*labelled], [*labelled.values()])
+        raise disagreement(f"{name}: operands {list_items([*labelled.values()])}", [*labelled], [*labelled.values()])
 
 
 def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
     """The error that values of these `labels` and `types` disagree along a mesh axis."""
     missing: dict[str, list[str]] = {}
-    for label, t, states in zip(labels, types, agreed(tuple(t.states for t in types))):
+    for label, t, states in zip(labels, types, common_states(tuple(t.states for t in types))):
         casts = {"pbroadcast": states.varying - t.variance, "reduced": states.reduced - t.reduced}
         for name, axes in casts.items():
             if axes:
                 missing.setdefault(f"{name}(x, {show_axes(axes)})", []).append(label)
-    advice = " and ".join(f"{cast} for {listed(names)}" for cast, names in missing.items())
+    advice = " and ".join(f"{cast} for {list_items(names)}" for cast, names in missing.items())
     return VarianceError(f"{what} disagree in variance: write {advice}")
 
 
@@ -58,7 +58,7 @@ def check_unreduced(primitive: Any, types: Sequence[Any]) -> None:
             part = "x" if varies else "np.zeros(...)"
             advice += f"; or let all operands be parts of sums, with unreduced({part}, {axis!r})"
         raise VarianceError(
-            f"{primitive.name} of {listed(types)}: the ranks along {axis!r} hold parts of a sum; {advice}"
+            f"{primitive.name} of {list_items(types)}: the ranks along {axis!r} hold parts of a sum; {advice}"
         )
 
 

@@ -12,15 +12,15 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, current_scope, enter, name_of
-from minidiff.core.python_numbers import strong
+from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.ranks import cast_like, ranks
-from minidiff.core.states import AxisStates, joined
+from minidiff.core.states import AxisStates, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, VarianceWarning, leak_message, show_axes
 from minidiff.inputs.agreement import disagreement
-from minidiff.inputs.promotion import weak_where
-from minidiff.values.dtypes import NATIVE, float0, is_differentiable, is_real_float, is_scalar_constant, plain
+from minidiff.inputs.promotion import restore_weak
+from minidiff.values.dtypes import NATIVE, as_plain, float0, is_differentiable, is_real_float, is_scalar_constant
 
 # ---------------------------------------------------------------- leaves
 
@@ -35,7 +35,7 @@ def as_value(x: Any) -> Value:
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
         return enter(x)
-    x = plain(x, tree.class_names)
+    x = as_plain(x, tree.class_names)
     if not hasattr(x, "dtype"):
         return numpy.asarray(x)[()]
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
@@ -97,7 +97,7 @@ class Flat:
         self.aux_structure: Any = None
 
     def __call__(self, *leaves: Value) -> list[Value]:
-        out = self.f(*tree.unflatten(self.structure, weak_where(self.weak, leaves)))
+        out = self.f(*tree.unflatten(self.structure, restore_weak(self.weak, leaves)))
         if self.has_aux:
             if not (isinstance(out, tuple) and len(out) == 2):
                 raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
@@ -106,7 +106,7 @@ class Flat:
         outs = result_values(current_interpreter().origin or [name_of(self)], outs, self.out_structure)
         if self.has_aux:
             extra, self.aux_structure = tree.flatten(aux)
-            outs += map(strong, extra)
+            outs += map(unwrap_weak, extra)
         return outs
 
     def split(self, leaves: Sequence[Value]) -> tuple:
@@ -116,7 +116,7 @@ class Flat:
         return leaves[:count], *aux
 
 
-def closing_over(f: Callable, args: Sequence[Any], fixed: Mapping[Any, Any]) -> tuple[Callable, tuple]:
+def close_over(f: Callable, args: Sequence[Any], fixed: Mapping[Any, Any]) -> tuple[Callable, tuple]:
     """`f` as a function of the positional arguments that are not `fixed`, and these of `args`."""
 
     def of_others(*others: Any, **kwargs: Any) -> Any:
@@ -145,7 +145,7 @@ def normalize_axis(axis: Any, ndim: int, what: str) -> int:
 # ---------------------------------------------------------------- arguments that are differentiated
 
 
-def chosen_arguments(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]:
+def normalize_argnums(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]:
     """`argnums` as a tuple."""
     if type(argnums) is int:
         return (argnums,)
@@ -170,13 +170,13 @@ def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tu
     return numbers
 
 
-def named_argument(path: str, numbers: Sequence[int], name: str) -> str:
+def describe_argument(path: str, numbers: Sequence[int], name: str) -> str:
     """Describe a leaf of the selected arguments: `argument 0['w'] of loss`."""
     index, _, rest = path[1:].partition("]")
     return f"argument {numbers[int(index)]}{rest} of {name}"
 
 
-def not_differentiable(argument: str, x: Value) -> str:
+def not_differentiable_message(argument: str, x: Value) -> str:
     return (
         f"grad: {argument} has type {typeof(x)}; gradients are of floating-point "
         "numbers: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
@@ -193,7 +193,7 @@ def check_sequences(what: str, primals: Any, tangents: Any) -> None:
         )
 
 
-def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
+def check_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
     """Validate a tangent against the primal at `path`; None for an integer's."""
     tangent, p = as_value(tangent), typeof(primal)
     t = typeof(tangent)
@@ -272,15 +272,15 @@ def warn_if_summed(what: str, name: str, results: Sequence[Any], arguments: dict
             return
 
 
-def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:
+def check_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:
     """Flatten and validate a cotangent of these results; None for integer leaves."""
     paths, given = tree.flatten_with_paths(ct, "ct")
     if given != structure:
         raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
-    return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
+    return [_check_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
 
 
-def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
+def _check_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
     t = typeof(ct) if ct.dtype != float0 else out
     if t.shape != out.shape or (t.dtype != out.dtype and is_differentiable(out.dtype)):
         raise TypeError(f"pullback: the result has type {out}, but its cotangent {path} has type {t}")
@@ -303,7 +303,7 @@ def joint_states(what: str, labels: Sequence[str], values: Sequence[Value]) -> A
     arrays = [(label, typeof(x)) for label, x in zip(labels, values) if not is_scalar_constant(x)]
     if scope is not None and scope.checks and len({t.states for _, t in arrays}) > 1:
         raise disagreement(what, *zip(*arrays))
-    states = joined(*[typeof(x).states for x in values])
+    states = combine_states(*[typeof(x).states for x in values])
     for label, x in zip(labels, values) if states.unreduced else ():
         missing = states.unreduced - typeof(x).unreduced
         if missing and not is_zero(x):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from minidiff.diagnostics.location import here, warn_at
+from minidiff.diagnostics.location import current_location, warn_at
 
 _MT19937_BYTES = 625 * 4  # 624 words of state, and the position in them
 
@@ -41,7 +41,7 @@ def warn_if_random(before: tuple, function: str, why: str) -> None:
     count, state = random_state()
     if state == before[1] or count != before[0]:
         return
-    _warnings, source = count + 1, here()
+    _warnings, source = count + 1, current_location()
     text = (
         f"{function} draws from NumPy's global random generator (np.random): {why}. Draw outside, from a generator "
         "with a seed (rng = np.random.default_rng(0)), and pass the numbers as an argument"

@@ -2,7 +2,7 @@
 
 A transformation is called as `grad(f, argnums=1)`, or used as a decorator, with or without options:
 
->>> @transformation
+>>> @make_decorator
 ... def times(f, factor=2):
 ...     return lambda x: factor * f(x)
 >>> @times(factor=10)
@@ -21,7 +21,7 @@ from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from minidiff.diagnostics.text import did_you_mean
-from minidiff.diagnostics.tracebacks import leave, unnamed
+from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,7 +121,7 @@ def _check_call(function: Callable, given: Iterable[str]) -> None:
         check_keywords(function.__name__, given, names)
 
 
-def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
+def explain_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function so that the error for an unknown keyword has advice."""
 
     @functools.wraps(function)
@@ -131,13 +131,13 @@ def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
                 _check_call(function, options)
             return function(*args, **options)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return call
 
 
-def named_like(f: Callable, transformed: Any) -> Any:
+def copy_metadata(f: Callable, transformed: Any) -> Any:
     """Give `transformed` the name, the docstring and the signature of `f`."""
     try:  # half the time of functools.update_wrapper: a program may call `grad(f)(x)` in each step
         transformed.__name__, transformed.__qualname__ = f.__name__, f.__qualname__
@@ -160,7 +160,7 @@ class Transformation(Protocol[P, R_co]):
     def __call__(self, /, **options: Any) -> Callable[[Callable], R_co]: ...
 
 
-def transformation(function: Callable[Concatenate[Callable, P], R]) -> Transformation[P, R]:
+def make_decorator(function: Callable[Concatenate[Callable, P], R]) -> Transformation[P, R]:
     """Make `function(f, **options)` a decorator, with or without options.
 
     Its result has the name, the docstring and the signature of `f`, and hides the library's frames of an error. The
@@ -176,9 +176,9 @@ def transformation(function: Callable[Concatenate[Callable, P], R]) -> Transform
                 return functools.partial(transform, **options)
             result: Any = function(*args, **options)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
-        result = unnamed(result) if type(result) is FunctionType else result
-        return named_like(args[0] if args else options["f"], result)
+        result = hide_own_frames_of_lambda(result) if type(result) is FunctionType else result
+        return copy_metadata(args[0] if args else options["f"], result)
 
     return transform

@@ -20,17 +20,17 @@ def python_type(x: Any) -> type:
     return _PYTHON_TYPES[x.dtype.kind] if type(x) is WeakTracer else type(x)
 
 
-def promoting(x: Value) -> Any:
+def promotion_argument(x: Value) -> Any:
     """The argument for `numpy.result_type`: a dtype, or a Python number."""
     return python_type(x)(0) if type(x) in WEAK_TYPES else x.dtype
 
 
 def are_weak(leaves: Iterable[Any]) -> list[bool]:
-    """Which arguments are Python numbers, traced or not, as `weak_where` takes it."""
+    """Which arguments are Python numbers, traced or not, as `restore_weak` takes it."""
     return [type(x) in WEAK_TYPES for x in leaves]
 
 
-def weak_where(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]:
+def restore_weak(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]:
     """Convert the values marked as `weak` back to Python numbers."""
     return [as_weak(x) if yes else x for x, yes in zip(values, weak)] if True in weak else values
 

@@ -15,13 +15,13 @@ Only `at` is added, for functional updates `at(x)[index].set(v)`, since traced v
 import numpy as _numpy
 
 from minidiff.numpy import replaced as _replaced
-from minidiff.numpy.lists import attributes as _attributes
+from minidiff.numpy.lists import namespace_getattr as _namespace_getattr
 from minidiff.numpy.replaced import *  # noqa: F403
 
 __all__ = [*_numpy.__all__, *(name for name in _replaced.__all__ if name not in _numpy.__all__)]
 
 _later = {*__all__, "__version__", "__array_api_version__", "__array_namespace_info__"}
-__getattr__ = _attributes(globals(), _numpy, _later, ("fft", "linalg"))
+__getattr__ = _namespace_getattr(globals(), _numpy, _later, ("fft", "linalg"))
 
 
 def __dir__() -> list[str]:

@@ -5,9 +5,9 @@ Each function is in one class:
 - an *operation*: registered by `implements`. Most are differentiable; those with integer or boolean results have no
   derivative;
 - *replaced*: NumPy does not dispatch it, so `minidiff.numpy` defines a function of the same name;
-- *from values*: computed by NumPy on concrete values, if there are any (not on a tape, not under `vmap`). The results
-  are integers, booleans, text or edges of bins, and carry no derivative;
-- *plain*: it takes no argument that could be traced (the rest);
+- *from values*: NumPy computes it on concrete values, so it fails on a tape and under `vmap`. The results are integers,
+  booleans, text or edges of bins, and carry no derivative;
+- *plain*: it takes no argument that could be traced (all others);
 - *refused*: it raises an error that says what to use instead.
 """
 
@@ -75,7 +75,7 @@ def full_name(f: Callable) -> str:
 
 
 @functools.cache
-def writing() -> frozenset[Callable]:
+def mutating_functions() -> frozenset[Callable]:
     """The NumPy functions that write into their first argument."""
     return frozenset(public_callables()[name] for name, why in REFUSED.items() if why.startswith(_WRITES))
 

@@ -16,13 +16,13 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.tracer import NO_PARAMS, NUMPY_FUNCTIONS, OPERATIONS, Tracer
 from minidiff.diagnostics.other_libraries import COUNTERPARTS
-from minidiff.diagnostics.tracebacks import leave
+from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import declare_all, ufunc_methods
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert, defers_to
-from minidiff.ops.discrete import concrete
+from minidiff.ops.discrete import make_concrete
 
 # ---------------------------------------------------------------- NumPy's protocols
 
@@ -43,11 +43,11 @@ def array_ufunc(self: Tracer, ufunc, method, *inputs, **kwargs):
             except (AttributeError, TypeError) as error:
                 if any(map(defers_to, inputs)):
                     return NotImplemented
-                inputs, _ = _converted(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
+                inputs, _ = _convert_arguments(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
                 return self.__array_ufunc__(ufunc, method, *inputs)
         return call_ufunc(ufunc, method, inputs, kwargs)
     except BaseException as error:
-        leave(error)
+        prepare_to_leave(error)
         raise
 
 
@@ -59,14 +59,14 @@ def array_function(self: Tracer, func, types, args, kwargs):
         try:
             return function(*args, **kwargs)
         except (AttributeError, TypeError) as error:
-            args, kwargs = _converted(error, func, function, args, kwargs)
+            args, kwargs = _convert_arguments(error, func, function, args, kwargs)
         return self.__array_function__(func, types, args, kwargs)
     except BaseException as error:
-        leave(error)
+        prepare_to_leave(error)
         raise
 
 
-def _converted(error: Exception, func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple:
+def _convert_arguments(error: Exception, func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple:
     """Convert rejected arguments to an accepted form, or raise the error."""
     form = in_another_form(func, function, args, kwargs)
     if form is None:
@@ -89,7 +89,7 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
         return NotImplemented
     function = NUMPY_FUNCTIONS.get(ufunc)
     if function is None:
-        raise unsupported(ufunc, inputs)
+        raise unsupported_error(ufunc, inputs)
     kwargs = _without_out(full_name(ufunc), kwargs)
     if method == "__call__":
         return _call_with_keywords(ufunc, function, inputs, kwargs)
@@ -162,8 +162,8 @@ def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
         weights = kwargs.get("weights")
         if isinstance(weights, Tracer):
             raise TypeError(f"{name} on traced values has no derivative, so its weights cannot be traced")
-        return func(*concrete(args, func), **concrete(kwargs, func))
-    raise unsupported(func, (*args, *kwargs.values()))
+        return func(*make_concrete(args, func), **make_concrete(kwargs, func))
+    raise unsupported_error(func, (*args, *kwargs.values()))
 
 
 def in_another_form(func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple | None:
@@ -183,7 +183,7 @@ def in_another_form(func: Callable, function: Callable, args: tuple, kwargs: dic
     if misfit is None:
         return args, kept
     name = full_name(func)
-    raise TypeError(f"{name} on traced values: {misfit}; it takes {name}{_shown_signature(function)}") from None
+    raise TypeError(f"{name} on traced values: {misfit}; it takes {name}{_show_signature(function)}") from None
 
 
 def _misfit(function: Callable, args: tuple, kwargs: dict) -> str | None:
@@ -203,7 +203,7 @@ def _defaults(func: Callable) -> dict:
     return {k: p.default for k, p in parameters.items() if p.default is not p.empty}
 
 
-def _shown_signature(function: Callable) -> str:
+def _show_signature(function: Callable) -> str:
     signature = inspect.signature(function)
     plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=plain, return_annotation=signature.empty))
@@ -220,7 +220,7 @@ def _place_of(ufunc: numpy.ufunc) -> str:
     return ".".join([*places[:1], name])
 
 
-def _unsupported_ufunc(ufunc: numpy.ufunc, shown: str) -> TypeError:
+def _unsupported_ufunc_error(ufunc: numpy.ufunc, shown: str) -> TypeError:
     """The error for a ufunc of another package or of `np.frompyfunc`."""
     if ufunc.__name__.endswith(" (vectorized)"):
         return TypeError(f"a ufunc of np.frompyfunc is not supported on traced values{shown}: {REFUSED['frompyfunc']}")
@@ -236,12 +236,12 @@ def _unsupported_ufunc(ufunc: numpy.ufunc, shown: str) -> TypeError:
     )
 
 
-def unsupported(func: Callable, args: Iterable[Any]) -> TypeError:
+def unsupported_error(func: Callable, args: Iterable[Any]) -> TypeError:
     """The error for an unsupported function; it suggests what to use instead."""
     shown = ", ".join(str(x.type) for x in args if isinstance(x, Tracer))
     shown = f" ({shown})" if shown else ""
     if isinstance(func, numpy.ufunc) and func not in public_callables().values():
-        return _unsupported_ufunc(func, shown)
+        return _unsupported_ufunc_error(func, shown)
     name = full_name(func)
     message = f"{name} is not supported on traced values{shown}"
     if name[3:] in REFUSED:

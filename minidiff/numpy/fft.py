@@ -2,11 +2,11 @@
 
 import numpy as _numpy
 
-from minidiff.numpy.lists import attributes as _attributes
+from minidiff.numpy.lists import namespace_getattr as _namespace_getattr
 
 __all__ = list(_numpy.fft.__all__)
 
-__getattr__ = _attributes(globals(), _numpy.fft, __all__)
+__getattr__ = _namespace_getattr(globals(), _numpy.fft, __all__)
 
 
 def __dir__() -> list[str]:

@@ -1,9 +1,9 @@
 """NumPy's functions, extended to accept lists that hold traced values.
 
-NumPy dispatches a call to an argument that is traced, but converts a list to a plain array, for which a traced value in
-it raises an error. The functions of `minidiff.numpy` call NumPy's; on that error they convert the lists to arrays and
-apply the operation, so no call searches for lists in advance. If the first argument is traced, NumPy's dispatch is
-skipped, which makes these calls faster than NumPy's own; calls with plain arrays take 0.1 or 0.2 µs longer.
+NumPy dispatches a call to a traced argument. It converts a list to a plain array, which raises an error if a traced
+value is in the list. The functions of `minidiff.numpy` call NumPy's; on that error they convert the lists to arrays and
+apply the operation, so no call searches for lists in advance. If the first argument is traced, they skip NumPy's
+dispatch, which makes these calls faster than NumPy's own. Calls with plain arrays take 0.1 or 0.2 µs longer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy
 
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.diagnostics.errors import TracerError
-from minidiff.diagnostics.tracebacks import hide_own_frames, leave
+from minidiff.diagnostics.tracebacks import hide_own_frames, prepare_to_leave
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, full_name
 from minidiff.ops import declare_all
 from minidiff.ops.arrays import as_array
@@ -28,12 +28,12 @@ from minidiff.ops.arrays import as_array
 _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 
 
-def attributes(
+def namespace_getattr(
     namespace: dict[str, Any], module: ModuleType, names: Collection[str], submodules: Collection[str] = ()
 ) -> Callable[[str], Any]:
     """The `__getattr__` of a namespace with these names of a NumPy module, whose functions accept lists.
 
-    Each is made when it is first used: to make them all takes as long as to import NumPy.
+    Each is made when it is first used, because making them all takes as long as importing NumPy.
     """
 
     @hide_own_frames
@@ -52,15 +52,15 @@ def attributes(
 def _ours(x: Callable) -> Callable:
     name = full_name(x)[3:]
     if x in NUMPY_FUNCTIONS or name in FROM_VALUES:
-        return accepting_lists(x)
+        return accept_lists(x)
     if isinstance(x, type) or name in CREATION:
-        return explaining_sizes(x) if name in CREATION else x
+        return explain_sizes(x) if name in CREATION else x
     declare_all()
-    return accepting_lists(x) if x in NUMPY_FUNCTIONS else x
+    return accept_lists(x) if x in NUMPY_FUNCTIONS else x
 
 
 @functools.cache
-def accepting_lists(numpy_function: Callable) -> Callable:
+def accept_lists(numpy_function: Callable) -> Callable:
     """Wrap a NumPy function to accept lists of traced values in place of arrays."""
     function = _of_ufunc(numpy_function) if isinstance(numpy_function, numpy.ufunc) else _of_function(numpy_function)
     module = getattr(numpy_function, "__module__", "numpy")  # ufuncs of NumPy 2.0 do not name theirs
@@ -80,15 +80,15 @@ def _of_function(numpy_function: Callable) -> Callable:
                 x = _tracer_in_lists((*args, *kwargs.values()))
                 if x is None:
                     raise
-            return _dispatched(x, numpy_function, args, kwargs)
+            return _dispatch(x, numpy_function, args, kwargs)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return from_numpy
 
 
-def explaining_sizes(numpy_function: Callable) -> Callable:
+def explain_sizes(numpy_function: Callable) -> Callable:
     """Wrap a function so that its error for a traced size says what to do."""
 
     @functools.wraps(numpy_function)
@@ -102,24 +102,24 @@ def explaining_sizes(numpy_function: Callable) -> Callable:
                     operator.index(x)
                 raise
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return from_numpy
 
 
-def looking_for_tracers(numpy_function: Callable) -> Callable:
-    """Like `accepting_lists`, for a function that gives a wrong result, no error."""
+def look_for_tracers(numpy_function: Callable) -> Callable:
+    """Like `accept_lists`, for a function that returns a wrong result instead of raising an error."""
 
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         x = _tracer_in_lists((args, tuple(kwargs.values())))
-        return numpy_function(*args, **kwargs) if x is None else _dispatched(x, numpy_function, args, kwargs)
+        return numpy_function(*args, **kwargs) if x is None else _dispatch(x, numpy_function, args, kwargs)
 
     return from_numpy
 
 
-def _dispatched(x: Tracer, numpy_function: Callable, args: tuple, kwargs: dict) -> Any:
+def _dispatch(x: Tracer, numpy_function: Callable, args: tuple, kwargs: dict) -> Any:
     """Dispatch the call to `x` as NumPy does, with lists converted to arrays."""
     if operation := NUMPY_FUNCTIONS.get(numpy_function):
         args, kwargs = arguments_as_arrays(operation, args, kwargs) or (args, kwargs)
@@ -127,11 +127,11 @@ def _dispatched(x: Tracer, numpy_function: Callable, args: tuple, kwargs: dict) 
 
 
 def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
-    """Like `accepting_lists`, for a ufunc, keeping its attributes and methods.
+    """Like `accept_lists`, for a ufunc, keeping its attributes and methods.
 
     Calls of one or two operands without keywords, the common case, have a fast path, since ufuncs are fast.
     """
-    general = _retrying(numpy_function)
+    general = _retry_with_arrays(numpy_function)
 
     def unary(x: Any, /, *out: Any, **kwargs: Any) -> Any:
         try:
@@ -144,7 +144,7 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
             except TracerError:
                 return general(x)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     def binary(x: Any, y: Any, /, *out: Any, **kwargs: Any) -> Any:
@@ -159,18 +159,18 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
             except TracerError:
                 return general(x, y)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     function = functools.wraps(numpy_function)({1: unary, 2: binary}.get(numpy_function.nin, general))
     vars(function).update(
         {name: getattr(numpy_function, name) for name in dir(numpy_function) if not name.startswith("_")}
     )
-    vars(function).update({name: _retrying(getattr(numpy_function, name)) for name in _METHODS})
+    vars(function).update({name: _retry_with_arrays(getattr(numpy_function, name)) for name in _METHODS})
     return function
 
 
-def _retrying(numpy_function: Callable) -> Callable:
+def _retry_with_arrays(numpy_function: Callable) -> Callable:
     """Wrap a ufunc or its method to retry failed calls with lists as arrays."""
 
     @functools.wraps(numpy_function)
@@ -181,9 +181,9 @@ def _retrying(numpy_function: Callable) -> Callable:
             except TracerError:
                 if _tracer_in_lists(args) is None:
                     raise
-            return numpy_function(*map(_array_of_traced, args), **kwargs)
+            return numpy_function(*map(_stack_traced, args), **kwargs)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return function
@@ -200,7 +200,7 @@ def _tracer_in_lists(arguments: tuple) -> Tracer | None:
     return None
 
 
-def _array_of_traced(x: Any) -> Any:
+def _stack_traced(x: Any) -> Any:
     return x if _tracer_in_lists((x,)) is None else as_array(x)
 
 

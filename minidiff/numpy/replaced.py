@@ -10,7 +10,7 @@ import numpy
 
 from minidiff.core.interpreter import EVALUATE
 from minidiff.core.tracer import NUMPY_FUNCTIONS, SIZE, Tracer, Value
-from minidiff.numpy.lists import explaining_sizes, looking_for_tracers
+from minidiff.numpy.lists import explain_sizes, look_for_tracers
 from minidiff.ops import elementwise
 from minidiff.ops.arrays import as_array, holds_tracer
 from minidiff.ops.base import convert
@@ -87,7 +87,7 @@ def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Va
 # ---------------------------------------------------------------- filled and counted arrays
 
 
-@explaining_sizes
+@explain_sizes
 def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **options: Any) -> Value:
     """`numpy.full`, also for a traced value."""
     if not holds_tracer(fill_value):
@@ -109,16 +109,16 @@ def arange(start: Any = None, stop: Any = None, step: Any = 1, dtype: Any = None
 # ---------------------------------------------------------------- functions that search lists for traced values
 
 
-take = looking_for_tracers(numpy.take)
-full_like = looking_for_tracers(numpy.full_like)
-pad = looking_for_tracers(numpy.pad)
-array_equal = looking_for_tracers(numpy.array_equal)  # NumPy returns False for arguments that it cannot convert
-array_equiv = looking_for_tracers(numpy.array_equiv)
+take = look_for_tracers(numpy.take)
+full_like = look_for_tracers(numpy.full_like)
+pad = look_for_tracers(numpy.pad)
+array_equal = look_for_tracers(numpy.array_equal)  # NumPy returns False for arguments that it cannot convert
+array_equiv = look_for_tracers(numpy.array_equiv)
 
 # ---------------------------------------------------------------- r_, c_
 
 
-def _traced_slice(s: slice) -> Value:
+def _expand_slice(s: slice) -> Value:
     """`r_[start:stop:step]`, where a step of 5j means 5 points."""
     start, step = 0 if s.start is None else s.start, 1 if s.step is None else s.step
     if isinstance(step, complex):
@@ -126,7 +126,7 @@ def _traced_slice(s: slice) -> Value:
     return arange(start, s.stop, step)
 
 
-def _joining(template: Any) -> Any:
+def _make_concatenator(template: Any) -> Any:
     """`np.r_` or `np.c_`, also for traced values.
 
     NumPy concatenates the positions of the elements by its rules; a gather then takes the elements at those positions.
@@ -136,7 +136,7 @@ def _joining(template: Any) -> Any:
         def __getitem__(self, key: Any) -> Value:
             items = key if isinstance(key, tuple) else (key,)
             items = [
-                _traced_slice(i) if isinstance(i, slice) and holds_tracer((i.start, i.stop, i.step)) else i
+                _expand_slice(i) if isinstance(i, slice) and holds_tracer((i.start, i.stop, i.step)) else i
                 for i in items
             ]
             if not holds_tracer(items):
@@ -154,8 +154,8 @@ def _joining(template: Any) -> Any:
     return Joining()
 
 
-r_ = _joining(numpy.r_)
-c_ = _joining(numpy.c_)
+r_ = _make_concatenator(numpy.r_)
+c_ = _make_concatenator(numpy.c_)
 
 # ---------------------------------------------------------------- vectorize
 
@@ -176,14 +176,14 @@ class vectorize(numpy.vectorize):
         arguments = {k: broadcast_to(x, shape) for k, x in arguments.items()}
 
         def element(index: tuple[int, ...]) -> Any:
-            def at(k, v):
+            def item(k, v):
                 return arguments[k][index] if k in arguments else v
 
-            return self.pyfunc(*[at(k, v) for k, v in enumerate(args)], **{k: at(k, v) for k, v in kwargs.items()})
+            return self.pyfunc(*[item(k, v) for k, v in enumerate(args)], **{k: item(k, v) for k, v in kwargs.items()})
 
-        return self._stacked([element(index) for index in numpy.ndindex(shape)], shape)
+        return self._stack([element(index) for index in numpy.ndindex(shape)], shape)
 
-    def _stacked(self, results: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    def _stack(self, results: Sequence[Any], shape: tuple[int, ...]) -> Any:
         """Stack the elements' results to an array, or tuples to a tuple of arrays."""
         dtypes = self.otypes or [None]
         if isinstance(results[0], tuple):

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy
 
-from minidiff.core.python_numbers import strong
+from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import plain_operand
+from minidiff.core.types import as_plain_operand
 
 
 def as_array(x: Any) -> Value:
-    """Convert numbers and nested lists, also of traced values, to an array."""
+    """Convert a number or nested lists, which may hold traced values, to an array."""
     if isinstance(x, Tracer):
-        return strong(x)
+        return unwrap_weak(x)
     if isinstance(x, (list, tuple)) and holds_tracer(x):
-        return _nested(x)
-    x = plain_operand(x)
+        return _concatenate_nested(x)
+    x = as_plain_operand(x)
     return x if hasattr(x, "dtype") else numpy.asarray(x)
 
 
@@ -30,7 +30,7 @@ def holds_tracer(x: Any) -> bool:
 def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
     """Convert the lists among the values to arrays; return None if there are none.
 
-    Operations call this only after a list has led to an error, so calls with arrays alone do not pay for a search.
+    Operations call this only after a list has caused an error, so that calls with arrays alone need no search.
     """
     values = list(values)
     if not any(isinstance(x, (list, tuple)) for x in values):
@@ -43,7 +43,7 @@ def list_as_array(x: Any) -> Any:
     return as_array(x) if isinstance(x, (list, tuple)) else x
 
 
-def _nested(x: Any) -> Value:
+def _concatenate_nested(x: Any) -> Value:
     """Convert nested lists to one array: concatenate all elements, then reshape."""
     parts: list[Value] = []
     shape = _collect(x, parts)

@@ -23,7 +23,7 @@ import numpy
 
 from minidiff.core.interpreter import current_interpreter
 from minidiff.core.operation import Primitive
-from minidiff.core.python_numbers import WeakTracer, strong
+from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.reverse import Linearize
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
@@ -33,13 +33,13 @@ from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.transforms.recording import scalar_tapes
 from minidiff.values.dtypes import (
     NARROW,
-    accumulator,
+    accumulator_dtype,
     check_dtype,
-    converted,
+    convert_array,
     is_differentiable,
     is_scalar_constant,
-    rounded_to,
-    widened,
+    rounded_dtype,
+    wide_dtype,
 )
 
 #: How parameters change by a batch axis in front, of the given size.
@@ -63,11 +63,11 @@ def batch_leading(primitive: Primitive, args: Sequence[Value], batched: Sequence
 
 def align(args: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
     """Reshape batched operands so that broadcasting still aligns the other axes."""
-    ranks = [0 if is_scalar_constant(x) else numpy.ndim(x) - b for x, b in zip(args, batched)]
-    rank = max(ranks)
+    ndims = [0 if is_scalar_constant(x) else numpy.ndim(x) - b for x, b in zip(args, batched)]
+    ndim = max(ndims)
     return [
-        x.reshape((x.shape[0],) + (1,) * (rank - r) + tuple(x.shape[1:])) if b and r < rank else x
-        for x, b, r in zip(args, batched, ranks)
+        x.reshape((x.shape[0],) + (1,) * (ndim - r) + tuple(x.shape[1:])) if b and r < ndim else x
+        for x, b, r in zip(args, batched, ndims)
     ]
 
 
@@ -249,7 +249,7 @@ class Promoting(Batched):
         super().__init__(name, impl, shape_rule, *rules, sharding=dimensions.elementwise, **others)
 
     def strong(self, args):
-        return promoted(self, args)
+        return promote(self, args)
 
 
 class Elementwise(Promoting, Differentiable):
@@ -335,24 +335,24 @@ def _promotes_by_kind(impl: Callable, *given: Any) -> bool:
     return _result_dtype(impl, *given) != _result_dtype(impl, *types)
 
 
-def _given(x: Value) -> Any:
+def _dtype_or_type(x: Value) -> Any:
     """A traced Python number by its dtype, another one by its type."""
     return x.dtype if type(x) is WeakTracer else type(x)
 
 
-def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
+def promote(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     """Convert traced Python numbers among operands to NumPy's promoted dtype."""
-    values = list(map(strong, args))
+    values = list(map(unwrap_weak, args))
     kinds = {*map(type, args)}
     if kinds <= WEAK_TYPES:
         # Traced ones have NumPy's dtypes for Python numbers. So must constants beside them, where it matters.
-        if len(kinds) > 1 and _promotes_by_kind(primitive.impl, *map(_given, args)):
+        if len(kinds) > 1 and _promotes_by_kind(primitive.impl, *map(_dtype_or_type, args)):
             values = [x if isinstance(x, Tracer) else numpy.asarray(x)[()] for x in values]
         return values
     given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
-    dtypes = _converted_to(primitive.impl, *map(widened, given))
+    dtypes = _conversion_dtypes(primitive.impl, *map(wide_dtype, given))
     if NARROW:
-        dtypes = [t and rounded_to(t, given) for t in dtypes]
+        dtypes = [t and rounded_dtype(t, given) for t in dtypes]
     # A ufunc raises for an integer that its dtype cannot hold; np.where wraps it around.
     is_ufunc = isinstance(primitive.impl, numpy.ufunc)
     converted = convert_number if is_ufunc else convert
@@ -360,7 +360,7 @@ def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
 
 
 @functools.cache
-def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
+def _conversion_dtypes(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
     """The dtypes that NumPy converts operands to; None where there is no change.
 
     The operands are given by their dtypes, or by their types if they are Python numbers.
@@ -434,7 +434,7 @@ def _batch_broadcast_to(primitive, args, batched, shape):
     return primitive.bind(reshape_p.bind(x, shape=padded), shape=(x.shape[0], *shape))
 
 
-def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
+def broadcast_array(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
     """`numpy.broadcast_to` of plain arrays, many times faster than NumPy's."""
     if type(x) is not numpy.ndarray:
         if isinstance(x, Tracer):
@@ -451,7 +451,7 @@ def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
 
 broadcast_to_p = Linear(
     "broadcast_to",
-    lambda x, shape: repeated(x, shape),
+    lambda x, shape: broadcast_array(x, shape),
     lambda x, shape: (shape, x.dtype),
     lambda ct, operands, shape: [match(ct, operands[0])],
     _batch_broadcast_to,
@@ -469,7 +469,7 @@ def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False)
     return tuple([n for i, n in enumerate(x.shape) if i not in axes])
 
 
-def unreduce(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> Value:
+def broadcast_back(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> Value:
     """Broadcast a value back along the reduced axes of `x`, which may be a type."""
     if y.shape == x.shape:
         return y
@@ -483,7 +483,7 @@ sum_p = Linear(
     "sum",
     lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims),
     lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), sum_dtype(x.dtype)),
-    lambda ct, operands, axes, keepdims=False: [unreduce(ct, operands[0], axes, keepdims)],
+    lambda ct, operands, axes, keepdims=False: [broadcast_back(ct, operands[0], axes, keepdims)],
     sharding=dimensions.reduction("sum"),
     accumulates=True,
 )
@@ -501,14 +501,14 @@ def no_tangent(out, primals, tangents, params):
 #: A change of dtype: linear to dtypes that carry derivatives, discrete to others.
 convert_p = Linear(
     "convert",
-    converted,
+    convert_array,
     lambda x, dtype: (typeof(x).shape, dtype),
     lambda ct, operands, dtype: [convert(ct, operands[0].dtype)],
     bind_aligned,
     sharding=dimensions.elementwise,
 )
 truncate_p = General(
-    "convert", converted, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise
+    "convert", convert_array, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise
 )
 
 
@@ -523,10 +523,10 @@ def convert(x: Value, dtype: Any) -> Value:
     return (convert_p if is_differentiable(dtype) else truncate_p).bind(x, dtype=dtype)
 
 
-def rounded_once(add: Callable[[Value], Value], x: Value) -> Value:
+def round_once(add: Callable[[Value], Value], x: Value) -> Value:
     """`add(x)`, sums in several steps, which 16-bit floats take in float32; the result is rounded to their dtype."""
     dtype = typeof(x).dtype
-    wide = accumulator(dtype)
+    wide = accumulator_dtype(dtype)
     return add(x) if wide == dtype else convert(add(convert(x, wide)), dtype)
 
 
@@ -555,7 +555,7 @@ def add_all(terms: Sequence[Value]) -> Value | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def stretched(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast_axes(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     """The axes of `wide` along which broadcasting repeats an array of `shape`."""
     sizes = (1,) * (len(wide) - len(shape)) + shape
     return tuple([i for i, (n, m) in enumerate(zip(sizes, wide)) if n != m])
@@ -565,7 +565,7 @@ def match(ct: Value, operand: ShapedArray) -> Value:
     """Sum and cast a cotangent to an operand's type: undo broadcast and promotion."""
     shape = operand.shape
     if ct.shape != shape:
-        axes = stretched(ct.shape, shape)
+        axes = broadcast_axes(ct.shape, shape)
         ct = sum_p.bind(ct, axes=axes) if axes else ct
         if ct.shape != shape:
             ct = reshape_p.bind(ct, shape=shape)

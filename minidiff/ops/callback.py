@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -14,8 +14,9 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import as_named_value, as_values
 from minidiff.ops.dimensions import gather
+from minidiff.ops.printing import batch_elements
 from minidiff.ops.shape import broadcast_to, expand_dims
-from minidiff.values.aliasing import read_only
+from minidiff.values.aliasing import read_only_view
 from minidiff.values.dtypes import is_scalar_constant, result_type
 
 METHODS = ("sequential", "expand_dims", "broadcast_all")
@@ -29,7 +30,7 @@ class Callback(NamedTuple):
     results: tree.Structure
 
     def __call__(self, leaves: Sequence[Value], types: Sequence[ShapedArray]) -> list[numpy.ndarray]:
-        views = [read_only(numpy.asarray(x))[()] for x in leaves]  # other operations read the arrays, too
+        views = [read_only_view(numpy.asarray(x))[()] for x in leaves]  # other operations read the arrays, too
         args, kwargs = tree.unflatten(self.structure, views)
         found, structure = tree.flatten(self.function(*args, **kwargs))
         if structure != self.results:
@@ -38,9 +39,9 @@ class Callback(NamedTuple):
                 f"{self.results}"
             )
         paths = tree.paths(structure, "the result")
-        return [self._checked(*result) for result in zip(paths, found, types)]
+        return [self._check(*result) for result in zip(paths, found, types)]
 
-    def _checked(self, path: str, x: Any, declared: ShapedArray) -> Value:
+    def _check(self, path: str, x: Any, declared: ShapedArray) -> Value:
         name = name_of(self.function)
         if type(x) in (bool, int, float, complex) and result_type(declared.dtype, x) == declared.dtype:
             x = numpy.asarray(x, declared.dtype)  # a Python number takes any precision
@@ -56,9 +57,9 @@ class Callback(NamedTuple):
 class PureCallback(Primitive):
     """The operation. `types` are those of the results of one call.
 
-    `batches` says, for each batch axis in front from the outermost, which operands have it: there is one call for each
-    element. `vmap` with another `vmap_method` than "sequential" changes the operands and `types` instead. The ranks of
-    a mesh are always apart, as they are where each is a process.
+    `batches` says which operands have each leading batch axis, from the outermost; there is one call for each element.
+    With another `vmap_method` than "sequential", `vmap` changes the operands and `types` instead. Each rank of a mesh
+    always makes a call of its own, as it does where each rank is a process.
     """
 
     multiple_results = True
@@ -97,27 +98,23 @@ class PureCallback(Primitive):
 
 def _sizes(operands: Sequence[Any], batches: Sequence[Sequence[bool]]) -> tuple[int, ...]:
     """The sizes of the batch axes."""
-
-    def sizes(shapes: list[tuple[int, ...]]) -> Iterator[int]:
-        for batched in batches:
-            yield next(shape[0] for shape, yes in zip(shapes, batched) if yes)
-            shapes = [shape[1:] if yes else shape for shape, yes in zip(shapes, batched)]
-
-    return tuple(sizes([() if is_scalar_constant(x) else x.shape for x in operands]))
+    sizes, shapes = [], [() if is_scalar_constant(x) else x.shape for x in operands]
+    for batched in batches:
+        sizes.append(next(shape[0] for shape, yes in zip(shapes, batched) if yes))
+        shapes = [shape[1:] if yes else shape for shape, yes in zip(shapes, batched)]
+    return tuple(sizes)
 
 
 def _call(
     *operands: Value, callback: Callback, types: Sequence[ShapedArray], vmap_method: str, batches: Sequence
 ) -> list:
     """Call the function, once for each element of a batch."""
+    results = [callback(element, types) for element in batch_elements(operands, batches)]
     sizes = _sizes(operands, batches)
-    outs = [numpy.empty((*sizes, *t.shape), t.dtype) for t in types]
-    for index in numpy.ndindex(*sizes):
-        places = [tuple([n for n, yes in zip(index, has) if yes]) for has in zip(*batches)] or [()] * len(operands)
-        results = callback([numpy.asarray(x)[at] for x, at in zip(operands, places)], types)
-        for out, x in zip(outs, results):
-            out[index] = x
-    return [out[()] for out in outs]
+    return [
+        numpy.array([result[k] for result in results], t.dtype).reshape((*sizes, *t.shape))[()]
+        for k, t in enumerate(types)
+    ]
 
 
 callback_p = PureCallback()
@@ -131,12 +128,12 @@ def pure_callback(
     `callback(*args, **kwargs)` gets trees of NumPy arrays, which it must not write to, and returns a tree of arrays
     like `result_shape_dtypes`: a tree of `ShapedArray`s, or of anything that has a `shape` and a `dtype`. It must be
     pure: a compiled program may call it again, or not at all if nothing uses the result. It is called when the program
-    runs, under `jit` and in loops too; in the body of a `shard_map` once on each rank, with that rank's blocks (once
-    for all simulated ranks, if no argument varies), and the result varies as the arguments do.
+    runs, also under `jit` and in loops. In the body of a `shard_map` it is called once on each rank with that rank's
+    blocks (once for all simulated ranks if no argument varies), and the result varies as the arguments do.
 
-    `vmap_method` says how `vmap` calls it. "sequential": once for each element. "expand_dims": once, with a batch axis
-    in front of all arguments, of size 1 for those that are not mapped. "broadcast_all": once, with all arguments
-    broadcast to the whole batch. In these two it returns all elements' results, along a first axis.
+    `vmap_method` says how `vmap` calls it. "sequential": once for each element. "expand_dims": once, with a leading
+    batch axis on every argument, of size 1 for those that are not mapped. "broadcast_all": once, with all arguments
+    broadcast to the whole batch. The last two return the results of all elements along a first axis.
 
     It has no derivative. Declare one with `custom_jvp` or `custom_vjp`, whose function calls it:
 
@@ -164,7 +161,7 @@ def pure_callback(
         known = ", ".join(map(repr, METHODS))
         raise ValueError(f"pure_callback: vmap_method must be one of {known}, got {vmap_method!r}")
     declared, results = tree.flatten_with_paths(result_shape_dtypes, "result_shape_dtypes")
-    types = tuple([_declared(path, x) for path, x in declared])
+    types = tuple([_declared_type(path, x) for path, x in declared])
     leaves, structure = tree.flatten((args, kwargs))
     operands = as_values("pure_callback", leaves, lambda: tree.paths(structure, "(args, kwargs)"))
     called = Callback(callback, structure, results)
@@ -172,7 +169,7 @@ def pure_callback(
     return tree.unflatten(results, outs)
 
 
-def _declared(path: str, x: Any) -> ShapedArray:
+def _declared_type(path: str, x: Any) -> ShapedArray:
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise TypeError(
             f"pure_callback: {path} must have a shape and a dtype, got {type(x).__name__}: write "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.promotion import promoting
+from minidiff.inputs.promotion import promotion_argument
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Elementwise, General, convert
@@ -40,7 +41,7 @@ def copy(a: Value, order: str = "K", subok: bool = False) -> Value:
 @implements(numpy.float_power)
 def float_power(x: Value, y: Value) -> Value:
     """`numpy.float_power`: x**y in double precision at least."""
-    dtype = result_type(numpy.dtype(float), *map(promoting, (x, y)))
+    dtype = result_type(numpy.dtype(float), *map(promotion_argument, (x, y)))
     return elementwise.power(*[v if isinstance(v, (int, float)) else convert(v, dtype) for v in (x, y)])
 
 
@@ -104,10 +105,7 @@ def round(a: Value, decimals: int = 0) -> Value:
     return round_p.bind(shape.as_array(a), decimals=operator.index(decimals))
 
 
-@implements(numpy.fix)
-def fix(x: Value) -> Value:
-    """`numpy.fix`: round towards zero."""
-    return elementwise.trunc(x)
+implements(numpy.fix)(lambda x: elementwise.trunc(x))
 
 
 @implements(numpy.clip)
@@ -122,7 +120,7 @@ def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max
     if low is None and high is None:
         return elementwise.copy(a)
     if low is not None and high is not None:  # promote all three at once: uint8, 1.0 and float32 give float32
-        a = convert(a, result_type(*map(promoting, (a, low, high))))
+        a = convert(a, result_type(*map(promotion_argument, (a, low, high))))
     if low is not None:
         a = elementwise.maximum(a, low)
     return a if high is None else elementwise.minimum(a, high)
@@ -152,10 +150,11 @@ def select(condlist: Sequence[Value], choicelist: Sequence[Value], default: Valu
     if len(condlist) != len(choicelist):
         raise ValueError(f"select: {len(condlist)} conditions, but {len(choicelist)} choices")
     out = list_as_array(default)
-    for condition, choice in zip(map(list_as_array, reversed(condlist)), map(list_as_array, reversed(choicelist))):
+    for condition, choice in zip(reversed(condlist), reversed(choicelist)):
+        condition = list_as_array(condition)
         if typeof(condition).dtype != bool:
             raise TypeError(f"select: conditions are booleans, got {typeof(condition)}")
-        out = where(condition, choice, out)
+        out = where(condition, list_as_array(choice), out)
     return out
 
 
@@ -168,10 +167,7 @@ def piecewise(x: Value, condlist: Any, funclist: Sequence[Any], *args: Any, **kw
     alone = numpy.isscalar(condlist) or (typeof(x).ndim and not numpy.ndim(condlist[0]))
     conditions = [list_as_array(c) for c in ([condlist] if alone else condlist)]
     if len(funclist) == len(conditions) + 1:
-        rest = conditions[0]
-        for c in conditions[1:]:
-            rest = elementwise.logical_or(rest, c)
-        conditions.append(elementwise.logical_not(rest))
+        conditions.append(elementwise.logical_not(functools.reduce(elementwise.logical_or, conditions)))
     if len(funclist) != len(conditions):
         raise ValueError(f"piecewise: {len(funclist)} functions for {len(conditions)} conditions")
     out = 0
@@ -201,11 +197,11 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
     x, xp, fp = map(shape.as_array, (x, xp, fp))
     x, xp, fp = x.astype(float), xp.astype(float), fp.astype(complex if _kind(fp) == "c" else float)
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
-        raise ValueError(f"interp: xp and fp are points on a line, as many, got {typeof(xp)} and {typeof(fp)}")
+        raise ValueError(f"interp: xp and fp must be vectors of equal length, got {typeof(xp)} and {typeof(fp)}")
     if period is not None:
-        x, xp, fp = _unrolled(x, xp, fp, abs(period))
+        x, xp, fp = _sort_periodic(x, xp, fp, abs(period))
         left = right = None
-    # The interval xp[i] to xp[j] contains x, or is the nearest.
+    # The interval from xp[i] to xp[j] contains x, or is the nearest to it.
     j = elementwise.maximum(elementwise.minimum(searchsorted(xp, x, "right"), len(xp) - 1), 1)
     i, j = j - 1, j if len(xp) > 1 else 0
     (x0, x1), (f0, f1) = ((indexing.getitem(v, i), indexing.getitem(v, j)) for v in (xp, fp))
@@ -214,15 +210,15 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
     return where(elementwise.less(x, xp[0]), fp[0] if left is None else left, y)
 
 
-def _unrolled(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Value, Value]:
+def _sort_periodic(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Value, Value]:
     """Sort periodic points into one period, and add one point on either side."""
     if not period:
         raise ValueError("interp: period must not be 0")
     x, xp = x % period, xp % period
     order = numpy.argsort(xp.concrete("np.interp with a period") if isinstance(xp, Tracer) else xp)
-    xp, fp = xp[order], fp[order]
-    xp = numpy.concatenate([xp[-1:] - period, xp, xp[:1] + period])
-    return x, xp, numpy.concatenate([fp[-1:], fp, fp[:1]])
+    around = numpy.concatenate([order[-1:], order, order[:1]])
+    shifts = numpy.concatenate([[-period], numpy.zeros(order.size), [period]])
+    return x, xp[around] + shifts, fp[around]
 
 
 #: `numpy.unwrap` adds multiples of the period, so tangents pass unchanged.
@@ -231,7 +227,7 @@ unwrap_p = General(
     lambda p, **params: numpy.unwrap(p, **params),
     lambda p, axis, **params: (p.shape, numpy.unwrap(numpy.ones(2, p.dtype), **params).dtype),
     lambda out, primals, tangents, params: convert(tangents[0], out.dtype),
-    sharding=dimensions.along("axis"),
+    sharding=dimensions.axiswise("axis"),
 )
 
 
@@ -281,35 +277,15 @@ def array_equiv(a1: Value, a2: Value) -> Value:
 
 def _same(x: Value, y: Value, equal_nan: bool) -> Value:
     same = equal(x, y)
-    return (
-        elementwise.logical_or(same, elementwise.logical_and(elementwise.isnan(x), elementwise.isnan(y)))
-        if equal_nan
-        else same
-    )
+    if not equal_nan:
+        return same
+    return elementwise.logical_or(same, elementwise.logical_and(elementwise.isnan(x), elementwise.isnan(y)))
 
 
-@implements(numpy.isposinf)
-def isposinf(x: Value) -> Value:
-    """`numpy.isposinf`: where x is positive infinity."""
-    return equal(x, numpy.inf)
-
-
-@implements(numpy.isneginf)
-def isneginf(x: Value) -> Value:
-    """`numpy.isneginf`: where x is negative infinity."""
-    return equal(x, -numpy.inf)
-
-
-@implements(numpy.iscomplex)
-def iscomplex(x: Value) -> Value:
-    """`numpy.iscomplex`: where the imaginary part is not zero."""
-    return elementwise.not_equal(elementwise.imag(x), 0)
-
-
-@implements(numpy.isreal)
-def isreal(x: Value) -> Value:
-    """`numpy.isreal`: where the imaginary part is zero."""
-    return equal(elementwise.imag(x), 0)
+implements(numpy.isposinf)(lambda x: equal(x, numpy.inf))
+implements(numpy.isneginf)(lambda x: equal(x, -numpy.inf))
+implements(numpy.iscomplex)(lambda x: elementwise.not_equal(elementwise.imag(x), 0))
+implements(numpy.isreal)(lambda x: equal(elementwise.imag(x), 0))
 
 
 # ---------------------------------------------------------------- dtypes
@@ -339,7 +315,6 @@ def _of_dtypes(numpy_function: Callable) -> None:
     def function(*args: Any, **kwargs: Any) -> Any:
         return numpy_function(*[x.dtype if isinstance(x, Tracer) else x for x in args], **kwargs)
 
-    function.__name__ = numpy_function.__name__
     implements(numpy_function)(function)
 
 

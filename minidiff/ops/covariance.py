@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import numpy
@@ -9,6 +11,7 @@ import numpy
 from minidiff.core.tracer import Value, implements
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
+from minidiff.ops.linalg import adjoint, matmul
 from minidiff.ops.shape import concatenate, reshape, squeeze
 
 
@@ -39,23 +42,15 @@ def cov(
     rows = [_variables(z, rowvar, dtype) for z in given]
     x = concatenate(rows, 0) if len(rows) == 2 else rows[0]
     ddof = ddof if ddof is not None else 0 if bias else 1
-    weights = None
-    for w in (fweights, aweights):
-        if w is not None:
-            w = as_array(w)
-            weights = w if weights is None else weights * w
+    given_weights = [as_array(w) for w in (fweights, aweights) if w is not None]
+    weights = functools.reduce(operator.mul, given_weights) if given_weights else None
     total = x.shape[1] if weights is None else weights.sum()
-    if weights is None or aweights is None or ddof == 0:
-        norm = total - ddof
-    else:
-        norm = total - ddof * (weights * aweights).sum() / total
+    norm = total - (ddof if aweights is None or ddof == 0 else ddof * (weights * aweights).sum() / total)
     # Without degrees of freedom NumPy divides by zero, and never by a negative number.
     norm = max(norm, 0) if isinstance(norm, int) else numpy.maximum(norm, 0)
     weighted = x if weights is None else x * weights
     x = x - weighted.sum(axis=1, keepdims=True) / total
-    right = x if weights is None else x * weights
-    right = right.T if right.dtype.kind != "c" else numpy.conjugate(right.T)
-    return squeeze(numpy.matmul(x, right) / norm)
+    return squeeze(matmul(x, adjoint(x if weights is None else x * weights)) / norm)
 
 
 @implements(numpy.corrcoef)

@@ -5,13 +5,13 @@ these conventions do:
 
 - `cholesky`, `eigh` and `eigvalsh` read one triangle of a matrix that is assumed to be Hermitian. Their derivative is
   that of the function of the Hermitian part, (a + a^H) / 2. The same holds for `svd` and `pinv` with `hermitian=True`.
-- Eigenvectors and singular vectors are determined up to a factor of modulus 1, which is assumed not to change: a vector
-  v moves at right angles to itself, v^H dv = 0 (for a pair u, v of singular vectors, u^H du + v^H dv = 0). For real
-  matrices this is the derivative of what NumPy computes; for complex ones, differentiate only quantities that do not
-  depend on the factors.
-- Vectors that share an eigenvalue or singular value (equal to the last digit) have no derivative within the space that
-  they span; it is taken to be zero. So is any term that would divide by a singular value 0.
-- `qr` keeps the diagonal of r real, as LAPACK does. The first columns, as many as r has rows, must be independent.
+- Eigenvectors and singular vectors are determined up to a factor of modulus 1. The factor is assumed not to change, so
+  a vector v moves at right angles to itself: v^H dv = 0 (for a pair u, v of singular vectors, u^H du + v^H dv = 0). For
+  real matrices this is the derivative of what NumPy computes. For complex ones, differentiate only quantities that do
+  not depend on the factors.
+- Vectors that share an eigenvalue or singular value, to the last digit, have no derivative within the space that they
+  span. It is taken to be zero. So is any term that would divide by a singular value 0.
+- `qr` keeps the diagonal of r real, as LAPACK does. If r has k rows, the first k columns must be independent.
 - `pinv` and `lstsq` assume that the rank does not change; `matrix_rank` has no derivative.
 - Where a function has a value but no derivative, as `slogdet` and `qr` of singular matrices, the derivative is NaN.
 """
@@ -32,37 +32,11 @@ from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction
 from minidiff.ops.base import General, add_all, align, convert, match
-from minidiff.ops.dimensions import Dimensions, Types, aligned
-from minidiff.ops.elementwise import (
-    absolute,
-    equal,
-    greater,
-    imag,
-    isnan,
-    logical_and,
-    logical_not,
-    not_equal,
-    real,
-    real_dtype,
-    root,
-    square,
-    where,
-)
-from minidiff.ops.indexing import getitem
+from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
+from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, root, square, where
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
-from minidiff.ops.shape import (
-    broadcast_to,
-    concatenate,
-    expand_dims,
-    matrix_transpose,
-    moveaxis,
-    normalize_axes,
-    ravel,
-    reshape,
-    squeeze,
-    transpose,
-)
+from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
 
 
 @functools.cache
@@ -78,7 +52,7 @@ _OPTIONS = {"mode": ("reduced", "complete", "r"), "UPLO": ("L", "U", "l", "u")}
 
 
 class OfMatrix(Primitive):
-    """A function of one matrix, or of a stack with any number of leading axes.
+    """A function of one matrix, or of a stack of them.
 
     `rule(x, t, **params)` returns the result at x and its tangent for the tangent t.
     """
@@ -101,17 +75,17 @@ class OfMatrix(Primitive):
         return self.bind(args[0], **params)
 
 
-def _checked(name: str, x: Value, square: bool = False) -> Value:
-    """Return a stack of matrices; raise if its shape or dtype does not suit LAPACK."""
+def _check_matrices(name: str, x: Value, square: bool = False) -> Value:
+    """Return matrices in a dtype that LAPACK computes with; LinAlgError if their shape does not fit."""
     t = typeof(x)
     if t.ndim < 2:
         raise LinAlgError(f"{name}: matrices have at least two dimensions, got {t}")
     if square and t.shape[-1] != t.shape[-2]:
         raise LinAlgError(f"{name}: the matrix must be square, got {t}")
-    return _floating(name, x)
+    return _as_floating(name, x)
 
 
-def _floating(name: str, x: Value) -> Value:
+def _as_floating(name: str, x: Value) -> Value:
     t = typeof(x)
     if t.dtype.kind in "biu":
         return convert(x, float)
@@ -120,12 +94,12 @@ def _floating(name: str, x: Value) -> Value:
     return x
 
 
-def _declared(numpy_function: Callable, primitive: OfMatrix) -> Callable:
+def _declare(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     """Declare a function of a square matrix alone, or of a stack of them."""
     name = numpy_function.__name__
 
     def function(a: Value) -> Any:
-        out = primitive.bind(_checked(name, a, square=True))
+        out = primitive.bind(_check_matrices(name, a, square=True))
         return _result_type(numpy_function)(*out) if primitive.multiple_results else out
 
     return implements(numpy_function)(function)
@@ -152,16 +126,6 @@ def _diagonal(x: Value) -> Value:
     return diagonal(x, 0, -2, -1)
 
 
-def _row(x: Value) -> Value:
-    """A vector as a matrix of one row: it scales columns."""
-    return expand_dims(x, -2)
-
-
-def _column(x: Value) -> Value:
-    """A vector as a matrix of one column: it scales rows."""
-    return expand_dims(x, -1)
-
-
 def _along(u: Value, t: Value, v: Value) -> Value:
     """The diagonal of u^H t v."""
     return reduction.sum(conj(u) * matmul(t, v), -2)
@@ -169,31 +133,18 @@ def _along(u: Value, t: Value, v: Value) -> Value:
 
 def _reciprocal(x: Value) -> Value:
     """1 / x, and 0 where x is 0."""
-    zero = equal(x, 0)
+    zero = x == 0
     return where(zero, 0.0, 1 / where(zero, 1.0, x))
 
 
 def _gaps(w: Value) -> Value:
     """The matrix of 1 / (w_j - w_i); 0 where they are equal."""
-    return _reciprocal(_row(w) - _column(w))
+    return _reciprocal(w[..., None, :] - w[..., None])
 
 
-def _completed(q: Value, dq: Value, rest: Value) -> Value:
-    """The tangent of a unitary matrix from that of its first columns q.
-
-    The rest of the columns stay orthogonal to them.
-    """
+def _complete_tangent(q: Value, dq: Value, rest: Value) -> Value:
+    """The tangent of a unitary matrix from that of its first columns q; the rest stay orthogonal to them."""
     return concatenate([dq, -matmul(q, matmul(adjoint(dq), rest))], -1)
-
-
-def _first(x: Value, n: int) -> Value:
-    """The first n columns."""
-    return getitem(x, (..., slice(None, n)))
-
-
-def _rest(x: Value, n: int) -> Value:
-    """The columns after the first n."""
-    return getitem(x, (..., slice(n, None)))
 
 
 # ---------------------------------------------------------------- solve
@@ -203,11 +154,6 @@ def _solve_tangent(out, primals, tangents, params):
     a, (ta, tb) = primals[0], tangents
     terms = [t for t in (tb, None if ta is None else -matmul(ta, out)) if t is not None]
     return _solve(a, add_all(terms))
-
-
-def _solve_transpose(ct, operands):
-    a, b = operands
-    return [match(_solve(matrix_transpose(a), ct), b)]
 
 
 def _solve_batch(primitive, args, batched):
@@ -220,11 +166,13 @@ def _solve_shape(a: ShapedArray, b: ShapedArray):
 
 
 def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """Batch dimensions, and the columns of the right-hand side, may be in parts."""
+    """Batch dimensions, and the columns of the right-hand side, may be split."""
     a, b = types
     batch = outs[0].shape[:-2]
-    right = (*aligned(b.shape[:-2], batch), None, "column")
-    return Dimensions(((*aligned(a.shape[:-2], batch), None, None), right), ((*range(len(batch)), None, "column"),))
+    right = (*broadcast_labels(b.shape[:-2], batch), None, "column")
+    return Dimensions(
+        ((*broadcast_labels(a.shape[:-2], batch), None, None), right), ((*range(len(batch)), None, "column"),)
+    )
 
 
 #: The solution x of a x = b for matrices b, linear in b.
@@ -234,7 +182,7 @@ solve_p = General(
     _solve_shape,
     _solve_tangent,
     _solve_batch,
-    transpose_rule=_solve_transpose,
+    transpose_rule=lambda ct, operands: [match(_solve(operands[0].mT, ct), operands[1])],
     fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
     sharding=_solve_dimensions,
 )
@@ -257,20 +205,18 @@ def solve(a: Value, b: Value) -> Value:
     >>> grad(lambda b: solve(numpy.diag([2.0, 4.0]), b).sum())(numpy.ones(2))
     array([0.5 , 0.25])
     """
-    a, b = _checked("solve", a, square=True), _floating("solve", b)
+    a, b = _check_matrices("solve", a, square=True), _as_floating("solve", b)
     ta, tb = typeof(a), typeof(b)
     if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
         raise ValueError(f"solve: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
-    if tb.ndim == 1:
-        return squeeze(_solve(a, _column(b)), -1)
-    return _solve(a, b)
+    return squeeze(_solve(a, b[..., None]), -1) if tb.ndim == 1 else _solve(a, b)
 
 
 # ---------------------------------------------------------------- inverses
 
 
 def _inverse(name: str, impl: Callable) -> OfMatrix:
-    """Declare an inverse, in terms of which its derivative is."""
+    """Declare an inverse; its derivative uses the same operation."""
 
     def rule(x, t):
         y = primitive.bind(x)
@@ -281,7 +227,7 @@ def _inverse(name: str, impl: Callable) -> OfMatrix:
 
 
 def _or_nan(impl: Callable, x: numpy.ndarray) -> numpy.ndarray:
-    """`impl` of a stack of matrices, and NaN for those of which NumPy has none."""
+    """Apply `impl` to a stack of matrices, with NaN for those where NumPy raises an error."""
     try:
         return impl(x)
     except LinAlgError:
@@ -291,9 +237,9 @@ def _or_nan(impl: Callable, x: numpy.ndarray) -> numpy.ndarray:
 
 
 inv_p = _inverse("inv", numpy.linalg.inv)
-#: The inverse in derivatives of functions that have a value for singular matrices, too.
+#: The inverse for derivatives of functions that also have a value for singular matrices.
 inverse_p = _inverse("inverse_or_nan", functools.partial(_or_nan, numpy.linalg.inv))
-inv = _declared(numpy.linalg.inv, inv_p)
+inv = _declare(numpy.linalg.inv, inv_p)
 
 
 def _pinv_rule(x, t, rcond, hermitian):
@@ -318,7 +264,7 @@ pinv_p = OfMatrix(
 @implements(numpy.linalg.pinv)
 def pinv(a: Value, rcond: Any = None, hermitian: bool = False, *, rtol: Any = numpy._NoValue) -> Value:
     """`numpy.linalg.pinv`: the pseudo-inverse, differentiable at constant rank."""
-    x = _checked("pinv", a, square=hermitian)
+    x = _check_matrices("pinv", a, square=hermitian)
     if rcond is None:
         rcond = 1e-15 if rtol is numpy._NoValue else rtol
     return pinv_p.bind(x, rcond=_default_tolerance(x) if rcond is None else rcond, hermitian=hermitian)
@@ -334,10 +280,10 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
     """`numpy.linalg.lstsq`: the least-norm x that minimises |a x - b|, and more.
 
     The results are x, the residuals, the rank and the singular values (see `matrix_rank` and `svdvals`). There are
-    residuals if `a` has more rows than columns. NumPy has none if these are dependent, but here the shape cannot depend
-    on a value, the rank.
+    residuals if `a` has more rows than columns. NumPy returns none if the columns are dependent, but on traced values a
+    shape cannot depend on the rank.
     """
-    a, b = _checked("lstsq", a), _floating("lstsq", b)
+    a, b = _check_matrices("lstsq", a), _as_floating("lstsq", b)
     ta, tb = typeof(a), typeof(b)
     if ta.ndim != 2 or tb.ndim not in (1, 2) or tb.shape[0] != ta.shape[0]:
         raise LinAlgError(f"lstsq: expected a matrix and a right-hand side with as many rows, got {ta} and {tb}")
@@ -345,10 +291,10 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
     x = matmul(pinv(a, rcond), b)
     s = svdvals(a)
     if ta.shape[0] > ta.shape[1]:
-        residuals = reshape(reduction.sum(_squared(matmul(a, x) - b), 0), (-1,))
+        residuals = reshape(reduction.sum(_square(matmul(a, x) - b), 0), (-1,))
     else:
         residuals = numpy.zeros(0, real_dtype(x.dtype))
-    return x, residuals, _count_above(s, rcond), s
+    return x, residuals, _count_above(s, rcond, _maximum(s, -1, keepdims=True)), s
 
 
 @implements(numpy.linalg.tensorinv)
@@ -387,21 +333,16 @@ def matrix_power(a: Value, n: int) -> Value:
         raise LinAlgError(f"matrix_power: the matrix must be square, got {t}")
     n = operator.index(n)
     if n == 0:
-        return broadcast_to(numpy.eye(t.shape[-1], dtype=t.dtype), t.shape)
-    factor, out = inv(a) if n < 0 else a, None
-    bits = f"{abs(n):b}"
-    for i, bit in enumerate(reversed(bits)):
-        factor = factor if i == 0 else matmul(factor, factor)
-        if bit == "1":
-            out = factor if out is None else matmul(factor, out)
+        return numpy.zeros(t.shape, t.dtype) + numpy.eye(t.shape[-1], dtype=t.dtype)
+    factor = inv(a) if n < 0 else a
+    out = factor
+    for bit in f"{abs(n):b}"[1:]:
+        out = matmul(out, out)
+        out = matmul(out, factor) if bit == "1" else out
     return out
 
 
 # ---------------------------------------------------------------- determinants
-
-
-def _det_rule(x, t):
-    return det_p.bind(x), reduction.sum(cofactor_p.bind(x) * t, (-2, -1))
 
 
 def _cofactor_impl(x: numpy.ndarray) -> numpy.ndarray:
@@ -419,12 +360,17 @@ def _cofactor_rule(x, t):
     c = cofactor_p.bind(x)
     along = reduction.sum(c * t, (-2, -1), keepdims=True)
     scale = expand_dims(det_p.bind(x), (-2, -1))
-    return c, (c * along - matmul(matmul(c, matrix_transpose(t)), c)) / scale
+    return c, (c * along - matmul(matmul(c, t.mT), c)) / scale
 
 
 #: The determinant of a singular matrix has a first derivative, no second.
-det_p = OfMatrix("det", numpy.linalg.det, lambda x: (x.shape[:-2], x.dtype), _det_rule)
-det = _declared(numpy.linalg.det, det_p)
+det_p = OfMatrix(
+    "det",
+    numpy.linalg.det,
+    lambda x: (x.shape[:-2], x.dtype),
+    lambda x, t: (det_p.bind(x), reduction.sum(cofactor_p.bind(x) * t, (-2, -1))),
+)
+det = _declare(numpy.linalg.det, det_p)
 
 #: The derivative of the determinant: the determinants of the minors, with their signs.
 cofactor_p = OfMatrix(
@@ -434,7 +380,7 @@ cofactor_p = OfMatrix(
 
 def _slogdet_rule(x, t):
     sign, logabsdet = slogdet_p.bind(x)
-    moved = reduction.sum(matrix_transpose(inverse_p.bind(x)) * t, (-2, -1))
+    moved = reduction.sum(inverse_p.bind(x).mT * t, (-2, -1))
     if not _is_complex(x):
         return [sign, logabsdet], [None, moved]
     return [sign, logabsdet], [sign * (1j * imag(moved)), real(moved)]
@@ -447,7 +393,7 @@ slogdet_p = OfMatrix(
     _slogdet_rule,
     multiple_results=True,
 )
-slogdet = _declared(numpy.linalg.slogdet, slogdet_p)
+slogdet = _declare(numpy.linalg.slogdet, slogdet_p)
 
 
 # ---------------------------------------------------------------- cholesky, qr
@@ -463,11 +409,12 @@ def _cholesky_rule(x, t, upper):
     return out, adjoint(moved) if upper else moved
 
 
-def _cholesky_impl(x: numpy.ndarray, upper: bool) -> numpy.ndarray:
-    return numpy.linalg.cholesky(x, upper=upper)
-
-
-cholesky_p = OfMatrix("cholesky", _cholesky_impl, lambda x, upper: (x.shape, x.dtype), _cholesky_rule)
+cholesky_p = OfMatrix(
+    "cholesky",
+    lambda x, upper: numpy.linalg.cholesky(x, upper=upper),
+    lambda x, upper: (x.shape, x.dtype),
+    _cholesky_rule,
+)
 
 
 @implements(numpy.linalg.cholesky)
@@ -477,7 +424,7 @@ def cholesky(a: Value, /, *, upper: bool = False) -> Value:
     The derivative is that of the function of the Hermitian part of a. Raises LinAlgError if a is not positive
     definite.
     """
-    return cholesky_p.bind(_checked("cholesky", a, square=True), upper=upper)
+    return cholesky_p.bind(_check_matrices("cholesky", a, square=True), upper=upper)
 
 
 def _qr_shape(x: ShapedArray, mode: str):
@@ -499,18 +446,18 @@ def _qr_rule(x, t, mode):
     *_, m, n = x.shape
     k = min(m, n)
     outs = qr_p.bind(x, mode=mode)
-    q, r = _first(outs[0], k), getitem(outs[1], (..., slice(None, k), slice(None)))
-    square = _first(r, k)
-    moved = matmul(_first(t, k), inverse_p.bind(square))
+    q, r = outs[0][..., :k], outs[1][..., :k, :]
+    square = r[..., :k]
+    moved = matmul(t[..., :k], inverse_p.bind(square))
     turned, below = matmul(adjoint(q), moved), numpy.tri(k, k=-1, dtype=real_dtype(x.dtype))
-    # q^H dq is skew-Hermitian and dr r^-1 triangular with a real diagonal: their sum, `turned`, determines both.
+    # q^H dq is skew-Hermitian and dr r^-1 is triangular with a real diagonal, so their sum determines both.
     triangular = turned * below.T + adjoint(turned * below) + _eye(k, x) * _real(turned)
     dq, dr = moved - matmul(q, triangular), matmul(triangular, square)
     if n > k:
-        right = matmul(adjoint(q), _rest(t, k)) + matmul(matmul(adjoint(dq), q), _rest(r, k))
+        right = matmul(adjoint(q), t[..., k:]) + matmul(matmul(adjoint(dq), q), r[..., k:])
         dr = concatenate([dr, right], -1)
     if mode == "complete" and m > k:
-        dq = _completed(q, dq, _rest(outs[0], k))
+        dq = _complete_tangent(q, dq, outs[0][..., k:])
         dr = concatenate([dr, numpy.zeros((*dr.shape[:-2], m - k, n), x.dtype)], -2)
     return outs, [dq, dr]
 
@@ -522,11 +469,11 @@ qr_p = OfMatrix("qr", _qr_impl, _qr_shape, _qr_rule, multiple_results=True, any_
 def qr(a: Value, mode: str = "reduced") -> Any:
     """`numpy.linalg.qr`: orthonormal columns q and a triangular r, `a = q @ r`.
 
-    `mode` is "reduced", "complete" or "r". Differentiable if the first columns, as many as r has rows, are independent.
+    `mode` is "reduced", "complete" or "r". If r has k rows, differentiable where the first k columns are independent.
     """
     if mode not in ("reduced", "complete", "r"):
         raise ValueError(f"qr: on traced values mode is 'reduced', 'complete' or 'r', got {mode!r}")
-    outs = qr_p.bind(_checked("qr", a), mode=mode)
+    outs = qr_p.bind(_check_matrices("qr", a), mode=mode)
     return outs[0] if mode == "r" else _result_type(numpy.linalg.qr)(*outs)
 
 
@@ -553,7 +500,7 @@ def _eig_rule(x, t):
 
 def _eigvals_rule(x, t):
     w, v = eig_p.bind(x)
-    return w, reduction.sum(matrix_transpose(inverse_p.bind(v)) * matmul(t, v), -2)
+    return w, reduction.sum(inverse_p.bind(v).mT * matmul(t, v), -2)
 
 
 def _complex_dtype(x: ShapedArray) -> numpy.dtype:
@@ -584,29 +531,23 @@ eigvals_p = OfMatrix(
     lambda x: (x.shape[:-1], _complex_dtype(x)),
     _eigvals_rule,
 )
-eig, eigvals = _declared(numpy.linalg.eig, eig_p), _declared(numpy.linalg.eigvals, eigvals_p)
+eig, eigvals = _declare(numpy.linalg.eig, eig_p), _declare(numpy.linalg.eigvals, eigvals_p)
 
 
-def _triangle(UPLO: str) -> str:
-    if UPLO.upper() not in ("L", "U"):
-        raise ValueError(f"eigh: UPLO is 'L' or 'U', got {UPLO!r}")
-    return UPLO.upper()
+def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
+    """Declare a function that reads the lower or the upper triangle of a Hermitian matrix."""
+    name = numpy_function.__name__
+
+    def function(a: Value, UPLO: str = "L") -> Any:
+        if UPLO.upper() not in ("L", "U"):
+            raise ValueError(f"{name}: UPLO is 'L' or 'U', got {UPLO!r}")
+        out = primitive.bind(_check_matrices(name, a, square=True), UPLO=UPLO.upper())
+        return _result_type(numpy_function)(*out) if primitive.multiple_results else out
+
+    return implements(numpy_function)(function)
 
 
-@implements(numpy.linalg.eigh)
-def eigh(a: Value, UPLO: str = "L") -> Any:
-    """`numpy.linalg.eigh`: the ascending eigenvalues, and the eigenvectors.
-
-    The derivative is that of the function of the Hermitian part of a. The module's docstring has the conventions for
-    factors of vectors and for equal eigenvalues.
-    """
-    return _result_type(numpy.linalg.eigh)(*eigh_p.bind(_checked("eigh", a, square=True), UPLO=_triangle(UPLO)))
-
-
-@implements(numpy.linalg.eigvalsh)
-def eigvalsh(a: Value, UPLO: str = "L") -> Value:
-    """`numpy.linalg.eigvalsh`: the ascending eigenvalues of a Hermitian matrix."""
-    return eigvalsh_p.bind(_checked("eigvalsh", a, square=True), UPLO=_triangle(UPLO))
+eigh, eigvalsh = _of_hermitian(numpy.linalg.eigh, eigh_p), _of_hermitian(numpy.linalg.eigvalsh, eigvalsh_p)
 
 
 # ---------------------------------------------------------------- singular values
@@ -623,13 +564,14 @@ def _svd_rule(x, t, full_matrices, hermitian):
     outs = svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian)
     s, t = outs[1], _hermitian(t) if hermitian else t
     k = s.shape[-1]
-    u, v = _first(outs[0], k), _first(adjoint(outs[2]), k)
+    u, v = outs[0][..., :k], adjoint(outs[2])[..., :k]
     inner = matmul(adjoint(u), matmul(t, v))
-    gaps = _reciprocal((_row(s) - _column(s)) * (_row(s) + _column(s)))
-    right, left = inner * _row(s), _column(s) * inner
+    row, column = s[..., None, :], s[..., None]
+    gaps = _reciprocal((row - column) * (row + column))
+    right, left = inner * row, column * inner
     turn_u, turn_v = gaps * (right + adjoint(right)), gaps * (left + adjoint(left))
-    if _is_complex(x):  # split the phase of a pair of vectors equally between the two
-        factor = _eye(k, x) * _row(0.5j * imag(_diagonal(inner)) * _reciprocal(s))
+    if _is_complex(x):  # split the phase of a pair of vectors equally between them
+        factor = _eye(k, x) * (0.5j * imag(_diagonal(inner)) * _reciprocal(s))[..., None, :]
         turn_u, turn_v = turn_u + factor, turn_v - factor
     du = _singular_vectors(outs[0], u, turn_u, t, v, inner, s)
     dv = _singular_vectors(adjoint(outs[2]), v, turn_v, adjoint(t), u, adjoint(inner), s)
@@ -637,11 +579,11 @@ def _svd_rule(x, t, full_matrices, hermitian):
 
 
 def _singular_vectors(all_u, u, turn, t, v, inner, s):
-    """The tangents of u, within and outside its span, and of the completing columns."""
+    """The tangents of u and of the columns that complete it to a unitary matrix."""
     du = matmul(u, turn)
     if u.shape[-2] > s.shape[-1]:
-        du = du + (matmul(t, v) - matmul(u, inner)) * _row(_reciprocal(s))
-    return _completed(u, du, _rest(all_u, s.shape[-1])) if all_u.shape[-1] > s.shape[-1] else du
+        du = du + (matmul(t, v) - matmul(u, inner)) * _reciprocal(s)[..., None, :]
+    return _complete_tangent(u, du, all_u[..., s.shape[-1] :]) if all_u.shape[-1] > s.shape[-1] else du
 
 
 def _svdvals_rule(x, t, hermitian):
@@ -672,7 +614,7 @@ def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian
 
     The module's docstring has the conventions for factors of vectors and for singular values that are equal or 0.
     """
-    x = _checked("svd", a, square=hermitian)
+    x = _check_matrices("svd", a, square=hermitian)
     if not compute_uv:
         return svdvals_p.bind(x, hermitian=hermitian)
     return _result_type(numpy.linalg.svd)(*svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian))
@@ -681,37 +623,38 @@ def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian
 @implements(numpy.linalg.svdvals)
 def svdvals(x: Value, /) -> Value:
     """`numpy.linalg.svdvals`: the singular values, in descending order."""
-    return svdvals_p.bind(_checked("svdvals", x), hermitian=False)
+    return svdvals_p.bind(_check_matrices("svdvals", x), hermitian=False)
 
 
 @implements(numpy.linalg.matrix_rank)
 def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Value:
     """`numpy.linalg.matrix_rank`: count singular values above `tol` or `rtol` * max."""
     if typeof(A).ndim < 2:
-        return convert(reduction.max(not_equal(A, 0)), int)
-    x = _checked("matrix_rank", A, square=hermitian)
+        return convert(reduction.max(A != 0), int)
+    x = _check_matrices("matrix_rank", A, square=hermitian)
     s = svdvals_p.bind(x, hermitian=hermitian)
     if tol is not None:
-        return reduction.sum(greater(s, expand_dims(tol, -1) if numpy.ndim(tol) else tol), -1)
-    return _count_above(s, _default_tolerance(x) if rtol is None else rtol)
+        return _count_above(s, tol)
+    return _count_above(s, _default_tolerance(x) if rtol is None else rtol, _maximum(s, -1, keepdims=True))
 
 
-def _count_above(s: Value, rtol: Any) -> Value:
-    rtol = expand_dims(rtol, -1) if numpy.ndim(rtol) else rtol
-    return reduction.sum(greater(s, _largest(s, -1, keepdims=True) * rtol), -1)
+def _count_above(s: Value, tol: Any, scale: Any = 1) -> Value:
+    """The number of singular values above a tolerance times a scale."""
+    tol = expand_dims(tol, -1) if numpy.ndim(tol) else tol
+    return reduction.sum(s > scale * tol, -1)
 
 
 @implements(numpy.linalg.cond)
 def cond(x: Value, p: Any = None) -> Value:
     """`numpy.linalg.cond`: the condition number in the norm `p` (default 2)."""
-    x = _checked("cond", x, square=p not in (None, 2, -2))
+    x = _check_matrices("cond", x, square=p not in (None, 2, -2))
     if p in (None, 2, -2):
         s = svdvals_p.bind(x, hermitian=False)
-        largest, smallest = getitem(s, (..., 0)), getitem(s, (..., -1))
+        largest, smallest = s[..., 0], s[..., -1]
         found = smallest / largest if p == -2 else largest / smallest
     else:
         found = norm(x, p, (-2, -1)) * norm(inverse_p.bind(x), p, (-2, -1))
-    undefined = logical_and(isnan(found), logical_not(reduction.any(isnan(x), (-2, -1))))
+    undefined = isnan(found) & ~reduction.any(isnan(x), (-2, -1))
     return where(undefined, numpy.inf, found)  # of a singular matrix
 
 
@@ -728,7 +671,7 @@ def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
     >>> grad(norm)(numpy.array([3.0, 4.0])), grad(norm)(numpy.zeros(2))
     (array([0.6, 0.8]), array([0., 0.]))
     """
-    x = reduction.inexact(x)
+    x = reduction.as_inexact(x)
     ndim = typeof(x).ndim
     axes = normalize_axes(axis, ndim, "norm")
     if axis is None and ord is None:
@@ -743,29 +686,29 @@ def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
 @implements(numpy.linalg.vector_norm)
 def vector_norm(x: Value, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
     """`numpy.linalg.vector_norm`: the norm of the elements along any number of axes."""
-    x = reduction.inexact(x)
+    x = reduction.as_inexact(x)
     return _vector_norm(x, ord, normalize_axes(axis, typeof(x).ndim, "vector_norm"), keepdims)
 
 
 @implements(numpy.linalg.matrix_norm)
 def matrix_norm(x: Value, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
     """`numpy.linalg.matrix_norm`: the norm of the matrices in the last two axes."""
-    x = reduction.inexact(x)
+    x = reduction.as_inexact(x)
     return _matrix_norm(x, ord, normalize_axes((-2, -1), typeof(x).ndim, "matrix_norm"), keepdims)
 
 
-def _largest(x: Value, axis: Any, keepdims: bool = False) -> Value:
+def _maximum(x: Value, axis: Any, keepdims: bool = False) -> Value:
     """The maximum of numbers that are not negative; of none it is 0."""
     return reduction.max(x, axis, keepdims=keepdims, initial=None if x.size else 0.0)
 
 
-def _squared(x: Value) -> Value:
+def _square(x: Value) -> Value:
     """|x|² for each element."""
     return real(x * conj(x)) if _is_complex(x) else square(x)
 
 
 def _euclidean(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
-    return root(reduction.sum(_squared(x), axes, keepdims=keepdims), 2)
+    return root(reduction.sum(_square(x), axes, keepdims=keepdims), 2)
 
 
 def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
@@ -774,25 +717,26 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     if ord is None or ord == 2:
         return _euclidean(x, axes, keepdims)
     if ord == 0:
-        return reduction.sum(convert(not_equal(x, 0), real_dtype(x.dtype)), axes, keepdims=keepdims)
+        return reduction.sum(convert(x != 0, real_dtype(x.dtype)), axes, keepdims=keepdims)
     if abs(ord) == math.inf:
-        return (_largest if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
+        return (_maximum if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
     if ord == 1:
         return reduction.sum(absolute(x), axes, keepdims=keepdims)
     total = reduction.sum(absolute(x) ** ord, axes, keepdims=keepdims)
     return root(total, ord) if ord > 0 else total ** (1 / ord)
 
 
-#: Matrix norms computed from singular values, and those that are extremes of sums along rows (0) or columns (1).
+#: Matrix norms that are computed from singular values.
 _SPECTRAL: dict[Any, Callable] = {
     "nuc": functools.partial(reduction.sum, axis=-1),
-    2: functools.partial(_largest, axis=-1),
+    2: functools.partial(_maximum, axis=-1),
     -2: functools.partial(reduction.min, axis=-1),
 }
+#: Matrix norms that are an extreme of sums along rows (0) or columns (1).
 _SUMMED: dict[Any, tuple[int, Callable]] = {
-    1: (0, _largest),
+    1: (0, _maximum),
     -1: (0, reduction.min),
-    math.inf: (1, _largest),
+    math.inf: (1, _maximum),
     -math.inf: (1, reduction.min),
 }
 

@@ -11,9 +11,9 @@ from minidiff.core.types import typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import elementwise
 from minidiff.ops.arrays import as_array
-from minidiff.ops.indexing import along
-from minidiff.ops.reduction import inexact, sum
-from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape
+from minidiff.ops.indexing import slice_along
+from minidiff.ops.reduction import as_inexact, sum
+from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, resized_shape
 
 
 @implements(numpy.diff)
@@ -26,26 +26,19 @@ def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any 
     a = as_array(a)
     axis = normalize_axis(axis, len(a.shape), "diff")
     if prepend is not None or append is not None:
-        parts = [_as_end(prepend, a.shape, axis), a, _as_end(append, a.shape, axis)]
-        a = concatenate([x for x in parts if x is not None], axis)
+        parts = [as_array(x) for x in (prepend, a, append) if x is not None]
+        a = concatenate([x if x.shape else broadcast_to(x, resized_shape(a, axis, 1)) for x in parts], axis)
     minus = elementwise.not_equal if a.dtype.kind == "b" else elementwise.subtract
     for _ in range(n):
-        a = minus(along(a, axis, 1, None), along(a, axis, None, -1 if a.shape[axis] else None))
+        a = minus(slice_along(a, axis, 1, None), slice_along(a, axis, None, -1 if a.shape[axis] else None))
     return a
-
-
-def _as_end(x: Any, shape: tuple[int, ...], axis: int) -> Value | None:
-    if x is None or len(as_array(x).shape):
-        return x
-    return broadcast_to(as_array(x), (*shape[:axis], 1, *shape[axis + 1 :]))
 
 
 @implements(numpy.ediff1d)
 def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
     """`numpy.ediff1d`: flattened differences between `to_begin` and `to_end`."""
-    d = diff(ravel(as_array(ary)))
-    parts = [elementwise.convert(ravel(as_array(x)), d.dtype) if x is not None else None for x in (to_begin, to_end)]
-    return concatenate([x for x in (parts[0], d, parts[1]) if x is not None])
+    d = diff(ravel(ary))
+    return concatenate([elementwise.convert(ravel(x), d.dtype) for x in (to_begin, d, to_end) if x is not None])
 
 
 @implements(numpy.trapezoid)
@@ -58,13 +51,13 @@ def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -
         dx = diff(x, axis=axis if len(x.shape) > 1 else -1)
         if len(x.shape) == 1:
             dx = reshape(dx, [-1 if i == of_y else 1 for i in range(len(y.shape))])
-    return sum(dx * (along(y, of_y, 1, None) + along(y, of_y, None, -1)) / 2.0, axis)
+    return sum(dx * (slice_along(y, of_y, 1, None) + slice_along(y, of_y, None, -1)) / 2.0, axis)
 
 
 @implements(numpy.gradient)
 def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """`numpy.gradient`: central differences along axes, one-sided at the ends."""
-    f = inexact(as_array(f))
+    f = as_inexact(as_array(f))
     axes = normalize_axes(axis, len(f.shape), "gradient")
     spacings = list(varargs) or [1.0]
     if len(spacings) == 1 and not len(as_array(spacings[0]).shape):
@@ -84,7 +77,7 @@ def _steps(spacing: Any, n: int) -> Value:
         return spacing
     if h.shape != (n,):
         raise ValueError(f"gradient: coordinates of shape {h.shape} for an axis of size {n}")
-    return diff(inexact(h))
+    return diff(as_inexact(h))
 
 
 def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
@@ -94,7 +87,7 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
     uniform = not len(as_array(h).shape)
 
     def at(*bounds: int | None) -> Value:
-        return along(f, axis, *bounds)
+        return slice_along(f, axis, *bounds)
 
     def step(i: int) -> Value:
         return h if uniform else h[i]
@@ -112,11 +105,11 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
     if edge_order == 1:
         first, last = (at(1, 2) - at(0, 1)) / step(0), (at(n - 1, n) - at(n - 2, n - 1)) / step(-1)
     else:
-        first = _one_sided(at(0, 1), at(1, 2), at(2, 3), step(0), step(1))
-        last = -_one_sided(at(n - 1, n), at(n - 2, n - 1), at(n - 3, n - 2), step(-1), step(-2))
+        first = _one_sided_slope(at(0, 1), at(1, 2), at(2, 3), step(0), step(1))
+        last = -_one_sided_slope(at(n - 1, n), at(n - 2, n - 1), at(n - 3, n - 2), step(-1), step(-2))
     return elementwise.convert(concatenate([first, middle, last], axis), f.dtype)
 
 
-def _one_sided(f0: Value, f1: Value, f2: Value, h1: Value, h2: Value) -> Value:
+def _one_sided_slope(f0: Value, f1: Value, f2: Value, h1: Value, h2: Value) -> Value:
     """The slope at f0 of the parabola through values with spacings h1 and h2."""
     return f1 * ((h1 + h2) / (h1 * h2)) - f0 * ((2.0 * h1 + h2) / (h1 * (h1 + h2))) - f2 * (h1 / (h2 * (h1 + h2)))

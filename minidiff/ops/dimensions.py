@@ -1,9 +1,9 @@
 """How the dimensions of an operation's operands and results correspond: the rule `sharding=` of a primitive.
 
-A rule labels each dimension of each operand and result, as the subscripts of an einsum do. Operands that are cut into
-parts along a label give the parts of the results that have it. Without the label, the results of the parts are combined
-to the result, in the way that `combine` names. A dimension labelled None is needed whole. An operation that needs all
-dimensions whole says so: `sharding=gather`.
+A rule labels each dimension of each operand and result, as the subscripts of an einsum do. If operands are split along
+a label, so are the results that have the label. For a result without it, each part gives a partial result, and
+`combine` names how these are combined. A dimension labelled None must be whole. An operation that needs all dimensions
+whole says so: `sharding=gather`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Types = Sequence[ShapedArray]
 class Dimensions(NamedTuple):
     """The labels of the dimensions of all operands and results.
 
-    `combine` is "sum", "mean", "prod", "max" or "min". `params` are the parameters whose values differ for a part,
-    apart from a `shape`, which is that of the part.
+    `combine` is "sum", "mean", "prod", "max" or "min". `params` are the parameters that differ for a part; a `shape`,
+    which is that of the part, need not be among them.
     """
 
     operands: tuple[Labels, ...]
@@ -41,15 +41,15 @@ def gather(types: Types, outs: Types, params: dict) -> Dimensions:
     return Dimensions(operands, results)
 
 
-def numbered(types: Types) -> tuple[Labels, ...]:
+def dimension_labels(types: Types) -> tuple[Labels, ...]:
     """Labels for arrays of one shape: the number of each dimension."""
     return tuple(tuple(range(t.ndim)) for t in types)
 
 
-def aligned(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
+def broadcast_labels(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
     """Labels for an array that is broadcast to the shape `wide`.
 
-    Dimensions are aligned from the last; those that are stretched stay whole.
+    Dimensions are aligned from the last; those that are broadcast stay whole.
     """
     extra = len(wide) - len(shape)
     return tuple(d + extra if n == wide[d + extra] else None for d, n in enumerate(shape))
@@ -62,13 +62,13 @@ def elementwise(types: Types, outs: Types, params: dict) -> Dimensions:
     >>> elementwise([x, y], [x], {})
     Dimensions(operands=((0, 1), (1,)), results=((0, 1),), combine=None, params={})
     """
-    return Dimensions(tuple(aligned(t.shape, outs[0].shape) for t in types), numbered(outs))
+    return Dimensions(tuple(broadcast_labels(t.shape, outs[0].shape) for t in types), dimension_labels(outs))
 
 
 def reduction(combine: str | None) -> Rule:
-    """The rule of reductions along the parameter `axes`; None: these must be whole.
+    """The rule of reductions along the parameter `axes`, which must be whole if `combine` is None.
 
-    So must those of an extremum of complex numbers, which is not found in parts.
+    They must also be whole for an extremum of complex numbers.
     """
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
@@ -81,11 +81,8 @@ def reduction(combine: str | None) -> Rule:
     return rule
 
 
-def along(name: str) -> Rule:
-    """The rule of operations along the axis, or axes, that a parameter names.
-
-    These must be whole; a result may lack them.
-    """
+def axiswise(name: str) -> Rule:
+    """The rule of operations along the axes that a parameter names, which must be whole; a result may lack them."""
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
         given = params[name]
@@ -112,8 +109,10 @@ def look_up(table: int) -> Rule:
     """The rule of elementwise look-ups in the operand `table`, which must be whole."""
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
-        labels = numbered(types)
-        return Dimensions(tuple((None,) * len(x) if i == table else x for i, x in enumerate(labels)), numbered(outs))
+        labels = dimension_labels(types)
+        return Dimensions(
+            tuple((None,) * len(x) if i == table else x for i, x in enumerate(labels)), dimension_labels(outs)
+        )
 
     return rule
 

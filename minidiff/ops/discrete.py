@@ -55,7 +55,7 @@ in_turn_p = Discrete("in_turn", _in_turn_impl, _in_turn_shape, batch_in_turn, sh
 # ---------------------------------------------------------------- functions of values
 
 
-def concrete(x: Any, numpy_function: Callable) -> Any:
+def make_concrete(x: Any, numpy_function: Callable) -> Any:
     """Replace the tracers in `x`, also in lists and tuples, by their concrete arrays.
 
     Raises TracerError, which names the function, for a tracer without a concrete array: on a tape, or under vmap.
@@ -68,7 +68,7 @@ def of_values(numpy_function: Callable) -> Callable:
     """Register a NumPy function, without derivative, of tracers' concrete arrays."""
 
     def function(*args: Any, **options: Any) -> Any:
-        return numpy_function(*concrete(args, numpy_function), **concrete(options, numpy_function))
+        return numpy_function(*make_concrete(args, numpy_function), **make_concrete(options, numpy_function))
 
     function.__name__ = function.__qualname__ = numpy_function.__name__
     function.__doc__ = f"`numpy.{numpy_function.__name__}` of the concrete values of tracers; the result is not traced."

@@ -1,8 +1,8 @@
 """Arithmetic, comparisons, and other elementwise functions.
 
-To add one, add a line: the NumPy function, and its derivative as a function of the result and the
-operands. It then works in forward and reverse mode, to any order, under vmap and on ranks. The line may
-be in any module, and the function may be any elementwise function of NumPy arrays:
+To add one, add a line: the NumPy function, and its derivative as a function of the result and the operands. It then
+works in forward and reverse mode, to any order, under vmap and on ranks. The line may be in any module, and the
+function may be any elementwise function of NumPy arrays:
 
 >>> import minidiff as md, numpy as np
 >>> def softsign(x):
@@ -23,10 +23,10 @@ import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
-from minidiff.core.python_numbers import strong
+from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.tracer import NO_PARAMS, Value, implements
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.tracebacks import leave
+from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
     Elementwise,
@@ -78,7 +78,7 @@ def function_of(primitive: Primitive) -> ElementwiseFunction:
                     raise
             return function(*arrays)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     function: Any = call
@@ -231,7 +231,7 @@ def where(condition: Value, x: Value = None, y: Value = None) -> Any:
         return numpy.nonzero(condition.concrete("np.where of a condition alone"))
     if x is None or y is None:
         raise ValueError("where: either both or neither of x and y should be given")
-    return where_p.bind(strong(condition), x, y)  # the condition's dtype does not take part in promotion
+    return where_p.bind(unwrap_weak(condition), x, y)  # the condition's dtype does not take part in promotion
 
 
 # ---------------------------------------------------------------- operations used by derivative rules

@@ -2,7 +2,7 @@
 
 Cotangents and tangents are paired by Re(sum(ct * t)). The matrix of `fft` is symmetric, so `fft` is its own transpose,
 and so is `ifft`. The transforms between n real numbers and half of their spectrum (which determines the other half) are
-transposes of each other, if the numbers of the half that stand for two of the whole spectrum are multiplied by 2 or
+transposes of each other, if each number of the half that represents two of the whole spectrum is multiplied by 2 or
 1/2. `rfft` and `hfft` share one sign of the exponent, `ihfft` and `irfft` the other; no conjugation is needed.
 """
 
@@ -21,7 +21,7 @@ from minidiff.ops import dimensions
 from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.indexing import slice_p, unslice_p
 from minidiff.ops.rearranging import roll
-from minidiff.ops.shape import normalize_axes, resized, several
+from minidiff.ops.shape import as_several, normalize_axes, resized_shape
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def _scales(norm: dict) -> bool:
 # ---------------------------------------------------------------- whole spectra
 
 
-def _whole(one: Callable, several: Callable) -> Linear:
+def _whole_transform(one: Callable, several: Callable) -> Linear:
     """A transform that is its own transpose; a real operand becomes complex."""
     primitive = Linear(
         one.__name__,
@@ -54,22 +54,20 @@ def _whole(one: Callable, several: Callable) -> Linear:
         fits=lambda x, axes, **norm: (
             axes_fit(x, axes=axes) and len(axes) > 0 and all(x.shape[a] for a in axes) and _scales(norm)
         ),
-        sharding=dimensions.along("axes"),
+        sharding=dimensions.axiswise("axes"),
     )
     return primitive
 
 
-fft_p, ifft_p = _whole(numpy.fft.fft, numpy.fft.fftn), _whole(numpy.fft.ifft, numpy.fft.ifftn)
+fft_p, ifft_p = _whole_transform(numpy.fft.fft, numpy.fft.fftn), _whole_transform(numpy.fft.ifft, numpy.fft.ifftn)
 
 # ---------------------------------------------------------------- half spectra
 
 
-def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarray:
-    """Scale by `weight` the numbers of a half spectrum that stand for two of the n."""
+def _weight_half(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarray:
+    """Scale by `weight` the numbers of a half spectrum that represent two of the n."""
     weights = numpy.full(n // 2 + 1, weight, x.real.dtype)
-    weights[0] = 1
-    if n % 2 == 0:
-        weights[-1] = 1
+    weights[0] = weights[(n + 1) // 2 :] = 1
     return x * weights.reshape(-1, *(1,) * (x.ndim - 1 - axis))
 
 
@@ -81,10 +79,10 @@ def _halves(to_half: Callable, from_half: Callable) -> tuple[Linear, Linear]:
 
     def halved(x, axis, weighted=False, **norm):
         y = to_half(x, None, axis, **norm)
-        return _weighted(y, x.shape[axis], axis, 2.0) if weighted else y
+        return _weight_half(y, x.shape[axis], axis, 2.0) if weighted else y
 
     def unhalved(x, n, axis, weighted=False, **norm):
-        return from_half(_weighted(x, n, axis, 0.5) if weighted else x, n, axis, **norm)
+        return from_half(_weight_half(x, n, axis, 0.5) if weighted else x, n, axis, **norm)
 
     def transpose(other, ct, operands, weighted=False, **params):
         params |= {} if weighted else {"weighted": True}
@@ -93,24 +91,24 @@ def _halves(to_half: Callable, from_half: Callable) -> tuple[Linear, Linear]:
     to_half_p = Linear(
         to_half.__name__,
         halved,
-        lambda x, axis, **params: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
+        lambda x, axis, **params: (resized_shape(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
         lambda ct, operands, **params: transpose(
             from_half_p, ct, operands, n=operands[0].shape[params["axis"]], **params
         ),
         fits=lambda x, axis, weighted=False, **norm: (
             axes_fit(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
         ),
-        sharding=dimensions.along("axis"),
+        sharding=dimensions.axiswise("axis"),
     )
     from_half_p = Linear(
         from_half.__name__,
         unhalved,
-        lambda x, n, axis, **params: (resized(x, axis, n), _real(x.dtype)),
+        lambda x, n, axis, **params: (resized_shape(x, axis, n), _real(x.dtype)),
         lambda ct, operands, n, **params: transpose(to_half_p, ct, operands, **params),
         fits=lambda x, n, axis, weighted=False, **norm: (
             axes_fit(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
         ),
-        sharding=dimensions.along("axis"),
+        sharding=dimensions.axiswise("axis"),
     )
     return to_half_p, from_half_p
 
@@ -133,7 +131,7 @@ def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
     shape = typeof(x).shape
     for axis, n in sizes.items():
         if n < 1:
-            raise ValueError(f"{what}: a transform has one point at least, got {n} along axis {axis} of {typeof(x)}")
+            raise ValueError(f"{what}: a transform needs at least one point, got {n} along axis {axis} of {typeof(x)}")
     cut = tuple(slice(0, min(n, sizes.get(a, n))) for a, n in enumerate(shape))
     if any(part.stop != n for part, n in zip(cut, shape)):
         x = slice_p.bind(x, index=cut)
@@ -144,10 +142,10 @@ def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
 def _points(a: Value, s: Any, axes: Any, what: str, half: bool = False) -> tuple[list[int], tuple[int, ...]]:
     """The points per axis, and the axes; with `half`, the last axis holds half."""
     t = typeof(a)
-    s = None if s is None else several(s)
+    s = None if s is None else as_several(s)
     if axes is None:
         axes = range(t.ndim) if s is None else range(t.ndim - len(s), t.ndim)
-    axes = tuple(normalize_axis(axis, t.ndim, what) for axis in several(axes))
+    axes = tuple(normalize_axis(axis, t.ndim, what) for axis in as_several(axes))
     if s is not None and len(s) != len(axes):
         raise ValueError(f"{what}: the shape s={tuple(s)} and the axes {axes} differ in number")
     sizes = [t.shape[axis] if n is None or n == -1 else int(n) for n, axis in zip(s or [None] * len(axes), axes)]
@@ -172,23 +170,23 @@ def _transform(primitive: Linear, a: Value, sizes: Sequence[int], axes: Sequence
 # ---------------------------------------------------------------- NumPy's functions
 
 
-def _of_whole(one: Callable, two: Callable, several: Callable, primitive: Linear) -> Callable:
-    """Declare the transform along one axis, along two, and along several; return the first."""
+def _of_whole(one: Callable, two: Callable, several: Callable, primitive: Linear) -> None:
+    """Declare the transform along one axis, along two, and along several."""
     what = one.__name__
 
     @implements(several)
     def along_several(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
         return _transform(primitive, a, *_points(a, s, axes, what), norm, what)
 
-    @implements(two)
-    def along_two(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
-        return along_several(a, s, axes, norm)
-
     @implements(one)
     def along_one(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
         return along_several(a, None if n is None else (n,), (axis,), norm)
 
-    return along_one
+    _along_two(two, along_several)
+
+
+def _along_two(numpy_function: Callable, along_several: Callable) -> None:
+    implements(numpy_function)(lambda a, s=None, axes=(-2, -1), norm=None: along_several(a, s, axes, norm))
 
 
 def _to_half(numpy_function: Callable, primitive: Linear) -> Callable:
@@ -214,28 +212,16 @@ def _from_half(numpy_function: Callable, primitive: Linear) -> Callable:
         axis = normalize_axis(axis, t.ndim, what)
         n = 2 * (t.shape[axis] - 1) if n is None else n
         if n < 1:
-            raise ValueError(f"{what}: a transform has one point at least, got n={n} for {t}")
+            raise ValueError(f"{what}: a transform needs at least one point, got n={n} for {t}")
         return primitive.bind(_fit(a, {axis: n // 2 + 1}, what), n=n, axis=axis, **_norm(norm))
 
     return implements(numpy_function)(from_half)
 
 
-fft = _of_whole(numpy.fft.fft, numpy.fft.fft2, numpy.fft.fftn, fft_p)
-ifft = _of_whole(numpy.fft.ifft, numpy.fft.ifft2, numpy.fft.ifftn, ifft_p)
+_of_whole(numpy.fft.fft, numpy.fft.fft2, numpy.fft.fftn, fft_p)
+_of_whole(numpy.fft.ifft, numpy.fft.ifft2, numpy.fft.ifftn, ifft_p)
 rfft, ihfft = _to_half(numpy.fft.rfft, rfft_p), _to_half(numpy.fft.ihfft, ihfft_p)
 irfft, hfft = _from_half(numpy.fft.irfft, irfft_p), _from_half(numpy.fft.hfft, hfft_p)
-
-
-@implements(numpy.fft.rfft2)
-def rfft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
-    """`numpy.fft.rfft2`: the spectrum of real numbers on two axes, half on the last."""
-    return rfftn(a, s, axes, norm)
-
-
-@implements(numpy.fft.irfft2)
-def irfft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
-    """`numpy.fft.irfft2`: the inverse of `rfft2`."""
-    return irfftn(a, s, axes, norm)
 
 
 @implements(numpy.fft.rfftn)
@@ -252,17 +238,20 @@ def irfftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -
     return irfft(_transform(ifft_p, a, sizes[:-1], axes[:-1], norm, "irfft"), sizes[-1], axes[-1], norm)
 
 
-@implements(numpy.fft.fftshift)
-def fftshift(x: Value, axes: Any = None) -> Value:
-    """`numpy.fft.fftshift`: move frequency 0 from the start to the middle."""
-    shape = typeof(x).shape
-    axes = normalize_axes(axes, len(shape), "fftshift")
-    return roll(x, [shape[a] // 2 for a in axes], axes)
+_along_two(numpy.fft.rfft2, rfftn)
+_along_two(numpy.fft.irfft2, irfftn)
 
 
-@implements(numpy.fft.ifftshift)
-def ifftshift(x: Value, axes: Any = None) -> Value:
-    """`numpy.fft.ifftshift`: the inverse of `fftshift`."""
-    shape = typeof(x).shape
-    axes = normalize_axes(axes, len(shape), "ifftshift")
-    return roll(x, [-(shape[a] // 2) for a in axes], axes)
+def _shift(numpy_function: Callable, sign: int) -> None:
+    """Declare the shift of frequency 0 from the start to the middle (sign 1), or back (-1)."""
+
+    def shift(x: Value, axes: Any = None) -> Value:
+        shape = typeof(x).shape
+        axes = normalize_axes(axes, len(shape), numpy_function.__name__)
+        return roll(x, [sign * (shape[a] // 2) for a in axes], axes)
+
+    implements(numpy_function)(shift)
+
+
+_shift(numpy.fft.fftshift, 1)
+_shift(numpy.fft.ifftshift, -1)

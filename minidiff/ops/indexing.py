@@ -10,16 +10,25 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
-from minidiff.core.types import ShapedArray, plain_operand, typeof
+from minidiff.core.types import ShapedArray, as_plain_operand, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.promotion import WEAK_TYPES, promoting
+from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear
-from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
+from minidiff.ops.base import Linear, align
+from minidiff.ops.dimensions import Dimensions, Labels, Types, broadcast_labels, products
 from minidiff.ops.elementwise import copy
-from minidiff.ops.shape import broadcast_arrays, broadcast_to, expand_dims, line, ravel, reshape, stack, transpose
-from minidiff.values.dtypes import accumulator, result_type
+from minidiff.ops.shape import (
+    array_and_axis,
+    broadcast_arrays,
+    broadcast_to,
+    expand_dims,
+    ravel,
+    reshape,
+    stack,
+    transpose,
+)
+from minidiff.values.dtypes import accumulator_dtype, result_type
 
 # ---------------------------------------------------------------- slices: the index is known
 
@@ -35,13 +44,9 @@ def _unslice_impl(x: numpy.ndarray, index: tuple, shape: tuple[int, ...]) -> num
     return out
 
 
-def _is_flip(index: tuple) -> bool:
-    return all(type(i) is slice and i in (slice(None), slice(None, None, -1)) for i in index)
-
-
 def _slice_transpose(ct, operands, index):
-    if _is_flip(index):
-        return [slice_p.bind(ct, index=index)]
+    if all(type(i) is slice and i in (slice(None), slice(None, None, -1)) for i in index):
+        return [slice_p.bind(ct, index=index)]  # a flip is its own transpose
     return [unslice_p.bind(ct, index=index, shape=operands[0].shape)]
 
 
@@ -57,9 +62,9 @@ def _show_index(params: dict) -> str:
 
 
 def in_step(i: slice, n: int) -> bool:
-    """Whether a slice takes the same places of all parts of equal length.
+    """Whether a slice takes the same places of every part, if the axis is split into equal parts.
 
-    That is the case if it takes every step-th of n places, to the end.
+    It does if it takes every step-th of the n places, to the end.
 
     >>> in_step(slice(1, None, 2), 6), in_step(slice(1, None), 6), in_step(slice(None, None, -1), 6)
     (True, False, False)
@@ -71,12 +76,12 @@ def _are_in_step(places: range, n: int) -> bool:
     return 0 <= places.start < places.step and len(places) * places.step == n
 
 
-def of_part(i: slice, n: int) -> slice:
+def slice_of_part(i: slice, n: int) -> slice:
     """The slice of each part, for a slice of n places in step, forwards or backwards.
 
-    It does not depend on the length of the parts.
+    The length of the parts does not matter.
 
-    >>> of_part(slice(1, 6, 2), 6), of_part(slice(4, None, -2), 6), of_part(slice(0, 6), 6)
+    >>> slice_of_part(slice(1, 6, 2), 6), slice_of_part(slice(4, None, -2), 6), slice_of_part(slice(0, 6), 6)
     (slice(1, None, 2), slice(-2, None, -2), slice(None, None, None))
     """
     start, _, step = i.indices(n)
@@ -89,7 +94,7 @@ def sliced_labels(
 ) -> tuple[Labels, Labels, dict]:
     """The labels of an array of this shape and of its slice, and the index of a part.
 
-    A dimension may be in parts if its slice satisfies `in_parts`: it then takes the same places of each.
+    A dimension may be split if its slice satisfies `in_parts`: it then takes the same places of each part.
     """
     labels: list = []
     cut: list = []
@@ -100,7 +105,7 @@ def sliced_labels(
             cut.append(None)
         else:
             kept = isinstance(i, slice) and in_parts(i, shape[d])
-            i = of_part(i, shape[d]) if kept else i
+            i = slice_of_part(i, shape[d]) if kept else i
             labels.append(d if kept else None)
             cut += [labels[-1]] if isinstance(i, slice) else []
         entries.append(i)
@@ -109,9 +114,9 @@ def sliced_labels(
 
 
 def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """The parts that have the places along a dimension, labelled "at", give the result.
+    """Along a dimension labelled "at", the parts that hold the indexed places give the result.
 
-    It has this dimension if it is the parts' results in reverse order.
+    The result has this dimension if it consists of the parts' results in reverse order.
     """
     (t,) = types
     of_operand, of_result, changed = sliced_labels(params["index"], t.shape)
@@ -120,19 +125,14 @@ def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     for d, k in enumerate(entries):
         if labels[d] is None:
             labels[d] = ("at", d)
-            if in_step_backwards(params["index"][k], t.shape[d]):
-                cut[_kept_before(params["index"], k)] = labels[d]
+            if is_in_step_backwards(params["index"][k], t.shape[d]):
+                cut[sum(not isinstance(i, int) for i in params["index"][:k])] = labels[d]
     return Dimensions((tuple(labels),), (tuple(cut),), params=changed)
 
 
-def in_step_backwards(i: int | slice, n: int) -> bool:
+def is_in_step_backwards(i: int | slice, n: int) -> bool:
     """Whether a reversed slice takes the same places of all parts, last part first."""
     return isinstance(i, slice) and range(n)[i].step < 0 and _are_in_step(range(n)[i][::-1], n)
-
-
-def _kept_before(index: Sequence, k: int) -> int:
-    """The number of result dimensions from the entries of an index before entry k."""
-    return sum(not isinstance(i, int) for i in index[:k])
 
 
 def _unslice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
@@ -167,10 +167,10 @@ unslice_p = Linear(
 
 
 def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    out = numpy.zeros(shape, accumulator(x.dtype))
+    out = numpy.zeros(shape, accumulator_dtype(x.dtype))
     if len(indices) == len(shape) or x.size < 500:
         numpy.add.at(out, indices, x)
-    elif _are_unique(indices, shape):  # `add.at` is fast on scalars, but slow on rows
+    elif are_unique(indices, shape):  # `add.at` is fast on scalars, but slow on rows
         out[indices] = x
     else:
         places = numpy.arange(out.size).reshape(shape)[indices]
@@ -178,33 +178,24 @@ def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, .
     return out.astype(x.dtype, copy=False)
 
 
-def _are_unique(indices: Sequence[numpy.ndarray], shape: tuple[int, ...]) -> bool:
+def are_unique(indices: Sequence[numpy.ndarray], shape: tuple[int, ...]) -> bool:
     """Whether known indices name each element of this shape at most once."""
     sizes = shape[: len(indices)]
     places = numpy.arange(math.prod(sizes)).reshape(sizes)[tuple(indices)]
     return not places.size or int(numpy.bincount(places.reshape(-1)).max()) == 1
 
 
-def _align_indices(indices, batched):
-    """Reshape batched indices to broadcast after the batch axis; return their rank."""
-    rank = max(numpy.ndim(i) - b for i, b in zip(indices, batched))
-    return [
-        i.reshape((i.shape[0],) + (1,) * (rank - numpy.ndim(i) + 1) + tuple(i.shape[1:])) if b else i
-        for i, b in zip(indices, batched)
-    ], rank
-
-
 def _element_indices(indices, batched, size):
     """Indices into batched data, preceded by the index of the batch element."""
-    indices, rank = _align_indices(indices, batched)
-    return [numpy.arange(size).reshape((size,) + (1,) * rank), *indices]
+    rank = max(numpy.ndim(i) - b for i, b in zip(indices, batched))
+    return [numpy.arange(size).reshape((size,) + (1,) * rank), *align(indices, batched)]
 
 
 def _batch_gather(primitive, args, batched):
     x, *indices = args
     if batched[0]:
         return primitive.bind(x, *_element_indices(indices, batched[1:], x.shape[0]))
-    return primitive.bind(x, *_align_indices(indices, batched[1:])[0])
+    return primitive.bind(x, *align(indices, batched[1:]))
 
 
 def batch_scatter(count: int) -> Callable:
@@ -226,14 +217,16 @@ def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
 
 
 def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
-    """The labels of indices, of all broadcast and of each."""
+    """The labels of the indices' common shape, and of each index."""
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
-    each: list[Labels] = [tuple(None if d is None else ("index", d) for d in aligned(t.shape, wide)) for t in indices]
+    each: list[Labels] = [
+        tuple(None if d is None else ("index", d) for d in broadcast_labels(t.shape, wide)) for t in indices
+    ]
     return tuple(("index", d) for d in range(len(wide))), each
 
 
 def _gather_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """A part gives 0 for places that it lacks, unless it is less to have all of x."""
+    """A part gives 0 for places that it lacks, unless gathering all of x moves less."""
     x, *indices = types
     places, each = _index_labels(indices)
     at = [("at", d) if outs[0].size <= x.size else None for d in range(len(indices))]
@@ -242,7 +235,7 @@ def _gather_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
 
 
 def _scatter_add_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """Values are added up in parts, then the sums of the parts."""
+    """Each part adds up its values, then the sums of the parts are added."""
     _, *indices = types
     places, each = _index_labels(indices)
     rest = range(len(indices), outs[0].ndim)
@@ -280,10 +273,10 @@ scatter_add_p = Linear(
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
     """Whether v broadcasts to x at integer indices; `Primitive.fits` of scatters."""
     at = gather_p.shape_rule(x, *indices)[0]
-    return gather_p.fits(x, *indices) and replaces(v, at, x.dtype)
+    return gather_p.fits(x, *indices) and can_replace(v, at, x.dtype)
 
 
-def replaces(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
+def can_replace(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
     """Whether v can replace an array of this shape and dtype."""
     return numpy.broadcast_shapes(v.shape, shape) == shape and numpy.can_cast(v.dtype, dtype, "same_kind")
 
@@ -307,14 +300,16 @@ def plan(t: ShapedArray, index: Any) -> IndexPlan:
     """Plan how to apply an index to a value of type t; IndexError if it does not fit."""
     entries = index if type(index) is tuple else (index,)
     if all(type(i) in _BASIC for i in entries):
-        return IndexPlan(tuple(_known(i) for i in _expand(entries, t)), {}, 0)
+        return IndexPlan(tuple(_make_concrete(i) for i in _expand(entries, t)), {}, 0)
     entries = tuple(_normal(i, t) for i in entries)
     basic: list = []
     arrays: dict[int, Any] = {}
     axis = 0
     for i in _expand(entries, t):
         if _is_mask(i):
-            _check_mask(i, t, axis)
+            # NumPy lets an empty axis of a mask match any axis.
+            if any(m not in (0, n) for m, n in zip(i.shape, t.shape[axis:])):
+                raise IndexError(f"a boolean mask of shape {i.shape} does not fit {t} from axis {axis} on")
             # A 0-d mask consumes no axis, but adds one of size 1 or 0.
             for places in numpy.nonzero(i) if i.ndim else [numpy.zeros(int(i), numpy.intp)]:
                 arrays[len(basic)] = places
@@ -323,14 +318,14 @@ def plan(t: ShapedArray, index: Any) -> IndexPlan:
             arrays[len(basic)] = i
             basic.append(_FULL)
         else:
-            basic.append(_known(i))
+            basic.append(_make_concrete(i))
         axis += i.ndim if _is_mask(i) else i is not None
     if not arrays:
         return IndexPlan(tuple(basic), {}, 0)
     for k, i in enumerate(basic):  # integers broadcast with integer arrays
         if type(i) is int:
             arrays[k], basic[k] = i, _FULL
-    return IndexPlan(tuple(basic), arrays, min(arrays) if _stand_together(entries) else 0)
+    return IndexPlan(tuple(basic), arrays, min(arrays) if _are_adjacent(entries) else 0)
 
 
 def getitem(x: Value, index: Any) -> Value:
@@ -344,14 +339,14 @@ def getitem(x: Value, index: Any) -> Value:
         return copy(x) if by_array or to_number else x
     gathered = sorted(arrays)
     rest = [k for k in range(len(x.shape)) if k not in arrays]
-    indices = checked_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])
+    indices = check_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])
     y = gather_p.bind(transpose(x, (*gathered, *rest)), *indices)
     count = len(y.shape) - len(rest)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
     return transpose(y, axes)
 
 
-def along(x: Value, axis: int, *bounds: int | None) -> Value:
+def slice_along(x: Value, axis: int, *bounds: int | None) -> Value:
     """`x[start:stop:step]` along an axis."""
     return getitem(x, (_FULL,) * axis + (slice(*bounds),))
 
@@ -363,9 +358,9 @@ def _slice(x: Value, index: tuple) -> Value:
     return reshape(x, tuple(1 if i is None else next(sizes) for i in index))
 
 
-def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
+def check_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
     """Check known indices as NumPy does; traced ones are checked when they are used."""
-    indices = [i if isinstance(i, Tracer) else numpy.asarray(plain_operand(i)) for i in arrays]
+    indices = [i if isinstance(i, Tracer) else numpy.asarray(as_plain_operand(i)) for i in arrays]
     some = all(i.size for i in indices)  # if one is empty, NumPy checks only single integers
     for i, size in zip(indices, sizes):
         if (some or not i.ndim) and not isinstance(i, Tracer) and not (-size <= i.min() and i.max() < size):
@@ -382,7 +377,7 @@ def _normal(i: Any, t: ShapedArray) -> Any:
         if isinstance(i, (list, tuple)):
             i = as_array(i) if len(i) else numpy.zeros(0, numpy.intp)
         elif not isinstance(i, Tracer):
-            i = numpy.asarray(plain_operand(i))
+            i = numpy.asarray(as_plain_operand(i))
     except TypeError as error:
         raise IndexError(f"{expected}; {error}") from None
     if i.dtype == bool:
@@ -392,14 +387,14 @@ def _normal(i: Any, t: ShapedArray) -> Any:
     return i if i.ndim or isinstance(i, Tracer) else operator.index(i)
 
 
-def _known(i: Any) -> Any:
+def _make_concrete(i: Any) -> Any:
     """Make the bounds of a slice concrete: they are part of the program."""
     if type(i) is not slice or all(type(n) in (int, type(None)) for n in (i.start, i.stop, i.step)):
         return i
-    return slice(*[None if n is None else _bound(n) for n in (i.start, i.stop, i.step)])
+    return slice(*[None if n is None else _concrete_bound(n) for n in (i.start, i.stop, i.step)])
 
 
-def _bound(n: Any) -> int:
+def _concrete_bound(n: Any) -> int:
     """A bound of a slice as an integer; it must be known, as it sets a shape."""
     if not isinstance(n, Tracer):
         return operator.index(n)
@@ -408,18 +403,12 @@ def _bound(n: Any) -> int:
     except (TracerError, VarianceError) as error:
         what = str(error).rstrip(".")
         raise type(error)(
-            f"{what}. For so many elements that begin there, write md.dynamic_slice_in_dim(x, start, size, axis)"
+            f"{what}. For a slice of fixed size, write md.dynamic_slice_in_dim(x, start, size, axis)"
         ) from None
 
 
 def _is_mask(i: Any) -> bool:
     return isinstance(i, numpy.ndarray) and i.dtype == bool
-
-
-def _check_mask(mask: numpy.ndarray, t: ShapedArray, axis: int) -> None:
-    # NumPy lets an empty axis of a mask match any axis.
-    if any(m not in (0, n) for m, n in zip(mask.shape, t.shape[axis:])):
-        raise IndexError(f"a boolean mask of shape {mask.shape} does not fit {t} from axis {axis} on")
 
 
 def _expand(index: Sequence, t: ShapedArray) -> list:
@@ -434,13 +423,9 @@ def _expand(index: Sequence, t: ShapedArray) -> list:
     return [*index[:place], *[_FULL] * (t.ndim - used), *index[place + 1 :]]
 
 
-def _is_advanced(i: Any) -> bool:
-    return not (i is None or i is Ellipsis or isinstance(i, slice))
-
-
-def _stand_together(entries: Sequence) -> bool:
-    """Whether integers and arrays are adjacent; any ellipsis separates them."""
-    at = [k for k, i in enumerate(entries) if _is_advanced(i)]
+def _are_adjacent(entries: Sequence) -> bool:
+    """Whether the integers and arrays of an index stand side by side; even an empty ellipsis separates them."""
+    at = [k for k, i in enumerate(entries) if not (i is None or i is Ellipsis or isinstance(i, slice))]
     return at == list(range(at[0], at[-1] + 1))
 
 
@@ -450,7 +435,7 @@ def _stand_together(entries: Sequence) -> bool:
 @implements(numpy.take)
 def take(a: Value, indices: Value, axis: int | None = None, *, mode: str = "raise") -> Value:
     """`numpy.take`: the elements at `indices` along an axis (None: flattened)."""
-    a, axis = line(a, axis, "take")
+    a, axis = array_and_axis(a, axis, "take")
     shape = typeof(a).shape
     taken = (*shape[:axis], *typeof(as_array(indices)).shape, *shape[axis + 1 :])
     if mode != "raise" and not shape[axis] and 0 in taken:
@@ -495,7 +480,7 @@ def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
 def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
     """`numpy.choose`: each element from the choice whose number is in `a`."""
     # Python numbers promote weakly here, but would not once they are stacked.
-    kinds = [promoting(x if type(x) in WEAK_TYPES else as_array(x)) for x in choices]
+    kinds = [promotion_argument(x if type(x) in WEAK_TYPES else as_array(x)) for x in choices]
     a, *choices = broadcast_arrays(a, *choices)
     numbers = _fold(a, len(choices), mode)
     return take_along_axis(stack(choices, dtype=result_type(*kinds)), expand_dims(numbers, 0), 0)[0]
@@ -505,7 +490,7 @@ def concrete_mask(condition: Any, what: str) -> numpy.ndarray:
     """Make a condition concrete, since the shape of the result depends on its values."""
     if isinstance(condition, Tracer):
         condition = condition.concrete(f"{what} (the shape of its result depends on values; consider np.where)")
-    return numpy.asarray(plain_operand(condition))
+    return numpy.asarray(as_plain_operand(condition))
 
 
 @implements(numpy.compress)

@@ -18,23 +18,13 @@ import numpy
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.arrays import as_array, lists_as_arrays
-from minidiff.ops.base import Multilinear, align, convert, defers_to, match, reshape_p
-from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
+from minidiff.ops.base import Multilinear, align, bind_aligned, convert, defers_to, match, reshape_p
+from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, gather, products
 from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.reduction import sum
-from minidiff.ops.shape import (
-    expand_dims,
-    matrix_transpose,
-    moveaxis,
-    normalize_axes,
-    ravel,
-    reshape,
-    squeeze,
-    stack,
-    transpose,
-)
+from minidiff.ops.shape import expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, stack, transpose
 from minidiff.values.dtypes import result_type
 
 
@@ -45,25 +35,21 @@ def conj(x: Value) -> Value:
 
 def adjoint(x: Value) -> Value:
     """The conjugate transpose of a matrix, or of a stack of them."""
-    return conj(matrix_transpose(x))
+    return conj(x.mT)
 
 
 # ---------------------------------------------------------------- matmul
 
 
-def _check_matmul(x: ShapedArray, y: ShapedArray) -> None:
-    """Raise ValueError if the shapes of the operands of a product do not fit."""
+def _matmul_shape(x: ShapedArray, y: ShapedArray):
     if not x.shape or not y.shape:
         raise ValueError(f"matmul: operands need at least one dimension, got {x} and {y}") from None
     if x.shape[-1] != y.shape[max(-2, -y.ndim)]:
         raise ValueError(f"matmul: inner dimensions differ in {x} @ {y}") from None
-    if any(n != m and 1 not in (n, m) for n, m in zip(x.shape[-3::-1], y.shape[-3::-1])):
+    try:
+        batch = numpy.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    except ValueError:
         raise ValueError(f"matmul: leading dimensions differ in {x} @ {y}") from None
-
-
-def _matmul_shape(x: ShapedArray, y: ShapedArray):
-    _check_matmul(x, y)
-    batch = numpy.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     columns = y.shape[-1:] if y.ndim > 1 else ()
     return (*batch, *x.shape[-2:-1], *columns), numpy.result_type(x.dtype, y.dtype)
 
@@ -86,7 +72,7 @@ def _matmul_left(ct: Value, operands: Sequence) -> Value:
     if m == 2 and n > 2:
         axes = (*range(n - 2), -1)
         return match(contract(ct, y, axes, axes), x)
-    return match(matmul_p.bind(ct, matrix_transpose(y)), x)
+    return match(matmul_p.bind(ct, y.mT), x)
 
 
 def _matmul_right(ct: Value, operands: Sequence) -> Value:
@@ -99,8 +85,8 @@ def _matmul_right(ct: Value, operands: Sequence) -> Value:
     if n == 1:
         return match(matmul_p.bind(ravel(ct), _rows(x)), y)
     if n == 2:
-        return match(matmul_p.bind(matrix_transpose(_rows(x)), _rows(ct)), y)
-    return match(matmul_p.bind(matrix_transpose(x), ct), y)
+        return match(matmul_p.bind(_rows(x).mT, _rows(ct)), y)
+    return match(matmul_p.bind(x.mT, ct), y)
 
 
 def _matmul_batch(primitive, args, batched):
@@ -111,7 +97,7 @@ def _matmul_batch(primitive, args, batched):
     if not batched[0] and m == 1:
         return primitive.bind(x, y) if n > 1 else primitive.bind(y, x)
     if not batched[0] and m == 2 and n == 1:
-        return primitive.bind(y, matrix_transpose(x))
+        return primitive.bind(y, x.mT)
     x, y = expand_dims(x, -2) if m == 1 else x, expand_dims(y, -1) if n == 1 else y
     z = primitive.bind(*align((x, y), batched))
     dropped = ((-2,) if m == 1 else ()) + ((-1,) if n == 1 else ())
@@ -121,8 +107,8 @@ def _matmul_batch(primitive, args, batched):
 def _matmul_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     x, y = types
     batch = outs[0].shape[: max(x.ndim, y.ndim, 2) - 2]
-    left = (*aligned(x.shape[:-2], batch), "row", "sum")[-x.ndim :]
-    right = (*aligned(y.shape[:-2], batch), "sum", "column") if y.ndim > 1 else ("sum",)
+    left = (*broadcast_labels(x.shape[:-2], batch), "row", "sum")[-x.ndim :]
+    right = (*broadcast_labels(y.shape[:-2], batch), "sum", "column") if y.ndim > 1 else ("sum",)
     out = (*range(len(batch)), *["row"] * (x.ndim > 1), *["column"] * (y.ndim > 1))
     return Dimensions((left, right), (out,), products(outs))
 
@@ -145,7 +131,7 @@ def matmul(x: Value, y: Value, /) -> Value:
     try:
         return matmul_p.bind(x, y)
     except ValueError:
-        _check_matmul(typeof(x), typeof(y))
+        _matmul_shape(typeof(x), typeof(y))  # its message names the types
         raise
     except (AttributeError, TypeError):
         if defers_to(x) or defers_to(y):
@@ -209,11 +195,8 @@ def _einsum_transpose(side: int, ct: Value, operands: Sequence, subscripts: str)
     both, out = subscripts.split("->")
     terms = both.split(",")
     other, wanted = terms[1 - side], terms[side]
-    if side == 0:
-        ct = einsum_p.bind(ct, operands[1], subscripts=f"{out},{other}->{wanted}")
-    else:
-        ct = einsum_p.bind(operands[0], ct, subscripts=f"{other},{out}->{wanted}")
-    return match(ct, operands[side])
+    pair, labels = ((ct, operands[1]), f"{out},{other}") if side == 0 else ((operands[0], ct), f"{other},{out}")
+    return match(einsum_p.bind(*pair, subscripts=f"{labels}->{wanted}"), operands[side])
 
 
 def _einsum_batch(primitive, args, batched, subscripts):
@@ -289,12 +272,13 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
     if as_it_stands:
         return einsum_p.bind(*values, subscripts=as_it_stands)
     common = result_type(*[x.dtype for x in values])
-    values = [convert(x, common) for x in values]  # first, since partial results might overflow
+    values = [convert(x, common) for x in values]  # before contracting, since partial results might overflow
     sizes = {i: n for term, x in zip(terms, values) for i, n in zip(term, x.shape) if n != 1}
     todo = [_with_labels_once(x, term, sizes) for x, term in zip(values, terms)]
     todo = [_with_labels_of(x, term, out + _labels(todo[:k] + todo[k + 1 :])) for k, (x, term) in enumerate(todo)]
     shapes = tuple(typeof(x).shape for x, _ in todo)
-    for step in _path(tuple(term for _, term in todo), out, shapes, _hashable(optimize)):
+    optimize = tuple(optimize) if isinstance(optimize, list) else optimize  # hashable
+    for step in _path(tuple(term for _, term in todo), out, shapes, optimize):
         group = [todo[i] for i in step]
         todo = [pair for i, pair in enumerate(todo) if i not in step]
         while len(group) > 1:
@@ -310,10 +294,6 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
 
 def _labels(pairs: Sequence[tuple[Value, str]]) -> str:
     return "".join(term for _, term in pairs)
-
-
-def _hashable(optimize: Any) -> Any:
-    return tuple(optimize) if isinstance(optimize, list) else optimize
 
 
 def _operands(operands: Sequence) -> tuple[str, list[Value]]:
@@ -353,22 +333,22 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
     if len(terms) != len(shapes):
         refuse(f"there are labels for {len(terms)} operands, not {len(shapes)},")
     free = [i for i in reversed(_LETTERS) if i not in subscripts]
-    ranks = [len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes)]
-    for term, rank in zip(terms, ranks):
+    ndims = [len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes)]
+    for term, rank in zip(terms, ndims):
         if rank < 0 or (rank and "..." not in term):
             refuse(f"the number of labels in '{term}' does not fit its operand")
-    if max(ranks) > len(free):
+    if max(ndims) > len(free):
         refuse("there are too many labels")
-    ellipsis = "".join(reversed(free[: max(ranks)]))
+    ellipsis = "".join(reversed(free[: max(ndims)]))
     if not arrow:
         out = "..." + "".join(i for i in sorted(set(left) - set(".,")) if left.count(i) == 1)
     if ellipsis and "..." not in out:
         refuse("the result has no ellipsis, but operands have dimensions there,")
     out = out.replace("...", ellipsis)
-    terms = [term.replace("...", ellipsis[len(ellipsis) - rank :]) for term, rank in zip(terms, ranks)]
+    terms = [term.replace("...", ellipsis[len(ellipsis) - rank :]) for term, rank in zip(terms, ndims)]
     for i in out:
         if out.count(i) > 1 or not any(i in term for term in terms):
-            refuse(f"the result's label '{i}' " + ("is there twice" if out.count(i) > 1 else "is in no operand"))
+            refuse(f"the result's label '{i}' " + ("occurs twice" if out.count(i) > 1 else "is in no operand"))
     sizes: dict[str, set] = {}
     for term, shape in zip(terms, shapes):
         for i, n in zip(term, shape):
@@ -378,9 +358,12 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
     for i, found in sizes.items():
         if len(found - {1}) > 1:
             refuse(f"sizes {sorted(found)} of the axis '{i}' differ")
-    plain = len(terms) == 2 and all(len(found) == 1 for found in sizes.values())
-    plain = plain and all(term.count(i) == 1 for term in terms for i in term)
-    plain = plain and all(i in other + out for term, other in (terms, terms[::-1]) for i in term)
+    plain = (
+        len(terms) == 2
+        and all(len(found) == 1 for found in sizes.values())
+        and all(term.count(i) == 1 for term in terms for i in term)
+        and all(i in other + out for term, other in (terms, terms[::-1]) for i in term)
+    )
     return tuple(terms), out, f"{terms[0]},{terms[1]}->{out}" if plain else None
 
 
@@ -429,7 +412,7 @@ def dot(a: Value, b: Value) -> Value:
     """`numpy.dot`: contract the last axis of a with the second to last or only of b."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
-        return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
+        return multiply(as_array(a), as_array(b))  # NumPy converts Python numbers to arrays, which are not weak
     if ta.ndim <= 2 and tb.ndim <= 2:
         return matmul(a, b)
     axis = max(-2, -tb.ndim)
@@ -443,7 +426,7 @@ def inner(a: Value, b: Value, /) -> Value:
     """`numpy.inner`: contract the last axes of a and b."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
-        return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
+        return multiply(as_array(a), as_array(b))  # as in `dot`
     if ta.shape[-1] != tb.shape[-1]:
         raise ValueError(f"inner: last dimensions differ in inner({ta}, {tb})")
     return matmul_p.bind(a, b) if ta.ndim == tb.ndim == 1 else contract(a, b, (-1,), (-1,))
@@ -469,10 +452,10 @@ def vdot(a: Value, b: Value, /) -> Value:
     return matmul(ravel(conj(a)), ravel(b))
 
 
-def _check_core(name: str, x: Value, y: Value, ranks: tuple[int, int], axes: tuple[int, int]) -> None:
-    """Raise ValueError if operands lack axes, or the summed axes differ in size."""
+def _check_core(name: str, x: Value, y: Value, ndims: tuple[int, int], axes: tuple[int, int]) -> None:
+    """Raise ValueError if operands lack axes or the summed axes differ in size."""
     t, u = typeof(x), typeof(y)
-    if t.ndim < ranks[0] or u.ndim < ranks[1] or t.shape[axes[0]] != u.shape[axes[1]]:
+    if t.ndim < ndims[0] or u.ndim < ndims[1] or t.shape[axes[0]] != u.shape[axes[1]]:
         raise ValueError(f"{name}: {t} and {u} do not fit: the summed axes must exist and have equal sizes")
 
 
@@ -536,31 +519,29 @@ def multi_dot(arrays: Sequence[Value]) -> Value:
     if {len(s) for s in shapes[1:-1]} - {2} or not {len(shapes[0]), len(shapes[-1])} <= {1, 2}:
         raise numpy.linalg.LinAlgError(f"multi_dot: operands are matrices (the ends may be vectors), got {shapes}")
     first = shapes[0] if len(shapes[0]) == 2 else (1, *shapes[0])
-    return _multiplied(arrays, (*first, *(s[1] if len(s) == 2 else 1 for s in shapes[1:])))
+    return _multiply_in_order(arrays, (*first, *(s[1] if len(s) == 2 else 1 for s in shapes[1:])))
 
 
 @functools.lru_cache(1 << 16)
-def _cheapest(sizes: tuple[int, ...]) -> tuple[int, int]:
+def _cheapest_order(sizes: tuple[int, ...]) -> tuple[int, int]:
     """The cost of a product, and how many matrices to multiply first; matrix i: sizes[i] x sizes[i + 1]."""
     if len(sizes) == 2:
         return 0, 0
-    costs = [_cheapest(sizes[: k + 1])[0] + _cheapest(sizes[k:])[0] for k in range(1, len(sizes) - 1)]
+    costs = [_cheapest_order(sizes[: k + 1])[0] + _cheapest_order(sizes[k:])[0] for k in range(1, len(sizes) - 1)]
     return min((cost + sizes[0] * sizes[k] * sizes[-1], k) for k, cost in enumerate(costs, 1))
 
 
-def _multiplied(arrays: list, sizes: tuple[int, ...]) -> Value:
+def _multiply_in_order(arrays: list, sizes: tuple[int, ...]) -> Value:
     if len(arrays) == 1:
         return arrays[0]
-    _, k = _cheapest(sizes)
-    return matmul(_multiplied(arrays[:k], sizes[: k + 1]), _multiplied(arrays[k:], sizes[k:]))
+    _, k = _cheapest_order(sizes)
+    return matmul(_multiply_in_order(arrays[:k], sizes[: k + 1]), _multiply_in_order(arrays[k:], sizes[k:]))
 
 
 # ---------------------------------------------------------------- diagonals
 
 
-@implements(numpy.linalg.diagonal)
-def _diagonal_of_last(x: Value, /, *, offset: int = 0) -> Value:
-    return diagonal(x, offset, -2, -1)
+implements(numpy.linalg.diagonal)(lambda x, /, *, offset=0: diagonal(x, offset, -2, -1))
 
 
 @implements(numpy.trace)
@@ -571,9 +552,7 @@ def trace(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any 
     return total if dtype is None else convert(total, dtype)
 
 
-@implements(numpy.linalg.trace)
-def _trace_of_last(x: Value, /, *, offset: int = 0, dtype: Any = None) -> Value:
-    return trace(x, offset, -2, -1, dtype)
+implements(numpy.linalg.trace)(lambda x, /, *, offset=0, dtype=None: trace(x, offset, -2, -1, dtype))
 
 
 # ---------------------------------------------------------------- cross
@@ -639,17 +618,17 @@ def _convolve_shape(x: ShapedArray, y: ShapedArray, mode: str):
     return (*batch, n + m - 1 if mode == "full" else n - m + 1), numpy.result_type(x.dtype, y.dtype)
 
 
-def _reversed(x: Value) -> Value:
+def _reverse(x: Value) -> Value:
     return getitem(x, (..., slice(None, None, -1)))
 
 
 def _convolve_left(ct: Value, operands: Sequence, mode: str) -> Value:
     mode = "valid" if mode == "full" else "full"
-    return match(convolve_p.bind(ct, _reversed(operands[1]), mode=mode), operands[0])
+    return match(convolve_p.bind(ct, _reverse(operands[1]), mode=mode), operands[0])
 
 
 def _convolve_right(ct: Value, operands: Sequence, mode: str) -> Value:
-    x = _reversed(operands[0])
+    x = _reverse(operands[0])
     return match(convolve_p.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid"), operands[1])
 
 
@@ -659,7 +638,7 @@ convolve_p = Multilinear(
     _convolve_impl,
     _convolve_shape,
     (_convolve_left, _convolve_right),
-    lambda primitive, args, batched, mode: primitive.bind(*align(args, batched), mode=mode),
+    bind_aligned,
     sharding=gather,
 )
 
@@ -668,14 +647,14 @@ convolve_p = Multilinear(
 def convolve(a: Value, v: Value, mode: str = "full") -> Value:
     """`numpy.convolve` of two vectors; `mode` is "full", "same" or "valid"."""
     n, m = _lengths("convolve", a, v, mode)
-    return _convolved(a, v, mode, (min(n, m) - 1) // 2)
+    return _convolve(a, v, mode, (min(n, m) - 1) // 2)
 
 
 @implements(numpy.correlate)
 def correlate(a: Value, v: Value, mode: str = "valid") -> Value:
     """`numpy.correlate`, the second conjugated; `mode` "full", "same" or "valid"."""
     n, m = _lengths("correlate", a, v, mode)
-    return _convolved(a, _reversed(conj(v)), mode, (m - 1) // 2 if n >= m else n // 2)
+    return _convolve(a, _reverse(conj(v)), mode, (m - 1) // 2 if n >= m else n // 2)
 
 
 def _lengths(name: str, a: Value, v: Value, mode: str) -> tuple[int, int]:
@@ -687,7 +666,7 @@ def _lengths(name: str, a: Value, v: Value, mode: str) -> tuple[int, int]:
     return ta.size, tv.size
 
 
-def _convolved(x: Value, y: Value, mode: str, start: int) -> Value:
+def _convolve(x: Value, y: Value, mode: str, start: int) -> Value:
     """Convolve, x being the longer; "same" is a slice of "full" from `start`."""
     if typeof(x).size < typeof(y).size:
         x, y = y, x

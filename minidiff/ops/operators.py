@@ -12,8 +12,8 @@ from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.tracer import Tracer, Value
 from minidiff.diagnostics import location
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, VarianceError
-from minidiff.diagnostics.other_libraries import INSTEAD, missing, scipy_function
-from minidiff.diagnostics.tracebacks import hide_own_frames, leave
+from minidiff.diagnostics.other_libraries import INSTEAD, missing_attribute_error, scipy_function
+from minidiff.diagnostics.tracebacks import hide_own_frames, prepare_to_leave
 from minidiff.inputs.promotion import WEAK_TYPES, as_weak
 from minidiff.ops import (
     composed,
@@ -95,41 +95,26 @@ def _method(name: str) -> Callable:
     return lambda x, *args, **kwargs: getattr(numpy, name)(x, *args, **kwargs)
 
 
-def _in_place(name: str, instead: str) -> Callable:
+def _refusing(message: str, error: type[Exception] = TypeError) -> Callable:
+    """A method that raises an error; the message names the type of the value as `{}`."""
+
     def refuse(x: Tracer, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(f"x.{name}() would write into a traced value ({x.type}); instead, {instead}")
+        raise error(message.format(x.type))
 
     return refuse
+
+
+def _in_place(name: str, instead: str) -> Callable:
+    return _refusing(f"x.{name}() would write into a traced value ({{}}); instead, {instead}")
 
 
 def _no_attribute(x: Tracer, name: str) -> NoReturn:
     """Raise AttributeError without the name of the class, unless it is one that users know."""
     if (owner := type(x).__name__) in INSTEAD:
-        raise missing(owner, name)
+        raise missing_attribute_error(owner, name)
     written = name.startswith("__i") and hasattr(type(x), f"__{name[3:]}")  # `__iadd__`, beside `__add__`
     advice = "; nothing writes into it: x += y makes a new value, as x = x + y does" if written else ""
     raise AttributeError(f"a traced value has no attribute {name!r}{advice}", name=name, obj=x)
-
-
-def _view(x: Tracer, *args: Any, **kwargs: Any) -> NoReturn:
-    raise TypeError(
-        f"x.view() would read the bytes of a traced value ({x.type}) as something else; convert it with .astype"
-    )
-
-
-def _cannot_pickle(x: Tracer, protocol: Any) -> NoReturn:
-    raise TracerError(
-        f"a traced value ({x.type}) cannot be pickled: it is only valid within its transformation. "
-        "Return it from the function, and pickle the result; or, for its plain number, x.item()"
-    )
-
-
-def _cannot_write(x: Tracer, index: Any, value: Any) -> NoReturn:
-    raise TypeError(
-        f"a traced value ({x.type}) cannot be written into: x[i] = v would change a value that is "
-        "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); or "
-        "x = minidiff.numpy.at(x)[i].set(v), which takes plain arrays, too."
-    )
 
 
 def _explains_assignment(convert: Callable) -> Callable:
@@ -149,7 +134,7 @@ def _explains_assignment(convert: Callable) -> Callable:
                 "values: np.stack([x, ...]), or np.array([x, ...])"
             )
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return converted
@@ -183,57 +168,50 @@ def _as_plain(x: Tracer, dtype: numpy.dtype) -> numpy.ndarray:
     )
 
 
+#: Methods that are functions of the same name, by the module of the functions.
+_SAME_NAMES = {
+    composed: "astype clip copy round",
+    discrete: "nonzero",
+    linalg: "dot trace",
+    reduction: "all any argmax argmin cumprod cumsum max mean min prod sum",
+    shape: "ravel squeeze swapaxes",
+    sorting: "argpartition argsort searchsorted",
+    statistics: "std var",
+}
 _METHODS: dict[str, Callable] = {
     "__copy__": lambda x: x,  # it is immutable
     "__deepcopy__": lambda x, memo: x,
-    "__reduce_ex__": _cannot_pickle,
-    "__setitem__": _cannot_write,
+    "__reduce_ex__": _refusing(
+        "a traced value ({}) cannot be pickled: it is only valid within its transformation. "
+        "Return it from the function, and pickle the result; or, for its plain number, x.item()",
+        TracerError,
+    ),
+    "__setitem__": _refusing(
+        "a traced value ({}) cannot be written into: x[i] = v would change a value that is "
+        "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); or "
+        "x = minidiff.numpy.at(x)[i].set(v), which takes plain arrays, too."
+    ),
     "__getattr__": _no_attribute,
     "__array__": _explains_assignment(_as_array),
     "__pow__": _power,
     "__round__": _round,
     "__rpow__": lambda x, y: elementwise.power(y, x),
     "__getitem__": indexing.getitem,
-    "sum": reduction.sum,
-    "mean": reduction.mean,
-    "max": reduction.max,
-    "min": reduction.min,
-    "argmax": reduction.argmax,
-    "argmin": reduction.argmin,
-    "prod": reduction.prod,
-    "cumsum": reduction.cumsum,
-    "cumprod": reduction.cumprod,
-    "var": statistics.var,
-    "std": statistics.std,
-    "all": reduction.all,
-    "any": reduction.any,
-    "nonzero": discrete.nonzero,
-    "argsort": sorting.argsort,
-    "argpartition": sorting.argpartition,
-    "searchsorted": sorting.searchsorted,
+    **{name: getattr(module, name) for module, names in _SAME_NAMES.items() for name in names.split()},
     "sort": _in_place("sort", "x = np.sort(x)"),
     "partition": _in_place("partition", "x = np.partition(x, kth)"),
-    "dot": linalg.dot,
     "__iter__": shape.iterate,
     "__contains__": lambda x, value: bool(reduction.any(elementwise.equal(x, value))),
-    "trace": linalg.trace,
-    "ravel": shape.ravel,
     "flatten": lambda x, order="C": shape.ravel(elementwise.copy(x), order),
-    "squeeze": shape.squeeze,
-    "swapaxes": shape.swapaxes,
     "reshape": lambda x, *dims, order="C", copy=None: shape.reshape(x, _as_arguments(dims), order),
     "transpose": _transpose,
     "compress": lambda x, condition, axis=None: indexing.compress(condition, x, axis),
     "tolist": lambda x: numpy.asarray(x.concrete("tolist()")).tolist(),
-    "view": _view,
+    "view": _refusing("x.view() would read the bytes of a traced value ({}) as another type; convert it with .astype"),
     "fill": _in_place("fill", "x = np.full_like(x, value), or x = x.at[...].set(value)"),
     "put": _in_place("put", "x = x.at[index].set(values)"),
     "resize": _in_place("resize", "x = np.resize(x, shape)"),
     **{name: _method(name) for name in ("choose", "diagonal", "repeat", "take")},
-    "astype": composed.astype,
-    "copy": composed.copy,
-    "clip": composed.clip,
-    "round": composed.round,
     "conj": _conjugate,
     "conjugate": _conjugate,
 }
@@ -249,7 +227,7 @@ def _of_number(function: Callable, arithmetic: bool) -> Callable:
         try:
             return as_weak(function(elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value))
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     def binary(x: WeakTracer, y: Value) -> Value:
@@ -260,7 +238,7 @@ def _of_number(function: Callable, arithmetic: bool) -> Callable:
             out = function(first, y.value if type(y) is WeakTracer else y)
             return WeakTracer(out) if arithmetic and isinstance(out, Tracer) else as_weak(out)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return unary if function in (*_UNARY.values(), *_PARTS.values()) else binary
@@ -285,12 +263,12 @@ def _attach_to_numbers() -> None:
         setattr(WeakTracer, name, property(_of_number(_PARTS[name], True), doc=getattr(Tracer, name).__doc__))
 
 
-def _reversed(function: Callable) -> Callable:
+def _reverse_operands(function: Callable) -> Callable:
     def reversed_operator(x: Tracer, y: Value) -> Value:
         try:
             return function(y, x)
         except BaseException as error:
-            leave(error)
+            prepare_to_leave(error)
             raise
 
     return reversed_operator
@@ -301,7 +279,7 @@ def _attach() -> None:
         setattr(Tracer, name, _explains_assignment(vars(Tracer)[name]))
     for name, function in _BINARY.items():
         setattr(Tracer, f"__{name}__", function)
-        setattr(Tracer, f"__r{name}__", _reversed(function))
+        setattr(Tracer, f"__r{name}__", _reverse_operands(function))
     for name, function in (_COMPARISONS | _UNARY).items():
         setattr(Tracer, f"__{name}__", function)
     for name, method in _METHODS.items():

@@ -1,6 +1,6 @@
 """Polynomials as rows of coefficients, highest power first.
 
-NumPy drops leading coefficients that are zero. For traced values they are kept, since the shape of a result must not
+NumPy drops leading coefficients that are zero. For traced values they stay, since the shape of a result must not
 depend on values.
 """
 
@@ -40,7 +40,7 @@ def polyval(p: Value, x: Value) -> Value:
     Coefficients of more than one dimension, from the highest power on, broadcast to x.
     """
     p = as_array(p)
-    return _horner(p if p.ndim > 1 else _row(p), as_array(x))
+    return _horner(p if p.ndim else _row(p), as_array(x))
 
 
 def _horner(coefficients: Value, x: Value) -> Value:
@@ -51,28 +51,15 @@ def _horner(coefficients: Value, x: Value) -> Value:
     return y
 
 
-@implements(numpy.polyadd)
-def polyadd(a1: Value, a2: Value) -> Value:
-    """`numpy.polyadd`: the sum of two polynomials."""
-    return numpy.add(*_of_one_length(a1, a2))
-
-
-@implements(numpy.polysub)
-def polysub(a1: Value, a2: Value) -> Value:
-    """`numpy.polysub`: the difference of two polynomials."""
-    return numpy.subtract(*_of_one_length(a1, a2))
-
-
-def _of_one_length(a1: Any, a2: Any) -> list[Value]:
-    rows = [_row(a1), _row(a2)]
+def _of_one_length(*polynomials: Any) -> list[Value]:
+    rows = list(map(_row, polynomials))
     length = max(p.size for p in rows)
     return [p if p.size == length else numpy.concatenate([_zeros(length - p.size, p), p]) for p in rows]
 
 
-@implements(numpy.polymul)
-def polymul(a1: Value, a2: Value) -> Value:
-    """`numpy.polymul`: the product of two polynomials."""
-    return convolve(_row(a1), _row(a2))
+implements(numpy.polyadd)(lambda a1, a2: numpy.add(*_of_one_length(a1, a2)))
+implements(numpy.polysub)(lambda a1, a2: numpy.subtract(*_of_one_length(a1, a2)))
+implements(numpy.polymul)(lambda a1, a2: convolve(_row(a1), _row(a2)))
 
 
 @implements(numpy.polydiv)

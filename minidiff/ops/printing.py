@@ -2,8 +2,8 @@
 
 Printing is an effect, so passes that remove, merge or precompute operations leave it in place (see
 `Primitive.has_effect`). It prints when the program runs, in program order, once for each element of a `vmap` and on
-each rank of a `shard_map`. In a branch that other elements of the `vmap` do not take, it prints for these too: they run
-it on the operands of one that does.
+each rank of a `shard_map`. Under `vmap`, a branch that only some elements take prints for all of them: the others run
+it on the operands of one that takes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from minidiff import tree
 from minidiff.core.operation import Primitive
-from minidiff.core.python_numbers import strong
+from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.tracer import Tracer, Value
 from minidiff.ops.dimensions import gather
 from minidiff.values.dtypes import PLAIN
@@ -67,21 +67,20 @@ def _print(
     *operands: Value, format: Format, batches: Sequence[Sequence[bool]] = (), by_rank: ByRank | None = None
 ) -> list:
     for rank, own in [("", operands)] if by_rank is None else by_rank(operands):
-        for element in _elements(own, batches):
+        for element in batch_elements(own, batches):
             # One string with its newline, so that output of other processes does not come in between.
-            text = f"{rank}: {format(element)}\n" if rank else f"{format(element)}\n"
-            builtins.print(text, end="", flush=True)
+            builtins.print((f"{rank}: " if rank else "") + f"{format(element)}\n", end="", flush=True)
     return []
 
 
-def _elements(operands: Sequence[Value], batches: Sequence[Sequence[bool]]) -> Iterator[Sequence[Value]]:
-    """Iterate over the batch elements, yielding the operands of each."""
+def batch_elements(operands: Sequence[Value], batches: Sequence[Sequence[bool]]) -> Iterator[Sequence[Value]]:
+    """Yield the operands of each batch element; `batches` says which have each batch axis, from the outermost."""
     if not batches:
         yield operands
         return
     batched, *inner = batches
     for i in range(next(len(x) for x, yes in zip(operands, batched) if yes)):
-        yield from _elements([x[i] if yes else x for x, yes in zip(operands, batched)], inner)
+        yield from batch_elements([x[i] if yes else x for x, yes in zip(operands, batched)], inner)
 
 
 print_p = Print()
@@ -91,7 +90,7 @@ def debug_print(fmt: str, *args: Any, **kwargs: Any) -> None:
     """The implementation of `minidiff.debug.print`; see there."""
     _CheckFormat().vformat(fmt, args, kwargs)
     leaves, structure = tree.flatten((args, kwargs))
-    leaves = list(map(strong, leaves))
+    leaves = list(map(unwrap_weak, leaves))
     printed = [isinstance(x, Tracer) or type(x) in PLAIN for x in leaves]
     fixed = tuple((i, x) for i, (x, yes) in enumerate(zip(leaves, printed)) if not yes)
     operands = [x for x, yes in zip(leaves, printed) if yes]

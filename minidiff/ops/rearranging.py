@@ -10,24 +10,27 @@ from typing import Any
 import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
-from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.types import typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.elementwise import copy, multiply, power, subtract, where
-from minidiff.ops.indexing import along, concrete_mask, getitem, take, unslice_p
+from minidiff.ops.indexing import concrete_mask, getitem, slice_along, take, unslice_p
 from minidiff.ops.shape import (
+    array_and_axis,
+    as_several,
     as_shape,
     broadcast_to,
     concatenate,
-    line,
+    expand_dims,
     moveaxis,
     normalize_axes,
     ravel,
     reshape,
+    resized_shape,
     stack,
-    transpose,
+    swapaxes,
 )
 from minidiff.values.dtypes import is_differentiable, is_real_float
 
@@ -42,32 +45,21 @@ def flip(m: Value, axis: Any = None) -> Value:
     return getitem(m, tuple(slice(None, None, -1) if i in axes else slice(None) for i in range(ndim)))
 
 
-@implements(numpy.flipud)
-def flipud(m: Value) -> Value:
-    """`numpy.flipud`: reverse the first axis."""
-    return flip(m, 0)
-
-
-@implements(numpy.fliplr)
-def fliplr(m: Value) -> Value:
-    """`numpy.fliplr`: reverse the second axis."""
-    return flip(m, 1)
+implements(numpy.flipud)(lambda m: flip(m, 0))
+implements(numpy.fliplr)(lambda m: flip(m, 1))
 
 
 @implements(numpy.rot90)
 def rot90(m: Value, k: int = 1, axes: Sequence[int] = (0, 1)) -> Value:
     """`numpy.rot90`: rotate k times by 90 degrees, from axes[0] towards axes[1]."""
-    ndim = typeof(m).ndim
     if len(axes) != 2:
         raise ValueError(f"rot90: two axes are needed, got {axes}")
-    a, b = normalize_axes(tuple(axes), ndim, "rot90")
-    order = list(range(ndim))
-    order[a], order[b] = b, a
+    a, b = normalize_axes(tuple(axes), typeof(m).ndim, "rot90")
     k %= 4
     if k == 1:
-        return transpose(flip(m, b), order)
+        return swapaxes(flip(m, b), a, b)
     if k == 3:
-        return flip(transpose(m, order), b)
+        return flip(swapaxes(m, a, b), b)
     return flip(m, (a, b)) if k else m
 
 
@@ -80,7 +72,7 @@ roll_p = Linear(
     fits=lambda x, shifts, axes: (
         len(shifts) == len(axes) and axes_fit(x, axes=tuple({*axes})) and all(isinstance(n, int) for n in shifts)
     ),
-    sharding=dimensions.along("axes"),
+    sharding=dimensions.axiswise("axes"),
 )
 
 
@@ -101,14 +93,17 @@ def roll(a: Value, shift: Any, axis: Any = None) -> Value:
 @implements(numpy.tile)
 def tile(A: Value, reps: Any) -> Value:  # NumPy calls it A
     """`numpy.tile`: repeat an array side by side, `reps` times along each axis."""
-    A = as_array(A)
-    reps = as_shape(reps)
-    ndim = max(len(reps), typeof(A).ndim)
-    reps = (1,) * (ndim - len(reps)) + reps
-    shape = (1,) * (ndim - typeof(A).ndim) + typeof(A).shape
+    A, reps = as_array(A), as_shape(reps)
+    ndim = max(len(reps), A.ndim)
+    reps, shape = _padded(reps, ndim), _padded(A.shape, ndim)
     apart = reshape(A, tuple(itertools.chain(*((1, n) for n in shape))))
     copies = broadcast_to(apart, tuple(itertools.chain(*zip(reps, shape))))
     return reshape(copy(copies), tuple(r * n for r, n in zip(reps, shape)))
+
+
+def _padded(shape: tuple[int, ...], ndim: int) -> tuple[int, ...]:
+    """A shape with axes of size 1 in front, so that there are `ndim`."""
+    return (1,) * (ndim - len(shape)) + shape
 
 
 @implements(numpy.repeat)
@@ -116,14 +111,13 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
     """`numpy.repeat`: repeat elements along an axis, by one number or one for each."""
     if isinstance(repeats, Tracer):
         repeats = repeats.concrete("np.repeat (the shape of its result depends on the repeats)")
-    a, axis = line(a, axis, "repeat")
+    a, axis = array_and_axis(a, axis, "repeat")
     shape = typeof(a).shape
     if numpy.size(repeats) != 1:  # NumPy reads a list, an empty one too, as integers
         return take(a, numpy.repeat(numpy.arange(shape[axis]), repeats), axis)
     count = operator.index(numpy.asarray(repeats).item())
-    a = reshape(a, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
-    a = broadcast_to(a, (*shape[: axis + 1], count, *shape[axis + 1 :]))
-    return reshape(copy(a), (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]))
+    copies = broadcast_to(expand_dims(a, axis + 1), (*shape[: axis + 1], count, *shape[axis + 1 :]))
+    return reshape(copy(copies), resized_shape(a, axis, shape[axis] * count))
 
 
 @implements(numpy.lib.stride_tricks.sliding_window_view)
@@ -134,12 +128,12 @@ def sliding_window_view(
 
     The result is a copy; `subok` and `writeable` are ignored.
     """
-    shape = typeof(x).shape
-    sizes = tuple(window_shape) if numpy.iterable(window_shape) else (window_shape,)
-    axes = range(len(shape)) if axis is None else axis if numpy.iterable(axis) else (axis,)
-    axes = [normalize_axis(a, len(shape), "sliding_window_view") for a in axes]
+    ndim, sizes = typeof(x).ndim, as_several(window_shape)
+    axes = [normalize_axis(a, ndim, "sliding_window_view") for a in (range(ndim) if axis is None else as_several(axis))]
     if len(axes) != len(sizes):
-        raise ValueError(f"sliding_window_view: {window_shape} has not one size for each of the axes {(*axes,)} of x")
+        raise ValueError(
+            f"sliding_window_view: window_shape needs one size for each of the axes {(*axes,)}, got {window_shape}"
+        )
     for a, size in zip(axes, sizes):
         places = x.shape[a] - size + 1
         if size < 0 or places < 1:
@@ -184,17 +178,16 @@ def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Valu
         obj = numpy.asarray(_index_values(obj, "np.insert"))
         obj = obj if obj.size else obj.astype(int)
     single = not isinstance(obj, slice) and obj.ndim == 0
+    values = reshape(values, _padded(values.shape, t.ndim))
     if single:  # as in NumPy, a single index takes any number of values
-        values = moveaxis(reshape(values, (1,) * (t.ndim - typeof(values).ndim) + typeof(values).shape), 0, axis)
-    else:
-        values = reshape(values, (1,) * (t.ndim - typeof(values).ndim) + typeof(values).shape)
-    places = numpy.insert(numpy.arange(n), obj, -1 - numpy.arange(typeof(values).shape[axis]) if single else -1)
+        values = moveaxis(values, 0, axis)
+    places = numpy.insert(numpy.arange(n), obj, -1 - numpy.arange(values.shape[axis]) if single else -1)
     count = len(places) - n
-    values = broadcast_to(convert(values, t.dtype), (*t.shape[:axis], count, *t.shape[axis + 1 :]))
+    values = broadcast_to(convert(values, t.dtype), resized_shape(t, axis, count))
     new = places < 0
     if count and numpy.all(numpy.diff(numpy.flatnonzero(new)) == 1):  # one gap: use slices
         start = int(numpy.argmax(new))
-        return concatenate([along(arr, axis, start), values, along(arr, axis, start, None)], axis)
+        return concatenate([slice_along(arr, axis, start), values, slice_along(arr, axis, start, None)], axis)
     # With several indices, let NumPy sort out which value goes where.
     order = numpy.insert(numpy.arange(n), obj, n + numpy.arange(count)) if count else places
     return take(concatenate([arr, values], axis), order, axis)
@@ -212,7 +205,7 @@ def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
     axis = normalize_axis(axis, typeof(arr).ndim, "delete")
     kept = numpy.delete(numpy.arange(typeof(arr).shape[axis]), _index_values(obj, "np.delete"))
     if kept.size and numpy.all(numpy.diff(kept) == 1):
-        return copy(along(arr, axis, int(kept[0]), int(kept[-1]) + 1))
+        return copy(slice_along(arr, axis, int(kept[0]), int(kept[-1]) + 1))
     return take(arr, kept, axis)
 
 
@@ -297,45 +290,30 @@ def diag(v: Value, k: int = 0) -> Value:
     return embed_diagonal_p.bind(v, offset=operator.index(k), shape=(n, n))
 
 
-@implements(numpy.diagflat)
-def diagflat(v: Value, k: int = 0) -> Value:
-    """`numpy.diagflat`: a matrix with all elements of v as its k-th diagonal."""
-    return diag(ravel(v), k)
+implements(numpy.diagflat)(lambda v, k=0: diag(ravel(v), k))
 
 
-@implements(numpy.tril)
-def tril(m: Value, k: int = 0) -> Value:
-    """`numpy.tril`: set the elements above the k-th diagonal to zero."""
-    return _triangle(m, "tril", lambda shape: numpy.tri(*shape, k=k, dtype=bool))
+def _triangle(triangle: Callable, indices_from: Callable, indices: Callable) -> None:
+    """Declare `numpy.tril` or `numpy.triu`, which keep a triangle of a matrix, and the indices of that triangle."""
 
+    def function(m: Value, k: int = 0) -> Value:
+        t = typeof(m)
+        if not t.ndim:
+            raise ValueError(f"{triangle.__name__}: an array of at least one dimension is needed, got {t}")
+        return where(triangle(numpy.ones((t.shape[-2:] * 2)[:2], bool), k), m, numpy.zeros(1, t.dtype))
 
-@implements(numpy.triu)
-def triu(m: Value, k: int = 0) -> Value:
-    """`numpy.triu`: set the elements below the k-th diagonal to zero."""
-    return _triangle(m, "triu", lambda shape: ~numpy.tri(*shape, k=k - 1, dtype=bool))
-
-
-def _triangle(m: Value, what: str, mask_of: Callable) -> Value:
-    t = typeof(m)
-    if not t.ndim:
-        raise ValueError(f"{what}: an array of at least one dimension is needed, got {t}")
-    return where(mask_of((t.shape[-2:] * 2)[:2]), m, numpy.zeros(1, t.dtype))
-
-
-def _indices_from(numpy_function: Callable, indices: Callable) -> None:
-    """Declare the indices of a matrix's lower or upper triangle."""
-
-    def function(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
+    def function_of_shape(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
         if typeof(arr).ndim != 2:
-            raise ValueError(f"a matrix is needed, got {typeof(arr)}")
+            raise ValueError(f"{indices_from.__name__}: a matrix is needed, got {typeof(arr)}")
         rows, columns = typeof(arr).shape
         return indices(rows, k, columns)
 
-    implements(numpy_function)(function)
+    implements(triangle)(function)
+    implements(indices_from)(function_of_shape)
 
 
-_indices_from(numpy.tril_indices_from, numpy.tril_indices)
-_indices_from(numpy.triu_indices_from, numpy.triu_indices)
+_triangle(numpy.tril, numpy.tril_indices_from, numpy.tril_indices)
+_triangle(numpy.triu, numpy.triu_indices_from, numpy.triu_indices)
 
 
 @implements(numpy.diag_indices_from)
@@ -361,8 +339,7 @@ def vander(x: Value, N: int | None = None, increasing: bool = False) -> Value:
 def kron(a: Value, b: Value) -> Value:
     """`numpy.kron`: the Kronecker product, a scaled copy of b per element of a."""
     a, b = as_array(a), as_array(b)
-    ndim = max(typeof(a).ndim, typeof(b).ndim)
-    sa, sb = ((1,) * (ndim - typeof(x).ndim) + typeof(x).shape for x in (a, b))
+    sa, sb = (_padded(x.shape, max(a.ndim, b.ndim)) for x in (a, b))
     apart = multiply(
         reshape(a, tuple(itertools.chain(*((n, 1) for n in sa)))),
         reshape(b, tuple(itertools.chain(*((1, n) for n in sb)))),
@@ -405,7 +382,8 @@ def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> 
     if any(n < 0 for pair in widths for n in pair):
         raise ValueError(f"pad: widths cannot be negative, got {widths}")
     if mode == "constant" and isinstance(options[0], (int, float)) and options[0] == 0:
-        return _surround(array, widths)
+        index = tuple(slice(b, b + n) for (b, _), n in zip(widths, t.shape))
+        return unslice_p.bind(array, index=index, shape=tuple(b + n + a for (b, a), n in zip(widths, t.shape)))
     if mode in _STATISTICS or mode in ("constant", "linear_ramp"):
         options = [_pairs(options[0], t.ndim)]
     if not any(map(any, widths)):
@@ -428,13 +406,6 @@ def _pairs(x: Any, ndim: int) -> list:
     return [(pairs[a, 0], pairs[a, 1]) for a in range(ndim)]
 
 
-def _surround(x: Value, widths: Sequence[tuple[int, int]]) -> Value:
-    """Pad x with zeros."""
-    shape = typeof(x).shape
-    index = tuple(slice(b, b + n) for (b, _), n in zip(widths, shape))
-    return unslice_p.bind(x, index=index, shape=tuple(b + n + a for (b, a), n in zip(widths, shape)))
-
-
 def _pad_axis(x: Value, axis: int, width: tuple[int, int], mode: str, *options: Any) -> Value:
     t = typeof(x)
     n = t.shape[axis]
@@ -446,22 +417,21 @@ def _pad_axis(x: Value, axis: int, width: tuple[int, int], mode: str, *options: 
         return _reflect_oddly(x, axis, width, mode)
     before, after = width
     if mode == "constant":
-        parts = [_filled(value, t, axis, k) for value, k in zip(options[0][axis], width)]
+        parts = [
+            broadcast_to(convert(as_array(v), t.dtype), resized_shape(t, axis, k))
+            for v, k in zip(options[0][axis], width)
+        ]
     elif mode == "linear_ramp":
-        first, last = along(x, axis, 0, 1), along(x, axis, n - 1, n)
+        first, last = slice_along(x, axis, 0, 1), slice_along(x, axis, n - 1, n)
         start, end = options[0][axis]
         parts = [_ramp(start, first, before, axis), flip(_ramp(end, last, after, axis), axis)]
     else:
         lengths = [n if k is None else min(operator.index(k), n) for k in options[0][axis]]
         if 0 in lengths and mode in ("maximum", "minimum"):
             raise ValueError(f"pad: a stat_length of 0 yields no value in mode {mode!r}")
-        sides = along(x, axis, lengths[0]), along(x, axis, n - lengths[1], n)
+        sides = slice_along(x, axis, lengths[0]), slice_along(x, axis, n - lengths[1], n)
         parts = [_statistic(mode, side, axis, k) for side, k in zip(sides, width)]
     return concatenate([part for part, k in ((parts[0], before), (x, 1), (parts[1], after)) if k], axis)
-
-
-def _filled(value: Value, t: ShapedArray, axis: int, k: int) -> Value:
-    return broadcast_to(convert(as_array(value), t.dtype), (*t.shape[:axis], k, *t.shape[axis + 1 :]))
 
 
 def _statistic(mode: str, side: Value, axis: int, k: int) -> Value:
@@ -469,7 +439,7 @@ def _statistic(mode: str, side: Value, axis: int, k: int) -> Value:
     value = _STATISTICS[mode](side, axis=axis, keepdims=True)
     if t.dtype.kind in "iu" and is_real_float(value.dtype):
         value = numpy.rint(value)
-    return broadcast_to(convert(value, t.dtype), (*t.shape[:axis], k, *t.shape[axis + 1 :]))
+    return broadcast_to(convert(value, t.dtype), resized_shape(t, axis, k))
 
 
 def _ramp(end: Value, edge: Value, k: int, axis: int) -> Value:
@@ -492,9 +462,9 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
     while before or after:
         n = typeof(x).shape[axis]
         b, a = min(before, n - keep), min(after, n - keep)
-        first, last = along(x, axis, 0, 1), along(x, axis, n - 1, n)
-        left = flip(along(x, axis, keep, keep + b), axis)
-        right = flip(along(x, axis, n - keep - a, n - keep), axis)
+        first, last = slice_along(x, axis, 0, 1), slice_along(x, axis, n - 1, n)
+        left = flip(slice_along(x, axis, keep, keep + b), axis)
+        right = flip(slice_along(x, axis, n - keep - a, n - keep), axis)
         parts = [subtract(multiply(2, first), left)] * bool(b) + [x] + [subtract(multiply(2, last), right)] * bool(a)
         x, before, after = concatenate(parts, axis), before - b, after - a
     return x
@@ -503,41 +473,30 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
 # ---------------------------------------------------------------- full_like and the like
 
 
-def _like(numpy_function: Callable, name: str) -> None:
+def _like(like: Callable, numpy_function: Callable) -> None:
+    """Declare a function of shape and dtype alone, whose result is a plain array."""
+
     def function(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
         t = typeof(a)
         shape = t.shape if shape is None else as_shape(shape)
         return numpy_function(shape, dtype or t.dtype)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"`numpy.{name}`: a plain array, with the shape and dtype of a value unless given."
-    implements(getattr(numpy, name))(function)
+    implements(like)(function)
 
 
-for _function in (numpy.zeros, numpy.ones, numpy.empty):
-    _like(_function, f"{_function.__name__}_like")
+_like(numpy.zeros_like, numpy.zeros)
+_like(numpy.ones_like, numpy.ones)
+_like(numpy.empty_like, numpy.empty)
 
 
 @implements(numpy.full_like)
 def full_like(
-    a: Value,
-    fill_value: Value,
-    dtype: Any = None,
-    order: str = "K",
-    subok: bool = True,
-    shape: Any = None,
-    *,
-    device: Any = None,
+    a: Value, fill_value: Value, dtype: Any = None, order="K", subok=True, shape: Any = None, *, device: Any = None
 ) -> Value:
     """`numpy.full_like`, differentiable in the fill value."""
     t = typeof(a)
-    return full(t.shape if shape is None else shape, fill_value, dtype or t.dtype)
-
-
-def full(shape: Any, fill_value: Value, dtype: Any = None) -> Value:
-    """`numpy.full`; the fill value may be traced."""
-    value = as_array(fill_value)
-    return copy(broadcast_to(value if dtype is None else convert(value, dtype), shape))
+    value = convert(as_array(fill_value), dtype or t.dtype)
+    return copy(broadcast_to(value, t.shape if shape is None else shape))
 
 
 # ---------------------------------------------------------------- functions along axes
@@ -553,10 +512,9 @@ def apply_along_axis(func1d: Callable, axis: int, arr: Value, *args: Any, **kwar
     if 0 in outer:
         raise ValueError(f"apply_along_axis: there is no vector along axis {axis} in {typeof(arr)}")
     results = [as_array(func1d(row, *args, **kwargs)) for row in reshape(rows, (-1, typeof(rows).shape[-1]))]
-    inner = typeof(results[0]).shape
+    count, inner = len(outer), results[0].shape
     out = reshape(stack(results), (*outer, *inner))
-    count = len(outer)
-    return moveaxis(out, tuple(range(count, count + len(inner))), tuple(range(axis, axis + len(inner))))
+    return moveaxis(out, range(count, count + len(inner)), range(axis, axis + len(inner)))
 
 
 @implements(numpy.apply_over_axes)
@@ -567,8 +525,5 @@ def apply_over_axes(func: Callable, a: Value, axes: Any) -> Value:
     for axis in numpy.atleast_1d(axes).tolist():
         axis = normalize_axis(axis, ndim, "apply_over_axes")
         result = func(a, axis)
-        if typeof(result).ndim < ndim:
-            shape = typeof(result).shape
-            result = reshape(result, (*shape[:axis], 1, *shape[axis:]))
-        a = result
+        a = expand_dims(result, axis) if typeof(result).ndim < ndim else result
     return a

@@ -1,6 +1,6 @@
 """Reductions and accumulations along axes: sums, products, means, extrema.
 
-The functions that ignore NaNs call those of the same name with `where=`.
+The functions that ignore NaNs call the ones that do not, with `where=`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,16 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import (
-    General,
-    Linear,
-    add_all,
-    axes_fit,
-    reduced_shape,
-    rounded_once,
-    sum_dtype,
-    sum_p,
-    unreduce,
-)
+from minidiff.ops.base import General, Linear, axes_fit, broadcast_back, reduced_shape, round_once, sum_dtype, sum_p
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.shape import (
+    array_and_axis,
     broadcast_to,
     concatenate,
-    line,
     normalize_axes,
     reduced_axes,
     reshape,
-    resized,
-    transpose,
+    resized_shape,
 )
 from minidiff.ops.sorting import INTP
 from minidiff.values.dtypes import is_differentiable
@@ -54,7 +43,7 @@ def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **
 
 
 def _number(x: Any, dtype: numpy.dtype) -> Value:
-    """Convert a Python number or any other to a dtype."""
+    """Convert a number to a dtype."""
     return elementwise.convert(x, dtype) if isinstance(x, Tracer) else numpy.asarray(x, dtype)[()]
 
 
@@ -66,7 +55,7 @@ def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
     return x if dtype is None else elementwise.convert(x, dtype)
 
 
-def inexact(a: Value) -> Value:
+def as_inexact(a: Value) -> Value:
     """Convert integers to f64; return other arrays as they are."""
     return elementwise.convert(a, float) if a.dtype.kind in "biu" else a
 
@@ -82,7 +71,7 @@ def count_of(x: Value, axis: Any, where: Any, keepdims: bool, what: str) -> Any:
     return sum(broadcast_to(as_array(where), x.shape), axis, keepdims=keepdims)
 
 
-def present(a: Value, where: Any) -> Any:
+def where_not_nan(a: Value, where: Any) -> Any:
     """The condition `where` of the functions that ignore NaNs; integers have no NaNs."""
     if not is_differentiable(typeof(a).dtype):
         return where
@@ -94,17 +83,17 @@ def present(a: Value, where: Any) -> Any:
 
 
 def _total(primitive: Primitive, of_two: Callable, identity: int, numpy_function: Callable, ignoring_nans: Callable):
-    """Declare a sum or product over one axis, several, or all; and that of the elements that are not NaN."""
+    """Declare a sum or product over one axis, several, or all, and one that ignores NaNs."""
 
     @implements(numpy_function)
     def total(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
         y = bind_reduction(primitive, operand_of(a, dtype, where, identity), axis, keepdims)
-        y = y if dtype is None else elementwise.convert(y, dtype)  # it was accumulated in a larger one
+        y = y if dtype is None else elementwise.convert(y, dtype)  # NumPy accumulates in a larger one
         return y if initial is None else of_two(y, _number(initial, y.dtype))
 
     @implements(ignoring_nans)
     def of_numbers(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where=True):
-        return total(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
+        return total(a, axis, dtype, keepdims=keepdims, initial=initial, where=where_not_nan(a, where))
 
     return total, of_numbers
 
@@ -120,7 +109,7 @@ mean_p = Linear(
     lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims) / size_along(x, axes),
     lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), x.dtype),
     lambda ct, operands, axes, keepdims=False: [
-        unreduce(elementwise.divide(ct, size_along(operands[0], axes)), operands[0], axes, keepdims)
+        broadcast_back(elementwise.divide(ct, size_along(operands[0], axes)), operands[0], axes, keepdims)
     ],
     fits=lambda x, axes, **params: axes_fit(x, axes=axes) and is_differentiable(x.dtype),
     sharding=dimensions.reduction("mean"),
@@ -132,10 +121,9 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
     """`numpy.mean` over one axis, several, or all."""
     if dtype is not None and not is_differentiable(dtype):  # a sum of integers, divided and truncated
         total = sum(a, axis, dtype, keepdims=keepdims, where=where)
-        return elementwise.convert(
-            elementwise.divide(total, count_of(as_array(a), axis, where, keepdims, "mean")), dtype
-        )
-    x = inexact(operand_of(a, dtype, where, 0))
+        count = count_of(as_array(a), axis, where, keepdims, "mean")
+        return elementwise.convert(elementwise.divide(total, count), dtype)
+    x = as_inexact(operand_of(a, dtype, where, 0))
     if x.dtype.char == "e":  # as NumPy does, sum in single precision
         return elementwise.convert(mean(a, axis, numpy.float32, keepdims=keepdims, where=where), x.dtype)
     if where is True:
@@ -146,29 +134,25 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
 
 @implements(numpy.nanmean)
 def nanmean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
-    """`numpy.nanmean`: the mean, ignoring NaNs; NaN where nothing is left."""
-    return mean(a, axis, dtype, keepdims=keepdims, where=present(a, where))
+    """`numpy.nanmean`: the mean, ignoring NaNs; NaN where all elements are NaN."""
+    return mean(a, axis, dtype, keepdims=keepdims, where=where_not_nan(a, where))
 
 
 # ---------------------------------------------------------------- cumsum, cumprod
 
 
-def _reversed(x: numpy.ndarray, axis: int) -> numpy.ndarray:
+def _reverse(x: numpy.ndarray, axis: int) -> numpy.ndarray:
     return x[(slice(None),) * axis + (slice(None, None, -1),)]
 
 
 def _accumulate(ufunc: numpy.ufunc, x: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
     if reverse:
-        return _reversed(ufunc.accumulate(_reversed(x, axis), axis, sum_dtype(x.dtype)), axis)
+        return _reverse(_accumulate(ufunc, _reverse(x, axis), axis), axis)
     return ufunc.accumulate(x, axis, sum_dtype(x.dtype))
 
 
-def _accumulate_shape(x, axis, reverse=False):
-    return x.shape, sum_dtype(x.dtype)
-
-
-def _turned(reverse: bool) -> dict:
-    """The `reverse` parameter for the opposite direction; present only if it is true."""
+def _opposite_direction(reverse: bool) -> dict:
+    """The parameter `reverse` of the opposite direction, which tapes show only if it is true."""
     return {} if reverse else {"reverse": True}
 
 
@@ -176,29 +160,29 @@ def _turned(reverse: bool) -> dict:
 cumsum_p = Linear(
     "cumsum",
     functools.partial(_accumulate, numpy.add),
-    _accumulate_shape,
-    lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
-    sharding=dimensions.along("axis"),
+    lambda x, axis, reverse=False: (x.shape, sum_dtype(x.dtype)),
+    lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_opposite_direction(reverse))],
+    sharding=dimensions.axiswise("axis"),
     accumulates=True,
 )
 
 
 def _recurrence_tangent(out, primals, tangents, params):
     a, (ta, tb) = primals[0], tangents
-    terms = [] if tb is None else [tb]
     if ta is not None:
-        terms.append(elementwise.multiply(ta, _delayed(out, 0, **params)))
-    return recurrence_p.bind(a, add_all(terms), **params)
+        term = elementwise.multiply(ta, _shift_by_one(out, 0, **params))
+        tb = term if tb is None else tb + term
+    return recurrence_p.bind(a, tb, **params)
 
 
 def _recurrence_transpose(ct, operands, axis, reverse=False):
-    back = {"axis": axis, **_turned(reverse)}
-    return [recurrence_p.bind(_delayed(operands[0], 0, **back), ct, **back)]
+    back = {"axis": axis, **_opposite_direction(reverse)}
+    return [recurrence_p.bind(_shift_by_one(operands[0], 0, **back), ct, **back)]
 
 
 def _recurrence_impl(a: numpy.ndarray, b: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
     if reverse:
-        return _reversed(_recurrence_impl(_reversed(a, axis), _reversed(b, axis), axis), axis)
+        return _reverse(_recurrence_impl(_reverse(a, axis), _reverse(b, axis), axis), axis)
     a, b = numpy.moveaxis(a, axis, 0), numpy.moveaxis(b, axis, 0)
     with numpy.errstate(over="ignore", invalid="ignore"):
         y = _recurrence_by_doubling(a, b)
@@ -220,7 +204,7 @@ def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray
 
 
 #: y[i] = a[i] y[i-1] + b[i] along an axis, from y[-1] = 0; with `reverse` from the end: y[i] = a[i] y[i+1] + b[i].
-#: Linear in b. The derivatives of `cumprod`, and its own, are recurrences, so nothing is divided by an element that may
+#: It is linear in b. Its derivatives and those of `cumprod` are recurrences, so nothing divides by an element that may
 #: be zero.
 recurrence_p = General(
     "recurrence",
@@ -228,32 +212,32 @@ recurrence_p = General(
     lambda a, b, axis, reverse=False: (b.shape, b.dtype),
     _recurrence_tangent,
     transpose_rule=_recurrence_transpose,
-    sharding=dimensions.along("axis"),
+    sharding=dimensions.axiswise("axis"),
 )
 
 
-def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
+def _shift_by_one(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
     """Shift `x` by one along an axis, inserting `first` (`reverse`: at the end)."""
     n = x.shape[axis]
     if not n:
         return x
-    start = numpy.full(resized(x, axis, 1), first, x.dtype)
-    rest = indexing.along(x, axis, 1, n) if reverse else indexing.along(x, axis, 0, n - 1)
+    start = numpy.full(resized_shape(x, axis, 1), first, x.dtype)
+    rest = indexing.slice_along(x, axis, 1, n) if reverse else indexing.slice_along(x, axis, 0, n - 1)
     return concatenate([rest, start] if reverse else [start, rest], axis)
 
 
 def _cumprod_tangent(out, primals, tangents, params):
     """The tangent of y[i] = x[i] y[i-1]: dy[i] = x[i] dy[i-1] + y[i-1] dx[i]."""
     (x,), (t,) = primals, tangents
-    return recurrence_p.bind(x, elementwise.multiply(_delayed(out, 1, **params), t), **params)
+    return recurrence_p.bind(x, elementwise.multiply(_shift_by_one(out, 1, **params), t), **params)
 
 
 cumprod_p = General(
     "cumprod",
     functools.partial(_accumulate, numpy.multiply),
-    _accumulate_shape,
+    cumsum_p.shape_rule,
     _cumprod_tangent,
-    sharding=dimensions.along("axis"),
+    sharding=dimensions.axiswise("axis"),
 )
 
 
@@ -265,7 +249,7 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
     name = numpy_function.__name__
 
     def bound(a: Value, axis: int | None, dtype: Any, where: Any = True) -> Value:
-        x, axis = line(operand_of(a, dtype, where, initial), axis, name)
+        x, axis = array_and_axis(operand_of(a, dtype, where, initial), axis, name)
         y = primitive.bind(x, axis=axis)
         return y if dtype is None else elementwise.convert(y, dtype)
 
@@ -275,7 +259,7 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
 
     @implements(ignoring_nans)
     def of_numbers(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-        return bound(a, axis, dtype, present(a, True))
+        return bound(a, axis, dtype, where_not_nan(a, True))
 
     def from_initial(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
         if axis is None:
@@ -286,13 +270,12 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
         if not include_initial:
             return y
         axis = normalize_axis(axis, len(y.shape), name)
-        return concatenate([numpy.full(resized(y, axis, 1), initial, y.dtype), y], axis)
+        return concatenate([numpy.full(resized_shape(y, axis, 1), initial, y.dtype), y], axis)
 
     return of_all, of_numbers, from_initial
 
 
 cumsum, nancumsum, _cumulative_sum = _cumulative(cumsum_p, 0, numpy.cumsum, numpy.nancumsum)
-#: The derivatives of `cumprod` are right at zeros too.
 cumprod, nancumprod, _cumulative_prod = _cumulative(cumprod_p, 1, numpy.cumprod, numpy.nancumprod)
 
 if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
@@ -303,11 +286,11 @@ if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
 # ---------------------------------------------------------------- prod
 
 
-def merged(x: Value, axes: Sequence[int]) -> Value:
+def merge_axes(x: Value, axes: Sequence[int]) -> Value:
     """Merge some axes of `x` into one leading axis."""
     shape = x.shape
     kept = [i for i in range(len(shape)) if i not in axes]
-    x = transpose(x, (*axes, *kept))
+    x = x.transpose((*axes, *kept))
     return reshape(x, (math.prod([shape[i] for i in axes]), *[shape[i] for i in kept]))
 
 
@@ -318,9 +301,9 @@ def _prod_tangent(out, primals, tangents, params):
     >>> grad(prod)(numpy.array([2.0, 0.0, 3.0]))
     array([0., 6., 0.])
     """
-    x, t = (merged(v, params["axes"]) for v in (*primals, *tangents))
-    before = _delayed(cumprod_p.bind(x, axis=0), 1, 0)
-    after = _delayed(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
+    x, t = (merge_axes(v, params["axes"]) for v in (*primals, *tangents))
+    before = _shift_by_one(cumprod_p.bind(x, axis=0), 1, 0)
+    after = _shift_by_one(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
     terms = elementwise.multiply(elementwise.multiply(before, after), t)
     return reshape(sum_p.bind(terms, axes=(0,)), out.shape)
 
@@ -355,7 +338,7 @@ class ExtremumAlong(General):
         self.furthest = furthest
 
     def _shape(self, x, axes, keepdims=False):
-        if _is_empty(x, axes):
+        if not size_along(x, axes):
             raise ValueError(f"{self.name}: {x} has no element along axes {axes}; give the result with initial=")
         return reduced_shape(x, axes, keepdims), x.dtype
 
@@ -369,7 +352,7 @@ class ExtremumAlong(General):
             total = sum_p.bind(elementwise.multiply(attained, t), **params)
             return elementwise.divide(total, sum_p.bind(attained, **params))
 
-        return rounded_once(shared, t)
+        return round_once(shared, t)
 
     def identity(self, dtype: numpy.dtype) -> Any:
         if is_differentiable(dtype):
@@ -382,12 +365,8 @@ max_p = ExtremumAlong("max", numpy.maximum, -math.inf)
 min_p = ExtremumAlong("min", numpy.minimum, math.inf)
 
 
-def _is_empty(x: Value, axes: Sequence[int]) -> bool:
-    return 0 in [x.shape[i] for i in axes]
-
-
 def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequence, of_numbers: Callable) -> tuple:
-    """Declare an extremum over one axis, several, or all; and that of the elements that are not NaN."""
+    """Declare an extremum over one axis, several, or all, and one that ignores NaNs."""
 
     def extremum(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
         if initial is None:
@@ -397,16 +376,16 @@ def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequen
         x = operand_of(a, None, where, primitive.identity(a.dtype))
         initial = _number(initial, x.dtype)
         axes = reduced_axes(axis, len(x.shape), primitive.name)
-        if _is_empty(x, axes):
+        if not size_along(x, axes):
             return elementwise.copy(broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims)))
         return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
 
     def ignoring_nans(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
         if initial is not None or not is_differentiable(a.dtype):
-            return extremum(a, axis, keepdims=keepdims, initial=initial, where=present(a, where))
+            return extremum(a, axis, keepdims=keepdims, initial=initial, where=where_not_nan(a, where))
         if where is not True:
             return extremum(a, axis, keepdims=keepdims, where=where)  # raises, since nothing may be left
-        numbers = present(a, True)
+        numbers = where_not_nan(a, True)
         y = extremum(elementwise.where(numbers, a, primitive.furthest), axis, keepdims=keepdims)
         return elementwise.where(any(numbers, axis, keepdims=keepdims), y, numpy.nan)
 
@@ -465,18 +444,16 @@ def _position_of(numpy_function: Callable) -> Callable:
         lambda x, axis: numpy_function(x, axis),
         lambda x, axis: (reduced_shape(x, (axis,)), INTP),
         fits=lambda x, axis: axes_fit(x, axis=axis) and x.shape[axis] > 0,
-        sharding=dimensions.along("axis"),
+        sharding=dimensions.axiswise("axis"),
     )
 
     def position(a: Value, axis: int | None = None, *, keepdims: bool = False) -> Value:
         shape = typeof(a).shape
-        x, at = line(a, axis, primitive.name)
+        x, at = array_and_axis(a, axis, primitive.name)
         y = primitive.bind(x, axis=at)
         axes = range(len(shape)) if axis is None else (at,)
         return reshape(y, tuple(1 if i in axes else n for i, n in enumerate(shape))) if keepdims else y
 
-    position.__name__ = position.__qualname__ = primitive.name
-    position.__doc__ = f"`numpy.{primitive.name}`, an integer result without a derivative."
     return implements(numpy_function)(position)
 
 

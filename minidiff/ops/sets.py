@@ -1,4 +1,4 @@
-"""Set operations: concrete values select the elements, and a gather takes them."""
+"""Set operations: NumPy finds the elements among concrete values, and a gather takes them."""
 
 from __future__ import annotations
 
@@ -9,66 +9,34 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.ops.arrays import as_array
-from minidiff.ops.discrete import concrete
+from minidiff.ops.discrete import make_concrete
 from minidiff.ops.indexing import getitem
-from minidiff.ops.shape import concatenate
+from minidiff.ops.shape import concatenate, ravel
 
 
-def _line(x: Any) -> Value:
-    return numpy.ravel(as_array(x))
+def _elements_of(numpy_function: Callable, count: int, searched: int) -> None:
+    """Declare a function of `count` arrays whose first or only result is some of their elements.
 
+    Each element is taken from where it first occurs in the first `searched` arrays.
+    """
 
-def _first(values: numpy.ndarray) -> numpy.ndarray:
-    """The index of each distinct value's first occurrence, in order of the values."""
-    return numpy.unique(values, return_index=True)[1]
-
-
-@implements(numpy.union1d)
-def union1d(ar1: Value, ar2: Value) -> Value:
-    """`numpy.union1d`: sorted distinct elements of both, preferring the first."""
-    both = concatenate([_line(ar1), _line(ar2)], 0)
-    return getitem(both, _first(numpy.asarray(concrete(both, numpy.union1d))))
-
-
-@implements(numpy.intersect1d)
-def intersect1d(ar1: Value, ar2: Value, assume_unique: bool = False, return_indices: bool = False) -> Any:
-    """`numpy.intersect1d`: sorted distinct elements of the first in the second."""
-    x, values = _line(ar1), [numpy.asarray(concrete(_line(y), numpy.intersect1d)) for y in (ar1, ar2)]
-    _, first, second = numpy.intersect1d(values[0], values[1], assume_unique=assume_unique, return_indices=True)
-    common = getitem(x, first)
-    return (common, first, second) if return_indices else common
-
-
-@implements(numpy.setdiff1d)
-def setdiff1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
-    """`numpy.setdiff1d`: sorted distinct elements of the first not in the second."""
-    x, (one, two) = _line(ar1), [numpy.asarray(concrete(_line(y), numpy.setdiff1d)) for y in (ar1, ar2)]
-    index = numpy.arange(one.size) if assume_unique else _first(one)
-    return getitem(x, index[~numpy.isin(one[index], two)])
-
-
-@implements(numpy.setxor1d)
-def setxor1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
-    """`numpy.setxor1d`: sorted distinct elements in exactly one of the two."""
-    both = concatenate([_line(ar1), _line(ar2)], 0)
-    one, two = [numpy.asarray(concrete(_line(y), numpy.setxor1d)) for y in (ar1, ar2)]
-    index = numpy.concatenate([_first(one), one.size + _first(two)])
-    _, first, counts = numpy.unique(numpy.concatenate([one, two])[index], return_index=True, return_counts=True)
-    return getitem(both, index[first[counts == 1]])
-
-
-def _unique(numpy_function: Callable) -> None:
-    """Declare a NumPy function whose `values` are the distinct elements."""
-
-    def function(x: Value) -> Any:
-        x = _line(x)
-        values = numpy.asarray(concrete(x, numpy_function))
-        found = numpy_function(values)
-        distinct = getitem(x, _first(values))
-        return found._replace(values=distinct) if hasattr(found, "_replace") else distinct
+    def function(*args: Value, **options: Any) -> Any:
+        arrays = [ravel(as_array(x)) for x in args[:count]]
+        values = [numpy.asarray(make_concrete(x, numpy_function)) for x in arrays]
+        found = numpy_function(*values, *args[count:], **options)
+        elements = found[0] if isinstance(found, tuple) else found
+        distinct, first = numpy.unique(numpy.concatenate(values[:searched]), return_index=True)
+        taken = getitem(concatenate(arrays[:searched]), first[numpy.searchsorted(distinct, elements)])
+        if hasattr(found, "_replace"):
+            return found._replace(values=taken)
+        return (taken, *found[1:]) if isinstance(found, tuple) else taken
 
     implements(numpy_function)(function)
 
 
+_elements_of(numpy.union1d, 2, 2)
+_elements_of(numpy.intersect1d, 2, 1)
+_elements_of(numpy.setdiff1d, 2, 1)
+_elements_of(numpy.setxor1d, 2, 2)
 for _function in (numpy.unique_values, numpy.unique_counts, numpy.unique_all, numpy.unique_inverse):
-    _unique(_function)
+    _elements_of(_function, 1, 1)

@@ -17,10 +17,10 @@ from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, broadcast_to_p, convert, match, reshape_p
-from minidiff.ops.dimensions import Dimensions, Types, numbered
+from minidiff.ops.dimensions import Dimensions, Types, dimension_labels
 
 
-def several(x: Any) -> Sequence[Any]:
+def as_several(x: Any) -> Sequence[Any]:
     """A shape, axes or sizes, given as one integer or several, as a sequence."""
     if isinstance(x, (tuple, list, range)):
         return x
@@ -29,14 +29,14 @@ def several(x: Any) -> Sequence[Any]:
 
 def as_shape(shape: Any) -> tuple[int, ...]:
     """A shape as a tuple of Python integers; raises TypeError for non-integers."""
-    return tuple(map(operator.index, several(shape)))
+    return tuple(map(operator.index, as_several(shape)))
 
 
 def normalize_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     """A tuple of non-negative axes, from None (all axes), an integer, or several."""
     if axis is None:
         return tuple(range(ndim))
-    axes = tuple(normalize_axis(a, ndim, what) for a in several(axis))
+    axes = tuple(normalize_axis(a, ndim, what) for a in as_several(axis))
     if len(set(axes)) != len(axes):
         raise ValueError(f"{what}: an axis is named twice in {axis}")
     return axes
@@ -47,16 +47,17 @@ def reduced_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     return () if ndim == 0 and axis in (0, -1) else normalize_axes(axis, ndim, what)
 
 
-def line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
+def array_and_axis(a: Value, axis: int | None, what: str, scalars: bool = True) -> tuple[Value, int]:
     """An array, flattened if the axis is None, and a non-negative axis of it.
 
-    A scalar becomes a vector of one element.
+    A scalar becomes a vector of one element, along axis 0 or -1 only if `scalars`.
     """
     ndim = typeof(a).ndim
-    return (ravel(a), 0) if axis is None or (ndim == 0 and axis in (0, -1)) else (a, normalize_axis(axis, ndim, what))
+    flat = axis is None or (scalars and ndim == 0 and axis in (0, -1))
+    return (ravel(a), 0) if flat else (a, normalize_axis(axis, ndim, what))
 
 
-def resized(x: Value | ShapedArray, axis: int, *n: int) -> tuple[int, ...]:
+def resized_shape(x: Value | ShapedArray, axis: int, *n: int) -> tuple[int, ...]:
     """The shape of x with another size along an axis, or without the axis."""
     return (*x.shape[:axis], *n, *x.shape[axis + 1 :])
 
@@ -103,7 +104,7 @@ def ravel(a: Value, order: str = "C") -> Value:
 def expand_dims(a: Value, axis: Any) -> Value:
     """`numpy.expand_dims`: insert axes of size 1 at `axis`, an int or a tuple."""
     shape = typeof(a).shape
-    axes = several(axis)
+    axes = as_several(axis)
     axes = normalize_axes(axes, len(shape) + len(axes), "expand_dims")
     old = iter(shape)
     return reshape(a, tuple(1 if i in axes else next(old) for i in range(len(shape) + len(axes))))
@@ -113,10 +114,8 @@ def expand_dims(a: Value, axis: Any) -> Value:
 def squeeze(a: Value, axis: Any = None) -> Value:
     """`numpy.squeeze`: remove axes of size 1."""
     shape = typeof(a).shape
-    if axis is None:
-        axes = tuple(i for i, n in enumerate(shape) if n == 1)
-    else:
-        axes = reduced_axes(axis, len(shape), "squeeze")
+    ones = tuple(i for i, n in enumerate(shape) if n == 1)
+    axes = ones if axis is None else reduced_axes(axis, len(shape), "squeeze")
     for i in axes:
         if shape[i] != 1:
             raise ValueError(f"squeeze: axis {i} has size {shape[i]}, not 1, in {typeof(a)}")
@@ -129,7 +128,6 @@ def _at_least(numpy_function: Callable, shape_of: Callable) -> Callable:
         arrays = [reshape(x, shape_of(typeof(x).shape)) for x in arrays]
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
-    function.__doc__ = f"`numpy.{numpy_function.__name__}` of one or more arrays."
     return implements(numpy_function)(function)
 
 
@@ -154,7 +152,7 @@ transpose_p = Linear(
     lambda ct, operands, axes: [transpose_p.bind(ct, axes=inverse_permutation(axes))],
     lambda primitive, args, batched, axes: primitive.bind(args[0], axes=(0, *[a + 1 for a in axes])),
     fits=lambda x, axes: sorted(axes) == list(range(x.ndim)),
-    sharding=lambda types, outs, params: Dimensions(numbered(types), (tuple(params["axes"]),)),
+    sharding=lambda types, outs, params: Dimensions(dimension_labels(types), (tuple(params["axes"]),)),
     is_view=True,
     shares_memory=True,
 )
@@ -196,7 +194,7 @@ def rollaxis(a: Value, axis: int, start: int = 0) -> Value:
 def swapaxes(a: Value, axis1: int, axis2: int) -> Value:
     """`numpy.swapaxes`: swap two axes."""
     axes = list(range(typeof(a).ndim))
-    axis1, axis2 = normalize_axis(axis1, len(axes), "swapaxes"), normalize_axis(axis2, len(axes), "swapaxes")
+    axis1, axis2 = (normalize_axis(i, len(axes), "swapaxes") for i in (axis1, axis2))
     axes[axis1], axes[axis2] = axis2, axis1
     return transpose(a, axes)
 
@@ -248,7 +246,9 @@ def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str 
 
 
 def _concatenate_shape(*types: ShapedArray, axis: int):
-    return resized(types[0], axis, sum(t.shape[axis] for t in types)), numpy.result_type(*[t.dtype for t in types])
+    return resized_shape(types[0], axis, sum(t.shape[axis] for t in types)), numpy.result_type(
+        *[t.dtype for t in types]
+    )
 
 
 def _concatenate_transpose(ct, operands, axis):
@@ -261,14 +261,19 @@ concatenate_p = Linear(
     lambda *arrays, axis: numpy.concatenate(arrays, axis),
     _concatenate_shape,
     _concatenate_transpose,
-    sharding=dimensions.along("axis"),
+    sharding=dimensions.axiswise("axis"),
 )
 
 
 @implements(numpy.concatenate)
 def concatenate(arrays: Sequence[Value], /, axis: int | None = 0, *, dtype: Any = None, casting: str = "same_kind"):
     """`numpy.concatenate`: concatenate arrays along an existing axis."""
-    arrays = _cast([as_array(x) for x in arrays], dtype, casting)
+    arrays = [as_array(x) for x in arrays]
+    if dtype is not None:
+        for x in arrays:
+            if not numpy.can_cast(x.dtype, dtype, casting):
+                raise TypeError(f"{typeof(x)} cannot be cast to {numpy.dtype(dtype)} with casting={casting!r}")
+        arrays = [convert(x, dtype) for x in arrays]
     if axis is None:
         arrays, axis = [ravel(x) for x in arrays], 0
     if not arrays:
@@ -279,16 +284,6 @@ def concatenate(arrays: Sequence[Value], /, axis: int | None = 0, *, dtype: Any 
         if t.ndim != types[0].ndim or any(n != m for i, (n, m) in enumerate(zip(t.shape, types[0].shape)) if i != axis):
             raise ValueError(f"concatenate: shapes {types[0].shape} and {t.shape} differ outside axis {axis}")
     return concatenate_p.bind(*arrays, axis=axis)
-
-
-def _cast(arrays: list[Value], dtype: Any, casting: str) -> list[Value]:
-    """Cast arrays that will be concatenated to the requested dtype."""
-    if dtype is None:
-        return arrays
-    for x in arrays:
-        if not numpy.can_cast(x.dtype, dtype, casting):
-            raise TypeError(f"{typeof(x)} cannot be cast to {numpy.dtype(dtype)} with casting={casting!r}")
-    return [convert(x, dtype) for x in arrays]
 
 
 @implements(numpy.stack)
@@ -331,10 +326,10 @@ def column_stack(tup: Sequence[Value]) -> Value:
 @implements(numpy.block)
 def block(arrays: Any) -> Value:
     """`numpy.block`: assemble nested lists; the innermost are along the last axis."""
-    depth, ndim = _depth(arrays), _most_axes(arrays)
+    depth = _depth(arrays)
     if not depth:
         return elementwise.copy(as_array(arrays))
-    return _block(arrays, depth, max(depth, ndim), 0)
+    return _block(arrays, depth, max(depth, _most_axes(arrays)), 0)
 
 
 def _depth(arrays: Any) -> int:
@@ -360,20 +355,13 @@ def _block(arrays: Any, depth: int, ndim: int, level: int) -> Value:
 # ---------------------------------------------------------------- split
 
 
-class SeveralResults(Linear):
-    """A linear primitive whose results are slices of its operand."""
-
-    multiple_results = True
-    shares_memory = True
-
-
 def _split_impl(x: numpy.ndarray, sizes: tuple[int, ...], axis: int) -> list[numpy.ndarray]:
     bounds, before = itertools.accumulate(sizes, initial=0), (slice(None),) * axis
     return [x[(*before, slice(*part))] for part in itertools.pairwise(bounds)]
 
 
 def _split_shapes(x: ShapedArray, sizes: tuple[int, ...], axis: int):
-    return [(resized(x, axis, n), x.dtype) for n in sizes]
+    return [(resized_shape(x, axis, n), x.dtype) for n in sizes]
 
 
 def _split_transpose(cts, operands, sizes, axis):
@@ -383,13 +371,15 @@ def _split_transpose(cts, operands, sizes, axis):
 
 
 #: Consecutive slices along an axis, as one primitive, so that its transpose allocates one array, not one per slice.
-split_p = SeveralResults(
+split_p = Linear(
     "split",
     _split_impl,
     _split_shapes,
     _split_transpose,
     fits=lambda x, sizes, axis: axes_fit(x, axis=axis) and sum(sizes) == x.shape[axis],
-    sharding=dimensions.along("axis"),
+    sharding=dimensions.axiswise("axis"),
+    multiple_results=True,
+    shares_memory=True,
 )
 
 
@@ -450,18 +440,20 @@ dsplit = _split_along(numpy.dsplit, 2, 3)
 def _unstack_transpose(cts, operands, axis):
     if any(ct is None for ct in cts):
         # Unused elements share one zero, so that the cotangent is stacked once instead of summed.
-        zero = zeros_like(ShapedArray(resized(operands[0], axis), operands[0].dtype))
+        zero = zeros_like(ShapedArray(resized_shape(operands[0], axis), operands[0].dtype))
         cts = [zero if ct is None else ct for ct in cts]
     return [stack_p.bind(*cts, axis=axis)]
 
 
 #: The slices of x along an axis, with that axis removed: the transpose of `stack_p`.
-unstack_p = SeveralResults(
+unstack_p = Linear(
     "unstack",
     lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
-    lambda x, axis: [(resized(x, axis), x.dtype)] * x.shape[axis],
+    lambda x, axis: [(resized_shape(x, axis), x.dtype)] * x.shape[axis],
     _unstack_transpose,
-    sharding=dimensions.along("axis"),
+    sharding=dimensions.axiswise("axis"),
+    multiple_results=True,
+    shares_memory=True,
     is_view=True,
 )
 
@@ -472,9 +464,8 @@ def _stack_transpose(ct, operands, axis):
 
 
 def _stack_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    labels: list = list(range(outs[0].ndim - 1))
-    labels.insert(params["axis"], None)
-    return Dimensions(numbered(types), (tuple(labels),))
+    (labels, *_), axis = dimension_labels(types), params["axis"]
+    return Dimensions(dimension_labels(types), ((*labels[:axis], None, *labels[axis:]),))
 
 
 #: Stacks values of one shape, whatever their dtypes, along a new axis.

@@ -1,7 +1,7 @@
 """Slices of static size at dynamic starts, with the API of `jax.lax`.
 
-`x[i : i + n]` needs a concrete i when the program is recorded. Here i may be traced: computed by the program, different
-on each rank (`axis_index`) or for each element of a `vmap`. A concrete start makes an ordinary slice, of `x[…]` or
+`x[i : i + n]` needs a concrete i when the program is recorded. Here i may be traced: the program may compute it, and it
+may differ between ranks (`axis_index`) or elements of a `vmap`. A concrete start makes an ordinary slice, `x[…]` or
 `x.at[…]`. A traced start is an operand, of one operation per axis. If the starts differ along a batch, the slice
 becomes a gather at the indices `i + arange(n)`.
 """
@@ -9,7 +9,7 @@ becomes a gather at the indices `i + arange(n)`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -22,7 +22,7 @@ from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.dimensions import gather
 from minidiff.ops.elementwise import add, less, maximum, minimum, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
-from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, reshape, squeeze
+from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, reshape, resized_shape, squeeze
 from minidiff.ops.updates import at, scatter_set_p
 
 __all__ = [
@@ -38,23 +38,15 @@ __all__ = [
 # ---------------------------------------------------------------- along one axis: the operations
 
 
-def _place(start: Any, size: int, length: int) -> slice:
-    """The bounds of a slice; a negative start counts from the end, then is clamped."""
-    start = int(start)
-    first = min(max(start + length if start < 0 else start, 0), length - size)
-    return slice(first, first + size)
-
-
 def _at(start: Any, size: int, x: Any, axis: int) -> tuple:
-    return (slice(None),) * axis + (_place(start, size, x.shape[axis]),)
-
-
-def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
+    """The index of a slice; a negative start counts from the end, then is clamped."""
+    start, length = int(start), x.shape[axis]
+    first = min(max(start + length if start < 0 else start, 0), length - size)
+    return (slice(None),) * axis + (slice(first, first + size),)
 
 
 def _unslice_impl(x: numpy.ndarray, start: numpy.ndarray, axis: int, length: int) -> numpy.ndarray:
-    out = numpy.zeros(_with_size(x.shape, axis, length), x.dtype)
+    out = numpy.zeros(resized_shape(x, axis, length), x.dtype)
     out[_at(start, x.shape[axis], out, axis)] = x
     return out
 
@@ -73,13 +65,6 @@ def _update_transpose(ct, operands, axis):
     ]
 
 
-def _batched(args: Sequence[Value], batched: Sequence[bool]) -> tuple[list[Value], Value]:
-    """Give all arrays a leading batch axis; return them and the start."""
-    *arrays, start = args
-    many = next(a.shape[0] for a, b in zip(args, batched) if b)
-    return [a if b else broadcast_to(a, (many, *a.shape)) for a, b in zip(arrays, batched)], start
-
-
 def _indices(start: Value, size: int, length: int) -> list[Value]:
     """Gather indices of a batch of slices: along the batch, and along the axis."""
     start = convert(start, numpy.dtype(numpy.intp))
@@ -88,29 +73,18 @@ def _indices(start: Value, size: int, length: int) -> list[Value]:
     return [numpy.arange(many)[:, None], add(minimum(maximum(start, 0), length - size), numpy.arange(size))]
 
 
-def _batch_slice(primitive, args, batched, axis, size):
-    (x,), start = _batched(args, batched)
-    if not batched[-1]:
-        return primitive.bind(x, start, axis=axis + 1, size=size)
-    x = moveaxis(x, axis + 1, 1)
-    return moveaxis(gather_p.bind(x, *_indices(start, size, x.shape[1])), 1, axis + 1)
+def _batching(indexed: Callable) -> Callable:
+    """The batching rule. If the starts differ, `indexed(*arrays, start, **params)` works along axis 1 of a batch."""
 
+    def rule(primitive, args, batched, axis, **params):
+        *arrays, start = args
+        many = next(a.shape[0] for a, b in zip(args, batched) if b)
+        arrays = [a if b else broadcast_to(a, (many, *a.shape)) for a, b in zip(arrays, batched)]
+        if not batched[-1]:
+            return primitive.bind(*arrays, start, axis=axis + 1, **params)
+        return moveaxis(indexed(*[moveaxis(a, axis + 1, 1) for a in arrays], start, **params), 1, axis + 1)
 
-def _batch_unslice(primitive, args, batched, axis, length):
-    (x,), start = _batched(args, batched)
-    if not batched[-1]:
-        return primitive.bind(x, start, axis=axis + 1, length=length)
-    x = moveaxis(x, axis + 1, 1)
-    shape = _with_size(x.shape, 1, length)
-    return moveaxis(scatter_add_p.bind(x, *_indices(start, x.shape[1], length), shape=shape), 1, axis + 1)
-
-
-def _batch_update(primitive, args, batched, axis):
-    (x, v), start = _batched(args, batched)
-    if not batched[-1]:
-        return primitive.bind(x, v, start, axis=axis + 1)
-    x, v = moveaxis(x, axis + 1, 1), moveaxis(v, axis + 1, 1)
-    return moveaxis(scatter_set_p.bind(x, v, *_indices(start, v.shape[1], x.shape[1])), 1, axis + 1)
+    return rule
 
 
 def _axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
@@ -122,11 +96,11 @@ def _axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
 dynamic_slice_p = Linear(
     "dynamic_slice",
     lambda x, start, axis, size: x[_at(start, size, x, axis)],
-    lambda x, start, axis, size: (_with_size(x.shape, axis, size), x.dtype),
+    lambda x, start, axis, size: (resized_shape(x, axis, size), x.dtype),
     lambda ct, operands, axis, size: [
         dynamic_unslice_p.bind(ct, operands[1], axis=axis, length=operands[0].shape[axis])
     ],
-    _batch_slice,
+    _batching(lambda x, start, size: gather_p.bind(x, *_indices(start, size, x.shape[1]))),
     linear_operands=1,
     fits=_axis_fits,
     sharding=gather,
@@ -138,9 +112,13 @@ dynamic_slice_p = Linear(
 dynamic_unslice_p = Linear(
     "dynamic_unslice",
     _unslice_impl,
-    lambda x, start, axis, length: (_with_size(x.shape, axis, length), x.dtype),
+    lambda x, start, axis, length: (resized_shape(x, axis, length), x.dtype),
     lambda ct, operands, axis, length: [dynamic_slice_p.bind(ct, operands[1], axis=axis, size=operands[0].shape[axis])],
-    _batch_unslice,
+    _batching(
+        lambda x, start, length: scatter_add_p.bind(
+            x, *_indices(start, x.shape[1], length), shape=resized_shape(x, 1, length)
+        )
+    ),
     linear_operands=1,
     fits=_axis_fits,
     sharding=gather,
@@ -152,7 +130,7 @@ dynamic_update_p = Linear(
     _update_impl,
     lambda x, v, start, axis: (x.shape, x.dtype),
     _update_transpose,
-    _batch_update,
+    _batching(lambda x, v, start: scatter_set_p.bind(x, v, *_indices(start, v.shape[1], x.shape[1]))),
     linear_operands=2,
     fits=_axis_fits,
     sharding=gather,
@@ -205,7 +183,7 @@ def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[
     """
     what, operand, update = "dynamic_update_slice", as_array(operand), as_array(update)
     starts = _starts(what, operand, start_indices)
-    return _update(what, operand, _fitting(what, update, operand), list(enumerate(starts)))
+    return _update(what, operand, _cast_update(what, update, operand), dict(enumerate(starts)))
 
 
 def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, axis: int = 0) -> Value:
@@ -237,9 +215,8 @@ def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Valu
     """
     what, operand, update = "dynamic_update_slice_in_dim", as_array(operand), as_array(update)
     axis = normalize_axis(axis, typeof(operand).ndim, what)
-    update = _fitting(what, update, operand)
-    starts = [_start(what, start_index) if k == axis else 0 for k in range(typeof(operand).ndim)]
-    return _update(what, operand, update, list(enumerate(starts)))
+    starts = {**dict.fromkeys(range(typeof(operand).ndim), 0), axis: _start(what, start_index)}
+    return _update(what, operand, _cast_update(what, update, operand), starts)
 
 
 def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: bool = True) -> Value:
@@ -293,15 +270,16 @@ def _slice(what: str, x: Value, start: Value, size: int, axis: int) -> Value:
     return getitem(x, _at(start, size, x, axis))
 
 
-def _update(what: str, x: Value, update: Value, starts: list[tuple[int, Value]]) -> Value:
-    """Write `update` into x at pairs (axis, start); it spans the other axes."""
+def _update(what: str, x: Value, update: Value, starts: dict[int, Value]) -> Value:
+    """Write `update` into x at a start for each axis; it spans the axes that have none."""
     shape, sizes = typeof(x).shape, typeof(update).shape
-    starts = [(axis, start) for axis, start in starts if sizes[axis] != shape[axis]]
+    starts = {axis: start for axis, start in starts.items() if sizes[axis] != shape[axis]}
     if not starts:
         return at(x)[...].set(update)
-    (axis, start), *others = starts
-    if others:  # read the slice along this axis, and update it along the other axes
-        update = _update(what, _slice(what, x, start, sizes[axis], axis), update, others)
+    axis = min(starts)
+    start = starts.pop(axis)
+    if starts:  # read the slice along this axis, and update it along the other axes
+        update = _update(what, _slice(what, x, start, sizes[axis], axis), update, starts)
     if isinstance(start, Tracer):
         return dynamic_update_p.bind(x, update, start, axis=axis)
     return at(x)[_at(start, sizes[axis], x, axis)].set(update)
@@ -320,7 +298,7 @@ def _start(what: str, start: Value) -> Any:
 
 def _starts(what: str, operand: Value, starts: Sequence[Value] | Value) -> list:
     """Validate the starts: one per axis, from a sequence or a 1-d array."""
-    t: ShapedArray = typeof(operand)
+    t = typeof(operand)
     if not isinstance(starts, (list, tuple)):
         starts = as_array(starts)
         if typeof(starts).ndim != 1:
@@ -331,7 +309,7 @@ def _starts(what: str, operand: Value, starts: Sequence[Value] | Value) -> list:
     return [_start(what, s) for s in starts]
 
 
-def _fitting(what: str, update: Value, operand: Value) -> Value:
+def _cast_update(what: str, update: Value, operand: Value) -> Value:
     """Cast an update to the dtype of `operand`; raise an error if it does not fit."""
     own, whole = typeof(update), typeof(operand)
     if own.ndim != whole.ndim or any(m > n for m, n in zip(own.shape, whole.shape)):

@@ -87,7 +87,9 @@ def _quantiles(p: numpy.ndarray) -> numpy.ndarray:
     out = q * _ratio(_CENTRAL, 0.180625 - q * q)
     tail = numpy.flatnonzero(numpy.abs(q) > 0.425)
     p, q = p[tail], q[tail]
-    with numpy.errstate(divide="ignore", invalid="ignore"):  # of probabilities 0 and 1, and of what is none
+    with numpy.errstate(
+        divide="ignore", invalid="ignore"
+    ):  # probabilities of 0 and 1, and numbers that are no probability
         r = numpy.sqrt(-numpy.log(numpy.minimum(p, 1 - p)))
     size = _ratio(_TAIL, numpy.minimum(r, 5) - 1.6)
     far = numpy.flatnonzero(r > 5)

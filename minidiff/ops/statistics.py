@@ -15,8 +15,17 @@ from minidiff.inputs.promotion import WEAK_TYPES
 from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, axes_fit, reduced_shape
-from minidiff.ops.discrete import concrete
-from minidiff.ops.reduction import bind_reduction, count_of, inexact, mean, merged, operand_of, present, sum
+from minidiff.ops.discrete import make_concrete
+from minidiff.ops.reduction import (
+    as_inexact,
+    bind_reduction,
+    count_of,
+    mean,
+    merge_axes,
+    operand_of,
+    sum,
+    where_not_nan,
+)
 from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
 from minidiff.values.dtypes import is_differentiable, is_real_float, result_type
@@ -57,7 +66,7 @@ def _expand_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
 
 
 def _var_tangent(out, primals, tangents, params):
-    """The tangent of the mean of |x - mean(x)|**2, in which d(mean) cancels."""
+    """The tangent of the mean of |x - mean(x)|**2, from which the mean's own tangent cancels."""
     (x,), (t,) = primals, tangents
     axes, keepdims = params["axes"], params.get("keepdims", False)
     products = _inner(elementwise.subtract(x, mean(x, axes, keepdims=True)), t)
@@ -116,11 +125,9 @@ def var(
 
     With `mean=`, deviations are from that value, which is differentiated as a separate argument.
     """
-    ddof = _ddof(ddof, correction, "var")
+    ddof, x = _ddof(ddof, correction, "var"), operand_of(a, dtype, True, 0)
     if where is True and mean is None:
-        x = operand_of(a, dtype, True, 0)
-        return bind_reduction(var_p, inexact(x), normalize_axes(axis, len(x.shape), "var"), keepdims, ddof=ddof)
-    x = operand_of(a, dtype, True, 0)
+        return bind_reduction(var_p, as_inexact(x), normalize_axes(axis, len(x.shape), "var"), keepdims, ddof=ddof)
     about = reduction.mean(x, axis, keepdims=True, where=where) if mean is None else mean
     return _var_about(about, x, axis, ddof, keepdims, where)
 
@@ -138,7 +145,7 @@ def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, corr
     if not is_differentiable(typeof(a).dtype):
         return var(a, axis, dtype, ddof=ddof, correction=correction, **options)
     ddof = _ddof(ddof, correction, "nanvar")
-    numbers = present(a, options.pop("where", True))
+    numbers = where_not_nan(a, options.pop("where", True))
     y = var(a, axis, dtype, ddof=ddof, where=numbers, **options)
     count = sum(numbers, axis, keepdims=options.get("keepdims", False))
     return elementwise.where(elementwise.greater(count, ddof), y, numpy.nan)
@@ -161,39 +168,36 @@ def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Val
 
 @implements(numpy.median)
 def median(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
-    """`numpy.median`: the (mean of the two) middle elements; NaN if one is NaN."""
-    return _of_sorted(_median, a, axis, keepdims, "median")
+    """`numpy.median`: the middle element, or the mean of two; NaN if any is NaN."""
+    return _apply_to_sorted(_median_of_sorted, a, axis, keepdims, "median")
 
 
 @implements(numpy.nanmedian)
 def nanmedian(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
     """`numpy.nanmedian`: the median, ignoring NaNs; NaN where nothing is left."""
-    return nanquantile(inexact(a), 0.5, axis, keepdims=keepdims)
+    return nanquantile(as_inexact(a), 0.5, axis, keepdims=keepdims)
 
 
-def _of_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, what: str) -> Value:
+def _apply_to_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, what: str) -> Value:
     """Merge and sort the reduced axes as axis 0; apply `rule`, keeping the others."""
     a = as_array(a)
     axes = normalize_axes(axis, len(a.shape), what)
-    x = merged(a, axes)
+    x = merge_axes(a, axes)
     y = rule(sort(x, 0))
     kept = len(x.shape) - 1
     return reshape(y, (*y.shape[: len(y.shape) - kept], *reduced_shape(a, axes, True))) if keepdims else y
 
 
-def _median(s: Value) -> Value:
+def _median_of_sorted(s: Value) -> Value:
     n = s.shape[0]
-    if not n:
-        return mean(s, 0)
-    middle = mean(indexing.getitem(s, (slice((n - 1) // 2, n // 2 + 1),)), 0)
-    return _nan_of(s, middle)
+    return _or_nan(s, mean(s[(n - 1) // 2 : n // 2 + 1], 0)) if n else mean(s, 0)
 
 
-def _nan_of(s: Value, y: Value) -> Value:
-    """Replace `y` by NaN where the last, and so any, of the sorted elements is NaN."""
+def _or_nan(s: Value, y: Value) -> Value:
+    """`y`, and NaN where the last of the sorted elements is NaN, as it is if any is."""
     if not is_differentiable(s.dtype):
         return y
-    last = indexing.getitem(s, (-1,))
+    last = s[-1]
     return elementwise.where(elementwise.isnan(last), last, y)
 
 
@@ -247,7 +251,7 @@ def _quantiles(numpy_function: Callable, most: int, skip_nan: bool) -> Callable:
         if typeof(a).dtype.kind == "c":
             raise TypeError(f"{what}: complex numbers have no order: {typeof(a)}")
         q = q if most == 1 else q / most
-        return _of_sorted(lambda s: _quantile_of_sorted(s, q, method, skip_nan), a, axis, keepdims, what)
+        return _apply_to_sorted(lambda s: _quantile_of_sorted(s, q, method, skip_nan), a, axis, keepdims, what)
 
     return implements(numpy_function)(function)
 
@@ -264,7 +268,7 @@ def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Valu
         q = reshape(q, (*q.shape, *[1] * len(kept)))
     place = QUANTILE_METHODS[method](n, q)
     low = numpy.floor(place)
-    below, above = (_at(s, _clipped(i, n), skip_nan) for i in (low, low + 1))
+    below, above = (_take(s, i, n, skip_nan) for i in (low, low + 1))
     if method in DISCRETE_METHODS or place.dtype.kind in "iu":
         y = below
     else:
@@ -272,16 +276,13 @@ def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Valu
         part = elementwise.convert(part, s.dtype) if weak and is_real_float(s.dtype) else part
         part = part if skip_nan else reshape(part, (*part.shape, *[1] * len(kept)))
         y = below + (above - below) * part
-    return y if skip_nan else _nan_of(s, y)
+    return y if skip_nan else _or_nan(s, y)
 
 
-def _clipped(place: Value, n: Any) -> Value:
-    return elementwise.convert(numpy.maximum(numpy.minimum(place, n - 1), 0), INTP)
-
-
-def _at(s: Value, index: Value, own: bool) -> Value:
-    """Take elements of each line of `s` at `index`; `own`: indexed per line."""
-    if not own or not is_real_float(s.dtype):
+def _take(s: Value, place: Value, n: Any, each: bool) -> Value:
+    """The elements of each line of `s` at the nearest of n places; `each`: each line has its own place."""
+    index = elementwise.convert(numpy.maximum(numpy.minimum(place, n - 1), 0), INTP)
+    if not each or not is_real_float(s.dtype):
         return indexing.getitem(s, (index,))
     columns = math.prod(s.shape[1:])
     lines, rows = reshape(s, (s.shape[0], columns)), math.prod(index.shape[: len(index.shape) - len(s.shape) + 1])
@@ -296,7 +297,7 @@ def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Va
     """`numpy.histogram_bin_edges`; those of a rule ("auto") have no derivative."""
     a = ravel(as_array(a))
     if isinstance(bins, str):
-        return numpy.histogram_bin_edges(*concrete((a, bins, range, weights), numpy.histogram_bin_edges))
+        return numpy.histogram_bin_edges(*make_concrete((a, bins, range, weights), numpy.histogram_bin_edges))
     if numpy.ndim(bins):
         return as_array(bins)
     if range is None:
@@ -319,7 +320,7 @@ def histogram(
     edges = histogram_bin_edges(a, bins, range, weights)
     a = ravel(as_array(a))
     count = typeof(edges).shape[0] - 1
-    # Bins include their left edges, and the last one also its right edge. One more bin on each side collects the
+    # Each bin includes its left edge, and the last one also its right edge. A further bin on each side collects the
     # elements outside.
     place = searchsorted(edges, a, "right") - numpy.equal(a, edges[-1]).astype(INTP)
     ones = numpy.ones(typeof(a).shape, INTP) if weights is None else ravel(as_array(weights))

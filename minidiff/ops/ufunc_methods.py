@@ -46,14 +46,7 @@ ACCUMULATIONS: dict[numpy.ufunc, Callable] = {numpy.add: numpy.cumsum, numpy.mul
 
 
 def reduce(
-    ufunc: numpy.ufunc,
-    array: Value,
-    axis: Any = 0,
-    dtype: Any = None,
-    *,
-    keepdims: bool = False,
-    initial: Any = None,
-    where: Any = True,
+    ufunc: numpy.ufunc, array: Value, axis: Any = 0, dtype: Any = None, *, keepdims=False, initial=None, where=True
 ) -> Value:
     """`np.<ufunc>.reduce`: combine elements along an axis (None: all) by the ufunc."""
     _check_binary(ufunc, "reduce")
@@ -71,7 +64,7 @@ def reduce(
     if len(axes) > 1 and ufunc.identity is None and ufunc not in (numpy.maximum, numpy.minimum):
         raise ValueError(f"{ufunc.__name__}.reduce: the order matters, so it reduces one axis at a time, got {axis}")
     if mask is not True:
-        array = _masked(ufunc, array, mask, initial)
+        array = _mask(ufunc, array, mask, initial)
     rest = tuple(n for a, n in enumerate(t.shape) if a not in axes)
     slices = moveaxis(array, axes, tuple(range(len(axes))))
     slices = list(reshape(slices, (math.prod(t.shape[a] for a in axes), *rest)))
@@ -84,7 +77,7 @@ def reduce(
     return reshape(out, tuple(1 if a in axes else n for a, n in enumerate(t.shape))) if keepdims else out
 
 
-def _masked(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
+def _mask(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
     """Replace masked-out elements by the ufunc's identity, or else `initial`."""
     neutral = ufunc.identity if ufunc.identity is not None else initial
     if neutral is None:
@@ -112,7 +105,7 @@ def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = Non
 def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int = 0, dtype: Any = None) -> Value:
     """`np.<ufunc>.reduceat`: reduce from each index to the next.
 
-    Where the next index is not larger, the result is the one element at the index.
+    Where the next index is not larger, the result is the element at the index.
     """
     _check_binary(ufunc, "reduceat")
     array = _in_loop(ufunc, array, dtype)

@@ -21,34 +21,23 @@ from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert
 from minidiff.ops.dimensions import Dimensions, Types
-from minidiff.ops.elementwise import (
-    add,
-    divide,
-    equal,
-    greater_equal,
-    maximum,
-    minimum,
-    multiply,
-    negative,
-    power,
-    subtract,
-    where,
-)
+from minidiff.ops.elementwise import add, divide, maximum, minimum, multiply, negative, power, subtract, where
 from minidiff.ops.indexing import (
+    are_unique,
     batch_scatter,
-    checked_indices,
+    can_replace,
+    check_indices,
     gather_p,
     getitem,
     indices_fit,
     plan,
-    replaces,
     scatter_add_p,
     slice_p,
     sliced_labels,
     take,
     unslice_p,
 )
-from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, reshape, squeeze
+from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, ravel, reshape, squeeze
 from minidiff.ops.sorting import argsort
 from minidiff.values.dtypes import is_differentiable
 
@@ -116,7 +105,7 @@ update_p = Linear(
     _update_transpose,
     _batch_update,
     fits=lambda x, v, index: (
-        v.shape in ((), slice_p.shape_rule(x, index)[0]) and replaces(v, v.shape, x.dtype) and type(index) is tuple
+        v.shape in ((), slice_p.shape_rule(x, index)[0]) and can_replace(v, v.shape, x.dtype) and type(index) is tuple
     ),
     sharding=_update_dimensions,
     decomposed=_update_by_select,
@@ -126,12 +115,12 @@ update_p = Linear(
 
 def _scatter_set_transpose(ct, operands):
     x, v, *indices = operands
-    return [
-        scatter_set_p.bind(ct, zeros_like(v), *indices) if isinstance(x, ShapedArray) else None,
-        where(_winners(v, x, indices), gather_p.bind(ct, *indices), zeros_like(v))
-        if isinstance(v, ShapedArray)
-        else None,
-    ]
+    ct_x = ct_v = None
+    if isinstance(x, ShapedArray):
+        ct_x = scatter_set_p.bind(ct, zeros_like(v), *indices)
+    if isinstance(v, ShapedArray):
+        ct_v = where(_winners(v, x, indices), gather_p.bind(ct, *indices), zeros_like(v))
+    return [ct_x, ct_v]
 
 
 def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
@@ -139,7 +128,7 @@ def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
     count = v.ndim - (len(x.shape) - len(indices))
     order = numpy.arange(math.prod(v.shape[:count])).reshape(v.shape[:count])
     places = numpy.zeros(x.shape[: len(indices)], order.dtype)
-    kept = equal(gather_p.bind(scatter_set_p.bind(places, order, *indices), *indices), order)
+    kept = gather_p.bind(scatter_set_p.bind(places, order, *indices), *indices) == order
     return reshape(kept, (*v.shape[:count], *(1,) * (v.ndim - count)))
 
 
@@ -160,7 +149,7 @@ def _scatter_set_by_select(x: Value, v: Value, *indices: Value) -> Value:
         return x
     nowhere, numbers = numpy.full(x.shape[: len(indices)], -1), numpy.arange(count).reshape(wide)
     sources = scatter_set_p.bind(nowhere, numbers, *indices)
-    written = reshape(greater_equal(sources, 0), (*nowhere.shape, *[1] * len(rest)))
+    written = reshape(sources >= 0, (*nowhere.shape, *[1] * len(rest)))
     values = gather_p.bind(reshape(v, (count, *rest)), maximum(sources, 0))
     return where(written, values, x)
 
@@ -182,10 +171,10 @@ scatter_set_p = Linear(
 
 
 def _scatter_extremum_tangent(out, primals, tangents, params):
-    """The tangents of the elements that are equal to the result share it."""
+    """The result's tangent is the mean over the elements of x and v that attain it."""
     (x, v, *indices), (tx, tv, *_) = primals, tangents
-    stays = convert(equal(x, out), out.dtype)
-    comes = convert(equal(v, gather_p.bind(out, *indices)), out.dtype)
+    stays = convert(x == out, out.dtype)
+    comes = convert(v == gather_p.bind(out, *indices), out.dtype)
     count = add(stays, scatter_add_p.bind(comes, *indices, shape=typeof(x).shape))
     terms = [] if tx is None else [multiply(stays, tx)]
     if tv is not None:
@@ -229,10 +218,10 @@ def _products(v: Value, places: Value, size: int) -> Value:
     places, v = gather_p.bind(places, order), gather_p.bind(v, order)
     n, step = typeof(v).size, 1
     while step < n:
-        same = equal(getitem(places, slice(step, None)), getitem(places, slice(n - step)))
-        ahead, behind = getitem(v, slice(step, None)), getitem(v, slice(n - step))
+        same = places[step:] == places[: n - step]
+        ahead, behind = v[step:], v[: n - step]
         longer = multiply(ahead, where(same, behind, numpy.ones((), v.dtype)))
-        v, step = concatenate([getitem(v, slice(step)), longer]), 2 * step
+        v, step = concatenate([v[:step], longer]), 2 * step
     return scatter_set_p.bind(numpy.ones(size, v.dtype), v, places)
 
 
@@ -276,7 +265,8 @@ class IndexUpdate:
         self.x = x
         self.t = typeof(x)
         self.index = index
-        self.plan: Any = plan(self.t, index) if not _is_traced_mask(index) else None
+        is_traced_mask = isinstance(index, Tracer) and index.dtype == bool
+        self.plan: Any = None if is_traced_mask else plan(self.t, index)
 
     def get(self) -> Value:
         """`x[index]`."""
@@ -350,8 +340,8 @@ class IndexUpdate:
             return broadcast_to(convert(v, t.dtype), shape)
         except ValueError:
             raise ValueError(
-                f"at[...].{what}: values of type {typeof(v)} do not broadcast to the shape {shape} of what the index "
-                f"takes from a value of type {t}"
+                f"at[...].{what}: values of type {typeof(v)} do not broadcast to {shape}, the shape of x[index] for x "
+                f"of type {t}"
             ) from None
 
     def _shape(self) -> tuple[int, ...]:
@@ -367,28 +357,21 @@ class IndexUpdate:
         """Call `bind(x, v, *indices)` with integer arrays that index the first axes of x."""
         basic, arrays, _ = self.plan
         if sorted(arrays) == list(range(len(arrays))) and all(i == slice(None) for i in basic):
-            indices = checked_indices([arrays[k] for k in range(len(arrays))], self.t.shape)
+            indices = check_indices([arrays[k] for k in range(len(arrays))], self.t.shape)
             return bind(self.x, v, *indices)
-        line = reshape(self.x, (self.t.size,))
-        return reshape(bind(line, reshape(v, (typeof(v).size,)), self._places()), self.t.shape)
+        return reshape(bind(ravel(self.x), ravel(v), self._places()), self.t.shape)
 
     def _places(self) -> Value:
         """The flat positions in x of the elements that the index names."""
         numbers = numpy.arange(self.t.size).reshape(self.t.shape)
         with nullcontext() if self._is_traced() else running(EVALUATE):  # keep known indices known
-            places = getitem(numbers, self.index)
-            return reshape(places, (typeof(places).size,))
+            return ravel(getitem(numbers, self.index))
 
     def _is_traced(self) -> bool:
         return any(isinstance(i, Tracer) for i in self.plan.arrays.values())
 
     def _names_each_once(self) -> bool:
-        if not self.plan.arrays:
-            return True
-        if self._is_traced():
-            return False
-        places = self._places()
-        return not places.size or int(numpy.bincount(places).max()) == 1
+        return not self.plan.arrays or (not self._is_traced() and are_unique([self._places()], (self.t.size,)))
 
     def _add(self, v: Value) -> Value:
         if not self.plan.arrays:
@@ -405,8 +388,7 @@ class IndexUpdate:
         return repeated(function, v)
 
     def _by_products(self, function: Callable, v: Value) -> Value:
-        factors = _products(reshape(v, (typeof(v).size,)), self._places(), self.t.size)
-        return function(self.x, reshape(factors, self.t.shape))
+        return function(self.x, reshape(_products(ravel(v), self._places(), self.t.size), self.t.shape))
 
     def _where(self, function: Callable, values: Value, what: str) -> Value:
         """Update by `where` for a traced mask, as `x[index]` has no known shape."""
@@ -417,10 +399,6 @@ class IndexUpdate:
                 f"type {typeof(v)}; use np.where(mask, values, x)"
             )
         return where(_mask_of(self.index, self.t), function(self.x, v), self.x)
-
-
-def _is_traced_mask(index: Any) -> bool:
-    return isinstance(index, Tracer) and index.dtype == bool
 
 
 def _mask_of(mask: Value, t: ShapedArray) -> Value:

@@ -1,14 +1,14 @@
 """Colours of mesh axes, in pictures and in printed types.
 
 Colour-blind readers can tell the hues apart (they are Okabe and Ito's, but lighter), and the first few also differ in
-greyscale. Colour repeats what the type's text says, and adds nothing. An axis has one colour, whatever the state; the
-states differ in the line under the axis, and in pictures in bands and border (`bands_of`).
+greyscale. Colour repeats the type's text, and adds nothing. An axis has one colour, whatever the state; the states
+differ in the line under the axis, and in pictures in bands and border (`bands_of`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from minidiff.core.states import REDUCED, STATES, UNREDUCED, AxisStates
 
@@ -27,7 +27,7 @@ def colour_of(axis: str) -> str:
     return _known.setdefault(str(axis), COLOURS[len(_known) % len(COLOURS)])
 
 
-def show_axes(axes: Iterable[str]) -> None:
+def assign_colours(axes: Iterable[str]) -> None:
     """Assign colours to these axes in order, before several are shown together."""
     for axis in sorted(set(map(str, axes))):
         colour_of(axis)
@@ -51,31 +51,21 @@ def bands(axis: str, state: str) -> list[str]:
 
 def types_as_html(text: str, around: str = "") -> str:
     """Text as HTML with coloured axes in its types, which get the style `around`."""
-    show_axes(axis.split(":")[-1] for found in re.finditer(_TYPE, text) for axis in _axes(found))
-    return "".join(_parts(text, around))
-
-
-def _axes(found: re.Match) -> list[str]:
-    return found[2].split(",") if found[2] else []
-
-
-def _parts(text: str, around: str) -> Iterator[str]:
     import html  # only notebooks need it
 
-    end = 0
-    for found in re.finditer(_TYPE, text):
-        yield html.escape(text[end : found.start()])
-        axes = _axes(found)
-        shown = html.escape(found[1]) + (f"{{{','.join(map(_axis, axes))}}}" if axes else "")
-        yield f'<span style="{around}">{shown}</span>' if around else shown
-        end = found.end()
-    yield html.escape(text[end:])
+    text = html.escape(text)
+    assign_colours(
+        axis.rpartition(":")[2] for _, axes in re.findall(_TYPE, text) for axis in filter(None, axes.split(","))
+    )
+
+    def coloured(found: re.Match) -> str:
+        shown = found[1] + (f"{{{','.join(map(_axis, found[2].split(',')))}}}" if found[2] else "")
+        return f'<span style="{around}">{shown}</span>' if around else shown
+
+    return re.sub(_TYPE, coloured, text)
 
 
 def _axis(marked: str) -> str:
     """The span of an axis, `i` or `U:i`."""
-    import html
-
     mark, _, axis = marked.rpartition(":")
-    style = f"background:{colour_of(axis)};color:#000{_UNDERLINED[mark]}"
-    return f'<span style="{style}">{html.escape(marked)}</span>'
+    return f'<span style="background:{colour_of(axis)};color:#000{_UNDERLINED[mark]}">{marked}</span>'

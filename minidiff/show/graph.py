@@ -1,9 +1,9 @@
 """Draw tapes with Graphviz: operations as boxes, values by printed names.
 
-A value's colours are the mesh axes along which it may vary from rank to rank: white for none, two colours for two axes;
-a dashed border means that it is not known, because there are no types. The colour of an axis along which the value is
-unreduced is cut into parts. A reduced value has a dotted border, and white beside the colour. A collective has a double
-border, an arrow, and the bytes that each rank passes to it. A legend explains this.
+A value's colours are the mesh axes along which it may vary from rank to rank: white for none, two colours for two axes.
+The colour of an axis along which the value is unreduced is cut into parts. A reduced value has a dotted border, and
+white beside the colour. A dashed border means that there are no types to tell. A collective has a double border, an
+arrow, and the bytes that each rank passes to it. A legend explains this.
 
 Drawing needs the Python package `graphviz`. Viewing a picture needs Graphviz itself: its program `dot`, or else the
 package `pygraphviz`, whose wheels include Graphviz. Without either there is still the DOT text.
@@ -28,10 +28,10 @@ from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import Location, lines_of
-from minidiff.higher_order.scan import rounds
+from minidiff.higher_order.scan import run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
-from minidiff.show.colours import INVARIANT_COLOUR, bands, bands_of, show_axes
+from minidiff.show.colours import INVARIANT_COLOUR, assign_colours, bands, bands_of
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import make_tape
 from minidiff.values.dtypes import is_scalar_constant
@@ -104,21 +104,17 @@ class Drawing:
         return self.source
 
     def render(self, filename: str | os.PathLike) -> Path:
-        """Write the picture in the format of the file's suffix.
+        """Write the picture in the format of the file's suffix: `.svg`, `.pdf` or `.png`, or `.gv` for the DOT text.
 
-        That is `.svg`, `.pdf` or `.png`, or `.gv` for the DOT text.
         Raises RuntimeError if the format needs Graphviz and it is missing, ValueError if there is no suffix.
         """
         path = Path(filename)
-        if path.suffix in (".gv", ".dot"):
-            path.write_text(self.source)
-        else:
-            if not path.suffix:
-                raise ValueError(f"render: the file's suffix names the format, as in {path}.svg")
-            picture = self._pipe(path.suffix[1:])
-            if picture is None:
-                raise RuntimeError(f"render: {NO_PROGRAM}; without it, only the text can be written: .gv")
-            path.write_bytes(picture)
+        if not path.suffix:
+            raise ValueError(f"render: the file's suffix names the format, as in {path}.svg")
+        picture = self.source.encode() if path.suffix in (".gv", ".dot") else self._pipe(path.suffix[1:])
+        if picture is None:
+            raise RuntimeError(f"render: {NO_PROGRAM}; without it, only the text can be written: .gv")
+        path.write_bytes(picture)
         return path
 
     def _pipe(self, format: str) -> bytes | None:
@@ -151,7 +147,6 @@ class _Drawer:
 
     def __init__(self):
         self.graphviz = _graphviz()
-        self.names = letters()
         self.nodes = (f"n{i}" for i in itertools.count())
         self.clusters = (f"cluster{i}" for i in itertools.count())
         self.known: dict[Any, str] = {}  # a Var, or the id of a constant -> its name
@@ -164,7 +159,8 @@ class _Drawer:
 
     def draw(self, tape: Tape) -> Any:
         graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
-        show_axes(axis for v in names_of(tape, letters()) if isinstance(v, Var) for axis in v.type.states.axes)
+        self.known = names_of(tape, letters())
+        assign_colours(axis for v in self.known if isinstance(v, Var) for axis in v.type.states.axes)
         self.add(graph, tape)
         if self.states or self.communicates or self.untyped:
             graph.node("legend", _legend(sorted(self.states), self.untyped, self.communicates), shape="plain")
@@ -189,13 +185,18 @@ class _Drawer:
         bodies = [(name, x) for name, x in eqn.params.items() if isinstance(x, Tape)]
         shown = [*map(self.show, eqn.inputs), eqn.primitive.show_params(eqn.settings)]
         text = f"{eqn.primitive}({', '.join(filter(None, shown))})"
-        if len(bodies) == 1 and _fits(eqn, bodies[0][1]):
-            self.through(graph, eqn, text, bodies[0][1], named)
-            return
+        if len(bodies) == 1:
+            body = bodies[0][1]
+            if (len(body.inputs), len(body.outputs)) == (len(eqn.inputs), len(eqn.outputs)):
+                self.through(graph, eqn, text, body, named)
+                return
+        look, lines = "operation", [text, *named]
         if eqn.primitive.sends(eqn.params):
-            node = self.collective(graph, eqn, text, eqn.inputs, named, eqn.outputs)
-        else:
-            node = self.node(graph, "operation", [text, *named], eqn.outputs, eqn.source)
+            self.communicates = True
+            nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
+            often = (f", {self.times:,} times" if self.times > 1 else "") + (", in each step" if self.steps else "")
+            look, lines = "collective", [f"{_SENDS} {text}", *named, f"{nbytes:,} bytes per rank{often}"]
+        node = self.node(graph, look, lines, eqn.outputs, eqn.source)
         self.connect(graph, eqn.inputs, [node] * len(eqn.inputs))
         outside, self.steps = self.steps, self.steps or isinstance(eqn.primitive, While)
         for label, body in bodies:
@@ -210,7 +211,7 @@ class _Drawer:
         """Draw an operation as its body, between its operands and results."""
         outside = self.typed, self.times
         scope = eqn.primitive.body_scope(eqn.params)
-        self.typed, self.times = self.typed and (scope is None or scope.typed), self.times * rounds(eqn)
+        self.typed, self.times = self.typed and (scope is None or scope.typed), self.times * run_count(eqn)
         with self.cluster(graph, text) as part:
             inputs, outputs = self.add(part, body)
         self.typed, self.times = outside
@@ -219,19 +220,8 @@ class _Drawer:
             self.source[v] = self.node(graph, "operation", [name], [v])
             graph.edge(inside, self.source[v])
 
-    def collective(
-        self, graph: Any, eqn: Equation, text: str, operands: Sequence[Atom], named: list[str], results: Sequence[Atom]
-    ) -> str:
-        """Add a node for a collective, with the bytes per rank."""
-        self.communicates = True
-        nbytes = sum(typeof(a).nbytes for a in operands)
-        often = f", {self.times:,} times" if self.times > 1 else ""
-        often += ", in each step" if self.steps else ""
-        lines = [f"{_SENDS} {text}", *named, f"{nbytes:,} bytes per rank{often}"]
-        return self.node(graph, "collective", lines, results, eqn.source)
-
     def cluster(self, graph: Any, label: str) -> Any:
-        attributes = {"label": _wrapped(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}
+        attributes = {"label": _wrap(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}
         attributes |= {"style": "rounded,filled", "fillcolor": "#f7f7f7"}
         return graph.subgraph(name=next(self.clusters), graph_attr=attributes)
 
@@ -248,8 +238,8 @@ class _Drawer:
         states = AxisStates(*map(NONE.union, ALL_INVARIANT, *[typeof(a).states for a in values]))
         self.states.update((i, str(axis)) for i, axes in enumerate(states) for axis in axes)
         self.untyped = self.untyped or not self.typed
-        label = "\\n".join(_wrapped(line, _LABEL_WIDTH) for line in lines)
-        asked = {"tooltip": _told(source)} if source is not None else {}
+        label = "\\n".join(_wrap(line, _LABEL_WIDTH) for line in lines)
+        asked = {"tooltip": _tooltip(source)} if source is not None else {}
         looks = LOOKS[look] | _fill(LOOKS[look]["shape"], states)
         if states.reduced or not self.typed:
             looks["style"] += ",dotted" if self.typed else ",dashed"
@@ -263,8 +253,7 @@ class _Drawer:
                 graph.edge(self.source[key], node)
 
     def name(self, a: Atom) -> str:
-        """Name a value; return the name with the type."""
-        self.known[_key(a)] = next(self.names)
+        """A value's name with its type."""
         return f"{self.known[_key(a)]}:{typeof(a)}"
 
     def show(self, a: Atom) -> str:
@@ -284,36 +273,37 @@ def _fill(shape: str, states: AxisStates) -> dict[str, str]:
     return {"fillcolor": ":".join([first, *others]), **_SEVERAL[shape]}
 
 
-def _told(source: Location) -> str:
-    """A tooltip: one or more source lines, escaped for Graphviz."""
+def _tooltip(source: Location) -> str:
+    """Source lines, escaped for Graphviz."""
     lines = dict.fromkeys(filter(None, lines_of(source)))
-    said = [f"{'backward, of ' if line.backward else ''}{line}".replace("\\", "\\\\") for line in lines]
-    return "\\n".join(said)
+    return "\\n".join(f"{'backward, of ' * line.backward}{line}".replace("\\", "\\\\") for line in lines)
 
 
+_THIN, _DASHED, _DOTTED = ('BORDER="1"', 'BORDER="1" STYLE="dashed"', 'BORDER="1" STYLE="dotted"')
 #: What the legend says of a value's state along an axis, and its border.
 _MEANINGS = {
-    VARYING: ("may vary along {}", 'BORDER="1"'),
-    UNREDUCED: ("parts of a sum along {}", 'BORDER="1"'),
-    REDUCED: ("the same along {}, its cotangent unreduced", 'BORDER="1" STYLE="dotted"'),
+    VARYING: ("may vary along {}", _THIN),
+    UNREDUCED: ("parts of a sum along {}", _THIN),
+    REDUCED: ("the same along {}, its cotangent unreduced", _DOTTED),
 }
 
 
 def _legend(states: Sequence[tuple[int, str]], untyped: bool, communicates: bool) -> str:
     """The legend of colours and borders, as a table in Graphviz's HTML."""
-    meanings = [([INVARIANT_COLOUR], 'BORDER="1"', "", "the same on all ranks")]
+    white = [INVARIANT_COLOUR]
+    meanings = [(white, _THIN, "", "the same on all ranks")]
     for i, axis in states:
         text, border = _MEANINGS[STATES[i]]
         meanings.append((bands(axis, STATES[i]), border, "", text.format(html.escape(axis))))
     if untyped:
-        meanings.append(([INVARIANT_COLOUR], 'BORDER="1" STYLE="dashed"', "", "may vary: there are no types"))
+        meanings.append((white, _DASHED, "", "may vary: there are no types"))
     if communicates:
-        meanings.append(([INVARIANT_COLOUR], 'BORDER="2"', _SENDS, "communicates"))
-    rows = [
+        meanings.append((white, 'BORDER="2"', _SENDS, "communicates"))
+    rows = "".join(
         f'<TR>{_sample(colours, border, mark)}<TD ALIGN="LEFT">{text}</TD></TR>'
         for colours, border, mark, text in meanings
-    ]
-    return f'<<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">{"".join(rows)}</TABLE>>'
+    )
+    return f'<<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">{rows}</TABLE>>'
 
 
 def _sample(colours: Sequence[str], border: str, mark: str) -> str:
@@ -324,11 +314,7 @@ def _sample(colours: Sequence[str], border: str, mark: str) -> str:
     return f'<TD><TABLE {border} CELLBORDER="0" CELLSPACING="0" CELLPADDING="0"><TR>{cells}</TR></TABLE></TD>'
 
 
-def _fits(eqn: Equation, body: Tape) -> bool:
-    return len(body.inputs) == len(eqn.inputs) and len(body.outputs) == len(eqn.outputs)
-
-
-def _wrapped(text: str, columns: int, end: str = "\\n") -> str:
+def _wrap(text: str, columns: int, end: str = "\\n") -> str:
     """Escape and wrap a line of a label for Graphviz; each line ends with `end`.
 
     `end` sets the alignment of the lines: `\\n` centres them; `\\l` aligns them left, and the last line needs it too.

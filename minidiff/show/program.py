@@ -58,20 +58,20 @@ def _lines(tape: Any, known: dict[Any, str]) -> Iterator[str]:
         return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
     inputs = ", ".join(declare(v) for v in tape.inputs)
-    yield from _wrapped(f"lambda {inputs}:" if inputs else "lambda:", "")
+    yield from _wrap(f"lambda {inputs}:" if inputs else "lambda:", "")
     for c in tape.constants:
         yield f"  {declare(c)} = constant"
     for eqn in tape.equations:
         params = eqn.primitive.show_params(eqn.settings)
         arguments = ", ".join([*map(show, eqn.inputs), *([params] if params else [])])
         results = f"{', '.join(declare(v) for v in eqn.outputs)} = " if eqn.outputs else ""
-        yield from _wrapped(f"{results}{eqn.primitive}({arguments})", "  ")
+        yield from _wrap(f"{results}{eqn.primitive}({arguments})", "  ")
         for body in eqn.bodies:
             yield from ("    " + line for line in _lines(body, known))
     yield f"  return {tuple_of([show(a) for a in tape.outputs])}"
 
 
-def _wrapped(line: str, indent: str) -> list[str]:
+def _wrap(line: str, indent: str) -> list[str]:
     """Wrap a long line, with a deeper indent from its second line on."""
     return textwrap.wrap(
         line,
@@ -86,15 +86,10 @@ def _wrapped(line: str, indent: str) -> list[str]:
 # ---------------------------------------------------------------- how tapes and types print
 
 
-def _tape_as_html(tape: Tape) -> str:
+def tape_as_html(tape: Tape) -> str:
     """The printed tape, with gray types."""
     return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(tape), "color:#888")}</pre>'
 
 
-def _type_as_html(type: ShapedArray) -> str:
+def type_as_html(type: ShapedArray) -> str:
     return f"<code>{types_as_html(str(type))}</code>"
-
-
-Tape.__str__ = Tape.__repr__ = text_of  # type: ignore[method-assign,assignment]
-Tape._repr_html_ = _tape_as_html  # type: ignore[attr-defined]
-ShapedArray._repr_html_ = _type_as_html  # type: ignore[attr-defined]

@@ -1,16 +1,17 @@
 """Trace tables: each value beside its tangent or its adjoint.
 
-This module has no derivative rules: it stages the function, and differentiates each equation of its tape separately, on
-a tape of its own. The table shows that tape: its equations as a formula, its results as the values.
+This module has no derivative rules. It stages the function, and differentiates each equation of its tape separately, on
+another tape. The table shows the equations of that tape as a formula, and its results as the values.
 """
 
 from __future__ import annotations
 
 import html
 import inspect
+import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -85,46 +86,39 @@ class TraceTable:
         lines = []
         for left, right in self.rows:
             right = right if self.mode == "forward" else right[::-1]
-            for i in range(max(len(left), len(right))):
-                primal = self._cells(left[i])[:1] + self._cells(left[i])[2:] if i < len(left) else [""] * 3
-                lines.append(primal + (self._cells(right[i]) if i < len(right) else [""] * 4))
+            for primal, derivative in itertools.zip_longest(left, right):
+                name, _, *others = self._cells(primal)
+                lines.append([name, *others, *self._cells(derivative)])
         return lines
 
-    def _cells(self, step: Line) -> list[str]:
-        return [step.name, step.rule, step.formula, show_value(step.value, self.digits)]
+    def _cells(self, step: Line | None) -> list[str]:
+        return [step.name, step.rule, step.formula, show_value(step.value, self.digits)] if step else [""] * 4
 
     def __str__(self) -> str:
         lines = self.cells()
         widths = [max(map(width, column)) for column in zip(*lines)]
-        kept = [i for i, w in enumerate(widths) if w]  # in forward mode the column of rules is empty
-        left, right = [i for i in kept if i < 3], [i for i in kept if i >= 3]
 
-        def half(line: list[str], columns: list[int]) -> str:
-            return " ".join(
-                ("= " if i not in (0, 3) and line[i] else "" if i in (0, 3) else "  ") + pad(line[i], widths[i])
-                for i in columns
-            )
+        def half(line: list[str], columns: range) -> str:
+            kept = [i for i in columns if widths[i]]  # in forward mode the column of rules is empty
+            signs = {i: "" if i in (0, 3) else "= " if line[i] else "  " for i in kept}
+            return " ".join(signs[i] + pad(line[i], widths[i]) for i in kept)
 
-        text = [(half(line, left), half(line, right)) for line in lines]
-        across = [max(width(s) for s in (head, *half_)) for head, half_ in zip(self.heads, zip(*text))]
+        text = [(half(line, range(3)), half(line, range(3, 7))) for line in lines]
+        across = [max(map(width, column)) for column in zip(self.heads, *text)]
         rule = tuple("─" * w for w in across)
         return "\n".join(f"{pad(a, across[0])} │ {b}".rstrip() for a, b in [self.heads, rule, *text])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        def cell(text: str, edge: bool) -> str:
-            style = "text-align:left" + (";border-left:1px solid" if edge else "")
-            return f'<td style="{style}">{html.escape(text)}</td>'
+        def cell(i: int, text: str, tag: str = "td") -> str:
+            style = "text-align:left" + (";border-left:1px solid" if i == 3 else "")
+            sign = "= " if text and i not in (0, 3) else ""
+            return f'<{tag} style="{style}">{sign}{html.escape(text)}</{tag.split()[0]}>'
 
-        def equal(line: list[str]) -> Iterable[str]:
-            return (cell(("= " if text and i not in (0, 3) else "") + text, i == 3) for i, text in enumerate(line))
-
-        left, right = map(html.escape, self.heads)
-        head = f'<tr><th colspan="3" style="text-align:left">{left}</th>'
-        head += f'<th colspan="4" style="text-align:left;border-left:1px solid">{right}</th></tr>'
-        body = "".join(f"<tr>{''.join(equal(line))}</tr>" for line in self.cells())
-        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+        head = cell(0, self.heads[0], 'th colspan="3"') + cell(3, self.heads[1], 'th colspan="4"')
+        body = "".join(f"<tr>{''.join(map(cell, range(7), line))}</tr>" for line in self.cells())
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None, digits: int = 3) -> TraceTable:
@@ -152,18 +146,18 @@ def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None
     if any(isinstance(x, Tracer) for x in values):
         raise TracerError("trace_table shows numbers: call it outside of other transformations")
     tape, structure, out_structure = stage_flat(f, args)
-    names = _Names(tape, _input_names(f, args), list(zip(tree.paths(out_structure), tape.outputs)))
+    names = _Names(tape, _input_names(f, args), tree.paths(out_structure))
     env = dict(zip(tape.inputs, values))
     for eqn in tape.equations:
         evaluate_equation(eqn, env)
-    result = tree.unflatten(out_structure, [read(env, a) for a in tape.outputs])
+    outs = [read(env, a) for a in tape.outputs]
+    result = tree.unflatten(out_structure, outs)
     if mode == "forward":
-        seeds = _seed(seed, _first_ones(values), structure, values)
+        seeds = _seed_leaves(seed, _first_ones(values), structure, values)
         rows, tangents = _forward(tape, names, env, seeds)
         derivative = tree.unflatten(out_structure, tangents)
     else:
-        outs = [read(env, a) for a in tape.outputs]
-        cts = _seed(seed, [numpy.ones_like(x)[()] for x in outs], out_structure, outs)
+        cts = _seed_leaves(seed, [numpy.ones_like(x)[()] for x in outs], out_structure, outs)
         rows, adjoints = _reverse(tape, names, env, cts)
         derivative = tree.unflatten(structure, adjoints)
     return TraceTable(mode, rows, result, derivative, digits)
@@ -180,7 +174,7 @@ def _first_ones(values: Sequence[Value]) -> list[Value]:
     return [(numpy.ones_like(x) if i == first else numpy.zeros_like(x))[()] for i, x in enumerate(values)]
 
 
-def _seed(seed: Any, default: list[Value], structure: tree.Structure, like: Sequence[Value]) -> list[Value]:
+def _seed_leaves(seed: Any, default: list[Value], structure: tree.Structure, like: Sequence[Value]) -> list[Value]:
     """The seed's leaves, with the dtypes of `like`; ValueError if they do not match."""
     if seed is None:
         return default
@@ -201,7 +195,8 @@ def _forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
     dots = {v: t for v, t in zip(tape.inputs, seeds) if is_differentiable(v.type.dtype)}
     rows = names.constant_rows(tape)
     for i, v in enumerate(tape.inputs):
-        rows.append((names.input_step(i, v, env), names.read_tangent(i, v, dots)))
+        right = [Line(names.dot(v), accent(names.inputs[i], DOT), dots[v])] if v in dots else []
+        rows.append((names.input_step(i, v, env), right))
     for eqn in tape.equations:
         local = Local(eqn)
         right = []
@@ -271,7 +266,7 @@ class Local:
         self.eqn = eqn
         operands = {id(a): a for a in eqn.inputs if isinstance(a, (Var, numpy.ndarray))}.values()
         self.active = [a for a in operands if isinstance(a, Var) and is_differentiable(a.type.dtype)]
-        self.others = [a for a in operands if not (isinstance(a, Var) and is_differentiable(a.type.dtype))]
+        self.others = [a for a in operands if not any(a is b for b in self.active)]
         self.results = [v for v in eqn.outputs if is_differentiable(v.type.dtype)]
 
     def apply(self, others: Sequence[Value], active: Sequence[Value]) -> list[Value]:
@@ -282,7 +277,7 @@ class Local:
         return [x for x in outs if is_differentiable(typeof(x).dtype)]
 
     def forward(self, names: _Names) -> tuple[Tape, dict[Var, _Text]]:
-        """The tape from operands and tangents to (results, tangents); and its names."""
+        """The tape from operands and tangents to (results, tangents), and its names."""
 
         def step(others, active, tangents):
             return jvp(lambda *xs: self.apply(others, xs), active, tangents)
@@ -290,7 +285,7 @@ class Local:
         return self._stage(names, step, self.active, [_linear(names.dot(v)) for v in self.active])
 
     def reverse(self, names: _Names, adjoints: dict) -> tuple[Tape, dict[Var, _Text]]:
-        """The tape from operands and adjoints to (results, adjoints); and its names."""
+        """The tape from operands and adjoints to (results, adjoints), and its names."""
 
         def step(others, active, cts):
             outs, pullback = vjp(lambda *xs: self.apply(others, xs), *active)
@@ -324,30 +319,25 @@ def accent(name: str, mark: str) -> str:
 def _input_names(f: Callable, args: tuple) -> list[str]:
     """Names of the arguments' leaves, from the signature or `x₁`, `x₂`, …."""
     try:
-        bound = inspect.signature(f).bind(*args).arguments
-        roots = []
-        for parameter, value in bound.items():
-            several = inspect.signature(f).parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
-            roots += [f"{parameter}[{i}]" for i in range(len(value))] if several else [parameter]
+        signature, roots = inspect.signature(f), []
+        for name, value in signature.bind(*args).arguments.items():
+            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            roots += [f"{name}[{i}]" for i in range(len(value))] if several else [name]
     except (TypeError, ValueError):  # NumPy's own functions have no signature, or one that does not fit the call
         roots = [f"x{i + 1}" for i in range(len(args))]
-    paths = [path for root, x in zip(roots, args) for path, _ in tree.flatten_with_paths(x, root)[0]]
-    return [_pretty(path) for path in paths]
-
-
-def _pretty(name: str) -> str:
-    return name[0] + subscript(int(name[1:])) if re.fullmatch(r"[^\W\d]\d+", name) else name
+    paths = [path for root, x in zip(roots, args) for path in tree.paths(tree.structure(x), root)]
+    return [p[0] + subscript(int(p[1:])) if re.fullmatch(r"[^\W\d]\d+", p) else p for p in paths]
 
 
 class _Names:
     """Names: inputs v₁₋ₙ … v₀, results v₁, v₂, …; array constants c₁, c₂, …."""
 
-    def __init__(self, tape: Tape, inputs: list[str], output_paths: Sequence[tuple[str, Any]]):
+    def __init__(self, tape: Tape, inputs: list[str], output_paths: Sequence[str]):
         self.inputs = inputs
         results = [v for eqn in tape.equations for v in eqn.outputs]
         self.of = {v: f"v{subscript(i + 1 - len(tape.inputs))}" for i, v in enumerate([*tape.inputs, *results])}
         self.constants = {id(c): f"c{subscript(i + 1)}" for i, c in enumerate(tape.constants)}
-        self.outputs = [f"y{path}" for path, _ in output_paths]
+        self.outputs = [f"y{path}" for path in output_paths]
 
     def __getitem__(self, a: Atom) -> str:
         if isinstance(a, Var):
@@ -365,9 +355,6 @@ class _Names:
 
     def input_step(self, i: int, v: Var, env: dict) -> list[Line]:
         return [Line(self.of[v], self.inputs[i], env[v])]
-
-    def read_tangent(self, i: int, v: Var, dots: dict) -> list[Line]:
-        return [Line(self.dot(v), accent(self.inputs[i], DOT), dots[v])] if v in dots else []
 
     def equation_steps(self, eqn: Equation, env: dict) -> list[Line]:
         operands = [_Text(self[a], _NAME) for a in eqn.inputs]

@@ -17,20 +17,20 @@ from minidiff.inputs.arguments import (
     arguments_of,
     as_value,
     as_values,
+    check_cotangents,
     check_scalar,
     check_sequences,
-    checked_cotangents,
-    checked_tangent,
-    chosen_arguments,
-    named_argument,
-    not_differentiable,
+    check_tangent,
+    describe_argument,
+    normalize_argnums,
+    not_differentiable_message,
     warn_if_summed,
 )
-from minidiff.inputs.keywords import transformation
+from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.linear_function import LinearFunction
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.residuals import keep_residuals
-from minidiff.values.aliasing import apart
+from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
 
 
@@ -53,7 +53,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
     if structure != tangent_structure:
         raise TypeError(f"jvp: primals and tangents differ in structure: {structure} and {tangent_structure}")
     flat_primals = as_values("jvp", [x for _, x in paths], lambda: [path for path, _ in paths])
-    flat_tangents = [checked_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
+    flat_tangents = [check_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
     flat = Flat(f, structure, has_aux, are_weak(x for _, x in paths))
     forward = JVP(current_interpreter())
     forward.origin = "jvp", name_of(f)
@@ -61,7 +61,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
     outs, *aux = flat.split(outs)
     outs = list(map(as_value, outs))  # a result may not be a plain array, if it was multiplied by a duration
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
-    out_tangents = apart(out_tangents, [*flat_primals, *flat_tangents, *outs])
+    out_tangents = copy_shared(out_tangents, [*flat_primals, *flat_tangents, *outs])
     return tree.unflatten(flat.out_structure, outs), tree.unflatten(flat.out_structure, out_tangents), *aux
 
 
@@ -70,8 +70,8 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
     `f_linear(*tangents)` takes trees like the primals and returns one like the result of `f`. It stores the primal
     values that it needs, so it does not run `f` again. It copies those that you may write into (arguments, results,
-    arrays that `f` closes over), so it remains the derivative at the point of linearization. It is a tree of what it
-    stores. With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
+    arrays that `f` closes over), so it remains the derivative at the point of linearization. It is a tree of the values
+    that it stores. With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
 
     >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)
@@ -92,10 +92,10 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         flat_tangents, given = tree.flatten(tangents)
         if given != structure:
             raise TypeError(f"f_linear: tangents have the structure {given}, the primals {structure}")
-        checked = [checked_tangent(path, p, t) for (path, p), t in zip(primal_types, flat_tangents)]
+        checked = [check_tangent(path, p, t) for (path, p), t in zip(primal_types, flat_tangents)]
         results = tape(*[t for t, yes in zip(checked, active) if yes])
         results = [instantiate(t, x) for t, x in zip(results, types)]
-        return tree.unflatten(out_structure, apart(results, checked))
+        return tree.unflatten(out_structure, copy_shared(results, checked))
 
     return tree.unflatten(out_structure, outs), LinearFunction(f_linear, tape), *aux
 
@@ -106,7 +106,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     `pullback(ct)` takes a cotangent like the result of `f` (same structure, shapes, dtypes) and returns a tuple with a
     cotangent for each primal. Integers get cotangents of dtype `float0`. It may be called several times, even after
     arguments, results, or arrays that `f` closes over have been overwritten: it has copies of those that it needs. It
-    is a tree of these, so a compiled function may take or return it, and a rule of `custom_vjp` keep it. With
+    is a tree of these, so a compiled function may take or return it, and a rule of `custom_vjp` may keep it. With
     `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, pullback, aux)`.
 
     >>> import numpy as np
@@ -127,15 +127,15 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     ct_types, out_structure = [typeof(x).cotangent for x in values], flat.out_structure
 
     def pullback(tape: Tape, ct: Any) -> tuple:
-        cts = checked_cotangents(ct, out_types, out_structure)
+        cts = check_cotangents(ct, out_types, out_structure)
         pulled = iter(pull_back(tape, cts))
         found = [as_cotangent(next(pulled) if yes else None, t) for t, yes in zip(ct_types, active)]
-        return tree.unflatten(structure, apart(found, cts))
+        return tree.unflatten(structure, copy_shared(found, cts))
 
     return tree.unflatten(out_structure, outs), LinearFunction(pullback, tape), *aux
 
 
-@transformation
+@make_decorator
 def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
     """Return a function that computes the value of `f` and its gradient.
 
@@ -150,18 +150,18 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
 
-    numbers = chosen_arguments("grad", argnums)
+    numbers = normalize_argnums("grad", argnums)
     several = type(argnums) is not int and isinstance(argnums, Sequence)
     name = name_of(f)
     origin = ("grad", name)
 
     def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         leaves, structure = tree.flatten(arguments_of("grad", args, numbers, name))
-        named = lambda: [named_argument(path, numbers, name) for path in tree.paths(structure)]  # noqa: E731
+        named = lambda: [describe_argument(path, numbers, name) for path in tree.paths(structure)]  # noqa: E731
         values = as_values("grad", leaves, named)
         for i, x in enumerate(values):
             if not is_differentiable(x.dtype):
-                raise TypeError(not_differentiable(named()[i], x))
+                raise TypeError(not_differentiable_message(named()[i], x))
 
         def of_chosen(*replaced):
             full = list(args)
@@ -178,14 +178,14 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
             named_cts = zip(named(), values, cts)
             warn_if_summed("grad", name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})
         grads = [as_cotangent(ct, typeof(x).cotangent) for ct, x in zip(cts, values)]
-        chosen = tree.unflatten(structure, apart(grads))
+        chosen = tree.unflatten(structure, copy_shared(grads))
         result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
         return result, tuple(chosen) if several else chosen[0]
 
     return gradient
 
 
-@transformation
+@make_decorator
 def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
     """Return a function that computes the gradient of a scalar function.
 
@@ -199,7 +199,7 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
     >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     array([2., 4.])
     """
-    both = value_and_grad.__wrapped__(f, argnums, has_aux)  # skips `named_like`: the name is not visible
+    both = value_and_grad.__wrapped__(f, argnums, has_aux)  # skips `copy_metadata`: the name is not visible
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)

@@ -11,7 +11,7 @@ from minidiff.core.interpreter import (
     EVALUATE,
     current_interpreter,
     name_of,
-    restores_interpreter,
+    restore_interpreter,
     running,
     transforming,
 )
@@ -21,14 +21,14 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.location import begins
 from minidiff.inputs.arguments import as_value, check_function, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
-from minidiff.inputs.keywords import transformation
-from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.inputs.keywords import make_decorator
+from minidiff.inputs.promotion import are_weak, restore_weak
 
 #: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
 
 
-@restores_interpreter
+@restore_interpreter
 @begins
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
     """Record `f`: return its tape, and the structures of arguments and result."""
@@ -38,7 +38,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     before = random_state()
     with transforming(stage):
-        given = weak_where(are_weak(leaves), inputs)
+        given = restore_weak(are_weak(leaves), inputs)
         outs, out_structure = tree.flatten(f(*tree.unflatten(structure, given)))
         origin = name if " of " in name else f"{name} of {name_of(f)}"
         warn_if_random(before, origin, CONSTANTS)
@@ -46,7 +46,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     return tape, structure, out_structure
 
 
-@transformation
+@make_decorator
 def make_tape(f: Callable) -> Callable[..., Tape]:
     """Return a function that records `f`: `make_tape(f)(*args) -> Tape`.
 

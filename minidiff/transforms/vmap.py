@@ -8,17 +8,17 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter, name_of, restores_interpreter, transforming
+from minidiff.core.interpreter import current_interpreter, name_of, restore_interpreter, transforming
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import AxisName, Batch, BatchTracer
 from minidiff.inputs.arguments import as_values, check_function, normalize_axis, result_values
-from minidiff.inputs.keywords import transformation
-from minidiff.inputs.promotion import are_weak, weak_where
-from minidiff.values.aliasing import apart
+from minidiff.inputs.keywords import make_decorator
+from minidiff.inputs.promotion import are_weak, restore_weak
+from minidiff.values.aliasing import copy_shared
 
 
-@transformation
+@make_decorator
 def vmap(
     f: Callable,
     in_axes: Any = 0,
@@ -60,22 +60,22 @@ def vmap(
         batch = Batch(current_interpreter(), sizes.pop(), axis_name=axis_name, spmd=spmd_axis_name)
         batch.origin = "vmap", name_of(f)
         tracers = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
-        inputs = weak_where(are_weak(x for _, x in leaves), tracers)
+        inputs = restore_weak(are_weak(x for _, x in leaves), tracers)
         count = len(inputs) - len(named)
 
         def call() -> Any:
             return f(*tree.unflatten(structure, inputs[:count]), **tree.unflatten(names, inputs[count:]))
 
-        out, outs, out_structure = _applied(call, batch)
+        out, outs, out_structure = _apply(call, batch)
         places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")
         results = [stack_along(batch, x, a) for x, a in zip(outs, places)]
-        return tree.unflatten(out_structure, apart(results, values))
+        return tree.unflatten(out_structure, copy_shared(results, values))
 
     return mapped
 
 
-@restores_interpreter
-def _applied(call: Callable[[], Any], batch: Batch) -> tuple[Any, list[Value], tree.Structure]:
+@restore_interpreter
+def _apply(call: Callable[[], Any], batch: Batch) -> tuple[Any, list[Value], tree.Structure]:
     """Call under `batch`: return the result, its leaves as values, its structure."""
     with transforming(batch):
         out = call()

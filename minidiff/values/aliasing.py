@@ -23,7 +23,7 @@ from typing import Any
 import numpy
 
 
-def apart(results: Sequence[Any], held: Sequence[Any] = ()) -> Sequence[Any]:
+def copy_shared(results: Sequence[Any], held: Sequence[Any] = ()) -> Sequence[Any]:
     """Copy results that are read-only or share memory with a prior one or `held`."""
     if len(results) == 1 and not held and getattr(results[0], "base", None) is None:
         return results
@@ -47,7 +47,7 @@ def owner_of(x: Any) -> Any:
     return x
 
 
-def read_only(x: Any) -> Any:
+def read_only_view(x: Any) -> Any:
     """A view of an array that cannot be written into; a NumPy scalar cannot be, as it is."""
     if not isinstance(x, numpy.ndarray):
         return x
@@ -62,22 +62,22 @@ def read_only(x: Any) -> Any:
 _copies: dict[int, tuple[weakref.ref, weakref.ref]] = {}
 
 
-def frozen(x: Any) -> Any:
+def read_only_copy(x: Any) -> Any:
     """A read-only copy of an array as it is now: the last one, if the array has not changed since.
 
     What nobody can write into, such as a number, is returned as it is. What is broadcast is not copied several times.
 
     >>> x = numpy.zeros(2)
-    >>> before, again = frozen(x), frozen(x)
+    >>> before, again = read_only_copy(x), read_only_copy(x)
     >>> x[0] = 1.0
-    >>> before is again, before, frozen(x)
+    >>> before is again, before, read_only_copy(x)
     (True, array([0., 0.]), array([1., 0.]))
     """
     if is_frozen(x) or x.dtype.hasobject:  # the latter is refused
         return x
-    i, once = id(x), _not_repeated(x)
+    i, once = id(x), _distinct_elements(x)
     known, last = (found() for found in _copies.get(i, (lambda: None, lambda: None)))
-    if known is x and last is not None and _same_bits(once, _not_repeated(last)):
+    if known is x and last is not None and _same_bits(once, _distinct_elements(last)):
         return last
     copy = once.copy(order="K")
     copy.flags.writeable = False
@@ -95,7 +95,7 @@ def is_frozen(x: Any) -> bool:
     return True
 
 
-def _not_repeated(x: numpy.ndarray) -> numpy.ndarray:
+def _distinct_elements(x: numpy.ndarray) -> numpy.ndarray:
     """The elements of an array without those that broadcasting repeats."""
     return x[(*[slice(1) if step == 0 else slice(None) for step in x.strides], ...)]
 

@@ -1,6 +1,6 @@
 """Which values are arrays of numbers: their dtypes, and advice for values that are not.
 
->>> plain('two')
+>>> as_plain('two')
 Traceback (most recent call last):
 TypeError: expected an array or a number, got str: 'two'
 """
@@ -25,7 +25,7 @@ NATIVE = frozenset(map(numpy.dtype, "?bhilqBHILQefdgFDG"))
 #: The 16-bit floats that values have had so far (`minidiff/values/half.py`). The package ml_dtypes adds bfloat16.
 NARROW: set[numpy.dtype] = set()
 
-#: Types that need no validation: plain arrays and numbers. `plain` validates all others.
+#: Types that need no validation: plain arrays and numbers. `as_plain` validates all others.
 PLAIN = frozenset({numpy.ndarray, bool, int, float, complex, *(dtype.type for dtype in NATIVE)})
 
 #: The advice for arrays of these dtype kinds.
@@ -48,7 +48,7 @@ _INSTEAD_OF_OBJECTS = {
 }
 
 
-def plain(x: Any, containers: Callable[[], Iterable[str]] | None = None) -> Any:
+def as_plain(x: Any, containers: Callable[[], Iterable[str]] | None = None) -> Any:
     """Return a plain array or a number unchanged, and a memory map as a plain array.
 
     Raise TypeError for any other value. NumPy would convert many of them, but lose a mask, an index or a unit, so the
@@ -71,7 +71,7 @@ def plain(x: Any, containers: Callable[[], Iterable[str]] | None = None) -> Any:
     raise TypeError(f"expected an array or a number, got {type(x).__name__}: {advice}")
 
 
-def converted(x: Any, dtype: numpy.dtype) -> Any:
+def convert_array(x: Any, dtype: numpy.dtype) -> Any:
     """Convert an array or a number to a dtype; from complex to real, take the real part."""
     if not hasattr(x, "dtype"):
         x = numpy.asarray(x)[()]
@@ -122,7 +122,7 @@ def dtype_of(name: Any) -> numpy.dtype:
     return numpy.dtype(name)
 
 
-def real_float(what: str, given: Any) -> numpy.dtype:
+def check_real_float(what: str, given: Any) -> numpy.dtype:
     """The dtype that is given, or TypeError if it is not of real floating-point numbers; `what` begins its sentence."""
     dtype = dtype_of(given)
     if not is_real_float(dtype):
@@ -135,7 +135,7 @@ def is_bfloat16(dtype: numpy.dtype) -> bool:
     return dtype.kind == "V" and dtype.name == "bfloat16"
 
 
-def accumulator(dtype: numpy.dtype) -> numpy.dtype:
+def accumulator_dtype(dtype: numpy.dtype) -> numpy.dtype:
     """The dtype in which ranks add numbers: float32 for 16-bit floats."""
     return SINGLE if dtype == HALF or is_bfloat16(dtype) else dtype
 
@@ -155,15 +155,15 @@ def result_type(*given: Any) -> numpy.dtype:
     """
     if not any(isinstance(t, numpy.dtype) and is_bfloat16(t) for t in given):
         return numpy.result_type(*given)
-    return rounded_to(numpy.result_type(*map(widened, given)), given)
+    return rounded_dtype(numpy.result_type(*map(wide_dtype, given)), given)
 
 
-def widened(dtype: Any) -> Any:
+def wide_dtype(dtype: Any) -> Any:
     """The dtype that operations compute in: float32 for bfloat16."""
     return SINGLE if isinstance(dtype, numpy.dtype) and is_bfloat16(dtype) else dtype
 
 
-def rounded_to(dtype: numpy.dtype, given: Iterable[Any]) -> numpy.dtype:
+def rounded_dtype(dtype: numpy.dtype, given: Iterable[Any]) -> numpy.dtype:
     """The dtype of a result: the operands' 16 bits, if float32 is only what they were widened to."""
     given = {*given}
     narrow = {t for t in given if isinstance(t, numpy.dtype) and (t == HALF or is_bfloat16(t))}

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.values.dtypes import NARROW, SINGLE, is_bfloat16, rounded_to, widened
+from minidiff.values.dtypes import NARROW, SINGLE, is_bfloat16, rounded_dtype, wide_dtype
 
 
 def dtypes_of(values: Sequence[Any]) -> list[numpy.dtype]:
@@ -52,11 +52,11 @@ def runs_wide(primitive: Any, values: Sequence[Any]) -> bool:
 
 def infer(primitive: Any, types: Sequence[Any], params: dict) -> Any:
     """The shape and dtype of each result, by the operation's rule for float32."""
-    wide = [t.update(dtype=widened(t.dtype)) if hasattr(t, "update") else t for t in types]
+    wide = [t.update(dtype=wide_dtype(t.dtype)) if hasattr(t, "update") else t for t in types]
     results, given = primitive.shape_rule(*wide, **params), dtypes_of(types)
     if "dtype" in params:  # of a conversion
         return results
-    return _for_each(primitive, lambda result: (result[0], rounded_to(result[1], given)), results)
+    return _for_each(primitive, lambda result: (result[0], rounded_dtype(result[1], given)), results)
 
 
 def evaluate(primitive: Any, /, *args: Any, **params: Any) -> Any:
@@ -66,13 +66,13 @@ def evaluate(primitive: Any, /, *args: Any, **params: Any) -> Any:
     results = primitive.impl(*wide, **params)
     if "dtype" in params:
         return results
-    return _for_each(primitive, lambda x: _rounded(x, given), results)
+    return _for_each(primitive, lambda x: _round_to_narrow(x, given), results)
 
 
 def _for_each(primitive: Any, f: Callable, results: Any) -> Any:
     return list(map(f, results)) if primitive.multiple_results else f(results)
 
 
-def _rounded(x: Any, given: Sequence[numpy.dtype]) -> Any:
+def _round_to_narrow(x: Any, given: Sequence[numpy.dtype]) -> Any:
     x = x if hasattr(x, "dtype") else numpy.asarray(x)[()]
-    return x.astype(rounded_to(x.dtype, given), copy=False)
+    return x.astype(rounded_dtype(x.dtype, given), copy=False)

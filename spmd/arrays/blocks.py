@@ -14,14 +14,14 @@ from spmd.sharding.sharded_array import ShardedArray, Sharding
 Start = tuple[int, ...]  # of a block, in each dimension
 
 
-def starts_here(sharding: Sharding, block: Sequence[int]) -> list[Start]:
+def local_starts(sharding: Sharding, block: Sequence[int]) -> list[Start]:
     """Where this process's blocks start: one block, or those of all ranks if they are simulated.
 
     `block` is a block's shape. Blocks are in mesh order, and one that several ranks have is listed once.
     """
     mesh, spec = sharding.mesh, sharding.spec
     if mesh.backend == "simulated":
-        held = mesh.ranks.ordered(spec.held)
+        held = mesh.ranks.sort_axes(spec.held)
         places = [dict(zip(held, index)) for index in np.ndindex(*[mesh.shape[a] for a in held])]
     else:
         places = [coordinates_of(mesh.rank, mesh.shape)]
@@ -38,11 +38,11 @@ def blocks_to_save(x: ShardedArray) -> list[tuple[Start, np.ndarray]]:
         place = coordinates_of(mesh.rank, mesh.shape)
         blocks = [] if any(place[a] for a in mesh.axis_names if a not in spec.held) else [x.data]
     shape = block_type(ShapedArray(x.shape, x.dtype), spec, mesh.shape).shape
-    return list(zip(starts_here(Sharding(mesh, spec), shape), blocks))
+    return list(zip(local_starts(Sharding(mesh, spec), shape), blocks))
 
 
 def from_blocks(t: ShapedArray, sharding: Sharding, blocks: Sequence[np.ndarray]) -> ShardedArray | np.ndarray:
-    """The array of this process's blocks, in the order of `starts_here`: a plain one if the spec does not split it."""
+    """The array of this process's blocks, in the order of `local_starts`: a plain one if the spec does not split it."""
     mesh, spec = sharding.mesh, sharding.spec
     if spec.is_trivial:
         return blocks[0]

@@ -20,7 +20,7 @@ from minidiff.values.dtypes import is_scalar_constant
 from spmd.arrays.reshard import redistribute
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import WHOLE, PartitionSpec
-from spmd.shard_map.operation import everywhere, shard_map_p
+from spmd.shard_map.operation import shard_map_p, typed_params
 from spmd.sharding.sharded_array import ShardedArray, reshard_p
 from spmd.sharding.sharding_rules import Plan, plan_of
 
@@ -28,8 +28,8 @@ from spmd.sharding.sharding_rules import Plan, plan_of
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
     """Run an operation on sharded operands as a `shard_map` of it.
 
-    Returns None if no operand is sharded. If the operands are on several meshes, those on another mesh than the first
-    one's are gathered. Raises LeakedTracerError for tracers of a transformation that has ended.
+    Returns None if no operand is sharded. Operands on another mesh than that of the first sharded one are gathered.
+    Raises LeakedTracerError for tracers of a transformation that has ended.
     """
     if interpreter.scope is not None:
         return None
@@ -54,7 +54,7 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
     if not all(other.is_like(mesh) for other in meshes):
         here = [t is None or t.mesh.is_like(mesh) for t in shardings]
         with running(interpreter):
-            args = [x if yes or t is None else t.gathered(x) for x, t, yes in zip(args, shardings, here)]
+            args = [x if yes or t is None else t.gather(x) for x, t, yes in zip(args, shardings, here)]
         shardings = [t if yes else None for t, yes in zip(shardings, here)]
     specs = [WHOLE if sharding is None else sharding.spec for sharding in shardings]
     dims = [spec.dims(typeof(x).ndim) for spec, x in zip(specs, args)]
@@ -64,15 +64,11 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
     with running(interpreter):
         if plan.decomposed:
             return primitive.decomposed(*args, **params)
-        return _mapped(primitive, args, mesh, specs, plan)
+        return _map_over_shards(primitive, args, mesh, specs, plan)
 
 
-def _mapped(
-    primitive: Primitive,
-    args: Sequence[Value],
-    mesh: Mesh,
-    specs: Sequence[PartitionSpec],
-    plan: Plan,
+def _map_over_shards(
+    primitive: Primitive, args: Sequence[Value], mesh: Mesh, specs: Sequence[PartitionSpec], plan: Plan
 ) -> Any:
     """Run the operation as a `shard_map` with its arguments' specs as `in_specs`."""
     arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
@@ -85,5 +81,5 @@ def _mapped(
         return plan.on_blocks(values), plan.out_specs
 
     in_specs = tuple(specs[i] for i in arrays)
-    found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **everywhere(mesh))
+    found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **typed_params(mesh))
     return found if primitive.multiple_results else found[0]

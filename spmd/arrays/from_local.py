@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from collectives.ops import counted
+from collectives.ops import convert_booleans
 from minidiff import tree
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
@@ -51,7 +51,7 @@ def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
     check_no_body("from_local")
     trees = _blocks_here(block, mesh)
     flat = [tree.flatten_with_paths(x, "block") for x in trees]
-    types = [[f"spec: {spec!r}", *[f"{path}: {_described(x)}" for path, x in leaves]] for leaves, _ in flat]
+    types = [[f"spec: {spec!r}", *[f"{path}: {_describe(x)}" for path, x in leaves]] for leaves, _ in flat]
     check_types("from_local: ranks have blocks of different types", mesh, types)
     specs = specs_for(trees[0], spec)
     paths, structure = tree.paths(flat[0][1], "block"), flat[0][1]
@@ -76,11 +76,8 @@ def _blocks_here(block: Any, mesh: Mesh) -> Sequence:
     )
 
 
-def _described(x: Any) -> str:
-    """Describe a block's type, without raising.
-
-    Ranks compare these before any of them raises.
-    """
+def _describe(x: Any) -> str:
+    """Describe a block's type without raising, since ranks compare these before any of them raises."""
     try:
         x = as_value(x)
     except TypeError:
@@ -89,22 +86,19 @@ def _described(x: Any) -> str:
 
 
 def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Mesh) -> Value:
-    """The array made from the blocks in this process.
-
-    These are the blocks of all ranks, if they are simulated, or of this one.
-    """
+    """The array made from the blocks in this process: those of all simulated ranks, or this rank's."""
     blocks = [as_named_value(x, f"from_local: {path}") for x in blocks]
-    blocks = [counted(x) if spec.unreduced and not isinstance(x, Tracer) else x for x in blocks]
+    blocks = [convert_booleans(x) if spec.unreduced and not isinstance(x, Tracer) else x for x in blocks]
     type, ranks, every = typeof(blocks[0]), mesh.ranks, mesh.axis_names
     if isinstance(blocks[0], Tracer):
         raise TypeError(
-            f"from_local: {path} has type {_described(blocks[0])}, and is not a rank's plain array: call it on "
+            f"from_local: {path} has type {_describe(blocks[0])}, and is not a rank's plain array: call it on "
             "data, outside of jit and derivatives, and distribute(x, mesh, spec) on whole arrays"
         )
     check_spec(spec, mesh.shape, "spec")
     check_not_summed(spec, "spec")
     check_ndim(spec, type.shape, "spec", path)
-    held = ranks.ordered(spec.held)
+    held = ranks.sort_axes(spec.held)
     if mesh.backend == "simulated":
         check_copies(f"{path}: {type}", mesh, held, [*map(digest_of, blocks)])
         data = ranks.reshard_data(numpy.stack(blocks), every, held) if every else blocks[0].copy()

@@ -18,20 +18,17 @@ from minidiff.diagnostics.text import PrintedText
 from minidiff.inputs.arguments import as_value, is_zero
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, check_is_spec, check_sharding, is_spec
-from spmd.shard_map.operation import everywhere, shard_map_p
+from spmd.shard_map.operation import shard_map_p, typed_params
 from spmd.sharding.routes import Route, follow, route_of_specs
-from spmd.sharding.sharded_array import ShardedArray, Sharding, not_parts
+from spmd.sharding.sharded_array import ShardedArray, Sharding, not_unreduced_error
 
 # ---------------------------------------------------------------- what users call
 
 
 def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Route:
-    """The route for `x` from the spec `have` to `want`.
-
-    Raises VarianceError if `x` is to become unreduced, or is reduced and is not to stay so: its cotangent is unreduced.
-    """
+    """The route for `x` between two specs. Raises VarianceError if `x` cannot be unreduced where `want` says so."""
     if not (want.unreduced <= have.unreduced or is_zero(x)):
-        raise not_parts(typeof(x), have, want)
+        raise not_unreduced_error(typeof(x), have, want)
     return route_of_specs(typeof(x), have, want, mesh.shape)
 
 
@@ -43,7 +40,7 @@ def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
         block = follow(steps, block)
         return [cast_to(zeros_like(block) if is_zero(x) else block, want.states)], (want,)
 
-    return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
+    return shard_map_p.bind(x, body=body, in_specs=(have,), **typed_params(mesh))[0]
 
 
 # To type checkers the result is always a `ShardedArray`: they cannot tell whether a spec splits the array at all.
@@ -58,7 +55,7 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
 
     `x` is a tree of arrays, the same on all ranks, and `spec` a tree of partition specs that is a prefix of it. An
     array that its spec does not split is replicated: it stays a plain array. Either is a copy, which does not change
-    when you write into `x` later. Zeros, and nothing else, may be the parts of a sum: `P(unreduced={'i'})`.
+    when you write into `x` later. Only zeros may be distributed as unreduced: `P(unreduced={'i'})`.
     Differentiable: the cotangent of a whole array is gathered to a whole array; where the array is distributed as
     reduced, the parts of its cotangent are summed. Raises ValueError if a spec does not fit the mesh or the array.
 
@@ -116,14 +113,14 @@ def gather(x: Any) -> Any:
     {'n': 3, 'w': array([0., 1., 2., 3.])}
     """
     check_no_body("gather")
-    return tree.map(_gathered, x)
+    return tree.map(_gather_leaf, x)
 
 
-def _gathered(x: Any) -> Any:
+def _gather_leaf(x: Any) -> Any:
     if isinstance(x, ShardedArray):
         return x.gather()
     sharding = typeof(as_value(x)).sharding if isinstance(x, Tracer) else None
-    return x if sharding is None else sharding.gathered(as_value(x))
+    return x if sharding is None else sharding.gather(as_value(x))
 
 
 def spec_of(x: Any) -> Any:
@@ -178,10 +175,7 @@ def check_mesh(what: str, mesh: Any) -> None:
 
 
 def check_no_body(what: str) -> None:
-    """Raise TypeError if `what` is called in the body of a `shard_map`.
-
-    `what` is a function of whole arrays.
-    """
+    """Raise TypeError if `what`, a function of whole arrays, is called in the body of a `shard_map`."""
     scope = current_scope()
     if scope is not None:
         raise TypeError(
@@ -209,7 +203,7 @@ def _place(what: str, x: Any, spec: Any, mesh_of: Callable[[Value], Mesh | None]
             return leaf
         mesh = mesh or sharding_of(leaf, path).mesh  # raises TypeError
         check_sharding(to, typeof(leaf).shape, mesh.shape, path)
-        found = Sharding(mesh, to).resharded(leaf)
+        found = Sharding(mesh, to).reshard(leaf)
         return leaf.copy() if found is leaf and what == "distribute" and isinstance(leaf, numpy.ndarray) else found
 
     return tree.unflatten(

@@ -1,4 +1,4 @@
-"""Checkpoints: trees of sharded and plain arrays, saved so that a killed run goes on where it was.
+"""Checkpoints: trees of sharded and plain arrays, saved so that a killed run can resume.
 
 >>> import tempfile
 >>> import numpy as np
@@ -18,8 +18,8 @@ A training loop saves in the background, and keeps the last steps. Opened again,
 >>> checkpoint.latest(path)
 3
 
-A tree of the same structure says how to load it: here the arrays have other shardings, on another number of ranks. The
-blocks in the files need not be those of the ranks that load; each rank reads the slices that it needs.
+A tree of the same structure says how to load it: here with other shardings, on another number of ranks. Each rank reads
+the slices that it needs, from whatever blocks were saved.
 
 >>> other = spmd.make_mesh((2,), ('j',), backend='simulated')
 >>> like = {'w': spmd.distribute(np.zeros(8), other, spmd.P('j')), 'rng': rng.bit_generator.state}

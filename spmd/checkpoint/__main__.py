@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from spmd.checkpoint.files import STEP, Array, CheckpointError, Saved, Scalar, short, steps
-from spmd.mesh.launch import ends_when_unread, first_rank_speaks
+from spmd.checkpoint.files import STEP, Array, CheckpointError, Saved, Scalar, saved_steps, shorten
+from spmd.mesh.launch import end_when_unread, silence_other_ranks
 from spmd.report.table import Table
 
 HEADER = ("leaf", "dtype", "shape or value", "spec", "mesh", "blocks", "bytes")
@@ -20,12 +20,12 @@ def main(argv: list[str] | None = None) -> int:
         "damaged, or nothing is complete.",
     )
     parser.add_argument("path", type=Path, help="the directory of a run, or of one of its steps")
-    with first_rank_speaks():
+    with silence_other_ranks():
         path = parser.parse_args(argv).path
-    chosen = steps(path, complete=False)
+    chosen = saved_steps(path, complete=False)
     if not chosen and (named := STEP.fullmatch(path.name)):
         path, chosen = path.parent, [int(named[1])]
-    with ends_when_unread(), first_rank_speaks():
+    with end_when_unread(), silence_other_ranks():
         found = [show(path, step) for step in chosen]
         if not any(found):
             print(f"{path} has no complete step")
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def show(path: Path, step: int) -> bool | None:
     """Print a step. Returns whether it is complete; None if it is damaged."""
-    if step not in steps(path):
+    if step not in saved_steps(path):
         print(f"step {step} is incomplete: it is being written, or its run was killed\n")
         return False
     try:
@@ -52,7 +52,7 @@ def show(path: Path, step: int) -> bool | None:
 
 
 def row(name: str, leaf: Array | Scalar) -> tuple[str, ...]:
-    name = short(name)
+    name = shorten(name)
     if isinstance(leaf, Scalar):
         return name, leaf.type, repr(leaf.value)[:20], "", "", "", ""
     mesh = ", ".join(f"{axis}: {size}" for axis, size in leaf.mesh.items())

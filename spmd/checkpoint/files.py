@@ -9,10 +9,10 @@ A step is complete when its `index.json` is there. Files appear atomically: they
 to the disk, and renamed.
 
 Blocks are in NumPy's format, one `.npz` file for each process, without compression. So `numpy.load` and `unzip` read
-them without this module, the index knows each block's offset, and a slice is read from a memory map. (A `.npy` file
-for each block takes forty times as long for many small arrays, since each file is flushed. safetensors has no complex
-numbers and no checksums. zarr is a dependency, and leaves it to others to make a set of files appear at once.) The
-index has the CRC-32 of each block, which is that of its zip entry, and a checksum of itself.
+them without this module; the index has each block's offset, so a slice is read from a memory map. (A `.npy` file for
+each block takes forty times as long for many small arrays, since each file is flushed. safetensors has no complex
+numbers and no checksums. zarr is a dependency, and cannot make a set of files appear at once.) The index also has the
+CRC-32 of each block, taken from its zip entry, and a checksum of itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CheckpointError(Exception):
 
 
 class SavedBlock(NamedTuple):
-    """A block of an array, and where it is: the entry of an `.npz` file from byte `offset`."""
+    """A block of an array, and its place: the entry of an `.npz` file from byte `offset`."""
 
     start: Sequence[int]  # in the array
     shape: Sequence[int]
@@ -91,14 +91,14 @@ class Scalar(NamedTuple):
         return complex(*self.value) if self.type == "complex" else self.value
 
 
-#: The types of leaves that are not arrays. JSON has all of them but complex numbers, which are pairs there.
+#: The types of leaves that are not arrays. JSON has no complex numbers: they are pairs there.
 SCALARS = {bool, int, float, str, complex}
 
 
-def short(name: str) -> str:
+def shorten(name: str) -> str:
     """A leaf's path for a message or a zip entry: the beginning of a long one, and a digest that tells it apart.
 
-    >>> short("['w']"), len(short("w" * 70000))
+    >>> shorten("['w']"), len(shorten("w" * 70000))
     ("['w']", 200)
     """
     return name if len(name) <= 200 else f"{name[:183]}…{hashlib.sha256(name.encode()).hexdigest()[:16]}"
@@ -117,7 +117,7 @@ def show_slices(start: Sequence[int], shape: Sequence[int]) -> str:
 
 
 def replace(file: Path, write: Callable) -> None:
-    """Write a file atomically. If that fails, as on a full disk, nothing of it is left."""
+    """Write a file atomically. If that fails, as on a full disk, no file is left."""
     hidden = file.with_name(f".{file.name}")
     try:
         with hidden.open("wb") as opened:
@@ -146,16 +146,16 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def write_blocks(file: Path, blocks: Iterable[tuple[str, Sequence[int], np.ndarray]]) -> list[tuple[str, SavedBlock]]:
-    """Write blocks (path of the array, start, contiguous block) to an `.npz` file.
+    """Write blocks (path of the array, start, contiguous block) to an `.npz` file; return their paths and places.
 
-    Returns the paths, and where the blocks are. Without blocks, no file is written.
+    Without blocks, no file is written.
     """
     found, blocks = [], list(blocks)
 
     def write(opened: Any) -> None:
         with zipfile.ZipFile(opened, "w") as archive:
             for path, start, x in blocks:
-                entry = zipfile.ZipInfo(f"{short(path)}{show_slices(start, x.shape) if x.shape else ''}.npy")
+                entry = zipfile.ZipInfo(f"{shorten(path)}{show_slices(start, x.shape) if x.shape else ''}.npy")
                 with archive.open(entry, "w", force_zip64=True) as inside:
                     offset = opened.tell()
                     np.lib.format.write_array(inside, x, allow_pickle=False)
@@ -182,7 +182,7 @@ def folder_of(path: Path, step: int) -> Path:
     return path / f"step-{step:08}"
 
 
-def steps(path: Path, complete: bool = True) -> list[int]:
+def saved_steps(path: Path, complete: bool = True) -> list[int]:
     """The saved steps, in order; with `complete=False`, also those that a killed run has left unfinished."""
     numbers = [int(named[1]) for f in path.glob("step-*") if (named := STEP.fullmatch(f.name))]
     folders = {n: folder for n in numbers if (folder := folder_of(path, n)).exists()}
@@ -190,10 +190,7 @@ def steps(path: Path, complete: bool = True) -> list[int]:
 
 
 def remove_step(folder: Path) -> None:
-    """Remove what `write_blocks` and `write_index` have written of a step.
-
-    Files of others stay, and the folder with them; so does all that a symbolic link leads to.
-    """
+    """Remove the files of a step. Other files stay, and the folder with them; symbolic links are not followed."""
     if folder.is_symlink() or not _is_own(folder / INDEX):
         return
     (folder / INDEX).unlink(missing_ok=True)  # first: then a half-deleted step is incomplete
@@ -206,10 +203,8 @@ def remove_step(folder: Path) -> None:
 
 def _is_own(index: Path) -> bool:
     """Whether this library has written an index, or there is none."""
-    if not os.path.lexists(index):
-        return True
     if index.is_symlink() or not index.is_file():
-        return False
+        return not os.path.lexists(index)
     with index.open("rb") as opened:
         return f'"format": "{FORMAT}"'.encode() in opened.read(100)
 
@@ -219,13 +214,13 @@ def latest(path: str | os.PathLike) -> int | None:
 
     >>> latest('nowhere')
     """
-    return next(reversed(steps(Path(path))), None)
+    return next(reversed(saved_steps(Path(path))), None)
 
 
 def _contents(index: dict[str, Any]) -> tuple[dict[str, Any], str, dict[str, int], dict[str, Array | Scalar]]:
-    """The notes, the backend, the sizes of the files, and the leaves that an index has.
+    """The notes, the backend, the sizes of the files, and the leaves in an index.
 
-    Raises KeyError, TypeError, ValueError or OverflowError unless it is an index that `write_index` could have written.
+    Raises KeyError, TypeError, ValueError or OverflowError for an index that `write_index` cannot have written.
     """
     notes, backend, files, leaves = (index[key] for key in ("notes", "backend", "files", "leaves"))
     _expect(isinstance(backend, str), "its backend", backend)
@@ -281,10 +276,10 @@ def _overlap(blocks: Sequence[SavedBlock]) -> bool:
 
 
 class Saved:
-    """A saved step: what is in its index, and slices of its arrays.
+    """A saved step: its index, and slices of its arrays.
 
-    Raises CheckpointError for what is missing or damaged, naming the file, the array, and what was expected. `verify`:
-    whether to compare the checksum of every block that is read, for which the whole of it is read.
+    Raises CheckpointError if something is missing or damaged, naming the file, the array, and the expected content.
+    With `verify`, a block is read whole, and its checksum compared, when a slice of it is read.
     """
 
     def __init__(self, path: Path, step: int, verify: bool = True):
@@ -301,7 +296,7 @@ class Saved:
 
     def _index(self) -> dict[str, Any]:
         if not self.file.is_file():
-            there = ", ".join(map(str, steps(self.path))) or "none"
+            there = ", ".join(map(str, saved_steps(self.path))) or "none"
             raise CheckpointError(f"{self.path} has no complete step {self.step}; complete steps: {there}")
         try:
             found = json.loads(self.file.read_bytes())
@@ -320,18 +315,18 @@ class Saved:
         return found
 
     def damage(self, file: Path, what: str) -> CheckpointError:
-        """The error that a file is damaged, with what to do."""
+        """The error that a file is damaged, with the way out."""
         if not self.file.exists():
             return CheckpointError(f"{self.folder} was removed while it was read: load the last step again")
-        others = [step for step in steps(self.path) if step < self.step]
+        others = [step for step in saved_steps(self.path) if step < self.step]
         before = f"go on from step {others[-1]}" if others else "start from the beginning"
         return CheckpointError(f"{file} is damaged: {what}. Remove {self.folder} to {before}")
 
     def leaf(self, name: str) -> Array | Scalar:
         if name not in self.leaves:
             raise CheckpointError(
-                f"{self.file} has no array {short(name)}; it has {', '.join(map(short, self.leaves)):.500}"
-                f"{did_you_mean(short(name), map(short, self.leaves))}"
+                f"{self.file} has no array {shorten(name)}; it has {', '.join(map(shorten, self.leaves)):.500}"
+                f"{did_you_mean(shorten(name), map(shorten, self.leaves))}"
             )
         return self.leaves[name]
 
@@ -339,28 +334,25 @@ class Saved:
         """A slice of an array, from the blocks that overlap it."""
         array = self.leaf(name)
         assert isinstance(array, Array)
-        found = []  # the blocks that overlap the slice, from where, to where
+        found = []  # the blocks that overlap the slice, with where the overlap begins and ends
         for block in array.blocks:
-            low = [max(i, j) for i, j in zip(start, block.start)]
-            high = [min(i + n, j + m) for i, n, j, m in zip(start, shape, block.start, block.shape)]
-            if all(i < j for i, j in zip(low, high)):
+            low = np.maximum(start, block.start).astype(int)
+            high = np.minimum(np.add(start, shape), np.add(block.start, block.shape)).astype(int)
+            if (low < high).all():
                 found.append((block, low, high))
-        size = math.prod(shape)
-        filled = sum(math.prod(j - i for i, j in zip(low, high)) for _, low, high in found)
+        size, filled = math.prod(shape), sum(math.prod((high - low).tolist()) for _, low, high in found)
         if filled != size or _overlap([block for block, *_ in found]):
-            what = f"blocks of array {short(name)} have {filled} of the {size} numbers of {show_slices(start, shape)}"
+            what = f"blocks of array {shorten(name)} have {filled} of the {size} numbers of {show_slices(start, shape)}"
             raise self.damage(self.file, what)
         out = np.empty(shape, dtype_of(array.dtype))
         for block, low, high in found:
-            there, here = (
-                tuple(slice(i - o, j - o) for i, j, o in zip(low, high, origin)) for origin in (block.start, start)
-            )
+            there, here = (tuple(map(slice, low - origin, high - origin)) for origin in (block.start, start))
             out[here] = self.block(name, block)[there]
         return out
 
     def block(self, name: str, block: SavedBlock) -> np.ndarray:
         """A block of an array, memory-mapped."""
-        file, what = self.folder / block.file, f"block {block} of array {short(name)}"
+        file, what = self.folder / block.file, f"block {block} of array {shorten(name)}"
         if block.file not in self._maps:
             try:
                 found, expected = file.stat().st_size, self.sizes[block.file]
@@ -377,5 +369,4 @@ class Saved:
             self._intact.add((block.file, block.offset))
         leaf: Any = self.leaves[name]
         dtype = dtype_of(leaf.dtype)
-        size = math.prod(block.shape) * dtype.itemsize
-        return entry[block.nbytes - size :].view(dtype).reshape(block.shape)
+        return entry[block.nbytes - math.prod(block.shape) * dtype.itemsize :].view(dtype).reshape(block.shape)

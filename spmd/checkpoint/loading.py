@@ -14,9 +14,9 @@ from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.inputs.arguments import check_array
 from minidiff.values.dtypes import dtype_of, is_bfloat16
-from spmd.arrays.blocks import from_blocks, starts_here
-from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, Scalar, short, steps
-from spmd.checks.agreement import agreed, everyone
+from spmd.arrays.blocks import from_blocks, local_starts
+from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, Scalar, saved_steps, shorten
+from spmd.checks.agreement import gather_texts, make_and_compare
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type, check_sharding
 from spmd.sharding.sharded_array import ShardedArray, Sharding
@@ -29,17 +29,17 @@ def load(
 ) -> tuple[Any, dict[str, Any]]:
     """The saved tree, and the notes, of a step: by default of the last one.
 
-    `like` is a tree with the structure to load: the saved one, or a part of it. An array asks for one of its
-    shape and dtype, with its sharding; so does a `ShapedArray`, as `md.eval_shape` returns them. A string or a Python
-    number asks for one of its kind, as it was saved. It may be sharded in another way than what was saved, over another
-    mesh, of another number of ranks. Without `like`, all leaves are returned by their paths, as whole arrays.
+    `like` is a tree with the structure to load: the saved one, or a part of it. An array, or a `ShapedArray` as from
+    `md.eval_shape`, asks for an array of its shape, dtype and sharding, which need not be the sharding it was saved
+    with: the mesh and the number of ranks may differ. A string or a Python number asks for one of its type. Without
+    `like`, all leaves are returned by their paths, as whole arrays.
 
-    With `verify`, each process reads every block whole of which it needs a slice, and compares its checksum.
+    With `verify`, each process that needs a slice of a block reads the whole block, and compares its checksum.
 
     If `like` has sharded arrays, all ranks of their mesh must call it, with the same step and trees of the same types:
-    all raise ValueError if they do not. If one fails, all raise the same error. Raises CheckpointError, which names the
-    file, the array, and what was expected, for what is missing, damaged, or not like `like`. Nothing is overwritten or
-    removed.
+    otherwise all raise ValueError. If one rank fails, all raise the same error. Raises CheckpointError, which names the
+    file, the array and what was expected, for leaves that are missing, damaged, or not like `like`. Nothing is
+    overwritten or removed.
     """
     return load_on(path, mesh_of(like), like, step, verify)
 
@@ -54,32 +54,32 @@ def load_on(
     def described() -> tuple[None, list[str]]:
         for name, leaf in leaves:
             check_leaf("load", name, leaf)
-        split = [(sharding := _sharding(leaf)) and sharding.spec for _, leaf in leaves]
-        types = [f"{short(name)}: {_type_of(leaf)}, split as {spec}" for (name, leaf), spec in zip(leaves, split)]
+        split = [(sharding := _sharding_of(leaf)) and sharding.spec for _, leaf in leaves]
+        types = [f"{shorten(name)}: {_type_of(leaf)}, split as {spec}" for (name, leaf), spec in zip(leaves, split)]
         return None, ["load", f"step {step}", *types]
 
     if mesh is None:
         described()
     else:
-        agreed(SAME_CALLS, mesh, described)
+        make_and_compare(SAME_CALLS, mesh, described)
 
     def read(step: int) -> tuple[Any, dict[str, Any]]:
         saved = Saved(folder, step, verify)
         if like is None:
-            return {name: _whole(saved, name) for name in saved.leaves}, saved.notes
+            return {name: _read_whole(saved, name) for name in saved.leaves}, saved.notes
         return tree.unflatten(structure, [_read_like(saved, name, leaf) for name, leaf in leaves]), saved.notes
 
     if step is None:
         step = latest_on(folder, mesh)
     if step is None:
         raise CheckpointError(f"{path} has no complete step: there is nothing to load")
-    return on_all_ranks(mesh, folder, "read", lambda: read(step))
+    return call_on_all_ranks(mesh, folder, "read", lambda: read(step))
 
 
 def latest_on(path: Path, mesh: Mesh | None) -> int | None:
     """The last complete step, which all ranks of a mesh must see."""
-    seen = on_all_ranks(mesh, path, "read", lambda: str(steps(path)[-1:]))
-    found = sorted(set(everyone(mesh, seen))) if mesh else [seen]
+    seen = call_on_all_ranks(mesh, path, "read", lambda: str(saved_steps(path)[-1:]))
+    found = sorted(set(gather_texts(mesh, seen))) if mesh else [seen]
     if len(found) > 1:
         raise CheckpointError(
             f"{path}: ranks see different steps there, {', '.join(found)}: save in a directory on a file system that "
@@ -88,11 +88,8 @@ def latest_on(path: Path, mesh: Mesh | None) -> int | None:
     return int(found[0][1:-1]) if found[0] != "[]" else None
 
 
-def on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -> Any:
-    """Call `act` on all ranks of a mesh, and wait for all of them.
-
-    If it fails on one, its error is raised on all. `what` the error says cannot be done.
-    """
+def call_on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -> Any:
+    """Call `act` on all ranks of a mesh, and wait for all. An error on one is raised on all: it cannot be `what`."""
     result, failure = None, ""
     cause: BaseException | None = None
     try:
@@ -101,22 +98,22 @@ def on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -> Any
         cause, failure = error, str(error)
     except (OSError, MemoryError) as error:
         cause, failure = error, f"{path}: it cannot be {what}: {type(error).__name__}: {error}"
-    if failures := [x for x in (everyone(mesh, failure) if mesh else [failure]) if x]:
+    if failures := [x for x in (gather_texts(mesh, failure) if mesh else [failure]) if x]:
         raise CheckpointError(failures[0]) from cause
     return result
 
 
 def mesh_of(x: Any) -> Mesh | None:
     """The mesh of the first sharded array in a tree; None if there is none."""
-    shardings = [_sharding(leaf) for leaf in tree.leaves(x)]
+    shardings = [_sharding_of(leaf) for leaf in tree.leaves(x)]
     return next((sharding.mesh for sharding in shardings if sharding is not None), None)
 
 
 def check_leaf(what: str, name: str, leaf: Any) -> None:
-    """Raise TypeError for a leaf that cannot be saved, or does not say what to load."""
+    """Raise TypeError for a leaf that cannot be saved, or that does not tell what to load."""
     if isinstance(leaf, Tracer) and not isinstance(leaf, ShardedArray):
         raise TypeError(f"checkpoint.{what}: {name} is traced: {what} outside of jit, derivatives and shard_map")
-    sharding = _sharding(leaf)
+    sharding = _sharding_of(leaf)
     if sharding is not None and sharding.spec.unreduced:
         raise TypeError(
             f"checkpoint.{what}: {name} is split as {sharding.spec}, parts of a sum: take the sum first, by "
@@ -142,13 +139,13 @@ def _type_of(leaf: Any) -> str:
     return f"{t.dtype}{list(t.shape)}"
 
 
-def _sharding(leaf: Any) -> Sharding | None:
+def _sharding_of(leaf: Any) -> Sharding | None:
     if isinstance(leaf, ShardedArray):
         return Sharding(leaf.mesh, leaf.spec)
     return leaf.sharding if isinstance(leaf, ShapedArray) else None
 
 
-def _whole(saved: Saved, name: str) -> Any:
+def _read_whole(saved: Saved, name: str) -> Any:
     leaf = saved.leaf(name)
     return saved.read(name, (0,) * len(leaf.shape), leaf.shape) if isinstance(leaf, Array) else leaf.read()
 
@@ -158,13 +155,13 @@ def _read_like(saved: Saved, name: str, like: Any) -> Any:
     if type(like) in SCALARS:
         leaf = saved.leaf(name)
         if isinstance(leaf, Array) and not leaf.shape and dtype_of(leaf.dtype).kind == np.asarray(like).dtype.kind:
-            return _whole(saved, name)[()]  # a number that a step has made NumPy's
+            return _read_whole(saved, name)[()]  # a number that a step has made NumPy's
     if str(saved.leaf(name)) != _type_of(like):
-        raise CheckpointError(f"{saved.file}: {short(name)} is {saved.leaf(name)}, expected {_type_of(like)}")
-    sharding = _sharding(like)
+        raise CheckpointError(f"{saved.file}: {shorten(name)} is {saved.leaf(name)}, expected {_type_of(like)}")
+    sharding = _sharding_of(like)
     if sharding is None:
-        found = _whole(saved, name)
+        found = _read_whole(saved, name)
         return found[()] if isinstance(like, np.generic) else found
     check_sharding(sharding.spec, like.shape, sharding.mesh.shape, name)
     block = block_type(ShapedArray(like.shape, like.dtype), sharding.spec, sharding.mesh.shape).shape
-    return from_blocks(like, sharding, [saved.read(name, start, block) for start in starts_here(sharding, block)])
+    return from_blocks(like, sharding, [saved.read(name, start, block) for start in local_starts(sharding, block)])

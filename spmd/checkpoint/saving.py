@@ -1,8 +1,8 @@
-"""Save trees of arrays, in the background, so that a run that is killed loses nothing that was complete.
+"""Save trees of arrays in the background. A run that is killed loses no step that was complete.
 
-Each rank's thread writes the rank's blocks, and then where they are in a file `rank-00001.json`. When those of all
-ranks are there, the thread of rank 0 writes the index, which completes the step. So ranks need only the file system
-while training goes on; they communicate in the next call, where an error of one is raised on all.
+Each rank's thread writes the rank's blocks, and then a file such as `rank-00001.json` that says where they are. When
+all of these files are there, the thread of rank 0 writes the index, which completes the step. So ranks need only the
+file system while training goes on. They communicate in the next call, where an error of one is raised on all.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from collectives.guards.mismatch import ranks_named
+from collectives.guards.mismatch import describe_ranks
 from minidiff import tree
-from minidiff.diagnostics.location import here
+from minidiff.diagnostics.location import current_location
 from minidiff.values.dtypes import is_bfloat16
 from spmd.arrays.blocks import Start, blocks_to_save
 from spmd.checkpoint.files import (
@@ -35,14 +35,14 @@ from spmd.checkpoint.files import (
     folder_of,
     latest,
     remove_step,
-    short,
-    steps,
+    saved_steps,
+    shorten,
     write_blocks,
     write_index,
     write_json,
 )
-from spmd.checkpoint.loading import SAME_CALLS, check_leaf, latest_on, load_on, mesh_of, on_all_ranks
-from spmd.checks.agreement import agreed, everyone
+from spmd.checkpoint.loading import SAME_CALLS, call_on_all_ranks, check_leaf, latest_on, load_on, mesh_of
+from spmd.checks.agreement import gather_texts, make_and_compare
 from spmd.mesh.mesh import Mesh, make_mesh, process_count
 from spmd.sharding.sharded_array import ShardedArray
 
@@ -58,13 +58,13 @@ PATIENCE = 600.0  # seconds that rank 0 waits for the blocks of others, after it
 class Checkpoints:
     """The saved steps of a run, in a directory on a file system that all ranks of `mesh` share.
 
-    Opening it checks that steps can be saved there, before there is a result that could be lost, and locks the
-    directory: no other `Checkpoints` can save there, in this process or another, until it is closed, or the process has
-    ended in any way. `keep` is the number of steps to keep; by default all. Only what was saved is removed, never
-    another's file, or what a symbolic link leads to. Use it in a `with` statement, or `close` it.
+    Opening it checks that steps can be saved there, and locks the directory: no other `Checkpoints` can save there, in
+    this process or another, until it is closed or the process ends. `keep` is the number of steps to keep, by default
+    all. Only saved steps are removed, never files of other programs, nor the target of a symbolic link. Use it in a
+    `with` statement, or `close` it.
 
-    All ranks of the mesh must call all methods, with the same step, and trees of the same types: all raise ValueError
-    if they do not. If one rank fails, all raise the same CheckpointError.
+    All ranks of the mesh must call all methods, with the same step and trees of the same types: otherwise all raise
+    ValueError. If one rank fails, all raise the same CheckpointError.
     """
 
     def __init__(self, path: str | os.PathLike, mesh: Mesh, *, keep: int | None = None):
@@ -101,86 +101,82 @@ class Checkpoints:
     def save(self, step: int, tree: Any, notes: dict[str, Any] | None = None) -> None:
         """Save a tree, and notes, as a step that is greater than all before it.
 
-        Leaves of the tree are sharded arrays, of which each rank saves its blocks; arrays, numbers and strings, which
-        are the same on all ranks; and Python scalars. The state of a random generator is `rng.bit_generator.state`.
-        Raises TypeError for masked arrays and matrices, and for arrays of objects or with fields.
-        Notes must be JSON, and those of the first rank are saved. They can be loaded without any array, by `load({})`.
+        Leaves of the tree are sharded arrays, of which each rank saves its blocks; and arrays, numbers and strings that
+        are the same on all ranks. The state of a random generator is `rng.bit_generator.state`. Notes must be JSON; the
+        first rank's are saved, and `load({})` loads them without any array. Raises TypeError for masked arrays and
+        matrices, and for arrays of objects or with fields.
 
-        It returns when the arrays are copied, so they can be written into. They are written in the background. The
-        next call of a method waits until they are, and raises what went wrong.
+        It returns when the arrays are copied, so the caller may write into them. A thread writes the copies to disk.
+        The next call of a method waits for it, and raises its error.
         """
 
         def described_step() -> tuple[tuple, list[str]]:
             if not isinstance(step, (int, np.integer)) or step < 0:
                 raise ValueError(f"checkpoint.save: step is a number of steps, an integer of at least 0; got {step!r}")
-            leaves, blocks = _described(tree, self.mesh)
-            index = {"step": int(step), "backend": self.mesh.backend, "notes": _copied_notes(notes or {})}
+            leaves, blocks = _describe_leaves(tree, self.mesh)
+            index = {"step": int(step), "backend": self.mesh.backend, "notes": _copy_notes(notes or {})}
             index["leaves"] = {name: leaf._asdict() for name, leaf in leaves.items()}
             return (index, blocks), [f"step {step}", *map(_line, leaves, leaves.values())]
 
-        index, blocks = self._same("save", described_step)
-        self._finish_pending()
+        index, blocks = self._finish_pending("save", described_step)
         folder = folder_of(self.path, index["step"])
 
         def copied() -> list:
             self._prepare(index["step"], folder)
             return [(name, start, np.array(x, order="C")) for name, start, x in blocks]
 
-        own = self._on_all_ranks("written", copied)
+        own = self._on_all_ranks(copied)
         self._patience = PATIENCE
         written = self._thread.submit(self._write, folder, own)
         self._pending = written, self._thread.submit(self._complete, written, folder, index), folder
 
     def wait(self) -> None:
         """Wait until the last step saved is complete."""
-        self._same("wait")
-        self._finish_pending()
+        self._finish_pending("wait")
 
     def latest(self) -> int | None:
         """The last complete step; None if there is none."""
-        self._same("latest")
-        self._finish_pending()
+        self._finish_pending("latest")
         return latest_on(self.path, self.mesh)
 
     def load(self, like: Any = None, step: int | None = None, *, verify: bool = True) -> tuple[Any, dict[str, Any]]:
         """As `spmd.checkpoint.load`, of this directory."""
-        self._same("load")
-        self._finish_pending()
+        self._finish_pending("load")
         return load_on(self.path, self.mesh, like, step, verify)
 
     def close(self) -> None:
         """Wait until the last step saved is complete, and unlock the directory."""
         try:
-            self._same("close")
-            self._finish_pending()
+            self._finish_pending("close")
         finally:
             self._release()
 
     # ------------------------------------------------ all ranks
 
-    def _same(self, call: str, make: Callable[[], Any] = lambda: (None, [])) -> Any:
-        """Return the first result of `make()`, after a comparison of the call with those of the other ranks.
+    def _same(self, call: str, make: Callable[[], Any]) -> Any:
+        """Return the first result of `make()`, after comparing the second, which describes the call, between ranks.
 
-        The second result has lines that describe the call. Raises ValueError on all ranks if they make different calls.
+        Raises ValueError on all ranks if they make different calls.
         """
 
         def told() -> tuple[Any, list[str]]:
             found, lines = make()
             return found, [call, *lines]
 
-        return agreed(SAME_CALLS, self.mesh, told)
+        return make_and_compare(SAME_CALLS, self.mesh, told)
 
-    def _on_all_ranks(self, what: str, act: Callable[[], Any]) -> Any:
-        return on_all_ranks(self.mesh, self.path, what, act)
+    def _on_all_ranks(self, act: Callable[[], Any]) -> Any:
+        return call_on_all_ranks(self.mesh, self.path, "written", act)
 
-    def _finish_pending(self) -> None:
-        """Wait until the last step saved is complete; remove what there is of it if it cannot be."""
+    def _finish_pending(self, call: str, make: Callable[[], Any] = lambda: (None, [])) -> Any:
+        """`_same`, then wait until the last step saved is complete; if that fails, remove its files."""
+        found = self._same(call, make)
         if self._pending is None:
-            return
+            return found
         (written, complete, folder), self._pending = self._pending, None
         try:
-            self._on_all_ranks("written", written.result)
-            self._on_all_ranks("written", complete.result)
+            self._on_all_ranks(written.result)
+            self._on_all_ranks(complete.result)
         except CheckpointError:
             self._patience = 0.0  # rank 0 no longer waits for blocks that do not come
             complete.exception()
@@ -191,11 +187,12 @@ class Checkpoints:
         except BaseException:
             self._patience = 1.0
             raise
+        return found
 
     # ------------------------------------------------ the directory
 
     def _open(self) -> None:
-        """Lock the directory, if all ranks can write to it, and it is the same one on all."""
+        """Lock the directory, after a check that it is the same one on all ranks, and that all can write to it."""
         with contextlib.ExitStack() as stack:
 
             def write() -> str:
@@ -203,20 +200,20 @@ class Checkpoints:
                 file = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.path))
                 return os.path.basename(file.name)
 
-            first = everyone(self.mesh, self._on_all_ranks("written", write))[0]
-            seen = everyone(self.mesh, str((self.path / first).exists()))
+            first = gather_texts(self.mesh, self._on_all_ranks(write))[0]
+            seen = gather_texts(self.mesh, str((self.path / first).exists()))
         if others := [rank for rank, found in enumerate(seen) if found != "True"]:
             raise CheckpointError(
-                f"{self.path} is another directory on {ranks_named(others)} than on rank 0: save in one on a file "
+                f"{self.path} is another directory on {describe_ranks(others)} than on rank 0: save in one on a file "
                 "system that all ranks share, by the same path"
             )
-        self._on_all_ranks("written", self._take_lock)
+        self._on_all_ranks(self._take_lock)
 
     def _take_lock(self) -> None:
         """Lock the file LOCK on rank 0, and write into it who holds it.
 
-        The system unlocks it when the process ends. It is a lock of the open file (`flock`), not of the process, so it
-        excludes other `Checkpoints` of this process too.
+        The system unlocks it when the process ends. `flock` locks the open file, not the process, so it excludes other
+        `Checkpoints` of this process too.
         """
         if self.mesh.rank or fcntl is None:
             return
@@ -243,7 +240,7 @@ class Checkpoints:
             raise CheckpointError(f"{place} is not a lock, but a file of another program: move it away")
         file.seek(0)
         file.truncate()
-        file.write(f"{me}, {here() or ''}\n".encode())
+        file.write(f"{me}, {current_location() or ''}\n".encode())
         file.flush()
 
     def _unlock(self) -> None:
@@ -259,7 +256,7 @@ class Checkpoints:
         self._unlock()
 
     def _prepare(self, step: int, folder: Path) -> None:
-        """Make room for a step, on rank 0: remove what a killed run has left of it."""
+        """Make room for a step, on rank 0: remove the files that a killed run has left."""
         if self.mesh.rank:
             return
         last = latest(self.path)
@@ -294,7 +291,10 @@ class Checkpoints:
         files: dict[str, Any] = {}
         began = time.monotonic()
         for part in parts:
-            self._wait_for(part, began)
+            while not part.exists():
+                if time.monotonic() > began + self._patience:
+                    raise CheckpointError(f"{part} is not there: that rank has not written its blocks")
+                time.sleep(0.01)
             found = json.loads(part.read_bytes())
             files |= found["files"]
             for name, block in found["blocks"]:
@@ -302,27 +302,15 @@ class Checkpoints:
         write_index(folder, {**index, "files": files})
         for part in parts:
             part.unlink()
-        self._remove_old()
-
-    def _wait_for(self, part: Path, began: float) -> None:
-        while not part.exists():
-            if time.monotonic() > began + self._patience:
-                raise CheckpointError(f"{part} is not there: that rank has not written its blocks")
-            time.sleep(0.01)
-
-    def _remove_old(self) -> None:
-        if self.keep is None:
-            return
-        kept = steps(self.path)[-self.keep :]
-        for step in steps(self.path, complete=False):
-            if step not in kept:
+        if self.keep is not None:
+            for step in sorted({*saved_steps(self.path, complete=False)} - {*saved_steps(self.path)[-self.keep :]}):
                 remove_step(folder_of(self.path, step))
 
 
 def save(path: str | os.PathLike, step: int, tree: Any, notes: dict[str, Any] | None = None) -> None:
-    """Save a tree, and notes, as a step, and wait until it is complete.
+    """Save a tree, and notes, as a step, and wait until it is complete. All ranks must call it.
 
-    It is a step of `Checkpoints`, which saves in the background, for a tree that is saved once. All ranks must call it.
+    To save more than once, use `Checkpoints`, which saves in the background.
 
     >>> import tempfile
     >>> import numpy as np
@@ -341,10 +329,10 @@ def save(path: str | os.PathLike, step: int, tree: Any, notes: dict[str, Any] | 
 # ---------------------------------------------------------------- trees
 
 
-def _described(x: Any, mesh: Mesh) -> tuple[dict[str, Array | Scalar], list[tuple[str, Start, np.ndarray]]]:
-    """The leaves of a tree as the index has them, but without blocks, and the blocks that this rank writes.
+def _describe_leaves(x: Any, mesh: Mesh) -> tuple[dict[str, Array | Scalar], list[tuple[str, Start, np.ndarray]]]:
+    """The leaves of a tree as in the index, but without blocks; and the blocks that this rank writes, not copied.
 
-    The first rank of the mesh writes what is the same on all. Blocks are not copied.
+    The first rank of the mesh writes values that are the same on all.
     """
     leaves: dict[str, Array | Scalar] = {}
     blocks: list[tuple[str, Start, np.ndarray]] = []
@@ -371,9 +359,9 @@ def _described(x: Any, mesh: Mesh) -> tuple[dict[str, Array | Scalar], list[tupl
 
 
 def _line(name: str, leaf: Array | Scalar) -> str:
-    """A line that differs if ranks have another leaf."""
-    rest = short(repr(leaf.value)) if isinstance(leaf, Scalar) else f"split as {leaf.spec} over {leaf.mesh}"
-    return f"{short(name)}: {leaf}, {rest}"
+    """A line that describes a leaf, for ranks to compare."""
+    rest = shorten(repr(leaf.value)) if isinstance(leaf, Scalar) else f"split as {leaf.spec} over {leaf.mesh}"
+    return f"{shorten(name)}: {leaf}, {rest}"
 
 
 def _name(dtype: np.dtype) -> str:
@@ -381,7 +369,7 @@ def _name(dtype: np.dtype) -> str:
     return dtype.name if is_bfloat16(dtype) else dtype.str
 
 
-def _copied_notes(notes: dict[str, Any]) -> dict[str, Any]:
+def _copy_notes(notes: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(notes, dict):
         raise TypeError(f"checkpoint.save: notes is a dict of JSON values, got {notes!r:.60}")
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 from collections import defaultdict
@@ -15,10 +14,10 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import coordinates_of
-from collectives.guards.mismatch import DisagreementError, report, who_says
+from collectives.guards.mismatch import DisagreementError, first_difference, group_reports, report
 from minidiff import tree
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.location import here
+from minidiff.diagnostics.location import current_location
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
 from spmd.sharding.sharded_array import ShardedArray
@@ -47,15 +46,6 @@ class UserCall:
     def __hash__(self) -> int:
         return 0
 
-    def compare(self, mesh: Mesh) -> None:
-        name = f"shard_map of {self.function}"
-        if said := mesh.ranks.compare_once(name, [name, *self.lines()]):
-            others = any(line.startswith("shard_map") for line in said.values())
-            what = "ranks call different shard_maps" if others else f"ranks call {name} differently"
-            advice = next(text for start, text in _ADVICE.items() if any(map(start.match, said.values())))
-            raise DisagreementError(report(what, said, advice))
-        self.agreed, self.lines = True, None
-
 
 #: A call with nothing to compare: the library made it, or all ranks are in one process.
 NO_CALL = UserCall("", None)
@@ -64,24 +54,28 @@ NO_CALL = UserCall("", None)
 def compare_call(params: dict) -> None:
     """Raise DisagreementError on all ranks if they call a `shard_map` differently."""
     call = params.get("call", NO_CALL)
-    if not call.agreed:
-        call.compare(params["mesh"])
+    if call.agreed:
+        return
+    name = f"shard_map of {call.function}"
+    if said := params["mesh"].ranks.compare_once(name, [name, *call.lines()]):
+        others = any(line.startswith("shard_map") for line in said.values())
+        what = "ranks call different shard_maps" if others else f"ranks call {name} differently"
+        advice = next(text for start, text in _ADVICE.items() if any(map(start.match, said.values())))
+        raise DisagreementError(report(what, said, advice))
+    call.agreed, call.lines = True, None
 
 
 def fused_call(params: Sequence[dict]) -> UserCall:
-    """One call in the place of several, whose descriptions are compared at once."""
+    """One call for several fused ones, whose descriptions are compared at once."""
     rest = {id(call): call for call in (p.get("call", NO_CALL) for p in params) if not call.agreed}.values()
     names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
     return UserCall(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
 
 
-def described(
+def call_describer(
     where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence, static: str = ""
 ) -> Callable:
-    """Return a function that describes a call as lines for ranks to compare.
-
-    `where` has the parameters that say where it maps, and `static` shows the static arguments.
-    """
+    """Return a function that describes a call as lines for ranks to compare."""
 
     def lines() -> list[str]:
         sizes = ", ".join(f"{a}: {n}" for a, n in where["mesh"].shape.items())
@@ -121,22 +115,9 @@ _ADVICE = {
 # ---------------------------------------------------------------- values
 
 
-SHORT = 1000  # most texts have fewer bytes, and are sent in one message
-
-
-def everyone(mesh: Mesh, text: str) -> list[str]:
+def gather_texts(mesh: Mesh, text: str) -> list[str]:
     """The texts of all processes of a mesh, in the order of ranks. It is a barrier too."""
-    if mesh.backend == "simulated":
-        return [text]
-
-    def gathered(row: bytes) -> numpy.ndarray:
-        return numpy.atleast_2d(mesh.ranks.gather(numpy.frombuffer(row, numpy.uint8), mesh.axis_names))
-
-    mine = text.encode(errors="backslashreplace")  # a key may have half a surrogate pair
-    rows = gathered(f"{len(mine):16}".encode() + mine[:SHORT].ljust(SHORT))
-    lengths, rows = [int(bytes(row[:16])) for row in rows], rows[:, 16:]
-    rows = rows if max(lengths) <= SHORT else gathered(mine.ljust(max(lengths)))
-    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths)]
+    return [text] if mesh.backend == "simulated" else mesh.ranks.texts(text)
 
 
 def check_invariant(x: Any, mesh: Mesh) -> Any:
@@ -155,30 +136,25 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     >>> params = check_invariant({'w': np.random.default_rng(0).normal(size=3)}, mesh)
     """
     leaves, _ = tree.flatten_with_paths(x, "x")
-    types = [f"{path}: {_described(leaf)}" for path, leaf in leaves]
+    types = [f"{path}: {_describe_type(leaf)}" for path, leaf in leaves]
     check_types("ranks have values of different types", mesh, [types])
     check_blocks(mesh, [(path, leaf, ()) for path, leaf in leaves if not isinstance(leaf, ShardedArray)])
     return x
 
 
 def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
-    """Raise ValueError on all ranks if they have different types.
-
-    The message begins with `what`, and has the first type that differs. `types` has a list of descriptions for each
-    rank in this process: under MPI one. It is a collective.
-    """
-    texts = ["\n".join(each) for each in types]
-    said = texts if mesh.backend == "simulated" else everyone(mesh, *texts)
-    for found in itertools.zip_longest(*[text.split("\n") for text in said], fillvalue="nothing more"):
-        if len({*found}) > 1:
-            raise ValueError(f"{what}: {'; '.join(who_says(dict(enumerate(found))))}")
+    """Raise ValueError on all ranks if `types`, a list for each rank in this process, differ. It is a collective."""
+    if mesh.backend == "mpi":
+        types = [text.split("\n") for text in gather_texts(mesh, "\n".join(*types))]
+    if found := first_difference(dict(enumerate(types))):
+        raise ValueError(f"{what}: {'; '.join(group_reports(found))}")
 
 
-def agreed(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> Any:
-    """Return the first result of `make()`, whose second are lines that describe it.
+def make_and_compare(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> Any:
+    """Return `found` of `found, lines = make()`, after comparing the lines, which describe it.
 
-    Raises ValueError on all ranks, beginning with `what`, if the lines differ. An error in `make` on some ranks is an
-    error on all: they are told before it is raised, so that none waits for them. It is a collective.
+    Raises ValueError on all ranks, beginning with `what`, if the lines differ. If `make` raises on some ranks, all
+    ranks raise, so that none waits for another. It is a collective.
     """
     try:
         error, (found, lines) = None, make()
@@ -191,10 +167,7 @@ def agreed(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> 
 
 
 def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[str]) -> None:
-    """Raise ValueError if ranks that must have the same block have different ones.
-
-    These are ranks with the same place along the axes `held`. `digests` has one for each rank.
-    """
+    """Raise ValueError if ranks in the same place along the axes `held` have different `digests` of a block."""
     # Place along `held` -> the digest of each rank that must have the same block.
     groups: defaultdict[tuple, dict[int, str]] = defaultdict(dict)
     for rank, digest in enumerate(digests):
@@ -203,8 +176,8 @@ def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[s
     for found in groups.values():
         if len(set(found.values())) > 1:
             raise ValueError(
-                f"ranks have different values of {what}: {'; '.join(who_says(found))}. Under mpirun every rank runs "
-                "the whole script: let each compute or read the same, and seed random generators alike, as in "
+                f"ranks have different values of {what}: {'; '.join(group_reports(found))}. Under mpirun every rank "
+                "runs the whole script: let each compute or read the same, and seed random generators alike, as in "
                 "numpy.random.default_rng(0)"
             )
 
@@ -248,12 +221,12 @@ def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[st
     blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
     if mesh.backend == "simulated" or not blocks:
         return
-    said = everyone(mesh, " ".join(digest_of(x) for _, x, _ in blocks))
+    said = gather_texts(mesh, " ".join(digest_of(x) for _, x, _ in blocks))
     for (name, x, held), digests in zip(blocks, zip(*map(str.split, said))):
-        check_copies(f"{name}: {_described(x)} ({here()})", mesh, held, digests)
+        check_copies(f"{name}: {_describe_type(x)} ({current_location()})", mesh, held, digests)
 
 
-def _described(x: Any) -> str:
+def _describe_type(x: Any) -> str:
     where = f" split as {x.spec}" if isinstance(x, ShardedArray) else ""
     return f"{numpy.result_type(x)}{list(numpy.shape(x))}{where}"
 

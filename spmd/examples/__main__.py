@@ -3,10 +3,10 @@
 import sys
 
 import spmd.examples
-from spmd.mesh.launch import ends_when_unread, first_rank_speaks
+from spmd.mesh.launch import end_when_unread, silence_other_ranks
 
 if __name__ == "__main__":
-    with ends_when_unread(), first_rank_speaks():
+    with end_when_unread(), silence_other_ranks():
         print(spmd.examples.__doc__)
         if sys.argv[1:] not in ([], ["-h"], ["--help"]):
             sys.exit(f"{sys.argv[1]}: start an example by its own name, python -m spmd.examples.data_parallel")

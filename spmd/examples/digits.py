@@ -1,6 +1,6 @@
-"""Handwritten digits: what the examples that classify them share, the data, the training step and the options.
+"""Handwritten digits: the data, the training step and the options of the examples that classify them.
 
-Each example describes itself by an `Example`; its script calls `main` with that.
+Each example describes itself by an `Example`, with which its script calls `main`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import minidiff as md
 import spmd
 from minidiff.optim import GradientTransformation, apply_updates, sgd
 from spmd.data import Batches, batches
-from spmd.examples.loop import positive, run_script, train_loop
-from spmd.mesh.launch import first_rank_speaks, launcher_size
+from spmd.examples.loop import parser_of, positive_integer, run_script, show_mesh, train_loop
+from spmd.mesh.launch import launcher_size, silence_other_ranks
 from spmd.parallel import init_params, predict
 
 BATCH = 240  # divisible by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks
@@ -57,10 +57,9 @@ class Example:
 
 
 def load_digits(rng: np.random.Generator, classes: int) -> tuple:
-    """Shuffled (images [n, 64], targets [n, classes]), for training and held out.
+    """Shuffled (images [n, 64], one-hot targets [n, classes]), for training and held out.
 
-    Targets are one-hot. With more than ten classes, those beyond ten never occur: they make the number of outputs
-    divisible by the ranks.
+    Classes beyond ten never occur: they make the number of outputs divisible by the ranks.
     """
     with resources.files("spmd.examples").joinpath("data/digits.npz").open("rb") as file:
         data = np.load(file)
@@ -75,10 +74,7 @@ def load_digits(rng: np.random.Generator, classes: int) -> tuple:
 
 @dataclass
 class DigitsRun:
-    """The state of training.
-
-    `state` is that of the optimizer. Under MPI, `params` and `state` may be sharded; the rest is the same on all ranks.
-    """
+    """The state of training: `params` and the optimizer's `state` may be sharded, the rest is the same on all ranks."""
 
     params: Any
     state: Any
@@ -97,7 +93,7 @@ class DigitsRun:
         self.params = apply_updates(self.params, updates)
         self.losses.append(float(loss))
 
-    def saved(self) -> dict[str, Any]:
+    def tree_to_save(self) -> dict[str, Any]:
         """The tree to save."""
         return {"params": self.params, "state": self.state, "batches": self.batches.state()}
 
@@ -107,10 +103,7 @@ class DigitsRun:
 
 
 def start(example: Example, mesh: spmd.Mesh, seed: int) -> DigitsRun:
-    """The initial state of training.
-
-    Every rank draws the same numbers, and keeps its blocks of the parameters. Under MPI every rank must call it.
-    """
+    """The initial state: all ranks draw the same numbers, and each keeps its blocks. Every rank must call it."""
     rng = np.random.default_rng(seed)
     training, held_out = load_digits(rng, example.layers[-1])
     params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
@@ -120,10 +113,7 @@ def start(example: Example, mesh: spmd.Mesh, seed: int) -> DigitsRun:
 
 
 def accuracy(example: Example, run: DigitsRun) -> float:
-    """The fraction of held-out images that are classified correctly.
-
-    Under MPI this is a collective.
-    """
+    """The fraction of held-out images that are classified correctly. Under MPI this is a collective."""
     images, targets = run.held_out
     logits = predict(example.restored(spmd.gather(run.params)), images)
     return float(np.mean(np.argmax(logits, axis=1) == np.argmax(targets, axis=1)))
@@ -139,12 +129,7 @@ def train(
     jit: bool = False,
     progress: bool = False,
 ) -> DigitsRun:
-    """Train for `steps` steps in all.
-
-    With `checkpoint`, a directory, resume the run that was saved there, on any number of ranks. The run is saved every
-    `every` steps, and at the end. Raises CheckpointError if the saved run is damaged, or was made with other options,
-    or if another run is saving there.
-    """
+    """Train for `steps` steps in all; `checkpoint` and `every` are those of `train_loop`."""
     run = start(example, mesh, seed)
     options = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
     loss_and_gradient = (md.jit if jit else lambda f: f)(md.value_and_grad(example.loss(mesh)))
@@ -171,22 +156,16 @@ def show_communication(example: Example, mesh: spmd.Mesh, run: DigitsRun, jit: b
 
 
 def parse(example: Example, description: str, argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m spmd.examples.{example.name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(example.name, description, 300, "the data's order and the parameters")
     add = parser.add_argument
-    add("--steps", type=positive, default=300, help="training steps, in all (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the data's order and the parameters (default: 0)")
-    add("--ranks", type=positive, help="ranks (default: as many as the launcher started; else 4, simulated)")
-    add("--checkpoint", metavar="PATH", help="save the run in this directory, and go on from what is saved there")
-    add("--every", type=positive, default=50, metavar="N", help="save after each N steps (default: %(default)s)")
-    tape = "show the gradient's tape" + (" (it is, by default)" if example.tape else "")
-    add("--tape", action=argparse.BooleanOptionalAction, default=example.tape, help=tape)
-    compiled = "compile the step" + (" (it is, by default)" if example.jit else "")
-    add("--jit", action=argparse.BooleanOptionalAction, default=example.jit, help=compiled)
-    with first_rank_speaks():
+    add("--ranks", type=positive_integer, help="ranks (default: as many as the launcher started; else 4, simulated)")
+    for name, default, text in (
+        ("tape", example.tape, "show the gradient's tape"),
+        ("jit", example.jit, "compile the step"),
+    ):
+        text += " (it is, by default)" if default else ""
+        add(f"--{name}", action=argparse.BooleanOptionalAction, default=default, help=text)
+    with silence_other_ranks():
         return parser.parse_args(argv)
 
 
@@ -196,14 +175,11 @@ def main(example: Example, description: str, argv: Sequence[str] | None = None) 
 
 
 def _main(example: Example, options: argparse.Namespace) -> None:
-    ranks = options.ranks or launcher_size() or 4
-    mesh = example.mesh(ranks)
+    mesh = example.mesh(options.ranks or launcher_size() or 4)
     first = mesh.rank == 0
     initial = start(example, mesh, options.seed) if options.tape else None
     if first:
-        print(mesh)
-        if mesh.backend == "simulated":
-            print(f"No MPI launcher: {ranks} ranks are simulated in this process. For real ones, mpirun -n {ranks}.")
+        show_mesh(mesh)
         if initial is not None:
             print("\nThe gradient, as a typed tape:\n")
             print(md.make_tape(md.grad(example.loss(mesh)))(initial.params, next(initial.batches)))

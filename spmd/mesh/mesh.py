@@ -11,8 +11,8 @@ from collectives.backends.base import Backend, LauncherError
 from collectives.backends.simulated import Simulated
 from minidiff.core.interpreter import current_scope
 from minidiff.diagnostics.errors import VarianceError
-from minidiff.inputs.keywords import explains_keywords
-from spmd.mesh.launch import import_mpi, launcher_size, other_launcher
+from minidiff.inputs.keywords import explain_keywords
+from spmd.mesh.launch import import_mpi, launcher_size, other_launcher_message
 
 
 class Mesh:
@@ -54,10 +54,7 @@ class Mesh:
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often each collective has run on this mesh: {"psum": 3, …}.
-
-        The backend counts them.
-        """
+        """How often each collective has run on this mesh, as the backend counts: {"psum": 3, …}."""
         return dict(self.ranks.calls)
 
     @property
@@ -91,7 +88,7 @@ class Mesh:
         return f"Mesh({axes}; {self.size} ranks, {self.backend})"
 
 
-@explains_keywords
+@explain_keywords
 def make_mesh(
     axis_shapes: Sequence[int], axis_names: Sequence[str] = (), backend: str | None = None, comm: Any = None
 ) -> Mesh:
@@ -111,7 +108,7 @@ def make_mesh(
     >>> make_mesh((4, 2), ('x', 'y'), backend='simulated')
     Mesh(x: 4, y: 2; 8 ranks, simulated)
     """
-    shape = _checked_shape(axis_shapes, axis_names)
+    shape = _check_shape(axis_shapes, axis_names)
     launched = launcher_size()
     if backend is None:
         backend = "mpi" if launched is not None or comm is not None else "simulated"
@@ -123,7 +120,7 @@ def make_mesh(
     mpi = import_mpi()
     ranks = (mpi.WORLD if comm is None else comm).Get_size()
     if comm is None and launched is not None and launched != ranks:
-        raise LauncherError(other_launcher(mpi.library(), ranks))
+        raise LauncherError(other_launcher_message(mpi.library(), ranks))
     shape = _without_unknown(shape, ranks)
     size = math.prod(shape.values())
     if ranks != size:
@@ -134,7 +131,7 @@ def make_mesh(
     return Mesh(shape, mpi.MPIRanks(shape, comm))
 
 
-def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[str, int]:
+def _check_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[str, int]:
     if isinstance(axis_shapes, dict):
         sizes = tuple(axis_shapes.values())
         raise TypeError(
@@ -151,32 +148,27 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
             f"make_mesh: {len(axis_shapes)} sizes for {len(axis_names)} axis names: {tuple(axis_shapes)} and "
             f"{tuple(axis_names)}; give one size and one name for each axis"
         )
-    for name in axis_names:
+    for name, size in zip(axis_names, axis_shapes):
         if not isinstance(name, str):
             raise TypeError(f"make_mesh: the name of an axis is a string, as in ('x', 'y'); got {name!r}")
         if axis_names.count(name) > 1:
             raise ValueError(
                 f"make_mesh: the axis name {name!r} occurs twice in {tuple(axis_names)}; rename one of them"
             )
-    for name, size in zip(axis_names, axis_shapes):
         if not hasattr(size, "__index__"):
             raise TypeError(f"make_mesh: the axis {name!r} has size {size!r}; a size is an integer: write int({size})")
-    shape = {name: operator.index(size) for name, size in zip(axis_names, axis_shapes)}
-    for name, size in shape.items():
-        if size < 1 and size != -1:
+        if operator.index(size) < 1 and operator.index(size) != -1:
             raise ValueError(
                 f"make_mesh: the axis {name!r} has size {size}; a size is at least 1, or -1 for all ranks that are left"
             )
+    shape = dict(zip(axis_names, map(operator.index, axis_shapes)))
     if list(shape.values()).count(-1) > 1:
         raise ValueError(f"make_mesh: the sizes {tuple(shape.values())} leave several axes open: at most one is -1")
     return shape
 
 
 def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]:
-    """The shape with -1 replaced by the size that `ranks` leaves for it.
-
-    `ranks` is None if unknown.
-    """
+    """The shape with -1 replaced by the size that `ranks` (None if unknown) leaves for it."""
     axis = next((name for name, size in shape.items() if size == -1), None)
     if axis is None:
         return shape
@@ -224,7 +216,7 @@ def process_count() -> int:
     mpi = import_mpi()
     count = mpi.WORLD.Get_size()
     if count != launched:
-        raise LauncherError(other_launcher(mpi.library(), count))
+        raise LauncherError(other_launcher_message(mpi.library(), count))
     return count
 
 

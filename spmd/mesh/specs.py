@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates, joined
+from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates, combine_states
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import show_axes
 from minidiff.diagnostics.text import did_you_mean
@@ -21,7 +21,7 @@ class PartitionSpec:
 
     Here the first dimension is split along x, the third along y and z (y major). Dimensions without an entry are not
     split. An axis that is not named is *unmapped*: every rank along it has the same block. Along the axes in
-    `unreduced` ranks have parts of a sum; along those in `reduced` they have the same block, whose cotangent is
+    `unreduced` ranks hold parts of a sum; along those in `reduced` they hold the same block, whose cotangent is
     unreduced. `sum`, in `out_specs`, is `unreduced` followed by the sum: the blocks are added up, and the result is
     unmapped there.
 
@@ -43,25 +43,27 @@ class PartitionSpec:
     @hide_own_frames
     def __init__(self, *entries: Entry, unreduced: Names = (), reduced: Names = (), sum: Names = ()):
         for what, entry in [*[("an entry", e) for e in entries], ("sum", sum)]:
-            if not all(isinstance(name, str) for name in names(entry)):
+            if not all(isinstance(name, str) for name in axes_of_entry(entry)):
                 raise TypeError(
-                    f"{_shown(entries, {'sum': names(sum)})}: {what} is None, the name of a mesh axis, or a tuple of "
-                    "names"
+                    f"{_show_spec(entries, {'sum': axes_of_entry(sum)})}: {what} is None, the name of a mesh axis, or "
+                    "a tuple of names"
                 )
         for what, axes in (("unreduced", unreduced), ("reduced", reduced)) if unreduced or reduced else ():
             if not (isinstance(axes, (str, tuple, set, frozenset)) and all(isinstance(a, str) for a in _set(axes))):
-                raise TypeError(f"{_shown(entries)}: {what} is {axes!r}; write the set of mesh axes, {what}={{'i'}}")
+                raise TypeError(
+                    f"{_show_spec(entries)}: {what} is {axes!r}; write the set of mesh axes, {what}={{'i'}}"
+                )
         self.entries = entries
         self.unreduced: frozenset[str] = _set(unreduced) if unreduced else NONE
         self.reduced: frozenset[str] = _set(reduced) if reduced else NONE
-        self.summed: tuple[str, ...] = names(sum)
+        self.summed: tuple[str, ...] = axes_of_entry(sum)
         self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
         self._known_key: tuple | None = None
 
     @property
     def axes(self) -> frozenset[str]:
         """The mesh axes that dimensions are split along."""
-        return frozenset().union(*[names(e) for e in self.entries])
+        return frozenset().union(*[axes_of_entry(e) for e in self.entries])
 
     @property
     def states(self) -> AxisStates:
@@ -80,7 +82,7 @@ class PartitionSpec:
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
         """For each of `ndim` dimensions, the axes it is split along."""
-        return (*map(names, self.entries), *[()] * (ndim - len(self.entries)))
+        return (*map(axes_of_entry, self.entries), *[()] * (ndim - len(self.entries)))
 
     @classmethod
     def of_dims(cls, dims: Sequence[tuple[str, ...]], unreduced: Names = (), reduced: Names = ()) -> PartitionSpec:
@@ -105,26 +107,16 @@ class PartitionSpec:
         return self._like(*PartitionSpec.of_dims(both).entries) if minor.axes else self
 
     def transposed(self) -> PartitionSpec:
-        """The spec of the cotangent: a result's spec becomes an input's, and the reverse."""
-        if not (self.unreduced or self.reduced):
-            return self
-        spec = self.with_states(self.reduced, self.unreduced)
-        spec.path = self.path
-        return spec
+        """The spec of the cotangent: reduced where the value is unreduced, and unreduced where it is reduced."""
+        return self.with_states(self.reduced, self.unreduced) if self.unreduced or self.reduced else self
 
     def before_sum(self) -> PartitionSpec:
         """The spec of a result whose sum, over the axes in `sum`, is not taken yet."""
-        if not self.summed:
-            return self
-        return self.with_states(self.unreduced.union(self.summed), self.reduced)
-
-    def after_sum(self) -> PartitionSpec:
-        """The spec without `sum`."""
-        return self.with_states(self.unreduced, self.reduced)
+        return self.with_states(self.unreduced.union(self.summed), self.reduced) if self.summed else self
 
     def with_states(self, unreduced: Names, reduced: Names) -> PartitionSpec:
-        """This spec with other unreduced and reduced axes."""
-        return PartitionSpec(*self.entries, unreduced=unreduced, reduced=reduced)
+        """This spec with other unreduced and reduced axes, and without `sum`."""
+        return self._like(*self.entries, unreduced=unreduced, reduced=reduced, sum=())
 
     def summed_up(self) -> PartitionSpec:
         """The spec of the sum of what is unreduced."""
@@ -132,10 +124,12 @@ class PartitionSpec:
 
     def summing(self, axes: Iterable[str]) -> PartitionSpec:
         """The spec with these axes in `sum`."""
-        return PartitionSpec(*self.entries, unreduced=self.unreduced, reduced=self.reduced, sum=tuple(axes))
+        return self._like(*self.entries, sum=tuple(axes))
 
-    def _like(self, *entries: Entry) -> PartitionSpec:
-        spec = PartitionSpec(*entries, unreduced=self.unreduced, reduced=self.reduced, sum=self.summed)
+    def _like(self, *entries: Entry, **changed: Names) -> PartitionSpec:
+        """The spec with other entries, or other states, of the same argument."""
+        states = {"unreduced": self.unreduced, "reduced": self.reduced, "sum": self.summed, **changed}
+        spec = PartitionSpec(*entries, **states)
         spec.path = self.path
         return spec
 
@@ -147,7 +141,7 @@ class PartitionSpec:
 
     def _key(self) -> tuple:
         if self._known_key is None:
-            own = [names(e) for e in self.entries]
+            own = [axes_of_entry(e) for e in self.entries]
             while own and not own[-1]:
                 own.pop()
             self._known_key = tuple(own), self.unreduced, self.reduced, frozenset(self.summed)
@@ -166,13 +160,13 @@ class PartitionSpec:
         return len(self.entries)
 
     def __repr__(self) -> str:
-        return _shown(self.entries, {"unreduced": self.unreduced, "reduced": self.reduced, "sum": self.summed})
+        return _show_spec(self.entries, {"unreduced": self.unreduced, "reduced": self.reduced, "sum": self.summed})
 
 
 P = PartitionSpec
 
 
-def _shown(entries: tuple, others: Mapping[str, Collection[str]] = {}) -> str:
+def _show_spec(entries: tuple, others: Mapping[str, Collection[str]] = {}) -> str:
     shown = [repr(e) for e in entries]
     for name, axes in others.items():
         if axes:
@@ -185,7 +179,7 @@ def _set(axes: Names) -> frozenset[str]:
     return frozenset((axes,) if isinstance(axes, str) else axes)
 
 
-def names(entry: Entry) -> tuple[str, ...]:
+def axes_of_entry(entry: Entry) -> tuple[str, ...]:
     """The axes that one entry names."""
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
@@ -201,22 +195,16 @@ def is_spec(x: Any) -> bool:
 
 
 def check_is_spec(path: str, spec: Any) -> None:
-    """Raise TypeError if a leaf of a tree of specs is not a partition spec.
-
-    `path` is where it is in the tree.
-    """
+    """Raise TypeError if the leaf at `path` of a tree of specs is not a partition spec."""
     if not is_spec(spec):
         meant = f"P({spec!r})" if isinstance(spec, str) else "P(...), or P() for an array that is the same on all ranks"
         raise TypeError(f"{path} is {spec!r}, which is not a partition spec; write {meant}")
 
 
 def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
-    """Raise ValueError if a spec names an axis that the mesh lacks, or one twice.
-
-    Raise TypeError if it is not a partition spec. `what` is what the message calls it.
-    """
+    """Raise TypeError or ValueError, about `what`, unless it is a spec that names axes of the mesh, each once."""
     check_is_spec(what, spec)
-    named = [a for e in (*spec.entries, spec.summed, *spec.unreduced, *spec.reduced) for a in names(e)]
+    named = [a for e in (*spec.entries, spec.summed, *spec.unreduced, *spec.reduced) for a in axes_of_entry(e)]
     for a in named:
         if a not in sizes:
             raise ValueError(
@@ -231,25 +219,18 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
 
 
 def check_not_summed(spec: PartitionSpec, what: str) -> None:
-    """Raise ValueError if a whole array's spec has `sum=`.
-
-    A whole array has no partial sums.
-    """
+    """Raise ValueError if a whole array's spec has `sum=`: it has no partial sums."""
     if spec.summed:
         raise ValueError(
             f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
-            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.after_sum()}"
+            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.summing(())}"
         )
 
 
 def check_sharding(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], array: str) -> None:
-    """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`.
-
-    Its spec has no `sum=`, which is for the results of bodies only.
-    """
+    """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`."""
     check_spec(spec, sizes, "spec")
     check_not_summed(spec, "spec")
-    check_ndim(spec, shape, "spec", array)
     check_divides(spec, shape, sizes, "spec", array)
 
 
@@ -267,21 +248,16 @@ def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: st
 
 
 def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], what: str, array: str) -> None:
-    """Raise ValueError if the ranks along a dimension's axes do not divide its size."""
+    """Raise ValueError if a spec has too many entries, or the ranks along a dimension's axes do not divide its size."""
+    check_ndim(spec, shape, what, array)
     for d, (entry, n) in enumerate(zip(spec.entries, shape)):
-        ranks = part_count(names(entry), sizes)
+        ranks = part_count(axes_of_entry(entry), sizes)
         if n % ranks:
             raise ValueError(
                 f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
-                f"{_with_sizes(names(entry), sizes)}, as {what} = {spec} says; make it a multiple of {ranks}, or leave "
-                "it whole, with None in its place"
+                f"{_with_sizes(axes_of_entry(entry), sizes)}, as {what} = {spec} says; make it a multiple of {ranks}, "
+                "or leave it whole, with None in its place"
             )
-
-
-def check_fits(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> None:
-    """Raise ValueError if an array of type `t` cannot be split by a spec."""
-    check_ndim(spec, t.shape, "in_specs", f"an operand of type {t}")
-    check_divides(spec, t.shape, sizes, "in_specs", f"an operand of type {t}")
 
 
 def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
@@ -289,12 +265,9 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
-    """The type of a rank's block of an array of type `t`.
-
-    A variance of `t`, which an array outside a body should not have, shows in the block's.
-    """
+    """The type of a rank's block of an array of type `t`; its states join those of `t` and of the spec."""
     shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
-    return ShapedArray(shape, t.dtype, states=joined(t.states, spec.states) if typed else ALL_INVARIANT)
+    return ShapedArray(shape, t.dtype, states=combine_states(t.states, spec.states) if typed else ALL_INVARIANT)
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:

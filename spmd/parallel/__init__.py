@@ -43,7 +43,7 @@ Where these counts come from:
 
 - The gradient of a value that is the same on all ranks, and used on different blocks, is the sum over the ranks: the
   parameters of `data_parallel`, and of the ends of a pipeline. One all-reduce sums all of them.
-- The transpose of a gather is a `psum_scatter`, and the reverse; the transpose of a `ppermute` sends the other way.
+- A gather and a `psum_scatter` are each other's transposes; the transpose of a `ppermute` sends the other way.
 - In the backward pass, `fully_sharded` gathers again only what it needs: no biases, and not the first layer's weights.
 
 More files have other networks and layers, and document what these communicate:

@@ -1,9 +1,9 @@
-"""Experts whose tokens are known before: messages of different lengths, and no token is dropped.
+"""Experts whose tokens are known beforehand: messages of different lengths, and no token is dropped.
 
 If all ranks know the expert of every token, they know how many tokens each rank sends to each other. So the messages of
-`all_to_all` have just these lengths (`splits`), and there is no capacity: each expert computes a block that has as many
-rows as the busiest expert has tokens. Rows without a token of their own are copies of one: an expert meets nothing but
-tokens. The assignment may be a hash of the tokens, or come from a router or a balanced assignment that ran before.
+`all_to_all` have these lengths (`splits`), and there is no capacity: each expert computes a block of as many rows as
+the busiest expert has tokens, where copies of a token fill the rest. The assignment may be a hash of the tokens, or the
+result of a router that ran before.
 
 With p ranks, T/p tokens of d features on each, and at most R tokens received by a rank, the collectives take, per rank:
 
@@ -33,12 +33,12 @@ from collectives import all_to_all, axis_index, axis_size
 
 
 def assigned_experts(expert: Callable, params: Any, x: Any, assignment: Any, axis: str) -> Any:
-    """A layer of experts, each token's known before: [tokens / ranks, d] -> [tokens / ranks, d].
+    """A layer of experts, in the body of a `shard_map`: [tokens / ranks, d] -> [tokens / ranks, d].
 
-    It is called in the body of a `shard_map`. `assignment` [tokens] has integers, the same on all ranks: the expert of
-    each token, for all tokens along `axis`. A token's result is its expert's output; weights are left to the caller.
-    `expert(params, x)` applies one expert to tokens [n, d]; `params` are those of this rank's experts, stacked: leaves
-    [experts / ranks, …]. Raises ValueError for an assignment of another length, or to an expert that does not exist.
+    `assignment` [tokens] has integers, the same on all ranks: the expert of each token along `axis`. A token's result
+    is its expert's output, without a weight. `expert(params, x)` applies one expert to tokens [n, d]; `params` are
+    those of this rank's experts, stacked: leaves [experts / ranks, …]. Raises ValueError for an assignment of another
+    length, or to an expert that does not exist.
 
     >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('experts',), backend='simulated')
@@ -71,11 +71,11 @@ def assigned_experts(expert: Callable, params: Any, x: Any, assignment: Any, axi
 
 
 def _plan(assigned: numpy.ndarray, local: int) -> tuple[numpy.ndarray, ...]:
-    """What each rank sends and takes, of the experts of its tokens [ranks, tokens].
+    """The messages between ranks, from the experts of each rank's tokens [ranks, tokens].
 
-    The splits; and tables of indices, one row a rank: tokens in the order of their experts; for each local expert, the
-    rows that it takes of those received; for each row received, the place of its result; and where each token's is
-    when all came back. Indices that fill a table up belong to rows that no one reads.
+    Returns the splits, and tables of indices with one row a rank: the tokens in the order of their experts; for each
+    local expert, the received rows that it takes; for each received row, the place of its result; and for each token,
+    its place among the results that come back. Nobody reads the rows at the indices that fill up a table.
     """
     ranks = range(len(assigned))
     order = numpy.argsort(assigned, axis=1, kind="stable")

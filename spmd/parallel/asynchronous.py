@@ -2,8 +2,8 @@
 
 A worker pulls the parameters, computes the gradient of its next batch, and pushes it to the server. Meanwhile, others
 may have updated the parameters: the number of these updates is the gradient's *staleness*. One rule gives three ways of
-training. The server holds the gradients that arrive until no worker's gradient becomes staler than a bound by the next
-update; then it subtracts all that it holds, in one update, and their workers go on.
+training. The server holds the gradients that arrive until its next update makes no other gradient staler than a bound;
+then it subtracts all of them in one update, and their workers go on.
 
 ===============  ========  =========  =================================================
 training         bound     staleness  a worker waits
@@ -17,8 +17,8 @@ With n workers of equal speed, the staleness of asynchronous gradients is n - 1.
 curvature c, with steps of `a` for gradients of staleness s, converges if c * a < 2 * sin(pi / (4 * s + 2)): staleness
 makes large steps unstable.
 
-Time is simulated, gradients are not: the parameters are trained. Nothing depends on the real speed of anything, so that
-the same arguments give the same training.
+Time is simulated, gradients are real. Nothing depends on the speed of the machine: the same arguments give the same
+training.
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (bounded delay); Ho et al., "More
 effective distributed ML via a stale synchronous parallel parameter server".
@@ -40,10 +40,9 @@ import minidiff.numpy as np
 
 @dataclass(frozen=True)
 class Update:
-    """One update of the server's parameters.
+    """One update of the server's parameters, at `time`, by the gradients of `workers`, each of a `staleness`.
 
-    It happened at `time`, with the gradients of `workers`, of this `staleness` each. `loss` is the mean of the losses
-    that these workers computed, at the parameters that they had pulled.
+    `loss` is the mean of these workers' losses, at the parameters that they had pulled.
     """
 
     time: float
@@ -54,10 +53,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Training:
-    """What `simulate_parameter_server` returns.
-
-    The parameters at the end, the updates in the order of time, and the seconds that each worker waited.
-    """
+    """The parameters at the end, the updates in the order of time, and the seconds that each worker waited."""
 
     params: Any
     updates: list[Update]
@@ -85,11 +81,11 @@ def simulate_parameter_server(
 ) -> Training:
     """Train with a parameter server for `until` simulated seconds.
 
-    `batches[worker]` are a worker's batches, which it takes in turn, and from the first again. It computes the gradient
-    of `loss(params, batch)` in `seconds[worker]`; messages take no time. A gradient moves the parameters by
-    -rate / workers times it, so that one of each worker moves them as far as a step of data parallelism. `bound` is the
-    largest staleness. What happens at the same time happens in the order of workers. Raises ValueError for a number of
-    batches or seconds that does not fit, and a negative bound.
+    `batches[worker]` are a worker's batches, which it takes in turn, again and again. It computes the gradient of
+    `loss(params, batch)` in `seconds[worker]`; messages take no time. A gradient g moves the parameters by
+    -rate / workers * g, so one gradient of each worker moves them as far as a step of data parallelism. `bound` is the
+    largest staleness. Events of the same time happen in the order of workers. Raises ValueError if there are not as
+    many seconds as workers, if one is not positive, and for a negative bound.
 
     >>> targets = [[1.0], [3.0]]  # of two workers, of which the second is slow
     >>> train = lambda bound: simulate_parameter_server(
@@ -109,6 +105,11 @@ def simulate_parameter_server(
     held: list[tuple[float, int]] = []  # when a worker pushed it
     now, starting, waited = 0.0, [*range(workers)], [0.0] * workers
     updates: list[Any] = []
+
+    def wait(until: float) -> None:
+        for since, worker in held:
+            waited[worker] += until - since
+
     while True:
         for worker in starting:
             pulled[worker] = len(updates), *gradient(params, next(streams[worker]))
@@ -126,15 +127,10 @@ def simulate_parameter_server(
         staleness = tuple(len(updates) - version for version in versions)
         updates.append(Update(now, float(np.mean(np.array(losses))), tuple(starting), staleness))
         params = md.tree.map(lambda p, *g: p - rate * (sum(g) / workers), params, *gradients)
-        _wait(waited, held, now)
-        held = []
-    _wait(waited, held, until)
+        wait(now)
+        held.clear()
+    wait(until)
     return Training(params, updates, waited)
-
-
-def _wait(waited: list[float], held: list[tuple[float, int]], now: float) -> None:
-    for since, worker in held:
-        waited[worker] += now - since
 
 
 def _check(batches: Sequence[Sequence[Any]], seconds: Sequence[float], bound: float) -> None:

@@ -1,13 +1,13 @@
 """Attention on one rank: of all tokens at once, or a chunk of keys at a time.
 
-A query attends to keys by weights, the softmax of scores. With `causal` positions it attends only to keys at its own
-position or before. There may be fewer heads of keys and values than of queries (grouped-query attention): each then
-serves as many heads of queries.
+A query attends to keys by weights, the softmax of scores. With positions it attends only to keys at its own position or
+before. There may be fewer heads of keys and values than of queries (grouped-query attention): each then serves several
+heads of queries.
 
-The weights of t queries for t keys are heads * t * t numbers. `attention` has them all at once, and keeps them for the
-backward pass. `chunked_attention` has those of one chunk of keys, and computes them again in the backward pass; it
-keeps the sums so far, a result's size for each chunk. The softmax is taken in parts by `accumulated`: weights are
-relative to the largest score so far, so that none overflows, and the sums are scaled down when a larger score comes.
+The weights of t queries for t keys are heads * t * t numbers. `attention` computes them all at once, and keeps them for
+the backward pass. `chunked_attention` computes those of one chunk of keys, and again in the backward pass; it keeps the
+sums so far, a result's size for each chunk. `accumulate` takes the softmax in parts: weights are relative to the
+largest score so far, so that none overflows, and a larger score scales the sums down.
 
 Sources: Ainslie et al., "GQA: Training generalized multi-query transformer models from multi-head checkpoints"; Rabe
 and Staats, "Self-attention does not need O(n²) memory".
@@ -20,17 +20,17 @@ from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.nn import softmax
+from minidiff.nn import dot_product_attention
 
 MASKED = -1e30  # the score of a key that is not attended to: finite, so that differences of scores are numbers
 
 
 def attention(q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any = None) -> Any:
-    """The mean of the values v for each query and head.
+    """The mean of the values v for each query and head, weighted by how well the query q matches their keys k.
 
-    The weights say how well the query q matches their keys k. [queries, heads, d], [tokens, groups, d],
-    [tokens, groups, d] -> [queries, heads, d], where groups divide heads. With positions [queries] and [tokens],
-    integers, a query attends only to keys whose position is at most its own; there must be one.
+    [queries, heads, d], [tokens, groups, d], [tokens, groups, d] -> [queries, heads, d], where groups divide heads.
+    With positions [queries] and [tokens], integers, a query attends only to keys whose position is at most its own;
+    there must be one.
 
     >>> q, k, v = np.zeros((1, 1, 2)), np.ones((3, 1, 2)), np.arange(6.0).reshape(3, 1, 2)
     >>> attention(q, k, v)
@@ -38,46 +38,30 @@ def attention(q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any 
     >>> attention(q, k, v, np.array([1]), np.arange(3))
     array([[[1., 2.]]])
     """
-    weights = softmax(scores(q, k, q_positions, k_positions))
-    return np.einsum("hqt,thd->qhd", weights, _for_heads(v, q))
+    return dot_product_attention(q, k, v, mask=None if q_positions is None else q_positions[:, None] >= k_positions)
 
 
-def scores(q: Any, k: Any, q_positions: Any = None, k_positions: Any = None) -> Any:
-    """How well queries match keys, [heads, queries, tokens]; `MASKED` where a key is after the query."""
-    found = np.einsum("qhd,thd->hqt", q, _for_heads(k, q)) / math.sqrt(q.shape[-1])
-    if q_positions is None:
-        return found
-    return np.where(q_positions[:, None] >= k_positions, found, MASKED)
-
-
-def _for_heads(x: Any, q: Any) -> Any:
-    """Repeat the groups of keys or values for the heads of the queries that they serve."""
-    heads, groups = q.shape[1], x.shape[1]
-    if heads % groups:
-        raise ValueError(
-            f"attention: {groups} heads of keys and values cannot serve {heads} heads of queries equally; their number "
-            f"must divide {heads}"
-        )
-    return x if heads == groups else np.repeat(x, heads // groups, axis=1)
-
-
-def nothing_yet(q: Any) -> tuple:
-    """The sums of `accumulated` before the first keys, in float32 at least."""
+def empty_sums(q: Any) -> tuple:
+    """The sums of `accumulate` before the first keys, in float32 at least."""
     result = md.precision.widen(np.moveaxis(0 * q, 0, 1))
     return np.full((*result.shape[:2], 1), MASKED, result.dtype), np.zeros((*result.shape[:2], 1), result.dtype), result
 
 
-def accumulated(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any = None) -> tuple:
+def accumulate(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any = None) -> tuple:
     """Attend to further keys and values: the largest scores, the sums of weights, and those of weighted values."""
     before, total, result = so_far
-    found = scores(q, k, q_positions, k_positions)
-    largest = np.maximum(before, np.max(md.stop_gradient(found), axis=-1, keepdims=True))
-    weights, scale = np.exp(found - largest), np.exp(before - largest)
-    result = result * scale + np.einsum("hqt,thd->hqd", weights, _for_heads(v, q))
+    if q.shape[1] != k.shape[1]:
+        k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    scores = np.einsum("qhd,thd->hqt", q, k) / math.sqrt(q.shape[-1])
+    if q_positions is not None:
+        scores = np.where(q_positions[:, None] >= k_positions, scores, MASKED)
+    largest = np.maximum(before, np.max(md.stop_gradient(scores), axis=-1, keepdims=True))
+    weights, scale = np.exp(scores - largest), np.exp(before - largest)
+    result = result * scale + np.einsum("hqt,thd->hqd", weights, v)
     return largest, total * scale + np.sum(weights, axis=-1, keepdims=True), result
 
 
-def finished(so_far: tuple, dtype: Any) -> Any:
+def finish(so_far: tuple, dtype: Any) -> Any:
     """The result of attention, [queries, heads, d]."""
     _, total, result = so_far
     return np.moveaxis(result / total, 0, 1).astype(dtype)
@@ -102,6 +86,6 @@ def chunked_attention(q: Any, k: Any, v: Any, chunk: int, causal: bool = False) 
     def step(so_far: tuple, keys: tuple) -> tuple:
         k, v, k_positions = keys
         positions = (places, k_positions) if causal else ()
-        return accumulated(so_far, q, k, v, *positions), None
+        return accumulate(so_far, q, k, v, *positions), None
 
-    return finished(md.scan(step, nothing_yet(q), tuple(chunks))[0], q.dtype)
+    return finish(md.scan(step, empty_sums(q), tuple(chunks))[0], q.dtype)

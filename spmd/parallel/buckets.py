@@ -1,10 +1,10 @@
 """Collectives of many arrays, packed into buckets: fewer and larger calls.
 
-Each takes a list of arrays. A bucket has arrays of one dtype, and of at most `bucket_bytes` when whole, or a single
-larger one. The last arrays come first, since theirs are the first gradients of a backward pass.
+Each takes a list of arrays. A bucket has arrays of one dtype, whose whole arrays have at most `bucket_bytes`, or a
+single larger one. The last arrays come first, since a backward pass computes their gradients first.
 
-A psum is of any number of arrays. To gather and scatter, an array that is split along dimension d is written as a
-matrix, with a row for each rank's part, and the bucket is such matrices side by side.
+A psum takes any number of arrays. To gather and scatter, an array that is split along dimension d becomes a matrix with
+a row for each rank's shard, and a bucket is such matrices side by side.
 
 Source: Li et al., "PyTorch Distributed: Experiences on accelerating data parallel training", section 3.2.3.
 """
@@ -22,7 +22,7 @@ import minidiff.numpy as np
 from collectives import all_gather, axis_size, psum_scatter
 from collectives.ops import psum_p
 from collectives.primitives import variadic
-from minidiff.compiler.fusion import filled
+from minidiff.compiler.fusion import split_by_limit
 
 Dims = Sequence[int | None]  # for each array, the dimension that is split; None for one that is whole
 
@@ -50,19 +50,18 @@ def all_gather_buckets(arrays: list, dims: Dims, axis: str, bucket_bytes: int, t
     {'all_gather_invariant': 1}
     """
     gather = functools.partial(all_gather, axis_name=axis, tiled=True, to=to)
-    return _packed(gather, arrays, dims, (1, axis_size(axis)), bucket_bytes)
+    return _apply_to_buckets(gather, arrays, dims, (1, axis_size(axis)), bucket_bytes)
 
 
 def psum_scatter_buckets(arrays: list, dims: Dims, axis: str, bucket_bytes: int) -> list:
-    """Sum each array over ranks, and split it: [n, …] -> [n / ranks, …]. Arrays with dimension None are left."""
-    return _packed(lambda x: psum_scatter(x, axis, tiled=True), arrays, dims, (axis_size(axis), 1), bucket_bytes)
+    """Sum each array over ranks, and split it: [n, …] -> [n / ranks, …]. Arrays with dimension None stay the same."""
+    return _apply_to_buckets(
+        lambda x: psum_scatter(x, axis, tiled=True), arrays, dims, (axis_size(axis), 1), bucket_bytes
+    )
 
 
 def psum_buckets(arrays: list, axis: str, bucket_bytes: int) -> list:
-    """Sum the arrays that are unreduced along the axis; the others are left.
-
-    Compiled, a bucket's psum starts as soon as all of its arrays are there.
-    """
+    """Sum the arrays that are unreduced along the axis. Compiled, a psum starts when its bucket's arrays are there."""
     arrays, parts = list(arrays), [k for k, x in enumerate(arrays) if axis in md.typeof(x).unreduced]
     for bucket in _buckets(arrays, parts, bucket_bytes):
         terms = [arrays[k] for k in bucket]
@@ -78,11 +77,11 @@ def _buckets(arrays: list, chosen: list[int], bucket_bytes: int) -> Iterator[lis
         alike[arrays[k].dtype].append(k)
     for rest in alike.values():
         while rest:
-            bucket, rest = filled(rest, lambda k: arrays[k].nbytes, bucket_bytes)
+            bucket, rest = split_by_limit(rest, lambda k: arrays[k].nbytes, bucket_bytes)
             yield bucket
 
 
-def _packed(collective: Callable, arrays: list, dims: Dims, rows: tuple[int, int], bucket_bytes: int) -> list:
+def _apply_to_buckets(collective: Callable, arrays: list, dims: Dims, rows: tuple[int, int], bucket_bytes: int) -> list:
     """Apply a collective of matrices, [before, w] -> [after, w], to buckets of the split arrays."""
     arrays, (before, after) = list(arrays), rows
     split = {k: d for k, d in enumerate(dims) if d is not None}

@@ -1,9 +1,9 @@
 """Cannon's algorithm: products of matrices whose blocks are on a square grid of ranks, by shifts around rings.
 
-Blocks are placed as for `summa.py`. They are never broadcast: they are first skewed, so that each rank has two that
-may be multiplied, and then move to the neighbour, A's along the rows of the grid and B's along its columns. In each of
-q steps a rank multiplies the two blocks that it has. In the products with a transposed operand, that operand's blocks
-move, and so do the sums, which are complete after q steps and then go to their places. With blocks of a, b and c bytes:
+Blocks are placed as for `summa.py`, and never broadcast. First they are skewed, so that each rank has two that may be
+multiplied. In each of q steps a rank multiplies its two blocks; then A's move to the neighbour along the rows of the
+grid, and B's along its columns. In products with a transposed operand, that operand's blocks move, and so do the sums,
+which are complete after q steps and then go to their places. With blocks of a, b and c bytes:
 
 =========  ======  =================  ==========  =============  ===================
 product    value   blocks that move   collective  count, a pass  bytes, in each pass
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from collectives import ppermute
-from collectives.ops import shifted
+from collectives.ops import shift
 from minidiff.core.tracer import Value
 from spmd.parallel.grid import Axes, check_blocks
 
@@ -45,11 +45,11 @@ def cannon(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
                   [11., 16.]], P('rows', 'columns'))
     """
     q, (rows, columns) = check_blocks("cannon", a, b, axes, (1, 0)), axes
-    a = _permuted(a, axes, q, lambda r, c: (r, c - r))
-    b = _permuted(b, axes, q, lambda r, c: (r - c, c))
+    a = _permute(a, axes, q, lambda r, c: (r, c - r))
+    b = _permute(b, axes, q, lambda r, c: (r - c, c))
     out = a @ b
     for _ in range(q - 1):
-        a, b = shifted(a, columns, -1), shifted(b, rows, -1)
+        a, b = shift(a, columns, -1), shift(b, rows, -1)
         out = out + a @ b
     return out
 
@@ -69,12 +69,12 @@ def cannon_nt(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
                   [11., 16.]], P('rows', 'columns'))
     """
     q, (rows, columns) = check_blocks("cannon_nt", a, b, axes, (1, 1)), axes
-    b = _permuted(b, axes, q, lambda r, c: (r - c, c))
+    b = _permute(b, axes, q, lambda r, c: (r - c, c))
     out = a @ b.T
     for _ in range(q - 1):
-        b = shifted(b, rows, -1)
-        out = shifted(out, columns, -1) + a @ b.T
-    return _permuted(out, axes, q, lambda r, c: (r, r + c - 1))
+        b = shift(b, rows, -1)
+        out = shift(out, columns, -1) + a @ b.T
+    return _permute(out, axes, q, lambda r, c: (r, r + c - 1))
 
 
 def cannon_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
@@ -96,7 +96,7 @@ def cannon_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
     return cannon_nt(b.T, a.T, (second, first)).T
 
 
-def _permuted(x: Value, axes: Axes, q: int, place: Callable[[int, int], tuple[int, int]]) -> Value:
+def _permute(x: Value, axes: Axes, q: int, place: Callable[[int, int], tuple[int, int]]) -> Value:
     """Send the block at (r, c) to `place(r, c)`, modulo q."""
     if q == 1:
         return x

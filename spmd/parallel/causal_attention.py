@@ -19,7 +19,7 @@ causal = partial(dot_product_attention, is_causal=True)
 def rotary(x: Any, positions: Any) -> Any:
     """Rotate pairs of features by angles that grow with the position: [..., tokens, heads, size] -> same.
 
-    The product of a query and a key then depends on the difference of their positions [tokens] alone.
+    The product of a query and a key then depends only on the difference of their positions [tokens].
     """
     half = x.shape[-1] // 2
     angles = positions[:, None, None] * 10000.0 ** (-np.arange(half) / half)
@@ -30,8 +30,7 @@ def rotary(x: Any, positions: Any) -> Any:
 def causal_attention(params: dict, x: Any, positions: Any = None, attend: Callable = causal) -> Any:
     """Each token attends to itself and those before it: [batch, tokens, features] -> same.
 
-    Other tokens than the first ones have their `positions` [tokens], and an `attend(query, key, value)` that knows
-    them.
+    Tokens that are not the first of a text need `positions` [tokens], and an `attend(query, key, value)` for these.
     """
     positions = np.arange(x.shape[-2]) if positions is None else positions
     query, key, value = (np.einsum("btf,fhs->bths", x, params[name]) for name in ("query", "key", "value"))

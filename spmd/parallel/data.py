@@ -1,7 +1,7 @@
 """Data parallelism: the batch is split over the ranks, parameters are not.
 
-The forward pass sums one number, the loss. The backward pass sums the gradients of the parameters, which are the same
-on all ranks but used on different examples, in one all-reduce.
+The forward pass sums one number, the loss. The parameters are the same on all ranks but used on different examples, so
+the backward pass sums their gradients, in one all-reduce.
 
 Source: shard_map tutorial, "8-way batch data parallelism".
 """
@@ -21,8 +21,8 @@ def data_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: A
     """The loss, as a function of (params, (inputs, targets)).
 
     Parameters are whole, the batch is split along the mesh's axis. `error(predictions, targets)` is the error of each
-    example; `options` are those of `shard_map`. Any loss that is a mean over examples can be written so:
-    `pmean(loss(params, block), axis)`. Raises ValueError if the batch size is not a multiple of the number of ranks.
+    example; `options` are those of `shard_map`. Any loss that is a mean over examples can be written as
+    `pmean(loss(params, block), axis)`. Raises ValueError if the ranks do not divide the batch size.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params

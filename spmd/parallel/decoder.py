@@ -1,6 +1,6 @@
 """A transformer on all axes of a mesh at once: `spmd.examples.gpt` trains it.
 
-A mesh has these axes, those that are not used of size 1, and all of them compute the same loss, of the whole batch:
+A mesh has these axes, of size 1 if not used. All meshes compute the same loss, of the whole batch:
 
 =======  =========================  ========================================  ===============================
 axis     splits activations by      and parameters by                         parallelism
@@ -15,8 +15,8 @@ feats    heads, hidden features     heads, hidden features, vocabulary        te
 
 Layers are stacked, [layers, …]; a scan applies those of a stage to one microbatch after the other. The sizes of the
 axes are d, s, e, g (stages), t and f. A rank has n tokens, in M microbatches of m tokens, and evaluates
-R = L/g*(M*g+g-1) layers. F are the features, K those of a rank's keys. For its use, a rank has `layer` parameters of a
-layer and `ends` of the rest, in `leaves` and 3 arrays. Loss and gradient, without experts, communicate:
+R = L/g*(M*g+g-1) layers. F are the features, K those of a rank's keys. Gathered, a rank has `layer` parameters of a
+layer in `leaves` arrays, and `ends` of the rest in 3. Loss and gradient, without experts, communicate:
 
 =========  ============  ==========================  =================  ==========================
 direction  collective    axes                        count              numbers per rank
@@ -36,10 +36,10 @@ backward   psum          data,experts,stages,tokens  1                  ends/s
 backward   psum          data,experts,tokens         1                  L/g*layer/s
 =========  ============  ==========================  =================  ==========================
 
-With `experts`, each layer has a mixture of E experts for its perceptron, and no token is dropped. The balancing loss is
-that of each example, which moves through the stages with it: it does not depend on how the B examples of a rank are
-split. A rank has `own` parameters of a layer's experts. The gradient then has these rows, and all above but those of
-the same direction, collective and axes:
+With `experts`, the perceptron of each layer is a mixture of E experts, which drops no token. Each example has its own
+balancing loss, which moves through the stages with it, so the sum does not depend on how the B examples of a rank are
+split. A rank has `own` parameters of a layer's experts. These rows then replace those of the same direction, collective
+and axes, and join the others:
 
 =========  ============  ==========================  =================  ==========================
 direction  collective    axes                        count              numbers per rank
@@ -68,7 +68,7 @@ import spmd
 from collectives import pbroadcast, pmean
 from minidiff.precision import Policy
 from spmd.mesh.specs import P
-from spmd.parallel.decoder_layer import attention_along_tokens, gathered, layer, logits
+from spmd.parallel.decoder_layer import attention_along_tokens, gather_features, layer, logits
 from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_batch, check_decoder, decoder_specs, dimensions
 from spmd.parallel.fully_sharded import gathering_again
 from spmd.parallel.pipeline import pipeline
@@ -86,9 +86,9 @@ def decoder_loss(
 ) -> Callable:
     """The mean cross entropy of next tokens, as a function of (params, (tokens, labels)).
 
-    Params are those of `init_decoder`, tokens and labels [examples, tokens], all of them whole. Each stage has as many
-    `microbatches`. With a `policy`, layers compute in its dtype. `options` are those of `shard_map`. Raises ValueError
-    if an axis of the mesh is missing, or does not divide what is split along it.
+    Params are those of `init_decoder`, tokens and labels [examples, tokens], all of them whole. Each stage has
+    `microbatches` of its own. With a `policy`, layers compute in its dtype. `options` are those of `shard_map`. Raises
+    ValueError if an axis of the mesh is missing, or does not divide the dimensions that it splits.
 
     >>> from spmd.parallel.decoder_params import decoder_mesh, init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)
@@ -106,12 +106,12 @@ def decoder_loss(
         # Once, so that a parameter's gradients are summed once, not for each layer and microbatch.
         params = md.tree.map(lambda leaf, spec: pbroadcast(leaf, unsplit(spec)), params, specs)
         params = params if policy is None else policy.cast_to_compute(params)
-        ends = {name: gathered(leaf, names[name]) for name, leaf in params.items() if name != "layers"}
+        ends = {name: gather_features(leaf, names[name]) for name, leaf in params.items() if name != "layers"}
         positions, attend = attention_along_tokens(tokens.shape[1])
 
         @gathering_again
         def apply(params, carried):
-            return layer(config, gathered(params, of_one_layer), carried, positions, attend)
+            return layer(config, gather_features(params, of_one_layer), carried, positions, attend)
 
         x = embed(ends["embedding"], tokens, "feats")
         carried = x, np.zeros_like(x[:, 0, 0]) if config.experts else None

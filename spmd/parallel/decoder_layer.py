@@ -1,7 +1,7 @@
 """A layer of a decoder that is split along every axis of a mesh: what one rank computes of it.
 
-The layer is that of `transformer.py`. A rank has some heads and hidden features, and a `psum` along "feats" closes each
-half layer. Its tokens attend to those of all ranks along "tokens". With experts, each rank along "experts" has some.
+The layer is that of `transformer.py`. A rank has some heads and hidden features; a `psum` along "feats" closes each
+half layer. A rank's tokens attend to those of all ranks along "tokens". Experts are split along "experts".
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from spmd.parallel.decoder_params import DecoderConfig
 from spmd.parallel.expert import mixture_of_experts
 from spmd.parallel.gates import load_balancing_loss
 from spmd.parallel.sequence import ring_attention, zigzag_positions
-from spmd.parallel.transformer import mlp, normalized
+from spmd.parallel.transformer import mlp, normalize
 
 
-def gathered(params: Any, names: Any) -> Any:
-    """Parameters whose features are whole: an `all_gather` along the shards for each leaf."""
+def gather_features(params: Any, names: Any) -> Any:
+    """Gather the features of parameters: an `all_gather` along the shards for each leaf."""
     return md.tree.map(
         lambda names, leaf: all_gather(leaf, "shards", axis=names.split().index("features"), tiled=True), names, params
     )
 
 
 def perceptron(config: DecoderConfig, params: dict, x: Any) -> tuple[Any, Any]:
-    """A rank's term of the half layer's result, [batch, tokens, features], and its balancing loss, [batch]."""
+    """A rank's term of the half layer's result, [batch, tokens, features], and the balancing loss, [batch]."""
     if not config.experts:
         return mlp(params, x), None
     tokens = x.reshape(-1, config.features)
@@ -42,19 +42,19 @@ def perceptron(config: DecoderConfig, params: dict, x: Any) -> tuple[Any, Any]:
 def layer(config: DecoderConfig, params: dict, carried: tuple, positions: Any, attend: Callable) -> tuple:
     """Both half layers: (x, balancing loss so far) -> same."""
     x, balance = carried
-    attended = causal_attention(params["attention"], normalized(config, params["attention_norm"], x), positions, attend)
+    attended = causal_attention(params["attention"], normalize(config, params["attention_norm"], x), positions, attend)
     x = x + psum(attended, "feats")
-    made, more = perceptron(config, params["mlp"], normalized(config, params["mlp_norm"], x))
+    made, more = perceptron(config, params["mlp"], normalize(config, params["mlp_norm"], x))
     return x + psum(made, "feats"), None if more is None else balance + more
 
 
 def logits(config: DecoderConfig, params: dict, x: Any) -> Any:
-    """Of the tokens of a rank's part of the vocabulary: [..., features] -> [..., vocabulary / ranks]."""
-    return normalized(config, params["norm"], x) @ (params["embedding"].T if config.tied else params["head"])
+    """The logits of a rank's shard of the vocabulary: [..., features] -> [..., vocabulary / ranks]."""
+    return normalize(config, params["norm"], x) @ (params["embedding"].T if config.tied else params["head"])
 
 
 def attention_along_tokens(tokens: int) -> tuple[Any, Callable]:
-    """The positions of a rank's tokens, and the attention of these to those of all ranks."""
+    """The positions of a rank's tokens, and the function by which they attend to the tokens of all ranks."""
     if axis_size("tokens") == 1:
         return np.arange(tokens), causal
     ring = partial(ring_attention, axis="tokens", causal=True)

@@ -1,7 +1,7 @@
 """The parameters of a decoder that is split along every axis of a mesh, and how they are split.
 
-`dimensions` names the dimensions of each parameter, and `SPLIT` the axis along which each name is split: that is all
-that a parallelism says of parameters. `decoder.py` says what the axes are for.
+`dimensions` names the dimensions of each parameter, and `SPLIT` the axis along which each name is split. `decoder.py`
+says what the axes are for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd.mesh.specs import P
+from spmd.parallel.megatron import check_divided
 from spmd.parallel.transformer import Config, sizes
 from spmd.parallel.transformer import dimensions as dimensions_of_transformer
 
@@ -27,10 +28,7 @@ SPLIT |= dict.fromkeys(("vocabulary", "heads", "kv_heads", "hidden"), "feats")
 
 @dataclass(frozen=True)
 class DecoderConfig(Config):
-    """Sizes of a decoder: those of a transformer; how many experts, none by default; how many of them a token takes.
-
-    `balance` is the coefficient of the experts' balancing loss.
-    """
+    """Sizes of a transformer; the number of experts, and of those `chosen` for a token; their balancing coefficient."""
 
     experts: int = 0
     chosen: int = 2
@@ -94,13 +92,7 @@ def check_decoder(mesh: spmd.Mesh, config: DecoderConfig) -> None:
         raise ValueError(f"decoder: {mesh} has no axis {missing[0]!r}: give it all of {AXES}, of size 1 if not used")
     if config.dropout:
         raise ValueError(f"decoder: it drops nothing, but dropout is {config.dropout}: leave it at 0")
-    for name, axis in SPLIT.items():
-        size, ranks = all_sizes(config).get(name, 0), mesh.shape[axis]
-        if size % ranks:
-            raise ValueError(
-                f"decoder: {name}={size} is not a multiple of the {ranks} ranks along {axis!r}, over which it is "
-                f"split: choose a multiple, or fewer ranks"
-            )
+    check_divided("decoder", mesh, all_sizes(config), SPLIT)
 
 
 def check_batch(mesh: spmd.Mesh, examples: int, tokens: int, microbatches: int) -> None:

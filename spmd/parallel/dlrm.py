@@ -1,9 +1,9 @@
 """Recommendation models (DLRM): embedding tables are split over the ranks, the rest is data-parallel.
 
-A bottom MLP makes d features of an example's dense ones; each of its T categorical ones selects a row of a table, a
-vector of d. The dot products of all pairs of these T + 1 vectors, and the bottom MLP's result, go through a top MLP.
-The MLPs are the same on all ranks; the tables [T, R, d], which have nearly all parameters, are split, and so are the
-examples. The lookups are those of `embedding.py`. With p ranks, the gradient of the loss communicates:
+A bottom MLP turns an example's dense features into d features; each of its T categorical features selects a row of a
+table, a vector of d. The dot products of all pairs of these T + 1 vectors, and the bottom MLP's result, go through a
+top MLP. The MLPs are the same on all ranks. The tables [T, R, d], which have nearly all parameters, are split, and so
+are the examples. The lookups are those of `embedding.py`. With p ranks, the gradient of the loss communicates:
 
 =======  =========  ============  =====  ================
 split    direction  collective    count  numbers per rank
@@ -78,11 +78,10 @@ def dlrm_loss(params: dict[str, Any], batch: tuple, lookup: Callable = lookup) -
 
 
 def dlrm(mesh: spmd.Mesh, split: str = "tables", **options: Any) -> Callable:
-    """The loss, as a function of (params, (dense, indices, clicks)): that of `dlrm_loss`.
+    """`dlrm_loss` on ranks, as a function of (params, (dense, indices, clicks)).
 
     Tables are split by "tables", "columns" or "rows"; the batch by examples; `options` are those of `shard_map`. Raises
-    ValueError if the ranks do not divide the examples or the tables, and IndexError for a NumPy array of indices with
-    rows that tables do not have.
+    ValueError if the ranks do not divide the examples or the tables, and IndexError for NumPy indices out of range.
 
     >>> import minidiff as md
     >>> mesh, rng = spmd.make_mesh((2,), ('ranks',), backend='simulated'), np.random.default_rng(0)

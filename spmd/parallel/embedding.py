@@ -1,7 +1,7 @@
 """Embedding tables that are split over the ranks: by tables, by columns or by rows.
 
 T tables of R rows of d numbers, [T, R, d], are model-parallel; the n examples, with an index into each table, [n, T],
-are data-parallel. A rank looks up, in its part of the tables, vectors for the examples of all ranks, and a collective
+are data-parallel. A rank looks up vectors for the examples of all ranks in its shard of the tables, and a collective
 exchanges them for whole vectors of its own examples. On p ranks, these are called in bodies of `shard_map`:
 
 =================  ===========  ============================  ==========================
@@ -45,7 +45,6 @@ def lookup(tables: Any, indices: Any) -> Any:
 def lookup_by_tables(tables: Any, indices: Any, axis: str) -> Any:
     """`lookup` in tables split one by one: [T/p, R, d], [n/p, T] -> [n/p, T, d].
 
-    >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh, specs = make_mesh((2,), ('i',), backend='simulated'), (P('i'), P('i'))
     >>> f = shard_map(lambda t, i: lookup_by_tables(t, i, 'i'), mesh, in_specs=specs, out_specs=P('i'))
@@ -60,7 +59,6 @@ def lookup_by_tables(tables: Any, indices: Any, axis: str) -> Any:
 def lookup_by_columns(tables: Any, indices: Any, axis: str) -> Any:
     """`lookup` in tables split by columns: [T, R, d/p], [n/p, T] -> [n/p, T, d].
 
-    >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh, specs = make_mesh((2,), ('i',), backend='simulated'), (P(None, None, 'i'), P('i'))
     >>> f = shard_map(lambda t, i: lookup_by_columns(t, i, 'i'), mesh, in_specs=specs, out_specs=P('i'))
@@ -75,10 +73,9 @@ def lookup_by_columns(tables: Any, indices: Any, axis: str) -> Any:
 def lookup_by_rows(tables: Any, indices: Any, axis: str) -> Any:
     """`lookup` in tables split by rows: [T, R/p, d], [n/p, T] -> [n/p, T, d].
 
-    Each rank looks up the rows that it has, and -0.0 for others, which changes no sum: the sum over the ranks is
-    `lookup`. (An index that is out of range gives zeros; `dlrm` checks indices first.)
+    Each rank looks up its own rows, and -0.0 for others, which changes no sum: the sum over the ranks is `lookup`. (An
+    index out of range gives zeros; `dlrm` checks indices first.)
 
-    >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh, specs = make_mesh((2,), ('i',), backend='simulated'), (P(None, 'i'), P('i'))
     >>> f = shard_map(lambda t, i: lookup_by_rows(t, i, 'i'), mesh, in_specs=specs, out_specs=P('i'))

@@ -1,15 +1,14 @@
 """Expert parallelism: each token is sent to a few of many experts.
 
 The experts of a layer and the tokens are split over the same ranks. A router chooses the experts of each token. An
-expert takes at most `capacity` tokens from each rank: so all messages have one size, and one `all_to_all` sends the
-tokens, another returns the experts' outputs. Tokens beyond the capacity get zeros, as a residual connection around the
-layer expects. Where an expert gets fewer, a copy of one takes the place: an expert meets nothing but tokens. Gates, and
-losses that keep experts equally busy, are in `gates.py`; a layer that drops no token, because it knows the experts of
-all tokens before, is in `assigned.py`.
+expert takes at most `capacity` tokens from each rank, so all messages have one size: one `all_to_all` sends the tokens,
+another returns the experts' outputs. Tokens beyond the capacity get zeros, as a residual connection around the layer
+expects. If an expert gets fewer tokens, copies of one fill the places. Gates, and losses that keep experts equally
+busy, are in `gates.py`; `assigned.py` has a layer that drops no token, because all ranks know the experts beforehand.
 
-An expert may itself be split, along another axis of the mesh: `feed_forward`. Tokens may be split along further axes,
-too (data parallelism), along which the experts are the same. On a mesh of three axes, with E experts, capacity C,
-tokens of d features, and `params` the elements of the experts' parameters on one rank, the collectives take, per rank:
+An expert may itself be split, along another axis of the mesh: `feed_forward`. Tokens may be split along further axes
+(data parallelism), along which the experts are the same. On a mesh of three axes, with E experts, capacity C, tokens of
+d features, and `params` the elements of the experts' parameters on one rank, the collectives take, per rank:
 
 ==================  =========  ==========  ============  =====  ========
 layer               direction  collective  axes          count  elements
@@ -44,13 +43,12 @@ from spmd.parallel.gates import gate_weights, routed
 def mixture_of_experts(
     expert: Callable, params: Any, router: Any, x: Any, capacity: int, axis: str, k: int = 1, priorities: Any = None
 ) -> Any:
-    """A layer of experts: [tokens / ranks, d] -> [tokens / ranks, d].
+    """A layer of experts, in the body of a `shard_map`: [tokens / ranks, d] -> [tokens / ranks, d].
 
-    It is called in the body of a `shard_map`. `expert(params, x)` applies one expert to tokens [n, d]; `params` are
-    those of this rank's experts, stacked: leaves [experts / ranks, …]. `router` [d, experts] is the same on all ranks.
-    A token's result is the sum of its k experts' outputs, times their `gate_weights`; `priorities` [tokens / ranks]
-    decide which tokens are dropped, as in `routed`. Raises ValueError if the number of ranks does not divide that of
-    experts, or the params are those of another number of experts.
+    `expert(params, x)` applies one expert to tokens [n, d]; `params` are those of this rank's experts, stacked: leaves
+    [experts / ranks, …]. `router` [d, experts] is the same on all ranks. A token's result is the sum of its k experts'
+    outputs, times their `gate_weights`; `priorities` [tokens / ranks] decide which tokens are dropped, as in `routed`.
+    Raises ValueError if the ranks do not divide the experts, or if the params are for another number of experts.
 
     >>> import spmd
     >>> mesh, router, x = spmd.make_mesh((2,), ('experts',), backend='simulated'), np.eye(2), np.eye(2)[[0, 1, 0, 0]]
@@ -62,7 +60,12 @@ def mixture_of_experts(
            [0.73, 0.  ],
            [0.  , 0.  ]])
     """
-    _check_experts("mixture_of_experts: router", router.shape[-1], params, axis)
+    ranks, experts, local = axis_size(axis), router.shape[-1], {leaf.shape[0] for leaf in md.tree.leaves(params)}
+    if local != {experts / ranks}:
+        raise ValueError(
+            f"mixture_of_experts: router has {experts} experts for {ranks} ranks along {axis!r}, but each has params "
+            f"of {', '.join(map(str, sorted(local)))}: split those of a multiple of {ranks}, in_specs=P({axis!r})"
+        )
     probabilities = softmax(x @ router)
     places = routed(probabilities, capacity, k, priorities)
     sent = x[_tokens_of(places)]
@@ -77,23 +80,9 @@ def mixture_of_experts(
 def _tokens_of(places: Any) -> Any:
     """The token at each place: [tokens, experts, capacity] -> integers [experts, capacity].
 
-    At a place that no token takes it is the expert's first one; or the rank's, if none of its tokens go to the expert.
+    A free place gets the expert's first token, or the rank's first if the expert has none.
     """
     return np.where(np.any(places, axis=0), np.argmax(places, axis=0), np.argmax(places[:, :, :1], axis=0))
-
-
-def _check_experts(what: str, experts: int, params: Any, axis: str) -> None:
-    ranks, local = axis_size(axis), {leaf.shape[0] for leaf in md.tree.leaves(params)}
-    if experts % ranks:
-        raise ValueError(
-            f"{what} has {experts} experts, which the {ranks} ranks along {axis!r} do not divide: "
-            f"take a multiple of {ranks} experts"
-        )
-    if local != {experts // ranks}:
-        raise ValueError(
-            f"{what} has {experts} experts, {experts // ranks} on each rank along {axis!r}, but params are those of "
-            f"{', '.join(map(str, sorted(local)))}: split them by their first dimension, in_specs=P({axis!r})"
-        )
 
 
 def feed_forward(params: Any, x: Any, axis: str | None = None) -> Any:

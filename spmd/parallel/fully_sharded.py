@@ -1,8 +1,8 @@
 """Fully sharded data parallelism (FSDP, ZeRO-3).
 
-The batch is split over the ranks, and so are the parameters. A layer's parameters are gathered just before their use,
-and not kept for the backward pass, which gathers them again. So a rank holds its shard of all parameters, and one whole
-layer at a time. Gradients are summed and split in one step, by the transpose of the gather: a `psum_scatter`.
+The batch and the parameters are split over the ranks. A layer's parameters are gathered just before their use, and
+again in the backward pass. So a rank holds its shard of all parameters, and one whole layer at a time. The transpose of
+the gather, a `psum_scatter`, sums and splits gradients in one step.
 
 Source: shard_map tutorial, "8-way fully sharded data parallelism (FSDP)"; Rajbhandari et al., "ZeRO: Memory
 optimizations toward training trillion parameter models".
@@ -15,36 +15,31 @@ from collections.abc import Callable
 from typing import Any
 
 import minidiff as md
-import minidiff.numpy as np
 import spmd
 from collectives import all_gather, pmean
 from spmd.mesh.specs import P
-from spmd.parallel.network import axes_of, dense, predict, squared_error
+from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
 
 
 def gathered(params: Any, axis: str) -> Any:
-    """Gather arrays split by their first dimension: leaves [n / ranks, …] -> [n, …].
-
-    Forward one `all_gather` for each leaf; backward one `psum_scatter`.
-    """
+    """Gather arrays split by their first dimension: leaves [n / ranks, …] -> [n, …], by one `all_gather` each."""
     return md.tree.map(lambda part: all_gather(part, axis, tiled=True), params)
 
 
 def gathering(dense: Callable, axis: str) -> Callable:
-    """Make a layer with split parameters from one that takes them whole.
+    """A layer that gathers its parameters along `axis`, and then applies `dense`.
 
-    They are split along `axis` by their first dimension: (x, W [inputs / ranks, outputs], b [outputs / ranks]) ->
-    `dense(x, W, b)` of the gathered W and b.
+    Its arguments are x, W [inputs / ranks, outputs] and b [outputs / ranks].
     """
     return lambda x, *parts: dense(x, *gathered(parts, axis))
 
 
-#: Gathers, and the operations that present a gathered array in another way, without computing.
+#: Gathers, and operations that only rearrange a gathered array.
 GATHERED = ("all_gather", "all_gather_reduced", "pbroadcast", "reshape", "transpose", "broadcast_to", "split")
 
 
 def not_gathered(operation: Any, *_: Any, **__: Any) -> bool:
-    """The `checkpoint` policy that keeps the results of all but `all_gather`, in whatever shape."""
+    """The `checkpoint` policy that keeps all results but gathered arrays, in whatever shape."""
     return str(operation) not in GATHERED
 
 
@@ -59,9 +54,9 @@ def fully_sharded(
 
     All of these are split along the mesh's axis. `error(predictions, targets)` is the error of each example;
     `checkpoint` decides what the backward pass keeps (with `lambda f: f`, everything); `options` are those of
-    `shard_map`. Raises ValueError if the number of ranks does not divide the batch size, or the first dimension of a
-    parameter.
+    `shard_map`. Raises ValueError if the ranks do not divide the batch size, or the first dimension of a parameter.
 
+    >>> import minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
     >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
@@ -72,12 +67,9 @@ def fully_sharded(
     """
     (axis,) = axes_of(mesh, "fully_sharded", "batch")
 
-    @checkpoint
-    def predict_from_shards(params, inputs):
-        return predict(params, inputs, gathering(dense, axis))
+    forward = checkpoint(functools.partial(predict, dense=gathering(dense, axis)))
 
     def on_each_rank(params, block):
-        inputs, targets = block
-        return pmean(np.mean(error(predict_from_shards(params, inputs), targets)), axis)
+        return pmean(loss(params, block, error, forward), axis)
 
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=P(axis), out_specs=P(), **options)

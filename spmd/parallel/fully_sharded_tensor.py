@@ -1,8 +1,8 @@
 """FSDP and tensor parallelism on a mesh of two axes.
 
-Examples and parameters are split along the batch axis, features along the other. Each rank has a shard of the rows of
-a layer's weights that belong to its features. It gathers these rows along the batch axis, multiplies, and sums and
-scatters the products along the feature axis.
+Examples and parameters are split along the batch axis, features along the other. Each rank has a shard of the weights'
+rows for its features. It gathers these rows along the batch axis, multiplies, and sums and scatters the products along
+the feature axis.
 
 Source: shard_map tutorial, "FSDP + TP, with shard_map at the top level".
 """
@@ -13,12 +13,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import minidiff.numpy as np
 import spmd
 from collectives import pmean
 from spmd.mesh.specs import P
 from spmd.parallel.fully_sharded import gathering, gathering_again
-from spmd.parallel.network import axes_of, predict, squared_error
+from spmd.parallel.network import axes_of, loss, predict, squared_error
 from spmd.parallel.tensor import row_parallel_scattered
 
 
@@ -31,7 +30,7 @@ def fully_sharded_tensor_parallel(
     axes, `P((features, batch))`; inputs and targets `P(batch, features)`. The arguments are those of `fully_sharded`
     and `tensor_parallel`. Raises ValueError if the number of ranks does not divide the dimensions that they split.
 
-    >>> import minidiff as md
+    >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2, 2), ('batch', 'feats'), backend='simulated')
     >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
@@ -42,14 +41,10 @@ def fully_sharded_tensor_parallel(
     """
     batch_axis, features = axes_of(mesh, "fully_sharded_tensor_parallel", "batch", "feats")
     layer = gathering(functools.partial(row_parallel_scattered, axis=features), batch_axis)
-
-    @checkpoint
-    def predict_from_shards(params, inputs):
-        return predict(params, inputs, layer)
+    forward = checkpoint(functools.partial(predict, dense=layer))
 
     def on_each_rank(params, block):
-        inputs, targets = block
-        return pmean(np.mean(error(predict_from_shards(params, inputs), targets, features)), batch_axis)
+        return pmean(loss(params, block, lambda y, targets: error(y, targets, features), forward), batch_axis)
 
     specs = (P((features, batch_axis)), P(batch_axis, features))
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)

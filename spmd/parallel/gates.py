@@ -1,8 +1,8 @@
 """Gates: which experts a token goes to, with which weight, and losses that keep experts equally busy.
 
-A gate takes the router's probabilities [tokens, experts], and decides on the tokens of its rank alone: it does not
-communicate. The losses are means over the tokens of all ranks, if they are given the axes along which tokens are split.
-With E experts, and tokens split along two axes, the collectives take, per rank:
+A gate takes the router's probabilities [tokens, experts] of its rank's tokens, and does not communicate. The losses are
+means over the tokens of all ranks, if they are given the axes along which tokens are split. With E experts, and tokens
+split along two axes, the collectives take, per rank:
 
 ===================  =========  ==========  ============  =====  ========
 loss                 direction  collective  axes          count  elements
@@ -28,9 +28,7 @@ from minidiff.nn import logsumexp, one_hot
 
 
 def expert_capacity(tokens: int, experts: int, factor: float = 1.25, k: int = 1) -> int:
-    """The capacity of each expert for the `k * tokens` choices of one rank.
-
-    If all experts are chosen equally often, they are filled to 1 / factor.
+    """The capacity of each expert for the `k * tokens` choices of one rank, filled to 1 / factor if all are balanced.
 
     >>> expert_capacity(64, experts=8), expert_capacity(64, experts=8, factor=2.0, k=2)
     (10, 32)
@@ -60,8 +58,8 @@ def top_experts(probabilities: Any, k: int) -> Any:
 def gate_weights(probabilities: Any, k: int = 1) -> Any:
     """The weight of each expert in a token's result: [tokens, experts] -> [tokens, experts].
 
-    With k = 1 it is the probability of the token's expert (Switch). Otherwise the probabilities of the token's k
-    experts are divided by their sum (GShard). The other experts have weight zero.
+    With k = 1 it is the probability of the token's expert (Switch). Otherwise it is divided by the sum over the token's
+    k experts (GShard). Other experts have weight zero.
 
     >>> gate_weights(np.array([[0.25, 0.5, 0.25]])), gate_weights(np.array([[0.2, 0.6, 0.2]]), k=2)
     (array([[0. , 0.5, 0. ]]), array([[0.25, 0.75, 0.  ]]))
@@ -73,10 +71,10 @@ def gate_weights(probabilities: Any, k: int = 1) -> Any:
 def routed(probabilities: Any, capacity: int, k: int = 1, priorities: Any = None) -> Any:
     """Route tokens to their k most probable experts: [tokens, experts] -> [tokens, experts, capacity].
 
-    The result is 1 at each expert of a token and the token's place there, else 0. Places are given to all first choices
-    before any second choice; among these in the order of tokens, or by falling `priorities` [tokens]. Random numbers as
-    priorities drop tokens at random, and the largest probabilities the least certain ones. Choices beyond an expert's
-    capacity are dropped: all zeros. Raises ValueError for a capacity below 1, and priorities of another shape.
+    The result is 1 at each expert of a token and the token's place there, else 0. All first choices get places before
+    any second choice, in the order of tokens or of falling `priorities` [tokens]. Choices beyond an expert's capacity
+    are dropped: random priorities drop tokens at random; the tokens' largest probabilities, the least certain ones.
+    Raises ValueError for a capacity below 1, and priorities of another shape.
 
     >>> probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]])
     >>> def places(**options):
@@ -103,8 +101,8 @@ def routed(probabilities: Any, capacity: int, k: int = 1, priorities: Any = None
 def load_balancing_loss(probabilities: Any, axis: Any = None) -> Any:
     """Experts * sum over experts of (fraction of tokens * mean probability): [tokens, experts] -> [].
 
-    The fraction is that of the tokens whose most probable expert it is; its derivative is zero. The loss is 1 if both
-    are uniform, and at most the number of experts. `axis` names the axes along which tokens are split: one `psum`.
+    An expert's fraction is that of tokens for which it is the most probable; its derivative is zero. The loss is 1 if
+    both are uniform, and at most the number of experts. `axis` names the axes along which tokens are split: one `psum`.
 
     >>> [float(load_balancing_loss(np.array(p))) for p in ([[0.75, 0.25], [0.25, 0.75]], [[1.0, 0.0]])]
     [1.0, 2.0]
@@ -115,10 +113,9 @@ def load_balancing_loss(probabilities: Any, axis: Any = None) -> Any:
 
 
 def router_z_loss(logits: Any, axis: Any = None) -> Any:
-    """The mean of logsumexp(logits) ** 2: [tokens, experts] -> [].
+    """The mean of logsumexp(logits) ** 2, which keeps the router's logits small: [tokens, experts] -> [].
 
-    It keeps the router's logits small, and so their rounding errors. `axis` names the axes along which tokens are
-    split: one `psum`.
+    `axis` names the axes along which tokens are split: one `psum`.
 
     >>> bool(np.isclose(router_z_loss(np.zeros((3, 4))), np.log(4) ** 2))
     True

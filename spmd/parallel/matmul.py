@@ -1,16 +1,16 @@
 """Matrix products of split operands, by one collective or step by step.
 
-All six are called inside a `shard_map` body. There are two ways to contract the split dimension k, one a file:
+All six are called inside a `shard_map` body. There are two ways to contract the split dimension k:
 
 - *gather* an operand (`all_gather_matmul.py`). `lhs` is split along its rows, `rhs` along k, and each rank needs all
   of `rhs`: ``[m/n, k] @ all_gather([k/n, p]) -> [m/n, p]``.
 - *scatter* the product (`matmul_reduce_scatter.py`). Both are split along k, so each rank's product is one summand of
-  the whole result, and these are added up: ``psum_scatter([m, k/n] @ [k/n, p]) -> [m/n, p]``.
+  the whole result: ``psum_scatter([m, k/n] @ [k/n, p]) -> [m/n, p]``.
 
 One collective does either, but nothing is computed while it runs. Both collectives are n - 1 steps around a ring of n
-ranks, in which each rank passes a block on to its neighbour; and a blockwise product has one block product for each
-step. *Overlapped* forms take the steps themselves: a block is sent while another is multiplied. *Bidirectional*
-ones halve the blocks and send the halves in opposite directions, over links that are otherwise idle.
+ranks, in which each rank passes a block on to its neighbour. *Overlapped* forms take these steps themselves, and
+multiply one block while they send another. *Bidirectional* forms halve the blocks and send the halves in opposite
+directions, over links that are otherwise idle.
 
 ===================================  ================  =================  ============================
 on n ranks, a block has s bytes      calls             bytes a rank sends what a rank holds in addition
@@ -23,13 +23,12 @@ on n ranks, a block has s bytes      calls             bytes a rank sends what a
 `matmul_psum_scatter_bidirectional`  2(n - 1) ppermute (n - 1) s          two blocks
 ===================================  ================  =================  ============================
 
-A block is [k/n, p] of `rhs` if that is gathered, [m/n, p] of the product if that is scattered. All have the same
+A block is [k/n, p] of `rhs` if that is gathered, [m/n, p] of the product if that is scattered. All forms have the same
 values, up to rounding, and the same derivatives. `all_gather` and `psum_scatter` are each other's transposes, so the
-backward pass of a product that gathers scatters, and the reverse; the steps of a ring transpose to steps of a ring in
-the other direction. (The backward pass of the overlapped forms keeps the blocks that were received; with
-`md.checkpoint` they are sent around again instead.)
-
-In a compiled program (`md.jit`) on MPI ranks, blocks really are sent while others are multiplied.
+backward pass of a product that gathers scatters, and the other way round; the steps of a ring transpose to steps of a
+ring in the other direction. The backward pass of the overlapped forms keeps the blocks that were received; with
+`md.checkpoint` they are sent around again instead. In a compiled program (`md.jit`) on MPI ranks, blocks really are
+sent while others are multiplied.
 
 Source: shard_map tutorial, "Matrix multiplication", Examples 1 and 2; Wang et al., "Overlap communication with
 dependent computation via decomposition in large deep learning models" (ASPLOS 2023).

@@ -10,20 +10,17 @@ from collections.abc import Sequence
 import minidiff.numpy as np
 from collectives import axis_index, axis_size, psum_scatter
 from collectives.axes import AxisName
-from collectives.ops import shifted
+from collectives.ops import shift
 from minidiff.core.tracer import Value
 from spmd.parallel.ring import DOWN, UP, block_of, check_halves, matrices, neighbour
 
 
 def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """``psum_scatter(lhs @ rhs)``.
-
-    Each rank's product is a summand of the result, and it gets its own rows.
+    """``psum_scatter(lhs @ rhs)``: each rank's product is a summand of the result, of which it gets its own rows.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds a summand of the
     whole product, [m, p]. Raises ValueError if the shapes do not fit.
 
-    >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
@@ -31,23 +28,18 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
-
-    Source: shard_map tutorial, "Example 2: psum_scatter the result".
     """
-    _check_scattered("matmul_psum_scatter", lhs, rhs, axis_name)
+    _check_scatter("matmul_psum_scatter", lhs, rhs, axis_name)
     return psum_scatter(lhs @ rhs, axis_name, tiled=True)
 
 
 def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_psum_scatter` in n steps.
-
-    Sums of blocks of rows go down the ring, and accumulate.
+    """:func:`matmul_psum_scatter` in n steps: sums of blocks of rows go down the ring, and accumulate.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``. After s steps rank i holds, for the rows of rank i + s + 1,
-    the sum of the summands of the s ranks above it and its own. It sends the sum on to rank i - 1, and meanwhile
+    the sum of its own summand and those of the s ranks above it. It sends the sum on to rank i - 1, and meanwhile
     computes the product that it adds to the next sum.
 
-    >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
@@ -55,21 +47,16 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
-
-    Source: shard_map tutorial, "Example 2: psum_scatter the result".
     """
-    return _scattered_by_steps("matmul_psum_scatter_overlapped", lhs, rhs, axis_name, (DOWN,))
+    return _scatter_by_steps("matmul_psum_scatter_overlapped", lhs, rhs, axis_name, (DOWN,))
 
 
 def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_psum_scatter_overlapped` with halves of blocks.
-
-    Sums of the first half of each block go up, the second down.
+    """:func:`matmul_psum_scatter_overlapped` with halves of blocks: sums of the first half go up, the second down.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
     of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.
 
-    >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
@@ -79,14 +66,12 @@ def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisNam
                   [22.],
                   [38.],
                   [54.]], P('i'))
-
-    Source: shard_map tutorial, "Example 2: psum_scatter the result".
     """
-    return _scattered_by_steps("matmul_psum_scatter_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
+    return _scatter_by_steps("matmul_psum_scatter_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
 
 
-def _scattered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
-    _check_scattered(what, lhs, rhs, axis_name, len(ways))
+def _scatter_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
+    _check_scatter(what, lhs, rhs, axis_name, len(ways))
     n, here = axis_size(axis_name), axis_index(axis_name)
 
     def product(part: int, way: int, step: int) -> Value:
@@ -95,12 +80,12 @@ def _scattered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, 
 
     sums = [product(part, way, 0) for part, way in enumerate(ways)]
     for step in range(1, n):
-        coming = [shifted(x, axis_name, way) for x, way in zip(sums, ways)]
+        coming = [shift(x, axis_name, way) for x, way in zip(sums, ways)]
         sums = [x + product(part, way, step) for part, (x, way) in enumerate(zip(coming, ways))]
     return np.concatenate(sums) if len(ways) > 1 else sums[0]
 
 
-def _check_scattered(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
+def _check_scatter(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
     n, (left, right) = axis_size(axis_name), matrices(what, lhs, rhs)
     if left.shape[1] != right.shape[0]:
         raise ValueError(f"{what}: lhs has as many columns as rhs has rows; got {left} and {right}")

@@ -1,10 +1,9 @@
 """Tensor parallelism of a transformer, Megatron's way: one all-reduce each way for each half layer.
 
-Weights are split over the ranks, activations are not. Of a perceptron, the first product is column parallel, the second
-row parallel; of attention, each rank has some heads; of the embedding and the head, some tokens of the vocabulary. The
-functions of `transformer.py` compute with such weights as with whole ones, and a rank's result is one term of the whole
-result. A `psum` closes each half layer. With L layers, N tokens in all and F features, the gradient of the loss
-communicates:
+Weights are split over the ranks, activations are not. In a perceptron, the first product is column parallel, the second
+row parallel. Each rank has some heads of attention, and some tokens of the vocabulary. The functions of
+`transformer.py` compute with such weights as with whole ones; a rank's result is one term of the whole result, and a
+`psum` closes each half layer. With L layers, N tokens in all and F features, the gradient of the loss communicates:
 
 =========  ==========  =======  ===================  ================================================
 direction  collective  count    numbers per rank     of
@@ -14,14 +13,14 @@ forward    pmax        1        N                    the cross entropy
 backward   psum        2*L+1    (2*L+1)*N*F          half layers, head
 =========  ==========  =======  ===================  ================================================
 
-Gradients of parameters need no sum: those of split weights are split as these, and what the scales of the norms meet is
-the same on all ranks.
+Gradients of parameters need no sum: those of split weights are split alike, and the scales of the norms multiply the
+same values on all ranks.
 
 **f and g.** Megatron marks the two ends of a half layer by a conjugate pair of functions: f is the identity forward and
-an all-reduce backward, g the reverse. Types have both. f is the `pbroadcast` that they insert where x, the same on all
-ranks, meets split weights: one for query, key and value together. g is `psum`, whose transpose is a `pbroadcast`.
-Written by hand, each as a `custom_vjp`, the pair is right in one of three settings. A perceptron g(gelu(f(x) @ A) @ B)
-on p ranks has the gradients in x, A and B, relative to the right ones:
+an all-reduce backward, g the other way round. Types have both. f is the `pbroadcast` that they insert where x, the same
+on all ranks, meets split weights: one for query, key and value together. g is `psum`, whose transpose is a
+`pbroadcast`. Written by hand, each as a `custom_vjp`, the pair is right in one of three settings. A perceptron
+g(gelu(f(x) @ A) @ B) on p ranks has the gradients in x, A and B, relative to the right ones:
 
 ========  ======  =======  ============================  =============================
 f         g       typed    check_rep=False, grad inside  check_rep=False, grad outside
@@ -32,15 +31,13 @@ custom    psum    p 1 1    p p p                         p 1 1
 inserted  custom  1 1 1    term 1 1                      1/p 1/p 1/p
 ========  ======  =======  ============================  =============================
 
-- Typed, whether the gradient is taken inside the body or outside: the result of a custom f is still the same on all
-  ranks, so a `pbroadcast` is inserted after it. Its cotangent is a sum already, and f sums p equal numbers.
+- With types, inside the body or outside: the result of a custom f is still the same on all ranks, so a `pbroadcast` is
+  inserted after it. Its cotangent is a sum already, and f sums p equal numbers.
 - Without types nothing is inserted, and `psum` is its own transpose. Inside the body that is wrong, since each rank
-  begins with the whole cotangent, 1: f and g are needed there ("term": a rank has but its own term of the sum). It is
-  the setting that Megatron is written for, where each process differentiates its own loss.
-- Outside, `shard_map` makes up for it: it divides the cotangent of an unmapped result by p, and sums those of unmapped
-  arguments. Then g must sum, and f must not.
-
-With types the place of a gradient changes nothing, and no function has to be conjugated by hand.
+  begins with the whole cotangent, 1. There f and g are needed ("term": a rank has only its own term of the sum): it is
+  Megatron's setting, where each process differentiates its own loss.
+- Outside, `shard_map` divides the cotangent of an unmapped result by p, and sums those of unmapped arguments. Then g
+  must sum, and f must not.
 
 Source: Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model parallelism",
 section 3; JEP 17111, "Efficient transposition of replication-inducing collectives".
@@ -76,10 +73,21 @@ def transformer_specs(config: Config, axis: str) -> dict:
     )
 
 
+def check_divided(what: str, mesh: spmd.Mesh, sizes: dict[str, int], split: dict[str, str]) -> None:
+    """Raise ValueError if an axis of the mesh does not divide the size of a dimension that it splits."""
+    for name, axis in split.items():
+        size, ranks = sizes.get(name, 0), mesh.shape[axis]
+        if size % ranks:
+            raise ValueError(
+                f"{what}: {name}={size} is not a multiple of the {ranks} ranks along {axis!r}, over which it is "
+                "split: choose a multiple, or fewer ranks"
+            )
+
+
 def tensor_parallel_options(axis: str) -> dict[str, Callable]:
     """The options of `next_token_loss` for parameters that are split by `transformer_specs(config, axis)`.
 
-    For bodies of `shard_map`. With examples split along a second axis, the loss is
+    With examples split along a second axis, the loss in the body of a `shard_map` is
     `pmean(next_token_loss(config, params, tokens, labels, **tensor_parallel_options('feats')), 'batch')`.
 
     >>> sorted(tensor_parallel_options('feats'))
@@ -99,8 +107,8 @@ def tensor_parallel_transformer(
 
     Parameters are split along the mesh's axis, tokens and labels [batch, tokens] are not; `ends(axis)` are options of
     `next_token_loss`, `options` those of `shard_map`. With `config.dropout` it is a function of (params, (tokens,
-    labels), key), and all ranks drop the same numbers, since the key is the same. Raises ValueError if the number of
-    ranks does not divide the vocabulary, the heads, those of keys and values, or the hidden features.
+    labels), key), and all ranks drop the same numbers, since the key is the same. Raises ValueError if the ranks do not
+    divide the vocabulary, the heads (also of keys and values), or the hidden features.
 
     >>> from spmd.parallel.transformer import init_transformer
     >>> import minidiff.numpy as np
@@ -113,12 +121,7 @@ def tensor_parallel_transformer(
     [6, 3]
     """
     (axis,) = axes_of(mesh, "tensor_parallel_transformer", "feats")
-    for name in SPLIT:
-        if sizes(config)[name] % mesh.size:
-            raise ValueError(
-                f"tensor_parallel_transformer: {name}={sizes(config)[name]} is not a multiple of the {mesh.size} ranks "
-                f"along {axis!r}, over which it is split: choose a multiple, or fewer ranks"
-            )
+    check_divided("tensor_parallel_transformer", mesh, sizes(config), dict.fromkeys(SPLIT, axis))
 
     def on_each_rank(params, block, key=None):
         return next_token_loss(config, params, *block, key=key, **ends(axis))

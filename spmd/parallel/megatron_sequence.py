@@ -1,10 +1,9 @@
-"""Sequence parallelism around tensor-parallel regions, Megatron's way: between half layers tokens are split too.
+"""Sequence parallelism around tensor-parallel regions, Megatron's way: between half layers, tokens are split too.
 
-Tensor parallelism (`megatron.py`) keeps the residual stream and the norms whole on every rank: all compute the same.
-Here each of p ranks has 1/p of the tokens there, and keeps as much less for the backward pass. An all-gather opens each
-half layer, and a reduce-scatter closes it. They are each other's transposes, and each is half of the all-reduce that
-tensor parallelism has in their place. With L layers, N tokens in all and F features, the gradient of the loss
-communicates:
+Tensor parallelism (`megatron.py`) keeps the residual stream and the norms whole on every rank. Here each of p ranks has
+1/p of the tokens there, and keeps 1/p of the residuals. An all-gather opens each half layer, and a reduce-scatter
+closes it. They are each other's transposes, and each is half of the all-reduce that tensor parallelism has in their
+place. With L layers, N tokens in all and F features, the gradient of the loss communicates:
 
 =========  ====================  =====  ================  ================================================
 direction  collective            count  numbers per rank  of
@@ -64,8 +63,8 @@ def sequence_parallel_options(axis: str) -> dict[str, Callable]:
 def sequence_parallel_transformer(mesh: spmd.Mesh, config: Config, **options: Any) -> Callable:
     """`next_token_loss`, as a function of (params, (tokens, labels)), which all are whole.
 
-    As `tensor_parallel_transformer`; a rank holds the residual stream of its tokens alone, and drops what one device
-    drops of it. Raises ValueError also if the number of ranks does not divide the number of tokens of an example.
+    It is `tensor_parallel_transformer`, but a rank holds the residual stream of its tokens alone. Dropout drops the
+    same numbers as on one device. Raises ValueError also if the ranks do not divide the tokens of an example.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.transformer import init_transformer

@@ -1,7 +1,7 @@
 """The network that the other files distribute, and its losses.
 
-It has dense layers with relu between them. `predict` takes the dense layer as an argument: each parallelism passes its
-own, and the rest does not change. The errors take the mesh axis along which features are split, if they are.
+It has dense layers with relu between them. `predict` takes the dense layer as an argument, so each parallelism passes
+its own. The errors take the mesh axis along which features are split, if they are.
 
 Source: shard_map tutorial, "Neural networks".
 """
@@ -22,10 +22,7 @@ Layer = tuple[Any, Any]  # weights [inputs, outputs] and biases [outputs]
 
 
 def axes_of(mesh: Mesh, loss: str, *names: str) -> tuple[str, ...]:
-    """The axes of a mesh, one for each name.
-
-    Raises ValueError if it has more or fewer; the names say their use.
-    """
+    """The axes of a mesh, one for each name, which says its use. Raises ValueError if there are more or fewer."""
     if len(mesh.axis_names) != len(names):
         example = f"make_mesh({(2,) * len(names)}, {names})"
         axes = f"{len(names)} axes, for {' and '.join(names)}" if len(names) > 1 else f"one axis, for {names[0]}"
@@ -34,9 +31,7 @@ def axes_of(mesh: Mesh, loss: str, *names: str) -> tuple[str, ...]:
 
 
 def init_params(rng: Any, sizes: Sequence[int]) -> list[Layer]:
-    """Random weights and biases of layers from `sizes[0]` to `sizes[-1]` features.
-
-    They are the same on all ranks if `rng` is.
+    """Random weights and biases of layers from `sizes[0]` to `sizes[-1]` features, drawn from `rng`.
 
     >>> [(W.shape, b.shape) for W, b in init_params(np.random.default_rng(0), (64, 32, 10))]
     [((64, 32), (32,)), ((32, 10), (10,))]
@@ -60,40 +55,46 @@ def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> An
 
 
 def squared_error(predictions: Any, targets: Any, axis: str | None = None) -> Any:
-    """The sum of squared differences: [n, outputs], [n, outputs] -> [n].
+    """The sum of squared differences for each example: [n, outputs], [n, outputs] -> [n].
 
-    There is one for each example. With `axis`, outputs are split along that axis of the mesh: one `psum`.
+    With `axis`, outputs are split along that axis of the mesh: one `psum`.
 
     >>> squared_error(np.array([[1.0, 2.0], [3.0, 4.0]]), np.zeros((2, 2)))
     array([ 5., 25.])
     """
-    return _over_ranks(np.sum((predictions - targets) ** 2, axis=-1), axis)
+    return sum_over((predictions - targets) ** 2, axis)
 
 
 def cross_entropy(logits: Any, targets: Any, axis: str | None = None) -> Any:
-    """-log of the right class's probability: [n, classes], [n, classes] -> [n].
+    """-log of the right class's probability for each example: [n, classes], [n, classes] -> [n].
 
-    There is one for each example. The targets of an example sum to one. With `axis`, classes are split along that axis
-    of the mesh: one `pmax`, two `psum`s.
+    The targets of an example sum to one. With `axis`, classes are split along that axis of the mesh: one `pmax`, two
+    `psum`s.
 
     >>> cross_entropy(np.zeros((1, 4)), np.eye(4)[:1]) / np.log(2)
     array([2.])
     """
-    # Subtract the largest logit, so that no exponential overflows: neither result nor derivative depends on it.
+    logits, log_total = shifted_logits(logits, axis)
+    return log_total - sum_over(targets * logits, axis)
+
+
+def shifted_logits(logits: Any, axis: str | None) -> tuple[Any, Any]:
+    """The logits minus the largest, and the logarithm of the sum of their exponentials, none of which overflows.
+
+    [..., classes / ranks] -> same, [...]. Neither cross entropy nor its derivative depends on the largest logit.
+    """
     largest = np.max(md.stop_gradient(logits), axis=-1, keepdims=True)
     logits = logits - (largest if axis is None else pmax(largest, axis))
-    total = _over_ranks(np.sum(np.exp(logits), axis=-1), axis)
-    return np.log(total) - _over_ranks(np.sum(targets * logits, axis=-1), axis)
+    return logits, np.log(sum_over(np.exp(logits), axis))
 
 
-def _over_ranks(x: Any, axis: str | None) -> Any:
-    return x if axis is None else psum(x, axis)
+def sum_over(x: Any, axis: str | None) -> Any:
+    """The sum over the last dimension, which is split over ranks if `axis` is given."""
+    total = np.sum(x, axis=-1)
+    return total if axis is None else psum(total, axis)
 
 
-def loss(params: Sequence[Layer], batch: tuple, error: Callable = squared_error) -> Any:
-    """The mean error over the examples.
-
-    Every parallelism computes the same value, and the same gradients.
-    """
+def loss(params: Sequence[Layer], batch: tuple, error: Callable = squared_error, forward: Callable = predict) -> Any:
+    """The mean error over the examples. Every parallelism computes the same value, and the same gradients."""
     inputs, targets = batch
-    return np.mean(error(predict(params, inputs), targets))
+    return np.mean(error(forward(params, inputs), targets))

@@ -1,8 +1,8 @@
 """A parameter server: one rank keeps the parameters, the others compute gradients.
 
 Each step, the server sends its parameters to all ranks, each computes the gradient for its block of the batch, and the
-server subtracts their mean. This is data parallelism with a root: what `psum` does for all ranks at once is a `reduce`
-to the server and a `broadcast` from it. For parameters of so many leaves and elements, a step takes, per rank:
+server subtracts their mean. This is data parallelism with a root: a `reduce` to the server and a `broadcast` from it
+replace the `psum`. With `leaves` arrays of parameters, of `params` elements in all, a step takes, per rank:
 
 ===========  =========  =================  =======  ======  ========
 step         direction  collective         axes     count   elements
@@ -32,8 +32,8 @@ def server_step(loss: Callable, server: Any, block: Any, rate: float, axis: str,
     """One step of gradient descent: the loss before it, and the server's new parameters.
 
     It is called in the body of a `shard_map`. `server` has the parameters on the rank `root` and zeros on the others,
-    as `at_root(params, axis, root)` gives them; so has the result, of which `broadcast` is the parameters on all ranks.
-    `loss(params, block)` is the mean over the examples of this rank's block. Raises ValueError for a root out of range.
+    as from `at_root(params, axis, root)`; so has the result, and `broadcast` sends it to all ranks. `loss(params,
+    block)` is the mean over the examples of this rank's block. Raises ValueError for a root out of range.
 
     >>> import numpy as np, spmd
     >>> from collectives import at_root, broadcast

@@ -1,12 +1,11 @@
 """Pipeline parallelism (GPipe).
 
-Layers are split over the ranks, which work on different microbatches at a time. A rank is a stage: it has some
-consecutive layers. At each tick every stage applies all its layers to one microbatch; then all microbatches move on to
-the next stage by a `ppermute`. With M microbatches and p stages that takes M + p - 1 ticks, and each stage is busy in M
-of them. The rest, a fraction (p - 1) / (M + p - 1) of the time, is the bubble: a stage then computes on copies of
-microbatches, and its result is not used, nor its derivative. (A layer may warn of NaN there, if it is not defined at
-microbatches as they enter the first stage.) With k layers a stage, a rank evaluates k (M + p - 1) layers, of which
-k (p - 1) in vain.
+A rank is a stage: it has some consecutive layers. At each tick every stage applies its layers to another microbatch;
+then all microbatches move on to the next stage by a `ppermute`. With M microbatches and p stages that takes M + p - 1
+ticks, and each stage is busy in M of them. The rest, a fraction (p - 1) / (M + p - 1) of the time, is the bubble: a
+stage then computes on copies of microbatches, and neither its result nor its derivative is used. (A layer may warn of
+NaN there, if it is not defined at microbatches as they enter the first stage.) With k layers a stage, a rank evaluates
+k (M + p - 1) layers, of which k (p - 1) in vain.
 
 Source: shard_map tutorial, "SPMD pipeline parallelism (PP)"; Huang et al., "GPipe: Efficient training of giant neural
 networks using pipeline parallelism".
@@ -22,29 +21,27 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import axis_index, axis_size, pmean
-from collectives.ops import shifted
+from collectives.ops import shift
 from minidiff.nn import relu
 from spmd.mesh.specs import P
 from spmd.parallel.network import Layer, axes_of, dense, squared_error
 
 
 def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
-    """Apply the layers of all stages in turn to the microbatches of all stages.
+    """Apply the layers of all stages in turn to the microbatches of all stages, in the body of a `shard_map`.
 
-    It is called in the body of a `shard_map`.
-
-    `params` are those of this stage's layers, stacked: leaves [layers per stage, …]. `microbatches`, an array or a tree
-    of arrays [k, …], are this stage's share of them; the result is the same share of the results, [k, …]. The result of
+    `params` are those of this stage's layers, stacked: leaves [layers per stage, …]. `microbatches`, a tree of arrays
+    [k, …], are this stage's share; the result is the same share of the results, [k, …]. The result of
     `layer(params, x)` has the structure and shapes of x.
 
     The first stage takes microbatches from its share; when that is used up, all shares move on by one stage, towards
-    the first. Results are written into the last stage's share, and move in the same way: each share arrives where it
-    came from. The forward pass has one `ppermute` of a microbatch for each tick but the last, and 2 (stages - 1) of a
-    share. The backward pass has the same, in the other direction.
+    the first. Results go into the last stage's share, and move in the same way, so each share arrives where it came
+    from. The forward pass has one `ppermute` of a microbatch for each tick but the last, and 2 (stages - 1) of a share.
+    The backward pass has the same, in the other direction.
     """
     stage, stages, share = axis_index(axis), axis_size(axis), len(md.tree.leaves(microbatches)[0])
     count = share * stages
-    # A stage that no microbatch has reached yet computes on a copy of one: at zeros a layer may not be finite.
+    # A stage that no microbatch has reached computes on a copy of one: at zeros a layer may not be finite.
     x, results = md.tree.map(lambda leaf: leaf[0], microbatches), md.tree.map(np.zeros_like, microbatches)
 
     def entered(x, leaf, i):
@@ -63,16 +60,16 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
         results = md.tree.map(partial(left, i=leaving), results, x)
         if tick == count + stages - 2:
             return results
-        x = shifted(x, axis, 1)
+        x = shift(x, axis, 1)
         if entering == share - 1 and tick < count - 1:
-            microbatches = shifted(microbatches, axis, -1)
+            microbatches = shift(microbatches, axis, -1)
         if leaving == share - 1 and tick >= stages - 1:
-            results = shifted(results, axis, -1)
+            results = shift(results, axis, -1)
 
 
 @md.custom_jvp
 def _constant_unless(reached: Any, x: Any) -> Any:
-    """Return `x`; unless a microbatch has reached the stage, as a constant: infinity times a zero cotangent is NaN."""
+    """`x`, as a constant until a microbatch has reached the stage: infinity times a zero cotangent would be NaN."""
     return x
 
 
@@ -80,9 +77,7 @@ _constant_unless.defjvps(None, lambda t, out, reached, x: np.where(reached, t, n
 
 
 def stacked_layers(params: Sequence[Layer]) -> tuple:
-    """(first, inner, last) layers, the inner ones stacked.
-
-    With n features their weights are [layers, n, n], their biases [layers, n].
+    """(first, inner, last) layers; the inner ones are stacked: weights [layers, n, n], biases [layers, n].
 
     >>> from spmd.parallel.network import init_params
     >>> first, inner, last = stacked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
@@ -105,10 +100,9 @@ def pipeline_parallel(
     """The loss, as a function of (stacked_layers(params), (inputs, targets)).
 
     Inner layers are split along the mesh's axis. The first and last layers, which have other shapes, are on all ranks,
-    and each rank applies them to its shard of the batch. The batch is split along the same axis: each stage has a share
-    of the microbatches, of `microbatch` examples each. `error(predictions, targets)` is the error of each example;
-    `options` are those of `shard_map`. Raises ValueError if the number of stages does not divide the inner layers or
-    the batch, or `microbatch` a stage's shard.
+    and each rank applies them to its shard of the batch. A shard makes microbatches of `microbatch` examples each.
+    `error(predictions, targets)` is the error of each example; `options` are those of `shard_map`. Raises ValueError if
+    the stages do not divide the inner layers or the batch, or `microbatch` a stage's shard.
 
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2,), ('stages',), backend='simulated')
@@ -123,20 +117,16 @@ def pipeline_parallel(
     def on_each_rank(params, block):
         (inputs, targets), (first, inner, last) = block, params
         x = relu(dense(inputs, *first))
-        x = pipeline(lambda layer, x: relu(dense(x, *layer)), inner, _in_microbatches(x, microbatch), axis)
+        if len(x) % microbatch:
+            raise ValueError(
+                f"pipeline_parallel: each stage has {len(x)} examples, which do not make microbatches of {microbatch}: "
+                f"choose a microbatch that divides {len(x)}, or a batch that is a multiple of {microbatch} times the "
+                "number of stages"
+            )
+        microbatches = x.reshape(-1, microbatch, x.shape[1])
+        x = pipeline(lambda layer, x: relu(dense(x, *layer)), inner, microbatches, axis)
         predictions = dense(x.reshape(len(inputs), -1), *last)
         return pmean(np.mean(error(predictions, targets)), axis)
 
     specs = ((P(), P(axis), P()), P(axis))
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)
-
-
-def _in_microbatches(x: Any, size: int) -> Any:
-    """[examples, features] -> [microbatches, size, features]"""
-    examples, features = x.shape
-    if examples % size:
-        raise ValueError(
-            f"pipeline_parallel: each stage has {examples} examples, which do not make microbatches of {size}: choose "
-            f"a microbatch that divides {examples}, or a batch that is a multiple of {size} times the number of stages"
-        )
-    return x.reshape(examples // size, size, features)

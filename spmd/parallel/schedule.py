@@ -2,10 +2,8 @@
 
 A stage has a row, with an entry for each tick: the forward or backward pass of a microbatch through a chunk of the
 stage's layers, or None where the stage is idle. All passes take one tick. A stage has one chunk of consecutive layers,
-or several; the chunks of all stages are blocks of layers, and chunk c of stage i of p is block c*p + i of the network.
-
-A schedule is checked when it is made, so no schedule that exists has a stage wait for what never comes. `schedules.py`
-makes those of the literature.
+or several: chunk c of stage i of p is block c*p + i of the network. A schedule is checked when it is made, so no stage
+waits for a step that never comes. `schedules.py` makes the schedules of the literature.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ class Step(NamedTuple):
         return f"{self.direction} of microbatch {self.microbatch}" + (f", chunk {self.chunk}" if self.chunk else "")
 
     def needs(self, stage: int, stages: int, chunks: int) -> tuple[int, Step] | None:
-        """The step that has to be done before this one, and its stage; None if nothing has to."""
+        """The stage and the step that must come before this one; None if there is none."""
         ahead = -1 if self.direction == FORWARD else 1
         block = self.chunk * stages + stage + ahead  # blocks of layers are numbered in their order in the network
         if block < 0:

@@ -2,11 +2,11 @@
 
 Differentiating `pipeline` gives all forward passes, then all backward passes. Here the schedule says which of the two a
 stage does at each tick, and for which microbatch: each rank takes its branch of a `switch`. Then activations move on to
-the next stage, and cotangents back to the previous one. A stage stashes what it received, and its backward pass
-computes the layers again from that (rematerialization).
+the next stage, and cotangents back to the previous one. A stage stashes the activations that it receives, and its
+backward pass computes the layers again from these (rematerialization).
 
-At each tick there are two `ppermute`s of a microbatch's activations, whether or not stages have something to send, and
-at the end a `psum` of the loss and of the gradients of what all ranks have.
+Each tick has two `ppermute`s of a microbatch's activations, whether or not stages have something to send. At the end a
+`psum` sums the loss, and the gradients of the parameters that all ranks have.
 
 Sources: those of `schedules.py`; Chen et al., "Training deep nets with sublinear memory cost" (rematerialization).
 """
@@ -19,22 +19,20 @@ from typing import Any
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, axis_size, pbroadcast, psum
-from collectives.ops import shifted
+from collectives.ops import shift
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
 
 
 def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, targets: Any, axis: str) -> tuple:
-    """The mean loss over the microbatches and its gradients: (loss, gradients), computed in the order of a schedule.
+    """(loss, gradients): the mean loss over the microbatches, computed in the order of a schedule.
 
-    It is called in the body of a `shard_map`. `layers` are three functions: `first(params, inputs) -> x`, with which
-    the network begins; `stage(params, x) -> x`, a block of layers, whose result has the shape of x; and `last(params,
-    x, targets) -> loss`, with which it ends. `params` are those of each: of the first and last, invariant along the
-    axis; of this stage's blocks, with leaves [chunks, …]. `inputs` and `targets` are [microbatches, …], on all ranks.
-    The functions do not communicate along the axis, since each rank does another step.
-
-    `gradients` are arranged as `params`. Raises ValueError if the schedule has another number of stages, chunks or
-    microbatches.
+    It is called in the body of a `shard_map`. `layers` are three functions: `first(params, inputs) -> x` begins the
+    network, `stage(params, x) -> x`, a block of layers, keeps the shape of x, and `last(params, x, targets) -> loss`
+    ends it. They do not communicate along the axis, since each rank does another step. `params`, and `gradients`, have
+    an entry for each function: the first and last are invariant along the axis, this stage's blocks have leaves
+    [chunks, …]. `inputs` and `targets` are [microbatches, …], on all ranks. Raises ValueError if the schedule has
+    another number of stages, chunks or microbatches.
 
     >>> from spmd import P, make_mesh, shard_map
     >>> from spmd.parallel import one_f_one_b
@@ -56,7 +54,7 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
     stashes = tuple(_zeros(x, axis, max(1, *counts)) for counts in zip(*slots, strict=True))
     rows = Entry(*(_at(column, axis_index(axis)) for column in table))
     tick = _tick(params, _block(schedule, layers, inputs, targets, loss, axis), axis)
-    # `jit` records one tick for all of them: run one by one, each would record its branches again.
+    # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
     loop = md.jit(lambda start, rows: md.scan(tick, start, rows)[0])
     *_, loss, gradients = loop((x, x, stashes, loss, gradients), rows)
     loss, (of_first, of_blocks, of_last) = md.tree.map(lambda x: x / schedule.microbatches, (loss, gradients))
@@ -65,9 +63,9 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
 
 
 def _block(schedule: Schedule, layers: tuple, inputs: Any, targets: Any, no_loss: Any, axis: str) -> Callable:
-    """What a block of layers makes of a microbatch: (x, loss), where only the last block has a loss."""
+    """A function that applies a block of layers to a microbatch: (x, loss), where only the last block has a loss."""
     first, stage, last = layers
-    rank = axis_index(axis)  # out here it is lent to simulated ranks with the rest, by one that takes the step
+    rank = axis_index(axis)  # outside the branches, since not all simulated ranks run each of them
 
     def block(params, x, entry):
         number = rank + schedule.stages * entry.chunk
@@ -83,7 +81,7 @@ def _tick(params: tuple, block: Callable, axis: str) -> Callable:
     """A tick, as the step of a scan over this stage's entries."""
 
     def idle(entry, *operands):
-        return operands  # which a tick sends, whatever the step; no slot awaits what is not new
+        return operands  # every tick sends them; receivers have no slot for these
 
     def forward(entry, x, cotangent, loss, gradients):
         x, more = block(_of_chunk(params, entry.chunk), x, entry)
@@ -92,7 +90,7 @@ def _tick(params: tuple, block: Callable, axis: str) -> Callable:
     def backward(entry, x, cotangent, loss, gradients):
         (_, more), pull = md.vjp(lambda params, x: block(params, x, entry), _of_chunk(params, entry.chunk), x)
         of_chunk, cotangent = pull((cotangent, np.ones_like(more)))
-        return x, cotangent, loss, _added(gradients, of_chunk, entry.chunk)
+        return x, cotangent, loss, _add_gradients(gradients, of_chunk, entry.chunk)
 
     def tick(carry, entry):
         x, cotangent, (activations, cotangents), *sums = carry
@@ -100,7 +98,7 @@ def _tick(params: tuple, block: Callable, axis: str) -> Callable:
         cotangents = _put(cotangents, entry.arriving_cotangent, cotangent)
         operands = _get(activations, entry.activation), _get(cotangents, entry.cotangent), *sums
         x, cotangent, *sums = md.switch(entry.kind, [idle, forward, backward], entry, *operands)
-        return (shifted(x, axis, 1), shifted(cotangent, axis, -1), (activations, cotangents), *sums), None
+        return (shift(x, axis, 1), shift(cotangent, axis, -1), (activations, cotangents), *sums), None
 
     return tick
 
@@ -110,8 +108,8 @@ def _of_chunk(params: tuple, chunk: Any) -> tuple:
     return params[0], md.tree.map(lambda leaf: _at(leaf, chunk), params[1]), params[2]
 
 
-def _added(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
-    """Add the gradients of what `_of_chunk` selects."""
+def _add_gradients(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
+    """Add the gradients of the parameters that `_of_chunk` selects."""
     of_blocks = md.tree.map(lambda leaf, more: np.at(leaf)[chunk].add(more), gradients[1], of_chunk[1])
     of_first, of_last = md.tree.map(np.add, (gradients[0], gradients[2]), (of_chunk[0], of_chunk[2]))
     return of_first, of_blocks, of_last

@@ -10,8 +10,8 @@ psum        stages  5         1 + ends
 ==========  ======  ========  ===============
 
 There are N examples in M microbatches, and F features between the layers; ends is the number of parameters of the first
-and last layers, which all ranks have. The sums are those of the loss, and of the gradients of these layers' weights and
-biases; `jit` fuses them into one. `pipeline_parallel` is a pipeline of the same network, in the order of GPipe.
+and last layers, which all ranks have. The psums are those of the loss and of these layers' gradients; `jit` fuses them
+into one. `pipeline_parallel` is a pipeline of the same network, in the order of GPipe.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from spmd.parallel.scheduled import scheduled
 
 
 def blocked_layers(params: Sequence[Layer], schedule: Schedule) -> tuple:
-    """(first, inner, last) layers, the inner ones stacked in blocks: a block for each chunk of each stage.
+    """(first, inner, last) layers; the inner ones are stacked, in a block for each chunk of each stage.
 
-    With n features their weights are [chunks, stages, layers, n, n], their biases [chunks, stages, layers, n]. Raises
-    ValueError if the inner layers do not make blocks of one size.
+    Their weights are [chunks, stages, layers, n, n], their biases [chunks, stages, layers, n]. Raises ValueError if the
+    inner layers do not make blocks of one size.
 
     >>> from spmd.parallel import init_params, interleaved
     >>> params = init_params(np.random.default_rng(0), (3, *[4] * 9, 2))
@@ -58,11 +58,11 @@ def scheduled_value_and_grad(
 ) -> Callable:
     """Loss and gradients, as a function of (blocked_layers(params, schedule), (inputs, targets)).
 
-    The blocks of inner layers are split along the mesh's axis. The first layer is part of the first block's work, the
-    last layer and the error of the last's. All ranks have the first and last layers, and the batch. `error(predictions,
-    targets)` is the error of each example; `options` are those of `shard_map`, which has to be typed: types tell which
-    branches are a rank's own. Raises ValueError if the microbatches do not divide the batch, or the schedule is for
-    another number of stages.
+    The blocks of inner layers are split along the mesh's axis. All ranks have the first and last layers, and the batch;
+    the first block computes the first layer, the last block the last layer and the error. `error(predictions, targets)`
+    is the error of each example; `options` are those of `shard_map`, which must be typed: types tell which branches are
+    a rank's own. Raises ValueError if the microbatches do not divide the batch, or the schedule is for another number
+    of stages.
 
     >>> from spmd.parallel import init_params, one_f_one_b
     >>> mesh, schedule = spmd.make_mesh((2,), ('stages',), backend='simulated'), one_f_one_b(2, 4)

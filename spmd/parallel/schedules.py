@@ -1,7 +1,7 @@
 """Pipeline schedules of the literature: GPipe, 1F1B, interleaved 1F1B.
 
-Each is an order of forward and backward passes for every stage; the ticks follow from what the passes need of each
-other. With p stages, counted from 0, and M microbatches:
+Each is an order of forward and backward passes for every stage; a pass takes the first tick at which the pass that it
+needs is done. With p stages, counted from 0, and M microbatches:
 
 =================  ====================  =====================  ===================================
 schedule           ticks                 bubble                 most activations stage i stashes
@@ -12,8 +12,7 @@ interleaved        2*(M*v + p - 1)       (p - 1)/(M*v + p - 1)  min(M*v, 2*(p - 
 =================  ====================  =====================  ===================================
 
 The bubble is the fraction of ticks in which a stage is idle. With v chunks a stage has v blocks of layers, p blocks
-apart, and a tick, the pass through one of them, takes a v-th of the time. An activation is stashed from the forward
-pass of its microbatch to the backward pass.
+apart, and a tick takes a v-th of the time. An activation is stashed from the forward to the backward pass.
 
 Sources: Huang et al., "GPipe: Efficient training of giant neural networks using pipeline parallelism"; Narayanan et
 al., "Memory-efficient pipeline-parallel DNN training" (PipeDream-flush, which is 1F1B) and "Efficient large-scale
@@ -45,7 +44,7 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     (22, [4, 3, 2, 1])
     """
     forward, backward = _passes("one_f_one_b", stages, microbatches)
-    return scheduled_orders([_alternating(forward, backward, stages - i) for i in range(stages)])
+    return scheduled_orders([_alternate(forward, backward, stages - i) for i in range(stages)])
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
@@ -64,7 +63,7 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
             f"a multiple of {stages} microbatches"
         )
     warmup = [2 * (stages - i) - 1 + (chunks - 1) * stages for i in range(stages)]
-    return scheduled_orders([_alternating(forward, backward, n) for n in warmup])
+    return scheduled_orders([_alternate(forward, backward, n) for n in warmup])
 
 
 def _passes(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[list[Step], list[Step]]:
@@ -78,7 +77,7 @@ def _passes(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple
     return forward, [Step(BACKWARD, step.microbatch, chunks - 1 - step.chunk) for step in forward]
 
 
-def _alternating(forward: list[Step], backward: list[Step], warmup: int) -> list[Step]:
+def _alternate(forward: list[Step], backward: list[Step], warmup: int) -> list[Step]:
     """`warmup` forward steps, then a backward and a forward step in turn."""
     pairs = itertools.zip_longest(backward, forward[warmup:])
     return forward[:warmup] + [step for pair in pairs for step in pair if step]
@@ -90,8 +89,8 @@ def _alternating(forward: list[Step], backward: list[Step], warmup: int) -> list
 def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
     """The schedule in which each stage does its steps in the given order, as early as it can.
 
-    A forward pass is then delayed up to the tick before its result is used, if nothing else is thereby: so no stage
-    holds activations that it does not work on yet. Raises ValueError if stages wait for each other.
+    A forward pass is then delayed as far as nothing else is, so that no stage holds activations before it works on
+    them. Raises ValueError if stages wait for each other.
 
     >>> scheduled_orders([[Step(BACKWARD, 0), Step(FORWARD, 0)]])
     Traceback (most recent call last):

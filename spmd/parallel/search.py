@@ -1,14 +1,11 @@
 """Search for partition specs: try all for a few named dimensions, and price each by its tape.
 
 The loss is a function of whole arrays. Parameters and batch are sharded by specs, and operations on them communicate as
-on any sharded arrays. So the tape of the loss and its gradient says what each choice of specs costs a rank:
+on any sharded arrays. So the tape of the loss and its gradient says what each choice of specs costs a rank: the time of
+its collectives (by `spmd.CostModel`), the matrix products of its blocks, the bytes of its blocks. Nothing is computed.
 
-- bytes of collectives, and their time by the α–β model of `spmd.CostModel`;
-- floating-point operations of matrix products, on the blocks that it has;
-- bytes of its blocks of the parameters and the batch.
-
-Nothing is computed. The specs of a choice follow from an assignment of mesh axes to names: a dimension with that name
-is split along the axis, wherever the name occurs. With a axes and n names there are (a + 1)^n assignments.
+A choice assigns mesh axes to names: each dimension with that name is split along the axis. With a axes and n names
+there are (a + 1)^n choices.
 
 Source: Xu et al., "GSPMD: General and scalable parallelization for ML computation graphs".
 """
@@ -27,8 +24,7 @@ from minidiff.core.types import typeof
 from spmd.arrays.reshard import distribute
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec, part_count
-from spmd.report.communication import communication
-from spmd.report.flops import flops
+from spmd.report.communication import price_tape
 from spmd.report.forecast import CostModel, show_number, show_seconds
 from spmd.report.table import Table
 
@@ -85,10 +81,10 @@ def search(
     """Find the partition specs with which a step of `loss(params, batch)` takes the least time.
 
     `names` are the names of the dimensions of (params, batch): a prefix of that tree, of strings such as
-    "features hidden"; "_" is a dimension that is not split. Choices are left out if an axis does not divide a
-    dimension, and if a rank would hold more than `memory` bytes of parameters and batch. `model` says what
-    communication costs, by default 1 µs a step and 1 ns a byte. Raises ValueError if no choice is left, and for names
-    that do not fit their array.
+    "features hidden"; "_" is a dimension that is not split. A choice is left out if an axis does not divide a
+    dimension, or if a rank would hold more than `memory` bytes of parameters and batch. `model` prices communication,
+    by default at 1 µs a step and 1 ns a byte. Raises ValueError if no choice is left, and for names that do not fit
+    their array.
 
     >>> import minidiff.numpy as np
     >>> import spmd
@@ -100,26 +96,26 @@ def search(
     """
     model = model or CostModel(alpha=1e-6, beta=1e-9)
     leaves, structure = tree.flatten((params, batch))
-    labels = [
-        label.split() for label in tree.broadcast_prefix(names, (params, batch), lambda x: isinstance(x, str), "names")
-    ]
-    for path, label, x in zip(tree.paths(structure, "arrays"), labels, leaves):
-        if len(label) != typeof(x).ndim:
-            raise ValueError(
-                f"search: {path} has type {typeof(x)}, but its dimensions have {len(label)} names: {label}"
-            )
+    given = tree.broadcast_prefix(names, (params, batch), lambda x: isinstance(x, str), "names")
+    labels, types = [label.split() for label in given], [*map(typeof, leaves)]
+    for path, label, t in zip(tree.paths(structure, "arrays"), labels, types):
+        if len(label) != t.ndim:
+            raise ValueError(f"search: {path} has type {t}, but its dimensions have {len(label)} names: {label}")
     known = [*dict.fromkeys(name for label in labels for name in label if name != "_")]
     choices, too_large = [], 0
     for axes in itertools.product((None, *mesh.axis_names), repeat=len(known)):
         chosen = {name: axis for name, axis in zip(known, axes) if axis is not None}
-        specs: list[Any] = [_spec(label, typeof(x).shape, chosen, mesh.shape) for label, x in zip(labels, leaves)]
+        specs: list[Any] = [_spec(label, t.shape, chosen, mesh.shape) for label, t in zip(labels, types)]
         if None in specs:
             continue
-        held = sum(typeof(x).nbytes // part_count(spec.axes, mesh.shape) for x, spec in zip(leaves, specs))
+        held = sum(t.nbytes // part_count(spec.axes, mesh.shape) for t, spec in zip(types, specs))
         if held > memory:
             too_large += 1
             continue
-        choices.append(_priced(loss, leaves, structure, chosen, specs, held, mesh, model, flops_per_second))
+        arrays = tree.unflatten(structure, [distribute(x, mesh, spec) for x, spec in zip(leaves, specs)])
+        cost = price_tape(md.make_tape(md.value_and_grad(loss))(*arrays))
+        seconds = sum(map(model.of_row, cost.rows)) + cost.flops / flops_per_second
+        choices.append(Choice(chosen, tree.unflatten(structure, specs), cost.bytes, held, cost.flops, seconds))
     if not choices:
         raise ValueError(
             f"search: of {(len(mesh.axis_names) + 1) ** len(known)} assignments of {mesh} to {known}, {too_large} need "
@@ -135,13 +131,3 @@ def _spec(label: Sequence[str], shape: tuple[int, ...], axes: dict[str, str], si
     used = [axis for dim in dims for axis in dim]
     fits = all(n % part_count(dim, sizes) == 0 for n, dim in zip(shape, dims))
     return PartitionSpec.of_dims(dims) if fits and len(set(used)) == len(used) else None
-
-
-def _priced(loss, leaves, structure, axes, specs, held, mesh, model, flops_per_second) -> Choice:
-    """The cost of a choice, from the tape of the loss and its gradient."""
-    arrays = tree.unflatten(structure, [distribute(x, mesh, spec) for x, spec in zip(leaves, specs)])
-    tape = md.make_tape(md.value_and_grad(loss))(*arrays)
-    rows, products = communication(tape).rows, flops(tape)
-    sent = sum(row.count * model.seconds(row.collective, row.ranks, row.bytes // row.count, row.axes) for row in rows)
-    seconds = sent + products / flops_per_second
-    return Choice(axes, tree.unflatten(structure, specs), sum(row.bytes for row in rows), held, products, seconds)

@@ -1,8 +1,8 @@
 """Sequence parallelism: a long sequence is split over the ranks, token by token.
 
-Most of a transformer works on each token alone and needs no communication. For attention, in which each token looks at
-all others, there are two ways, for bodies of `shard_map`. With p ranks, a rank has t/p tokens, with h heads of queries
-and g of keys and values; per rank, forward:
+Most of a transformer works on each token alone and needs no communication. Attention, in which each token looks at all
+others, has two forms for bodies of `shard_map`. With p ranks, a rank has t/p tokens, with h heads of queries and g of
+keys and values; per rank, forward:
 
 ==================  ==========  =====  =========================================  ================================
 attention           collective  count  elements in all                            a rank holds
@@ -15,9 +15,9 @@ ring_attention      ppermute    p-1    2 (p-1) * g * t/p * d                    
 collectives, of as many elements, in the other direction.
 
 With `causal`, a token attends to itself and those before. A ring then skips the blocks that are after a rank's own
-tokens. If tokens are split in order, the last rank skips none, and all wait for it. So `ring_attention` has them in
-zig-zag order: of 2 p blocks, rank r has blocks r and 2 p - 1 - r. Of the 4 pairs of a block of queries and a block of
-keys, in each step of the ring, every rank then computes 2 (in the first step, of its own tokens, 3).
+tokens. If tokens were split in order, all would wait for the last rank, which skips none. So `ring_attention` takes
+them in zig-zag order: of 2 p blocks, rank r has blocks r and 2 p - 1 - r. Of the 4 pairs of a block of queries and a
+block of keys, in each step of the ring, every rank then computes 2 (in the first step, of its own tokens, 3).
 
 Sources: Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training of extreme long sequence
 transformer models"; Liu et al., "Ring attention with blockwise transformers for near-infinite context"; Brandon et al.,
@@ -33,24 +33,17 @@ import numpy
 import minidiff as md
 import minidiff.numpy as np
 from collectives import all_to_all, axis_index, axis_size
-from collectives.ops import shifted
-from spmd.parallel.attention import accumulated, attention, finished, nothing_yet
+from collectives.ops import shift
+from spmd.parallel.attention import accumulate, attention, empty_sums, finish
 
 
 def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> Any:
     """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each, in order.
 
-    Heads are independent. So an `all_to_all` exchanges tokens for heads: each rank then has all tokens of some heads,
-    and applies attention to these; a second `all_to_all` reverses the exchange. The result has the shape of q. Raises
-    ValueError if the number of ranks does not divide that of the heads of queries, or of keys and values.
+    Heads are independent, so an `all_to_all` exchanges tokens for heads: each rank has all tokens of some heads, and
+    applies attention to these. A second `all_to_all` reverses the exchange. The result has the shape of q. Raises
+    ValueError if the ranks do not divide the heads of queries, or of keys and values.
     """
-    ranks = axis_size(axis)
-    for name, x in (("queries", q), ("keys and values", k)):
-        if x.shape[1] % ranks:
-            raise ValueError(
-                f"attention_by_heads: {x.shape[1]} heads of {name} cannot be split over the {ranks} ranks along "
-                f"{axis!r}; their number must be a multiple of {ranks}"
-            )
     by_heads = lambda x: all_to_all(x, axis, split_axis=x.ndim - 2, concat_axis=x.ndim - 3, tiled=True)  # noqa: E731
     q, k, v = by_heads(np.stack([q, k, v])) if q.shape == k.shape else (by_heads(q), by_heads(k), by_heads(v))
     positions = (np.arange(len(q)),) * 2 if causal else ()
@@ -76,33 +69,30 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
         found = []
         for sums, queries, at in zip(so_far, np.split(q, blocks), positions(rank)):
             for (k, v), places in zip(np.split(pair, blocks, axis=1), positions(source)):
-                sums = _attended(sums, queries, k, v, at, places)
+                sums = _attend(sums, queries, k, v, at, places)
             found.append(sums)
         return found
 
     def step(carry, i):
         pair, so_far = carry
-        pair = shifted(pair, axis, 1)
+        pair = shift(pair, axis, 1)
         return (pair, attended(so_far, pair, (rank - i) % ranks)), None
 
     pair = np.stack([k, v])
-    so_far = attended(_blocks(nothing_yet(q), blocks), pair, rank)
+    sums = [np.split(x, blocks, axis=1) for x in empty_sums(q)]
+    so_far = attended(zip(*sums), pair, rank)
     if ranks > 1:
         (_, so_far), _ = md.scan(step, (pair, so_far), np.arange(1, ranks))
-    return np.concatenate([finished(sums, q.dtype) for sums in so_far])
+    return np.concatenate([finish(sums, q.dtype) for sums in so_far])
 
 
-def _attended(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any) -> tuple:
-    """Attend to a block of keys; skip it if all of it is after the queries. Ranks choose for themselves."""
+def _attend(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any) -> tuple:
+    """Attend to a block of keys, or skip it if all of it is after the queries. Each rank chooses for itself."""
     if q_positions is None:
-        return accumulated(so_far, q, k, v)
-    attend = lambda *given: accumulated(given[:3], *given[3:])  # noqa: E731
+        return accumulate(so_far, q, k, v)
+    attend = lambda *given: accumulate(given[:3], *given[3:])  # noqa: E731
     skip = lambda *given: given[:3]  # noqa: E731
     return md.cond(q_positions[-1] >= k_positions[0], attend, skip, *so_far, q, k, v, q_positions, k_positions)
-
-
-def _blocks(sums: tuple, blocks: int) -> list[tuple]:
-    return list(zip(*[np.split(x, blocks, axis=1) for x in sums]))
 
 
 def _positions(rank: Any, ranks: int, tokens: int) -> list:

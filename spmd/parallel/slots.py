@@ -1,9 +1,9 @@
-"""Where the stages of a scheduled pipeline stash what they receive.
+"""Where the stages of a scheduled pipeline stash the activations and cotangents that they receive.
 
-What a stage sends at a tick has arrived at the next. It gets a slot of the receiver's stash until its backward pass;
-then the slot is free for another. Under GPipe and 1F1B a stage needs as many slots for activations as its schedule
-stashes (`Schedule.stashed`), and one for cotangents, which are used when they arrive. The first block of the network
-receives no activations: its backward pass begins with the microbatch.
+A value that a stage sends at one tick arrives at the next. It gets a slot of the receiver's stash, which is free again
+after its backward pass. Under GPipe and 1F1B a stage needs as many slots for activations as its schedule stashes
+(`Schedule.stashed`), and one for cotangents, which are used when they arrive. The first block of the network receives
+no activations: its backward pass begins with the microbatch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = (None, FORWARD, BACKWARD)  # None is idle
 class Entry(NamedTuple):
     """An entry of a schedule as integers; or as arrays of them, of several stages and ticks.
 
-    An `arriving` slot is that of what was sent at the tick before. The others are those of what the step works on.
+    The `arriving` slots take the values that were sent one tick before; the others have the operands of the step.
     """
 
     kind: Any
@@ -33,10 +33,8 @@ class Entry(NamedTuple):
     arriving_cotangent: Any
 
 
-def allocate(schedule: Schedule) -> tuple[Entry, list[tuple[int, int]]]:
-    """The entries of a schedule, in arrays [stages, ticks], and for each stage how many slots it needs.
-
-    The slots are for activations and for cotangents.
+def allocate(schedule: Schedule) -> tuple[Entry, list[tuple[int, ...]]]:
+    """The entries of a schedule, in arrays [stages, ticks], and each stage's slots for activations and for cotangents.
 
     >>> from spmd.parallel import gpipe, one_f_one_b
     >>> [allocate(schedule)[1] for schedule in (gpipe(3, 8), one_f_one_b(3, 8))]
@@ -48,15 +46,12 @@ def allocate(schedule: Schedule) -> tuple[Entry, list[tuple[int, int]]]:
         at = stage, tick
         table.kind[at], table.microbatch[at], table.chunk[at] = KINDS.index(step.direction), *step[1:]
     activations, cotangents = (table.activation, table.arriving_activation), (table.cotangent, table.arriving_cotangent)
-    counts = [
-        (_allocate(schedule, stage, FORWARD, *activations), _allocate(schedule, stage, BACKWARD, *cotangents))
-        for stage in range(schedule.stages)
-    ]
-    return table, counts
+    both = (FORWARD, *activations), (BACKWARD, *cotangents)
+    return table, [tuple(_allocate(schedule, stage, *each) for each in both) for stage in range(schedule.stages)]
 
 
 def _allocate(schedule: Schedule, stage: int, direction: str, used: numpy.ndarray, arriving: numpy.ndarray) -> int:
-    """Write a stage's slots for what the steps of a direction receive; the number of slots."""
+    """Write a stage's slots for the values that steps of a direction receive, and return the number of slots."""
     free_at: list[int] = []  # for each slot
     steps = [step for step in schedule.table[stage] if step and step.direction == direction]
     for step in steps:  # in the order in which what they need arrives

@@ -23,45 +23,43 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import minidiff.numpy as np
 import spmd
 from collectives import psum, psum_scatter
 from spmd.mesh.specs import P
-from spmd.parallel.network import axes_of, dense, predict, squared_error
+from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
 
 
 def column_parallel(x: Any, W: Any, b: Any) -> Any:
-    """[n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks].
+    """[n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks]: x is whole, each rank has columns of W.
 
-    x is the same on all ranks, each has columns of W. The forward pass communicates nothing. In the backward pass, the
-    cotangent of x is the sum of the ranks' cotangents: one `psum`, the transpose of the `pbroadcast` that the types
-    insert where x meets W.
+    The forward pass communicates nothing. In the backward pass one `psum` sums the ranks' cotangents of x: it is the
+    transpose of the `pbroadcast` that the types insert where x meets W.
     """
     return dense(x, W, b)
 
 
 def row_parallel(x: Any, W: Any, b: Any, axis: str) -> Any:
-    """[n, k / ranks], [k / ranks, m], [m] -> [n, m].
+    """[n, k / ranks], [k / ranks, m], [m] -> [n, m]: each rank has rows of W, the result is whole.
 
-    Each rank has rows of W; the result is the same on all ranks. Forward one `psum` of [n, m]; backward nothing.
+    Forward one `psum` of [n, m]; backward nothing.
     """
     return psum(x @ W, axis) + b
 
 
 def row_parallel_scattered(x: Any, W: Any, b: Any, axis: str) -> Any:
-    """[n, k / ranks], [k / ranks, m], [m / ranks] -> [n, m / ranks].
+    """[n, k / ranks], [k / ranks, m], [m / ranks] -> [n, m / ranks]: each rank has rows of W.
 
-    Each rank has rows of W. Forward one `psum_scatter` of [n, m]; backward one `all_gather` of [n, m / ranks].
+    Forward one `psum_scatter` of [n, m]; backward one `all_gather` of [n, m / ranks].
     """
     return psum_scatter(x @ W, axis, scatter_dimension=1, tiled=True) + b
 
 
 def tensor_parallel_dense(mesh: spmd.Mesh, **options: Any) -> Callable:
-    """`dense` on whole arrays: (x [n, k], W [k, m], b [m]) -> [n, m].
+    """`dense` on whole arrays, for programs without ranks: (x [n, k], W [k, m], b [m]) -> [n, m].
 
-    It is for programs without ranks. x and the result are split by their second dimension, W and b by their first,
-    along the mesh's axis.
+    x and the result are split by their second dimension, W and b by their first, along the mesh's axis.
 
+    >>> import minidiff.numpy as np
     >>> mesh = spmd.make_mesh((4,), ('feats',), backend='simulated')
     >>> x, W, b = np.ones((3, 8)), np.eye(8), np.arange(8.0)
     >>> y = tensor_parallel_dense(mesh)(x, W, b)
@@ -77,12 +75,11 @@ def tensor_parallel_dense(mesh: spmd.Mesh, **options: Any) -> Callable:
 def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
     """The loss, as a function of (params, (inputs, targets)).
 
-    All of these are split along the mesh's axis. Parameters are split by their first dimension, inputs and targets by
-    their second. `error(predictions, targets, axis)` is the error of each example, whose features are split along the
-    axis; `options` are those of `shard_map`. Raises ValueError if the number of ranks does not divide the number of
-    features of a layer.
+    Parameters are split by their first dimension, inputs and targets by their second, along the mesh's axis.
+    `error(predictions, targets, axis)` is the error of each example, whose features are split along the axis; `options`
+    are those of `shard_map`. Raises ValueError if the ranks do not divide the features of a layer.
 
-    >>> import minidiff as md
+    >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((4,), ('feats',), backend='simulated')
     >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
@@ -91,10 +88,9 @@ def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options:
     {'psum_scatter': 2, 'psum': 1, 'all_gather': 2}
     """
     (axis,) = axes_of(mesh, "tensor_parallel", "feats")
-    layer = functools.partial(row_parallel_scattered, axis=axis)
+    forward = functools.partial(predict, dense=functools.partial(row_parallel_scattered, axis=axis))
 
     def on_each_rank(params, block):
-        inputs, targets = block
-        return np.mean(error(predict(params, inputs, layer), targets, axis))
+        return loss(params, block, lambda y, targets: error(y, targets, axis), forward)
 
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=(P(axis), P(None, axis)), out_specs=P(), **options)

@@ -33,21 +33,21 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import minidiff.numpy as np
 import spmd
 from collectives import pmean
 from spmd.mesh.specs import P
 from spmd.parallel.grid import Axes
-from spmd.parallel.network import Layer, axes_of, predict, squared_error
+from spmd.parallel.network import Layer, axes_of, loss, predict, squared_error
 from spmd.parallel.summa import summa
 
 
 def dense_2d(x: Any, W: Any, b: Any, axes: Axes = ("rows", "columns"), product: Callable = summa) -> Any:
     """One layer on a q×q grid: [n/q, k/q], [k/q, m/q], [m/q] -> [n/q, m/q].
 
-    x, W and the result are split over both axes, b over the second: on the ranks of a column it is the same, so its
-    gradient is summed by a `psum` along the first. `product(x, W, axes)` is `summa` or `cannon`.
+    x, W and the result are split over both axes, b over the second: a `psum` along the first sums its gradient.
+    `product(x, W, axes)` is `summa` or `cannon`.
 
+    >>> import minidiff.numpy as np
     >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
     >>> layer = spmd.shard_map(dense_2d, mesh, in_specs=(spec, spec, P('columns')), out_specs=spec)
     >>> layer(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([10.0, 20.0]))
@@ -58,10 +58,9 @@ def dense_2d(x: Any, W: Any, b: Any, axes: Axes = ("rows", "columns"), product: 
 
 
 def mlp_2d(params: Sequence[Layer], x: Any, axes: Axes = ("rows", "columns"), product: Callable = summa) -> Any:
-    """Dense layers with relu between them, on a q×q grid: [n/q, k/q] -> [n/q, m/q].
+    """`predict` with `dense_2d` as its layer, on a q×q grid: [n/q, k/q] -> [n/q, m/q].
 
-    It is `predict` with `dense_2d` as its layer.
-
+    >>> import minidiff.numpy as np
     >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
     >>> mlp = spmd.shard_map(mlp_2d, mesh, in_specs=([(spec, P('columns'))] * 2, spec), out_specs=spec)
     >>> mlp([(np.eye(4), np.zeros(4)), (np.ones((4, 2)), np.zeros(2))], np.array([[1.0, 2, 3, 4], [-1, -2, -3, 4]]))
@@ -79,9 +78,9 @@ def tensor_parallel_2d(
     The mesh has two axes of one size q. Weights, inputs and targets are split along both, biases along the second.
     `error(predictions, targets, axis)` is the error of each example, whose features are split along the axis; `product`
     is `summa` or `cannon`; `options` are those of `shard_map`. Raises ValueError if the mesh is not square, or if q
-    does not divide the number of examples or of a layer's features.
+    does not divide the examples or a layer's features.
 
-    >>> import minidiff as md
+    >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated')
     >>> params, batch = init_params(np.random.default_rng(0), (8, 4)), (np.ones((16, 8)), np.zeros((16, 4)))
@@ -92,23 +91,23 @@ def tensor_parallel_2d(
     rows, columns = axes = axes_of(mesh, "tensor_parallel_2d", "rows", "columns")
 
     def on_each_rank(params, block):
-        inputs, targets = block
-        return pmean(np.mean(error(mlp_2d(params, inputs, axes, product), targets, columns)), rows)
+        forward = functools.partial(mlp_2d, axes=axes, product=product)
+        return pmean(loss(params, block, lambda y, targets: error(y, targets, columns), forward), rows)
 
-    def loss(params, batch):
+    def mapped(params, batch):
         specs = [(P(rows, columns), P(columns)) for _ in params], P(rows, columns)
         return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)(params, batch)
 
-    return loss
+    return mapped
 
 
 def mlp_bytes(q: int, examples: int, features: int, hidden: int, itemsize: int = 8) -> dict[str, dict[str, int]]:
     """What a rank passes to collectives, and holds, for two layers: 1D against 2D tensor parallelism on q² ranks.
 
     The layers go from `features` to `hidden` and back; gradients are those of the input and of all parameters. In 1D
-    they are a `column_parallel` and a `row_parallel` layer, in 2D `mlp_2d` with `summa`. Returned for each are the
-    bytes that one rank passes to collectives in the forward and the backward pass, and the bytes of its parts of the
-    weights and of the layers' inputs and outputs. With N examples, d features and h hidden ones:
+    they are a `column_parallel` and a `row_parallel` layer, in 2D `mlp_2d` with `summa`. The result has, for each, the
+    bytes that one rank passes to collectives in both passes, and the bytes of its shards of the weights and of the
+    layers' inputs and outputs. With N examples, d features and h hidden ones:
 
     ==  =========  ====================  ========  =============
     ..  forward    backward              weights   activations

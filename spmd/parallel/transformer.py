@@ -2,9 +2,9 @@
 
 A block has two half layers, attention and a multilayer perceptron. Each reads the residual stream x through a norm and
 adds its result to it. The functions take `gather` and `combine`, which open and close a half layer; on one device they
-do nothing. A parallelism whose ranks each compute a part of a half layer's result passes the sum over ranks, and its
-own `embed` and `error`. `dimensions` names the dimensions of each parameter: initialisation gives each name a size, and
-a parallelism says which names it splits. There are no biases.
+do nothing. If each rank computes a term of a half layer's result, `combine` is the sum over ranks; such a parallelism
+also passes its own `embed` and `error`. `dimensions` names the dimensions of each parameter: initialisation gives each
+name a size, and a parallelism says which names it splits. There are no biases.
 
 Source: Vaswani et al., "Attention is all you need"; Zhang and Sennrich, "Root mean square layer normalization";
 Shazeer, "GLU variants improve transformer"; Ainslie et al., "GQA: Training generalized multi-query transformer models
@@ -29,9 +29,9 @@ class Config:
     """Sizes and options of a transformer.
 
     Each of the `kv_heads` heads of keys and values (by default `heads`) serves heads / kv_heads heads of queries.
-    Options are layer norm in place of RMS norm, SwiGLU or GELU, a head that is `tied` to the embedding, as its
-    transpose, and the rate of `dropout` of the half layers' results. Raises ValueError for sizes that do not fit:
-    rotary positions turn the features of a head in pairs.
+    Options are layer norm in place of RMS norm, SwiGLU or GELU, a head that is the embedding's transpose (`tied`), and
+    the rate of `dropout` of the half layers' results. Raises ValueError for sizes that do not fit: rotary positions
+    turn the features of a head in pairs.
     """
 
     vocabulary: int
@@ -83,7 +83,7 @@ def init_transformer(rng: Any, config: Config) -> dict:
     return md.tree.map(initial, dimensions(config))
 
 
-def normalized(config: Config, scale: Any, x: Any) -> Any:
+def normalize(config: Config, scale: Any, x: Any) -> Any:
     """RMS norm over the features; layer norm is the same of centred features: [..., features] -> same."""
     wide = md.precision.widen(x)  # squares of float16 overflow
     wide = wide - np.mean(wide, axis=-1, keepdims=True) if config.layer_norm else wide
@@ -110,7 +110,7 @@ def block(
     With a key, `dropout(key, result, config.dropout)` is added, for a key of each half layer.
     """
     for i, (name, half) in enumerate((("attention", causal_attention), ("mlp", mlp))):
-        y = combine(half(params[name], gather(normalized(config, params[f"{name}_norm"], x))))
+        y = combine(half(params[name], gather(normalize(config, params[f"{name}_norm"], x))))
         x = x + (y if key is None else dropout(md.random.fold_in(key, i), y, config.dropout))
     return x
 
@@ -130,7 +130,7 @@ def transformer(
     x = embed(params["embedding"], tokens)
     for i, layer in enumerate(params["layers"]):
         x = block(config, layer, x, key=None if key is None else md.random.fold_in(key, i), **ends)
-    x = ends.get("gather", lambda x: x)(normalized(config, params["norm"], x))
+    x = ends.get("gather", lambda x: x)(normalize(config, params["norm"], x))
     return x @ (params["embedding"].T if config.tied else params["head"])
 
 

@@ -1,8 +1,8 @@
 """The two ends of a language model: the look-up of tokens, and the cross entropy of integer labels.
 
 With `axis`, the vocabulary is split along that axis of the mesh: rank r has rows r*V/p to (r+1)*V/p of the embedding,
-and the logits of these tokens. A rank looks up the tokens that it has, and gets zeros for the others. Neither rows nor
-logits are gathered. With p ranks, N tokens, F features and a vocabulary of V, forward:
+and the logits of these tokens. A rank looks up its own tokens, and gets zeros for the others. Neither rows nor logits
+are gathered. With p ranks, N tokens, F features and a vocabulary of V, forward:
 
 ===================  ==========  =====  ==============  ==================================
 function             collective  count  elements        instead of a gather of
@@ -13,7 +13,7 @@ label_cross_entropy  pmax, psum  1, 2   N each          N*V/p (the logits)
 
 The backward pass communicates nothing: the transpose of a `psum` is a `pbroadcast`, and the maximum is a constant.
 
-A number out of range raises IndexError where its value is known to all ranks. On tapes, and where ranks along another
+A token or label out of range raises IndexError if all ranks know its value. On tapes, and where ranks along another
 axis have different numbers, its row and its cross entropy are NaN.
 
 Source: Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model parallelism",
@@ -26,8 +26,9 @@ from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
-from collectives import axis_index, axis_size, pmax, psum
+from collectives import axis_index, axis_size, psum
 from minidiff.diagnostics.errors import TracerError, VarianceError
+from spmd.parallel.network import shifted_logits
 
 
 def embed(table: Any, tokens: Any, axis: str | None = None) -> Any:
@@ -42,7 +43,8 @@ def embed(table: Any, tokens: Any, axis: str | None = None) -> Any:
     """
     _check("token", tokens, len(table), axis)
     row, here, elsewhere = _local(tokens, len(table), table.dtype, axis)
-    return _over_ranks(np.where(here[..., None], table[row], elsewhere[..., None]), axis)
+    rows = np.where(here[..., None], table[row], elsewhere[..., None])
+    return rows if axis is None else psum(rows, axis)
 
 
 def label_cross_entropy(logits: Any, labels: Any, axis: str | None = None) -> Any:
@@ -58,18 +60,10 @@ def label_cross_entropy(logits: Any, labels: Any, axis: str | None = None) -> An
     _check("label", labels, columns, axis)
     if np.shape(labels) != tuple(shape):
         raise ValueError(f"labels of logits {logits.shape} have the shape {tuple(shape)}, got {np.shape(labels)}")
-    logits = md.precision.widen(logits)
-    # Subtract the largest logit, so that no exponential overflows: neither result nor derivative depends on it.
-    largest = np.max(md.stop_gradient(logits), axis=-1, keepdims=True)
-    logits = logits - (largest if axis is None else pmax(largest, axis))
-    total = _over_ranks(np.sum(np.exp(logits), axis=-1), axis)
+    logits, log_total = shifted_logits(md.precision.widen(logits), axis)
     column, here, elsewhere = _local(labels, columns, logits.dtype, axis)
-    chosen = np.take_along_axis(logits, column[..., None], axis=-1)[..., 0]
-    return np.log(total) - _over_ranks(np.where(here, chosen, elsewhere), axis)
-
-
-def _over_ranks(x: Any, axis: str | None) -> Any:
-    return x if axis is None else psum(x, axis)
+    chosen = np.where(here, np.take_along_axis(logits, column[..., None], axis=-1)[..., 0], elsewhere)
+    return log_total - (chosen if axis is None else psum(chosen, axis))
 
 
 def _vocabulary(rows: int, axis: str | None) -> int:

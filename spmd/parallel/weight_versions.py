@@ -1,8 +1,8 @@
-"""Pipelines without a flush: which version of the weights each microbatch sees, and what training makes of it.
+"""Pipelines without a flush: which version of the weights each microbatch sees, and how that changes training.
 
 GPipe and 1F1B with a flush compute the gradient of a batch, and then update. PipeDream does not wait: a stage updates
-its weights after each backward pass. A microbatch then meets a different version on each stage, and unless the stage
-stashes the version of its forward pass, another one in its backward pass. 2BW (double-buffered weights) updates after
+its weights after each backward pass. A microbatch then meets a different version on each stage, and another one in its
+backward pass, unless the stage stashes the version of the forward pass. 2BW (double-buffered weights) updates after
 each group of at least p microbatches, and gives a microbatch the version before the latest on all stages: two versions
 are enough.
 
@@ -27,14 +27,15 @@ from collections.abc import Callable, Sequence
 import minidiff as md
 from minidiff import tree
 from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule
+from spmd.report.table import labelled_rows
 
 Versions = list[list[int]]  # of each stage: the version that each microbatch sees
 
 
 def pipedream_versions(schedule: Schedule) -> Versions:
-    """The versions of microbatches in their forward passes, if each backward pass is an update.
+    """The version that each microbatch sees in its forward pass, if each backward pass is an update.
 
-    With stashed weights their backward passes see the same. Raises ValueError for a schedule of several chunks.
+    With stashed weights its backward pass sees the same. Raises ValueError for a schedule of several chunks.
 
     >>> from spmd.parallel.schedules import one_f_one_b
     >>> pipedream_versions(one_f_one_b(3, 5))
@@ -52,9 +53,9 @@ def pipedream_versions(schedule: Schedule) -> Versions:
 
 
 def double_buffered_versions(stages: int, microbatches: int, group: int) -> Versions:
-    """The versions of microbatches with 2BW, which updates after each `group` of them: the same on all stages.
+    """The version that each microbatch sees with 2BW, which updates after each `group`: the same on all stages.
 
-    Raises ValueError if a group has fewer microbatches than there are stages: then more than two versions are needed.
+    Raises ValueError for a group of fewer microbatches than stages: then two versions are not enough.
 
     >>> double_buffered_versions(2, 6, group=2)
     [[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]]
@@ -75,19 +76,18 @@ def show_versions(versions: Versions) -> str:
     stage 0    0 0 1
     stage 1    0 1 2
     """
-    width = max(len(str(n)) for n in (*versions[0], len(versions[0])))
-    lines = [("microbatch", range(len(versions[0]))), *((f"stage {i}", row) for i, row in enumerate(versions))]
-    return "\n".join(" ".join([name.ljust(10), *(str(n).rjust(width) for n in row)]) for name, row in lines)
+    rows = [("microbatch", range(len(versions[0]))), *((f"stage {i}", row) for i, row in enumerate(versions))]
+    return "\n".join(labelled_rows([[name, *map(str, row)] for name, row in rows], right=True))
 
 
 def train_with_versions(
     loss: Callable, params: Sequence, microbatches: Sequence, versions: Versions, rate: float, group: int = 1
 ) -> tuple[list, list[float]]:
-    """Train by gradient descent, each microbatch's gradient taken at the versions that it sees.
+    """Train by gradient descent, with each microbatch's gradient taken at the versions that it sees.
 
-    `loss(params, microbatch)` is that of the whole network, whose `params` are a sequence with an entry for each stage.
-    After each `group` of microbatches all stages update by the mean of their gradients. Returns the last parameters,
-    and the microbatches' losses. Raises ValueError if a microbatch sees a version that is not there yet.
+    `loss(params, microbatch)` is the loss of the whole network; `params` has an entry for each stage. After each
+    `group` of microbatches, all stages update by the mean of their gradients. Returns the last parameters and the
+    losses of the microbatches. Raises ValueError if a microbatch sees a version that is not there yet.
 
     >>> square = lambda params, x: sum((p - x) ** 2 for p in params)
     >>> params, losses = train_with_versions(square, [1.0], [0.0, 0.0], [[0, 1]], rate=0.25)

@@ -1,7 +1,7 @@
 """ZeRO: data parallelism that also splits optimizer states, then gradients, then parameters.
 
 With data parallelism alone, every rank holds all of these, and computes the same update. Here each of p ranks updates
-its share. The optimizer keeps K numbers for each of `params` parameters (2 for Adam). One rank holds, in numbers:
+its shards. The optimizer keeps K numbers for each of `params` parameters (2 for Adam). A rank holds, in numbers:
 
 =====  ==========  =========  ==========
 stage  parameters  gradients  states
@@ -26,11 +26,11 @@ stage  for        collective            count  numbers
 =====  =========  ====================  =====  ==========
 
 - A leaf is split along its first dimension that p divides. Without one it stays whole, and a psum sums its gradient.
-- Gradients are counted once they are summed. Stages 1 and 2 add up those of microbatches before, unreduced and whole,
-  to sum them over ranks once. At stage 3 the transpose of the gather sums them for each microbatch.
+- The table counts gradients after their sum. Stages 1 and 2 first add up those of all microbatches, unreduced and
+  whole, and sum them over ranks once. At stage 3 the transpose of the gather sums them for each microbatch.
 - The loss takes whole parameters, so the forward pass of stage 3 gathers all of them first; `fully_sharded` gathers
-  layer by layer. Compiled, stage 3 gathers for the forward passes once, in front of the loop over microbatches.
-- The update is of sharded arrays, outside of the body: so the norm of gradients is that of all shards.
+  layer by layer. Compiled, stage 3 gathers for the forward passes once, before the loop over microbatches.
+- The update is of sharded arrays, outside the body: so the norm of gradients is that of all shards.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", sections 5 and 7.
 """
@@ -63,10 +63,10 @@ def zero(
 ) -> tuple[Callable, Callable]:
     """Make `init(params) -> (params, state)` and `step(params, state, batch) -> (loss, params, state)`.
 
-    `loss(params, batch)` is a mean over examples, of one rank's microbatch. The batch is split along the mesh's axis,
-    and parameters are at stage 3; before, `init` gathers them. A collective takes leaves of at most `bucket_bytes`, or
-    one larger leaf, the last first; pass the same to `jit(step, bucket_bytes=...)`, which fuses psums. Raises
-    ValueError for a stage other than 1, 2 and 3, and for a batch that ranks times microbatches do not divide.
+    `loss(params, batch)` is a mean over examples, of one rank's microbatch. The batch is split along the mesh's axis;
+    so are the parameters at stage 3, while `init` gathers them at stages 1 and 2. A collective takes leaves of at most
+    `bucket_bytes`, or one larger leaf, the last first; pass the same to `jit(step, bucket_bytes=...)`, which fuses
+    psums. Raises ValueError for another stage, and for a batch that ranks times microbatches do not divide.
 
     >>> from spmd.parallel import init_params, loss
     >>> mesh, batch = spmd.make_mesh((4,), ('batch',), backend='simulated'), (np.ones((16, 8)), np.zeros((16, 4)))
@@ -106,7 +106,7 @@ def zero(
         def value_and_gradients(leaves, block):
             leaves = [x if d is not None else reduced(x, axis) for x, d in zip(leaves, pieces)]
             gradient = md.value_and_grad(gathering_again(part_of_loss) if stage == 3 else part_of_loss)
-            value, gradients = _accumulated(gradient, leaves, block, microbatches, axis)
+            value, gradients = _accumulate(gradient, leaves, block, microbatches, axis)
             if stage == 2:
                 gradients = psum_scatter_buckets(gradients, dims, axis, bucket_bytes)
             gradients = psum_buckets(gradients, axis, bucket_bytes)  # what is still unreduced
@@ -128,8 +128,8 @@ def zero(
     return init, step
 
 
-def _accumulated(gradient: Callable, leaves: list, block: Any, microbatches: int, axis: str) -> tuple[Any, list]:
-    """The value and gradients, added up over microbatches; what is unreduced stays so."""
+def _accumulate(gradient: Callable, leaves: list, block: Any, microbatches: int, axis: str) -> tuple[Any, list]:
+    """The value and gradients, added up over microbatches; unreduced gradients stay unreduced."""
     if microbatches == 1:
         return gradient(leaves, block)
     blocks = md.tree.map(lambda x: np.reshape(x, (microbatches, -1, *x.shape[1:])), block)

@@ -1,10 +1,10 @@
 """Measure collectives on the available ranks, and fit a cost model to the times.
 
-What a fit of two numbers, alpha and beta, has to allow for:
+A fit of two numbers, alpha and beta, has to allow for three things:
 
 - A library chooses the algorithm by size: times are compared with the fastest one (`collectives.cost.fastest`).
-- A call is more than its messages (Python, copies into buffers, sums): each collective has a factor of its own.
-- Other programs disturb: the least time of several repeats is what the ranks need.
+- A call costs more than its messages (Python, copies into buffers, sums): each collective has its own factor.
+- Other programs disturb: the least time of several repeats counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from collectives.cost import GATHERS, Cost, fastest, price
-from spmd.checks.agreement import agreed
+from spmd.checks.agreement import make_and_compare
 from spmd.mesh.mesh import Mesh
 from spmd.report.forecast import FASTEST, CostModel, Measurement
 
@@ -47,20 +47,18 @@ def calibrate(
 ) -> CostModel:
     """A :class:`CostModel` fitted to measurements on the available ranks.
 
-    Each axis of several ranks is measured by itself, and gets an alpha and a beta: ranks of one machine are faster than
-    machines. (An axis of one rank gets the largest.) `axis_name` gives one axis, or several to measure together: then
-    alpha and beta are numbers for all axes, as they are if one axis has several ranks. `sizes` are bytes of the whole
-    (K in `collectives.cost`: the result of an all-gather, the operand of the others). Each case runs `repeats` times;
-    its time is that of the slowest rank, and the least over the repeats. The model prices collectives by their fastest
-    algorithm, with a factor for each. The fit is robust: a few outliers hardly change it (`fit_costs`), and
-    `model.residual` says how good it is. All ranks must call it with the same arguments, and all get the same model; an
-    error on one is an error on all.
+    Each axis of several ranks is measured by itself and gets its own alpha and beta, since messages within a machine
+    are faster than between machines. (An axis of one rank gets the largest.) `axis_name` is one axis, or several to
+    measure together; alpha and beta are then numbers, as they are if only one axis has several ranks. `sizes` are
+    bytes of the whole (K in `collectives.cost`: the result of an all-gather, the operand of the others). Each case runs
+    `repeats` times; its time is the least over the repeats, of the slowest rank. The model prices a collective by its
+    fastest algorithm, times a factor. A few outliers hardly change the fit (`fit_costs`); `model.residual` says how
+    good it is. All ranks must call it with the same arguments, and all get the same model; an error on one is an error
+    on all.
 
-    On MPI ranks this measures MPI and the network beneath it. On simulated ranks it measures copies in this process's
-    memory, for all ranks one after the other: that is not a network, and `print(model)` says so.
-
-    Raises ValueError if there is only one rank, for a collective that cannot be measured, and for measurements that
-    cannot tell steps from bytes.
+    On MPI ranks this measures MPI and the network. On simulated ranks it measures copies in this process's memory, for
+    all ranks one after the other; `print(model)` says so. Raises ValueError if there is only one rank, for a collective
+    that cannot be measured, and for measurements that cannot tell steps from bytes.
 
     >>> from spmd import make_mesh
     >>> mesh = make_mesh((2, 2), ('data', 'feats'), backend='simulated')
@@ -80,7 +78,7 @@ def calibrate(
         lines = [f"{c.name} of {c.nbytes} bytes over {c.params['axes']}" for cases in groups for c in cases]
         return groups, [f"{repeats} times", *lines]
 
-    groups = agreed("calibrate: all ranks must call it with the same arguments", mesh, plan)
+    groups = make_and_compare("calibrate: all ranks must call it with the same arguments", mesh, plan)
     measured = [_measure(mesh, cases, repeats) for cases in groups]
     fits = maximum(mesh, numpy.array([*map(_fit, measured)])).T.tolist()  # machines may round differently
     alpha, beta = fits[0][0], fits[1][0]
@@ -111,26 +109,20 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
     n = mesh.ranks.size(axes)
     if n == 1:
         raise ValueError(f"calibrate: there is one rank along {axes}; measuring communication needs at least two")
-    for name in collectives:
-        if name not in _PARAMETERS:
-            raise ValueError(f"calibrate: {name!r} is not a collective that is measured: {', '.join(_PARAMETERS)}")
+    if wrong := [name for name in collectives if name not in _PARAMETERS]:
+        raise ValueError(f"calibrate: {wrong[0]!r} is not a collective that is measured: {', '.join(_PARAMETERS)}")
     if repeats < 1 or not sizes or min(sizes) < 1:
         raise ValueError(f"calibrate: takes sizes in bytes and repeats, both at least 1; got {sizes!r}, {repeats!r}")
-    held, found = mesh.ranks.ordered(axes), []
-    for name in collectives:
-        for size in sizes:
-            count = _count(name, size, n)
-            data = numpy.ones(mesh.ranks.data_shape((count,), held))
-            params = {"axes": axes, "size": n, **_PARAMETERS[name](n)}
-            found.append(_Case(name, data, held, params, count * ITEM))
+    held, found = mesh.ranks.sort_axes(axes), []
+    for name, size in itertools.product(collectives, sizes):
+        count = _count(name, size, n)
+        data = numpy.ones(mesh.ranks.data_shape((count,), held))
+        found.append(_Case(name, data, held, {"axes": axes, "size": n, **_PARAMETERS[name](n)}, count * ITEM))
     return found
 
 
 def _count(name: str, size: int, n: int) -> int:
-    """How many numbers each rank passes, for a whole of `size` bytes.
-
-    The whole is rounded up to equal parts.
-    """
+    """How many numbers each rank passes, for a whole of `size` bytes, rounded up to equal parts."""
     if name in ("psum", "ppermute"):
         return -(-size // ITEM)
     each = -(-size // (ITEM * n))
@@ -176,21 +168,19 @@ def _fit(measured: Sequence[Measurement]) -> tuple[float, float]:
     costs, names = [price(*m[:3]) for m in measured], [m.collective for m in measured]
     for _ in range(5):
         alpha, beta = fit_costs([(cost, m.seconds) for cost, m in zip(costs, measured)], names)
-        before, costs = costs, [price(*m[:3], fastest(*m[:3], alpha, beta)) for m in measured]
-        if costs == before:
-            break
+        costs = [price(*m[:3], fastest(*m[:3], alpha, beta)) for m in measured]
     return alpha, beta
 
 
 def fit_costs(measured: Sequence[tuple[Cost, float]], groups: Sequence[str] | None = None) -> tuple[float, float]:
     """Fit non-negative alpha and beta to times in seconds.
 
-    `groups` has a name for each time: those with the same name may be off by a common factor. By default all are one
-    group. Raises ValueError if the times do not determine alpha and beta.
+    `groups` has a name for each time: times of one name may be off by a common factor. By default all are one group.
+    Raises ValueError if the times do not determine alpha and beta.
 
-    The error is the sum of |log(time / model)|: relative, so that short messages count as much as long ones, and
-    absolute rather than squared, so that a few outliers count little. The candidates are all models that are exact for
-    two times of a group, or that have one number only; each is scaled to be above the times as often as below.
+    The error is the sum of |log(time / model)|: relative, so that short messages count as much as long ones, and not
+    squared, so that outliers count little. The candidates are all models that are exact for two times of a group, or
+    that have one number only; each is scaled to be above the times as often as below.
 
     >>> times = [(Cost(steps=1, bytes=10), 21.0), (Cost(steps=2, bytes=1), 4.0), (Cost(steps=3, bytes=5), 13.0)]
     >>> [round(x, 6) for x in fit_costs(times)]
@@ -207,7 +197,7 @@ def fit_costs(measured: Sequence[tuple[Cost, float]], groups: Sequence[str] | No
     pairs = numpy.stack([one, other], 1)[distinct & (group[one] == group[other])]
     if not len(pairs):
         raise ValueError(
-            "what is measured cannot tell steps from bytes: they are always in the same proportion. Measure messages "
+            "the measurements cannot tell steps from bytes: they are always in the same proportion. Measure messages "
             "of several sizes"
         )
     tried = numpy.linalg.solve(terms[pairs], times[pairs][..., None])[..., 0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
@@ -11,13 +12,14 @@ import numpy
 from minidiff import make_tape, tree
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import typeof
-from minidiff.diagnostics.location import Location, lines_of, merged
+from minidiff.diagnostics.location import Location, lines_of, merge_locations
 from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.scan import rounds
+from minidiff.higher_order.scan import run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import as_value, check_function
+from minidiff.ops.linalg import einsum_p, matmul_p
 from minidiff.values.dtypes import finfo, is_differentiable
-from spmd.report.rewritten import of_tape
+from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.shard_map import without_types
@@ -35,9 +37,9 @@ SAME_CALL = "  and for"  # another source line that the same call serves
 class Row:
     """One collective over one set of axes, for one line of the program.
 
-    `count` is how often it runs, `bytes` how many bytes each rank passes to it in all. `source` is the line that asked
-    for it; in the backward direction, the line whose derivative needs it; None if unknown. If one call serves several
-    lines, `lines` has all of them. `ranks` is the number of ranks that take part.
+    It runs `count` times on `ranks` ranks, each of which passes it `bytes` bytes in all. `source` is the line that
+    asked for it; in the backward direction, the line whose derivative needs it; None if unknown. If one call serves
+    several lines, `lines` has all of them.
     """
 
     collective: str
@@ -50,7 +52,7 @@ class Row:
     @property
     def direction(self) -> str:
         """The direction: "forward", "backward" if only the derivative needs it, or "both"."""
-        found = {_direction(line) for line in self.lines}
+        found = {direction_of(line) for line in self.lines}
         return found.pop() if len(found) == 1 else "both"
 
     @property
@@ -61,24 +63,26 @@ class Row:
     @property
     def asked_for_by(self) -> str:
         """The file, number and text of the line that asked for it (the first one)."""
-        return _shown(self.source)
+        return show_line(self.source)
 
-    def _key(self) -> tuple:
+    @property
+    def key(self) -> tuple:
+        """What rows that are counted together have in common."""
         return self.collective, self.axes, self.source, self.ranks
 
     def _cells(self) -> Iterator[list[str]]:
         """The lines of a table: one, and one more for each further line of the program."""
         first = [self.collective, ", ".join(self.axes), f"{self.count}", f"{self.bytes:,}"]
         for line in self.lines:
-            yield [*first, _direction(line), _shown(line)]
+            yield [*first, direction_of(line), show_line(line)]
             first = [SAME_CALL, "", "", ""]
 
 
-def _direction(line: Location | None) -> str:
+def direction_of(line: Location | None) -> str:
     return "backward" if line is not None and line.backward else "forward"
 
 
-def _shown(line: Location | None) -> str:
+def show_line(line: Location | None) -> str:
     text = str(line or "")
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
@@ -89,33 +93,41 @@ class Communication(Table):
 
     `counts` is how often each collective runs, `bytes` how many bytes each rank passes to them in all (the size of
     their operands on one rank; how much of that crosses the network depends on the algorithm). `rows` breaks this down
-    by collective, axes, direction and the line of the program that asked for it. `notes` says where the numbers depend
-    on values: without notes they are exact.
+    by collective, axes, direction and the line of the program that asked for it. `flops` are the floating-point
+    operations of matrix products on one rank. `notes` says where the numbers depend on values: without notes they are
+    exact.
     """
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    flops: int = 0
 
     @property
     def counts(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for row in self.rows:
-            counts[row.collective] = counts.get(row.collective, 0) + row.count
-        return counts
+        return {name: count for (name,), (count, _) in self.sums(lambda row: (row.collective,)).items()}
 
     @property
     def bytes(self) -> int:
         return sum(row.bytes for row in self.rows)
 
+    def sums(self, key: Callable[[Row], tuple]) -> dict[tuple, tuple[int, int]]:
+        """The count and the bytes of all rows with one key."""
+        found: dict[tuple, tuple[int, int]] = {}
+        for row in self.rows:
+            count, nbytes = found.get(key(row), (0, 0))
+            found[key(row)] = count + row.count, nbytes + row.bytes
+        return found
+
     def add(self, other: Communication, times: int = 1) -> None:
-        """Add the counts of another report, `times` times."""
-        for r in other.rows if times else ():
-            row = next((mine for mine in self.rows if mine._key() == r._key()), None)
-            if row is None:
-                row = Row(r.collective, r.axes, source=r.source, ranks=r.ranks)
-                self.rows.append(row)
-            row.count += times * r.count
-            row.bytes += times * r.bytes
+        """Add the numbers of another report, `times` times."""
+        self.flops += times * other.flops
+        for row in other.rows if times else ():
+            mine = next((known for known in self.rows if known.key == row.key), None)
+            if mine is None:
+                mine = replace(row, count=0, bytes=0)
+                self.rows.append(mine)
+            mine.count += times * row.count
+            mine.bytes += times * row.bytes
         self.notes += [note for note in other.notes if times and note not in self.notes]
 
     def _table(self) -> tuple[list, list, list] | str:
@@ -133,11 +145,12 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> An
 
     For a function, it returns a function that reports on `f` for its arguments. Nothing runs: the report is read from
     the tape of `f` for arguments of these types; with `optimized`, from the tape that `jit(f)` compiles (`rewritten`).
-    The body of a `scan` counts once for each step. (Its carried sharded arrays have the sharding that its steps return
-    from the first step on; in a loop that is not compiled, from the second. What its steps compute
-    from constants has its gradient summed once, after the loop; a loop that is not compiled sums it in each step.) The
-    table names the line of the program that asked for each collective; in the backward direction, the line whose
+    The table names the line of the program that asked for each collective; in the backward direction, the line whose
     derivative needs it.
+
+    The body of a `scan` counts once for each step. Two things differ from a loop that is not compiled: sharded arrays
+    in the carry have the sharding that a step returns from the first step on, not from the second; and what steps
+    compute from constants has its gradient summed once, after the loop, not in each step.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -151,44 +164,64 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> An
     [(('i',), 'forward')]
     """
     check_function("communication", f, args)
-    return of_tape(_report, f, optimized)
+    return apply_to_tape(price_tape, f, optimized)
 
 
-def _report(tape: Tape) -> Communication:
+# ---------------------------------------------------------------- the walk that prices a tape
+
+
+def price_tape(tape: Tape) -> Communication:
+    """What a rank communicates and multiplies, by the types on a tape: the one walk that other reports read."""
     found = Communication()
     for eqn in tape.equations:
-        found.add(_of_equation(eqn))
+        found.add(_of_equation(eqn), run_count(eqn))
     return found
 
 
 def _of_equation(eqn: Equation) -> Communication:
-    primitive, bodies = eqn.primitive, [_report(body) for body in eqn.bodies]
+    """The report of one equation; of one step, if it is a loop."""
+    primitive, found = eqn.primitive, Communication(flops=_products(eqn))
     if primitive.sends(eqn.params):
-        nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
-        source = merged([eqn.source])
-        return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, source, eqn.params["size"])])
+        found.rows.append(sent_by(eqn))
+        return found
+    bodies = [price_tape(body) for body in eqn.bodies]
     if isinstance(primitive, Cond):
-        most = max(bodies, key=lambda report: (report.bytes, sum(r.count for r in report.rows)))
-        alike = all(_summary(report) == _summary(most) for report in bodies)
-        bodies = [most] if alike else [most, Communication(notes=[ONE_BRANCH])]
-    if isinstance(primitive, While) and any(report.rows for report in bodies):
-        bodies.append(Communication(notes=[ONE_STEP]))
-    found = Communication()
+        most = max(bodies, key=lambda report: (report.bytes, sum(r.count for r in report.rows), report.flops))
+        if any(_by_axes(report) != _by_axes(most) for report in bodies):
+            found.notes.append(ONE_BRANCH)
+        bodies = [most]
     for report in bodies:
-        found.add(report, rounds(eqn))
+        found.add(report)
+    if isinstance(primitive, While) and found.rows:
+        found.notes.append(ONE_STEP)
     return found
 
 
-Key = tuple[str, tuple[str, ...]]  # a collective, and its axes
+def sent_by(eqn: Equation) -> Row:
+    """What one call of a collective communicates."""
+    nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
+    return Row(eqn.primitive.name, eqn.params["axes"], 1, nbytes, merge_locations([eqn.source]), eqn.params["size"])
 
 
-def _summary(report: Communication) -> dict[Key, tuple[int, int]]:
+def _products(eqn: Equation) -> int:
+    """The floating-point operations of a matrix product, two for each term; 0 for other operations."""
+    if eqn.primitive is matmul_p:
+        return 2 * eqn.outputs[0].type.size * typeof(eqn.inputs[0]).shape[-1]
+    if eqn.primitive is einsum_p:
+        labels = eqn.params["subscripts"].split("->")[0].replace(",", "")
+        shape = [n for a in eqn.inputs for n in typeof(a).shape]
+        return 2 * math.prod(dict(zip(labels, shape)).values())
+    return 0
+
+
+def operations_of(eqn: Equation) -> int:
+    """The floating-point operations of an equation: those of its products, or else one for each number it returns."""
+    return _products(eqn) or sum(v.type.size for v in eqn.outputs)
+
+
+def _by_axes(report: Communication) -> dict[tuple, tuple[int, int]]:
     """The count and bytes of each collective over each set of axes."""
-    found: dict[Key, tuple[int, int]] = {}
-    for row in report.rows:
-        count, nbytes = found.get((row.collective, row.axes), (0, 0))
-        found[row.collective, row.axes] = count + row.count, nbytes + row.bytes
-    return found
+    return report.sums(lambda row: (row.collective, row.axes))
 
 
 # ---------------------------------------------------------------- comparison with the old recipe
@@ -219,8 +252,7 @@ class Comparison(Table):
         if self.untyped is not None and not (self.typed.rows or self.untyped.rows):
             return "no communication, with types or without"
         header = ["collective", "axes", "count", "without types", "bytes per rank", "without types", "ratio"]
-        typed, untyped = _summary(self.typed), _summary(self.untyped or Communication())
-        keys = dict.fromkeys([*typed, *untyped])
+        typed, untyped = _by_axes(self.typed), _by_axes(self.untyped or Communication())
 
         def cells(name: str, axes: str, one: tuple[int, int], two: tuple[int, int]) -> list:
             if self.untyped is None:
@@ -229,6 +261,7 @@ class Comparison(Table):
             return [name, axes, one[0], two[0], f"{one[1]:,}", f"{two[1]:,}", ratio]
 
         none = (0, 0)
+        keys = dict.fromkeys([*typed, *untyped])
         lines = [cells(k[0], ", ".join(k[1]), typed.get(k, none), untyped.get(k, none)) for k in keys]
         sums = [(sum(c for c, _ in s.values()), sum(b for _, b in s.values())) for s in (typed, untyped)]
         return header, lines, cells("total", "", *sums)
@@ -277,7 +310,7 @@ def compare(f: Callable, *args: Any) -> Comparison:
         other = [] if why else untyped(*values)
     except Exception as error:  # any: the program may not be written to run without types
         why = f"without types it does not run: {type(error).__name__}: {error}"
-    with_types, without = _report(typed), untyped and _report(untyped)
+    with_types, without = price_tape(typed), untyped and price_tape(untyped)
     if why:
         return Comparison(with_types, without, None, why)
     same = all(map(_close, typed(*values), other))

@@ -31,10 +31,9 @@ Block = tuple[int, ...]  # for each dimension, the number of the part
 
 
 class ShardingPicture:
-    """The result of `visualize_sharding`.
+    """The result of `visualize_sharding`: `print` and notebooks show which block is on which rank.
 
-    `print` and notebooks show which block is on which rank. `ranks` maps each block (the number of its part along each
-    dimension) to the ranks that have it. All of it follows from the mesh and the spec, without communication.
+    `ranks` maps each block (the number of its part along each dimension) to the ranks that have it.
     """
 
     def __init__(self, shape: Sequence[int], mesh: Mesh | None, spec: PartitionSpec, dtype: Any = None):
@@ -51,16 +50,13 @@ class ShardingPicture:
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """The dimensions that run down and across.
-
-        They are the first two, the last two, or the first two split ones.
-        """
+        """The dimensions that run down and across: the first two, the last two, or the first two split ones."""
         ndim = len(self.shape)
+        if ndim < 3:
+            return tuple(range(ndim))
         split = [d for d, n in enumerate(self.parts) if n > 1]
-        for pair in ((0, 1), (ndim - 2, ndim - 1)):
-            if ndim < 3 or set(split) <= set(pair):
-                return tuple(range(ndim)) if ndim < 3 else pair
-        return tuple(split[:2])
+        pairs = [pair for pair in ((0, 1), (ndim - 2, ndim - 1)) if {*split} <= {*pair}]
+        return pairs[0] if pairs else tuple(split[:2])
 
     @property
     def title(self) -> str:
@@ -90,10 +86,7 @@ class ShardingPicture:
         return "; ".join(filter(None, (parts, shown)))
 
     def _directions(self) -> tuple[int | None, int | None]:
-        """The dimensions that run down and across; None for none.
-
-        A single one runs across, unless it has many parts.
-        """
+        """The dimensions that run down and across, or None. A single one runs across, unless it has many parts."""
         if len(self.shown) == 2:
             return self.shown
         (d,) = self.shown or (None,)
@@ -104,9 +97,9 @@ class ShardingPicture:
         return f"{part * size}:{(part + 1) * size}"
 
     def _grids(self) -> Iterator[tuple[str, list[str], list[str], list[list[str]]]]:
-        """Yield a grid for each part of the hidden dimensions, up to MOST_GRIDS.
+        """Yield a grid for each part of the hidden dimensions, up to MOST_GRIDS: headline, labels, and cells.
 
-        A grid is a headline (its index; empty if there is one grid only), the labels down and across, and the cells.
+        The headline is the index of the part, or empty if there is one grid only; labels run down and across.
         """
         down, across = self._directions()
         hidden = [range(1) if d in self.shown else range(n) for d, n in enumerate(self.parts)]
@@ -131,7 +124,9 @@ class ShardingPicture:
     def _cell(self, ranks: list[int]) -> str:
         if self.mesh is None:
             return "here"
-        return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
+        many = len(ranks) > MOST_RANKS  # consecutive ones are then shown as ranges like 0-15
+        shown = _few(number_ranges(ranks), MOST_RANKS, LEFT_OUT) if many else map(str, ranks)
+        return f"rank{'s' if len(ranks) > 1 else ''} {','.join(shown)}"
 
     @property
     def _count(self) -> int:
@@ -161,30 +156,14 @@ class ShardingPicture:
 
 
 def _colour(i: int) -> str:
-    """The i-th of many distinct light colours, as a hex code.
-
-    JupyterLab's sanitizer drops `hsl()`.
-    """
+    """The i-th of many distinct light colours, as a hex code: JupyterLab's sanitizer drops `hsl()`."""
     rgb = colorsys.hls_to_rgb(137.5 * i % 360 / 360, 0.82, 0.55)
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
 
 def _few(steps: Sequence[Any], most: int, instead: Any) -> list[Any]:
-    """All steps; of more than `most`, only the first ones and the last.
-
-    `instead` stands in the gap.
-    """
+    """All steps; of more than `most`, only the first ones and the last, with `instead` between them."""
     return list(steps) if len(steps) <= most else [*steps[: most - 2], instead, steps[-1]]
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    """Ranks, in order, separated by commas.
-
-    If they are many, consecutive ones are shown as ranges like `0-15`.
-    """
-    if len(ranks) <= MOST_RANKS:
-        return ",".join(map(str, ranks))
-    return ",".join(_few(number_ranges(ranks), MOST_RANKS, LEFT_OUT))
 
 
 def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> Iterator[str]:
@@ -226,11 +205,10 @@ def _html_grid(down: list[str], across: list[str], cells: list[list[str]], colou
 def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | None = None) -> ShardingPicture:
     """A picture of which block of an array is on which rank: `visualize_sharding(x)`.
 
-    `x` is a ShardedArray; or an array or a shape, with the `mesh` and the `spec` that split it, or would; or a NumPy
-    array alone, which is one block. A block that is the same on several ranks lists them all; so does one of which
-    they have parts of a sum, and a remark says so. `print` shows the result,
-    and notebooks show it as a table; nothing communicates. If an array has more than two dimensions, two are drawn, and
-    the others are described in words; of a large mesh the beginning and the end are drawn.
+    `x` is a ShardedArray; an array or a shape, with a `mesh` and a `spec` to split it by; or a NumPy array alone, which
+    is one block. The picture lists all ranks that have a block, or, as a remark says, that have unreduced parts of it.
+    `print` shows the picture, and notebooks show it as a table; nothing communicates. If an array has more than two
+    dimensions, two are drawn, and words describe the others. Of a large mesh, the beginning and the end are drawn.
 
     Raises ValueError for a spec that does not fit the shape or the mesh, TypeError for a non-array argument.
 
@@ -252,21 +230,21 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
     Source: shard_map tutorial, "So, let's see a shard_map!", and the pictures of its blocks.
     """
     shape, dtype = _shape_of(x)
-    if (mesh is None) != (spec is None):
+    if mesh is not None and spec is not None:
+        check_mesh("visualize_sharding", mesh)
+        check_sharding(spec, shape, mesh.shape, "the array")
+        return ShardingPicture(shape, mesh, spec, dtype)
+    if mesh is not None or spec is not None:
         missing, given = ("spec", "mesh") if spec is None else ("mesh", "spec")
         raise TypeError(f"visualize_sharding: a {given} says nothing without a {missing}: give both, or neither")
-    if mesh is None and isinstance(x, ShardedArray):
+    if isinstance(x, ShardedArray):
         return ShardingPicture(shape, x.mesh, x.spec, dtype)
-    if mesh is None or spec is None:
-        if dtype is None:
-            raise TypeError(
-                f"visualize_sharding: the shape {shape} alone says nothing of ranks; give the mesh and the spec too, "
-                f"as in visualize_sharding({shape}, mesh, P('x'))"
-            )
-        return ShardingPicture(shape, None, PartitionSpec(), dtype)
-    check_mesh("visualize_sharding", mesh)
-    check_sharding(spec, shape, mesh.shape, "the array")
-    return ShardingPicture(shape, mesh, spec, dtype)
+    if dtype is None:
+        raise TypeError(
+            f"visualize_sharding: the shape {shape} alone says nothing of ranks; give the mesh and the spec too, "
+            f"as in visualize_sharding({shape}, mesh, P('x'))"
+        )
+    return ShardingPicture(shape, None, PartitionSpec(), dtype)
 
 
 def _shape_of(x: Any) -> tuple[tuple[int, ...], numpy.dtype | None]:

@@ -26,7 +26,7 @@ from spmd.mesh.launch import (
     import_mpi,
     launcher_size,
     launcher_variable,
-    other_launcher,
+    other_launcher_message,
     share_processors,
     usable_processors,
 )
@@ -56,11 +56,7 @@ class Process(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """The report: facts by name, the ranks, and problems.
-
-    Each problem is a sentence that says what to do. `works` says whether the processes that were started can
-    communicate.
-    """
+    """The report: facts, ranks, problems and what to do; `works` if the processes can communicate."""
 
     facts: dict[str, str]
     processes: list[Process]
@@ -102,14 +98,18 @@ def environment() -> Environment:
     ranks = mpi.WORLD.Get_size() if mpi else 1
     everywhere = mpi.WORLD.allgather if mpi else lambda found: [found]
     processes = everywhere(_process(mpi.WORLD.Get_rank() if mpi else 0))
-    facts["ranks"] = f"{ranks}, on {_counted(len({p.host for p in processes}), 'machine')}"
-    facts["backend"] = _backend(launched)
+    facts["ranks"] = f"{ranks}, on {_count_of(len({p.host for p in processes}), 'machine')}"
+    facts["backend"] = (
+        "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
+    )
+    if launched:
+        facts["backend"] = "mpi, since an MPI launcher started this process; backend='simulated' overrides"
     facts["optional"] = ", ".join(f"{name} {_version(name) or 'missing'} ({use})" for name, use in OPTIONAL.items())
     facts["pictures"] = _pictures()
     problems = [missing] if launched and missing else []
     if launched and mpi and launched != ranks:
-        problems.append(other_launcher(mpi.library(), ranks))
-    problems += _shared(processes)
+        problems.append(other_launcher_message(mpi.library(), ranks))
+    problems += _sharing_problems(processes)
     works = not launched or (mpi is not None and launched == ranks)
     if works:
         facts["an all-reduce"] = _all_reduce(launched or 4)
@@ -131,7 +131,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _counted(n: int, thing: str) -> str:
+def _count_of(n: int, thing: str) -> str:
     return f"{n} {thing}{'s' * (n != 1)}"
 
 
@@ -140,12 +140,6 @@ def _process(rank: int) -> Process:
     versions = platform.python_version(), numpy.__version__, minidiff.__version__
     threads = os.environ.get("OMP_NUM_THREADS") or str(share_processors() or "")
     return Process(rank, socket.gethostname(), usable_processors(), threads, versions)
-
-
-def _backend(launched: int | None) -> str:
-    if launched:
-        return "mpi, since an MPI launcher started this process; backend='simulated' overrides"
-    return "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
 
 
 def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process], int]]:
@@ -157,12 +151,7 @@ def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process],
 
 def _table(processes: Sequence[Process]) -> str:
     lines: list[list[Any]] = [
-        [
-            host,
-            ", ".join(number_ranges([p.rank for p in members])),
-            processors,
-            members[0].threads or "not limited",
-        ]
+        [host, ", ".join(number_ranges([p.rank for p in members])), processors, members[0].threads or "not limited"]
         for host, members, processors in _by_host(processes)
     ]
     header = ["machine", "ranks", "processors", "threads of a rank"]
@@ -170,14 +159,14 @@ def _table(processes: Sequence[Process]) -> str:
     return str(Table(header, lines, total))
 
 
-def _shared(processes: Sequence[Process]) -> Iterator[str]:
+def _sharing_problems(processes: Sequence[Process]) -> Iterator[str]:
     """Yield the problems of ranks that share a machine, or have different versions."""
     for host, members, processors in _by_host(processes):
         n = len(members)
         if n > processors:
             yield (
-                f"{n} ranks share {_counted(processors, 'processor')} of {host}: right for trying a program, wrong for "
-                "timing it, since ranks that wait keep their processor busy. Start fewer, or use more machines"
+                f"{n} ranks share {_count_of(processors, 'processor')} of {host}: right for trying a program, wrong "
+                "for timing it, since ranks that wait keep their processor busy. Start fewer, or use more machines"
             )
         elif n > 1 and not members[0].threads:
             yield (

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -35,17 +35,14 @@ from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
 from minidiff.core.tape import Tape
 from spmd.mesh.mesh import Mesh
 from spmd.report.communication import Row, communication, meshes_of
-from spmd.report.rewritten import of_tape
+from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table
 
 # ---------------------------------------------------------------- the model
 
 
 class Measurement(NamedTuple):
-    """The measured time of a collective.
-
-    It ran over `ranks` ranks along `axes`, each of which passed `nbytes` bytes.
-    """
+    """The measured time of a collective over `ranks` ranks along `axes`, each of which passed `nbytes` bytes."""
 
     collective: str
     ranks: int
@@ -66,15 +63,14 @@ FASTEST = "fastest"  # as `algorithms` of a model
 
 @dataclass(frozen=True)
 class CostModel:
-    """A model of communication time: `alpha`, `beta`, `gamma`.
+    """A model of communication time, made by `calibrate` or by hand.
 
-    A step takes `alpha` seconds, a byte `beta`, and summing a byte `gamma`. Made by `calibrate`, or by hand. `alpha`
-    and `beta` are numbers, or dicts of a number for each mesh axis; a collective over several axes takes the largest of
-    theirs, since each step waits for its slowest message. `algorithms` maps collectives to the algorithm to price them
-    as, if it is not that of `collectives.cost.PRICED_AS`; "fastest" means the one that takes least time, for each
-    collective and size. `factors` maps collectives to a factor that multiplies their times. `measurements` are the
-    times that the numbers were fitted to, `source` says where they were measured. Raises ValueError for a negative
-    number, and for an unknown name.
+    A step takes `alpha` seconds, a byte `beta`, and summing a byte `gamma`. `alpha` and `beta` are numbers, or dicts
+    with a number for each mesh axis. A collective over several axes takes the largest of theirs, since each step waits
+    for its slowest message. `algorithms` maps collectives to the algorithms that price them, by default those of
+    `collectives.cost.PRICED_AS`; "fastest" picks the one that takes least time, for each collective and size. `factors`
+    maps collectives to a factor that multiplies their times. `measurements` are the times that the numbers were fitted
+    to, `source` says where they were measured. Raises ValueError for a negative number and for an unknown name.
 
     >>> model = CostModel(alpha=1e-6, beta=1e-9)
     >>> model
@@ -125,9 +121,9 @@ class CostModel:
         return next((tuple(x) for x in (self.alpha, self.beta) if isinstance(x, dict)), ())
 
     def __repr__(self) -> str:
-        given = {name: getattr(self, name) for name in ("alpha", "beta", "gamma", "algorithms", "factors")}
-        parts = [f"{name}={_rounded(x)}" for name, x in given.items() if x or name in ("alpha", "beta")]
-        return f"CostModel({', '.join(parts)})"
+        given = [(name, getattr(self, name)) for name in ("alpha", "beta", "gamma", "algorithms", "factors")]
+        shown = [f"{name}={_round_digits(x)}" for name, x in given if x or name in ("alpha", "beta")]
+        return f"CostModel({', '.join(shown)})"
 
     def __str__(self) -> str:
         numbers = [(axis, *self.along((axis,))) for axis in self.axes]
@@ -162,12 +158,13 @@ class CostModel:
         return alpha, beta
 
     def seconds(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> float:
-        """The time of a collective over `ranks` ranks along `axes`, in seconds.
-
-        Each rank passes `nbytes` bytes.
-        """
+        """The seconds of a collective over `ranks` ranks along `axes`, if each rank passes `nbytes` bytes."""
         cost = self.cost(collective, ranks, nbytes, axes)
         return self.factors.get(collective, 1.0) * self.of(cost, axes)
+
+    def of_row(self, row: Row) -> float:
+        """The seconds of all calls in a row of a report, as if each passed as many bytes as the average one."""
+        return row.count * self.seconds(row.collective, row.ranks, row.bytes / row.count, row.axes)
 
     def cost(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> Cost:
         """The steps and bytes of a collective, by the model's algorithm for it."""
@@ -186,9 +183,9 @@ class CostModel:
     @property
     def residual(self) -> Residual:
         """How far the model is from its measurements. Raises ValueError if there are none."""
-        if not self.measurements:
-            raise ValueError("residual: the model was not fitted to measurements; calibrate(mesh) fits one")
-        return self._residual(self.measurements)
+        if self.measurements:
+            return self._residual(self.measurements)
+        raise ValueError("residual: the model was not fitted to measurements; calibrate(mesh) fits one")
 
     def _residual(self, measurements: Sequence[Measurement]) -> Residual:
         off = [abs(self.ratio(m) - 1) for m in measurements]
@@ -210,27 +207,24 @@ class CostModel:
     ) -> Any:
         """Forecast the communication time: `model.predict(f)(*args) -> Forecast`.
 
-        `f` is a function or a tape; for a tape, it returns the forecast. Nothing runs: the tape of `f` for arguments of
-        these types shows what is communicated (with `optimized`, the tape that `jit(f)` compiles) over the ranks of its
-        mesh. Without `ranks`, the forecast is for that mesh. `ranks` are other sizes of the mesh, which grows along
-        `axis` (required if it has several).
+        `f` is a function or a tape; for a tape, it returns the forecast. Nothing runs: the forecast reads the tape of
+        `f` for arguments of these types (with `optimized`, the tape that `jit(f)` compiles). It is for the mesh of the
+        tape, or for the sizes of the mesh in `ranks`; the mesh grows along `axis` (required if it has several).
 
         `scaling` says how arrays grow with the mesh. With "weak", each rank's blocks keep their size: gathered and
         scattered arrays grow with the ranks. With "strong", whole arrays keep their size: blocks that are gathered,
         exchanged or sent along `axis` shrink. In both, arrays that are summed or broadcast keep their size, and so does
-        all that is communicated along other axes. For a program that scales otherwise, make a tape on a mesh of each
-        size, and add the forecasts.
+        all communication along other axes. For a program that scales otherwise, make a tape on a mesh of each size, and
+        add the forecasts.
 
         Raises ValueError if the mesh cannot have so many ranks, or if it is not clear how the program grows.
         """
         if scaling not in _SCALING:
             raise ValueError(f"predict: scaling is 'weak' or 'strong', got {scaling!r}")
-        return of_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
+        return apply_to_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
 
     def compare(self, algorithms: Iterable[str], nbytes: Number, ranks: Iterable[int]) -> Race:
-        """Compare the times of algorithms for each number of ranks: a table to print.
-
-        The whole has `nbytes` bytes.
+        """Compare the times of algorithms on `nbytes` bytes, for each number of ranks: a table to print.
 
         >>> names = ["ring_all_reduce", "recursive_doubling_all_reduce", "parameter_server_all_reduce"]
         >>> print(CostModel(alpha=1e-6, beta=1e-9).compare(names, nbytes=2e4, ranks=(4, 16, 64)))
@@ -240,20 +234,17 @@ class CostModel:
            16          67.5 µs                        84.0 µs                       630 µs
            64           165 µs                         126 µs                      2.65 ms
         """
-        ranks = tuple(ranks)
-        found = {}
-        for name in algorithms:
-            if name not in ALGORITHMS:
-                raise ValueError(f"compare: no algorithm {name!r} is known; those that are: {', '.join(ALGORITHMS)}")
-            found[name] = tuple(self.of(ALGORITHMS[name](n, nbytes)) for n in ranks)
-        return Race(ranks, found)
+        ranks, names = tuple(ranks), tuple(algorithms)
+        if unknown := [name for name in names if name not in ALGORITHMS]:
+            raise ValueError(f"compare: no algorithm {unknown[0]!r} is known; those that are: {', '.join(ALGORITHMS)}")
+        return Race(ranks, {name: tuple(self.of(ALGORITHMS[name](n, nbytes)) for n in ranks) for name in names})
 
 
+@dataclass(frozen=True, repr=False)
 class Fit(Table):
     """Measured times and the model's. Printing it gives a table."""
 
-    def __init__(self, model: CostModel):
-        self.model = model
+    model: CostModel
 
     def _table(self):
         header = ["collective", "axes", "ranks", "bytes per rank", "measured", "model", "model / measured"]
@@ -268,10 +259,7 @@ class Fit(Table):
         return self.model._quality()[1:]
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw times over bytes, measured (dots) and by the model (lines).
-
-        Returns the axes; needs matplotlib.
-        """
+        """Draw times over bytes, measured (dots) and by the model (lines). Returns the axes; needs matplotlib."""
         ax = axes_or_new(ax)
         names = dict.fromkeys((m.collective, m.axes) for m in self.model.measurements)
         for name, axes in names:
@@ -292,10 +280,7 @@ TOTAL = "time"
 
 
 class Prediction(NamedTuple):
-    """The cost and time of one collective over one set of axes, on `ranks` ranks.
-
-    They are totals over all `count` calls. `latency` are the seconds of its steps (`alpha`).
-    """
+    """The cost and time of all `count` calls of a collective on `ranks` ranks; `latency` is the time of its steps."""
 
     ranks: int
     collective: str
@@ -308,12 +293,11 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Forecast(Table):
-    """A program's communication time by the model.
+    """A program's communication time by the model: a table to print, and to draw by `plot()`.
 
-    Printing it gives a table, `plot()` draws it. `predictions` has it for each collective and each number of `ranks`;
-    `seconds` and `costs` are dicts of the totals, by the number of ranks. `notes` has the assumptions made. Forecasts
-    can be added. In the table, bytes are those that take time (the longest message of each step), and latency is the
-    fraction of the time spent on steps (`alpha`).
+    `predictions` has the time of each collective for each number of `ranks`; `seconds` and `costs` are dicts of the
+    totals, by the number of ranks. `notes` has the assumptions made. Forecasts can be added. In the table, bytes are
+    those that take time (the longest message of each step), and latency is the fraction of the time spent on steps.
     """
 
     model: CostModel
@@ -332,25 +316,20 @@ class Forecast(Table):
     @property
     def collectives(self) -> dict[str, tuple[float, ...]]:
         """The total time of each collective, for each number of ranks."""
-        names = dict.fromkeys(p.collective for p in self.predictions)
-        by = {
-            name: replace(self, predictions=tuple(p for p in self.predictions if p.collective == name))
-            for name in names
-        }
-        return {name: tuple(one.seconds.values()) for name, one in by.items()}
+        found: dict[str, dict[int, float]] = {}
+        for p in self.predictions:
+            times = found.setdefault(p.collective, dict.fromkeys(self.ranks, 0.0))
+            times[p.ranks] += p.seconds
+        return {name: tuple(times.values()) for name, times in found.items()}
 
     def __add__(self, other: Forecast) -> Forecast:
         """Merge the forecasts of a program that was recorded on meshes of several sizes."""
         if self.model != other.model:
             raise ValueError("forecasts by different models are not added")
-        common = set(self.ranks).intersection(other.ranks)
-        if common:
-            raise ValueError(
-                f"forecasts that are added are for different numbers of ranks; both are for {sorted(common)}"
-            )
-        ranks = tuple(sorted({*self.ranks, *other.ranks}))
-        notes = tuple(dict.fromkeys([*self.notes, *other.notes]))
-        return Forecast(self.model, ranks, (*self.predictions, *other.predictions), notes)
+        if common := sorted({*self.ranks} & {*other.ranks}):
+            raise ValueError(f"forecasts that are added are for different numbers of ranks; both are for {common}")
+        ranks, notes = sorted({*self.ranks, *other.ranks}), dict.fromkeys([*self.notes, *other.notes])
+        return Forecast(self.model, tuple(ranks), (*self.predictions, *other.predictions), tuple(notes))
 
     def _table(self):
         costs, seconds, each = self.costs, self.seconds, self.collectives
@@ -373,10 +352,7 @@ class Forecast(Table):
 
 @dataclass(frozen=True, repr=False)
 class Race(Table):
-    """The times of algorithms, `seconds`, for each number of ranks.
-
-    Printing it gives a table.
-    """
+    """The times of algorithms, `seconds`, for each number of ranks: a table to print."""
 
     ranks: tuple[int, ...]
     seconds: dict[str, tuple[float, ...]]
@@ -425,31 +401,27 @@ def _forecast(model: CostModel, tape: Tape, ranks: Iterable[int] | None, axis: s
     here, notes = max(sizes), list(report.notes)
     wanted = [here] if ranks is None else [*ranks]
     if ranks is not None and report.rows:
-        (mesh,) = meshes.values()
-        axis = _growing_axis(mesh, axis)
+        axis = _axis_that_grows(*meshes.values(), axis, wanted)
         notes.append(_SAYS[scaling].format(here))
         if any(row.collective == "ppermute" and axis in row.axes for row in report.rows) and wanted != [here]:
             notes.append(AS_MANY)
-        for n in wanted:
-            _check_grows(mesh, axis, n)
     found = [_prediction(model, row, n, Fraction(n, here), axis, scaling) for n in wanted for row in report.rows]
     return Forecast(model, tuple(wanted), tuple(found), tuple(notes))
 
 
-def _growing_axis(mesh: Mesh, axis: str | None) -> str:
+def _axis_that_grows(mesh: Mesh, axis: str | None, ranks: Sequence[int]) -> str:
+    """The axis along which a mesh grows. Raises ValueError if it cannot have so many ranks."""
     if axis is None and len(mesh.axis_names) > 1:
         raise ValueError(f"predict: {mesh} has several axes: say which one grows, axis={mesh.axis_names[0]!r}")
-    if axis is not None and axis not in mesh.axis_names:
+    axis = axis or mesh.axis_names[0]
+    if axis not in mesh.axis_names:
         raise ValueError(f"predict: {mesh} has no axis {axis!r}")
-    return mesh.axis_names[0] if axis is None else axis
-
-
-def _check_grows(mesh: Mesh, axis: str, ranks: int) -> None:
     rest = mesh.size // mesh.shape[axis]
-    if ranks < 1 or ranks % rest:
+    if wrong := [n for n in ranks if n < 1 or n % rest]:
         raise ValueError(
-            f"predict: {mesh} cannot have {ranks} ranks by growing along {axis!r}: take a multiple of {rest}"
+            f"predict: {mesh} cannot have {wrong[0]} ranks by growing along {axis!r}: take a multiple of {rest}"
         )
+    return axis
 
 
 def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: str | None, scaling: str) -> Prediction:
@@ -482,9 +454,9 @@ def _rate(beta: float) -> str:
     return f"{1e-9 / beta:.3g} GB/s" if beta else ""
 
 
-def _rounded(x: Any) -> str:
+def _round_digits(x: Any) -> str:
     if isinstance(x, dict):
-        return f"{{{', '.join(f'{name!r}: {_rounded(each)}' for name, each in x.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {_round_digits(each)}' for name, each in x.items())}}}"
     return repr(x) if isinstance(x, str) else f"{x:.4g}"
 
 

@@ -1,9 +1,9 @@
 """How many bytes each rank holds along a program, and where most.
 
-The tape is walked in order: an equation allocates its results, and frees what it was the last to use. Views allocate
-nothing. In the body of a `shard_map` values are blocks; outside, a sharded array counts with the block that a rank has
-of it, and any other array is whole on every rank. Which values share memory, and when it is used for the last time, is
-what the compiler knows (`minidiff/compiler/buffers.py`).
+The walk follows the tape: an equation allocates its results, and frees the values that it is the last to use. Views
+allocate nothing. In the body of a `shard_map` values are blocks. Outside, a sharded array counts as a rank's block of
+it, and any other array is whole on every rank. The compiler says which values share memory, and when each is used for
+the last time (`minidiff/compiler/buffers.py`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.debug import disable_jit
 from minidiff.diagnostics.errors import TracerError
-from minidiff.diagnostics.location import Location, parted
+from minidiff.diagnostics.location import Location, split_location
 from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.scan import Scan, rounds
+from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
 from minidiff.transforms.recording import make_tape
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type
-from spmd.report.communication import _direction, _shown, meshes_of
+from spmd.report.communication import direction_of, meshes_of, show_line
 from spmd.report.forecast import axes_or_new
-from spmd.report.rewritten import of_tape
+from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table
 from spmd.shard_map.interpreter import SPMD
 from spmd.shard_map.operation import shard_map_p
@@ -62,9 +62,9 @@ WHOLE = (
 
 @dataclass(frozen=True)
 class Moment:
-    """What a rank holds while one operation runs: its operands and its results included.
+    """What a rank holds while one operation runs, including its operands and results.
 
-    `bytes` maps each kind of memory to its bytes, `source` is the line that asked for the operation; in the backward
+    `bytes` maps each kind of memory to its bytes. `source` is the line that asked for the operation; in the backward
     direction, the line whose derivative needs it; None if unknown.
     """
 
@@ -86,20 +86,20 @@ class Moment:
 class MemoryUse(Table):
     """The bytes that a rank holds along a program, shown as a table by `print` and notebooks.
 
-    `moments` has them for each operation, in the order in which they run; a loop's body is there for its first and its
-    last step. `peak` is the moment at which they are most. `ranks` is how many ranks the program runs on: all run the
-    same program on blocks of the same shapes, so the numbers are those of each of them. `notes` says where the numbers
-    depend on values, and what could be saved. `arguments` has the bytes of each array among the arguments, in order.
+    `moments` has them for each operation, in the order in which they run; of a loop, for its first and last step.
+    `peak` is the moment with most bytes. `ranks` is how many ranks the program runs on; the numbers are those of each
+    rank, since all run the same program on blocks of the same shapes. `notes` says where the numbers depend on values,
+    and what could be saved. `arguments` has the bytes of each array among the arguments, in order.
 
     The kinds of memory:
 
-    - arguments: what the program is given, such as parameters, optimizer state and data. They are held throughout.
+    - arguments: parameters, optimizer state, data. They are held throughout.
     - constants: arrays that the program closes over. They are held throughout.
-    - gradients: what the backward pass makes, and the program returns or uses outside the backward pass.
-    - residuals: what the forward pass makes and the backward pass uses.
-    - results: what else the program returns.
-    - communication: what else collectives return.
-    - temporaries: all else.
+    - gradients: computed by the backward pass, and returned or used outside of it.
+    - residuals: computed by the forward pass, and used by the backward pass.
+    - results: other values that the program returns.
+    - communication: other results of collectives.
+    - temporaries: all other values.
     """
 
     moments: Sequence[Moment]
@@ -119,7 +119,10 @@ class MemoryUse(Table):
     @property
     def lines(self) -> Lines:
         """The most bytes during each line of the program: a table to print."""
-        return Lines(self)
+        most: dict[Location | None, Moment] = {}
+        for moment in self.moments:
+            most[moment.source] = max(most.get(moment.source, moment), moment, key=lambda m: m.total)
+        return Lines(most)
 
     def _table(self) -> tuple[list, list, list]:
         peak, highest = self.peak, self.highest
@@ -128,28 +131,24 @@ class MemoryUse(Table):
 
     def _remarks(self) -> list[str]:
         peak = self.peak
-        where = f"{peak.operation}, {_direction(peak.source)}" + (f", {_shown(peak.source)}" if peak.source else "")
-        return [f"the peak: {where}", *[f"({note})" for note in self.notes]]
+        where = [peak.operation, direction_of(peak.source), show_line(peak.source)]
+        return [f"the peak: {', '.join(filter(None, where))}", *[f"({note})" for note in self.notes]]
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the bytes along the program, by kind. Returns the axes; needs matplotlib."""
-        ax, unit, peak = axes_or_new(ax), _unit(self.peak.total), self.peak
-        kinds = [kind for kind in KINDS if self.highest[kind]]
-        heights = [[moment.bytes.get(kind, 0) / unit[0] for moment in self.moments] for kind in kinds]
-        places = range(len(self.moments) + 1)  # an operation is a step as wide as all others
-        heights = [[*row, row[-1]] for row in heights]
-        ax.stackplot(places, heights, labels=kinds, colors=[COLOURS[kind] for kind in kinds], step="post")
-        k, top = self.moments.index(peak) + 0.5, peak.total / unit[0]
+        ax, peak, highest, count = axes_or_new(ax), self.peak, self.highest, len(self.moments)
+        size, unit = _unit(peak.total)
+        kinds = [kind for kind in KINDS if highest[kind]]
+        steps = [*self.moments, self.moments[-1]]  # an operation is as wide as all others
+        heights = [[moment.bytes.get(kind, 0) / size for moment in steps] for kind in kinds]
+        colours = [COLOURS[kind] for kind in kinds]
+        ax.stackplot(range(count + 1), heights, labels=kinds, colors=colours, step="post")
+        k, top = self.moments.index(peak) + 0.5, peak.total / size
         ax.plot([k], [top], "kv", markersize=5)
-        ax.annotate(
-            f"{top:.3g} {unit[1]}: {_shown(peak.source) or peak.operation}",
-            (k, top),
-            (0, 6),
-            textcoords="offset points",
-            ha="left" if k < len(self.moments) / 2 else "right",
-            fontsize="small",
-        )
-        ax.set(xlim=(0, len(self.moments)), ylim=(0, 1.3 * top), xlabel="operation", ylabel=f"{unit[1]} per rank")
+        text = f"{top:.3g} {unit}: {show_line(peak.source) or peak.operation}"
+        side = "left" if k < count / 2 else "right"
+        ax.annotate(text, (k, top), (0, 6), textcoords="offset points", ha=side, fontsize="small")
+        ax.set(xlim=(0, count), ylim=(0, 1.3 * top), xlabel="operation", ylabel=f"{unit} per rank")
         ax.legend(loc="upper left", ncols=4, frameon=False, fontsize="small")
         return ax
 
@@ -167,24 +166,18 @@ class MemoryUse(Table):
         return ax
 
 
+@dataclass(frozen=True, repr=False)
 class Lines(Table):
-    """The lines of a program, in the order in which they first run, and the most bytes during each."""
+    """The lines of a program, in the order in which they first run, and the moment of each with most bytes."""
 
-    def __init__(self, use: MemoryUse):
-        most: dict[Location | None, Moment] = {}
-        for moment in use.moments:
-            known = most.get(moment.source)
-            if known is None or moment.total > known.total:
-                most[moment.source] = moment
-        self.moments = most
+    moments: dict[Location | None, Moment]
 
     def _table(self) -> tuple[list, list, None]:
         kinds = [kind for kind in KINDS if any(m.bytes.get(kind) for m in self.moments.values())]
-        rows = [
-            [*[f"{m.bytes.get(kind, 0):,}" for kind in kinds], f"{m.total:,}", _direction(line), text]
-            for line, m in self.moments.items()
-            for text in [_shown(line) or m.operation]
-        ]
+        rows = []
+        for line, m in self.moments.items():
+            cells = [f"{n:,}" for n in (*(m.bytes.get(kind, 0) for kind in kinds), m.total)]
+            rows.append([*cells, direction_of(line), show_line(line) or m.operation])
         return [*kinds, "total", "direction", "line"], rows, None
 
 
@@ -197,13 +190,14 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     """Report the bytes that a rank holds along a tape, or along `f`: `memory(f)(*args)`.
 
     For a function, it returns a function that reports on `f` for its arguments. Nothing runs: the report is read from
-    the tape of `f` for arguments of these types. It is for `f` run eagerly, where NumPy frees an array with the last
-    reference to it; with `optimized`, for what `jit(f)` compiles, which also writes results into memory that is no
-    longer used. A sharded argument counts with a rank's block; a plain array is whole on every rank.
+    the tape of `f` for arguments of these types. By default it is for `f` run eagerly, where NumPy frees an array with
+    the last reference to it. With `optimized` it is for the program that `jit(f)` compiles, which also writes results
+    into memory that is no longer used. A sharded argument counts as a rank's block; a plain array is whole on every
+    rank.
 
-    What the tape does not say is not counted: what Python's variables hold on to after their last use, what NumPy or
-    MPI take inside one operation, and eagerly what a policy of `checkpoint` saves in vain until the function ends. The
-    tests find what NumPy allocates on a rank within 10 % of the report.
+    The report leaves out what the tape does not show: arrays that Python variables hold after their last use, memory
+    that NumPy or MPI take inside one operation, and, eagerly, values that a policy of `checkpoint` saves in vain until
+    the function ends. In the tests, the memory that NumPy allocates on a rank is within 10 % of the report.
 
     >>> import numpy as np
     >>> import minidiff as md
@@ -228,12 +222,12 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     """
     check_function("memory", f, args)
     if optimized or isinstance(f, Tape):
-        return of_tape(lambda tape: _report(tape, optimized), f, optimized)
-    return lambda *args: _report(_unrolled(f, args), False)
+        return apply_to_tape(lambda tape: _report(tape, optimized), f, optimized)
+    return lambda *args: _report(_unroll(f, args), False)
 
 
-def _unrolled(f: Callable, args: tuple) -> Tape:
-    """The tape of all that `f` does where nothing is recorded: the steps of scans one by one."""
+def _unroll(f: Callable, args: tuple) -> Tape:
+    """The tape of `f` as it runs eagerly: the steps of scans one by one."""
     with disable_jit(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "a Python loop is recorded")
         return make_tape(f)(*args)
@@ -246,7 +240,7 @@ def _report(tape: Tape, compiled: bool) -> MemoryUse:
     arguments = [*map(_nbytes, tape.in_types)]
     held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(map(_nbytes, map(typeof, _constants(tape))))}
     walk = _Walk(compiled)
-    returned = _returned(tape, [RESULTS] * len(tape.outputs))
+    returned = _kinds_of_results(tape, [RESULTS] * len(tape.outputs))
     moments = [Moment("the arguments", None, held), *walk.along(tape, returned, Counter(held))]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)
     saved = sum(_saved_by_blocks(tape))
@@ -254,7 +248,7 @@ def _report(tape: Tape, compiled: bool) -> MemoryUse:
 
 
 class _Walk:
-    """A walk along a program, which notes what it does not know."""
+    """A walk along a program; `notes` says what the types do not tell."""
 
     def __init__(self, compiled: bool):
         self.compiled = compiled
@@ -264,11 +258,10 @@ class _Walk:
     def along(self, tape: Tape, returned: Mapping[Var, str], outside: Counter, frees: bool = True) -> Iterator[Moment]:
         """Yield the moments of a tape, while `outside` is held around it.
 
-        `returned` says what kind of memory the results are to the program, `frees` whether memory is freed before the
-        tape ends.
+        `returned` has the kind of memory of each result; `frees` is whether memory is freed before the tape ends.
         """
         liveness, kinds = Memory(tape), _kinds(tape, returned)
-        ending = (liveness.ending if self.compiled else _ending_eagerly(tape, liveness)) if frees else {}
+        ending = (liveness.ending if self.compiled else _freed_eagerly(tape, liveness)) if frees else {}
         live: dict[Var, int] = {}
         foreign: set[Var] = set()  # values that may be sharded, into whose memory compiled code does not write
 
@@ -279,16 +272,15 @@ class _Walk:
             return total
 
         for k, eqn in enumerate(tape.equations):
-            if eqn.bodies:
-                yield from self.inside(eqn, kinds, held())
+            yield from self.inside(eqn, kinds, held()) if eqn.bodies else ()
             on_ranks = eqn.primitive.body_scope(eqn.params) is not None
             if on_ranks or not foreign.isdisjoint(a for a in eqn.inputs if isinstance(a, Var)):
                 foreign.update(eqn.outputs)
             elif self.compiled and frees and (reused := liveness.reused_by(eqn, k, REUSED_BYTES)):
                 live.pop(reused, None)
             if not _is_view(eqn):
-                live.update(zip(eqn.outputs, self.allocated(eqn)))
-            yield Moment(eqn.primitive.name, eqn.source, held() + _unstacked(eqn, kinds))
+                live.update(zip(eqn.outputs, self.result_bytes(eqn)))
+            yield Moment(eqn.primitive.name, eqn.source, held() + _unstacked_elements(eqn, kinds))
             for v in ending.get(k, ()):
                 live.pop(v, None)
 
@@ -297,9 +289,9 @@ class _Walk:
         given = [kinds[v] for v in eqn.outputs]
         if eqn.primitive is shard_map_p and self.compiled:
             body = self.that_runs(eqn)  # if it is not lowered as a whole, its values are kept until it ends
-            yield from self.along(body, _returned(body, given), outside, frees=body is not eqn.params["body"])
+            yield from self.along(body, _kinds_of_results(body, given), outside, frees=body is not eqn.params["body"])
             return
-        bodies = [(body, _returned(body, given)) for body in eqn.bodies]
+        bodies = [(body, _kinds_of_results(body, given)) for body in eqn.bodies]
         if isinstance(eqn.primitive, Cond):
             branches = [list(self.along(body, kept, outside)) for body, kept in bodies]
             most = [max((moment.total for moment in branch), default=0) for branch in branches]
@@ -307,21 +299,21 @@ class _Walk:
                 self.notes[ONE_BRANCH] = None
             yield from branches[most.index(max(most))]
             return
-        for step in sorted({0, rounds(eqn) - 1}) if rounds(eqn) else ():  # the first and the last
+        for step in sorted({0, run_count(eqn) - 1}) if run_count(eqn) else ():  # the first and the last
             for body, kept in bodies:
                 yield from self.along(body, kept, outside + _of_earlier_steps(eqn, kinds, step))
 
     def that_runs(self, eqn: Equation) -> Tape:
         """The body of a `shard_map`; compiled, what it does on one rank."""
         if self.compiled and eqn not in self.lowered:
-            self.lowered[eqn] = _lowered(eqn.params)
+            self.lowered[eqn] = _lower_for_one_rank(eqn.params)
         return self.lowered.get(eqn) or eqn.params["body"]
 
-    def allocated(self, eqn: Equation) -> Iterator[int]:
+    def result_bytes(self, eqn: Equation) -> Iterator[int]:
         """The bytes of each result.
 
-        A result of a `shard_map` that is a view of another one takes none, nor does a view of a block of an argument
-        that was sharded before; of other arguments, results are copies.
+        In a `shard_map`, a view of another result takes none, nor does a view of an argument that is sharded already;
+        a view of any other argument is copied.
         """
         if eqn.primitive is not shard_map_p:
             yield from (_nbytes(v.type) for v in eqn.outputs)
@@ -335,17 +327,17 @@ class _Walk:
             taken |= base
 
 
-def _ending_eagerly(tape: Tape, liveness: Memory) -> dict[int, list[Var]]:
-    """By equation: the names that are freed after it, in a program that runs operation by operation.
+def _freed_eagerly(tape: Tape, liveness: Memory) -> dict[int, list[Var]]:
+    """The values that are freed after each equation, in a program that runs operation by operation.
 
-    Reverse mode transposes an operation at once: its residuals are held until the cotangents of all its operands are
-    there. Those are computed by successive equations of one line, from one cotangent.
+    Reverse mode holds the residuals of an operation until it has the cotangents of all operands. Successive equations
+    of one line compute these from one cotangent.
     """
     ending: dict[int, list[Var]] = defaultdict(list)
-    last: dict[Var, int] = {}  # of the equations from here on that are of one line: the last that uses a value
+    last: dict[Var, int] = {}  # the last use of each value by the equations of one line
     line = None
     for k, eqn in reversed([*enumerate(tape.equations)]):
-        if eqn.source != line or not _is_backward(eqn):
+        if eqn.source != line or not _is_backward(line):
             last, line = {}, eqn.source
         used = [a for a in eqn.inputs if isinstance(a, Var)]
         ending[max((last.setdefault(a, k) for a in used), default=k)] += liveness.ending[k]
@@ -353,7 +345,7 @@ def _ending_eagerly(tape: Tape, liveness: Memory) -> dict[int, list[Var]]:
 
 
 def _of_earlier_steps(eqn: Equation, kinds: Mapping[Var, str], step: int) -> Counter:
-    """What earlier steps of a loop have left: the carries, and an element of each stacked result for each of them."""
+    """The memory of earlier steps of a loop: the carries, and one element of each stacked result for each step."""
     if isinstance(eqn.primitive, While):
         return _sizes(eqn.outputs, kinds)
     if not (isinstance(eqn.primitive, Scan) and step):
@@ -363,8 +355,8 @@ def _of_earlier_steps(eqn: Equation, kinds: Mapping[Var, str], step: int) -> Cou
     return _sizes(eqn.outputs[:carry], kinds) + Counter({k: n * step // length for k, n in elements.items()})
 
 
-def _unstacked(eqn: Equation, kinds: Mapping[Var, str]) -> Counter:
-    """The elements that a scan still holds when it has stacked them."""
+def _unstacked_elements(eqn: Equation, kinds: Mapping[Var, str]) -> Counter:
+    """The elements that a scan still holds while it stacks them."""
     return _sizes(eqn.outputs[eqn.params["carry"] :] if isinstance(eqn.primitive, Scan) else (), kinds)
 
 
@@ -376,13 +368,13 @@ def _sizes(values: Sequence[Var], kinds: Mapping[Var, str]) -> Counter:
 
 
 def _is_view(eqn: Equation) -> bool:
-    """Whether an equation's results are views of its operands. (A lowered collective may return one, and does not.)"""
+    """Whether an equation's results are views of its operands: those of a collective could be, but are not."""
     primitive = eqn.primitive
     return primitive.shares_memory and not (primitive.is_higher_order or primitive.sends(eqn.params))
 
 
 def _bases(tape: Tape) -> dict[Var, set[Var]]:
-    """For each value, the values in whose memory it is: itself, or if it is a view, what it may be a view of."""
+    """For each value, the values whose memory it uses: itself, or all that it may be a view of."""
     found = {v: {v} for v in tape.inputs}
     for eqn in tape.equations:
         views = set().union(*[found[a] for a in eqn.inputs if isinstance(a, Var)]) if _is_view(eqn) else set()
@@ -390,7 +382,7 @@ def _bases(tape: Tape) -> dict[Var, set[Var]]:
     return found
 
 
-def _returned(tape: Tape, kinds: Sequence[str]) -> dict[Var, str]:
+def _kinds_of_results(tape: Tape, kinds: Sequence[str]) -> dict[Var, str]:
     return {a: kind for a, kind in zip(tape.outputs, kinds) if isinstance(a, Var)}
 
 
@@ -409,7 +401,7 @@ def _constants(tape: Tape) -> list[Any]:
 
 
 def _saved_by_blocks(tape: Tape) -> Iterator[int]:
-    """For each argument that is whole though only blocks of it are used: the bytes that a rank need not hold."""
+    """The bytes that a rank need not hold of each argument that is whole, if only blocks of it are used."""
     for v in tape.inputs:
         users = [eqn for eqn in tape.equations if any(a is v for a in eqn.inputs)]
         if v.type.sharding is None and users and all(eqn.primitive is shard_map_p for eqn in users):
@@ -421,13 +413,13 @@ def _saved_by_blocks(tape: Tape) -> Iterator[int]:
 
 
 class _OneRank(Simulated):
-    """One rank of a mesh, and its blocks: for programs that are read, and not run."""
+    """One rank of a mesh and its blocks, for programs that are not run."""
 
     name = "mpi"
     at_once = False
 
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        held = self.ordered({a for _, axes in operands for a in axes})
+        held = self.sort_axes({a for _, axes in operands for a in axes})
         return primitive.bind(*[x for x, _ in operands], **params), held
 
     def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
@@ -437,12 +429,14 @@ class _OneRank(Simulated):
         return shape
 
 
-def _lowered(params: dict) -> Tape | None:
+def _lower_for_one_rank(params: dict) -> Tape | None:
     """The tape that a `shard_map` compiles for one rank; None if it does not compile its body as a whole."""
     shape, body, specs = params["mesh"].shape, params["body"], params["in_specs"]
     mesh = Mesh(shape, _OneRank(shape))
     interpreter = SPMD(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
-    operands = [(ShapedArray(t.shape, t.dtype), mesh.ranks.ordered(spec.held)) for t, spec in zip(body.in_types, specs)]
+    operands = [
+        (ShapedArray(t.shape, t.dtype), mesh.ranks.sort_axes(spec.held)) for t, spec in zip(body.in_types, specs)
+    ]
     states = [t.states if t.unreduced or t.reduced else None for t in body.in_types]
     try:
         return interpreter.lowered(body, operands, states, {})[0]
@@ -455,7 +449,7 @@ def _lowered(params: dict) -> Tape | None:
 
 def _kinds(tape: Tape, returned: Mapping[Var, str]) -> dict[Var, str]:
     """The kind of each value's memory: the first in `DYNAMIC` of all the values that share it."""
-    made, used, bases = _made_backward(tape), _used_backward(tape), _bases(tape)
+    (made, used), bases = _passes(tape), _bases(tape)
     found: dict[Var, str] = {}
     for eqn in tape.equations:
         for v in eqn.outputs:
@@ -475,41 +469,30 @@ def _kind(eqn: Equation, backward: bool, used_backward: set[bool], returned: str
     return COMMUNICATION if eqn.primitive.sends(eqn.params) else TEMPORARIES
 
 
-def _is_backward(eqn: Equation) -> bool:
-    return eqn.source is not None and eqn.source.backward
+def _is_backward(line: Location | None) -> bool:
+    return line is not None and line.backward
 
 
-def _directions(eqn: Equation, count: int) -> list[bool]:
-    """For each operand or result, whether it is in the backward pass: those of a variadic sum may differ."""
-    return [line is not None and line.backward for line in parted(eqn.source, count)]
+def _passes(tape: Tape) -> tuple[dict[Var, bool], dict[Var, set[bool]]]:
+    """For each value, whether the equation that makes it is in the backward pass, and whether those that use it are.
 
-
-def _like(eqn: Equation, role: str) -> Tape | None:
-    """The body of an equation that has one, with as many "inputs" or "outputs" as the equation; else None."""
-    alike = [body for body in eqn.bodies if len(getattr(body, role)) == len(getattr(eqn, role))]
-    return alike[0] if len(alike) == len(eqn.bodies) == 1 else None
-
-
-def _made_backward(tape: Tape) -> dict[Var, bool]:
-    """For each value, whether the equation that makes it, if need be in a body, is in the backward pass."""
-    found: dict[Var, bool] = {}
+    These are equations of the body, where an operation has one with the same results, or the same operands.
+    """
+    made: dict[Var, bool] = {}
+    used: dict[Var, set[bool]] = defaultdict(set)
     for eqn in tape.equations:
-        body, own = _like(eqn, "outputs"), _directions(eqn, len(eqn.outputs))
-        inner = _made_backward(body) if body else {}
-        for v, a, backward in zip(eqn.outputs, body.outputs if body else eqn.outputs, own):
-            found[v] = inner.get(a, backward) if isinstance(a, Var) else backward
-    return found
-
-
-def _used_backward(tape: Tape) -> dict[Var, set[bool]]:
-    """For each value, whether the equations that use it, if need be in a body, are in the backward pass."""
-    found: dict[Var, set[bool]] = defaultdict(set)
-    for eqn in tape.equations:
-        body, uses = _like(eqn, "inputs"), [{backward} for backward in _directions(eqn, len(eqn.inputs))]
-        if body:
-            inner = _used_backward(body)
-            uses = [inner[b] for b in body.inputs]
+        results = [_is_backward(line) for line in split_location(eqn.source, len(eqn.outputs))]
+        uses = [{_is_backward(line)} for line in split_location(eqn.source, len(eqn.inputs))]
+        if len(eqn.bodies) == 1:
+            (body,) = eqn.bodies
+            made_inside, used_inside = _passes(body)
+            if len(body.outputs) == len(results):
+                inside = [made_inside.get(a) if isinstance(a, Var) else None for a in body.outputs]
+                results = [own if x is None else x for x, own in zip(inside, results)]
+            if len(body.inputs) == len(uses):
+                uses = [used_inside[b] for b in body.inputs]
+        made.update(zip(eqn.outputs, results))
         for a, backward in zip(eqn.inputs, uses):
             if isinstance(a, Var):
-                found[a] |= backward
-    return found
+                used[a] |= backward
+    return made, used

@@ -10,7 +10,7 @@ from minidiff.core.tape import Tape
 from minidiff.transforms.recording import make_tape
 
 
-def of_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) -> Any:
+def apply_to_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) -> Any:
     """Apply `read` to a tape, or to the tape of a function.
 
     For a function, return a function of its arguments. With `optimized`, the tape is the one that `jit` compiles.

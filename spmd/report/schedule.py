@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spmd.report.forecast import axes_or_new
+from spmd.report.table import labelled_rows
 
-if TYPE_CHECKING:  # which most programs do without
+if TYPE_CHECKING:  # most programs do without it
     from spmd.parallel.schedule import Schedule, Step
 
 IDLE = "."
@@ -25,10 +26,7 @@ class SchedulePicture:
         rows = [["tick", *map(str, range(self.schedule.ticks))]]
         for stage, row in enumerate(self.schedule.table):
             rows.append([f"stage {stage}", *(IDLE if step is None else _cell(step, chunked) for step in row)])
-        label = max(len(first) for first, *_ in rows)
-        width = max(len(cell) for _, *cells in rows for cell in cells)
-        lines = [" ".join([first.ljust(label), *(cell.ljust(width) for cell in cells)]) for first, *cells in rows]
-        return "\n".join(line.rstrip() for line in [*lines, self._remark()])
+        return "\n".join([*labelled_rows(rows), self._remark()])
 
     __repr__ = __str__
 
@@ -39,7 +37,7 @@ class SchedulePicture:
     def plot(self, ax: Any = None) -> Any:
         """Draw stages down and ticks across. Returns the axes; needs matplotlib.
 
-        An entry has the number of its microbatch; the bubble is white. Later chunks of a stage are paler.
+        A bar has the number of its microbatch; the bubble is white. Later chunks of a stage are paler.
         """
         ax, schedule = axes_or_new(ax), self.schedule
         for stage, tick, (direction, microbatch, chunk) in schedule.steps:

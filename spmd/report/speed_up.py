@@ -10,7 +10,7 @@ import numpy
 
 from minidiff import make_tape
 from spmd.arrays.reshard import gather
-from spmd.checks.agreement import agreed
+from spmd.checks.agreement import make_and_compare
 from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import maximum, seconds_of
 from spmd.report.communication import meshes_of
@@ -19,10 +19,7 @@ from spmd.report.table import Table
 
 
 class TimedRun(NamedTuple):
-    """The time of a program on n ranks, T_n: in seconds, and compared with T_1, the time on one rank.
-
-    `speed_up` is T_1 / T_n, at best n. `efficiency` is the parallel efficiency T_1 / (n T_n), at best 1.
-    """
+    """The time T_n of a program on n ranks, its speed-up T_1 / T_n, and its parallel efficiency T_1 / (n T_n)."""
 
     seconds: float
     speed_up: float
@@ -60,13 +57,15 @@ def speed_up(
 ) -> Callable[..., SpeedUp]:
     """Compare times on n ranks, measured and predicted: `speed_up(f, mesh, model, one)(*args) -> SpeedUp`.
 
-    `f` is a program on `mesh`, and `one` computes the same on one rank: a function of the same arguments (sharded ones
-    are whole there), or its time T_1 in seconds. On MPI ranks, T_n is measured on the ranks of the mesh, while T_1 is
-    measured on the first one and the others wait; both are the least of `repeats` times. On simulated ranks, T_n is
-    predicted only: they share one process. The prediction is T_n = T_1 / n, as if the computation were split evenly,
-    plus the communication that the model predicts for the tape of `f`; where ranks repeat what others compute, or wait
-    for each other, T_n measured is longer. `ranks` are further numbers to predict T_n for; the mesh grows along `axis`
-    (required if it has several), with arguments of the same size (`CostModel.predict`, strong scaling).
+    `f` is a program on `mesh`. `one` computes the same on one rank: a function of the same arguments (sharded ones are
+    whole there), or its time T_1 in seconds. On MPI ranks, T_n is measured on the ranks of the mesh; T_1 is measured on
+    the first one, while the others wait. Both are the least of `repeats` times. On simulated ranks, which share one
+    process, T_n is predicted only.
+
+    The prediction is T_n = T_1 / n, as if the computation were split evenly, plus the communication that the model
+    predicts for the tape of `f`. The measured T_n is longer if ranks compute the same, or wait for each other. `ranks`
+    are further numbers to predict T_n for; the mesh grows along `axis` (required if it has several), with arguments of
+    the same size (`CostModel.predict`, strong scaling).
 
     The table has the speed-up T_1 / T_n, and the parallel efficiency T_1 / (n T_n), which is 100% if n ranks are n
     times as fast as one. All ranks must call it with the same arguments; a mistake on one is an error on all.
@@ -102,19 +101,21 @@ def speed_up(
         return forecast, [f"{model!r}, one={time}, {repeats} times, on {numbers} ranks", *types]
 
     def run(*args: Any) -> SpeedUp:
-        forecast = agreed("speed_up: all ranks must call it with the same arguments", mesh, lambda: plan(args))
+        forecast = make_and_compare(
+            "speed_up: all ranks must call it with the same arguments", mesh, lambda: plan(args)
+        )
         alone: Any = one
         if callable(one):
             whole = gather(args)  # by all ranks; then the first computes, and the others wait
 
             def measure() -> tuple[float, list]:
-                return 0.0 if mesh.rank else _times(lambda: one(*whole), repeats).min(), []
+                return 0.0 if mesh.rank else min(_times(lambda: one(*whole), repeats)), []
 
-            here = agreed("speed_up: the function of one rank failed", mesh, measure)
+            here = make_and_compare("speed_up: the function of one rank failed", mesh, measure)
             alone = float(maximum(mesh, numpy.array([here]))[0])
         measured, predicted = {1: alone}, {1: alone}
         if mesh.backend == "mpi" and mesh.size > 1:
-            times = maximum(mesh, _times(lambda: f(*args), repeats, mesh.ranks.barrier))
+            times = maximum(mesh, numpy.array(_times(lambda: f(*args), repeats, mesh.ranks.barrier)))
             measured[mesh.size] = float(times.min())
         predicted |= {n: alone / n + seconds for n, seconds in forecast.seconds.items() if n > 1}
         runs, forecasts = (
@@ -125,11 +126,11 @@ def speed_up(
     return run
 
 
-def _times(call: Callable[[], Any], repeats: int, start: Callable[[], Any] = lambda: None) -> numpy.ndarray:
+def _times(call: Callable[[], Any], repeats: int, start: Callable[[], Any] = lambda: None) -> list[float]:
     """Seconds of each call, after `start()`; a first call is not timed, because it may compile."""
     call()
     times = []
     for _ in range(repeats):
         start()
         times.append(seconds_of(call))
-    return numpy.array(times)
+    return times

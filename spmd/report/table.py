@@ -16,7 +16,7 @@ Cells = Sequence[Sequence[Any]]
 class Table:
     """Lines under a header, a total below a rule, and remarks, as `print` and notebooks show them.
 
-    A column of numbers is right-aligned. A result that is shown as a table is a subclass with a `_table` of its own.
+    Columns of numbers are right-aligned. A result that is shown as a table is a subclass with its own `_table`.
 
     >>> Table(["collective", "bytes"], [["psum", "1,024"], ["pmax", 8]], ["total", "1,032"])
     collective  bytes
@@ -33,7 +33,7 @@ class Table:
         self._given = header, lines, total
 
     def _table(self) -> tuple[Sequence[str], Cells, Sequence[Any] | None] | str:
-        """The header, the lines and the total, if there is one; or the text to show in place of an empty table."""
+        """The header, the lines, and the total or None; or the text to show in place of an empty table."""
         return self._given
 
     def _remarks(self) -> Sequence[str]:
@@ -82,6 +82,14 @@ class Table:
 def paragraph(text: str) -> str:
     """A line of text as HTML; an empty one gives an empty string."""
     return f"<p>{html.escape(text)}</p>" if text else ""
+
+
+def labelled_rows(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
+    """Lines of cells: a column of labels, then columns of one width, aligned left or `right`."""
+    label = max(len(first) for first, *_ in rows)
+    width = max(len(cell) for _, *cells in rows for cell in cells)
+    align = str.rjust if right else str.ljust
+    return [" ".join([first.ljust(label), *(align(c, width) for c in cells)]).rstrip() for first, *cells in rows]
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from minidiff.core.tape import Equation, Tape
-from minidiff.core.types import Var, typeof
-from minidiff.higher_order.scan import rounds
-from spmd.report.communication import of_tape
-from spmd.report.flops import operations_of
+from minidiff.core.types import Var
+from minidiff.higher_order.scan import run_count
+from spmd.report.communication import operations_of, sent_by
 from spmd.report.forecast import CostModel, axes_or_new, show_seconds
+from spmd.report.rewritten import apply_to_tape
 
 WIDTH = 72  # columns that are printed
 COMPUTE, NETWORK = 0, 1  # lanes of a timeline
@@ -76,14 +76,14 @@ def timeline(
 ) -> Callable[..., Lanes] | Lanes:
     """Show when a rank computes and when it communicates: `timeline(f, model)(*args) -> Lanes`.
 
-    `f` is a function or a tape; for a tape, it returns the lanes. Nothing runs. Operations compute one after the other,
-    in the order of the tape (with `optimized`, the one that `jit` compiles): products at `flops_per_second`, others an
-    operation for each number of their results. A collective takes the time that the `model` says. It starts when its
-    operands are there and the one before has ended, while computation goes on; what uses its result waits for it. A
-    loop is one operation, with all that its steps compute and communicate.
+    `f` is a function or a tape; for a tape, it returns the lanes. Nothing runs. A rank computes one operation after the
+    other, in the order of the tape (with `optimized`, the one that `jit` compiles), at `flops_per_second`: a product
+    costs its terms, any other operation one for each number it returns. A collective takes the time that the `model`
+    says. It starts when its operands are ready and the one before has ended; computation goes on meanwhile, until an
+    operation needs its result. A loop is one operation, with all that its steps compute and communicate.
 
-    So buckets of gradients are seen (`bucket_bytes` of `jit`, `spmd.rewritten` and `zero`): with small ones the first
-    is summed while others are computed, with many each waits for its latency.
+    The example shows buckets of gradients (`bucket_bytes` of `jit`, `spmd.rewritten` and `zero`). With small buckets
+    the first one is summed while the next gradients are computed; with too many, each adds its latency.
 
     >>> import minidiff as md
     >>> import minidiff.numpy as np
@@ -113,7 +113,7 @@ def timeline(
         run.follow(tape, [0.0] * len(tape.inputs))
         return Lanes(tuple(run.operations), ("compute", "network"))
 
-    return of_tape(read, f, optimized)
+    return apply_to_tape(read, f, optimized)
 
 
 class _Run:
@@ -142,7 +142,8 @@ class _Run:
 
     def place(self, eqn: Equation, ready: float) -> float:
         """Place an operation in its lane, and return when it ends."""
-        lane, seconds = (NETWORK, self.sent(eqn)) if eqn.primitive.on_ranks else (COMPUTE, self.computed(eqn))
+        lane = NETWORK if eqn.primitive.on_ranks else COMPUTE
+        seconds = self.seconds(eqn)
         if not seconds:
             return ready
         start = max(ready, self.free[lane])
@@ -150,18 +151,12 @@ class _Run:
         self.operations.append(Operation(str(eqn.primitive), lane, start, self.free[lane]))
         return self.free[lane]
 
-    def sent(self, eqn: Equation) -> float:
-        if not eqn.primitive.sends(eqn.params):
-            return 0.0
-        nbytes, axes = sum(typeof(a).nbytes for a in eqn.inputs), eqn.params["axes"]
-        return self.model.seconds(eqn.primitive.name, eqn.params["size"], nbytes, axes)
-
-    def computed(self, eqn: Equation) -> float:
-        if eqn.primitive.is_view:
-            return 0.0
+    def seconds(self, eqn: Equation) -> float:
+        if eqn.primitive.on_ranks:
+            return self.model.of_row(sent_by(eqn)) if eqn.primitive.sends(eqn.params) else 0.0
         if eqn.bodies:
-            return rounds(eqn) * max(map(self.alone, eqn.bodies))
-        return operations_of(eqn) / self.rate
+            return run_count(eqn) * max(map(self.alone, eqn.bodies))
+        return 0.0 if eqn.primitive.is_view else operations_of(eqn) / self.rate
 
     def alone(self, body: Tape) -> float:
         """The seconds that a body takes by itself."""

@@ -28,7 +28,8 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import show_axes
 from minidiff.higher_order.bodies import BodyOperation, Call
 from minidiff.higher_order.custom_rules import LinearCall, custom_jvp_p
-from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody, chosen, cut
+from minidiff.higher_order.masks import choose, split_list
+from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.reduction import max_p, min_p
 from minidiff.values.dtypes import is_differentiable
@@ -40,15 +41,12 @@ Body = Callable[..., tuple[list, Sequence[PartitionSpec]]]  # blocks -> results,
 
 
 def with_auto_axes(body: Body, axes: Collection[str], specs: Sequence[PartitionSpec]) -> Body:
-    """A body whose arguments are further split along auto axes, by `specs`.
-
-    Its results are split further by the specs that they then have.
-    """
+    """A body whose arguments are split further, along auto axes, by `specs`, and so are its results."""
 
     def run(*blocks: Value) -> tuple[list, tuple[PartitionSpec, ...]]:
         auto = AutoAxes(current_interpreter(), axes)
         with transforming(auto):
-            outs, out_specs = body(*map(auto.sharded, blocks, specs))
+            outs, out_specs = body(*map(auto.wrap_block, blocks, specs))
             return list(map(auto.block, outs)), tuple(s.extended(auto.spec(x)) for x, s in zip(outs, out_specs))
 
     return run
@@ -93,7 +91,7 @@ class AutoTracer(Tracer):
 
     def concrete(self, use: str) -> Any:
         self.check_alive()
-        return self.interpreter.resharded(self, WHOLE).concrete(use)
+        return self.interpreter.reshard(self, WHOLE).concrete(use)
 
     def __repr__(self) -> str:
         return f"{self.block!r} (a block of {self.type}, split as {self.spec})"
@@ -115,7 +113,7 @@ class AutoAxes(Interpreter):
         if isinstance(primitive, Call):  # its body may close over values that are sharded
             return self._call(primitive, args, params)
         if primitive is all_gather_invariant_p and params["tiled"] and self.axes.issuperset(params["axes"]):
-            return self._joined(args[0], params)
+            return self._join(args[0], params)
         if primitive.has_effect or not any(map(self.owns, args)):
             with running(self.below):
                 return self.below.process(primitive, list(map(self.block, args)), params)
@@ -135,11 +133,11 @@ class AutoAxes(Interpreter):
                 found = self._extremum(primitive, args[0], params, plan)
             else:
                 found = self._on_ranks(plan.on_blocks, blocks)
-        results = list(map(self.sharded, found, plan.out_specs))
+        results = list(map(self.wrap_block, found, plan.out_specs))
         return results if primitive.multiple_results else results[0]
 
     def _extremum(self, primitive: Primitive, x: AutoTracer, params: dict, plan: Plan) -> list[Value]:
-        """Bind an extremum with a rule of its own: elements that attain it, whichever rank has them, are alike."""
+        """Bind an extremum with its own derivative rule: all elements that attain it share, whichever rank has them."""
 
         def body(block: Value) -> list[Value]:
             return self._on_ranks(plan.on_blocks, [block])
@@ -152,7 +150,7 @@ class AutoAxes(Interpreter):
     def owns(self, x: Value) -> bool:
         return type(x) is AutoTracer and x.interpreter is self
 
-    def sharded(self, block: Value, spec: PartitionSpec) -> Value:
+    def wrap_block(self, block: Value, spec: PartitionSpec) -> Value:
         """The value of which every rank has a block."""
         return AutoTracer(self, block, spec.with_states((), ())) if spec.axes else block
 
@@ -165,17 +163,17 @@ class AutoAxes(Interpreter):
     def dims(self, x: Value) -> Dims:
         return self.spec(x).dims(typeof(x).ndim)
 
-    def resharded(self, x: Value, spec: PartitionSpec) -> Value:
+    def reshard(self, x: Value, spec: PartitionSpec) -> Value:
         """Reshard `x` along the auto axes."""
         if self.spec(x) == spec:
             return x
         t = typeof(x)
         steps = route(self.dims(x), spec.dims(t.ndim), t.nbytes, self.sizes)
         with running(self.below):
-            return self.sharded(vary_along(self._on_ranks(follow, steps, self.block(x)), spec.axes), spec)
+            return self.wrap_block(vary_along(self._on_ranks(follow, steps, self.block(x)), spec.axes), spec)
 
     def _whole_along(self, x: Value, axes: Sequence[str]) -> Value:
-        return self.resharded(x, _without(self.dims(x), axes)) if self.owns(x) else x
+        return self.reshard(x, _without(self.dims(x), axes)) if self.owns(x) else x
 
     def adopt_own(self, x: Any) -> Value:
         return AutoTracer(self, self.below.adopt(x.block), x.spec)
@@ -197,14 +195,14 @@ class AutoAxes(Interpreter):
         if x.shape[d] % part_count((*axes, *rest[d]), self.sizes):
             rest[d] = ()
         split = [*rest[:d], (*axes, *rest[d]), *rest[d + 1 :]]
-        block = self.block(self.resharded(x, PartitionSpec.of_dims(split)))
-        return self.sharded(block, PartitionSpec.of_dims(rest))
+        block = self.block(self.reshard(x, PartitionSpec.of_dims(split)))
+        return self.wrap_block(block, PartitionSpec.of_dims(rest))
 
-    def _joined(self, x: Value, params: dict) -> Value:
+    def _join(self, x: Value, params: dict) -> Value:
         """The value that has `x` for its blocks: `all_gather_invariant`, when it is needed."""
         axes, d, dims = params["axes"], params["axis"], [*self.dims(x)]
         dims[d] = (*axes, *dims[d])
-        return self.sharded(self.block(x), PartitionSpec.of_dims(dims))
+        return self.wrap_block(self.block(x), PartitionSpec.of_dims(dims))
 
     # ------------------------------------------------ operations with bodies
 
@@ -218,12 +216,12 @@ class AutoAxes(Interpreter):
         def run(*blocks: Value) -> list[Value]:
             inside = AutoAxesInside(current_interpreter(), self.axes, outer=self)
             with transforming(inside):
-                values = [x if x is None else inside.sharded(x, spec) for x, spec in zip(blocks, specs)]
+                values = [x if x is None else inside.wrap_block(x, spec) for x, spec in zip(blocks, specs)]
                 outs = list(map(inside.adopt, f(*values)))
                 if not out:
                     out.extend(map(inside.spec, outs[: len(outs) // parts]))
                 given = zip(outs, itertools.cycle(out))
-                return [x if x is None else inside.block(inside.resharded(x, spec)) for x, spec in given]
+                return [x if x is None else inside.block(inside.reshard(x, spec)) for x, spec in given]
 
         run.__name__ = name_of(f)
         return run
@@ -244,53 +242,53 @@ class AutoAxes(Interpreter):
             changed["rule"] = functools.partial(_refuse_rule, params["what"])
         with running(self.below):
             outs = primitive.bind(*map(self.block, args), **{**params, **changed})
-        return list(map(self.sharded, outs, out))
+        return list(map(self.wrap_block, outs, out))
 
     def _linear_call(self, args: Sequence[Value], specs: Sequence[PartitionSpec], params: dict) -> tuple[list, dict]:
         """The specs of a custom derivative's results, those of tangents of their shape; and its backward rule."""
         active, count = params["active"], params["residuals"]
-        known, moving = cut(specs, len(args) - len(params["active"]))
-        tangents = list(zip(map(typeof, args[len(known) :]), moving))
+        known, active_specs = split_list(specs, len(args) - len(params["active"]))
+        tangents = list(zip(map(typeof, args[len(known) :]), active_specs))
         types = params["out_types"]
         out = [next((spec for x, spec in tangents if x.shape == t.shape), WHOLE) for t in types]
         residuals = known[params["consts"] :][:count]
 
         def bwd(values, cts):
             f = lambda *xs: [params["bwd"](xs[:count], xs[count:])[i] for i in active]  # noqa: E731
-            found = dict(zip(active, self.on_blocks(f, [*residuals, *out], moving)(*values, *cts)))
+            found = dict(zip(active, self.on_blocks(f, [*residuals, *out], active_specs)(*values, *cts)))
             return [found.get(i) for i in range(max(active) + 1)]
 
         blocks = tuple(block_type(t, spec, self.sizes) for t, spec in zip(types, out))
-        return chosen(out, [is_differentiable(t.dtype) for t in types]), {"bwd": bwd, "out_types": blocks}
+        return choose(out, [is_differentiable(t.dtype) for t in types]), {"bwd": bwd, "out_types": blocks}
 
     def _with_bodies(self, primitive: BodyOperation, args: Sequence[Value], params: dict) -> list[Value]:
         """Bind a loop or branches to tapes of blocks. A carry is split as the first step's result is."""
-        own, args = cut([*args], primitive.leading(params))
+        own, args = split_list([*args], primitive.leading_count(params))
         groups, results = primitive.groups(params)
         args = [self._whole_along(x, self.dims(x)[0]) if g == ELEMENT else x for x, g in zip(args, groups)]
         specs = [_of_element(self.dims(x)) if g == ELEMENT else self.spec(x) for x, g in zip(args, groups)]
         out: list[PartitionSpec] = []
         while True:
-            traced = [self._traced(tape, specs, out) for tape in primitive.alternatives(params)]
+            traced = [self._trace(tape, specs, out) for tape in primitive.alternatives(params)]
             carries = iter(out)
             like = [next(carries) if g == CARRIED else spec for spec, g in zip(specs, groups)]
             if like == specs:
                 break
             specs = like
         given = [s.batched() if g == ELEMENT else s for s, g in zip(specs, groups)]
-        operands = primitive.operands_of([self.block(self.resharded(x, s)) for x, s in zip(args, given)], params)
+        operands = primitive.operands_of([self.block(self.reshard(x, s)) for x, s in zip(args, given)], params)
         if isinstance(primitive, While):
             taken = [*map(self.spec, own), *[spec for spec, g in zip(specs, groups) if g == CARRIED]]
-            test = self._traced(params["cond"], taken, [WHOLE])
+            test = self._trace(params["cond"], taken, [WHOLE])
             tape, constants = test.close(list)
             own = [*constants, *own]
             params = {**params, "cond": tape, "cond_consts": len(own)}
         with running(self.below):
             closed = [b.close(list) for b in traced]
             outs = primitive.rebind(list(map(self.block, own)), closed, operands, results, params)
-        return [self.sharded(x, s.batched() if g == ELEMENT else s) for x, s, g in zip(outs, out, results)]
+        return [self.wrap_block(x, s.batched() if g == ELEMENT else s) for x, s, g in zip(outs, out, results)]
 
-    def _traced(self, tape: Tape, specs: Sequence[PartitionSpec], out: list) -> TracedBody:
+    def _trace(self, tape: Tape, specs: Sequence[PartitionSpec], out: list) -> TracedBody:
         """A body on blocks, traced: see `on_blocks`."""
         types = [block_type(t, spec, self.sizes) for t, spec in zip(tape.in_types, specs)]
         with running(self.below):

@@ -1,14 +1,11 @@
-"""Two rewrites of shard_maps that save communication.
-
-Partial sums are added up in the body; successive shard_maps are fused into one.
-"""
+"""Fuse successive shard_maps into one, whose collectives can then be fused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from minidiff.compiler.fusion import in_groups
+from minidiff.compiler.fusion import group_equations
 from minidiff.compiler.simplify import Passes
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var
@@ -24,44 +21,32 @@ def fuse_shard_maps(tape: Tape, *_: Any) -> Tape:
     """
     if [eqn.primitive for eqn in tape.equations].count(shard_map_p) < 2:
         return tape
-    groups = list(in_groups(tape, _alike, inside=_stays))
+    groups = list(group_equations(tape, _alike, inside=_stays))
     if len(groups) == len(tape.equations):
         return tape
-    return with_equations(tape, [_fused(group) if len(group) > 1 else group[0] for group in groups])
+    return with_equations(tape, [_fuse(group) if len(group) > 1 else group[0] for group in groups])
 
 
 def _alike(eqn: Equation) -> Any:
-    """The key that shard_maps must share to be fused; None for other equations.
-
-    A body with loops cannot be compiled as a whole, so it is not fused with one that can.
-    """
+    """The key that shard_maps must share to be fused; None for other equations."""
     if eqn.primitive is not shard_map_p:
         return None
     params = eqn.params
     options = tuple(params[name] for name in ("mesh", "check_rep", "auto_pbroadcast"))
-    return (*options, any(e.bodies for e in params["body"].equations))
+    loops = any(e.bodies for e in params["body"].equations)  # such a body cannot be compiled as a whole
+    return (*options, loops)
 
 
 def _stays(made: Equation, a: Atom, taken: Equation) -> bool:
-    """Whether a value passes between two shard_maps without resharding.
-
-    `taken` must use `a` with the spec and block type with which `made` returns it, wherever it does.
-    """
-    spec, type = _outside(made)[a]
+    """Whether `taken` uses `a` with the spec and block type with which `made` returns it."""
+    returned = zip(made.outputs, made.params["out_specs"], made.params["body"].out_types)
+    (found,) = [(spec, t) for v, spec, t in returned if v is a]
     blocks = zip(taken.inputs, taken.params["in_specs"], taken.params["body"].in_types)
-    return all((s, t) == (spec, type) for x, s, t in blocks if x is a)
+    return all((spec, t) == found for x, spec, t in blocks if x is a)
 
 
-def _outside(eqn: Equation) -> dict[Var, Any]:
-    """The specs of a shard_map's results, and the types of their blocks."""
-    return dict(zip(eqn.outputs, zip(eqn.params["out_specs"], eqn.params["body"].out_types)))
-
-
-def _fused(eqns: Sequence[Equation]) -> Equation:
-    """Fuse several shard_maps into one.
-
-    An operand that several of them take with one spec, the fused one takes once.
-    """
+def _fuse(eqns: Sequence[Equation]) -> Equation:
+    """Fuse several shard_maps into one, which takes once an operand that several take with one spec."""
     blocks: dict[Any, Var] = {}  # (an operand or its id, its spec, the type) -> its block
     results: dict[Var, Atom] = {}  # a result -> its block
     inputs, in_specs = [], []
@@ -78,7 +63,7 @@ def _fused(eqns: Sequence[Equation]) -> Equation:
                 inputs.append(a)
                 in_specs.append(spec)
             names[v] = blocks[key]
-        equations += _renamed(body, names)
+        equations += _rename(body, names)
         results.update(zip(eqn.outputs, [names.get(a, a) if isinstance(a, Var) else a for a in body.outputs]))
     params = {
         **eqns[0].params,
@@ -90,11 +75,8 @@ def _fused(eqns: Sequence[Equation]) -> Equation:
     return Equation(shard_map_p, inputs, params, [*results], eqns[0].source)
 
 
-def _renamed(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
-    """Yield a body's equations, with inputs renamed by `names` and new outputs.
-
-    The new outputs are added to `names`.
-    """
+def _rename(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
+    """Yield a body's equations, with inputs renamed by `names`, and new outputs, which are added to `names`."""
     for eqn in body.equations:
         outputs = [Var(v.type) for v in eqn.outputs]
         inputs = [names.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]

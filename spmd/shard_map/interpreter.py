@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy
 
-from collectives.backends.base import Axes, Backend, place_of
+from collectives.backends.base import Axes, Backend, describe_rank
 from collectives.ops import axis_index_p
-from collectives.passes.overlap import index, run_lowered
+from collectives.passes.overlap import bind_index, run_lowered
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, transforming
@@ -24,9 +24,9 @@ from minidiff.core.staging import Stage
 from minidiff.core.states import REDUCED, UNREDUCED, AxisStates
 from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, Var, operand_type, plain_operand, typeof
-from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
-from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
+from minidiff.core.types import ShapedArray, Var, as_plain_operand, operand_type, typeof
+from minidiff.debug import CheckFinite, error_for, finiteness, is_inexact, worst_finiteness
+from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, TracerError, divergence_error, leak_message
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.cond import Cond, communications, run_if
 from minidiff.higher_order.effects import has_effects
@@ -93,7 +93,7 @@ class RankTracer(Tracer):
         self.check_alive()
         if self.held:
             shown = self.type if self.interpreter.scope.typed else ShapedArray(self.shape, self.dtype, self.held)
-            raise diverges(f"{use} needs one value", shown, self.held)
+            raise divergence_error(f"{use} needs one value", shown, self.held)
         return self.data
 
     def __str__(self) -> str:
@@ -106,11 +106,7 @@ class RankTracer(Tracer):
 
 
 class SPMD(Interpreter):
-    """The interpreter that runs operations on blocks by the mesh's backend.
-
-    Collectives run between its ranks. All axes of the mesh are in scope; `mapped` are those that the running body maps
-    over.
-    """
+    """Run operations on blocks, and collectives between ranks, by the mesh's backend; a body maps over `mapped`."""
 
     name = "shard_map"
     checker: Any = None  # the interpreter that evaluated its `shard_map`
@@ -138,7 +134,9 @@ class SPMD(Interpreter):
                 if bodies is not None:
                     return self._record_bodies(primitive, args, params, bodies)
             with running(self):
-                return primitive.evaluate(args if self.scope.typed else [self.agreed(x) for x in args], params)
+                return primitive.evaluate(
+                    args if self.scope.typed else [self.make_agreed_invariant(x) for x in args], params
+                )
         if primitive.has_effect:
             return self._on_each_rank(primitive, args, params)
         operands = [
@@ -179,7 +177,7 @@ class SPMD(Interpreter):
             check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
         if primitive is axis_index_p:
             axes = params["axes"]
-            return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
+            return RankTracer(self, *(bind_index(axes, ranks) if recorded else ranks.axis_index(axes)))
         if recorded:
             found = run_lowered(primitive, operands, ranks, params)
         elif primitive.multiple_results:
@@ -216,7 +214,7 @@ class SPMD(Interpreter):
             return None
         source, places = tape.lowered[key]
         try:
-            with running(self.base):  # branches and loops that are left are on data
+            with running(self.base):  # the remaining branches and loops are on data
                 results = source.results(*[x for x, _ in operands])
         except BaseException:
             self.mesh.ranks.finish()
@@ -236,10 +234,7 @@ class SPMD(Interpreter):
     def _on_data(
         self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None]
     ) -> tuple[Tape, list[tuple[Axes, AxisStates | None]]]:
-        """Record what a body does to this process's data.
-
-        Returns the tape, and for each result the axes along which it varies, and its states.
-        """
+        """Record what a body does to this process's data: the tape, and its results' axes and states."""
         stage = Stage(None, name="jit")
         inside = SPMD(self.mesh, self.scope.typed, base=stage)
         kinds = zip(operands, states)
@@ -269,9 +264,9 @@ class SPMD(Interpreter):
     ) -> list[Value]:
         """Run each branch on all simulated ranks at once, and select.
 
-        Ranks that do not take a branch run it on the operands of one that does: with their own, which it is never given
-        on real ranks, it might raise, or warn of a NaN. A branch that no rank takes does not run. What a branch does
-        not compute with is not copied for that; if all return the same operand, there is nothing to select.
+        Ranks that do not take a branch run it on the operands of one that does. On their own operands, which a branch
+        never gets on real ranks, it might raise, or warn of a NaN. A branch that no rank takes does not run. Operands
+        that a branch only returns are not copied; if all branches return the same one, nothing is selected.
         """
         if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
             raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
@@ -299,7 +294,7 @@ class SPMD(Interpreter):
             with running(self), self._in_branch(idle):
                 made = map(self.operand, tape(*lent))
                 results[i] = [returned.setdefault((id(x), held), RankTracer(self, x, held)) for x, held in made]
-        some = next(iter(results.values()))  # in the place of those of branches that no rank takes
+        some = next(iter(results.values()))  # instead of those of branches that no rank takes
         with running(self):
             found = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
         return [RankTracer(self, x.data, x.held, _marks(t.states)) for x, t in zip(found, tapes[0].out_types)]
@@ -330,13 +325,10 @@ class SPMD(Interpreter):
         if not isinstance(x, ShardedArray):
             return super()._adopt(x)
         with running(EVALUATE):  # arrays that the body closes over are unmapped: every rank has the whole
-            return RankTracer(self, x.type.sharding.gathered(x), ())
+            return RankTracer(self, x.type.sharding.gather(x), ())
 
-    def agreed(self, x: Value) -> Value:
-        """Without types, make a scalar that all ranks agree on invariant.
-
-        Only integers and booleans are compared: predicates and indices.
-        """
+    def make_agreed_invariant(self, x: Value) -> Value:
+        """Without types, make an integer or boolean scalar that is the same on all ranks invariant."""
         if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
             return x
         ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
@@ -349,7 +341,7 @@ class SPMD(Interpreter):
         """Shard an argument by a spec, and return its blocks as a value of the body."""
         if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
             # a loop's step is compiled before the shardings are known
-            x = Sharding(self.mesh, spec).resharded(x)
+            x = Sharding(self.mesh, spec).reshard(x)
         states = spec.states if (spec.unreduced or spec.reduced) and self.scope.typed else None
         if isinstance(x, ShardedArray):
             return RankTracer(self, x.data, x.held, states)
@@ -364,7 +356,7 @@ class SPMD(Interpreter):
 
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""
-        ranks, wanted = self.mesh.ranks, self.mesh.ranks.ordered(spec.held)
+        ranks, wanted = self.mesh.ranks, self.mesh.ranks.sort_axes(spec.held)
         data = ranks.reshard_data(*self.operand(x), wanted)
         if spec.is_trivial:
             return data if data.ndim else data[()]  # a NumPy scalar, whichever backend ran
@@ -372,10 +364,7 @@ class SPMD(Interpreter):
         return ShardedArray(self.mesh, spec, block, data)
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
-        """A value as the backend takes it, and the axes that it varies along.
-
-        Plain arrays vary along none.
-        """
+        """A value as the backend takes it, and the axes that it varies along: none for plain arrays."""
         if type(x) is RankTracer and x.interpreter is self:
             return x.data, x.held
         if isinstance(x, Tracer):
@@ -385,7 +374,7 @@ class SPMD(Interpreter):
         if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
             self.compared[id(x)] = x
             check_blocks(self.mesh, [("an array that the body closes over", x, ())])
-        return plain_operand(x), ()
+        return as_plain_operand(x), ()
 
 
 _varying = functools.lru_cache(maxsize=4096)(AxisStates.of)
@@ -398,7 +387,7 @@ def _marks(states: AxisStates) -> AxisStates | None:
 
 def axes_and_size(ranks: Backend, axes: Collection[str]) -> dict:
     """The parameters of a collective over all of these axes."""
-    return {"axes": ranks.ordered(axes), "size": ranks.size(axes)}
+    return {"axes": ranks.sort_axes(axes), "size": ranks.size(axes)}
 
 
 #: Collectives that may produce a NaN or an infinity. The others only move or select numbers.
@@ -425,24 +414,21 @@ class CheckFiniteOnRanks(SPMD):
         with numpy.errstate(all="ignore"):
             out = super().process(primitive, args, params)
         made = [self._worst(x) for x in (out if primitive.multiple_results else [out])]
-        ranks, setting = self.mesh.ranks, worst(params)
+        ranks, setting = self.mesh.ranks, worst_finiteness(params)
         before = [max(setting, *map(int, states)) for states in zip(*[_local(ranks, *x) for x in given])]
         after = [max(map(int, states)) for states in zip(*[_local(ranks, *x) for x in made])]
         worse = {r: after[r] for r in range(len(after)) if self.checker.is_wrong(before[r], after[r])}
         if worse:
-            where = [place_of(self.mesh.shape, ranks.rank + r) for r in worse]
+            where = [describe_rank(self.mesh.shape, ranks.rank + r) for r in worse]
             raise error_for(str(primitive), args, max(worse.values()), ", ".join(where))
         return out
 
     def _worst(self, x: Value) -> tuple[numpy.ndarray, Axes]:
-        """The worst state (finite, infinite, NaN) in each rank's block.
-
-        It is returned as data, and the axes that it varies along.
-        """
+        """The worst state (finite, infinite, NaN) in each rank's block: as data, and the axes it varies along."""
         data, held = self.operand(x)
         if not is_inexact(data):
             return numpy.zeros((), numpy.uint8), ()
-        found = numpy.asarray(state(data))
+        found = numpy.asarray(finiteness(data))
         block = len(self.mesh.ranks.block_shape(found, held))
         return found.max(axis=tuple(range(found.ndim - block, found.ndim)), initial=0), held
 
@@ -472,4 +458,4 @@ def _by_rank(
     columns = [_local(mesh.ranks, x, held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
     for r, (_, *blocks) in enumerate(zip(*columns)):
         if r not in idle:
-            yield place_of(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]
+            yield describe_rank(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]

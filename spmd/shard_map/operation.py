@@ -8,16 +8,16 @@ jvp        the body's jvp; the tangents have the specs of their primals
 linearise  the body linearised; what the linear part needs (residuals) stays on its ranks
 transpose  the body's linear tape transposed, input and output specs swapped
 batch      the body vectorised, with one more dimension in every spec
-stage      the body on a tape of its own
+stage      the body recorded on its own tape
 ========== =====================================================================================
 
-Because types say exactly where values may differ from rank to rank, no correction is needed where values enter
-and leave: an unmapped argument is invariant, and so is its cotangent. Without types (`check_rep=False`) the
-variance is not known, and transposition divides cotangents on entry and sums them on exit: the recipe of the
-JEP's problem statement, kept for comparison.
+Types say exactly where values may differ from rank to rank, so values need no correction where they enter and leave:
+an unmapped argument is invariant, and so is its cotangent. Without types (`check_rep=False`) the variance is not known.
+Transposition then divides cotangents on entry and sums them on exit: the recipe of the JEP's problem statement, kept
+for comparison.
 
-Results may be parts of sums, `out_specs=P(unreduced={'i'})`; the cotangent enters as an argument that is reduced
-along i, and so does not communicate. `P(sum='i')` is the same, followed by the sum, which is another operation.
+A result may be unreduced: `out_specs=P(unreduced={'i'})`. Its cotangent enters as a reduced argument, which needs no
+communication. `P(sum='i')` is the same, followed by the sum, which is another operation.
 
 A body returns its results *and their specs*: the number of residuals is known only after it has run.
 """
@@ -36,7 +36,7 @@ from minidiff.core.interpreter import (
     EVALUATE,
     Interpreter,
     current_interpreter,
-    restores_interpreter,
+    restore_interpreter,
     running,
     transforming,
 )
@@ -50,22 +50,23 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.higher_order.bodies import HigherOrder
+from minidiff.higher_order.dead_code import with_used_results
 from minidiff.higher_order.effects import has_effects
-from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
+from minidiff.higher_order.masks import choose, place, positions, split_list
 from minidiff.ops.elementwise import divide
-from minidiff.values.aliasing import owner_of, read_only
+from minidiff.values.aliasing import owner_of, read_only_view
 from spmd.checks.agreement import NO_CALL, checks_values, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
     P,
     PartitionSpec,
+    axes_of_entry,
     block_type,
-    check_fits,
+    check_divides,
     check_ndim,
     check_not_summed,
     check_spec,
     global_type,
-    names,
 )
 from spmd.shard_map.auto_axes import check_splits_batch, with_auto_axes
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
@@ -107,12 +108,12 @@ class ShardMap(HigherOrder):
         """Apply the operation, resharding sharded arguments to their specs first."""
         if current_interpreter() is EVALUATE:
             compare_call(params)  # before anything is resharded
-        args = tuple(_resharded(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
+        args = tuple(_reshard_argument(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
         return super().bind(*args, **params)
 
     # ------------------------------------------------ running
 
-    @restores_interpreter
+    @restore_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         compare_call(params)
         interpreter, in_specs = body_interpreter(params), params["in_specs"]
@@ -122,27 +123,27 @@ class ShardMap(HigherOrder):
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
         results = [interpreter.leave(x, spec) for x, spec in zip(outs, out_specs)]
-        return _unshared(results, interpreter.plain)
+        return _copy_shared_results(results, interpreter.plain)
 
     # ------------------------------------------------ forward mode
 
     def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
         (primals, tangents), in_specs = outside.split(args), params["in_specs"]
-        moving, out_moving = [t is not None for t in tangents], []
+        active, out_active = [t is not None for t in tangents], []
 
         def body(*blocks):
             inside = type(outside)(current_interpreter(), outer=outside)
-            block_primals, block_tangents = cut(blocks, len(args))
+            block_primals, block_tangents = split_list(blocks, len(args))
             with transforming(inside):
-                outs, specs = run_body(params, list(map(inside.join, block_primals, placed(block_tangents, moving))))
+                outs, specs = run_body(params, list(map(inside.join, block_primals, place(block_tangents, active))))
             out_primals, out_tangents = inside.split(outs)
-            out_moving.extend(t is not None for t in out_tangents)
-            return [*out_primals, *chosen(out_tangents, out_moving)], (*specs, *chosen(specs, out_moving))
+            out_active.extend(t is not None for t in out_tangents)
+            return [*out_primals, *choose(out_tangents, out_active)], (*specs, *choose(specs, out_active))
 
-        specs = (*in_specs, *chosen(in_specs, moving))
-        results = self._bind_body([*primals, *chosen(tangents, moving)], params, body, specs)
-        out_primals, out_tangents = cut(results, len(out_moving))
-        return list(map(outside.join, out_primals, placed(out_tangents, out_moving)))
+        specs = (*in_specs, *choose(in_specs, active))
+        results = self._bind_body([*primals, *choose(tangents, active)], params, body, specs)
+        out_primals, out_tangents = split_list(results, len(out_active))
+        return list(map(outside.join, out_primals, place(out_tangents, out_active)))
 
     # ------------------------------------------------ reverse mode
 
@@ -156,27 +157,27 @@ class ShardMap(HigherOrder):
         def body(*blocks):
             nonlocal ran
             inside = Linearize(current_interpreter(), outer=outside)
-            values = placed(blocks, known)
+            values = place(blocks, known)
             for i in positions(linear):
                 values[i] = inside.new_input(block_type(args[i].type, in_specs[i], mesh.shape, typed))
             with transforming(inside):
                 outs, specs = run_body(params, values)
-                arguments = zip(chosen(args, known), chosen(in_specs, known))
+                arguments = zip(choose(args, known), choose(in_specs, known))
                 ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), arguments)))
             return ran.results, ran.result_specs
 
-        results = self._bind_body(chosen(args, known), params, body, tuple(chosen(in_specs, known)))
-        known_outs, kept = cut(results, ran.linear.count(False))
+        results = self._bind_body(choose(args, known), params, body, tuple(choose(in_specs, known)))
+        known_outs, kept = split_list(results, ran.linear.count(False))
         linear_outs: list[Value] = []
         if any(ran.linear):
             residuals, residual_specs = ran.residuals(kept)
-            captured = _closed_over(outside, ran.captured, mesh)
+            captured = _closed_over_arguments(outside, ran.captured, mesh)
             where = {
                 **_where(params),
-                "in_specs": (*residual_specs, *chosen(in_specs, linear), *[P()] * len(captured)),
+                "in_specs": (*residual_specs, *choose(in_specs, linear), *[P()] * len(captured)),
                 "out_specs": ran.linear_specs,
             }
-            operands = [*residuals, *chosen(args, linear), *captured]
+            operands = [*residuals, *choose(args, linear), *captured]
             linear_outs = outside.record(self, operands, {**where, "body": ran.tape})
         outs = iter(known_outs), iter(linear_outs)
         return [next(outs[yes]) for yes in ran.linear]
@@ -188,28 +189,28 @@ class ShardMap(HigherOrder):
         found: list[bool] = []
 
         def body(*blocks):
-            values, block_cts = cut(blocks, sum(known))
-            tape = linear_part(params["body"], linear, placed(values, known))
+            values, block_cts = split_list(blocks, sum(known))
+            tape = linear_part(params["body"], linear, place(values, known))
             if params["check_rep"]:
-                in_cts = summed_backward_pass(tape, placed(block_cts, given))
+                in_cts = summed_backward_pass(tape, place(block_cts, given))
             else:
-                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, chosen(out_specs, given))]
-                in_cts = walk_back(tape, placed(block_cts, given))
+                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, choose(out_specs, given))]
+                in_cts = walk_back(tape, place(block_cts, given))
             found.extend(ct is not None for ct in in_cts)
-            in_cts, specs = chosen(in_cts, found), chosen(chosen(in_specs, linear), found)
+            in_cts, specs = choose(in_cts, found), choose(choose(in_specs, linear), found)
             if not params["check_rep"]:
                 in_cts = [_sum_unmapped(ct, spec, mesh) for ct, spec in zip(in_cts, specs)]
             return in_cts, tuple(spec.transposed() for spec in specs)
 
-        specs = (*chosen(in_specs, known), *[spec.transposed() for spec in chosen(out_specs, given)])
-        results = self._bind_body([*chosen(operands, known), *chosen(cts, given)], params, body, specs)
-        return placed(placed(results, found), linear)
+        specs = (*choose(in_specs, known), *[spec.transposed() for spec in choose(out_specs, given)])
+        results = self._bind_body([*choose(operands, known), *choose(cts, given)], params, body, specs)
+        return place(place(results, found), linear)
 
     # ------------------------------------------------ vmap
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         in_specs, batched = params["in_specs"], [outside.owns(x) for x in args]
-        axes, size = names(outside.spmd_axis_name), outside.size_of_batch
+        axes, size = axes_of_entry(outside.spmd_axis_name), outside.size_of_batch
         out_batched: list[bool] = []
 
         def body(*blocks):
@@ -241,7 +242,7 @@ class ShardMap(HigherOrder):
         tape, constants = inside.tape(outs).close()
         return outside.record(
             self,
-            [*constants, *args, *_closed_over(outside, inside.captured, mesh)],
+            [*constants, *args, *_closed_over_arguments(outside, inside.captured, mesh)],
             {
                 **_where(params),
                 "in_specs": (*[P()] * len(constants), *in_specs, *[P()] * len(inside.captured)),
@@ -270,7 +271,7 @@ class ShardMap(HigherOrder):
                 check_spec(spec, mesh.shape, f"{what}[{i}]")
         for i, (x, spec) in enumerate(zip(types, in_specs)):
             check_not_summed(spec, f"in_specs[{i}]")
-            check_fits(x, spec, mesh.shape)
+            check_divides(spec, x.shape, mesh.shape, "in_specs", f"an operand of type {x}")
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
             check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
 
@@ -288,7 +289,7 @@ class ShardMap(HigherOrder):
 
     def show_params(self, params: dict) -> str:
         mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())
-        shown = f"mesh=({mesh}), in_specs={_show(params['in_specs'])}, out_specs={_show(params['out_specs'])}"
+        shown = f"mesh=({mesh}), in_specs={params['in_specs']}, out_specs={params['out_specs']}"
         return ", ".join([shown, *[f"{name}=False" for name in ("check_rep", "auto_pbroadcast") if not params[name]]])
 
     def _bind_body(self, args: Sequence[Value], params: dict, body: Body, in_specs: Specs) -> list[Value]:
@@ -309,7 +310,7 @@ def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
     return (body(*blocks), params["out_specs"]) if isinstance(body, Tape) else body(*blocks)
 
 
-def everywhere(mesh: Mesh) -> dict:
+def typed_params(mesh: Mesh) -> dict:
     """Parameters of a typed shard_map over a mesh."""
     return {"mesh": mesh, "check_rep": True, "auto_pbroadcast": True, "call": NO_CALL}
 
@@ -319,55 +320,51 @@ def _where(params: dict) -> dict:
     return {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast", "call")}
 
 
-def _show(specs: Specs) -> str:
-    return f"({', '.join(map(repr, specs))}{',' if len(specs) == 1 else ''})"
-
-
 # ---------------------------------------------------------------- the old recipe: divide on entry, sum on exit
 
 
 def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
     """Divide a cotangent by the number of ranks that got a copy of all of it."""
-    copies = mesh.ranks.size(_unmapped(spec, mesh))
+    copies = mesh.ranks.size(_unmapped_axes(spec, mesh))
     return divide(ct, copies) if copies != 1 else ct
 
 
 def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
     """Sum an unmapped input's cotangent over the ranks that got copies of it."""
-    axes = _unmapped(spec, mesh)
+    axes = _unmapped_axes(spec, mesh)
     return untyped_psum_p.bind(ct, **axes_and_size(mesh.ranks, axes)) if axes else ct
 
 
-def _unmapped(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
-    """The axes that a spec does not name. Where it says reduced, the cotangent is parts of a sum, and the reverse."""
+def _unmapped_axes(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
+    """The axes that a spec does not name, not even as reduced: there the cotangent is unreduced, and needs no sum."""
     return tuple(a for a in mesh.axis_names if a not in spec.states.axes)
 
 
 # ---------------------------------------------------------------- operands and results
 
 
-def _resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+def _reshard_argument(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """Reshard a sharded argument by its spec; return any other argument unchanged."""
     sharding = typeof(x).sharding
     if sharding is None and not (spec.unreduced or spec.reduced):
         return x
     if sharding is not None and sharding.mesh is mesh and sharding.spec == spec:
         return x
-    return Sharding(mesh, spec).resharded(x)
+    return Sharding(mesh, spec).reshard(x)
 
 
-def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh) -> list[Value]:
+def _closed_over_arguments(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh) -> list[Value]:
     """The values that a body closes over, gathered, as unmapped arguments."""
     with running(interpreter):
-        return [_resharded(x, mesh, P()) for x in values]
+        return [_reshard_argument(x, mesh, P()) for x in values]
 
 
-def _unshared(results: list[Value], plain: set[int]) -> list[Value]:
+def _copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
     """Copy results that share memory with the user's `plain` arrays, and plain ones that share it with sharded ones."""
     sharded = [x for x in results if isinstance(x, ShardedArray)]
     for x in sharded:
         if id(owner_of(x.data)) in plain:
-            x.data = read_only(x.data.copy())
+            x.data = read_only_view(x.data.copy())
     owners = plain.union(id(owner_of(x.data)) for x in sharded)
     shared = lambda x: not x.flags.writeable or id(owner_of(x)) in owners  # noqa: E731
     return [x.copy() if isinstance(x, numpy.ndarray) and shared(x) else x for x in results]

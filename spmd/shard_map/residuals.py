@@ -9,7 +9,7 @@ from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.partial_eval import chosen
+from minidiff.higher_order.masks import choose
 from minidiff.ops.base import reshape_p
 from minidiff.ops.shape import reshape
 from minidiff.values.dtypes import is_scalar_constant
@@ -29,7 +29,7 @@ class LinearBody:
     def __init__(self, inside: Linearize, outs: list, specs: Specs, arguments: dict[int, tuple[Value, PartitionSpec]]):
         self.linear = [inside.owns(x) for x in outs]  # which results are linear
         known = [not yes for yes in self.linear]
-        self.linear_specs = tuple(chosen(specs, self.linear))
+        self.linear_specs = tuple(choose(specs, self.linear))
         self.captured = inside.captured
         self._scope = inside.scope
         closed_over = {key: (x, P()) for key, x in inside.below.adopted().items()}
@@ -37,7 +37,7 @@ class LinearBody:
         self._inputs: list[tuple[Var, Value | None, PartitionSpec]] = []  # and operands; None: the next of the kept
         self._views: list[Equation] = []
         self._kept: list[Value] = []
-        tape, constants = inside.tape(chosen(outs, self.linear)).close()
+        tape, constants = inside.tape(choose(outs, self.linear)).close()
         self._names = {id(c): var for var, c in zip(tape.inputs, constants)}
         self._defined: set[Var] = set()
         for c in constants:
@@ -46,14 +46,11 @@ class LinearBody:
         self.tape = Tape(inputs, [*self._views, *tape.equations], tape.outputs)
         if self._scope.typed and not self._scope.explicit:
             self.tape = hoist_pbroadcasts(self.tape)
-        self.results = [*chosen(outs, known), *self._kept]
-        self.result_specs = (*chosen(specs, known), *[spec for _, x, spec in self._inputs if x is None])
+        self.results = [*choose(outs, known), *self._kept]
+        self.result_specs = (*choose(specs, known), *[spec for _, x, spec in self._inputs if x is None])
 
     def _define(self, x: Value) -> Var:
-        """Define a residual on the linear tape, and return its variable.
-
-        It becomes an input, or the result of a view.
-        """
+        """Define a residual on the linear tape, as an input or the result of a view; return its variable."""
         var = self._names.setdefault(id(x), Var(typeof(x)))
         if var in self._defined:
             return var

@@ -1,13 +1,13 @@
 """shard_map: a function of blocks, run on every rank of a mesh.
 
-It binds one operation, whose parameter is the function as a body (`primitive.py`). Here its arguments are checked, and
-its results against their specs.
+It binds one operation, whose parameter is the function as a body (`operation.py`). This file checks the arguments, and
+the results against their specs.
 
-All axes of a mesh are in scope in every body. A shard_map that maps over only some of them has values that do not vary
-along the others, and another one inside it may map over these. In the enclosing body values are whole along them, so an
-inner shard_map is nothing but collectives: a `pscatter` where an argument is split, an `all_gather_invariant` where a
-result is put together, a `psum` where partial sums leave. The types say what their derivatives are. If arguments of the
-outer one are sharded along these axes, they stay so in its body (`auto_axes.py`).
+All axes of a mesh are in scope in every body. In a shard_map that maps over only some of them, values do not vary along
+the others, and another shard_map inside may map over these. Values of the outer body are whole along them, so an inner
+shard_map is only collectives: a `pscatter` where an argument is split, an `all_gather_invariant` where a result is
+assembled, a `psum` where partial sums leave. The types say what their derivatives are. Arguments of the outer one that
+are sharded along these axes stay so in its body (`auto_axes.py`).
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from typing import Any
 
 from collectives import all_gather_invariant, pscatter, psum
 from collectives.axes import size_of
-from collectives.ops import times
+from collectives.ops import sum_copies
 from minidiff import tree
 from minidiff.compiler.jit import key_of
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, enter, name_of
 from minidiff.core.ranks import cast_to, ranks
 from minidiff.core.scope import Scope, checking
-from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, joined
+from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch
 from minidiff.diagnostics.errors import VarianceError, VarianceWarning, show_axes
 from minidiff.inputs.arguments import as_values, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
-from minidiff.inputs.keywords import transformation
-from minidiff.inputs.promotion import are_weak, weak_where
+from minidiff.inputs.keywords import make_decorator
+from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import is_scalar_constant
-from spmd.checks.agreement import NO_CALL, UserCall, compare_call, described
+from spmd.checks.agreement import NO_CALL, UserCall, call_describer, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
     PartitionSpec,
+    axes_of_entry,
     check_divides,
     check_ndim,
     check_not_summed,
     check_spec,
     is_spec,
-    names,
     part_count,
 )
 from spmd.shard_map.auto_axes import with_auto_axes
@@ -55,7 +55,7 @@ from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.residuals import Specs
 
 
-@transformation
+@make_decorator
 def shard_map(
     f: Callable,
     mesh: Mesh | None = None,
@@ -90,8 +90,8 @@ def shard_map(
 
     A further `shard_map` inside `f` may map over the other axes. It has the same mesh (which may be left out), and by
     default maps over all axes that are not yet in use. Its arguments are split along its own axes, and its results may
-    vary along those of the outer body. Outside, a result that it maps over its axes is whole again: still sharded if
-    an argument of the outer `shard_map` was, and else gathered, by an `all_gather_invariant`.
+    vary along those of the outer body. In the outer body its results are whole again: still sharded if an argument of
+    the outer `shard_map` was sharded, else gathered by an `all_gather_invariant`.
 
     `check_rep=False`, or `check_vma=False`, turns off the types, the check of `out_specs`, and the savings in
     transposition.
@@ -147,7 +147,6 @@ def shard_map(
             "there are no types: leave out one of them"
         )
     call = _Mapped(f, mesh, in_specs, out_specs, axis_names, auto, typed, auto_pbroadcast)
-    call.check_specs()
 
     def mapped(*args: Any, **named: Any) -> Any:
         if named:
@@ -176,7 +175,7 @@ class _Mapped:
     axes: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # what `axes_of` has found
     has_static: bool = False  # whether an entry of in_specs is None
 
-    def check_specs(self) -> None:
+    def __post_init__(self) -> None:
         """Raise TypeError or ValueError for specs that no arguments fit."""
         self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
         self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]
@@ -203,11 +202,11 @@ class _Mapped:
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure, result_specs
-            given = weak_where(weak, blocks)
+            given = restore_weak(weak, blocks)
             if self.has_static:
                 rest = iter(given)
                 given = [x.value if type(x) is _Static else next(rest) for x in leaves]
-            out = self.applied(tree.unflatten(structure, given), where)
+            out = self.apply_to_blocks(tree.unflatten(structure, given), where)
             outs, result_specs, out_structure = self.checked_results(out, own_axes)
             return outs, tuple(spec.before_sum() for spec in result_specs)
 
@@ -219,9 +218,12 @@ class _Mapped:
         else:
             if scope.bottom.base is EVALUATE:
                 compare_call({"mesh": where["mesh"], "call": call})
-            with checking(scope, False), _mapping(scope, name_of(self.f), where):  # values are whole along its axes
-                blocks, _ = body(*map(_split, values, specs))
-                results = list(map(_whole, blocks, result_specs))
+            with (
+                checking(scope, False),
+                _enter_mapping(scope, name_of(self.f), where),
+            ):  # values are whole along its axes
+                blocks, _ = body(*map(_split_by_spec, values, specs))
+                results = list(map(_join_by_spec, blocks, result_specs))
         return tree.unflatten(out_structure, results)
 
     def where(self, scope: Scope | None) -> dict:
@@ -264,7 +266,7 @@ class _Mapped:
         self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: dict
     ) -> tuple[Specs, Specs, UserCall]:
         """The spec of each array in `args`, checked; its part on auto axes, if any array is split there; the call."""
-        static = _shown(leaves) if self.has_static and where["mesh"].backend != "simulated" else ""
+        static = _show_static(leaves) if self.has_static and where["mesh"].backend != "simulated" else ""
         key = structure, static, *where.values(), *map(key_of, values)
         if key in self.known:
             return self.known[key]
@@ -273,12 +275,11 @@ class _Mapped:
         given = [spec for spec in entries if spec is not None]
         specs = tuple(spec.of(path) for spec, path in zip(given, _paths(leaves, structure)))
         for spec, x in zip(specs, values):
-            check_ndim(spec, x.shape, "in_specs", spec.path)
             check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
         call = NO_CALL
         if where["mesh"].backend != "simulated":
             call = UserCall(
-                name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths, static)
+                name_of(self.f), call_describer(where, specs, [typeof(x) for x in values], self.out_paths, static)
             )
         auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
         auto = auto if any(spec.axes for spec in auto) else ()
@@ -286,12 +287,13 @@ class _Mapped:
         self.known[key] = specs, auto, call
         return specs, auto, call
 
-    def applied(self, blocks: tuple, where: dict) -> Any:
+    def apply_to_blocks(self, blocks: tuple, where: dict) -> Any:
         """The result of the function, in the running body."""
         scope, before = current_scope(), random_state()
-        with _mapping(scope, name_of(self.f), where), checking(scope, True):
+        with _enter_mapping(scope, name_of(self.f), where), checking(scope, True):
             out = self.f(*blocks)
-        warn_if_random(before, f"shard_map of {name_of(self.f)}", _EACH_ITS_OWN)
+        why = "on real ranks each has its own generator, so what types say is the same on all ranks may differ"
+        warn_if_random(before, f"shard_map of {name_of(self.f)}", why)
         return out
 
     def checked_results(self, out: Any, axes: tuple[str, ...]) -> tuple[list[Value], Specs, Any]:
@@ -300,12 +302,12 @@ class _Mapped:
         outs = result_values(("shard_map", name_of(self.f)), leaves, structure)
         specs = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
         results = zip(outs, specs, tree.paths(structure, "the result"))
-        checked = [_checked_result(*result, axes, current_scope()) for result in results]
+        checked = [_check_result(*result, axes, current_scope()) for result in results]
         return [x for x, _ in checked], tuple(spec for _, spec in checked), structure
 
 
 def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
-    """How an argument that `spec` splits is split further, in the blocks: along auto axes, as it is now if it can."""
+    """How the blocks of an argument are split further along auto axes: as they are now, where the sizes allow it."""
     sharding, sizes, dims = typeof(x).sharding, where["mesh"].shape, []
     if sharding is None or not sharding.mesh.is_like(where["mesh"]):
         return PartitionSpec()
@@ -315,11 +317,6 @@ def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
             split.pop()
         dims.append(tuple(split))
     return PartitionSpec.of_dims(dims)
-
-
-_EACH_ITS_OWN = (
-    "on real ranks each has a generator of its own, and what the body's types say is the same on all ranks may differ"
-)
 
 
 # ---------------------------------------------------------------- static arguments
@@ -352,7 +349,7 @@ def _paths(leaves: Sequence[Any], structure: tree.Structure) -> list[str]:
     return [path for path, x in zip(tree.paths(structure, "args"), leaves) if type(x) is not _Static]
 
 
-def _shown(leaves: Sequence[Any]) -> str:
+def _show_static(leaves: Sequence[Any]) -> str:
     """The static arguments as text for ranks to compare, without addresses in memory, which differ."""
     return ", ".join(re.sub(" at 0x[0-9a-f]+", "", f"{x.value!r:.200}") for x in leaves if type(x) is _Static)
 
@@ -364,7 +361,7 @@ def batch_axes(interpreter: Any) -> set[str]:
     """The mesh axes along which the enclosing vmaps split their batches."""
     axes: set[str] = set()
     while interpreter is not None:
-        axes.update(names(interpreter.spmd_axis_name) if isinstance(interpreter, Batch) else ())
+        axes.update(axes_of_entry(interpreter.spmd_axis_name) if isinstance(interpreter, Batch) else ())
         interpreter = interpreter.below
     return axes
 
@@ -373,7 +370,7 @@ def batch_axes(interpreter: Any) -> set[str]:
 
 
 @contextlib.contextmanager
-def _mapping(scope: Scope, function: str, where: dict) -> Iterator[None]:
+def _enter_mapping(scope: Scope, function: str, where: dict) -> Iterator[None]:
     """Let the running body be that of `function`, which maps over further axes."""
     bottom = scope.bottom
     before = bottom.mapped, scope.function or function, scope.explicit
@@ -385,14 +382,14 @@ def _mapping(scope: Scope, function: str, where: dict) -> Iterator[None]:
         bottom.mapped, scope.function, scope.explicit = before
 
 
-def _split(x: Value, spec: PartitionSpec) -> Value:
+def _split_by_spec(x: Value, spec: PartitionSpec) -> Value:
     """The block of a value that is whole in the enclosing body."""
     for d, axes in enumerate(spec.dims(typeof(x).ndim)):
         x = pscatter(x, axes, axis=d, tiled=True) if axes else x
-    return cast_to(x, joined(typeof(x).states, spec.states)) if current_scope().typed else x
+    return cast_to(x, combine_states(typeof(x).states, spec.states)) if current_scope().typed else x
 
 
-def _whole(x: Value, spec: PartitionSpec) -> Value:
+def _join_by_spec(x: Value, spec: PartitionSpec) -> Value:
     """The result of which x is a block, or a part of a sum."""
     x = psum(x, spec.summed) if spec.summed else x
     for d, axes in enumerate(spec.dims(typeof(x).ndim)):
@@ -462,10 +459,10 @@ def _after_sum(x: Value, spec: PartitionSpec) -> Value:
         return x
     sharding = typeof(x).sharding
     left = sharding.spec.with_states(sharding.spec.unreduced.difference(spec.summed), sharding.spec.reduced)
-    return sharding._replace(spec=left).resharded(x)
+    return sharding._replace(spec=left).reshard(x)
 
 
-def _checked_result(
+def _check_result(
     x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope
 ) -> tuple[Value, PartitionSpec]:
     """Check a body's result against its spec; return it, and the spec.
@@ -485,7 +482,9 @@ def _checked_result(
     named = spec.states.axes.union(spec.summed)
     for a in axes:
         if t.states.along(a) != INVARIANT and a not in named:
-            raise VarianceError(_unnamed(path, t, spec, tuple(b for b in axes if b in t.states.axes - named)))
+            raise VarianceError(
+                _unnamed_axes_message(path, t, spec, tuple(b for b in axes if b in t.states.axes - named))
+            )
     if scope.explicit and not spec.axes.union(spec.summed).issubset(t.states.held) and not is_scalar_constant(x):
         missing = show_axes(spec.axes.union(spec.summed) - t.states.held)
         raise VarianceError(
@@ -502,14 +501,14 @@ def _checked_result(
             VarianceWarning,
         )
     alike = [a for a in spec.summed if a not in t.states.axes]
-    x, spec = times(x, size_of(scope, alike)), spec.summing(a for a in spec.summed if a not in alike)
+    x, spec = sum_copies(x, size_of(scope, alike)), spec.summing(a for a in spec.summed if a not in alike)
     states = t.states.with_state(spec.axes, VARYING).with_state(spec.reduced, REDUCED)
     states = states.with_state(t.reduced.intersection(spec.summed), VARYING)
     x = cast_to(x, states)
     return cast_to(x, states.with_state(spec.unreduced.union(spec.summed), UNREDUCED)), spec
 
 
-def _unnamed(path: str, t: ShapedArray, spec: PartitionSpec, axes: tuple[str, ...]) -> str:
+def _unnamed_axes_message(path: str, t: ShapedArray, spec: PartitionSpec, axes: tuple[str, ...]) -> str:
     """The message that a result is not the same on all ranks along axes that its spec does not name."""
     shown, over = " and ".join(map(repr, axes)), show_axes(axes)
     state = t.states.along(axes[0])

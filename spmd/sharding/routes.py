@@ -12,9 +12,8 @@ all_gather  axes that the target lacks, or has elsewhere, leave    (n - 1) block
 =========== ====================================================== ==========================
 
 Before these, unreduced axes are summed: by a `psum_scatter` where the target splits a dimension along them, else by a
-`psum`. After them, axes that are to be reduced are cast. This never moves more bytes than to gather the whole array and
-slice it. All ranks find the same steps without communicating, since these depend only on the two shardings and the
-mesh.
+`psum`. After them, a cast makes axes reduced. This never moves more bytes than gathering the whole array and slicing
+it. All ranks find the same steps without communicating, since these depend only on the two shardings and the mesh.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from minidiff.core.states import REDUCED
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import VarianceError, show_axes
-from minidiff.ops.base import rounded_once
+from minidiff.ops.base import round_once
 from spmd.mesh.specs import PartitionSpec, part_count
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
@@ -70,7 +69,7 @@ def follow(route: Route, x: Value, varying: frozenset = frozenset()) -> Value:
     sums = [step for step in route if step.collective in ("psum", "psum_scatter")]
     if len(sums) > 1:  # they come first
         route = route[len(sums) :]
-        x = rounded_once(lambda x: functools.reduce(lambda x, step: step(x), sums, x), x)
+        x = round_once(lambda x: functools.reduce(lambda x, step: step(x), sums, x), x)
     for k, step in enumerate(route):
         rest = frozenset(a for later in route[k + 1 :] for a in later.axes)
         fused = step.collective == "all_gather_invariant" and varying.difference(rest).issuperset(step.axes)
@@ -143,7 +142,7 @@ def _axes(sharding: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 def route_of_specs(t: ShapedArray, have: PartitionSpec, want: PartitionSpec, sizes: dict[str, int]) -> Route:
     """The steps between two specs of an array of type `t`.
 
-    Raises VarianceError if the array is reduced along an axis, and is not to stay so: its cotangent is unreduced.
+    Raises VarianceError if `want` drops an axis along which the array is reduced: its cotangent is unreduced there.
     """
     if lost := have.reduced - want.reduced:
         raise VarianceError(
@@ -154,7 +153,7 @@ def route_of_specs(t: ShapedArray, have: PartitionSpec, want: PartitionSpec, siz
     sums, at = _sums(have, want, t, sizes)
     steps = [*sums, *route(at, want.dims(t.ndim), t.nbytes, sizes)]
     new = tuple(a for a in sizes if a in want.reduced - have.reduced)
-    for k, step in enumerate(steps):  # a gather of what is to be reduced transposes to a psum_scatter
+    for k, step in enumerate(steps):  # a gather to a reduced result transposes to a psum_scatter
         if step.collective == "all_gather_invariant" and new and set(step.axes) <= set(new):
             steps[k] = step._replace(collective="all_gather", options={**step.options, "to": REDUCED})
             new = tuple(a for a in new if a not in step.axes)

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from collectives.backends.base import place_of
+from collectives.backends.base import describe_rank
 from collectives.backends.simulated import Simulated, join_blocks
 from minidiff.core.interpreter import EVALUATE
 from minidiff.core.states import AxisStates
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
-from minidiff.numpy.coverage import writing
+from minidiff.numpy.coverage import mutating_functions
 from minidiff.ops import declare_all
 from minidiff.ops.base import Linear
-from minidiff.values.aliasing import read_only
+from minidiff.values.aliasing import read_only_view
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, block_type, global_type
 
@@ -45,18 +45,12 @@ class Sharding(NamedTuple):
         return self._replace(spec=self.spec.transposed())
 
     def of_element(self, axis: int, ndim: int) -> Sharding:
-        """The sharding of a batch's elements.
-
-        The batch has `ndim` dimensions, and its batch axis is `axis`.
-        """
+        """The sharding of the elements of a batch of `ndim` dimensions, whose batch axis is `axis`."""
         dims = self.spec.dims(ndim)
         return Sharding(self.mesh, self.spec.with_dims((*dims[:axis], *dims[axis + 1 :])), True)
 
     def of_part(self, ndim: int) -> Sharding | None:
-        """The sharding of `x[i]`; None if it is not sharded.
-
-        x has `ndim` dimensions, of which the first is whole.
-        """
+        """The sharding of `x[i]`, where the first of x's `ndim` dimensions is whole; None if it is not sharded."""
         spec = self.of_element(0, ndim).spec
         return None if spec.is_trivial else self._replace(spec=spec)
 
@@ -69,31 +63,24 @@ class Sharding(NamedTuple):
         return self._replace(spec=self.spec.with_dims(((), *self.spec.dims(ndim)[1:])))
 
     def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
-        """The spec of a batch whose elements are split by `element`.
-
-        The batch axis stays split where it can. The batch has `ndim` dimensions, `axis` among them, and this sharding
-        now.
-        """
+        """The spec of a batch with elements split by `element`; the batch axis stays split where it can."""
         dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
         return element.with_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
 
-    def resharded(self, x: Value) -> Value:
+    def reshard(self, x: Value) -> Value:
         """Reshard `x`, a plain array or one sharded over any mesh, to this sharding."""
         here, have, _ = typeof(x).sharding or Sharding(self.mesh, P())
         if not here.is_like(self.mesh):
             x, have = reshard_p.bind(x, mesh=here, have=have, want=P()), P()
         return x if have == self.spec else reshard_p.bind(x, mesh=self.mesh, have=have, want=self.spec)
 
-    def gathered(self, x: Value) -> Value:
+    def gather(self, x: Value) -> Value:
         """Gather `x`, a plain or sharded array, on every rank."""
-        return Sharding(self.mesh, P()).resharded(x)
+        return Sharding(self.mesh, P()).reshard(x)
 
 
 def with_sharding(t: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArray:
-    """Set the sharding of a new type, and return it.
-
-    The type object must not be shared.
-    """
+    """Set the sharding of a new type, which must not be shared, and return it."""
     t.sharding = None if spec.is_trivial else Sharding(mesh, spec)
     return t
 
@@ -104,9 +91,8 @@ class ShardedArray(Tracer):
     `shape` and `dtype` are those of the whole; `spec` says how it is split over `mesh`. `local` is this rank's
     block, or the list of all ranks' blocks if they are simulated (`spmd.from_local` is its inverse): read-only views.
     `gather()` returns the whole as a NumPy array on every rank: a collective, which every rank must call.
-    `numpy.asarray(x)` returns the whole if all blocks are in this process, and raises otherwise. Both are copies. So
-    nothing that is written changes a sharded array: neither into what it was made from, nor into what comes out.
-    Printing never communicates.
+    `numpy.asarray(x)` returns the whole if all blocks are in this process, and raises otherwise. Both are copies:
+    writing into them, or into the array that it was made from, does not change it. Printing never communicates.
 
     It behaves like the whole array: operators, indexing, methods and NumPy's functions apply to it, and each operation
     is a `shard_map` of itself (`dispatch.py`), whose result is split as the operands are if the operation has a
@@ -117,7 +103,7 @@ class ShardedArray(Tracer):
         super().__init__(EVALUATE)
         self.mesh = mesh
         self.spec = spec
-        self.data = read_only(data)  # as the backend holds it, varying along `held`
+        self.data = read_only_view(data)  # as the backend holds it, varying along `held`
         self._type = with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
 
     @property
@@ -126,7 +112,7 @@ class ShardedArray(Tracer):
 
     @property
     def held(self) -> tuple[str, ...]:
-        return self.mesh.ranks.ordered(self.spec.held)
+        return self.mesh.ranks.sort_axes(self.spec.held)
 
     @property
     def local(self) -> Any:
@@ -138,7 +124,7 @@ class ShardedArray(Tracer):
         Under MPI every rank must call it. Parts of a sum are added up.
         """
         if self.spec.unreduced:
-            total = Sharding(self.mesh, self.spec.summed_up()).resharded(self)
+            total = Sharding(self.mesh, self.spec.summed_up()).reshard(self)
             return total.gather() if isinstance(total, ShardedArray) else numpy.array(total)
         blocks = self.mesh.ranks.gather(self.data, self.held)
         whole = join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)
@@ -176,21 +162,21 @@ class ShardedArray(Tracer):
         target = inputs[:1] if method == "at" else kwargs.get("out", ())
         as_a_whole = ufunc not in NUMPY_FUNCTIONS or len(target) > 0 or kwargs.get("where", True) is not True
         if as_a_whole and not any(isinstance(t, ShardedArray) for t in target):
-            return getattr(ufunc, method)(*_whole(inputs), **_whole(kwargs))
+            return getattr(ufunc, method)(*_gather_nested(inputs), **_gather_nested(kwargs))
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func not in NUMPY_FUNCTIONS and not _writes_into_one(func, args, kwargs):
-            return func(*_whole(args), **_whole(kwargs))
+            return func(*_gather_nested(args), **_gather_nested(kwargs))
         found = super().__array_function__(func, types, args, kwargs)
         alike = func in _LIKE and args[0] is self and found.shape == self.shape
-        return self.type.sharding.resharded(found) if alike else found
+        return self.type.sharding.reshard(found) if alike else found
 
     def __repr__(self) -> str:
         if self.mesh.ranks.is_here(self.held):
             whole = numpy.array2string(self.gather(), prefix="ShardedArray(", separator=", ")
             return f"ShardedArray({whole}, {self.spec})"
-        here = place_of(self.mesh.shape, self.mesh.ranks.rank)
+        here = describe_rank(self.mesh.shape, self.mesh.ranks.rank)
         return f"ShardedArray({self.type}, {self.spec}; {here} has\n{self.local})"
 
     def __str__(self) -> str:
@@ -201,21 +187,18 @@ class ShardedArray(Tracer):
 _LIKE = {numpy.zeros_like, numpy.ones_like, numpy.full_like, numpy.empty_like}
 
 
-def _whole(x: Any) -> Any:
+def _gather_nested(x: Any) -> Any:
     """Gather sharded arrays, also inside lists, tuples and dictionaries."""
     if isinstance(x, ShardedArray):
         return x.gather()
     if isinstance(x, (list, tuple)):
-        return type(x)(map(_whole, x))
-    return {k: _whole(v) for k, v in x.items()} if isinstance(x, dict) else x
+        return type(x)(map(_gather_nested, x))
+    return {k: _gather_nested(v) for k, v in x.items()} if isinstance(x, dict) else x
 
 
 def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a NumPy function would write into a sharded array.
-
-    It would write to a gathered copy, and the values would be lost.
-    """
-    targets = (*(args[:1] if func in writing() else ()), kwargs.get("out"))
+    """Whether a NumPy function would write into a sharded array: a gathered copy would lose the values."""
+    targets = (*(args[:1] if func in mutating_functions() else ()), kwargs.get("out"))
     return any(isinstance(target, ShardedArray) for target in targets)
 
 
@@ -223,20 +206,20 @@ def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """Shard a copy of an array that every rank has; zeros may be parts of a sum that is zero."""
+    """Shard a copy of an array that every rank has; only zeros may become unreduced."""
     if want.is_trivial:
         return x
     x = numpy.asarray(x)
-    if want.unreduced and x.any():  # zeros are parts of a sum that is zero
-        raise not_parts(typeof(x), have, want)
+    if want.unreduced and x.any():
+        raise not_unreduced_error(typeof(x), have, want)
     data, held = mesh.ranks.place(x, want.dims(x.ndim))
-    data = mesh.ranks.reshard_data(data, held, mesh.ranks.ordered(want.held))
+    data = mesh.ranks.reshard_data(data, held, mesh.ranks.sort_axes(want.held))
     data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
     return ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
 
 
-def not_parts(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> VarianceError:
-    """The error that an array is to become unreduced along axes along which it is not."""
+def not_unreduced_error(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> VarianceError:
+    """The error that an array cannot become unreduced by resharding."""
     axes = show_axes(want.unreduced - have.unreduced)
     return VarianceError(
         f"reshard of {t} from {have} to {want}: along {axes} it is not parts of a sum; make them in a shard_map, with "
@@ -245,13 +228,10 @@ def not_parts(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> Varia
 
 
 def _reshard_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want) -> Value:
-    """Reshard a whole batch, with elements split by `want`.
-
-    The batch axis stays split along the axes that `want` does not use.
-    """
+    """Reshard a batch whose elements are split by `want`; its axis stays split where `want` allows."""
     t = typeof(args[0])
     own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
-    return Sharding(mesh, own.of_batch(0, t.ndim, want)).resharded(args[0])
+    return Sharding(mesh, own.of_batch(0, t.ndim, want)).reshard(args[0])
 
 
 #: Reshard `x` from the spec `have` to the spec `want`, over one mesh. Of a sharded array it is a `shard_map`, in whose

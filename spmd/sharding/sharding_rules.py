@@ -2,12 +2,12 @@
 
 An operation declares how the dimensions of its operands and results correspond, by labels
 (`minidiff/ops/dimensions.py`). All dimensions of a label may be split along the same mesh axes, and each rank computes
-its block. What lacks a label that is split is reduced, first on each rank, then between ranks.
+its block. A result that lacks a split label is reduced, first on each rank, then between ranks.
 
-How the labels are split follows from how the operands are. Each label takes the axes that split it, if no other label
-has them: labels of the results before those that are summed over, larger operands before smaller ones. Axes that split
-a dimension that must be whole split another one of the operand instead, if they can. The operands are then resharded to
-fit; if none needs to be, none is.
+How the labels are split follows from how the operands are split. Each label takes the axes that split it, if no other
+label has them: labels of the results come before those that are summed over, larger operands before smaller ones. If a
+dimension must be whole, its axes split another dimension of the operand instead, where they can. Operands that do not
+fit are then resharded.
 
 All of this is a plan, which depends on types and shardings alone. `dispatch.py` follows it for sharded arrays, and
 `spmd/shard_map/auto_axes.py` for values that are sharded in the body of a `shard_map`, along axes that it does not map
@@ -32,10 +32,10 @@ from minidiff.inputs.agreement import check_unreduced
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
-from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
+from minidiff.ops.indexing import gather_p, is_in_step_backwards, slice_of_part, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
-from minidiff.values.dtypes import accumulator, is_differentiable
+from minidiff.values.dtypes import accumulator_dtype, is_differentiable
 from spmd.mesh.specs import PartitionSpec, part_count
 from spmd.sharding.routes import Dims, Route, follow, route
 
@@ -105,8 +105,8 @@ def _slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: 
         if ("at", d) not in way:
             continue
         axes, n, length = way["at", d], whole.shape[d], x.shape[d]
-        if in_step_backwards(index[k], n):
-            at[k] = of_part(index[k], n)
+        if is_in_step_backwards(index[k], n):
+            at[k] = slice_of_part(index[k], n)
             moved.append((axes, collectives.axis_size(axes) - 1))
         elif (place := _in_one_block(index[k], n, length)) is not None:
             at[k] = place[1]
@@ -136,7 +136,7 @@ def _in_one_block(i: int | slice, n: int, length: int) -> tuple[int, int | slice
 
 
 def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Value:
-    """x[indices] for an array of type `whole`, where this rank's block has the place, else what a sum ignores."""
+    """x[indices] for an array of type `whole` where this rank's block has the place, and zeros elsewhere."""
     places, known = list(indices), []
     for d, length in enumerate(whole.shape[: len(indices)]):
         if ("at", d) not in way:
@@ -169,7 +169,7 @@ COMBINE = {
 
 
 def across(types: Types, outs: Types, params: dict) -> Dimensions:
-    """The rule of collectives, of values that are sharded along other axes than theirs.
+    """The rule of collectives, for values that are sharded along axes other than the collective's.
 
     Dimensions that ranks join or split must be whole: blocks of blocks would be in another order.
     """
@@ -207,7 +207,9 @@ class Plan(NamedTuple):
         """Compute the results' blocks from those of the operands, in the body of a `shard_map`."""
         operands = [follow(route, x, self.varying) for route, x in zip(self.routes, blocks)]
         if self.narrow is not None:
-            operands = [elementwise.convert(x, accumulator(x.dtype)) if hasattr(x, "dtype") else x for x in operands]
+            operands = [
+                elementwise.convert(x, accumulator_dtype(x.dtype)) if hasattr(x, "dtype") else x for x in operands
+            ]
         found = self.run(*operands)
         found = found if isinstance(found, (list, tuple)) else [found]
         if self.over and self.combine is not None:
@@ -238,10 +240,7 @@ def _can_be_hashed(x: Any) -> bool:
 
 
 def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, mesh_shape: tuple) -> Plan:
-    """The plan for operands of these types and shardings.
-
-    The types of Python's numbers are Python's.
-    """
+    """The plan for operands of these types and shardings; the types of Python's numbers are Python's."""
     given, sizes = dict(params), dict(mesh_shape)
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
     types = [typeof(t) for t in weak]
@@ -283,7 +282,7 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
         varying=along,
         over=over,
         combine=dimensions.combine,
-        narrow=outs[0].dtype if summed and accumulator(outs[0].dtype) != outs[0].dtype else None,
+        narrow=outs[0].dtype if summed and accumulator_dtype(outs[0].dtype) != outs[0].dtype else None,
         out_specs=tuple(
             PartitionSpec.of_dims(dims, t.unreduced, t.reduced - along) for dims, t in zip(out_shardings, outs)
         ),

@@ -326,8 +326,8 @@ def test_what_nobody_can_write_into_is_not_copied():
     w.flags.writeable = False
     assert md.make_tape(lambda x: x * w)(1.0).constants[0] is w
     read_only_view = np.broadcast_to(np.ones(2), (3, 2))
-    assert md.values.aliasing.frozen(read_only_view) is not read_only_view
-    assert md.values.aliasing.frozen(wide).strides == (0, 0)  # and not of a terabyte
+    assert md.values.aliasing.read_only_copy(read_only_view) is not read_only_view
+    assert md.values.aliasing.read_only_copy(wide).strides == (0, 0)  # and not of a terabyte
 
 
 def test_copies_of_constants_go_with_their_programs():

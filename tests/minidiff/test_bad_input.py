@@ -1,4 +1,8 @@
-"""What cannot be done is refused in words that say what it was, and what to write instead."""
+"""What cannot be done is refused, whatever runs it: by every transformation, wherever a value enters.
+
+docs/errors.md has the texts of the errors, each with what to write instead; it runs as a test. Here a fragment tells
+one from another.
+"""
 
 import copy
 import math
@@ -87,36 +91,32 @@ def test_shapes_that_do_not_fit(name, transformation):
 # ---------------------------------------------------------------- Python's own ways with a value
 
 CONCRETE = {
-    "if": (lambda x: x if x[0] > 0 else -x, "a Python condition", r"np\.where"),
-    "while": (lambda x: next(iter(())) if not x[0] > 0 else x, "a Python condition", r"md\.cond"),
-    "and": (lambda x: x[0] > 0 and x[1] > 0, "a Python condition", r"np\.where"),
-    "in": (lambda x: x[0] in [5.0], "a Python condition", r"np\.where"),
-    "max": (lambda x: max(x[0], x[1]), "a Python condition", r"np\.where"),
-    "int": (lambda x: int(x[0]), r"int\(\)", "math"),
-    "range": (lambda x: range(x[0].astype(int)), r"range\(\)", r"md\.fori_loop"),
-    "index of a list": (lambda x: [1, 2, 3, 4][x[0].astype(int)], r"an index of a list or range\(\)", r"md\.cond"),
-    "slice": (lambda x: x[: x[0].astype(int)], None, None),
-    "float": (lambda x: float(x[0]), r"float\(\)", r"np\.sin"),
-    "math": (lambda x: math.sin(x[0]), r"float\(\)", r"np\.sin"),
-    "floor": (lambda x: math.floor(x[0]), r"float\(\)", r"np\.sin"),
-    "complex": (lambda x: complex(x[0]), r"complex\(\)", r"np\.sin"),
+    "if": (lambda x: x if x[0] > 0 else -x, "a Python condition"),
+    "while": (lambda x: next(iter(())) if not x[0] > 0 else x, "a Python condition"),
+    "and": (lambda x: x[0] > 0 and x[1] > 0, "a Python condition"),
+    "in": (lambda x: x[0] in [5.0], "a Python condition"),
+    "max": (lambda x: max(x[0], x[1]), "a Python condition"),
+    "int": (lambda x: int(x[0]), "int()"),
+    "range": (lambda x: range(x[0].astype(int)), "a size, an index of a list or range()"),
+    "index of a list": (lambda x: [1, 2, 3, 4][x[0].astype(int)], "a size, an index of a list or range()"),
+    "slice": (lambda x: x[: x[0].astype(int)], "a bound of a slice"),
+    "float": (lambda x: float(x[0]), "float()"),
+    "math": (lambda x: math.sin(x[0]), "float()"),
+    "floor": (lambda x: math.floor(x[0]), "float()"),
+    "complex": (lambda x: complex(x[0]), "complex()"),
+    "item": (lambda x: x[0].item(), "item()"),
+    "mask": (lambda x: x[x > 0], "a boolean mask"),
 }
 
 
-@each("transformation", ["make_tape", "jit", "vmap"])
-@each("name", [k for k in CONCRETE if CONCRETE[k][1]])
+@each("transformation", ["make_tape", "jit", "vmap", "shard_map"])
+@each("name", CONCRETE)
 def test_what_needs_a_concrete_value(name, transformation):
-    f, use, advice = CONCRETE[name]
-    with pytest.raises(md.TracerError, match=rf"{use} needs (a|one) concrete value.*{advice}"):
+    f, use = CONCRETE[name]
+    needs = {"vmap": "needs one concrete value", "shard_map": "needs one value, but"}
+    kind = md.VarianceError if transformation == "shard_map" else md.TracerError
+    with pytest.raises(kind, match=re.escape(f"{use} {needs.get(transformation, 'needs a concrete value')}")):
         RUN[transformation](f)
-
-
-@pytest.mark.parametrize("name", ["if", "in", "int", "float", "range"])
-def test_ranks_that_may_disagree(name):
-    with pytest.raises(
-        md.VarianceError, match=rf"{CONCRETE[name][1]} needs one value, but .* varies along 'i'.*np\.wh"
-    ):
-        RUN["shard_map"](CONCRETE[name][0])
 
 
 @pytest.mark.parametrize("transformation", KNOWN)
@@ -196,34 +196,30 @@ def _add_into_plain(x):
     numpy.zeros(3)[1:] += x[1:]
 
 
-_ASSIGNED = r"y\[i\] = x cannot write a traced value x \(\w+\[\d?\]\S*\) into a plain.*np\.at\(y\)\[i\].*np\.stack"
+_ASSIGNED = r"y\[i\] = x cannot write a traced value x \(\w+\[\d?\]\S*\) into a plain"
 
 WRITES = {
-    "x[i] = v": (_write, TypeError, r"cannot be written into.*x\.at\[i\]\.set\(v\)"),
-    "x[i] += v": (_write_slice, TypeError, r"cannot be written into.*x\.at\[i\]\.add\(v\)"),
-    "a[:] = x": (_into_plain, md.TracerError, _ASSIGNED),
-    "a[:2] = x[:2]": (_into_plain_slice, md.TracerError, _ASSIGNED),
-    "a[i] += x": (_add_into_plain, TypeError, r"np\.add cannot write.*a\[i\] \+= x, a = np\.at\(a\)\[i\]\.add\(x\)"),
-    "out=": (lambda x: np.add(x, x, out=numpy.zeros(3)), TypeError, r"np\.add cannot write .*y = np\.add\(x\)"),
-    "out=(a,)": (lambda x: np.sin(x, out=(numpy.zeros(3),)), TypeError, r"np\.sin cannot write"),
-    "out= of a reduction": (
-        lambda x: np.sum(x, out=numpy.zeros(())),
-        TypeError,
-        r"np\.sum cannot write .*np\.sum\(x\)",
-    ),
-    "a += x": (lambda x: operator.iadd(numpy.zeros(3), x), TypeError, r"np\.add cannot write .*a = a \+ x"),
-    "fill": (lambda x: x.fill(0.0), TypeError, r"x\.fill\(\) would write.*np\.full_like"),
-    "sort": (lambda x: x.sort(), TypeError, r"x\.sort\(\) would write.*np\.sort"),
-    "np.add.at": (lambda x: np.add.at(x, [0], 1.0), TypeError, r"np\.add\.at writes into.*np\.at\(x\)\[i\]\.add\(v\)"),
-    "np.copyto": (lambda x: np.copyto(numpy.zeros(3), x), TypeError, r"np\.copyto"),
+    "x[i] = v": (_write, "cannot be written into"),
+    "x[i] += v": (_write_slice, "cannot be written into"),
+    "a[:] = x": (_into_plain, _ASSIGNED),
+    "a[:2] = x[:2]": (_into_plain_slice, _ASSIGNED),
+    "a[i] += x": (_add_into_plain, r"np\.add cannot write"),
+    "out=": (lambda x: np.add(x, x, out=numpy.zeros(3)), r"np\.add cannot write"),
+    "out=(a,)": (lambda x: np.sin(x, out=(numpy.zeros(3),)), r"np\.sin cannot write"),
+    "out= of a reduction": (lambda x: np.sum(x, out=numpy.zeros(())), r"np\.sum cannot write"),
+    "a += x": (lambda x: operator.iadd(numpy.zeros(3), x), r"np\.add cannot write .*a = a \+ x"),
+    "fill": (lambda x: x.fill(0.0), r"x\.fill\(\) would write"),
+    "sort": (lambda x: x.sort(), r"x\.sort\(\) would write.*np\.sort"),
+    "np.add.at": (lambda x: np.add.at(x, [0], 1.0), r"np\.add\.at writes into"),
+    "np.copyto": (lambda x: np.copyto(numpy.zeros(3), x), r"np\.copyto is not supported"),
 }
 
 
-@each("transformation", ["grad", "vmap", "jit", "checkpoint", "shard_map"])
+@each("transformation", ["grad", "vmap", "jit", "make_tape", "checkpoint", "shard_map"])
 @each("name", WRITES)
 def test_writing(name, transformation):
-    f, kind, message = WRITES[name]
-    with pytest.raises(kind, match=message):
+    f, message = WRITES[name]
+    with pytest.raises(md.TracerError if message == _ASSIGNED else TypeError, match=message):
         RUN[transformation](f)
 
 
@@ -249,16 +245,13 @@ def test_writing_a_number_into_a_plain_array(transformation, dtype):
 # ---------------------------------------------------------------- functions and arguments that are not supported
 
 UNSUPPORTED = {
-    "frompyfunc": (
-        lambda x: numpy.frompyfunc(lambda t: t, 1, 1)(x),
-        r"is not supported on traced values \(f64\[3\]\).*np\.vectorize of minidiff\.numpy, or md\.vmap",
-    ),
-    "where=": (lambda x: np.exp(x, where=X > 1), r"np\.exp .* does not take where=; write np\.where\(mask"),
-    "unknown keyword": (lambda x: np.sum(x, axiss=0), r"np\.sum .*got an unexpected keyword argument 'axiss'"),
+    "frompyfunc": (lambda x: numpy.frompyfunc(lambda t: t, 1, 1)(x), "is not supported on traced values"),
+    "where=": (lambda x: np.exp(x, where=X > 1), "does not take where="),
+    "unknown keyword": (lambda x: np.sum(x, axiss=0), "unexpected keyword argument 'axiss'"),
     "unknown keyword of a method": (lambda x: x.sum(axiss=0), "axiss"),
-    "text": (lambda x: x + "a", "."),
-    "None": (lambda x: x * None, "."),
-    "view": (lambda x: x.view(int), r"x\.view\(\) would read the bytes .*\.astype"),
+    "text": (lambda x: x + "a", "got str: 'a'"),
+    "None": (lambda x: x * None, "None"),
+    "view": (lambda x: x.view(int), r"x\.view\(\) would read the bytes"),
 }
 
 
@@ -274,185 +267,46 @@ def test_what_is_not_supported(name, transformation):
 
 total = lambda x: (x * 1.0).sum()  # noqa: E731
 as_int = lambda x: x.astype(int)  # noqa: E731
-INTEGERS = {
-    "grad": (lambda: md.grad(total)(I), r"grad: argument 0 of .* has type i64\[3\].*\.astype\(float\).*argnums"),
-    "grad, bool": (lambda: md.grad(total)(True), r"argument 0 of .* has type bool\[\]"),
-    "grad, in a tree": (
-        lambda: md.grad(lambda t: total(t["a"]))({"a": X, "b": I}),
-        r"argument 0\['b'\] of .* i64\[3\]",
+square = lambda z: z * z  # noqa: E731
+COMPLEX = "a complex derivative exists if the function is holomorphic"
+
+#: Errors of texts that docs/errors.md has, in further calls: a fragment, the error, and the calls that have both.
+REFUSED = [
+    ("argument 0 of <lambda> has type bool[]; gradients", TypeError, [lambda: md.grad(total)(True)]),
+    ("jacrev: argument 0 of <lambda> has type i64[3]", TypeError, [lambda: md.jacrev(total)(I)]),
+    ("argument 0 of <lambda> has type i64[3]; derivatives", TypeError, [lambda: md.hessian(total)(I)]),
+    (
+        "primals[0] has type i64[3], which carries no derivative",
+        TypeError,
+        [lambda: md.hvp(total, (I,), (I,)), lambda: md.linearize(total, I)[1](I)],
     ),
-    "grad, second": (lambda: md.grad(lambda x, n: total(x), (0, 1))(X, I), r"argument 1 of .* has type i64\[3\]"),
-    "jacfwd": (lambda: md.jacfwd(total)(I), r"jacfwd: argument 0 of .* has type i64\[3\].*\.astype\(float\)"),
-    "jacrev": (lambda: md.jacrev(total)(I), r"jacrev: argument 0 of .* has type i64\[3\].*\.astype\(float\)"),
-    "hessian": (lambda: md.hessian(total)(I), r"argument 0 of <lambda> has type i64\[3\].*\.astype\(float\)"),
-    "jvp": (
-        lambda: md.jvp(total, (I,), (I,)),
-        r"primals\[0\] has type i64\[3\], which carries no deriv.*astype.*float0",
+    ("got bool[]; integers and booleans carry", TypeError, [lambda: md.grad(lambda x: (x > 0).all())(X)]),
+    (
+        "the result of <lambda> has type i64[3]; derivatives",
+        TypeError,
+        [lambda: md.jacrev(as_int)(X), lambda: md.hessian(as_int)(X)],
     ),
-    "hvp": (lambda: md.hvp(total, (I,), (I,)), r"primals\[0\] has type i64\[3\], which carries no derivative"),
-    "linearize": (lambda: md.linearize(total, I)[1](I), r"primals\[0\] has type i64\[3\], which carries no derivative"),
-    "grad, result": (
-        lambda: md.grad(lambda x: as_int(x.sum()))(X),
-        r"must return a real scalar, got i64\[\]; integers",
-    ),
-    "grad, comparison": (
-        lambda: md.grad(lambda x: (x > 0).all())(X),
-        r"got bool\[\]; integers and booleans carry no der",
-    ),
-    "jacfwd, result": (lambda: md.jacfwd(as_int)(X), r"jacfwd: the result of <lambda> has type i64\[3\]"),
-    "jacrev, result": (lambda: md.jacrev(as_int)(X), r"jacrev: the result of <lambda> has type i64\[3\]"),
-    "hessian, result": (lambda: md.hessian(as_int)(X), r"the result of <lambda> has type i64\[3\]"),
-    "vjp, cotangent": (
-        lambda: md.vjp(lambda x: x, X)[1](I),
-        r"result has type f64\[3\], but its cotangent ct .* i64\[3\]",
-    ),
-    "objects": (lambda: md.grad(total)(numpy.array([1.0, None])), "argument 0 of .* got one of dtype object: .*astype"),
-    "text": (lambda: md.grad(total)("a"), "expected an array or a number, got str: 'a'"),
-    "text, in a tree": (
-        lambda: md.grad(lambda x, y: x * y["w"], argnums=1)(1.0, {"w": "a"}),
-        r"grad: argument 1\['w'\] of <lambda>: expected an array or a number, got str: 'a'",
-    ),
-    "text, of several": (
-        lambda: md.jacfwd(lambda x, y: x * y, argnums=(0, 1))(1.0, "a"),
-        "jacfwd: argument 1 of <lambda>: expected an array or a number, got str: 'a'",
-    ),
-    "text, mapped": (
-        lambda: md.vmap(lambda x, y: x)(X, "a"),
-        r"vmap: args\[1\]: expected an array or a number",
-    ),
-}
-COMPLEX = {
-    "grad": (lambda: md.grad(lambda x: (x * 1j).sum())(X), r"got c128\[\]; take \.real.*holomorphic=True"),
-    "jacfwd": (lambda: md.jacfwd(lambda z: z * z)(X * 1j), r"jacfwd: argument 0 .* c128\[3\]; .*holomorphic=True"),
-    "jacrev": (lambda: md.jacrev(lambda z: z * z)(X * 1j), r"jacrev: the result .* c128\[3\]; .*holomorphic=True"),
-    "hessian": (lambda: md.hessian(lambda z: (z * z).sum())(X * 1j), r"c128\[\]; .*holomorphic=True"),
-    "holomorphic of reals": (
-        lambda: md.jacfwd(lambda z: z * z, holomorphic=True)(X),
-        r"f64\[3\], which is not complex",
-    ),
-}
-MISFITS = {
-    "grad, not a scalar": (
-        lambda: md.grad(lambda x: x)(X),
-        r"must return a real scalar, got f64\[3\]; reduce it.*md\.vjp",
-    ),
-    "grad, a tuple": (lambda: md.grad(lambda x: (x.sum(), x))(X), r"must return one scalar, got \(\*, \*\) .*has_aux"),
-    "grad, nothing": (lambda: md.grad(lambda x: None)(X), "must return one scalar, got None"),
-    "grad, text": (lambda: md.grad(lambda x: "a")(X), "expected an array or a number, got str: 'a'"),
-    "has_aux": (lambda: md.grad(total, has_aux=True)(X), r"returns a pair \(value, aux\), got"),
-    "argnums": (lambda: md.grad(total, 3)(X), "argnums names argument 3, but <lambda> was called with 1"),
-    "argnums of jacrev": (
-        lambda: md.jacrev(total, 3)(X),
-        "jacrev: argnums names argument 3, but <lambda> was called with",
-    ),
-    "argnums, twice": (lambda: md.grad(np.dot, (0, -2))(X, X), r"argnums names an argument of dot twice: \(0, -2\)"),
-    "argnums, no int": (lambda: md.grad(total, "x")(X), "argnums must be an int or a tuple of ints, got 'x'"),
-    "argnums, float": (lambda: md.jacfwd(total, 0.5)(X), "jacfwd: argnums must be an int or a tuple of ints, got 0.5"),
-    "jvp, no tuples": (lambda: md.jvp(total, X, X), r"jvp\(f, \(x,\), \(t,\)\); got ndarray and ndarray"),
-    "jvp, how many": (lambda: md.jvp(total, (X,), (X, X)), r"differ in structure: \(\*,\) and \(\*, \*\)"),
-    "jvp, structure": (lambda: md.jvp(total, ([X],), ((X,),)), r"differ in structure: \(\[\*\],\) and \(\(\*,\),\)"),
-    "jvp, shape": (lambda: md.jvp(total, (X,), (X[:2],)), r"has type f64\[3\], but its tangent f64\[2\]: shapes"),
-    "jvp, dtype": (
-        lambda: md.jvp(total, (X,), (X.astype("f4"),)),
-        r"has type f64\[3\], but its tangent f32\[3\]: dtypes",
-    ),
-    "vjp, structure": (lambda: md.vjp(lambda x: (x, x), X)[1](X), r"has the structure \*, the result \(\*, \*\)"),
-    "vjp, shape": (
-        lambda: md.vjp(lambda x: x, X)[1](X[:2]),
-        r"result has type f64\[3\], but its cotangent ct .* f64\[2\]",
-    ),
-    "vjp, None": (lambda: md.vjp(lambda x: x, X)[1](None), r"has the structure None, the result \*"),
-    "linearize, structure": (lambda: md.linearize(total, X)[1]([X]), r"structure \(\[\*\],\), the primals \(\*,\)"),
-    "linear_transpose": (lambda: md.linear_transpose(np.sin, X)(X), "sin cannot be transposed: it is not linear"),
-    "scan, structure": (
-        lambda: md.scan(lambda c, x: ((c, c), x), 0.0, X),
-        r"init is \*, but a step returns \(\*, \*\)",
-    ),
-    "scan, type": (
-        lambda: md.scan(lambda c, x: (X * c, x), 0.0, X),
-        r"init has type f64\[\], but a step returns f64\[3\]",
-    ),
-    "hvp, no tuples": (
-        lambda: md.hvp(total, X, X),
-        r"hvp: primals and tangents are tuples.*\(f, \(x,\), \(t,\)\); got nda",
-    ),
-    "check_grads, no tuple": (lambda: md.testing.check_grads(total, X), r"check_grads\(f, \(x,\)\); got ndarray"),
-    "scan, three": (
-        lambda: md.scan(lambda c, x: (c, x, x), 0.0, X),
-        r"a step returns a pair \(carry, y\), got 3 results",
-    ),
-    "scan, pair": (lambda: md.scan(lambda c, x: c, 0.0, X), r"a step returns a pair \(carry, y\), got float64"),
-    "cond, vector": (
-        lambda: md.cond(X > 0, np.sin, np.cos, X),
-        r"pred must be one boolean or number, got bool\[3\].*where",
-    ),
-    "cond, structure": (
-        lambda: md.make_tape(lambda p: md.cond(p, lambda x: (x, x), lambda x: x, X))(True),
-        r"true_fun returns \(\*, \*\) and false_fun returns \*",
-    ),
-    "cond, types": (
-        lambda: md.make_tape(lambda p: md.cond(p, lambda x: x, lambda x: x[:2], X))(True),
-        r"true_fun returns f64\[3\] and false_fun returns f64\[2\]",
-    ),
-    "while_loop in reverse": (
-        lambda: md.grad(lambda x: md.while_loop(lambda s: s < 10, lambda s: s * 2, x))(1.0),
-        "while_loop cannot be differentiated in reverse.*Use scan",
-    ),
-    "static_argnums": (
-        lambda: md.jit(lambda x, n: x, static_argnums=1)(X, [1]),
-        "static argument that is not hashable",
-    ),
-}
-AXES = {
-    "out_axes": (lambda: md.vmap(lambda x: x, out_axes=3)(X), "vmap: out_axes: axis 3 is out of bounds"),
-    "out_axes, None": (
-        lambda: md.vmap(lambda x: x, out_axes=None)(X),
-        r"out_axes is None for a result of type f64\[\]",
-    ),
-    "out_axes, how many": (
-        lambda: md.vmap(lambda x: (x, x), out_axes=(0,) * 3)(X),
-        "out_axes has 3 entries for 2 values",
-    ),
-    "in_axes": (lambda: md.vmap(lambda x: x, in_axes=2)(X), "vmap: axis 2 is out of bounds"),
-    "in_axes, how many": (
-        lambda: md.vmap(np.add, in_axes=(0,))(X, X),
-        "in_axes has 1 entry for 2 values: write",
-    ),
-    "sizes": (
-        lambda: md.vmap(np.add)(X, X[:2]),
-        r"one size, got sizes \[2, 3\] \(args\[0\]: f64\[3\] along 0, args\[1\]",
-    ),
-    "nothing mapped": (lambda: md.vmap(total, in_axes=None)(X), "no argument is mapped .*in_axes, or give axis_size"),
-    "a number": (lambda: md.vmap(lambda x: x)(1.0), "vmap: axis 0 is out of bounds for an array of 0 dimensions"),
-}
+    ("has type f64[3], but its cotangent ct has type i64[3]", TypeError, [lambda: md.vjp(lambda x: x, X)[1](I)]),
+    (f"jacrev: the result of <lambda> has type c128[3]; {COMPLEX}", TypeError, [lambda: md.jacrev(square)(X * 1j)]),
+    (f"c128[]; {COMPLEX}", TypeError, [lambda: md.hessian(lambda z: square(z).sum())(X * 1j)]),
+    ("jacfwd: argument 1 of <lambda>: expected", TypeError, [lambda: md.jacfwd(lambda x, y: x, (0, 1))(1.0, "a")]),
+    ("grad of <lambda>: the result: expected", TypeError, [lambda: md.grad(lambda x: "a")(X)]),
+    ("jacrev: argnums names argument 3", TypeError, [lambda: md.jacrev(total, 3)(X)]),
+    ("jacfwd: argnums must be an int or a tuple of ints, got 0.5", TypeError, [lambda: md.jacfwd(total, 0.5)(X)]),
+    ("differ in structure: ([*],) and ((*,),)", TypeError, [lambda: md.jvp(total, ([X],), ((X,),))]),
+    ("has the structure None, the result *", TypeError, [lambda: md.vjp(lambda x: x, X)[1](None)]),
+    ("hvp: primals and tangents are tuples", TypeError, [lambda: md.hvp(total, X, X)]),
+    ("not hashable: {1: [1]}", TypeError, [lambda: md.jit(lambda x, n: x, static_argnums=1)(X, [1])]),
+    ("out_axes has 3 entries for 2 values", ValueError, [lambda: md.vmap(lambda x: (x, x), out_axes=(0,) * 3)(X)]),
+    ("axis 0 is out of bounds for an array of 0 dimensions", ValueError, [lambda: md.vmap(lambda x: x)(1.0)]),
+]
 
 
-@each("name", INTEGERS)
-def test_integers_carry_no_derivative(name):
-    f, message = INTEGERS[name]
-    with pytest.raises(TypeError, match=message):
-        f()
-
-
-@pytest.mark.parametrize("name", COMPLEX)
-def test_complex_derivatives_are_asked_for(name):
-    f, message = COMPLEX[name]
-    with pytest.raises(TypeError, match=message):
-        f()
-
-
-@each("name", MISFITS)
-def test_what_does_not_match(name):
-    f, message = MISFITS[name]
-    with pytest.raises(TypeError, match=message):
-        f()
-
-
-@pytest.mark.parametrize("name", AXES)
-def test_axes_of_vmap(name):
-    f, message = AXES[name]
-    with pytest.raises(ValueError, match=message):
-        f()
+@pytest.mark.parametrize("fragment, kind, calls", REFUSED, ids=[fragment for fragment, *_ in REFUSED])
+def test_other_calls_are_refused_in_the_same_words(fragment, kind, calls):
+    for call in calls:
+        with pytest.raises(kind, match=re.escape(fragment)):
+            call()
 
 
 def test_argnums_may_be_negative_and_of_numpy():
@@ -642,24 +496,17 @@ def with_rule(f):
 
 
 STEPS = {
-    "scan, carry": (lambda: md.scan(lambda c, x: ("a", x), 0.0, X), "scan: the step's result for init: .* str: 'a'"),
-    "scan, y": (lambda: md.scan(lambda c, x: (c, {"y": "a"}), 0.0, X), r"scan of <lambda>: a step's y\['y'\]: .*: 'a'"),
-    "fori_loop": (
-        lambda: md.fori_loop(0, 2, lambda i, c: {"c": "a"}, {"c": 1.0}),
-        r"fori_loop: the step's result for init_val\['c'\]: expected an array or a number, got str: 'a'",
-    ),
-    "while_loop": (
-        lambda: md.while_loop(lambda c: c < 1, lambda c: "a", 0.0),
-        "the step's result for init_val: .*: 'a'",
-    ),
+    "the step's result for init: ": lambda: md.scan(lambda c, x: ("a", x), 0.0, X),
+    "scan of <lambda>: a step's y['y']: ": lambda: md.scan(lambda c, x: (c, {"y": "a"}), 0.0, X),
+    "fori_loop: the step's result for init_val['c']: ": lambda: md.fori_loop(0, 2, lambda i, c: {"c": "a"}, {"c": 1.0}),
+    "while_loop: the step's result for init_val: ": lambda: md.while_loop(lambda c: c < 1, lambda c: "a", 0.0),
 }
 
 
-@pytest.mark.parametrize("loop", STEPS)
-def test_a_result_of_a_step_that_is_not_an_array_is_named(loop):
-    run, message = STEPS[loop]
-    for call in (run, lambda: md.make_tape(run)()):
-        with pytest.raises(TypeError, match=message):
+@pytest.mark.parametrize("where", STEPS)
+def test_a_result_of_a_step_that_is_not_an_array_is_named(where):
+    for call in (STEPS[where], lambda: md.make_tape(STEPS[where])()):
+        with pytest.raises(TypeError, match=re.escape(f"{where}expected an array or a number, got str: 'a'")):
             call()
 
 
@@ -681,11 +528,6 @@ def test_traced_values_meet_no_values_that_are_not_plain(transformation, meeting
         if value != "large":  # a Python number promotes weakly
             with pytest.raises(TypeError, match=f"expected an array .*{message}"):
                 RUN[transformation](lambda traced, x=x: MEETINGS[meeting](traced, x).sum())
-
-
-def test_a_masked_array_as_an_index_is_refused():
-    with pytest.raises(IndexError, match="got MaskedArray: its mask would be lost"):
-        md.grad(lambda x: x[numpy.ma.masked_array([0, 1], [0, 1])].sum())(X)
 
 
 @pytest.mark.parametrize("transformation", RUN)
@@ -742,6 +584,11 @@ def loss(x):
     return x.sum()
 
 
+def loss_of_number(s):
+    kept.append(s)
+    return s * s
+
+
 class Holder:
     value = None
 
@@ -791,6 +638,7 @@ LEAKS = {
     ),
     "grad, after an exception": ("grad of by_exception", lambda: kept.append(raised(md.grad(by_exception)))),
     "vmap, after an exception": ("vmap of by_exception", lambda: kept.append(raised(md.vmap(by_exception, 0)))),
+    "a Python number": ("grad of loss_of_number", lambda: md.grad(loss_of_number)(2.0)),
     "an attribute": ("grad of by_attribute", lambda: md.grad(by_attribute)(X) is None or kept.append(Holder.value)),
 }
 
@@ -812,6 +660,7 @@ USES = {
     "if": bool,
     "item": lambda t: t.item(),
     "asarray": numpy.asarray,
+    "debug.print": lambda t: md.debug.print("{}", t),
     "stack": lambda t: np.stack([t, t]),
     "einsum": lambda t: np.einsum("i->", t),
     "argument": lambda t: md.grad(total)(t),
@@ -832,7 +681,12 @@ def test_values_that_leaked_are_told_with_the_function(name):
     kept.clear()
     assert isinstance(str(leaked), str) and isinstance(repr(leaked), str) and isinstance(f"{leaked}", str)
     for use in USES.values():
-        if name.startswith("vmap, after") and use in (list, USES["index"], USES["iteration"], USES["einsum"]):
+        if name in ("vmap, after an exception", "a Python number") and use in (
+            list,
+            USES["index"],
+            USES["iteration"],
+            USES["einsum"],
+        ):
             continue  # it is a number there, which has no elements
         with pytest.raises(md.LeakedTracerError, match=rf"traced value of type .* outside the .*\({origin}.*return it"):
             use(leaked)

@@ -138,6 +138,10 @@ def test_equations_in_disorder_are_found():
     tape.equations.append(tape.equations[0])
     with pytest.raises(TypeError, match=r"sin: its result of type f64\[4,2\] is defined twice"):
         tape.check()
+    tape.equations.pop()
+    tape.outputs = [Var(md.ShapedArray((2,), float))]
+    with pytest.raises(TypeError, match=r"returns a value of type f64\[2\] that it does not define"):
+        tape.check()
 
 
 def test_rules_that_do_not_fit_are_reported_with_the_operands():
@@ -388,21 +392,11 @@ def test_with_operands_of_other_types_an_operation_is_refused_or_runs(name):
     assert refused > 5
 
 
+#: What docs/errors.md does not show: groups of several ranks, a dimension that is not there, a spec that is no spec.
 MISFITS = {
-    "a size": ("psum", "psum", {"size": 3}, "there are 2 ranks along 'i', not size=3"),
-    "no such axis": ("axis_index", "axis_index", {"axes": ("i", "k")}, "no axis 'k' there; the axes of"),
-    "an axis twice": ("psum", "psum", {"axes": ("i", "i")}, "an axis is named twice in"),
-    "a root": ("broadcast", "broadcast", {"root": 2}, "the root 2 is not an index along"),
-    "a permutation": ("ppermute", "ppermute", {"perm": ((0, 1), (1, 1))}, "destination 1 occurs 2 times"),
-    "groups": ("in groups", "psum", {"groups": ((0, 3), (1,))}, "rank 2 is in no group"),
-    "a split": ("psum_scatter", "psum_scatter", {"axis": 1}, "axis 1 of .* must have one entry for each of the 4"),
-    "no dimension": ("all_gather_invariant", "all_gather_invariant", {"axis": 3}, r"f64\[4,2\]\{i,j\} has no axis"),
-    "splits": ("ragged_all_to_all", "ragged_all_to_all", {"splits": ((1, 1), (1, 1))}, "axis 0 of .* must have 2 rows"),
-    "no spec": ("pmax", "shard_map", {"in_specs": ("i",)}, r"in_specs\[0\] is 'i', which is not a partition spec"),
-    "few specs": ("pmax", "shard_map", {"in_specs": ()}, "there are 1 operands, and in_specs for 0"),
-    "an unknown axis": ("pmax", "shard_map", {"in_specs": (P("k"),)}, r"in_specs\[0\] = P\('k'\) names the axis 'k'"),
-    "a long spec": ("pmax", "shard_map", {"out_specs": (P(None, None, "i"),)}, "has 3 entries, but a result of type"),
-    "a sum": ("pmax", "shard_map", {"in_specs": (P(sum="i"),)}, "sum= adds up partial results on their way out"),
+    "groups": ("in groups", "psum", {"groups": ((0, 3), (1,))}, "rank 2 is in no group; for a group of its own"),
+    "no dimension": ("all_gather_invariant", "all_gather_invariant", {"axis": 3}, "f64[4,2]{i,j} has no axis 3"),
+    "no spec": ("pmax", "shard_map", {"in_specs": ("i",)}, "in_specs[0] is 'i', which is not a partition spec"),
 }  # fmt: skip
 
 
@@ -412,13 +406,5 @@ def test_parameters_that_do_not_fit_are_named(case):
     tape = tape_of_collective(name)
     eqn = next(eqn for eqn in equations_on(tape) if eqn.primitive.name == operation)
     eqn.params = {**eqn.params, **changes}
-    with pytest.raises(TypeError, match=rf"^{operation}: the rules do not allow operands of types .*: .*{message}"):
+    with pytest.raises(TypeError, match=rf"^{operation}: the rules do not allow operands .*: {re.escape(message)}"):
         tape.check()
-
-
-def test_an_input_is_taken_once():
-    x = Var(md.ShapedArray((3,), float))
-    with pytest.raises(
-        TypeError, match=r"the tape takes a value of type f64\[3\] twice: each input has a name of its own"
-    ):
-        md.Tape([x, x], [], [x]).check()

@@ -14,6 +14,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tape import Recorder
 from minidiff.core.types import ShapedArray
 from minidiff.ops.base import Elementwise
+from tests.minidiff.refusals import refusals
 from tests.samples import each
 
 # ---------------------------------------------------------------- types
@@ -82,48 +83,17 @@ def test_a_declared_operation_is_known_to_all_interpreters():
     assert repr(cube) == "<Elementwise cube>"
 
 
-@pytest.mark.parametrize(
-    "use, message",
+test_a_missing_rule_is_named = refusals(
     [
         (lambda: md.grad(mystery.bind)(1.0), "mystery cannot be differentiated: it has no derivative rule"),
         (lambda: md.vmap(mystery.bind)(np.ones(2)), "mystery cannot be vectorised: it has no batching rule"),
         (lambda: md.linear_transpose(mystery.bind, 1.0)(1.0), r"mystery cannot be transposed: .* of type f64\[\]"),
     ],
+    error=TypeError,
 )
-def test_a_missing_rule_is_named(use, message):
-    with pytest.raises(TypeError, match=message):
-        use()
 
 
 # ---------------------------------------------------------------- tracers
-
-
-@pytest.mark.parametrize("transform", [md.grad, md.make_tape, lambda f: lambda x: md.vmap(f)(x[None])])
-def test_a_tracer_cannot_be_written_into(transform):
-    def f(x):
-        x[0] = 1.0
-
-    with pytest.raises(TypeError, match=r"traced value \(f64\[3\]\) cannot be written into.*x = x\.at\[i\]\.set\(v\)"):
-        transform(f)(np.ones(3))
-
-
-def test_an_array_cannot_be_added_to_in_place():
-    def f(x):
-        total = np.zeros(3)
-        total += x
-        return total.sum()
-
-    with pytest.raises(TypeError, match=r"np\.add cannot write a traced value into an existing array .* a = a \+ x"):
-        md.grad(f)(np.ones(3))
-
-
-@pytest.mark.parametrize("transform", [md.grad, md.make_tape, md.vmap])
-def test_leaked_tracers_are_reported(transform):
-    leaked = []
-    transform(lambda x: leaked.append(x) or x.sum())(np.ones(()) if transform is md.grad else np.ones((2, 2)))
-    for use in (lambda: leaked[0] + 1.0, lambda: md.grad(lambda y: y * leaked[0])(1.0)):
-        with pytest.raises(md.LeakedTracerError, match=r"traced value of type f64.*outside the transformation.*return"):
-            use()
 
 
 def test_len_and_iteration():
@@ -131,10 +101,6 @@ def test_len_and_iteration():
     assert [str(t) for t in tape.out_types] == ["f64[3]"] * 2
     with pytest.raises(TypeError, match="len\\(\\) of a 0-d value"):
         md.grad(len)(1.0)
-
-
-def test_tracers_hash_by_identity():
-    assert md.grad(lambda x: {x: 2.0}[x] * x)(1.0) == 2.0
 
 
 # ---------------------------------------------------------------- the current interpreter

@@ -209,13 +209,6 @@ def test_a_format_that_does_not_fit_is_an_error_where_it_stands(traced, args, kw
         (md.make_tape(call) if traced else call)(1.0)
 
 
-def test_a_leaked_value_is_not_printed():
-    leaked = []
-    md.grad(lambda x: leaked.append(x) or x)(1.0)
-    with pytest.raises(md.LeakedTracerError):
-        md.debug.print("{}", leaked[0])
-
-
 def test_programs_show_what_they_print():
     def f(x):
         md.debug.print("x = {}", x)

@@ -105,11 +105,8 @@ def test_complex_numbers():
 
 
 ERRORS = [
-    ((X,), (X, X), r"differ in structure: \(\*,\) and \(\*, \*\)"),
     (({"a": X},), ([X],), r"differ in structure: \(\{'a': \*\},\) and \(\[\*\],\)"),
-    ((X,), (X[:2],), r"primals\[0\] has type f64\[3\], but its tangent f64\[2\]: shapes must be equal"),
     (({"a": 1.0},), ({"a": X},), r"primals\[0\]\['a'\] has type f64\[\], but its tangent f64\[3\]: shapes"),
-    ((X,), (X.astype("f4"),), r"primals\[0\] has type f64\[3\], but its tangent f32\[3\]: dtypes must be equal"),
     ((1.0, 3), (1.0, 1), r"primals\[1\] has type i64\[\], which carries no derivative; .*astype\(float\)"),
     (("text",), (1.0,), r"expected an array or a number, got str: 'text'"),
 ]

@@ -102,10 +102,6 @@ def test_complex_jacobians():
         with pytest.raises(TypeError, match=r"argument 0 of <lambda> has type f64\[3\], which is not complex"):
             jacobian(lambda z: z**2, holomorphic=True)(X)
     np.testing.assert_allclose(md.jacfwd(lambda x: x * 1j)(X), 1j * np.eye(3))
-    with pytest.raises(TypeError, match=r"jacfwd: argument 0 of square has type c128\[3\]; .*holomorphic=True"):
-        md.jacfwd(np.square)(z)
-    with pytest.raises(TypeError, match=r"jacrev: the result of square has type c128\[3\]; .*holomorphic=True"):
-        md.jacrev(np.square)(z)
 
 
 @BOTH
@@ -115,8 +111,6 @@ def test_errors(jacobian):
         jacobian(lambda x, p: x * p["n"], argnums=(0, 1))(X, {"n": 3})
     with pytest.raises(TypeError, match=rf"{name}: the result\[1\] of <lambda> has type i64\[\]"):
         jacobian(lambda x: (x, np.argmax(x)))(X)
-    with pytest.raises(TypeError, match=rf"{name}: argnums names argument 2, but <lambda> was called with 1"):
-        jacobian(lambda x: x, argnums=2)(X)
 
 
 # ---------------------------------------------------------------- second derivatives

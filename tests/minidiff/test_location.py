@@ -92,7 +92,7 @@ def test_a_derivative_that_is_not_recorded_takes_no_notice(monkeypatch):
 
     x = np.linspace(0.1, 1.0, 4)
     derivatives(x)  # rules are read off their own tapes when they are first needed
-    monkeypatch.setattr("minidiff.core.tape.here", never)
+    monkeypatch.setattr("minidiff.core.tape.current_location", never)
     derivatives(x)
 
 
@@ -117,18 +117,20 @@ def test_programs_that_come_with_a_library_are_programs():
 
 def test_lines_that_one_operation_serves():
     a, b = Location("a.py", 1), Location("b.py", 2, True)
-    both = location.joined([a, b, a])
+    both = location.fuse_locations([a, b, a])
     assert (both.filename, both.line, both.backward) == a[:3] and both.others == (b, a)
-    assert location.parted(both, 3) == [a, b, a]
-    assert location.parted(both, 2) == [a, a]  # of another operation: they are not its operands'
-    assert location.joined([a, a]) == a and location.parted(a, 2) == [a, a]
-    assert location.joined([None, a]) is None and location.parted(None, 2) == [None, None]
-    assert location.joined([both, a]).others == (b, a, a) and location.merged([both, a, None]).others == (b, None)
-    assert location.merged([a, a]) == a and location.merged([None]) is None
+    assert location.split_location(both, 3) == [a, b, a]
+    assert location.split_location(both, 2) == [a, a]  # of another operation: they are not its operands'
+    assert location.fuse_locations([a, a]) == a and location.split_location(a, 2) == [a, a]
+    assert location.fuse_locations([None, a]) is None and location.split_location(None, 2) == [None, None]
+    assert location.fuse_locations([both, a]).others == (b, a, a) and location.merge_locations(
+        [both, a, None]
+    ).others == (b, None)
+    assert location.merge_locations([a, a]) == a and location.merge_locations([None]) is None
     assert location.lines_of(both) == [a, b, a] and location.lines_of(None) == [None]
     back = both.on_the_way_back()
-    assert [line.backward for line in location.parted(back, 3)] == [True, True, True]
-    assert back.on_the_way_back() is back and location.joined([a, None]).on_the_way_back().others == (None,)
+    assert [line.backward for line in location.split_location(back, 3)] == [True, True, True]
+    assert back.on_the_way_back() is back and location.fuse_locations([a, None]).on_the_way_back().others == (None,)
 
 
 SESSION = """

@@ -21,6 +21,7 @@ from collectives import (
 from minidiff.checks.testing import check_grads
 from spmd import P
 from tests.collective_checks import cases, one_case_each
+from tests.minidiff.refusals import refusals
 from tests.samples import each
 
 N = 3
@@ -215,8 +216,7 @@ def test_types_in_a_body_tell_of_the_mesh_alone():
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize(
-    "use, error, message",
+test_errors = refusals(
     [
         (lambda: md.vmap(lambda x: psum(x, "v"))(X), md.UnboundAxisError, "psum over 'v' was called outside"),
         (
@@ -242,11 +242,8 @@ def test_types_in_a_body_tell_of_the_mesh_alone():
             ValueError,
             r"one size, got sizes \[4, 5\] \(args\[0\]: f64\[4,3,2\] along 0, axis_size=5\)",
         ),
-    ],
+    ]
 )
-def test_errors(use, error, message):
-    with pytest.raises(error, match=message):
-        use()
 
 
 #: Functions of an element that depend on the number of elements, and not by their types.

@@ -447,17 +447,3 @@ def test_derivatives_in_captured_values(name, staged):
         assert one(f)(x) == pytest.approx(first, rel=1e-6)
         for two in D.values():
             assert two(one(f))(x) == pytest.approx(second, rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize("make", [md.custom_jvp, md.custom_vjp])
-def test_a_rule_that_closes_over_what_is_differentiated_says_so(make):
-    def f(x):
-        g = make(lambda y: x * y)
-        if make is md.custom_jvp:
-            g.defjvp(lambda p, t: (x * p[0], x * t[0]))
-        else:
-            g.defvjp(lambda y: (x * y, None), lambda _, ct: (x * ct,))
-        return g(2.0 * x)
-
-    with pytest.raises(TypeError, match=r"closes over a value of type .* being differentiated.*pass the value"):
-        md.grad(f)(1.0)

@@ -84,22 +84,6 @@ def test_a_tape_that_closes_over_an_outer_value():
     assert md.make_tape(f)(3.0)(3.0) == [12.0]
 
 
-CONCRETE = {
-    "a Python condition": lambda x: x if x.sum() > 0 else -x,
-    r"float\(\)": lambda x: float(x[0, 0]),
-    r"int\(\)": lambda x: int(x[0, 0]),
-    r"item\(\)": lambda x: x[0, 0].item(),
-    "a boolean mask": lambda x: x[x > 0],
-}
-
-
-@pytest.mark.parametrize("use", CONCRETE)
-def test_what_needs_a_value_is_an_error_that_says_so(use):
-    message = rf"{use} needs a concrete value, but on this tape .* is only a name: make_tape records.*np\.where"
-    with pytest.raises(md.TracerError, match=message):
-        md.make_tape(CONCRETE[use])(X)
-
-
 SIZES = {
     "zeros": lambda n: mnp.zeros(n),
     "ones of two": lambda n: np.ones((n, 2)),

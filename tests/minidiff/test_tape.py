@@ -14,7 +14,7 @@ from minidiff.core.tape import Equation
 from minidiff.core.types import ShapedArray, Var
 from minidiff.ops.elementwise import add
 from minidiff.show.program import WIDTH
-from minidiff.values.aliasing import frozen
+from minidiff.values.aliasing import read_only_copy
 from spmd import P
 from tests.samples import each
 
@@ -82,13 +82,13 @@ def test_a_tape_can_be_transformed():
 
 def test_constants_are_held_once_and_numbers_are_none():
     tape = md.make_tape(lambda x: TABLE * x + TABLE * (x * np.float64(2)) + 1)(1.0)
-    assert [c is frozen(TABLE) for c in tape.constants] == [True]
+    assert [c is read_only_copy(TABLE) for c in tape.constants] == [True]
 
 
 def test_closing_makes_inputs_of_constants():
     tape = md.make_tape(f)(1.0, TABLE)
     closed, constants = tape.close()
-    assert constants[0] is frozen(TABLE) and closed.constants == []
+    assert constants[0] is read_only_copy(TABLE) and closed.constants == []
     closed.check()
     assert closed.in_types == [md.typeof(TABLE), *tape.in_types]
     for ours, theirs in zip(closed(*constants, 1.0, TABLE), tape(1.0, TABLE), strict=True):
@@ -222,44 +222,6 @@ def test_unlike_programs_have_unlike_tapes():
 
 
 # ---------------------------------------------------------------- checking
-
-
-def broken(change) -> md.Tape:
-    tape = md.make_tape(lambda x, y: np.sin(x) + y)(1.0, TABLE)
-    change(tape, *tape.equations)
-    return tape
-
-
-def _set(target, **fields):
-    for name, value in fields.items():
-        setattr(target, name, value)
-
-
-BROKEN = {
-    "wrong shape": (
-        lambda tape, sin, add: _set(add.outputs[0], type=ShapedArray((4,), float)),
-        r"add: the tape says f64\[4\], the rules say f64\[3\]",
-    ),
-    "wrong dtype": (
-        lambda tape, sin, add: _set(sin.outputs[0], type=ShapedArray((), "float32")),
-        r"sin: the tape says f32\[\], the rules say f64\[\]",
-    ),
-    "out of order": (
-        lambda tape, sin, add: tape.equations.reverse(),
-        r"add: an operand of type f64\[\] is used before it is defined",
-    ),
-    "undefined result": (
-        lambda tape, sin, add: _set(tape, outputs=[Var(ShapedArray((2,), float))]),
-        r"returns a value of type f64\[2\] that it does not define",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_check_finds_what_is_wrong(case):
-    change, message = BROKEN[case]
-    with pytest.raises(TypeError, match=message):
-        broken(change).check()
 
 
 def test_check_wants_operands_that_agree_in_variance():

@@ -7,13 +7,12 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather_invariant, axis_index, psum
 from spmd import P
-from tests.auto_axes_programs import ARGS, GATHERED, MOVED, PROGRAMS, columns, gathers, mapped, summed
+from tests.auto_axes_programs import ARGS, PROGRAMS, agrees, columns, gathers, mapped, summed
 from tests.programs import assert_trees_close
 from tests.samples import each
 from tests.spmd.arrays.test_sharded_array import PROPAGATED, A
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
-SINGLE = spmd.make_mesh((2, 1), ("i", "j"), backend="simulated")
 CUBE = spmd.make_mesh((2, 2, 2), ("i", "j", "k"), backend="simulated")
 
 
@@ -24,37 +23,6 @@ def rows(f, **options):
 
 X, W = ARGS
 SPLIT = spmd.distribute(X, MESH, P("i", "j"))
-
-
-def agrees(f, args, whole, whole_args):
-    """Whether values and tapes, compiled or not, are those of the whole arrays."""
-    expected = md.tree.leaves(whole(*whole_args))
-    tape = md.make_tape(f)(*args)
-    tape.check()
-    for run in (f, md.jit(f), tape):
-        assert_trees_close(md.tree.leaves(run(*args)), expected)
-
-
-@pytest.mark.parametrize("name", [*PROGRAMS, *MOVED])
-@pytest.mark.parametrize("mesh", [MESH, SINGLE], ids=["", "an axis of one rank"])
-def test_programs(name, mesh):
-    f, args, specs = mapped(name, mesh)
-    whole = {**PROGRAMS, **MOVED}[name][2]
-    agrees(f, args, whole, ARGS)
-    if specs is not None and mesh is MESH:
-        assert list(map(spmd.spec_of, md.tree.leaves(f(*args)))) == specs
-    if name in PROGRAMS and mesh is MESH:
-        assert not gathers(f, args)
-    if name == "a while_loop":  # it has no reverse mode
-        assert_trees_close(md.jvp(f, args, args), md.jvp(whole, ARGS, ARGS))
-        return
-    gradient = md.grad(summed(f), (0, 1))
-    agrees(gradient, args, md.grad(summed(whole), (0, 1)), ARGS)
-    assert [x.spec for x in gradient(*args)] == [x.spec for x in args]
-    if "custom_vjp" not in name:  # it has no forward mode
-        assert_trees_close(md.jvp(summed(f), args, args), md.jvp(summed(whole), ARGS, ARGS))
-    if name in PROGRAMS and mesh is MESH:
-        assert bool(gathers(gradient, args)) is (name in GATHERED)
 
 
 @pytest.mark.parametrize("name", ["einsum", "softmax", "scan", "checkpoint", "a nested shard_map", "indices"])

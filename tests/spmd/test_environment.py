@@ -12,7 +12,7 @@ import pytest
 import minidiff as md
 import spmd
 from spmd.mesh import launch
-from spmd.report.environment import Process, _by_host, _shared
+from spmd.report.environment import Process, _by_host, _sharing_problems
 from tests import PATIENCE
 from tests.collectives.guards.test_failures import mpiexec
 
@@ -67,7 +67,7 @@ def test_another_interface_than_that_of_srun(monkeypatch, library, how):
     for name in launch.LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    text = launch.other_launcher(library)
+    text = launch.other_launcher_message(library)
     assert f"sees 1: mpi4py is built on another MPI than the launcher's. It is on {library.split(',')[0]}: " in text
     assert f"write `srun --mpi={how}`" in text and "LIBMPI" not in text
 
@@ -145,14 +145,16 @@ sys.exit(main([]))
 )
 def test_what_is_off_about_ranks(others, expected):
     first = Process(*HERE)
-    found = list(_shared([first, *[first._replace(**changes) for changes in others]]))
+    found = list(_sharing_problems([first, *[first._replace(**changes) for changes in others]]))
     assert len(found) == len(expected)
     assert all(map(re.search, expected, found))
 
 
 def test_threads_that_are_not_limited():
     processes = [Process(*HERE)._replace(rank=r, threads="") for r in range(2)]
-    assert re.search("2 ranks on here may each start threads for all 4 processors: `pip install", *_shared(processes))
+    assert re.search(
+        "2 ranks on here may each start threads for all 4 processors: `pip install", *_sharing_problems(processes)
+    )
 
 
 @pytest.mark.parametrize("program", ["spmd", "spmd.examples.pipeline"])

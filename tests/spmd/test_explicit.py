@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import pytest
 from hypothesis import example as known_failure
@@ -47,24 +48,15 @@ def explicit(f, in_specs, out_specs=P(), mesh=MESH):
     return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, auto_pbroadcast=False)
 
 
-# ---------------------------------------------------------------- errors
+# ---------------------------------------------------------------- errors: docs/errors.md has the texts
 
-BINARY = [
-    # variances of two operands, and what the error says of them
-    ("i", "", r"f64\[2\]\{i\} and f64\[2\] disagree in variance: write pbroadcast\(x, 'i'\) for the second$"),
-    ("", "j", r"f64\[2\] and f64\[2\]\{j\} disagree in variance: write pbroadcast\(x, 'j'\) for the first$"),
-    (
-        "i",
-        "j",
-        r"f64\[2\]\{i\} and f64\[2\]\{j\} disagree in variance: write pbroadcast\(x, 'j'\) for the first and "
-        r"pbroadcast\(x, 'i'\) for the second$",
-    ),
-    (
-        "ij",
-        "",
-        r"f64\[2\]\{i,j\} and f64\[2\] disagree in variance: write pbroadcast\(x, \('i', 'j'\)\) for the second$",
-    ),
-]
+#: Variances of two operands, and what the error says to write.
+BINARY = {
+    ("i", ""): "pbroadcast(x, 'i') for the second",
+    ("", "j"): "pbroadcast(x, 'j') for the first",
+    ("i", "j"): "pbroadcast(x, 'j') for the first and pbroadcast(x, 'i') for the second",
+    ("ij", ""): "pbroadcast(x, ('i', 'j')) for the second",
+}
 WAYS = {
     "run": lambda f: f,
     "make_tape": md.make_tape,
@@ -77,11 +69,13 @@ WAYS = {
 
 @each("way", WAYS)
 @each("operation", [np.add, np.multiply, np.matmul, np.maximum, np.less])
-@each("left, right, message", BINARY)
-def test_operands_that_disagree(left, right, message, operation, way):
-    args = [np.ones(2 * 2 ** len(v)) for v in (left, right)]
-    f = explicit(lambda x, y: operation(x, y).reshape(-1) * 1.0, (SPECS[left], SPECS[right]), P(("i", "j")))
-    with pytest.raises(md.VarianceError, match=f"^{operation.__name__}: operands {message}"):
+@each("variances", BINARY)
+def test_operands_that_disagree(variances, operation, way):
+    args = [np.ones(2 * 2 ** len(v)) for v in variances]
+    f = explicit(lambda x, y: operation(x, y).reshape(-1) * 1.0, tuple(SPECS[v] for v in variances), P(("i", "j")))
+    left, right = ("f64[2]" + ("{" + ",".join(v) + "}" if v else "") for v in variances)
+    text = f"{operation.__name__}: operands {left} and {right} disagree in variance: write {BINARY[variances]}"
+    with pytest.raises(md.VarianceError, match=f"^{re.escape(text)}$"):
         WAYS[way](f)(*args)
 
 
@@ -90,39 +84,21 @@ def in_a_scan(f):
     return lambda x, w: md.scan(lambda c, _: (c, f(x, w)), 0.0, length=2)[1]
 
 
-#: Each of x, which varies along i, and of w, which does not: f, and what the error says.
+#: Each of x, which varies along i, and of w, which does not: the operation, what disagrees, and f.
 DISAGREEMENTS = {
-    "where, the condition": (
-        lambda x, w: np.where(w > 0, x, x),
-        r"where: operands bool\[2\], f64\[2\]\{i\} and f64\[2\]\{i\} disagree .* pbroadcast\(x, 'i'\) for the first$",
-    ),
-    "where, beside a number": (
-        lambda x, w: np.where(x > 0, w, 0.0),
-        r"where: operands bool\[2\]\{i\} and f64\[2\] disagree .* pbroadcast\(x, 'i'\) for the second$",
-    ),
-    "concatenate": (
-        lambda x, w: np.concatenate([w, x, w]),
-        r"concatenate: .*write pbroadcast\(x, 'i'\) for the first and the third$",
-    ),
-    "stack": (lambda x, w: np.stack([x, x, w]), "pbroadcast.* for the third$"),
-    "matmul": (
-        lambda x, w: x @ w,
-        r"matmul: operands f64\[2\]\{i\} and f64\[2\] .* pbroadcast\(x, 'i'\) for the second$",
-    ),
-    "einsum": (lambda x, w: np.einsum("i,j->j", x, w), "einsum: .* for the second$"),
-    "a varying index": (
-        lambda x, w: w[axis_index("i")],
-        r"gather: operands f64\[2\] and i64\[\]\{i\} disagree in variance: write pbroadcast\(x, 'i'\) for the first$",
-    ),
-    "an index that does not vary": (lambda x, w: x[(w > 0).astype(int)], r"gather: .* i64\[2\] .* for the second$"),
-    "an update": (
-        lambda x, w: w.at[0].set(x[0]),
-        r"update: operands f64\[2\] and f64\[\]\{i\} .* for the first$",
-    ),
+    "where, the condition": ("where", "the first", lambda x, w: np.where(w > 0, x, x)),
+    "where, beside a number": ("where", "the second", lambda x, w: np.where(x > 0, w, 0.0)),
+    "concatenate": ("concatenate", "the first and the third", lambda x, w: np.concatenate([w, x, w])),
+    "stack": ("concatenate", "the third", lambda x, w: np.stack([x, x, w])),
+    "matmul": ("matmul", "the second", lambda x, w: x @ w),
+    "einsum": ("einsum", "the second", lambda x, w: np.einsum("i,j->j", x, w)),
+    "a varying index": ("gather", "the first", lambda x, w: w[axis_index("i")]),
+    "an index that does not vary": ("gather", "the second", lambda x, w: x[(w > 0).astype(int)]),
+    "an update": ("update", "the first", lambda x, w: w.at[0].set(x[0])),
     # Of a function of several operations it is the first one of which operands disagree.
-    "a function of several operations": (lambda x, w: md.nn.logsumexp(x, b=w), r"where: .* for the first$"),
-    "lists of arrays": (lambda x, w: np.select([w > 1, x > 1], [w, w], 0.0), r"where: .* for the second$"),
-    "a method": (lambda x, w: x.dot(w), r"matmul: operands f64\[2\]\{i\} and f64\[2\] .* for the second$"),
+    "a function of several operations": ("where", "the first", lambda x, w: md.nn.logsumexp(x, b=w)),
+    "lists of arrays": ("where", "the second", lambda x, w: np.select([w > 1, x > 1], [w, w], 0.0)),
+    "a method": ("matmul", "the second", lambda x, w: x.dot(w)),
 }
 
 
@@ -130,50 +106,54 @@ DISAGREEMENTS = {
 @each("around", [lambda f: f, in_a_scan], ids=["", "in a scan"])
 @each("name", DISAGREEMENTS)
 def test_disagreements(name, around, way):
-    f, message = DISAGREEMENTS[name]
-    with pytest.raises(md.VarianceError, match=message):
+    operation, which, f = DISAGREEMENTS[name]
+    with pytest.raises(md.VarianceError, match=rf"^{operation}: operands .* pbroadcast\(x, 'i'\) for {which}$"):
         WAYS[way](explicit(around(f), (P("i"), P()), P("i")))(X, W)
 
 
+TAKES = "^{} over 'i' takes a value that varies there, but f64[2] is the same on all ranks along 'i': "
+TO_VARYING = TAKES + "write pbroadcast(x, 'i') for it$"
+IS_VARYING = (
+    "^{} over 'i' takes a value that is the same on all ranks there, but f64[2]{{i}} already varies along 'i': "
+)
+
 #: Of x, which varies along i, or of w, which does not.
-COLLECTIVES = {
-    "psum": (lambda x, w: psum(w, "i"), r"psum over 'i' .* f64\[2\] is the same .* 'i': .*write x \* axis_size\('i'\)"),
-    "psum of a plain array": (lambda x, w: psum(np.ones(2), "i"), r"psum over 'i' takes a value that varies there"),
-    "psum over more": (lambda x, w: psum(x, ("i", "j")), r"psum over \('i', 'j'\) .* the same on all ranks along 'j'"),
-    "psum of a tree": (lambda x, w: psum({"a": x, "b": [x, w]}, "i"), r"^x\['b'\]\[1\]: psum over 'i' .* f64\[2\] is"),
-    "psum in groups": (
-        lambda x, w: psum(w, "i", axis_index_groups=[[0, 1]]),
-        r"psum over 'i' .* f64\[2\] is the same .* write pbroadcast\(x, 'i'\) for it$",
-    ),
-    "pmean": (lambda x, w: pmean(w, "i"), "pmean over 'i' takes a value that varies there.*it is the mean itself"),
-    "pmax": (lambda x, w: pmax(w, "i"), "pmax over 'i' takes a value that varies there.*it is the maximum itself"),
-    "pmin": (lambda x, w: pmin(w, "i"), "pmin over 'i' takes a value that varies there.*it is the minimum itself"),
-    "all_gather": (lambda x, w: all_gather(w, "i"), r"all_gather over 'i' takes .* write pbroadcast\(x, 'i'\) for it"),
-    "all_gather_invariant": (lambda x, w: all_gather_invariant(w, "i"), r"write pbroadcast\(x, 'i'\) for it"),
-    "psum_scatter": (lambda x, w: psum_scatter(w, "i"), r"psum_scatter over 'i' .* write pbroadcast\(x, 'i'\) for it"),
-    "all_to_all": (lambda x, w: all_to_all(w, "i", 0, 0), r"all_to_all over 'i' .* write pbroadcast\(x, 'i'\) for it"),
-    "ppermute": (lambda x, w: ppermute(w, "i", [(0, 1)]), r"ppermute over 'i' .* write pbroadcast\(x, 'i'\) for it"),
-    "pscan": (lambda x, w: pscan(w, "i"), r"pscan over 'i' .* write pbroadcast\(x, 'i'\) for it"),
-    "pscatter": (lambda x, w: pscatter(x, "i"), r"pscatter over 'i' .* f64\[2\]\{i\} already varies along 'i': .*psum"),
-    "broadcast": (
-        lambda x, w: broadcast(w, "i"),
-        "broadcast over 'i' takes .* every rank has the root's value",
-    ),
-    "broadcast_varying": (lambda x, w: broadcast_varying(w, "i"), r"write pbroadcast\(x, 'i'\) for it"),
-    "reduce": (lambda x, w: reduce(w, "i"), r"reduce over 'i' takes .* write pbroadcast\(x, 'i'\) for it"),
-    "gather": (lambda x, w: gather(w, "i"), r"gather over 'i' takes .* write pbroadcast\(x, 'i'\) for it"),
-    "scatter": (lambda x, w: scatter(w, "i"), "scatter over 'i' takes .* write pscatter over 'i'"),
-    "at_root": (lambda x, w: at_root(x, "i"), r"at_root over 'i' takes .* f64\[2\]\{i\} already varies .*write reduce"),
-    "pbroadcast": (lambda x, w: pbroadcast(x, "i"), "pbroadcast over 'i' .* already varies along 'i': leave those"),
-}
+COLLECTIVES = [
+    (psum, lambda x, w: psum(w, "i"), TAKES + "to sum one copy per rank, write x * axis_size('i')"),
+    (psum, lambda x, w: psum(np.ones(2), "i"), TAKES + "to sum one copy per rank"),
+    (psum, lambda x, w: psum({"a": x, "b": [x, w]}, "i"), "x['b'][1]: " + TAKES[1:]),
+    (psum, lambda x, w: psum(w, "i", axis_index_groups=[[0, 1]]), TO_VARYING),
+    (pmean, lambda x, w: pmean(w, "i"), TAKES + "it is the mean itself"),
+    (pmax, lambda x, w: pmax(w, "i"), TAKES + "it is the maximum itself"),
+    (pmin, lambda x, w: pmin(w, "i"), TAKES + "it is the minimum itself"),
+    (all_gather, lambda x, w: all_gather(w, "i"), TO_VARYING),
+    (all_gather_invariant, lambda x, w: all_gather_invariant(w, "i"), TO_VARYING),
+    (psum_scatter, lambda x, w: psum_scatter(w, "i"), TO_VARYING),
+    (all_to_all, lambda x, w: all_to_all(w, "i", 0, 0), TO_VARYING),
+    (ppermute, lambda x, w: ppermute(w, "i", [(0, 1)]), TO_VARYING),
+    (pscan, lambda x, w: pscan(w, "i"), TO_VARYING),
+    (broadcast, lambda x, w: broadcast(w, "i"), TAKES + "every rank has the root's value already"),
+    (broadcast_varying, lambda x, w: broadcast_varying(w, "i"), TO_VARYING),
+    (reduce, lambda x, w: reduce(w, "i"), TO_VARYING),
+    (gather, lambda x, w: gather(w, "i"), TO_VARYING),
+    (scatter, lambda x, w: scatter(w, "i"), TAKES + "each rank can take its part itself: write pscatter over 'i'"),
+    (pscatter, lambda x, w: pscatter(x, "i"), IS_VARYING + "each rank has its own value there. Leave"),
+    (at_root, lambda x, w: at_root(x, "i"), IS_VARYING + "each rank has its own value there. To send them"),
+    (pbroadcast, lambda x, w: pbroadcast(x, "i"), IS_VARYING + "leave those axes out"),
+]
 
 
 @each("way", WAYS)
-@each("name", COLLECTIVES)
-def test_collectives_of_the_wrong_variance(name, way):
-    f, message = COLLECTIVES[name]
-    with pytest.raises(md.VarianceError, match=message):
+@each("collective, f, text", COLLECTIVES, ids=lambda row: row[0].__name__)
+def test_collectives_of_the_wrong_variance(collective, f, text, way):
+    text = text.format(collective.__name__)
+    with pytest.raises(md.VarianceError, match=re.escape(text).replace(r"\^", "^").replace(r"\$", "$")):
         WAYS[way](explicit(f, (P("i"), P())))(X, W)
+
+
+def test_a_sum_over_more_axes_than_the_value_varies_along():
+    with pytest.raises(md.VarianceError, match=r"^psum over \('i', 'j'\) .* f64\[2\]\{i\} is the same .* along 'j'"):
+        explicit(lambda x: psum(x, ("i", "j")), P("i"))(X)
 
 
 def test_what_is_closed_over():
@@ -243,17 +223,11 @@ def test_plain_arrays_agree_with_anything(way):
         assert_trees_close(*[found[0], expected[0]] if way == "grad" else [found, expected])
 
 
-def test_results():
-    message = (
-        r"the result\['a'\] has type f64\[2\]: .* same .* along 'i', but .* P\('i'\) .*return pbroadcast\(x, 'i'\)"
-    )
-    for out_specs in (P("i"), P(sum="i")):
-        with pytest.raises(md.VarianceError, match=message.replace(r"P\('i'\)", r"P\((sum=)?'i'\)")):
-            explicit(lambda w: {"a": w}, P(), out_specs)(W)
-    with pytest.raises(md.VarianceError, match=r"along \('i', 'j'\), .*pbroadcast\(x, \('i', 'j'\)\)"):
-        explicit(lambda w: w, P(), P("i", sum="j"))(W)
-    with pytest.raises(md.VarianceError, match="Three ways out"):
-        explicit(lambda x: x, P("i"), P())(X)
+@pytest.mark.parametrize("out_specs", [P("i"), P(sum="i"), P("i", sum="j")], ids=str)
+def test_results_that_do_not_vary_as_promised(out_specs):
+    entry = re.escape(f"its out_specs entry {out_specs} says that it varies there; with auto_pbroadcast=False, return")
+    with pytest.raises(md.VarianceError, match=rf"the result\['a'\] has type f64\[2\]: it is the same .* {entry}"):
+        explicit(lambda w: {"a": w}, P(), out_specs)(W)
 
 
 def staged(f):

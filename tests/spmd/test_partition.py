@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from minidiff import ShapedArray, VarianceError
 from spmd import P, make_mesh, shard_map
-from spmd.mesh.specs import block_type, check_divides, check_ndim, check_spec, global_type
+from spmd.mesh import specs as specs_module
+from spmd.mesh.specs import block_type, global_type
+from tests.samples import check_raises, each
 
 SIZES = {"x": 4, "y": 2}
 
@@ -43,31 +45,25 @@ def test_types_of_blocks(spec, block, variance):
     assert global_type(block_type(whole, spec, SIZES), spec, SIZES) == whole
 
 
-@pytest.mark.parametrize(
-    "check, message",
-    [
-        (
-            lambda: check_spec(P("k"), SIZES, "in_specs[0]"),
-            r"in_specs\[0\] = P\('k'\) names the axis 'k', but .*'x' \(4\) and 'y' \(2\): name one",
-        ),
-        (lambda: check_spec(P("x", "x"), SIZES, "in_specs"), r"names the axis 'x' twice.* name 'x' \(4\) once"),
-        (
-            lambda: check_spec(P(("x", "y"), "y"), SIZES, "in_specs"),
-            r"P\(\('x', 'y'\), 'y'\) names the axis 'y' twice",
-        ),
-        (
-            lambda: check_ndim(P("x", None), (4,), "in_specs", "args[0]"),
-            r"2 entries, but args\[0\] has 1 dimension \(.*one entry for each dimension",
-        ),
-        (
-            lambda: check_divides(P(("x", "y")), (12,), SIZES, "in_specs", "args[0]"),
-            r"args\[0\] has shape \(12,\): dimension 0, .*'x' \(4\) and 'y' \(2\).*multiple of 8, or leave it whole",
-        ),
-    ],
-)
-def test_specs_that_do_not_fit(check, message):
-    with pytest.raises(ValueError, match=message):
-        check()
+MISFITS = {
+    "check_spec(P('k'), SIZES, 'in_specs[0]')": (
+        r"ValueError: in_specs\[0\] = P\('k'\) names the axis 'k', but .*'x' \(4\) and 'y' \(2\): name one"
+    ),
+    "check_spec(P('x', 'x'), SIZES, 'in_specs')": r"ValueError: names the axis 'x' twice.* name 'x' \(4\) once",
+    "check_spec(P(('x', 'y'), 'y'), SIZES, 'in_specs')": r"ValueError: P\(\('x', 'y'\), 'y'\) names the axis 'y' twice",
+    "check_ndim(P('x', None), (4,), 'in_specs', 'args[0]')": (
+        r"ValueError: 2 entries, but args\[0\] has 1 dimension \(.*one entry for each dimension"
+    ),
+    "check_divides(P(('x', 'y')), (12,), SIZES, 'in_specs', 'args[0]')": (
+        r"ValueError: args\[0\] has shape \(12,\): dimension 0, .*'x' \(4\) and 'y' \(2\).*multiple of 8, or leave "
+        "it whole"
+    ),
+}
+
+
+@each("program", MISFITS)
+def test_specs_that_do_not_fit(program):
+    check_raises(lambda: eval(program, {**vars(specs_module), **globals()}), MISFITS[program])
 
 
 def test_entries_are_names():

@@ -11,15 +11,6 @@ from tests import random_programs
 from tests.random_programs import KEY, mesh_for
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_states(ranks):
-    random_programs.check_states(mesh_for(ranks, "simulated")[0])
-
-
-def test_keys_for_each_rank():
-    random_programs.check_keys_for_each_rank(mesh_for(4, "simulated")[0])
-
-
 def test_blocks_are_slices_of_the_whole_draw():
     mesh = spmd.make_mesh((2, 4), ("i", "j"), backend="simulated")
     random_programs.check_blocks(mesh, [P("i"), P("i", "j"), P("j", "i"), P(None, ("j", "i")), P(None, ("i", "j"))])
@@ -41,11 +32,6 @@ def test_initialize_with_specs_that_do_not_fit():
     ):
         with pytest.raises(ValueError, match=message):
             spmd.initialize(lambda k: md.random.normal(k, (3,)), mesh, spec)(KEY)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_dropout_of_transformers(ranks):
-    random_programs.check_dropout_of_transformers(mesh_for(ranks, "simulated")[1])
 
 
 def test_dropout_that_agrees_along_one_axis_and_differs_along_another():

@@ -25,19 +25,34 @@ def losses(seed, **options):
     return program.on_ranks(mesh), program.on_ranks(mesh, check_rep=False), program.on_lists(), program.example(seed)
 
 
+def names_of(instructions):
+    return {step.name for step in instructions}.union(*[names_of(step.body) for step in instructions])
+
+
 def test_every_instruction_occurs():
-    names = {step.name for seed in range(200) for step in random_program(seed).instructions}
-    assert names == {*LOCAL, *COLLECTIVE}
+    for options, seeds, expected in (
+        ({}, 200, {*LOCAL, *COLLECTIVE}),
+        ({"further": True}, 300, {*LOCAL, *COLLECTIVE, *FURTHER}),
+        ({"control": True}, 300, {*LOCAL, *COLLECTIVE, *CONTROL}),
+    ):
+        assert (
+            set().union(*[names_of(random_program(seed, **options).instructions) for seed in range(seeds)]) == expected
+        )
 
 
 @settings(deadline=None, max_examples=150)
 @given(seeds)
 def test_gradients_with_types_and_without_equal_those_of_whole_arrays(seed):
-    typed, untyped, whole, args = losses(seed)
+    check_gradients(*losses(seed))
+
+
+def check_gradients(typed, untyped, whole, args):
+    """Values and gradients are those of lists of blocks, with types and without; returns what they are."""
     numbers = tuple(range(len(args)))
     expected = md.value_and_grad(whole, numbers)(*args)
-    assert_trees_close(md.value_and_grad(typed, numbers)(*args), expected, **CLOSE)
-    assert_trees_close(md.value_and_grad(untyped, numbers)(*args), expected, **CLOSE)
+    for loss in (typed, untyped):
+        assert_trees_close(md.value_and_grad(loss, numbers)(*args), expected, **CLOSE)
+    return numbers, expected
 
 
 def steps(counts):
@@ -112,9 +127,9 @@ def test_types_save_all_reduces_where_nothing_is_compiled():
     assert typed < 0.55 * untyped
 
 
-@each("seed", range(20))
-def test_second_derivatives(seed):
-    typed, _, whole, args = losses(seed)
+@each("seed, further", [*((seed, False) for seed in range(20)), *((seed, True) for seed in range(8))], str)
+def test_second_derivatives(seed, further):
+    typed, _, whole, args = losses(seed, further=further)
 
     def of_gradient(loss):
         return md.grad(lambda *xs: np.sum(np.sin(md.grad(loss)(*xs))))
@@ -125,20 +140,12 @@ def test_second_derivatives(seed):
 # ---------------------------------------------------------------- with a root, of uneven parts, in groups
 
 
-def test_every_further_instruction_occurs():
-    names = {step.name for seed in range(300) for step in random_program(seed, further=True).instructions}
-    assert names == {*LOCAL, *COLLECTIVE, *FURTHER}
-
-
 @settings(deadline=None, max_examples=80, derandomize=True)
 @given(seeds)
 @examples(610, 2584, 5124)  # values of the root's that ranks take to be their own
 def test_gradients_of_further_collectives(seed):
     typed, untyped, whole, args = losses(seed, further=True)
-    numbers = tuple(range(len(args)))
-    expected = md.value_and_grad(whole, numbers)(*args)
-    assert_trees_close(md.value_and_grad(typed, numbers)(*args), expected, **CLOSE)
-    assert_trees_close(md.value_and_grad(untyped, numbers)(*args), expected, **CLOSE)
+    numbers, expected = check_gradients(typed, untyped, whole, args)
     fewer, old = (spmd.rewritten(md.value_and_grad(f, numbers), without=ALONE)(*args) for f in (typed, untyped))
     fewer.check()
     assert_trees_close(fewer(*args), md.tree.leaves(expected), **CLOSE)
@@ -146,25 +153,7 @@ def test_gradients_of_further_collectives(seed):
     assert counts.get("psum", 0) <= without_types.get("psum", 0) or steps(counts) <= steps(without_types)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_second_derivatives_of_further_collectives(seed):
-    typed, _, whole, args = losses(seed, further=True)
-
-    def of_gradient(loss):
-        return md.grad(lambda *xs: np.sum(np.sin(md.grad(loss)(*xs))))
-
-    assert_trees_close(of_gradient(typed)(*args), of_gradient(whole)(*args), **CLOSE)
-
-
 # ---------------------------------------------------------------- with loops, choices and checkpoints
-
-
-def names_of(instructions):
-    return {step.name for step in instructions}.union(*[names_of(step.body) for step in instructions])
-
-
-def test_every_instruction_with_a_body_occurs():
-    assert {*CONTROL} < set().union(*[names_of(random_program(seed, control=True).instructions) for seed in range(50)])
 
 
 @settings(deadline=None, max_examples=30)

@@ -11,7 +11,7 @@ from collectives import axis_index, pbroadcast, pmean, psum
 from spmd import P
 from spmd.shard_map.interpreter import SPMD, UNROLLED
 from tests.programs import assert_trees_close
-from tests.samples import each
+from tests.samples import check_raises, each
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
@@ -32,43 +32,6 @@ def operations(tape):
 
 
 # ---------------------------------------------------------------- splitting and assembling
-
-
-def test_matmul_of_the_tutorial():
-    mesh = spmd.make_mesh((4, 2), ("x", "y"), backend="simulated")
-    a, b = np.arange(8 * 16.0).reshape(8, 16), np.arange(16 * 4.0).reshape(16, 4)
-
-    @partial(spmd.shard_map, mesh=mesh, in_specs=(P("x", "y"), P("y", None)), out_specs=P("x", None))
-    def matmul(a_block, b_block):
-        assert (a_block.shape, b_block.shape) == ((2, 8), (8, 4))
-        return psum(np.dot(a_block, b_block), "y")
-
-    c = matmul(a, b)
-    np.testing.assert_allclose(c, a @ b)
-    assert (c.shape, c.spec, [x.shape for x in c.local]) == ((8, 4), P("x"), [(2, 4)] * 8)
-
-
-@pytest.mark.parametrize(
-    "spec, expected",
-    [(P("i", "j"), (2, 2)), (P("i", None), (2, 1)), (P(("j", "i")), (4, 1)), (P(None, None), (1, 1))],
-)
-def test_results_without_inputs_are_tiled(spec, expected):
-    """As in the tutorial: a closed-over array is the same on all ranks, and out_specs says how often it is laid out."""
-    x = np.array([[3.0]])
-    z = mapped(lambda: x, in_specs=(), out_specs=spec, mesh=MESH2)()
-    np.testing.assert_array_equal(z, np.tile(x, expected))
-
-
-@pytest.mark.parametrize("spec", [P("i", "j"), P("j", "i"), P(("i", "j")), P(("j", "i")), P(None, ("j", "i")), P()])
-def test_identity_on_blocks_is_identity(spec):
-    x = np.arange(4 * 8.0).reshape(4, 8)
-    np.testing.assert_array_equal(mapped(lambda x: x, spec, spec, MESH2)(x), x)
-
-
-def test_blocks_are_transposed_on_the_way_out():
-    x = np.arange(4.0).reshape(2, 2)
-    y = mapped(lambda x: x, P("i", "j"), P("j", "i"), MESH2)(x)
-    np.testing.assert_array_equal(y, x.T)
 
 
 def test_trees_in_and_out():
@@ -334,97 +297,60 @@ def test_second_derivatives_communicate_like_first():
 
 
 ERRORS = {
-    "unknown axis": (lambda: mapped(abs, P("k")), ValueError, r"in_specs = P\('k'\) names the axis 'k'.*'i' \(4\)"),
-    "unknown axis out": (lambda: mapped(abs, P("i"), (P(), P("z"))), ValueError, r"out_specs\[1\] = P\('z'\)"),
-    "axis twice": (lambda: mapped(abs, P("i", "i")), ValueError, "names the axis 'i' twice"),
-    "no spec": (lambda: mapped(abs, "i"), TypeError, r"in_specs is 'i', .* not a partition spec; write P\('i'\)$"),
-    "a closed-over whole": (
-        lambda: mapped(lambda x: x * np.arange(8.0))(np.ones(8)),
-        ValueError,
-        r"multiply of f64\[2\]\{i\} and f64\[8\]\{i\}: they do not fit.*closes over is whole: make it an argument",
+    "mapped(abs, P('k'))": r"ValueError: in_specs = P\('k'\) names the axis 'k'.*'i' \(4\)",
+    "mapped(abs, P('i'), (P(), P('z')))": r"ValueError: out_specs\[1\] = P\('z'\)",
+    "mapped(abs, P('i', 'i'))": "ValueError: names the axis 'i' twice",
+    "mapped(abs, 'i')": r"TypeError: in_specs is 'i', .* not a partition spec; write P\('i'\)$",
+    "mapped(lambda x: x * np.arange(8.0))(np.ones(8))": (
+        r"ValueError: multiply of f64\[2\]\{i\} and f64\[8\]\{i\}: they do not fit.*closes over is whole: make it "
+        "an argument"
     ),
-    "no specs": (
-        lambda: spmd.shard_map(abs, MESH),
-        TypeError,
-        r"shard_map: in_specs says how.*write in_specs=\(P\('i'\)",
+    "spmd.shard_map(abs, MESH)": r"TypeError: shard_map: in_specs says how.*write in_specs=\(P\('i'\)",
+    "spmd.shard_map(MESH, abs, P('i'), P('i'))": r"TypeError: a mesh, in this order; got Mesh\(",
+    "mapped(abs, P('i', None))(np.ones(4))": r"ValueError: 2 entries, but args\[0\] has 1",
+    "mapped(abs)(np.ones(6))": (
+        r"ValueError: args\[0\] has shape \(6,\): dimension 0, of size 6, cannot be split evenly along 'i' \(4\), "
+        r".*P\('i'\).*; make it a multiple of 4, or leave it whole, with None in its place"
     ),
-    "the mesh first": (
-        lambda: spmd.shard_map(MESH, abs, P("i"), P("i")),
-        TypeError,
-        r"a mesh, in this order; got Mesh\(",
+    "mapped(lambda x, y: x, (P('i'),))(np.ones(4), np.ones(4))": (
+        "ValueError: in_specs has 1 entry for 2 values: write one for each, or a single one for all"
     ),
-    "too many entries": (lambda: mapped(abs, P("i", None))(np.ones(4)), ValueError, r"2 entries, but args\[0\] has 1"),
-    "does not divide": (lambda: mapped(abs)(np.ones(6)), ValueError, r"args\[0\].*size 6.*'i' \(4\).*multiple of 4"),
-    "too few specs": (
-        lambda: mapped(lambda x, y: x, (P("i"),))(np.ones(4), np.ones(4)),
-        ValueError,
-        "in_specs has 1 entry for 2 values: write one for each, or a single one for all",
+    "mapped(lambda x: x['a'], ({'b': P('i')},))({'a': np.ones(4)})": (
+        r"ValueError: in_specs\[0\] has the keys \['b'\] for values with the keys \['a'\]"
     ),
-    "other keys": (
-        lambda: mapped(lambda x: x["a"], ({"b": P("i")},))({"a": np.ones(4)}),
-        ValueError,
-        r"in_specs\[0\] has the keys \['b'\] for values with the keys \['a'\]",
+    "mapped(lambda x: x, P('i'), (P('i'), P()))(np.ones(4))": (
+        "ValueError: out_specs is a tuple of 2 for a single array"
     ),
-    "a tree of specs for an array": (
-        lambda: mapped(lambda x: x, P("i"), (P("i"), P()))(np.ones(4)),
-        ValueError,
-        "out_specs is a tuple of 2 for a single array",
+    "mapped(lambda x: x.sum())(np.ones(4))": (
+        r"ValueError: out_specs = P\('i'\) has 1 entry, but the result has 0 dimensions.*return x\[None\]"
     ),
-    "result of lower rank": (
-        lambda: mapped(lambda x: x.sum())(np.ones(4)),
-        ValueError,
-        r"out_specs = P\('i'\) has 1 entry, but the result has 0 dimensions.*return x\[None\]",
+    "mapped(lambda x: {'loss': x}, P('i'), P())(np.ones(4))": (
+        r"VarianceError: the result\['loss'\] has type f64\[1\]\{i\}.*along 'i'.*ways out: map it.*reduce "
+        "it.*all_gather_invariant"
     ),
-    "varying result": (
-        lambda: mapped(lambda x: {"loss": x}, P("i"), P())(np.ones(4)),
-        md.VarianceError,
-        r"the result\['loss'\] has type f64\[1\]\{i\}.*along 'i'.*ways out: map it.*reduce it.*all_gather_invariant",
+    "mapped(lambda x: mapped(abs)(x))(np.ones(16))": (
+        "ValueError: names the axis 'i', but this shard_map maps over {}: the one around it maps over 'i'.*; leave "
+        "it out, or"
     ),
-    "nested": (
-        lambda: mapped(lambda x: mapped(abs)(x))(np.ones(16)),
-        ValueError,
-        r"names the axis 'i', but this shard_map maps over {}: the one around it maps over 'i'.*; leave it out, or",
+    "mapped(lambda x: x.__iadd__(1.0))(np.ones(4))": (
+        r"AttributeError: ^a traced value has no attribute '__iadd__'; .* x \+= y makes a new value, as x = x \+ y "
+        "does$"
     ),
-    "writing, by name": (
-        lambda: mapped(lambda x: x.__iadd__(1.0))(np.ones(4)),
-        AttributeError,
-        "^a traced value has no attribute '__iadd__'; .* x \\+= y makes a new value, as x = x \\+ y does$",
+    "mapped(lambda x: x.wrong)(np.ones(4))": "AttributeError: traced value has no .* 'wrong'$",
+    "mapped(lambda x: x.__setitem__(0, 1.0))(np.ones(4))": "TypeError: cannot be written into",
+    "mapped(abs)('text')": "TypeError: expected an array or a number, got str",
+    "mapped(abs)({'w': 'text'})": r"TypeError: shard_map: args\[0\]\['w'\]: expected an array or a number",
+    "mapped(abs)(x=np.ones(4))": (
+        "TypeError: shard_map: abs takes its arguments by position, since in_specs has .* got x= by name"
     ),
-    "no attribute": (
-        lambda: mapped(lambda x: x.wrong)(np.ones(4)),
-        AttributeError,
-        "traced value has no .* 'wrong'$",
-    ),
-    "writing": (lambda: mapped(lambda x: x.__setitem__(0, 1.0))(np.ones(4)), TypeError, "cannot be written into"),
-    "no array": (lambda: mapped(abs)("text"), TypeError, "expected an array or a number, got str"),
-    "no array, which": (
-        lambda: mapped(abs)({"w": "text"}),
-        TypeError,
-        r"shard_map: args\[0\]\['w'\]: expected an array or a number",
-    ),
-    "by name": (
-        lambda: mapped(abs)(x=np.ones(4)),
-        TypeError,
-        "shard_map: abs takes its arguments by position, since in_specs has .* got x= by name",
-    ),
-    "nearly an axis": (
-        lambda: mapped(lambda x: psum(x, "I"))(np.ones(4)),
-        md.UnboundAxisError,
-        r"\('i',\)\. Did you mean 'i'\?$",
-    ),
-    "nearly an axis, in a spec": (
-        lambda: mapped(abs, P("ii"))(np.ones(4)),
-        ValueError,
-        r"a dimension that is not split\. Did you mean 'i'\?$",
-    ),
+    "mapped(lambda x: psum(x, 'I'))(np.ones(4))": r"UnboundAxisError: \('i',\)\. Did you mean 'i'\?$",
+    "mapped(abs, P('ii'))(np.ones(4))": r"ValueError: a dimension that is not split\. Did you mean 'i'\?$",
 }
 
 
-@each("name", ERRORS)
-def test_errors(name):
-    wrong, error, message = ERRORS[name]
-    with pytest.raises(error, match=message):
-        wrong()
+@each("program", ERRORS)
+def test_errors(program):
+    check_raises(lambda: eval(program, globals()), ERRORS[program])
 
 
 def test_leaked_values_are_named():

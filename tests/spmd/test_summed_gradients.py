@@ -1,49 +1,19 @@
 """A gradient in a body, of a result that varies, in an argument that does not: a sum over ranks, and a warning."""
 
-import warnings
-
 import numpy
 import pytest
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pbroadcast, psum
-from minidiff import VarianceWarning
+from collectives import psum
 from spmd import P
 from tests import summed_programs as programs
-from tests.samples import each
-from tests.summed_programs import AROUND, QUIET, SAID, SILENT, W, data, gradients, loss, mapped, warned
+from tests.summed_programs import SILENT, W, data, gradients, loss, mapped, split, warned
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 PLANE = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 X = data(MESH)
-
-
-@each("around", AROUND)
-@each("name", SILENT)
-def test_the_sum_is_warned_of_once_in_the_users_line(name, around):
-    f = AROUND[around](mapped(MESH, SILENT[name]))
-    found, result = warned(lambda: f(W, X))
-    ((file, text),) = found
-    assert file == programs.__file__
-    assert "varies along 'i', and argument " in text and " f64[3], does not" in text
-    assert "psum(loss, 'i')" in text and "pmean(loss, 'i')" in text and "pbroadcast(w, 'i')" in text
-    numpy.testing.assert_allclose(result, gradients(MESH).sum(0), rtol=1e-12)
-
-
-@each("around", AROUND)
-@each("name", SAID)
-def test_what_says_so_is_not(name, around):
-    body, over_ranks = SAID[name]
-    found, result = warned(lambda: AROUND[around](mapped(MESH, body))(W, X))
-    assert found == []
-    numpy.testing.assert_allclose(result, over_ranks(gradients(MESH), axis=0), rtol=1e-12)
-
-
-@each("name", QUIET)
-def test_what_is_no_sum_is_not(name):
-    assert warned(lambda: mapped(MESH, QUIET[name])(W, X))[0] == []
 
 
 def test_without_types_each_rank_has_its_own():
@@ -104,16 +74,6 @@ def test_bodies_in_bodies():
     assert "varies along 'i'" in text and "'j'" not in text.replace("{j}", "")
 
 
-def test_filters_of_python_work():
-    f = mapped(MESH, SILENT["grad"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", VarianceWarning)
-        with pytest.raises(VarianceWarning, match="the gradient of the sum of the results over 'i'"):
-            f(W, X)
-        warnings.simplefilter("ignore", VarianceWarning)
-        f(W, X)
-
-
 def test_an_axis_of_vmap_has_no_types():
     f = md.vmap(lambda w, x: md.grad(loss)(w, x), in_axes=(None, 0), axis_name="i")
     assert warned(lambda: f(W, X.reshape(4, 2, 3)))[0] == []
@@ -121,45 +81,9 @@ def test_an_axis_of_vmap_has_no_types():
 
 # ---------------------------------------------------------------- the same block several times
 
-COPIES = {
-    "a sum": lambda w, x: psum(x.sum(0), "i"),
-    "an argument": lambda w, x: w,
-    "computed": lambda w, x: np.sin(w) * 2,
-}
-NO_COPIES = {
-    "each rank's own": lambda w, x: w * x[0],
-    "meant": lambda w, x: pbroadcast(w, "i"),
-    "a constant": lambda w, x: np.zeros(3),
-    "a constant like a traced value": lambda w, x: np.zeros_like(w),
-}
-
-
-def split(body, mesh=MESH, **options):
-    return spmd.shard_map(body, mesh, in_specs=(P(), P("i")), out_specs=P("i"), **options)
-
-
-@each("around", AROUND)
-@each("name", COPIES)
-def test_a_result_is_split_along_an_axis_along_which_it_does_not_vary(name, around):
-    f = AROUND[around](split(COPIES[name]))
-    found, result = warned(lambda: f(W, X))
-    (text,) = {text for _, text in found}  # one line for each call in the program
-    assert text == (
-        "the result has type f64[3]: it is the same on all ranks along 'i', but its out_specs entry P('i') splits it "
-        "there: so the whole has the same block once for each of them, one after another. Leave 'i' out of the entry "
-        "for one block; or return pbroadcast(x, 'i') to say that you mean all"
-    )
-    numpy.testing.assert_array_equal(result, numpy.tile(result[:3], 4))
-
-
-@each("around", AROUND)
-@each("name", NO_COPIES)
-def test_other_results_are_split_silently(name, around):
-    assert warned(lambda: AROUND[around](split(NO_COPIES[name]))(W, X))[0] == []
-
 
 def test_copies_without_types():
-    assert warned(lambda: split(COPIES["a sum"], check_rep=False)(W, X))[0] == []
+    assert warned(lambda: split(programs.COPIES["a sum"], MESH, check_rep=False)(W, X))[0] == []
 
 
 def test_copies_in_a_body_in_a_body():

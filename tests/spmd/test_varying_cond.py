@@ -2,7 +2,6 @@
 
 import warnings
 
-import numpy
 import pytest
 
 import minidiff as md
@@ -10,28 +9,9 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pbroadcast, pmax, ppermute, pscatter, psum
 from spmd import P
-from tests.branch_programs import (
-    BY_ELEMENT,
-    OTHER_AXES,
-    PROGRAMS,
-    RANKS,
-    WEIGHT,
-    W,
-    X,
-    closing_over,
-    elements_for_ranks,
-    elements_on_ranks,
-    elements_whole,
-    loss,
-    on_ranks,
-    pipeline,
-    pipeline_batch,
-    pipeline_params,
-    pipeline_whole,
-    total,
-    whole,
-)
-from tests.programs import assert_trees_close
+from tests import branch_programs as programs
+from tests.branch_programs import PROGRAMS, RANKS, W, X, check, closing_over, loss, on_ranks, whole
+from tests.programs import assert_trees_close, equations
 
 LINE = spmd.make_mesh((RANKS,), ("i",), backend="simulated")
 TWO = spmd.make_mesh((2,), ("i",), backend="simulated")
@@ -47,53 +27,9 @@ def no_warnings():
         yield
 
 
-def run(f, *args):
-    tape = md.make_tape(f)(*args)
-    tape.check()
-    yield "run", f(*args)
-    yield "tape", tape(*map(np.asarray, md.tree.leaves(args)))
-    yield "jit", md.jit(f)(*args)
-
-
-def check(f, expected, *args):
-    for name, found in run(f, *args):
-        try:
-            assert_trees_close(found, md.tree.leaves(expected(*args)))
-        except Exception as error:
-            raise AssertionError(name) from error
-
-
-def derivatives(f, each=md.vmap):
-    """Of a function of two arrays, to second order and in both modes."""
-    gradient = md.grad(loss(f), (0, 1))
-    return {
-        "value": f,
-        "grad": gradient,
-        "jvp": lambda w, x: md.jvp(f, (w, x), (np.cos(w), np.sin(x))),
-        "linearize": lambda w, x: md.linearize(f, w, x)[1](np.cos(w), np.sin(x)),
-        "grad of grad": md.grad(lambda w, x: sum((g**2).sum() for g in gradient(w, x)), (0, 1)),
-        "jvp of grad": lambda w, x: md.jvp(gradient, (w, x), (np.cos(w), np.sin(x)))[1],
-        "vmap": lambda w, x: md.vmap(f, (0, None))(np.stack([w, np.sin(w)]), x),
-        "vmap of grad": lambda w, x: each(gradient)(np.stack([w, np.sin(w)]), np.stack([x, -x])),
-    }
-
-
-def one_by_one(f):
-    """What `vmap` means, where the choice of each element is Python's."""
-    return lambda *args: [np.stack(found) for found in zip(*[f(*element) for element in zip(*args)])]
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_rank_takes_its_branch(name):
-    found, expected = derivatives(on_ranks(PROGRAMS[name], LINE)), derivatives(whole(PROGRAMS[name]), one_by_one)
-    for kind, f in found.items():
-        if name == "custom_vjp" and kind in ("jvp", "linearize", "jvp of grad"):
-            continue
-        try:
-            with numpy.errstate(all="ignore" if kind == "vmap of grad" else "warn"):  # elements run both branches
-                check(f, expected[kind], *ARGS)
-        except Exception as error:
-            raise AssertionError(kind) from error
+    programs.check_derivatives(name, LINE)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -102,13 +38,9 @@ def test_values_from_outside_of_the_ranks(name):
     check(md.grad(loss(program), (0, 1)), md.grad(loss(lambda w, x: expected(np.sin(w), x)), (0, 1)), *ARGS)
 
 
-@pytest.mark.parametrize("name", BY_ELEMENT)
+@pytest.mark.parametrize("name", programs.BY_ELEMENT)
 def test_elements_of_a_batch_on_each_rank(name):
-    """Each element as if it were alone, also on ranks of which no element takes a branch."""
-    args = WEIGHT, elements_for_ranks(name)
-    expected = md.grad(total(elements_whole(name)), (0, 1))
-    for split in (True, False):
-        check(md.grad(total(elements_on_ranks(name, TWO, split)), (0, 1)), expected, *args)
+    programs.check_elements(name, TWO)
 
 
 @pytest.mark.parametrize("wrapped", [lambda f: f, md.checkpoint], ids=["plain", "checkpoint"])
@@ -140,27 +72,17 @@ def test_what_branches_use_is_summed_outside_of_them():
     """Once for each value, and no branch communicates, forward or backward."""
     program = on_ranks(PROGRAMS["closed over"], LINE)
     tape = md.make_tape(md.grad(loss(program), (0, 1)))(*ARGS)
-    conds = [eqn for eqn in equations_of(tape) if eqn.primitive.name == "cond"]
+    conds = [eqn for eqn in equations(tape) if eqn.primitive.name == "cond"]
     assert len(conds) == 2
-    inside = [inner for eqn in conds for body in eqn.bodies for inner in equations_of(body)]
+    inside = [inner for eqn in conds for body in eqn.bodies for inner in equations(body)]
     assert not any(eqn.primitive.name in ("psum", "pbroadcast") for eqn in inside)
     report = spmd.communication(md.grad(loss(program), (0, 1)))(*ARGS)
     assert report.counts == {"psum": 3} and not report.notes
 
 
-def equations_of(tape):
-    for eqn in tape.equations:
-        yield eqn
-        for body in eqn.bodies:
-            yield from equations_of(body)
-
-
-@pytest.mark.parametrize("name", OTHER_AXES)
+@pytest.mark.parametrize("name", programs.OTHER_AXES)
 def test_an_axis_along_which_ranks_choose_alike(name):
-    on, expected = OTHER_AXES[name]
-    found, expected = derivatives(on(SQUARE)), derivatives(expected, one_by_one)
-    for kind, f in found.items():
-        check(f, expected[kind], *ARGS)
+    programs.check_other_axes(name, SQUARE)
 
 
 def test_transposed_twice():
@@ -179,12 +101,7 @@ def test_transposed_twice():
 
 @pytest.mark.parametrize("stages", [2, 4])
 def test_a_pipeline(stages):
-    mesh = spmd.make_mesh((stages,), ("stage",), backend="simulated")
-    params, batch = pipeline_params(stages), pipeline_batch(3)
-    for f in (lambda f: f, md.value_and_grad):
-        check(
-            lambda params, f=f: f(pipeline(mesh))(params, *batch), lambda p, f=f: f(pipeline_whole)(p, *batch), params
-        )
+    programs.check_pipeline(spmd.make_mesh((stages,), ("stage",), backend="simulated"))
 
 
 # ---------------------------------------------------------------- errors
@@ -253,7 +170,7 @@ def test_tapes_that_do_not_check():
     """A recorded choice says along which axes ranks choose, and what its results vary along."""
     f = spmd.shard_map(by_first(same, lambda x: np.ones(2)), mesh=LINE, in_specs=P("i"), out_specs=P("i"))
     tape = md.make_tape(f)(X)
-    (cond,) = [eqn for eqn in equations_of(tape) if eqn.primitive.name == "cond"]
+    (cond,) = [eqn for eqn in equations(tape) if eqn.primitive.name == "cond"]
     tape.check()
     for branch in cond.bodies:
         branch.outputs = [np.ones(2)]

@@ -25,7 +25,7 @@ from collectives.primitives import variadic
 from minidiff.compiler.codegen import CompiledTape
 from minidiff.compiler.simplify import optimize, rewrites
 from spmd import P
-from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, example
+from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, equations, example
 from tests.rewrite_programs import SIDE, RandomProgram, random_programs
 from tests.samples import each
 from tests.spmd.test_programs import placements, programs
@@ -35,14 +35,6 @@ MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 ALONE = ("fuse psums", "fuse shard maps")  # without these, each psum is for itself
 IJ = ("i", "j")
 PAIRS = [[0, 2], [3, 1]]
-
-
-def equations(tape):
-    """All equations, also of bodies."""
-    for eqn in tape.equations:
-        yield eqn
-        for body in eqn.bodies:
-            yield from equations(body)
 
 
 def communicating(tape):
@@ -209,22 +201,6 @@ def test_a_sum_of_very_many_terms():
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        lambda x: pscatter(psum(x, "i"), "i", tiled=True),
-        lambda x: pscatter(psum(x, "i").T, "i", axis=1, tiled=True),
-    ],
-)
-def test_what_a_part_of_a_sum_becomes(body):
-    x, f = data("float64"), mapped(body)
-    tape = spmd.rewritten(f)(x)
-    tape.check()
-    assert communicating(tape) == {"psum_scatter": 1}
-    np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(f(x)), rtol=1e-12)
-    check_derivatives(md.make_tape(f)(x), tape, x, "float64")
-
-
-@pytest.mark.parametrize(
     "body, before, after",
     [
         (lambda x: psum(x, "i") * psum(x * x, "i"), {"psum": 2}, {"psum": 1}),
@@ -259,11 +235,6 @@ def test_only_pscatter_is_a_local_slice(body, typed):
     assert communicating(smaller) == {"psum_scatter" if pscattered else "psum": 1}
     np.testing.assert_allclose(np.asarray(smaller(x)[0]), np.asarray(f(x)), rtol=1e-12)
     check_derivatives(tape, smaller, x, "float64")
-
-
-def test_what_is_used_again_is_kept():
-    f = mapped(lambda x: (lambda total: (pscatter(total, "i", tiled=True), total))(psum(x, "i")))
-    assert communicating(spmd.rewritten(f)(data("float64"))) == {"psum": 1}
 
 
 def test_unknown_names():

@@ -6,6 +6,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 from minidiff.checks.numerical import backward_difference, central_difference, errors, forward_difference
+from tests.minidiff.refusals import refusals
 
 SCHEMES = (forward_difference, backward_difference, central_difference)
 
@@ -88,14 +89,10 @@ def test_of_a_straight_line_any_step_will_do():
     assert e.forward[0] == 0.0 and e.optimal["forward"] == float("inf")
 
 
-@pytest.mark.parametrize(
-    "call, error, message",
+test_wrong_use = refusals(
     [
         (lambda: errors(np.sin, 3), TypeError, r"no argument carries a derivative \(i64\[\]\)"),
         (lambda: errors(np.sin, 3.0, direction=[1.0]), ValueError, "the direction has the structure"),
         (lambda: central_difference(lambda x: (x, x), 1.0), TypeError, "give a direction for a result of several"),
-    ],
+    ]
 )
-def test_wrong_use(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

@@ -340,15 +340,6 @@ def test_methods():
     assert (Model(2.0).apply(3.0), Model(3.0).apply(3.0)) == (6.0, 9.0)
 
 
-def test_python_branches_name_the_way_out():
-    @md.jit
-    def absolute(x):
-        return x if x > 0 else -x
-
-    with pytest.raises(md.TracerError, match=r"jit of absolute.*md\.cond"):
-        absolute(1.0)
-
-
 def test_jit_within_other_transformations():
     seen = []
 

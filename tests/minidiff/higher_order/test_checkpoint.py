@@ -496,8 +496,6 @@ def test_python_sees_values():
 
     assert md.grad(lambda x: g(x).sum())(X).tolist() == (2 * X).tolist()
     assert shown == [("0.3", "-0.7", 1.1)]
-    with pytest.raises(md.TracerError, match="would lose its derivative"):
-        md.grad(md.checkpoint(lambda x: float(x)))(1.0)
 
 
 def test_tapes_show_the_body():
@@ -510,8 +508,6 @@ def test_tapes_show_the_body():
 
 
 def test_what_cannot_be_an_argument():
-    with pytest.raises(TypeError, match="expected an array or a number, got str"):
-        md.checkpoint(lambda x, mode: x)(1.0, "mode")
     with pytest.raises(TypeError, match=r"checkpoint takes a function, got float: write checkpoint\(f\)\(x\)"):
         md.checkpoint(1.0)
     with pytest.raises(TypeError, match=r"policy must be a function of .*, got 'dots'; md\.checkpoint_policies has"):

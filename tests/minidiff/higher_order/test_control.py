@@ -16,6 +16,7 @@ from collectives import axis_index, pmean, psum
 from minidiff.compiler.codegen import CompiledTape
 from spmd import P
 from tests.control_programs import ARGS, BODIES, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
+from tests.minidiff.refusals import refusals
 from tests.programs import assert_trees_close
 from tests.samples import each
 
@@ -218,33 +219,6 @@ def test_values(name, staged):
         assert md.typeof(x) == md.typeof(y)
 
 
-@BOTH
-@each("name", CASES)
-def test_forward_mode(name, staged):
-    f, meaning, args = program(name, staged)
-    tangents = random_like(args)
-    assert_trees_close(md.jvp(f, args, tangents), md.jvp(meaning, args, tangents))
-
-    def second(f):
-        return lambda *args: md.jvp(lambda *args: md.jvp(f, args, tangents)[1], args, tangents)
-
-    assert_trees_close(second(f)(*args), second(meaning)(*args))
-    tape = md.make_tape(second(f))(*args)
-    tape.check()
-    assert_trees_close(tape(*args), md.tree.leaves(second(meaning)(*args)))
-
-
-@BOTH
-@each("name", CASES)
-def test_linearize(name, staged):
-    f, meaning, args = program(name, staged)
-    tangents = random_like(args)
-    assert_trees_close(md.linearize(f, *args)[1](*tangents), md.jvp(meaning, args, tangents)[1])
-    tape = md.make_tape(lambda *args: md.linearize(f, *args)[1](*tangents))(*args)
-    tape.check()
-    assert_trees_close(tape(*args), md.jvp(meaning, args, tangents)[1])
-
-
 def loss(f):
     """A scalar, not quadratic in anything."""
 
@@ -255,45 +229,47 @@ def loss(f):
     return scalar
 
 
-@BOTH
-@each("name", REVERSIBLE)
-def test_reverse_mode(name, staged):
-    f, meaning, args = program(name, staged)
-    numbers = tuple(range(len(args)))
-    gradient = md.value_and_grad(loss(f), numbers)
-    expected = md.value_and_grad(loss(meaning), numbers)(*args)
-    assert_trees_close(gradient(*args), expected)
-    tape = md.make_tape(gradient)(*args)
-    tape.check()
-    assert_trees_close(tape(*args), md.tree.leaves(expected))
-    assert tape == md.make_tape(gradient)(*args)
+def gradient(f, t):
+    return md.grad(loss(f), tuple(range(len(t))))
+
+
+def slope(f, t):
+    """The derivative of a scalar function in the direction t, by its gradient."""
+    return lambda *args: sum((g * v).sum() for g, v in zip(gradient(f, t)(*args), t))
+
+
+#: Derivatives of f, with tangents t like its arguments.
+FORWARD = {
+    "jvp": lambda f, t: lambda *args: md.jvp(f, args, t),
+    "jvp of jvp": lambda f, t: lambda *args: md.jvp(lambda *args: md.jvp(f, args, t)[1], args, t),
+    "linearize": lambda f, t: lambda *args: md.linearize(f, *args)[1](*t),
+}
+REVERSE = {
+    "value_and_grad": lambda f, t: md.value_and_grad(loss(f), tuple(range(len(t)))),
+    "forward over reverse": lambda f, t: lambda *args: md.jvp(gradient(f, t), args, t)[1],
+    "reverse over reverse": lambda f, t: md.grad(slope(f, t), tuple(range(len(t)))),
+    "reverse over forward": lambda f, t: md.grad(lambda *args: md.jvp(loss(f), args, t)[1], tuple(range(len(t)))),
+}
+RECORDED = {"jvp of jvp", "linearize", "value_and_grad", "reverse over reverse"}
 
 
 @BOTH
-@each("name", REVERSIBLE)
-def test_second_order(name, staged):
+@each("name", CASES)
+def test_derivatives(name, staged):
+    """Run and recorded; those of second order are one, whichever way they are made."""
     f, meaning, args = program(name, staged)
-    numbers, tangents = tuple(range(len(args))), random_like(args)
-
-    def forward_over_reverse(f):
-        return lambda *args: md.jvp(md.grad(loss(f), numbers), args, tangents)[1]
-
-    def reverse_over_reverse(f):
-        def along(*args):
-            grads = md.grad(loss(f), numbers)(*args)
-            return sum((g * t).sum() for g, t in zip(grads, tangents))
-
-        return md.grad(along, numbers)
-
-    def reverse_over_forward(f):
-        return md.grad(lambda *args: md.jvp(loss(f), args, tangents)[1], numbers)
-
-    expected = forward_over_reverse(meaning)(*args)
-    for second in (forward_over_reverse, reverse_over_reverse, reverse_over_forward):
-        assert_trees_close(second(f)(*args), expected)
-    tape = md.make_tape(reverse_over_reverse(f))(*args)
-    tape.check()
-    assert_trees_close(tape(*args), expected)
+    t, expected, tapes = random_like(args), {}, {}
+    for how, of in (FORWARD | REVERSE if CASES[name].reverse else FORWARD).items():
+        order = "second" if "over" in how else how
+        if order not in expected:
+            expected[order] = of(meaning, t)(*args)
+        assert_trees_close(of(f, t)(*args), expected[order])
+        if how in RECORDED:
+            tapes[how] = md.make_tape(of(f, t))(*args)
+            tapes[how].check()
+            assert_trees_close(tapes[how](*args), md.tree.leaves(expected[order]))
+    if CASES[name].reverse:
+        assert tapes["value_and_grad"] == md.make_tape(REVERSE["value_and_grad"](f, t))(*args)
 
 
 def loop_over(f, *args):
@@ -1029,10 +1005,6 @@ def test_nothing_carried_nothing_returned(staged):
 # ---------------------------------------------------------------- errors
 
 
-def both_ways(f, *args):
-    return [lambda: f(*args), lambda: md.make_tape(f)(*args)]
-
-
 CARRIES = {
     "shape": (
         lambda x: md.scan(lambda c, _: ({"h": c["h"][None]}, None), {"h": x}, None, length=2),
@@ -1073,14 +1045,8 @@ CARRIES = {
     ),
     "a value for a body": (lambda x: md.fori_loop(0, 3, x, x), "fori_loop: body_fun must be a function, got "),
 }
-
-
-@each("case", CARRIES)
-def test_types_that_do_not_fit(case):
-    f, message = CARRIES[case]
-    for run in both_ways(f, X):
-        with pytest.raises(TypeError, match=message):
-            run()
+test_types_that_do_not_fit = refusals(CARRIES, lambda f: f(X), error=TypeError)
+test_types_that_do_not_fit_on_a_tape = refusals(CARRIES, lambda f: md.make_tape(f)(X), error=TypeError)
 
 
 LENGTHS = {
@@ -1097,14 +1063,8 @@ LENGTHS = {
     "negative": (lambda x: md.scan(lambda c, v: (c, v), x, length=-1), "scan: length is the number of steps, got -1"),
     "branches": (lambda x: md.switch(0, [], x), "switch: branches must hold at least one function"),
 }
-
-
-@pytest.mark.parametrize("case", LENGTHS)
-def test_lengths_that_do_not_fit(case):
-    f, message = LENGTHS[case]
-    for run in both_ways(f, X):
-        with pytest.raises(ValueError, match=message):
-            run()
+test_lengths_that_do_not_fit = refusals(LENGTHS, lambda f: f(X), error=ValueError)
+test_lengths_that_do_not_fit_on_a_tape = refusals(LENGTHS, lambda f: md.make_tape(f)(X), error=ValueError)
 
 
 def test_what_only_a_value_can_decide_names_the_function():
@@ -1133,12 +1093,9 @@ BRANCHES = {
 }
 
 
-@pytest.mark.parametrize("case", BRANCHES)
-def test_branches_that_differ(case):
-    f, message = BRANCHES[case]
-    for run in (lambda: md.make_tape(f)(1, X), lambda: md.vmap(lambda p: f(p, X))(np.array([0, 1]))):
-        with pytest.raises(TypeError, match=message):
-            run()
+of_many = lambda f: md.vmap(lambda p: f(p, X))(np.array([0, 1]))  # noqa: E731
+test_branches_that_differ = refusals(BRANCHES, lambda f: md.make_tape(f)(1, X), error=TypeError)
+test_branches_that_differ_under_vmap = refusals(BRANCHES, of_many, error=TypeError)
 
 
 @BOTH

@@ -14,6 +14,7 @@ from collectives import axis_index, psum
 from minidiff.checks.testing import check_grads
 from spmd import P
 from tests import control_programs
+from tests.minidiff.refusals import refusals
 from tests.programs import assert_trees_close
 from tests.samples import each
 
@@ -529,7 +530,9 @@ KINDS = each("kind", ["jvp", "vjp"])
     ],
 )
 def test_rules_do_not_differentiate_what_they_close_over(kind, use):
-    with pytest.raises(TypeError, match=r"<lambda> closes over a value of type f64\[\] that is being differentiated"):
+    with pytest.raises(
+        TypeError, match=r"<lambda> closes over a value of type f64\[\] that is being differentiated.*pass the value"
+    ):
         use(kind)
 
 
@@ -632,65 +635,59 @@ def with_rule(f):
     return f
 
 
-ERRORS = {
-    "no pair": (
+ERRORS = [
+    (
         lambda: jvp_returning(lambda p, t: p[0]),
         r"rule, the jvp rule of f, must return a pair \(result, tangent\), got \*",
     ),
-    "tangent's structure": (
+    (
         lambda: jvp_returning(lambda p, t: ((p[0], p[1]["w"]), [t[0], t[1]["w"]])),
         r"rule, the jvp rule of f, must return a tangent like its result: \(\*, \*\), got \[\*, \*\]",
     ),
-    "tangent's shape": (
+    (
         lambda: jvp_returning(lambda p, t: ((p[0], p[1]["w"]), (t[0][:2], t[1]["w"]))),
         r"rule, the jvp rule of f, returns a result\[0\] of type f64\[3\]: its tangent must have the type f64\[3\], "
         r"got f64\[2\]",
     ),
-    "tangent's dtype": (
+    (
         lambda: jvp_returning(lambda p, t: ((p[0], p[1]["w"]), (t[0], np.float32(1)))),
         r"returns a result\[1\] of type f64\[\]: its tangent must have the type f64\[\], got f32\[\]",
     ),
-    "no pair of residuals": (
+    (
         lambda: vjp_returning(lambda x, p: x, lambda r, ct: (ct, None)),
         r"fwd_rule, the forward rule of f, must return a pair \(result, residuals\), got \*",
     ),
-    "too few cotangents": (
+    (
         lambda: vjp_returning(fine, lambda r, ct: (ct,)),
         r"bwd_rule, the backward rule of f, must return a tuple of 2 cotangents, one for each argument, got \(\*,\)",
     ),
-    "no tuple": (
+    (
         lambda: vjp_returning(fine, lambda r, ct: ct),
         r"bwd_rule, the backward rule of f, must return a tuple of 2 cotangents",
     ),
-    "cotangent's structure": (
+    (
         lambda: vjp_returning(fine, lambda r, ct: (ct, 1.0)),
         r"bwd_rule, the backward rule of f, must return a cotangent like argument 1: \{'w': \*\}, got \*",
     ),
-    "cotangent's shape": (
+    (
         lambda: vjp_returning(fine, lambda r, ct: (ct, {"w": ct})),
         r"bwd_rule, the backward rule of f, returns a cotangent of argument 1\['w'\]: it must have the type f64\[\], "
         r"got f64\[3\]",
     ),
-    "no array": (
+    (
         lambda: vjp_returning(fine, lambda r, ct: (ct, {"w": "one"})),
         r"bwd_rule, .* of argument 1\['w'\]: it must have the type f64\[\]: expected an array or a number, got str",
     ),
-    "no array kept": (
+    (
         lambda: vjp_returning(lambda x, p: (x, np.sin), lambda r, ct: (ct, None)),
         r"fwd_rule, .* must return residuals that are arrays: .* got ufunc: .*named by nondiff_argnums",
     ),
-    "no such argument": (
+    (
         lambda: with_rule(md.custom_jvp(by_jvp.fun, nondiff_argnums=2))(X, X),
         r"by_jvp: nondiff_argnums names argument 2, but it was called with 2",
     ),
-}
-
-
-@each("case", ERRORS)
-def test_errors_name_the_rule_the_leaf_and_both_types(case):
-    use, message = ERRORS[case]
-    with pytest.raises(TypeError, match=message):
-        use()
+]
+test_errors_name_the_rule_the_leaf_and_both_types = refusals(ERRORS, error=TypeError)
 
 
 def test_a_rule_must_agree_with_its_function():

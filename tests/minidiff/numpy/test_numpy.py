@@ -16,7 +16,7 @@ from minidiff.checks.testing import check_grads
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.numpy import replaced
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, REFUSED, public_callables
-from minidiff.numpy.dispatch import unsupported
+from minidiff.numpy.dispatch import unsupported_error
 from minidiff.ops import ufunc_methods
 from tests.samples import each
 from tests.table import coverage
@@ -364,14 +364,8 @@ ERRORS = {
         "to build an array out of traced values, use minidiff.numpy",
     ),
     "uneven lists": (lambda x: mnp.array([x, x[0]]), ValueError, "must have one shape, got (2, 2) and (2,)"),
-    "writing into an array": (
-        lambda x: np.copyto(np.zeros((2, 2)), x),
-        TypeError,
-        f"np.copyto is {SUPPORTED}: it writes into its argument",
-    ),
     "writing a row": (lambda x: np.zeros((2, 2)).__setitem__(0, x[0]), TypeError, "cannot become a plain NumPy array"),
     "no function of numbers": (lambda x: np.busday_offset(x, 1), TypeError, f"np.busday_offset is {SUPPORTED}"),
-    "function of Python": (lambda x: np.frompyfunc(abs, 1, 1)(x), TypeError, "use np.vectorize of minidiff.numpy"),
     "values on a tape": (
         np.array_str,
         md.TracerError,
@@ -393,7 +387,6 @@ ERRORS = {
         TypeError,
         "argmax() got an unexpected keyword argument 'foo'",
     ),
-    "where of a ufunc": (lambda x: np.add(x, 1, where=X > 1), TypeError, "write np.where(mask, np.add(x), x)"),
     "signature of a ufunc": (
         lambda x: np.sin(x, signature="d->d"),
         TypeError,
@@ -401,10 +394,6 @@ ERRORS = {
     ),
     "cast": (lambda x: np.add(x, 1, dtype=int), TypeError, "Cannot cast ufunc 'add' input"),
     "operands": (lambda x: np.add.__call__(x), TypeError, "add() takes from 2 to 3 positional arguments but 1"),
-    "out": (lambda x: np.sin(x, out=np.zeros((2, 2))), TypeError, "write y = np.sin(x)"),
-    "out of a function": (lambda x: np.sum(x, out=np.zeros(())), TypeError, "np.sum cannot write a traced value into"),
-    "in place": (lambda x: operator.imul(np.ones((2, 2)), x), TypeError, "np.multiply cannot write a traced value"),
-    "at": (lambda x: np.add.at(np.ones((2, 2)), 0, x[0]), TypeError, "np.add.at writes into an existing array"),
     "reduce of one": (lambda x: np.sin.reduce(x), ValueError, "reduce only supported for binary functions"),
     "keyword of reduce": (lambda x: np.add.reduce(x, foo=1), TypeError, "unexpected keyword argument 'foo'"),
     "order of reduce": (lambda x: np.subtract.reduce(x, (0, 1)), ValueError, "subtract.reduce: the order matters"),
@@ -450,7 +439,9 @@ def test_what_is_not_there_names_what_is_named_alike():
     def expand_dim():
         pass
 
-    assert str(unsupported(expand_dim, ())).endswith("not supported on traced values; similar names: np.expand_dims")
+    assert str(unsupported_error(expand_dim, ())).endswith(
+        "not supported on traced values; similar names: np.expand_dims"
+    )
 
 
 def test_arguments_with_numpys_defaults_are_no_others():
@@ -596,11 +587,6 @@ def test_ufuncs_are_left_to_classes_that_have_their_own():
     np.testing.assert_array_equal(md.grad(f)(X), X)
     with pytest.raises(TypeError, match="does not support ufuncs"):
         md.grad(lambda x: mnp.multiply(x, Opaque(X)).sum())(X)
-
-
-def test_lists_and_masks_do_not_defer():
-    with pytest.raises(TypeError, match=r"write x\.filled\(value\)"):
-        md.grad(lambda x: (x * np.ma.array(X, mask=X > 1)).sum())(X)
 
 
 def test_the_examples_of_the_namespace():

@@ -12,6 +12,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, psum
 from spmd import P
+from tests.minidiff.refusals import refusals
 from tests.samples import check_each
 
 METHODS = ("sequential", "expand_dims", "broadcast_all")
@@ -220,15 +221,19 @@ def test_results_that_differ_from_what_is_declared():
         md.pure_callback(lambda: "text", md.ShapedArray((), float))
 
 
-def test_wrong_calls():
-    with pytest.raises(TypeError, match="callback must be a function, got ShapedArray: write pure_callback"):
-        md.pure_callback(md.ShapedArray((), float), abs)
-    with pytest.raises(TypeError, match=r"result_shape_dtypes\['a'\] must have a shape and a dtype, got float"):
-        md.pure_callback(abs, {"a": 1.0}, 1.0)
-    with pytest.raises(ValueError, match=r"vmap_method must be one of 'sequential', .* got 'vectorized'"):
-        md.pure_callback(abs, md.ShapedArray((), float), 1.0, vmap_method="vectorized")
-    with pytest.raises(TypeError, match=r"pure_callback: .*0.*1.*got str"):
-        md.pure_callback(abs, md.ShapedArray((), float), 1.0, "text")
+NUMBER = md.ShapedArray((), float)
+test_wrong_calls = refusals(
+    [
+        (lambda: md.pure_callback(NUMBER, abs), TypeError, "callback must be a function, got ShapedArray: write pure_"),
+        (
+            lambda: md.pure_callback(abs, {"a": 1.0}, 1.0),
+            TypeError,
+            r"dtypes\['a'\] must have a shape and a dtype, got",
+        ),
+        (lambda: md.pure_callback(abs, NUMBER, 1.0, vmap_method="all"), ValueError, "must be one of 'seq.* got 'all'"),
+        (lambda: md.pure_callback(abs, NUMBER, 1.0, "text"), TypeError, r"pure_callback: .*0.*1.*got str"),
+    ]
+)
 
 
 VMAP_OF_GRAD = lambda f: md.vmap(md.grad(f))  # noqa: E731

@@ -12,6 +12,7 @@ import minidiff as md
 import spmd
 from collectives import psum
 from spmd import P
+from tests.minidiff.refusals import refusals
 from tests.samples import each
 
 LA: Any = np.linalg
@@ -222,41 +223,23 @@ def test_powers_take_few_products():
 
 # ---------------------------------------------------------------- errors
 
-ERRORS: dict[str, tuple[Callable, type, str]] = {
-    "square": (lambda x: LA.inv(x[:1]), LA.LinAlgError, r"inv: the matrix must be square, got f64\[1,2\]"),
-    "vector": (lambda x: LA.svd(x[0]), LA.LinAlgError, r"svd: matrices have at least two dimensions, got f64\[2\]"),
-    "solve": (lambda x: LA.solve(x, x[:1]), ValueError, r"solve: the right.* rows .* got f64\[2,2\] and f64\[1,2\]"),
-    "float16": (lambda x: LA.det(x.astype("f2")), TypeError, r"det: .* f16\[2,2\]; convert it to float32 or float64"),
-    "qr": (
-        lambda x: LA.qr(x, "raw"),
-        ValueError,
-        r"qr: .* mode is 'reduced', 'complete' or 'r', got 'raw'",
-    ),
-    "eigh": (lambda x: LA.eigh(x, "X"), ValueError, r"UPLO is 'L' or 'U', got 'X'"),
-    "order of a vector": (lambda x: LA.norm(x[0], "fro"), ValueError, r"order of a vector norm is a number, got 'fro'"),
-    "order of a matrix": (lambda x: LA.norm(x, 3), ValueError, r"the order of a matrix norm is 'fro', .*, got 3"),
-    "norm": (
-        lambda x: LA.norm(x[None], 2),
-        ValueError,
-        r"one axis \(vectors\) or two .*, got 3 of f64\[1,2,2\]",
-    ),
-    "matrix_power": (lambda x: LA.matrix_power(x, 1.5), TypeError, r"float"),
-    "tensorinv": (lambda x: LA.tensorinv(x, 0), ValueError, r"ind is a positive number of axes, got 0"),
-    "tensorinv of": (lambda x: LA.tensorinv(x[:1], 1), LA.LinAlgError, r"the first 1 axes of f64\[1,2\] do not have"),
-    "tensorsolve": (
-        lambda x: LA.tensorsolve(x, x),
-        LA.LinAlgError,
-        r"does not reshape to a square matrix for .* of f64\[2,2\]",
-    ),
-    "lstsq": (lambda x: LA.lstsq(x, x[:1]), LA.LinAlgError, r"lstsq: .* got f64\[2,2\] and f64\[1,2\]"),
-}
-
-
-@each("case", ERRORS)
-def test_errors_say_what_does_not_fit(case):
-    f, error, message = ERRORS[case]
-    with pytest.raises(error, match=message):
-        md.make_tape(f)(X)
+ERRORS = [
+    (lambda x: LA.inv(x[:1]), LA.LinAlgError, r"inv: the matrix must be square, got f64\[1,2\]"),
+    (lambda x: LA.svd(x[0]), LA.LinAlgError, r"svd: matrices have at least two dimensions, got f64\[2\]"),
+    (lambda x: LA.solve(x, x[:1]), ValueError, r"solve: the right.* rows .* got f64\[2,2\] and f64\[1,2\]"),
+    (lambda x: LA.det(x.astype("f2")), TypeError, r"det: .* f16\[2,2\]; convert it to float32 or float64"),
+    (lambda x: LA.qr(x, "raw"), ValueError, r"qr: .* mode is 'reduced', 'complete' or 'r', got 'raw'"),
+    (lambda x: LA.eigh(x, "X"), ValueError, r"UPLO is 'L' or 'U', got 'X'"),
+    (lambda x: LA.norm(x[0], "fro"), ValueError, r"order of a vector norm is a number, got 'fro'"),
+    (lambda x: LA.norm(x, 3), ValueError, r"the order of a matrix norm is 'fro', .*, got 3"),
+    (lambda x: LA.norm(x[None], 2), ValueError, r"one axis \(vectors\) or two .*, got 3 of f64\[1,2,2\]"),
+    (lambda x: LA.matrix_power(x, 1.5), TypeError, r"float"),
+    (lambda x: LA.tensorinv(x, 0), ValueError, r"ind is a positive number of axes, got 0"),
+    (lambda x: LA.tensorinv(x[:1], 1), LA.LinAlgError, r"the first 1 axes of f64\[1,2\] do not have"),
+    (lambda x: LA.tensorsolve(x, x), LA.LinAlgError, r"does not reshape to a square matrix for .* of f64\[2,2\]"),
+    (lambda x: LA.lstsq(x, x[:1]), LA.LinAlgError, r"lstsq: .* got f64\[2,2\] and f64\[1,2\]"),
+]
+test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X))
 
 
 @pytest.mark.parametrize("f", [LA.inv, lambda x: LA.solve(x, np.ones(2))])

@@ -83,9 +83,9 @@ ERRORS = {
     "points": (
         lambda x: np.fft.fft(x, 0),
         ValueError,
-        "fft: a transform has one point at least, got 0 along axis 1 of",
+        "fft: a transform needs at least one point, got 0 along axis 1 of",
     ),
-    "points of irfft": (lambda x: np.fft.irfft(x[:, :1]), ValueError, "irfft: a transform has one point at least"),
+    "points of irfft": (lambda x: np.fft.irfft(x[:, :1]), ValueError, "irfft: a transform needs at least one point"),
     "norm": (lambda x: np.fft.fft(x, norm="both"), ValueError, "norm is 'backward', 'ortho' or 'forward', got 'both'"),
     "axis": (lambda x: np.fft.rfft(x, axis=2), np.exceptions.AxisError, "rfft: axis 2 is out of bounds"),
     "s": (lambda x: np.fft.fftn(x, (2,), (0, 1)), ValueError, "the shape s=(2,) and the axes (0, 1) differ in number"),

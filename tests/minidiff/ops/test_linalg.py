@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
+from tests.minidiff.refusals import refusals
 from tests.samples import each
 
 X, Y = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
@@ -150,44 +151,32 @@ def test_vectors_of_two_elements_have_a_cross_product_of_one():
 
 # ---------------------------------------------------------------- errors
 
-ERRORS: dict[str, tuple[Callable, str]] = {
-    "a letter that is none": (lambda x: np.einsum("i$->i", x), r"labels are letters, .* 'i\$' .* shapes \(2, 3\)"),
-    "one dot": (lambda x: np.einsum("i.->i", x), r"at most one ellipsis; got 'i\.'"),
-    "operands": (lambda x: np.einsum("ij,jk", x), r"there are labels for 2 operands, not 1, in 'ij,jk'"),
-    "too few labels": (lambda x: np.einsum("i", x), r"the number of labels in 'i' does not fit"),
-    "too many labels": (lambda x: np.einsum("ijk...", x), r"the number of labels in 'ijk\.\.\.' does not fit"),
-    "no ellipsis": (lambda x: np.einsum("...i->i", x), r"the result has no ellipsis"),
-    "result": (lambda x: np.einsum("ij->ik", x), r"the result's label 'k' is in no operand in 'ij->ik'"),
-    "result twice": (lambda x: np.einsum("ij->ii", x), r"the result's label 'i' is there twice"),
-    "diagonal": (lambda x: np.einsum("ii", x), r"the axes 'i' of one operand differ in size"),
-    "sizes": (lambda x: np.einsum("ij,jk", x, x), r"sizes \[2, 3\] of the axis 'j' differ"),
-    "lists": (lambda x: np.einsum(x, [0, 52]), r"labels are integers below 52, or '...'; got \[0, 52\]"),
-    "inner": (lambda x: np.inner(x, x.T), r"inner: last dimensions differ in inner\(f64\[2,3\], f64\[3,2\]\)"),
-    "tensordot sizes": (lambda x: np.tensordot(x, x, 1), r"axes \(1,\) of f64\[2,3\] and \(0,\) of f64\[2,3\] differ"),
-    "tensordot count": (lambda x: np.tensordot(x, x, 3), r"tensordot: 3 axes, but the operands are f64\[2,3\] and"),
-    "vecdot": (lambda x: np.vecdot(x, x[:, :1]), r"vecdot: f64\[2,3\] and f64\[2,1\] do not fit"),
-    "outer": (
-        lambda x: np.linalg.outer(x, x),
-        r"expected vectors, got f64\[2,3\] and .*; np\.outer flattens",
-    ),
-    "multi_dot": (lambda x: np.linalg.multi_dot([x]), r"expected at least two arrays, got 1"),
-    "cross": (lambda x: np.cross(x, x[:, :1]), r"vectors have 2 or 3 elements, got 3 and 1"),
-    "linalg.cross": (
-        lambda x: np.linalg.cross(x, x, axis=0),
-        r"vectors have 3 elements, got f64\[2,3\]",
-    ),
-    "convolve": (lambda x: np.convolve(x, x), r"convolve: operands are non-empty vectors, got f64\[2,3\]"),
-    "empty": (lambda x: np.correlate(x[0], x[0, :0]), r"correlate: .* non-empty vectors, got f64\[3\] and f64\[0\]"),
-    "mode": (lambda x: np.convolve(x[0], x[0], "all"), r"mode is 'full', 'same' or 'valid', got 'all'"),
-    "trace": (lambda x: np.trace(x[0]), r"diagonal: an array of at least two dimensions is needed, got f64\[3\]"),
-}
-
-
-@each("case", ERRORS)
-def test_errors_say_what_does_not_fit(case):
-    f, message = ERRORS[case]
-    with pytest.raises(ValueError, match=message):
-        md.make_tape(f)(X)
+ERRORS = [
+    (lambda x: np.einsum("i$->i", x), r"labels are letters, .* 'i\$' .* shapes \(2, 3\)"),
+    (lambda x: np.einsum("i.->i", x), r"at most one ellipsis; got 'i\.'"),
+    (lambda x: np.einsum("ij,jk", x), r"there are labels for 2 operands, not 1, in 'ij,jk'"),
+    (lambda x: np.einsum("i", x), r"the number of labels in 'i' does not fit"),
+    (lambda x: np.einsum("ijk...", x), r"the number of labels in 'ijk\.\.\.' does not fit"),
+    (lambda x: np.einsum("...i->i", x), r"the result has no ellipsis"),
+    (lambda x: np.einsum("ij->ik", x), r"the result's label 'k' is in no operand in 'ij->ik'"),
+    (lambda x: np.einsum("ij->ii", x), r"the result's label 'i' occurs twice"),
+    (lambda x: np.einsum("ii", x), r"the axes 'i' of one operand differ in size"),
+    (lambda x: np.einsum("ij,jk", x, x), r"sizes \[2, 3\] of the axis 'j' differ"),
+    (lambda x: np.einsum(x, [0, 52]), r"labels are integers below 52, or '...'; got \[0, 52\]"),
+    (lambda x: np.inner(x, x.T), r"inner: last dimensions differ in inner\(f64\[2,3\], f64\[3,2\]\)"),
+    (lambda x: np.tensordot(x, x, 1), r"axes \(1,\) of f64\[2,3\] and \(0,\) of f64\[2,3\] differ"),
+    (lambda x: np.tensordot(x, x, 3), r"tensordot: 3 axes, but the operands are f64\[2,3\] and"),
+    (lambda x: np.vecdot(x, x[:, :1]), r"vecdot: f64\[2,3\] and f64\[2,1\] do not fit"),
+    (lambda x: np.linalg.outer(x, x), r"expected vectors, got f64\[2,3\] and .*; np\.outer flattens"),
+    (lambda x: np.linalg.multi_dot([x]), r"expected at least two arrays, got 1"),
+    (lambda x: np.cross(x, x[:, :1]), r"vectors have 2 or 3 elements, got 3 and 1"),
+    (lambda x: np.linalg.cross(x, x, axis=0), r"vectors have 3 elements, got f64\[2,3\]"),
+    (lambda x: np.convolve(x, x), r"convolve: operands are non-empty vectors, got f64\[2,3\]"),
+    (lambda x: np.correlate(x[0], x[0, :0]), r"correlate: .* non-empty vectors, got f64\[3\] and f64\[0\]"),
+    (lambda x: np.convolve(x[0], x[0], "all"), r"mode is 'full', 'same' or 'valid', got 'all'"),
+    (lambda x: np.trace(x[0]), r"diagonal: an array of at least two dimensions is needed, got f64\[3\]"),
+]
+test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X), error=ValueError)
 
 
 def test_matrices_are_wanted_between_the_ends_of_a_chain():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.core.tracer import NUMPY_FUNCTIONS
-from tests.samples import each
+from tests.minidiff.refusals import refusals
 
 X = np.arange(6.0).reshape(2, 3)
 
@@ -152,41 +152,27 @@ def test_functions_along_an_axis_see_values():
 
 # ---------------------------------------------------------------- errors
 
-ERRORS = {
-    "pad, mode": (lambda x: np.pad(x, 1, "empty"), TypeError, r"pad: mode 'empty' is not supported on traced values"),
-    "pad, function": (lambda x: np.pad(x, 1, lambda *a: None), TypeError, r"join parts with np\.concatenate"),
-    "pad, unknown": (lambda x: np.pad(x, 1, "mirror"), ValueError, r"mode is one of constant, .*, got 'mirror'"),
-    "pad, option": (lambda x: np.pad(x, 1, "edge", end_values=1), ValueError, r"mode 'edge' takes no end_values"),
-    "pad, negative": (lambda x: np.pad(x, -1), ValueError, r"widths cannot be negative"),
-    "pad, nothing": (lambda x: np.pad(x[:0], 1, "edge"), ValueError, r"axis 0 of f64\[0,3\] has no elements"),
-    "rot90": (lambda x: np.rot90(x, axes=(0, 0)), ValueError, r"rot90: an axis is named twice in \(0, 0\)"),
-    "rot90, axes": (lambda x: np.rot90(x, axes=(0,)), ValueError, r"rot90: two axes are needed, got \(0,\)"),
-    "diag": (lambda x: np.diag(x[None]), ValueError, r"diag: a vector or a matrix is needed, got f64\[1,2,3\]"),
-    "diagonal": (lambda x: np.diagonal(x[0]), ValueError, r"diagonal: .* at least two dimensions .*, got f64\[3\]"),
-    "diagonal, axes": (lambda x: np.diagonal(x, 0, 1, -1), ValueError, r"diagonal: axes 1 and -1 are the same axis"),
-    "tril": (
-        lambda x: np.tril(x[0, 0]),
-        ValueError,
-        r"tril: an array of at least one dimension is needed, got f64\[\]",
-    ),
-    "vander": (lambda x: np.vander(x), ValueError, r"vander: a vector is needed, got f64\[2,3\]"),
-    "indices": (lambda x: np.tril_indices_from(x[0]), ValueError, r"a matrix is needed, got f64\[3\]"),
-    "diagonal indices": (lambda x: np.diag_indices_from(x), ValueError, r"of equal size, are needed, got f64\[2,3\]"),
-    "trim": (lambda x: np.trim_zeros(x[0], "x"), ValueError, r"trim consists of 'f' and 'b', got 'x'"),
-    "trim, traced": (lambda x: np.trim_zeros(x[0]), md.TracerError, r"np\.trim_zeros .* needs a concrete value"),
-    "no vectors": (
-        lambda x: np.apply_along_axis(np.sum, 1, x[:0]),
-        ValueError,
-        r"no vector along axis 1 in f64\[0,3\]",
-    ),
-}
-
-
-@each("case", ERRORS)
-def test_errors_say_what_does_not_fit(case):
-    f, error, message = ERRORS[case]
-    with pytest.raises(error, match=message):
-        md.make_tape(f)(X)
+ERRORS = [
+    (lambda x: np.pad(x, 1, "empty"), TypeError, r"pad: mode 'empty' is not supported on traced values"),
+    (lambda x: np.pad(x, 1, lambda *a: None), TypeError, r"join parts with np\.concatenate"),
+    (lambda x: np.pad(x, 1, "mirror"), ValueError, r"mode is one of constant, .*, got 'mirror'"),
+    (lambda x: np.pad(x, 1, "edge", end_values=1), ValueError, r"mode 'edge' takes no end_values"),
+    (lambda x: np.pad(x, -1), ValueError, r"widths cannot be negative"),
+    (lambda x: np.pad(x[:0], 1, "edge"), ValueError, r"axis 0 of f64\[0,3\] has no elements"),
+    (lambda x: np.rot90(x, axes=(0, 0)), ValueError, r"rot90: an axis is named twice in \(0, 0\)"),
+    (lambda x: np.rot90(x, axes=(0,)), ValueError, r"rot90: two axes are needed, got \(0,\)"),
+    (lambda x: np.diag(x[None]), ValueError, r"diag: a vector or a matrix is needed, got f64\[1,2,3\]"),
+    (lambda x: np.diagonal(x[0]), ValueError, r"diagonal: .* at least two dimensions .*, got f64\[3\]"),
+    (lambda x: np.diagonal(x, 0, 1, -1), ValueError, r"diagonal: axes 1 and -1 are the same axis"),
+    (lambda x: np.tril(x[0, 0]), ValueError, r"tril: an array of at least one dimension is needed, got f64\[\]"),
+    (lambda x: np.vander(x), ValueError, r"vander: a vector is needed, got f64\[2,3\]"),
+    (lambda x: np.tril_indices_from(x[0]), ValueError, r"a matrix is needed, got f64\[3\]"),
+    (lambda x: np.diag_indices_from(x), ValueError, r"of equal size, are needed, got f64\[2,3\]"),
+    (lambda x: np.trim_zeros(x[0], "x"), ValueError, r"trim consists of 'f' and 'b', got 'x'"),
+    (lambda x: np.trim_zeros(x[0]), md.TracerError, r"np\.trim_zeros .* needs a concrete value"),
+    (lambda x: np.apply_along_axis(np.sum, 1, x[:0]), ValueError, r"no vector along axis 1 in f64\[0,3\]"),
+]
+test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X))
 
 
 def test_counts_that_are_traced():

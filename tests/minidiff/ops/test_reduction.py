@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import minidiff as md
 import spmd
 from minidiff.ops.reduction import recurrence_p
+from tests.minidiff.refusals import refusals
 from tests.samples import each
 
 modest = settings(max_examples=25, deadline=None)
@@ -272,17 +273,12 @@ ERRORS: dict[str, tuple[Callable, type, str]] = {
     "gradient, short": (lambda x: np.gradient(x, edge_order=2), ValueError, r"f64\[2,3\] needs at least 3 elements"),
     "gradient, coordinates": (lambda x: np.gradient(x, np.ones(4), axis=1), ValueError, r"shape \(4,\) .* of size 3"),
     "gradient, edges": (lambda x: np.gradient(x, edge_order=3), ValueError, r"edge_order is 1 or 2, got 3"),
-    "out": (lambda x: np.sum(x, out=np.ones(())), TypeError, r"np.sum cannot write a traced value into"),
 }
 if hasattr(np, "cumulative_sum"):  # of NumPy 2.1
     ERRORS["cumulative_sum"] = (np.cumulative_sum, ValueError, r"cumulative_sum: give an axis for f64\[2,3\]")
 
 
-@each("case", ERRORS)
-def test_errors_say_what_does_not_fit(case):
-    f, error, message = ERRORS[case]
-    with pytest.raises(error, match=message):
-        md.make_tape(f)(np.ones((2, 3)))
+test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(np.ones((2, 3))))
 
 
 # ---------------------------------------------------------------- numbers have an axis for some functions

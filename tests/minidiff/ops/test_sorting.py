@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.ops.sorting import permute_p
+from tests.minidiff.refusals import refusals
 from tests.samples import each
 
 modest = settings(max_examples=60, deadline=None)
@@ -133,17 +134,11 @@ def test_sorting_in_place_says_what_to_write():
             md.grad(lambda x, m=method: getattr(x, m)(0))(X)
 
 
-ERRORS: dict[str, tuple[Callable, type, str]] = {
-    "kind": (lambda x: np.sort(x, kind="bubble"), ValueError, r"kind is 'quicksort', .*'bubble'"),
-    "axis": (lambda x: np.argsort(x, 2), np.exceptions.AxisError, r"argsort: axis 2 is out of bounds"),
-    "kth": (lambda x: np.partition(x, 3), ValueError, r"kth=3 is out of bounds for an axis of size 3"),
-    "lexsort": (lambda x: np.lexsort((x, x[0])), ValueError, r"one shape, got f64\[2,3\], f64\[3\]"),
-    "searchsorted": (lambda x: np.searchsorted(x, 0.0), ValueError, r"searchsorted: .* one dimension, got f64\[2,3\]"),
-}
-
-
-@pytest.mark.parametrize("case", ERRORS)
-def test_errors_say_what_does_not_fit(case):
-    f, error, message = ERRORS[case]
-    with pytest.raises(error, match=message):
-        md.make_tape(f)(X)
+ERRORS = [
+    (lambda x: np.sort(x, kind="bubble"), ValueError, r"kind is 'quicksort', .*'bubble'"),
+    (lambda x: np.argsort(x, 2), np.exceptions.AxisError, r"argsort: axis 2 is out of bounds"),
+    (lambda x: np.partition(x, 3), ValueError, r"kth=3 is out of bounds for an axis of size 3"),
+    (lambda x: np.lexsort((x, x[0])), ValueError, r"one shape, got f64\[2,3\], f64\[3\]"),
+    (lambda x: np.searchsorted(x, 0.0), ValueError, r"searchsorted: .* one dimension, got f64\[2,3\]"),
+]
+test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import minidiff as md
 import minidiff.numpy as mnp
 from tests.indices import indices
+from tests.minidiff.refusals import refusals
 
 X = np.arange(6.0).reshape(2, 3)
 UFUNCS = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide, "power": np.power}
@@ -142,37 +143,19 @@ def test_values_take_the_dtype_of_what_they_go_into():
     assert mnp.at([1.0, 2.0])[0].set(3).tolist() == [3.0, 2.0]
 
 
-ERRORS = {
-    "shape": (
-        lambda x: x.at[0].set(np.ones(2)),
-        ValueError,
-        r"at\[\.\.\.\]\.set: values of type f64\[2\] do not .*\(3,\)",
-    ),
-    "dtype": (
-        lambda x: mnp.at(np.arange(3))[0].add(x[0, 0]),
-        TypeError,
-        r"add: values of type f64\[\] cannot .* i64\[3\]",
-    ),
-    "number": (
-        lambda x: mnp.at(np.arange(3))[0].set(0.5),
-        TypeError,
-        r"set: values of type f64\[\] cannot go into .*i64",
-    ),
-    "complex": (lambda x: x.at[0].set(1j), TypeError, r"values of type c128\[\] cannot go into .* f64\[2,3\] without"),
-    "quotient": (lambda x: mnp.at(np.arange(3))[0].divide(2), TypeError, r"a value of type i64\[3\] cannot hold"),
-    "bounds": (lambda x: x.at[[0, 5]].set(1), IndexError, r"\[0, 5\] is out of bounds .* size 2"),
-    "too many": (lambda x: x.at[0, 0, 0].set(1), IndexError, r"too many indices: 3"),
-    "mask": (lambda x: x.at[x > 0].set(np.ones(2)), TypeError, r"at\[mask\]\.set: the mask is traced, .*np\.where"),
-    "mask, shape": (lambda x: x.at[x[0] > 0].set(1), IndexError, r"mask of shape \(3,\) does not fit f64\[2,3\]"),
-    "apply": (lambda x: x.at[[0, 0]].apply(np.sin), ValueError, r"the index \[0, 0\] may name an element twice"),
-}
-
-
-@pytest.mark.parametrize("case", ERRORS)
-def test_errors_say_what_is_not_possible(case):
-    f, error, message = ERRORS[case]
-    with pytest.raises(error, match=message):
-        md.make_tape(f)(X)
+ERRORS = [
+    (lambda x: x.at[0].set(np.ones(2)), ValueError, r"at\[\.\.\.\]\.set: values of type f64\[2\] do not .*\(3,\)"),
+    (lambda x: mnp.at(np.arange(3))[0].add(x[0, 0]), TypeError, r"add: values of type f64\[\] cannot .* i64\[3\]"),
+    (lambda x: mnp.at(np.arange(3))[0].set(0.5), TypeError, r"set: values of type f64\[\] cannot go into .*i64"),
+    (lambda x: x.at[0].set(1j), TypeError, r"values of type c128\[\] cannot go into .* f64\[2,3\] without"),
+    (lambda x: mnp.at(np.arange(3))[0].divide(2), TypeError, r"a value of type i64\[3\] cannot hold"),
+    (lambda x: x.at[[0, 5]].set(1), IndexError, r"\[0, 5\] is out of bounds .* size 2"),
+    (lambda x: x.at[0, 0, 0].set(1), IndexError, r"too many indices: 3"),
+    (lambda x: x.at[x > 0].set(np.ones(2)), TypeError, r"at\[mask\]\.set: the mask is traced, .*np\.where"),
+    (lambda x: x.at[x[0] > 0].set(1), IndexError, r"mask of shape \(3,\) does not fit f64\[2,3\]"),
+    (lambda x: x.at[[0, 0]].apply(np.sin), ValueError, r"the index \[0, 0\] may name an element twice"),
+]
+test_errors_say_what_is_not_possible = refusals(ERRORS, lambda f: md.make_tape(f)(X))
 
 
 def test_what_can_be_done_is_shown():

@@ -7,22 +7,8 @@ import spmd
 from spmd import P
 from spmd.checkpoint import Checkpoints, load
 from spmd.data import batches
-from tests.samples import each
-from tests.sharded_aliasing import MADE, OUT, check_made, check_out
 
 MESHES = [spmd.make_mesh(shape, ("i", "j"), backend="simulated") for shape in ((1, 1), (2, 1), (2, 2))]
-
-
-@each("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("name", MADE)
-def test_later_writes_into_what_it_was_made_from(name, mesh):
-    check_made(name, mesh)
-
-
-@each("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("name", OUT)
-def test_writes_into_what_comes_out(name, mesh):
-    check_out(name, mesh)
 
 
 def test_a_block_says_that_it_is_read_only():

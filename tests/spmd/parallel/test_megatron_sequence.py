@@ -4,17 +4,12 @@ import pytest
 
 import spmd
 from spmd.parallel import sequence_parallel_transformer
-from tests.sequence_transformers import check_memory, check_numbers_and_communication
-from tests.transformers import AXIS, CONFIGS, WIDE, example
+from tests.sequence_transformers import check_memory
+from tests.transformers import AXIS, WIDE, example
 
 
 def mesh_of(ranks):
     return spmd.make_mesh((ranks,), (AXIS,), backend="simulated")
-
-
-@pytest.mark.parametrize("name, ranks", [(name, ranks) for ranks in (2, 4) for name in CONFIGS if name != "tied"])
-def test_numbers_and_communication(name, ranks):
-    check_numbers_and_communication(CONFIGS[name], mesh_of(ranks))
 
 
 def test_memory():

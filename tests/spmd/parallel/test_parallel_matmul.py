@@ -10,6 +10,7 @@ from minidiff.compiler.codegen import CompiledTape
 from spmd import P
 from spmd.parallel import matmul
 from tests.matmul_programs import PRODUCTS, K, M, N, operands, plain, plain_loss, sharded, sharded_loss
+from tests.programs import equations
 from tests.samples import each
 
 NAMES = each("name", PRODUCTS)
@@ -77,13 +78,6 @@ def test_the_collectives_and_their_bytes_are_what_theory_says(name, n):
     assert {collective for collective, _ in back} <= {theory.backward}
 
 
-def sizes_of_values(tape):
-    for eqn in tape.equations:
-        yield from (v.type.size for v in eqn.outputs)
-        for body in eqn.bodies:
-            yield from sizes_of_values(body)
-
-
 @NAMES
 def test_step_by_step_no_rank_holds_the_whole(name):
     """The largest value that a body makes: one block of what is gathered or scattered, or all n of them."""
@@ -92,7 +86,7 @@ def test_step_by_step_no_rank_holds_the_whole(name):
     args = np.ones((n * M, n * K)), np.ones((n * K, 60 * N))
     (body,) = md.make_tape(sharded(name, mesh))(*args).equations[0].bodies
     block = 60 * N * (K if "gather" in name else M)
-    largest = max(sizes_of_values(body))
+    largest = max(v.type.size for eqn in equations(body) for v in eqn.outputs)
     if one.collective == "ppermute":
         assert largest <= max(block, 60 * M * N)
     else:

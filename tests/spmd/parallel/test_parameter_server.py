@@ -13,12 +13,6 @@ from tests.programs import assert_trees_close
 RATE = programs.RATE
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_server_on_ranks_is_data_parallelism(ranks):
-    for root in range(ranks):
-        programs.check_steps(ranks, root, "simulated")
-
-
 def test_a_root_out_of_range():
     with pytest.raises(ValueError, match=r"the root 2 is not an index along 'workers', which has 2 ranks"):
         programs.check_steps(2, 2, "simulated")

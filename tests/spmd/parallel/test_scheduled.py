@@ -19,16 +19,6 @@ def stages(count):
     return spmd.make_mesh((count,), ("stages",), backend="simulated")
 
 
-@pytest.mark.parametrize("name", networks.SCHEDULES)
-@pytest.mark.parametrize("p, M", [(1, 2), (2, 4), (4, 8)])
-def test_loss_and_gradients_are_those_of_the_whole_network(name, p, M):
-    networks.check_schedule(name, M, stages(p))
-
-
-def test_fewer_microbatches_than_stages():
-    networks.check_schedule("one_f_one_b", 2, stages(4))
-
-
 @pytest.mark.parametrize("p, M", [(2, 1), (2, 4), (4, 2), (4, 8)])
 @pytest.mark.parametrize("name", ["gpipe", "one_f_one_b"])
 def test_a_stage_stashes_as_many_activations_as_its_schedule(name, p, M):

@@ -11,7 +11,7 @@ import minidiff.numpy as np
 from minidiff.nn import one_hot
 from spmd.parallel import Config, cross_entropy, init_transformer, label_cross_entropy, next_token_loss, transformer
 from spmd.parallel.causal_attention import rotary
-from spmd.parallel.transformer import normalized
+from spmd.parallel.transformer import normalize
 
 SMALL = Config(vocabulary=7, features=8, heads=4, layers=2, hidden=6)
 VARIANTS = {
@@ -69,7 +69,7 @@ def test_rotary_products_depend_on_the_difference_of_positions():
 def test_norms():
     x = numpy.random.default_rng(0).normal(size=(3, 8)) + 5
     for config in (SMALL, replace(SMALL, layer_norm=True)):
-        y = normalized(config, np.ones(8), x)
+        y = normalize(config, np.ones(8), x)
         numpy.testing.assert_allclose(np.mean(y**2, axis=-1), 1, rtol=1e-5)
         assert numpy.allclose(np.mean(y, axis=-1), 0) == config.layer_norm
 

@@ -11,31 +11,10 @@ from tests.zero_programs import (
     EVERYTHING,
     OPTIMIZERS,
     STAGES,
-    check_communication,
-    check_memory,
-    check_training,
     mesh_of,
     network,
     trained,
 )
-
-
-@each("stage", STAGES)
-@each("ranks, microbatches, optimizer", [(1, 2, "adam"), (2, 4, "decayed"), (4, 1, "adam"), (4, 2, "clipped")])
-def test_training_is_that_of_the_whole_network(stage, ranks, microbatches, optimizer):
-    check_training(stage, microbatches, ranks, "simulated", optimizer)
-
-
-@each("stage", STAGES)
-@each("microbatches, ranks", [(1, 8), (4, 2), (2, 4)])
-def test_communication_is_as_documented(stage, microbatches, ranks):
-    check_communication(stage, microbatches, ranks, "simulated")
-
-
-@each("stage", STAGES)
-@each("ranks", [2, 8])
-def test_memory_is_as_documented(stage, ranks):
-    check_memory(stage, ranks, "simulated")
 
 
 @each("stage, sums", zip(STAGES, ("psum", "psum_scatter", "psum_scatter")))

@@ -1,0 +1,74 @@
+"""Dependencies between equations, and dead-code elimination."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+
+from minidiff.core.tape import Atom, Equation, Tape, with_equations
+from minidiff.core.types import Var
+from minidiff.higher_order.effects import has_effects, without_effects
+from minidiff.higher_order.masks import choose
+
+
+def prune_tape(tape: Tape, effects: bool = True) -> Tape:
+    """Eliminate dead code, also in the bodies of equations.
+
+    Equations with an effect are kept, unless `effects` is False because the effect happened elsewhere.
+    """
+    return with_equations(tape, needed_equations(tape.equations, tape.outputs, effects=effects)[0])
+
+
+def needed_equations(
+    equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = (), effects: bool = False
+) -> tuple[list[Equation], set[Var]]:
+    """The equations that `outputs` need if some values are `given`; and all names in them.
+
+    They are for recomputation and have no effects, unless `effects` keeps the equations with an effect.
+    """
+    needed = {a for a in outputs if isinstance(a, Var)}
+    kept = []
+    for eqn in reversed(equations):
+        used = [v in needed and v not in given for v in eqn.outputs]
+        if any(used) or (effects and has_effects(eqn)):
+            if not effects:
+                eqn = without_effects(eqn)
+            if eqn.primitive.is_higher_order or not all(used):
+                eqn = eqn.primitive.without_unused_results(eqn, used)
+            kept.append(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+    return kept[::-1], needed
+
+
+def with_used_results(eqn: Equation, used: Sequence[bool], *per_result: str) -> Equation:
+    """Drop unused results of a body that takes the operands as they are, and the operands that only they need.
+
+    `per_result` names the parameters with one entry per result.
+    """
+    params, body = eqn.params, eqn.params["body"]
+    tape = prune_tape(Tape(body.inputs, body.equations, choose(body.outputs, used)))
+    names = used_names(tape)
+    kept = [v in names for v in body.inputs]
+    masks = {**dict.fromkeys(eqn.primitive.commutes or (), kept), **dict.fromkeys(per_result, used)}
+    params = {**params, **{name: tuple(choose(params[name], mask)) for name, mask in masks.items()}}
+    params["body"] = Tape(choose(body.inputs, kept), tape.equations, tape.outputs)
+    return Equation(eqn.primitive, choose(eqn.inputs, kept), params, choose(eqn.outputs, used), eqn.source)
+
+
+def used_names(tape: Tape) -> set[Var]:
+    """The names that equations or outputs use."""
+    return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
+
+
+def dependents(equations: Sequence[Equation], names: Iterable[Var]) -> set[Var]:
+    """These names, and those of all results that depend on them."""
+    found = set(names)
+    for eqn in equations:
+        if any(isinstance(a, Var) and a in found for a in eqn.inputs):
+            found.update(eqn.outputs)
+    return found
+
+
+def depends_on_marked(tape: Tape, marked: Sequence[bool]) -> list[bool]:
+    """Which outputs depend on the marked inputs."""
+    found = dependents(tape.equations, choose(tape.inputs, marked))
+    return [isinstance(a, Var) and a in found for a in tape.outputs]

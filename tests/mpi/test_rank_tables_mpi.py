@@ -1,0 +1,48 @@
+"""The table that simulated and MPI ranks share, on MPI ranks; and checks that simulated ranks run elsewhere."""
+
+import functools
+
+import pytest
+
+from tests import grads_on_ranks, sharded_network
+from tests.collective_checks import check_scans_in_branches
+from tests.minidiff.ops import test_callback as callbacks
+from tests.minidiff.test_disable_jit import check_on_ranks
+from tests.rank_tables import MPI, PARALLEL, TABLES, cases, line, mesh_of, run
+from tests.samples import check_each
+from tests.spmd.test_shard_map import check_numbers
+
+
+@pytest.mark.parametrize(
+    "name, ranks",
+    [pytest.param(*case, marks=pytest.mark.parallel(case[1])) for case in cases(PARALLEL | TABLES, MPI)],
+)
+def test_on_mpi_ranks(name, ranks):
+    run(name, ranks, MPI)
+
+
+#: Checks of a mesh along "i", by the numbers of ranks.
+OF_A_LINE = {
+    1: [check_numbers],
+    2: [
+        check_numbers,
+        sharded_network.check,
+        check_on_ranks,
+        callbacks.check_on_ranks,
+        functools.partial(callbacks.check_on_ranks, check_rep=False),
+        callbacks.check_calls_of_ranks,
+        callbacks.check_sharded,
+        *(getattr(grads_on_ranks, f"check_{what}") for what in ("programs", "failures", "differences", "body")),
+    ],
+    3: [sharded_network.check],
+}
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(n, marks=pytest.mark.parallel(n)) for n in OF_A_LINE])
+def test_of_a_line_of_ranks(ranks):
+    check_each((str(check), functools.partial(check, line(MPI, ranks))) for check in OF_A_LINE[ranks])
+
+
+@pytest.mark.parallel(4)
+def test_scans_in_branches():
+    check_scans_in_branches(mesh_of(MPI, 2, 2, names="xy"))

@@ -1,0 +1,365 @@
+"""What simulated ranks and MPI ranks are asked alike: one table of checks, with the numbers of ranks of each backend.
+
+`tests/mpi/test_rank_tables_mpi.py` runs it on MPI ranks, and `test_rank_tables.py` of `tests/spmd/` and of
+`tests/spmd/parallel/` on simulated ones. MPI ranks are asked less where the backend makes no difference: they run on
+the numbers of ranks that show something new, and with the options that do.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import spmd
+from collectives import algorithms
+from spmd import P
+from spmd.examples import where_to_sum
+from spmd.parallel import attention_by_heads, cannon, ring_attention, summa
+from spmd.parallel.embedding import SPLITS
+from tests import (
+    algorithm_checks,
+    attention_programs,
+    auto_axes_programs,
+    branch_programs,
+    collective_checks,
+    decoder_programs,
+    dlrm_programs,
+    expert_programs,
+    grid_programs,
+    matmul_programs,
+    nested_programs,
+    networks,
+    optim_programs,
+    partial_sum_programs,
+    placement_programs,
+    precision_programs,
+    random_programs,
+    search_programs,
+    sequence_transformers,
+    server_programs,
+    sharded_aliasing,
+    summed_programs,
+    transformers,
+    zero_programs,
+)
+from tests import where_to_sum as sums
+from tests.samples import check_each
+from tests.transformers import AXIS, CONFIGS, WIDE
+
+SIMULATED, MPI = "simulated", "mpi"
+
+
+class Table(NamedTuple):
+    """Checks for n ranks of a backend, and the numbers of ranks that run them."""
+
+    checks: Callable[[int, str], Iterable[functools.partial]]
+    simulated: Sequence[int] = ()
+    mpi: Sequence[int] = (2, 4)
+
+
+@functools.cache
+def mesh_of(on: str, *sizes: int, names: Sequence[str] = "ijk") -> spmd.Mesh:
+    """A mesh, once in a session: an MPI has only so many communicators."""
+    return spmd.make_mesh(sizes, tuple(names)[: len(sizes)], backend=on)
+
+
+def line(on: str, n: int, axis: str = "i") -> spmd.Mesh:
+    return mesh_of(on, n, names=(axis,))
+
+
+def all_of(check: Callable, *choices: Iterable) -> list[functools.partial]:
+    """A check of every choice of arguments."""
+    return [functools.partial(check, *args) for args in itertools.product(*choices)]
+
+
+def in_turn(on: str, *choices: Iterable) -> Iterable[tuple]:
+    """Every choice on simulated ranks; on MPI ranks each option once at least, beside the others in turn."""
+    lists = [list(c) for c in choices]
+    if on == SIMULATED:
+        return itertools.product(*lists)
+    return itertools.islice(zip(*map(itertools.cycle, lists)), max(map(len, lists)))
+
+
+def run(name: str, n: int, on: str) -> None:
+    """Run a table's checks for n ranks of a backend, and list those that fail."""
+    calls = (PARALLEL | TABLES)[name].checks(n, on)
+    check_each((f"{c.func.__name__}({', '.join(map(str, c.args))})", c) for c in calls)
+
+
+def cases(tables: dict[str, Table], on: str) -> list[tuple[str, int]]:
+    """Each table with each number of ranks."""
+    return [(name, n) for name, table in tables.items() for n in getattr(table, on)]
+
+
+# ---------------------------------------------------------------- parallelisms
+
+
+def _attention(n, on):
+    groups = [8, 4] if on == SIMULATED else [max(4, n)]
+    split = line(on, n, "tokens")
+    return all_of(attention_programs.check_split, [split], [attention_by_heads, ring_attention], [False, True], groups)
+
+
+def _decoders(n, on):
+    few = slice(None) if on == SIMULATED else slice(1)
+    yield from (
+        functools.partial(decoder_programs.check_numbers, *pair, on) for pair in decoder_programs.MESHES[n][few]
+    )
+    expected = decoder_programs.mixture_of_one_device()
+    for pair in decoder_programs.WITH_EXPERTS[n][few]:
+        yield functools.partial(decoder_programs.check_numbers, *pair, on, decoder_programs.MIXTURE, expected)
+
+
+def _experts(n, on):
+    for shape, gate in in_turn(on, expert_programs.SHAPES[n], expert_programs.GATES):
+        yield functools.partial(expert_programs.check_mixture, shape, *gate, on)
+
+
+def _tensor_parallel(n, on):
+    configs = (
+        CONFIGS.values() if n == 2 or (on, n) == (SIMULATED, 4) else [CONFIGS["grouped queries" if n > 1 else "tied"]]
+    )
+    yield from all_of(transformers.check_numbers, configs, [line(on, n, AXIS)])
+    if n > 1:
+        yield from all_of(transformers.check_communication, configs, [line(on, n, AXIS)])
+        yield from all_of(transformers.check_vocabulary, [line(on, n, AXIS)])
+        yield from all_of(transformers.check_half_layers, [line(on, n, AXIS)])
+    yield from all_of(transformers.check_labels, [line(on, n, AXIS)])
+    if n == 4:
+        yield from all_of(transformers.check_split_batch, [mesh_of(on, 2, 2, names=("batch", AXIS))])
+
+
+def _sequence_parallel(n, on):
+    configs = [WIDE] if on == MPI else [config for config in CONFIGS.values() if not config.tied]
+    return all_of(sequence_transformers.check_numbers_and_communication, configs, [line(on, n, AXIS)])
+
+
+def _networks(n, on):
+    ways = networks.WAYS if on == SIMULATED or n == 2 else networks.WAYS[:1]
+    for name, shape in networks.cases(n):
+        yield functools.partial(networks.check_numbers, name, shape, on, ways)
+        yield functools.partial(networks.check_communication, name, shape, on)
+
+
+def _partial_layers(n, on):
+    for typed in (True, False) if on == SIMULATED else (True,):
+        for name in networks.PARTIAL_LAYERS:
+            yield functools.partial(networks.check_partial_layers, name, line(on, n, "stages"), check_rep=typed)
+
+
+def _schedules(n, on):
+    for name in networks.SCHEDULES:
+        least = max(4, n if name == "interleaved" else 4)  # which needs groups of as many as there are stages
+        yield functools.partial(
+            networks.check_schedule, name, 2 * n if on == SIMULATED else least, line(on, n, "stages")
+        )
+    if (on, n) == (SIMULATED, 4):
+        yield functools.partial(networks.check_schedule, "one_f_one_b", 2, line(on, n, "stages"))
+
+
+def _grids(n, on):
+    """On a square grid, and on two that share the examples."""
+    copies = 2 if n == 8 else 1
+    q = math.isqrt(n // copies)
+    yield from all_of(grid_programs.check_product, grid_programs.PRODUCTS, [q], [on], [copies])
+    yield from all_of(grid_programs.check_network, [summa, cannon], [q], [on], [copies])
+
+
+def _zero(n, on):
+    trained = {1: [(2, "adam")], 2: [(4, "decayed")], 4: [(1, "adam"), (2, "clipped")], 8: []}[n]
+    if on == MPI:
+        trained = [(1, "clipped"), (2, "adam")][n > 2 :]
+    for stage in zero_programs.STAGES:
+        for microbatches, optimizer in trained:
+            yield functools.partial(zero_programs.check_training, stage, microbatches, n, on, optimizer)
+        if n > 1:
+            microbatches = 2 if on == MPI else 8 // n
+            yield functools.partial(zero_programs.check_communication, stage, microbatches, n, on)
+            yield functools.partial(zero_programs.check_memory, stage, n, on)
+
+
+#: Programs of `spmd.parallel` and `spmd.examples`, which must say what they mean.
+PARALLEL = {
+    "attention of split sequences": Table(_attention, (1, 2, 4), (2, 4, 8)),
+    "decoders": Table(_decoders, (1, 2, 4, 8), (2, 4, 8)),
+    "recommendation models": Table(
+        lambda n, on: all_of(dlrm_programs.check_dlrm, SPLITS, [n], [on]), (1, 2, 4), (2, 4, 8)
+    ),
+    "mixtures of experts": Table(_experts, (1, 2, 4, 8), (2, 4, 8)),
+    "assigned experts": Table(
+        lambda n, on: all_of(expert_programs.check_assigned, [n], expert_programs.ASSIGNMENTS, [on]),
+        (1, 2, 4),
+        (2, 4, 8),
+    ),
+    "experts meet nothing but tokens": Table(
+        lambda n, on: all_of(expert_programs.check_partial_experts, expert_programs.PARTIAL_EXPERTS, [n], [on]),
+        (1, 4),
+        (2, 4, 8),
+    ),
+    "tensor parallel transformers": Table(_tensor_parallel, (1, 2, 4), (2, 4, 8)),
+    "sequence parallel transformers": Table(_sequence_parallel, (2, 4), (2, 4, 8)),
+    "networks": Table(_networks, (1, 2, 8), (2, 4, 8)),
+    "pipelines of layers that are not finite everywhere": Table(_partial_layers, (4,), (2, 4, 8)),
+    "scheduled pipelines": Table(_schedules, (1, 2, 4), (2, 4, 8)),
+    "products and networks on grids": Table(_grids, (1, 4, 8, 9), (4, 8)),
+    "parameter servers": Table(
+        lambda n, on: all_of(server_programs.check_steps, [n], range(n) if on == SIMULATED else (0, n - 1), [on]),
+        (1, 2, 4),
+        (2, 4, 8),
+    ),
+    "ZeRO": Table(_zero, (1, 2, 4, 8), (2, 4, 8)),
+    "the search's prices": Table(
+        lambda n, on: all_of(
+            search_programs.check_prices,
+            [mesh_of(on, 2, 2, names=("data", "feats")) if on == SIMULATED else line(on, n, "feats")],
+        ),
+        (4,),
+        (4,),
+    ),
+    "where to sum": Table(lambda n, on: all_of(sums.check_program, [line(on, n, where_to_sum.AXIS)], sums.CALLS), (4,)),
+    "matrix products on a ring": Table(
+        lambda n, on: all_of(matmul_programs.check_calls, matmul_programs.PRODUCTS, [line(on, n)]), (), (2, 4, 8)
+    ),
+}
+
+# ---------------------------------------------------------------- collectives
+
+#: Meshes of simulated and of MPI ranks, by their number.
+SHAPES = {
+    SIMULATED: {1: [(1,)], 3: [(1, 3)], 4: [(4,), (2, 1, 2)], 6: [(2, 3)]},
+    MPI: {1: [(1,), (1, 1)], 2: [(2,), (1, 2)], 3: [(3,), (3, 1)], 4: [(4, 1), (2, 2)], 8: [(2, 2, 2)]},
+}
+
+
+def _collectives(n, on):
+    for shape in SHAPES[on][n]:
+        mesh = mesh_of(on, *shape, names="xyz")
+        for name, (_, simulated, mpi) in collective_checks.CHECKS.items():
+            for axes in (simulated if on == SIMULATED else mpi)(mesh, shape == SHAPES[on][n][-1]):
+                yield functools.partial(check_collectives, name, mesh, axes)
+
+
+def check_collectives(name: str, mesh: spmd.Mesh, axes: tuple[str, ...]) -> None:
+    collective_checks.CHECKS[name][0](mesh, axes)
+
+
+def _stored(n, on):
+    mesh = mesh_of(on, *SHAPES[on][n][0], names="xyz")
+    return all_of(collective_checks.check_stored, [mesh], [mesh.axis_names], collective_checks.STORED)
+
+
+def _algorithms(n, on):
+    for name in algorithms.__all__:
+        found = algorithm_checks.cases(name, n)
+        yield from all_of(algorithm_checks.check_value, [line(on, n)], found)
+        yield from all_of(
+            algorithm_checks.check_derivatives, [line(on, n)], found[: 2 if (on, n) == (SIMULATED, 3) else 1]
+        )
+        if (on, n) == (MPI, 4):
+            for axes, size in (("y", 2), (("y", "x"), 4)):
+                case = algorithm_checks.cases(name, size)[0]
+                yield functools.partial(algorithm_checks.check_value, mesh_of(on, 2, 2, names="xy"), case, axes)
+
+
+# ---------------------------------------------------------------- programs
+
+
+def _auto_axes(n, on):
+    mesh = mesh_of(on, *{2: (2, 1), 4: (2, 2), 8: (2, 4)}[n])
+    names = [*auto_axes_programs.PROGRAMS, *auto_axes_programs.MOVED]
+    some = ["a contraction", "softmax", "scan", "a nested shard_map", "joining columns"]
+    return all_of(auto_axes_programs.check_program, some if n == 8 else names, [mesh])
+
+
+def _branches(n, on):
+    """The simulated ranks' are in `test_varying_cond.py`."""
+    kinds = [branch_programs.REVERSE]
+    if n == 2:
+        yield from all_of(branch_programs.check_elements, branch_programs.BY_ELEMENT, [line(on, 2)])
+    else:
+        yield from all_of(branch_programs.check_derivatives, branch_programs.PROGRAMS, [line(on, 4)], kinds)
+        fresh = spmd.make_mesh((2, 2), ("i", "j"), backend=on)  # all ranks make its communicators, whatever they choose
+        yield from all_of(branch_programs.check_other_axes, branch_programs.OTHER_AXES, [fresh], kinds)
+    yield from all_of(branch_programs.check_pipeline, [line(on, n, "stage")])
+
+
+def _summed(n, on):
+    mesh, around = line(on, n), list(summed_programs.AROUND)
+    yield from all_of(summed_programs.check_silent, [mesh], summed_programs.SILENT, around)
+    yield from all_of(
+        summed_programs.check_said, [mesh], summed_programs.SAID, around[: None if on == SIMULATED else 1]
+    )
+    yield from all_of(summed_programs.check_quiet, [mesh], summed_programs.QUIET)
+    yield from all_of(summed_programs.check_filters, [mesh])
+    yield from all_of(summed_programs.check_copies, [mesh], summed_programs.COPIES, around)
+    yield from all_of(summed_programs.check_no_copies, [mesh], summed_programs.NO_COPIES, around)
+
+
+def _aliasing(n, on):
+    mesh = mesh_of(on, *((n, 1) if on == MPI or n < 4 else (2, 2)))
+    yield from all_of(sharded_aliasing.check_made, sharded_aliasing.MADE, [mesh])
+    yield from all_of(sharded_aliasing.check_out, sharded_aliasing.OUT, [mesh])
+
+
+def _random_numbers(n, on):
+    mesh, feats = random_programs.mesh_for(n, on)
+    yield from all_of(random_programs.check_states, [mesh])
+    yield from all_of(random_programs.check_keys_for_each_rank, [mesh])
+    yield from all_of(random_programs.check_blocks, [mesh], [[P("i"), P(None, "i")]])
+    yield from all_of(random_programs.check_initialize, [mesh], [("i", None)])
+    yield from all_of(random_programs.check_dropout_of_transformers, [feats])
+
+
+def _precision(n, on):
+    if n % 2 == 0:
+        yield from all_of(precision_programs.check_reductions, [line(on, n)])
+        yield from all_of(precision_programs.check_skipped_together, [line(on, n)])
+        yield from all_of(precision_programs.check_sums_round_once, [line(on, n)])
+    if n < 4:
+        yield from all_of(precision_programs.check_signs_of_zero, [line(on, n)])
+
+
+def _optimizers(n, on):
+    mesh = mesh_of(on, *((2, 2) if n == 4 else (n,)))
+    steps = optim_programs.sharded_steps(mesh, on == SIMULATED)
+    return [functools.partial(optim_programs.assert_communicates, *step) for step in steps]
+
+
+TABLES = {
+    "collectives": Table(_collectives, tuple(SHAPES[SIMULATED]), tuple(SHAPES[MPI])),
+    "arrays that are stored in other ways": Table(_stored),
+    "algorithms": Table(_algorithms, range(1, 9), (2, 3, 4)),
+    "auto axes": Table(_auto_axes, (2, 4), (2, 4, 8)),
+    "ranks that choose their own branch": Table(_branches),
+    "shard_maps in shard_maps": Table(
+        lambda n, on: all_of(nested_programs.check_nested, nested_programs.NESTED, [mesh_of(on, 2, 2)], [True, False]),
+        (4,),
+        (4,),
+    ),
+    "partial sums": Table(
+        lambda n, on: all_of(
+            partial_sum_programs.check_partial_sums, partial_sum_programs.PROGRAMS, [mesh_of(on, 2, 2)], [True, False]
+        ),
+        (4,),
+        (4,),
+    ),
+    "gradients that are sums": Table(_summed, (1, 4), (2,)),
+    "aliasing": Table(_aliasing, (1, 2, 4), (1, 2, 4)),
+    "random numbers": Table(_random_numbers, (2, 4)),
+    "16 bits": Table(_precision, (2, 3, 4), (2, 3, 4)),
+    "optimizers": Table(_optimizers, (4,)),
+    "placements": Table(
+        lambda n, on: [
+            functools.partial(
+                placement_programs.check_placement, line(on, n), placement_programs.random_placement(seed, n)
+            )
+            for seed in range(4 if on == SIMULATED else 2)
+        ],
+        (1, 2, 3),
+        (2, 4, 8),
+    ),
+    "f and g by hand": Table(lambda n, on: all_of(transformers.check_pairs, [line(on, n, AXIS)]), (2, 4), (2, 4, 8)),
+}
