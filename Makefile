@@ -65,7 +65,7 @@ docs:
 
 site: $(VENV)/.installed-docs
 	python -m sphinx --builder html --conf-dir docs --doctree-dir docs/_build/.doctrees --quiet \
-	    --fail-on-warning --keep-going . docs/_build/html $(ARGS)
+	    --fail-on-warning --keep-going --write-all . docs/_build/html $(ARGS)
 
 bench: $(VENV)/.installed-bench
 	python -m tests.benchmarks $(ARGS)

@@ -79,6 +79,8 @@ def skip(app, what, name, x, skipped, options):
 
 #: The modules whose names texts use without the module's, the first first.
 HOMES = ("collectives", "minidiff", "spmd")
+#: Pages about the names of one module.
+ABOUT = {"docs/guide/parallel": ["spmd.parallel"], "docs/guide/training": ["minidiff.optim"]}
 TARGETS = names_in_reference()
 MODULES = {module for module, _ in TARGETS}
 
@@ -116,7 +118,8 @@ class LinkNames(SphinxTransform):
     default_priority = 400
 
     def apply(self):
-        homes = (*self.env.current_document.get("modules", ()), *HOMES)
+        about = ABOUT.get(self.env.docname) or self.env.current_document.get("modules", ())
+        homes = (*about, *HOMES)
         for node in list(self.document.findall(nodes.literal)):
             if isinstance(node.parent, (nodes.title, nodes.reference, pending_xref)):
                 continue
@@ -136,6 +139,7 @@ class LinkNames(SphinxTransform):
 #: LaTeX that docutils does not know, and what it knows instead.
 LATEX = {
     r"(\\(?:dot|bar) ?\w)(?=_)": r"\1{}",
+    r"\\(ln|log|exp|sin|cos|tanh)(?= [a-z])": r"\\\1\\,",
     r"\\dots\b": r"\\ldots",
     r"\\mathrel\b": "",
     r"\\frac(\d)(\d)": r"\\frac{\1}{\2}",
