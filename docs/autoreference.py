@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import operator
 import re
 
 from docutils import nodes
@@ -72,6 +73,12 @@ def escape(match):
 def skip(app, what, name, x, skipped, options):
     """The fields of a named tuple are in its signature."""
     return True if (inspect.getdoc(x) or "").startswith("Alias for field number") else None
+
+
+def find_source(app, path, name):
+    """The module whose source has a public function, which a module that exports it has wrapped."""
+    x = operator.attrgetter(name)(find_module(path))
+    return inspect.unwrap(x).__module__ if inspect.isfunction(x) else None
 
 
 # ---------------------------------------------------------------- links
@@ -167,6 +174,7 @@ def setup(app):
     app.connect("doctree-read", number_notebook, priority=900)
     app.connect("autodoc-process-docstring", as_rst)
     app.connect("autodoc-skip-member", skip)
+    app.connect("viewcode-follow-imported", find_source)
     app.add_transform(LinkNames)
     app.add_html_math_renderer("mathml", (write_math, None), (write_math_block, None))
     return {"parallel_read_safe": True}
