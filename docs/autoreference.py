@@ -83,7 +83,6 @@ def find_source(app, path, name):
 
 # ---------------------------------------------------------------- links
 
-
 #: The modules whose names texts use without the module's, the first first.
 HOMES = ("collectives", "minidiff", "spmd")
 #: Pages about the names of one module.
@@ -141,7 +140,6 @@ class LinkNames(SphinxTransform):
 
 
 # ---------------------------------------------------------------- formulas
-
 
 #: LaTeX that docutils does not know, and what it knows instead.
 LATEX = {

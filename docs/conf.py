@@ -21,7 +21,6 @@ exclude_patterns = ["docs/_build"]
 nitpicky = True
 myst_heading_anchors = 4
 myst_enable_extensions = ["dollarmath"]
-suppress_warnings = ["myst.header"]
 
 # Notebooks have their outputs.
 nb_execution_mode = "off"
