@@ -4,7 +4,8 @@
 # make test-versions  the same on each Python of VERSIONS, and on the oldest NumPy: make test-versions VERSIONS=3.13
 # make quick      sets up, and runs a sample of the tests, within a minute on two processors
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
-# make docs       builds the site, docs/_build/html/index.html, in an environment of its own; a warning is an error
+# make docs       builds the site, docs/_build/html/index.html, in an environment of its own (Python 3.11 or newer, a minute);
+#                 a warning is an error
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
 # make lint       checks the style, and the types
 # make clean      removes what the others made
