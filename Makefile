@@ -4,6 +4,8 @@
 # make test-versions  the same on each Python of VERSIONS, and on the oldest NumPy: make test-versions VERSIONS=3.13
 # make quick      sets up, and runs a sample of the tests, within a minute on two processors
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
+# make docs       builds the site, docs/_build/html/index.html, in an environment of its own (Python 3.11 or newer, a minute);
+#                 a warning is an error
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
 # make lint       checks the style, and the types
 # make clean      removes what the others made
@@ -30,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: demo test test-versions quick lab notebooks bench lint clean
+.PHONY: demo test test-versions quick lab notebooks docs site bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel
@@ -59,6 +61,13 @@ lab: $(VENV)/.installed-$(MPI)-notebooks-lab
 notebooks: $(VENV)/.installed-$(MPI)-notebooks
 	python notebooks/execute.py $(ARGS)
 
+docs:
+	$(MAKE) site VENV=.venv-docs
+
+site: $(VENV)/.installed-docs
+	python -m sphinx --builder html --conf-dir docs --doctree-dir docs/_build/.doctrees --quiet \
+	    --fail-on-warning --keep-going --write-all . docs/_build/html $(ARGS)
+
 bench: $(VENV)/.installed-bench
 	python -m tests.benchmarks $(ARGS)
 
@@ -73,5 +82,5 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-* docs/_build build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -42,6 +42,8 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.scan import run_count
 
+__all__ = ["Cost", "Formula", "Formulas", "counted", "fastest", "price"]
+
 Number = int | float
 
 # ---------------------------------------------------------------- costs

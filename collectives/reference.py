@@ -22,6 +22,12 @@ from typing import Any
 
 import numpy
 
+__all__ = [
+    *("all_gather_ref", "all_to_all_ref", "at_root_ref", "axis_index_ref", "broadcast_ref", "collective_ref"),
+    *("gather_ref", "pbroadcast_ref", "pmax_ref", "pmean_ref", "pmin_ref", "ppermute_ref", "pscan_ref", "pscatter_ref"),
+    *("psum_ref", "psum_scatter_ref", "reduce_ref", "scatter_ref"),
+]
+
 Blocks = Sequence[Any]
 
 # ---------------------------------------------------------------- reductions, pbroadcast, axis_index

@@ -27,6 +27,7 @@ TERMS = {
 }
 FOLDERS = ("minidiff", "collectives", "spmd", "docs", "notebooks", "tests")
 PAGES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".md", ".ipynb")]
+PAGES = [p for p in PAGES if "_build" not in p.parts]
 PAGES.remove(Path(__file__))
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 

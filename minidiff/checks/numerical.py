@@ -25,6 +25,8 @@ from minidiff.inputs.arguments import as_value
 from minidiff.transforms.derivatives import jvp
 from minidiff.values.dtypes import finfo, is_differentiable
 
+__all__ = ["Errors", "backward_difference", "central_difference", "errors", "forward_difference"]
+
 #: By scheme: pairs (offset from x in steps, weight), and the order of the truncation error.
 SCHEMES = {
     "forward": (((1, 1.0), (0, -1.0)), 1),

@@ -25,6 +25,8 @@ from minidiff.transforms.derivatives import jvp, vjp
 from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import finfo, is_differentiable
 
+__all__ = ["check_grads"]
+
 
 class Tolerance(NamedTuple):
     """The step of the differences; `atol + rtol * abs(difference)` is allowed."""

@@ -1,0 +1,178 @@
+"""Sphinx on this project's terms: the reference from docstrings, links from code to it, and formulas as MathML."""
+
+import functools
+import inspect
+import operator
+import re
+
+from docutils import nodes
+from docutils.utils.math import MathError, latex2mathml
+from public_names import LISTED, find_module, listed_names, names_in_reference
+from sphinx.addnodes import pending_xref
+from sphinx.transforms import SphinxTransform
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
+
+# ---------------------------------------------------------------- pages of the reference
+
+
+def directive_of(x):
+    """The directive of autodoc that documents a public object."""
+    if inspect.isclass(x):
+        return "autoclass", "   :members:\n"
+    return ("autofunction" if callable(x) else "autodata"), ""
+
+
+def write_entries(match):
+    """A table of the names that a `reference` lists, then the entry of each."""
+    path = match[1]
+    names = [name for _, name in listed_names(match[0])]
+    lines = [f"```{{eval-rst}}\n.. currentmodule:: {path}\n\n.. autosummary::\n   :nosignatures:\n"]
+    lines += [f"   {name}" for name in names]
+    for name in names:
+        directive, options = directive_of(getattr(find_module(path), name))
+        lines.append(f"\n.. {directive}:: {path}.{name}\n{options}")
+    return "\n".join(lines) + "\n```"
+
+
+def read_page(app, docname, source):
+    app.env.current_document["modules"] = tuple({path: None for path, _ in listed_names(source[0])})
+    source[0] = re.sub(r"\n\n```$", "\n```", source[0], flags=re.MULTILINE)  # doctests end with an empty line
+    source[0] = LISTED.sub(write_entries, source[0])
+
+
+def number_notebook(app, doctree):
+    """Texts and lecturers call a notebook by its number."""
+    docname = app.env.docname
+    if docname.startswith("notebooks/"):
+        for title in (app.env.titles[docname], app.env.tocs[docname].next_node(nodes.reference)):
+            title.insert(0, nodes.Text(f"{docname[10:12]} "))
+
+
+# ---------------------------------------------------------------- docstrings
+
+
+def as_rst(app, what, name, x, options, lines):
+    """Docstrings have backquotes and indented drawings as in Markdown; the rest of them is reStructuredText."""
+    if isinstance(x, functools.partial):
+        lines[:] = [f"`{x.func.__name__}`, with {' and '.join(x.keywords)} given."]
+    text = "\n".join(lines)
+    text = re.sub(r"(?<!`)`([^`\n][^`]*)`(?!`)", lambda m: "``" + " ".join(m[1].split()) + "``", text)
+    text = re.sub(r"(\w``)(?=\w)", r"\1\\ ", text)
+    text = re.sub(r"``.*?``|(?<=[(\s])\*+(?=\w+[,)])", escape, text)
+    text = re.sub(r"\n\n(?=    \S)", "\n\n::\n\n", text)
+    lines[:] = text.split("\n")
+
+
+def escape(match):
+    """Escape stars that are no emphasis, as in f(*args), outside of code."""
+    return match[0].replace("*", r"\*") if match[0].startswith("*") else match[0]
+
+
+def skip(app, what, name, x, skipped, options):
+    """The fields of a named tuple are in its signature."""
+    return True if (inspect.getdoc(x) or "").startswith("Alias for field number") else None
+
+
+def find_source(app, path, name):
+    """The module whose source has a public function, which a module that exports it has wrapped."""
+    x = operator.attrgetter(name)(find_module(path))
+    return inspect.unwrap(x).__module__ if inspect.isfunction(x) else None
+
+
+# ---------------------------------------------------------------- links
+
+#: The modules whose names texts use without the module's, the first first.
+HOMES = ("collectives", "minidiff", "spmd")
+#: Pages about the names of one module.
+ABOUT = {"docs/guide/parallel": ["spmd.parallel"], "docs/guide/training": ["minidiff.optim"]}
+TARGETS = names_in_reference()
+MODULES = {module for module, _ in TARGETS}
+
+
+def find_target(name, homes):
+    """The full path of what a name in a text means, or None if it is not public."""
+    full = re.sub(r"^md\b", "minidiff", name)
+    path, _, last = full.rpartition(".")
+    if path and full in MODULES:
+        return full
+    if path:
+        homes = [path]
+    elif "_" in name:  # no variable of an example
+        homes = [*homes, *sorted(module for module, other in TARGETS if other == name)]
+    return next((f"{home}.{last}" for home in homes if (home, last) in TARGETS), None)
+
+
+def find_targets(text, homes):
+    """Pairs of a piece of a code, and its target or None: of a name, a call, or a list of names of one module."""
+    words = re.split(r"(\s+)", text)
+    if not all(re.fullmatch(r"[\w.]+|\s+", word) for word in words):
+        name = re.match(r"[\w.]*", text)[0]
+        return [(name, find_target(name, homes)), (text[len(name) :], None)]
+    names = words[::2]
+    if len(names) > 1:
+        last = {name.rpartition(".")[2] for name in names}
+        own = [module for module in sorted({m for m, _ in TARGETS}) if last <= {n for m, n in TARGETS if m == module}]
+        homes = [*own, *homes]
+    return [(word, find_target(word, homes)) for word in words]
+
+
+class LinkNames(SphinxTransform):
+    """Make code in a text that is a public name, or a list of public names, a link to the reference."""
+
+    default_priority = 400
+
+    def apply(self):
+        about = ABOUT.get(self.env.docname) or self.env.current_document.get("modules", ())
+        homes = (*about, *HOMES)
+        for node in list(self.document.findall(nodes.literal)):
+            if isinstance(node.parent, (nodes.title, nodes.reference, pending_xref)):
+                continue
+            pieces = find_targets(node.astext(), homes)
+            if any(target for _, target in pieces):
+                node.children = []
+                node += [self.link(text, target) if target else nodes.Text(text) for text, target in pieces if text]
+
+    def link(self, text, target):
+        options = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refexplicit": True, "refwarn": True}
+        return pending_xref(text, nodes.inline(text, text), refdoc=self.env.docname, **options)
+
+
+# ---------------------------------------------------------------- formulas
+
+#: LaTeX that docutils does not know, and what it knows instead.
+LATEX = {
+    r"(\\(?:dot|bar) ?\w)(?=_)": r"\1{}",
+    r"\\(ln|log|exp|sin|cos|tanh)(?= [a-z])": r"\\\1\\,",
+    r"\\dots\b": r"\\ldots",
+    r"\\mathrel\b": "",
+    r"\\frac(\d)(\d)": r"\\frac{\1}{\2}",
+}
+
+
+def write_math(writer, node, as_block=False):
+    """Write MathML, which browsers show without a script from elsewhere."""
+    text = node.astext()
+    for unknown, known in LATEX.items():
+        text = re.sub(unknown, known, text)
+    try:
+        writer.body.append(str(latex2mathml.tex2mathml(text, as_block)))
+    except MathError as error:
+        logger.warning("no MathML for %s: %s", text, error, location=node)
+    raise nodes.SkipNode
+
+
+def write_math_block(writer, node):
+    write_math(writer, node, as_block=True)
+
+
+def setup(app):
+    app.connect("source-read", read_page)
+    app.connect("doctree-read", number_notebook, priority=900)
+    app.connect("autodoc-process-docstring", as_rst)
+    app.connect("autodoc-skip-member", skip)
+    app.connect("viewcode-follow-imported", find_source)
+    app.add_transform(LinkNames)
+    app.add_html_math_renderer("mathml", (write_math, None), (write_math_block, None))
+    return {"parallel_read_safe": True}

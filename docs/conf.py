@@ -1,0 +1,45 @@
+"""How `make docs` makes the site: of the pages in this folder, the notebooks, and the pages beside them."""
+
+import sys
+from pathlib import Path
+
+import minidiff
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for autoreference
+
+project = "minidiff"
+version = release = minidiff.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "autoreference"]
+
+# The source folder is that of the repository, so that links between its files are links between pages.
+root_doc = "docs/index"
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "notebooks/*.ipynb"]
+exclude_patterns = ["docs/_build"]
+
+# A link that leads nowhere is a warning, and `make docs` fails for one.
+nitpicky = True
+myst_heading_anchors = 4
+myst_enable_extensions = ["dollarmath"]
+
+# Notebooks have their outputs.
+nb_execution_mode = "off"
+nb_merge_streams = True
+
+# The first lines of docstrings are in the tables of the reference; types of parameters are as they are written.
+autosummary_generate = False
+autodoc_typehints = "none"
+autodoc_inherit_docstrings = False
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = f"{project} {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_extra_path = ["static/index.html"]
+html_search_scorer = str(HERE / "static" / "scorer.js")
+html_copy_source = False
+html_show_copyright = False
+html_math_renderer = "mathml"
+pygments_style = "tango"
+pygments_dark_style = "monokai"
