@@ -28,9 +28,9 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     """Transpose a tape: map cotangents of its outputs to those of its linear inputs.
 
     `linear` are the positions of the inputs in which the tape is jointly linear: all of them by default. The others
-    remain inputs. The cotangents of the outputs, of the outputs' types, replace the linear inputs in order. (If there
-    are fewer outputs, the last positions are dropped; if there are more, the rest follow the last position.) The
-    results have the linear inputs' types. A constant term does not appear in the transpose.
+    remain inputs. The cotangents have the outputs' types, and replace the linear inputs in order. With fewer outputs
+    than linear inputs, the last of these positions are left out. With more, the other cotangents come directly after
+    the last position. The results have the linear inputs' types. A constant term does not appear in the transpose.
 
     Bodies are transposed too; that of a `shard_map` has its in_specs and out_specs swapped. The result is simplified
     (`minidiff.compiler.simplify.apply_rules`). Transposing twice gives a tape of the same function. It is `== tape` if

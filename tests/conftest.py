@@ -81,9 +81,9 @@ def expect_copies(items):
 
 
 def pytest_collection_finish(session):
-    """Leave what was imported and collected, which stays, to no garbage collection: each would go through all of it.
+    """Exclude from garbage collection what was imported and collected: it stays, and each collection would visit it.
 
-    Those of what tests make are rarer than by default, for a tape is thousands of objects that are no garbage.
+    Collections are rarer than by default, because a test's tapes are thousands of objects that are still in use.
     """
     gc.collect()
     gc.freeze()
