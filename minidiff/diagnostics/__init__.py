@@ -1,1 +1,1 @@
-"""What explains failures: errors, source locations, tracebacks, checks of types."""
+"""What explains failures: errors, source locations, tracebacks, names of other libraries."""

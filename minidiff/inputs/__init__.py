@@ -1,1 +1,1 @@
-"""What stands between the user and the engine: arguments, their types and memory, and settings."""
+"""What stands between the user and the engine: arguments, keywords, promotion, agreement along mesh axes."""

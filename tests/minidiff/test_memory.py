@@ -10,6 +10,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
+from minidiff.core import reverse
+from minidiff.core.transpose import transpose_values
 from minidiff.ops.base import Linear
 from spmd import P
 from tests.samples import each
@@ -121,8 +123,11 @@ def test_functions_that_are_dropped_leave_nothing():
     assert left() - before < 50  # not one of a round
 
 
-def test_the_backward_sweep_lets_go_of_the_tape():
+@each("plain", [(), ("backward_pass",), ("linearize_flat", "backward_pass")])
+def test_the_backward_sweep_lets_go_of_the_tape(plain, monkeypatch):
     """When the first operation is transposed, what later ones needed is gone already."""
+    for name in plain:
+        monkeypatch.setattr(reverse.engine, name, getattr(reverse, name))
     residual = []
     found = []
 
@@ -139,6 +144,33 @@ def test_the_backward_sweep_lets_go_of_the_tape():
 
     np.testing.assert_array_equal(md.grad(f)(np.zeros(3)), np.ones(3))
     assert found == [None]
+
+
+def test_a_value_that_no_derivative_reads_is_not_kept():
+    operand = []
+
+    def f(x):
+        y = x + 1.0
+        operand.append(weakref.ref(y.primal))
+        return np.exp(y)  # its derivative reads the result alone
+
+    _, pull_back = md.vjp(f, np.ones(3))
+    assert operand[0]() is None
+    np.testing.assert_array_equal(pull_back(np.ones(3))[0], np.exp([2.0, 2.0, 2.0]))
+
+
+def test_what_a_transpose_computes_first_is_free_after_its_last_use():
+    seen = []
+
+    def run(x):
+        seen.append((weakref.ref(x), [ref() is None for ref, _ in seen]))
+        return x.copy()
+
+    probe = Linear("probe", run, lambda x: (x.shape, x.dtype), lambda ct, x: [ct], None)
+    tape = md.make_tape(lambda c, x: x * probe.bind(np.exp(probe.bind(np.exp(c)))))(np.ones(3), np.ones(3))
+    (ct,) = transpose_values(tape, [False, True], [np.zeros(3), None], [np.ones(3)])
+    assert [gone for _, gone in seen] == [[], [True]]
+    np.testing.assert_allclose(ct, np.exp(np.exp(np.zeros(3))))
 
 
 def test_simulated_ranks_add_up_at_once():
