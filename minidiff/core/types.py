@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates
-from minidiff.values.dtypes import as_plain, check_dtype, dtype_name
+from minidiff.values.dtypes import array_name, as_plain, check_dtype
 
 
 class Typed:
@@ -105,8 +105,7 @@ class ShapedArray:
         return hash((self.shape, self.dtype, self.states))
 
     def __repr__(self) -> str:
-        shape = ",".join(map(str, self.shape))
-        return f"{dtype_name(self.dtype)}[{shape}]" + (repr(self.states) if self.states != ALL_INVARIANT else "")
+        return array_name(self.shape, self.dtype) + (repr(self.states) if self.states != ALL_INVARIANT else "")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.values.dtypes import dtype_name, is_scalar_constant
+from minidiff.values.dtypes import array_name, is_scalar_constant
 
 
 class TracerError(TypeError):
@@ -67,7 +67,7 @@ def describe_operand(x: Any) -> str:
     """An operand in error messages: its type, or else its class and value."""
     if is_scalar_constant(x) or isinstance(x, numpy.ndarray):
         array = numpy.asarray(x)
-        return f"{dtype_name(array.dtype)}[{','.join(map(str, array.shape))}]"
+        return array_name(array.shape, array.dtype)
     return str(getattr(x, "type", x)) if hasattr(x, "dtype") else f"{type(x).__name__} {x!r:.40}"
 
 

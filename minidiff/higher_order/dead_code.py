@@ -39,16 +39,18 @@ def needed_equations(
     return kept[::-1], needed
 
 
-def with_used_results(eqn: Equation, used: Sequence[bool], *per_result: str) -> Equation:
+def with_used_results(
+    eqn: Equation, used: Sequence[bool], per_operand: Sequence[str] = (), per_result: Sequence[str] = ()
+) -> Equation:
     """Drop unused results of a body that takes the operands as they are, and the operands that only they need.
 
-    `per_result` names the parameters with one entry per result.
+    `per_operand` and `per_result` name the parameters with one entry for each.
     """
     params, body = eqn.params, eqn.params["body"]
     tape = prune_tape(Tape(body.inputs, body.equations, choose(body.outputs, used)))
     names = used_names(tape)
     kept = [v in names for v in body.inputs]
-    masks = {**dict.fromkeys(eqn.primitive.commutes or (), kept), **dict.fromkeys(per_result, used)}
+    masks = {**dict.fromkeys(per_operand, kept), **dict.fromkeys(per_result, used)}
     params = {**params, **{name: tuple(choose(params[name], mask)) for name, mask in masks.items()}}
     params["body"] = Tape(choose(body.inputs, kept), tape.equations, tape.outputs)
     return Equation(eqn.primitive, choose(eqn.inputs, kept), params, choose(eqn.outputs, used), eqn.source)

@@ -277,7 +277,7 @@ class ShardMap(HigherOrder):
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """The shard_map with its used results only, and the arguments they need."""
-        return with_used_results(eqn, used, "out_specs")
+        return with_used_results(eqn, used, ("in_specs",), ("out_specs",))
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
