@@ -13,7 +13,7 @@ from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.diagnostics.errors import TracerError, lost_derivative_message
-from minidiff.values.dtypes import float0, is_differentiable
+from minidiff.values.dtypes import PLAIN, float0, is_differentiable
 
 
 class JVPTracer(Tracer):
@@ -63,9 +63,9 @@ class JVP(Interpreter):
             with running(below):
                 return primitive.jvp_body(self, args, params)
         primals, tangents = self.split(args)
-        if all(t is None for t in tangents):
+        if not [t for t in tangents if t is not None]:
             return primitive.apply(below, args, params)
-        if any(isinstance(x, Tracer) for x in primals):
+        if not PLAIN.issuperset(map(type, primals)):
             sharded = ranks.dispatch(self, primitive, args, params)
             if sharded is not None:
                 return sharded

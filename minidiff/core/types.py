@@ -82,7 +82,8 @@ class ShapedArray:
     @property
     def cotangent(self) -> ShapedArray:
         """The type of the value's cotangent: where the one is unreduced, the other is reduced."""
-        if not (self.unreduced or self.reduced):
+        states = self.states
+        if states is ALL_INVARIANT or not (states.unreduced or states.reduced):
             return self
         return self.update(states=self.states.cotangent(), sharding=self.sharding and self.sharding.cotangent())
 
