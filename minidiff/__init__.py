@@ -138,7 +138,7 @@ def _check(tape: Tape, typed: bool = True) -> None:
 
 
 Tape.check = _check
-Tape.close = _close_tape
+Tape.close = _close_tape  # type: ignore[assignment]
 Tape.__eq__ = _from("minidiff.compiler.equality", "same")  # type: ignore[method-assign]
 Tape.__str__ = Tape.__repr__ = _from("minidiff.show.program", "text_of")  # type: ignore[method-assign]
 Tape._repr_html_ = _from("minidiff.show.program", "tape_as_html")  # type: ignore[attr-defined]
