@@ -461,3 +461,18 @@ def draw_lanes(timelines: dict[str, tuple[list, float]], lanes: dict[str, str]) 
         ax.set(yticks=[-k for k in range(len(order))], yticklabels=order, title=f"{name}: {end * 1e6:.0f} µs")
     axes[-1].set_xlabel("µs")
     return Picture(_png(fig), "; ".join(f"{name}: {end * 1e6:.0f} µs" for name, (_, end) in timelines.items()))
+
+
+def draw_jacobian(jacobian: numpy.ndarray, parts: dict[str, Any], inputs: Sequence[str]) -> Picture:
+    """A Jacobian for each title, with the entries that are shaded: what one sweep computes."""
+    fig = Figure(figsize=(8, 3.2), layout="constrained")
+    for ax, (title, where), colour in zip(fig.subplots(1, len(parts)), parts.items(), ("Oranges", "Blues")):
+        shade = numpy.zeros(jacobian.shape)
+        shade[where] = 1
+        ax.imshow(shade, cmap=colour, vmax=2)
+        for (i, j), entry in numpy.ndenumerate(jacobian):
+            ax.text(j, i, f"{entry:.2f}", ha="center", va="center")
+        ax.set_title(title, fontsize="medium")
+        ax.set_xticks(range(len(inputs)), inputs)
+        ax.set_yticks(range(len(jacobian)), [f"$y_{i + 1}$" for i in range(len(jacobian))])
+    return Picture(_png(fig), "; ".join(parts))
