@@ -12,6 +12,7 @@ fsdp_tp            2, 4, 8          25  both, on a mesh of two axes
 pipeline           1, 2, 4, 8       30  layers are split
 gpt                1 to 8          120  a decoder of text, split along any of six axes
 where_to_sum       1 to 8            3  where sums over ranks are taken, as types say it
+bugs               2                 1  ten bugs of other libraries, which types catch: `bugs NAME`
 =================  ==========  =======  =======================================================
 
 The seconds are those of four ranks on two processors, about. `python -m spmd.examples` prints this page, and each
