@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 import spmd
 from spmd.examples import data_parallel, digits
+from spmd.examples.loop import show_mesh
 from tests.bug_page import NAMES, blocks, run
 from tests.programs import by_rank_0
 from tests.runs import EXAMPLES, assert_same_run, run_program_of_the_readme, train, train_until
@@ -64,6 +65,14 @@ def test_the_program_of_the_readme(capsys):
     np.testing.assert_allclose(found["w"], [1, -2, 3], atol=1e-6)
     shown = capsys.readouterr().out
     assert shown.startswith("w = [ 1. -2.  3.]\ncollective ") if WORLD.rank == 0 else not shown
+
+
+@pytest.mark.parallel(2)
+@pytest.mark.parametrize("processors", [1, 64])
+def test_ranks_that_take_turns_say_so(processors, monkeypatch, capsys):
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    show_mesh(spmd.make_mesh((2,), ("i",)))
+    assert ("ranks take turns on 1 processors" in capsys.readouterr().out) == (processors == 1)
 
 
 @pytest.mark.parallel(2)
