@@ -16,5 +16,5 @@ def on_ranks(body):
 for jacobian in (md.jacrev, md.jacfwd):
     line = jacobian(lambda t: np.zeros(4) + t * np.arange(4))
     own = on_ranks(lambda w, x, of=jacobian: of(lambda w: x @ w)(pbroadcast(w, "i")))
-    print(spmd.shard_map(line, mesh, in_specs=P(), out_specs=P())(1.0), own.tolist() == x.tolist())
-print(on_ranks(lambda w, x: md.jacrev(lambda w: x @ w)(w)).tolist())
+    other = on_ranks(lambda w, x, of=jacobian: of(lambda w: x @ w)(w))
+    print(spmd.shard_map(line, mesh, in_specs=P(), out_specs=P())(1.0), own.tolist() == x.tolist(), other.tolist())

@@ -21,4 +21,6 @@ def gradient(entry):
 
 
 for entry in (P(), P(reduced={"i"})):
+    compiled = spmd.communication(gradient(entry), optimized=True)(x)
     print(entry, spmd.communication(gradient(entry))(x).counts, gradient(entry)(x).sum().round(6))
+    print("compiled", compiled.counts, compiled.bytes, "bytes")
