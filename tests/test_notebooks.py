@@ -89,17 +89,26 @@ def test_what_is_committed(path):
             assert not re.search(r"/(home|root|tmp|usr|work|Users)/|ipykernel_", shown), f"a path:\n{shown}"
 
 
+def jupyter_settings():
+    """What `notebooks/jupyter_server_config.py` sets."""
+    given = SimpleNamespace(FileContentsManager=SimpleNamespace(), ServerApp=SimpleNamespace())
+    return runpy.run_path(str(ROOT / "notebooks" / "jupyter_server_config.py"), {"get_config": lambda: given})["c"]
+
+
+def test_jupyter_asks_nothing():
+    server = jupyter_settings().ServerApp
+    page = server.tornado_settings["page_config_hook"](None, {"disabledExtensions": ["other"], "token": "t"})
+    assert server.allow_root and page["token"] == "t"
+    assert page["disabledExtensions"] == ["other", "@jupyterlab/apputils-extension:announcements"]
+
+
 def test_saving_in_jupyter_leaves_the_committed_form():
-    settings = runpy.run_path(
-        str(ROOT / "notebooks" / "jupyter_server_config.py"),
-        {"get_config": lambda: SimpleNamespace(FileContentsManager=SimpleNamespace())},
-    )
     committed = nbformat.read(NOTEBOOKS[0], as_version=4)
     edited = nbformat.read(NOTEBOOKS[0], as_version=4)
     edited.metadata["language_info"] = {"name": "python", "version": "3.99"}
     edited.cells[0].metadata.update(trusted=True, collapsed=True)
     model = {"type": "notebook", "content": dict(edited)}
-    settings["c"].FileContentsManager.pre_save_hook(model, path="", contents_manager=None)
+    jupyter_settings().FileContentsManager.pre_save_hook(model, path="", contents_manager=None)
     assert model["content"].cells[0].metadata.pop("trusted")  # Jupyter signs by it, and leaves it out of the file
     assert model["content"] == committed
 
