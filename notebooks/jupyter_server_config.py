@@ -24,6 +24,7 @@ def ask_for_no_news(handler: Any, page: dict[str, Any]) -> dict[str, Any]:
 
 
 c = get_config()  # noqa: F821  (Jupyter defines it)
+c.ServerApp.contents_manager_class = "contents.Notebooks"
 c.FileContentsManager.pre_save_hook = save_plain
 c.ServerApp.allow_root = True  # in a container there often is no other user
 c.ServerApp.tornado_settings = {"page_config_hook": ask_for_no_news}

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -100,6 +101,24 @@ def test_jupyter_asks_nothing():
     page = server.tornado_settings["page_config_hook"](None, {"disabledExtensions": ["other"], "token": "t"})
     assert server.allow_root and page["token"] == "t"
     assert page["disabledExtensions"] == ["other", "@jupyterlab/apputils-extension:announcements"]
+
+
+def test_what_jupyter_adds_to_a_notebook_is_there_when_it_is_read():
+    committed, read = (nbformat.read(NOTEBOOKS[0], as_version=4) for _ in range(2))
+    notebook_execution.add_kernels_metadata(read)
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel()
+    client = manager.blocking_client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(timeout=600)
+        found = client.kernel_info(reply=True, timeout=600)["content"]["language_info"]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert read.metadata["language_info"] == found  # the editor compares them
+    assert read.metadata["kernelspec"]["display_name"] == manager.kernel_spec.display_name
+    assert notebook_execution.plain(read) == committed
 
 
 def test_saving_in_jupyter_leaves_the_committed_form():
