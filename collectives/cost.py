@@ -56,6 +56,9 @@ class Cost:
     `bytes` are those on the critical path: the longest message of each step, summed over steps. `sent` and `received`
     are the bytes of the rank that sends, or receives, most; `reduced` is the number of bytes of sums that a rank
     computes. Costs can be added, and multiplied by a count.
+
+    >>> 3 * Cost(steps=2, bytes=100, sent=100, received=100)
+    Cost(steps=6, bytes=300, sent=300, received=300, reduced=0)
     """
 
     steps: Number = 0
@@ -142,6 +145,9 @@ class Formulas:
     `ports` is how many messages a rank sends, and how many it receives, at the same time. K is the size in bytes of the
     whole array: the result of an all-gather or a gather; the operand of a reduce-scatter, a scatter or an all-to-all;
     the array that is summed or sent. (For arrays that are padded before they are split, K includes the padding.)
+
+    >>> ALGORITHMS["ring_all_reduce"].bytes, ALGORITHMS["ring_all_reduce"](N=4, K=1000).bytes
+    (2*(N - 1)*K/N, 1500)
     """
 
     def __init__(

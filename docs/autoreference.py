@@ -1,6 +1,5 @@
 """Sphinx on this project's terms: the reference from docstrings, links from code to it, and formulas as MathML."""
 
-import functools
 import inspect
 import operator
 import re
@@ -55,8 +54,6 @@ def number_notebook(app, doctree):
 
 def as_rst(app, what, name, x, options, lines):
     """Docstrings have backquotes and indented drawings as in Markdown; the rest of them is reStructuredText."""
-    if isinstance(x, functools.partial):
-        lines[:] = [f"`{x.func.__name__}`, with {' and '.join(x.keywords)} given."]
     text = "\n".join(lines)
     text = re.sub(r"(?<!`)`([^`\n][^`]*)`(?!`)", lambda m: "``" + " ".join(m[1].split()) + "``", text)
     text = re.sub(r"(\w``)(?=\w)", r"\1\\ ", text)

@@ -46,7 +46,11 @@ def erf(x: Value) -> Value:
 
 
 def erfc(x: Value) -> Value:
-    """`1 - erf(x)`, accurate where that is small."""
+    """`1 - erf(x)` of real numbers, accurate where that is small; the result has the shape of x.
+
+    >>> bool(1 - erf(10.0) == 0.0), bool(0 < erfc(10.0) < 1e-40)
+    (True, True)
+    """
     return erfc_p.bind(x)
 
 
@@ -96,7 +100,15 @@ mish_p = Elementwise("mish", lambda x: numpy.maximum(x, -_FAR) * numpy.tanh(nump
 
 
 def relu(x: Value) -> Value:
-    """`max(x, 0)`; at 0 its derivative is 0."""
+    """`max(x, 0)`, of the shape of x; at 0 its derivative is 0.
+
+    >>> import minidiff as md
+    >>> x = numpy.array([-1.0, 0.0, 2.0])
+    >>> relu(x), md.vmap(md.grad(relu))(x)
+    (array([0., 0., 2.]), array([0., 0., 1.]))
+
+    Source: Nair and Hinton, "Rectified linear units improve restricted Boltzmann machines".
+    """
     return relu_p.bind(x)
 
 
@@ -110,22 +122,43 @@ def gelu(x: Value, approximate: bool = True) -> Value:
 
 
 def sigmoid(x: Value) -> Value:
-    """`1 / (1 + exp(-x))` of real numbers."""
+    """`1 / (1 + exp(-x))` of real numbers; the result has the shape of x.
+
+    It does not overflow, and its derivative is finite everywhere.
+
+    >>> sigmoid(numpy.array([-1000.0, 0.0, 1000.0]))
+    array([0. , 0.5, 1. ])
+    """
     return elementwise.sigmoid(x)
 
 
 def softplus(x: Value) -> Value:
-    """`log(1 + exp(x))`."""
+    """`log(1 + exp(x))`, of the shape of x, without overflow.
+
+    >>> softplus(numpy.array([-1000.0, 1000.0]))
+    array([   0., 1000.])
+    """
     return logaddexp(x, 0.0)
 
 
 def log_sigmoid(x: Value) -> Value:
-    """`log(sigmoid(x))`."""
+    """`log(sigmoid(x))`, of the shape of x, finite where the sigmoid is 0 by rounding.
+
+    >>> log_sigmoid(numpy.array([-1000.0, 1000.0]))
+    array([-1000.,    -0.])
+    """
     return elementwise.negative(softplus(elementwise.negative(x)))
 
 
 def silu(x: Value) -> Value:
-    """`x * sigmoid(x)`."""
+    """`x * sigmoid(x)`, of the shape of x; `swish` is another name of it.
+
+    >>> silu(numpy.array([0.0, 1000.0]))
+    array([   0., 1000.])
+
+    Source: Elfwing et al., "Sigmoid-weighted linear units for neural network function approximation in reinforcement
+    learning"; Ramachandran et al., "Searching for activation functions" (swish).
+    """
     return silu_p.bind(x)
 
 
@@ -158,7 +191,13 @@ def glu(x: Value, axis: int = -1) -> Value:
 
 
 def elu(x: Value, alpha: Value = 1.0) -> Value:
-    """`where(x > 0, x, alpha * (exp(x) - 1))`."""
+    """`where(x > 0, x, alpha * (exp(x) - 1))`, of the shape of x.
+
+    >>> elu(numpy.array([-1000.0, 0.0, 2.0]), alpha=0.5)
+    array([-0.5,  0. ,  2. ])
+
+    Source: Clevert et al., "Fast and accurate deep network learning by exponential linear units (ELUs)".
+    """
     positive = elementwise.greater(x, 0)
     return where(positive, x, elementwise.multiply(alpha, expm1(where(positive, 0.0, x))))
 
@@ -175,7 +214,11 @@ def celu(x: Value, alpha: Value = 1.0) -> Value:
 
 
 def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
-    """`where(x >= 0, x, negative_slope * x)`."""
+    """`where(x >= 0, x, negative_slope * x)`, of the shape of x.
+
+    >>> leaky_relu(numpy.array([-2.0, 0.0, 3.0]))
+    array([-0.02,  0.  ,  3.  ])
+    """
     return where(elementwise.greater_equal(x, 0), x, elementwise.multiply(negative_slope, x))
 
 
@@ -263,7 +306,11 @@ def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
 def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     """`log(softmax(x))` along an axis, several, or all (None).
 
-    The result has the shape of x, and is -inf where the mask `where` is False.
+    The result has the shape of x, and is -inf where the mask `where` is False. Raises AxisError for an axis that x does
+    not have.
+
+    >>> log_softmax(numpy.array([1000.0, 0.0]))
+    array([    0., -1000.])
     """
     y = _along_axes(log_softmax_p, x, axis, where)
     return y if where is None else elementwise.where(where, y, -numpy.inf)

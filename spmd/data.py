@@ -121,7 +121,14 @@ def batches(
 
 
 class Batches:
-    """An iterator over batches, made by `batches`."""
+    """An iterator over batches, made by `batches`. Iterating gives trees of sharded arrays, like the data.
+
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> found = batches(np.arange(8.0).reshape(8, 1), mesh, spmd.P('i'), batch=4, epochs=1)
+    >>> [x.shape for x in found]
+    [(4, 1), (4, 1)]
+    """
 
     def __init__(self, source: _Source, mesh: Mesh, batch: int, prefetch: int, **settings: Any):
         self._source, self._mesh, self._batch, self._prefetch = source, mesh, batch, prefetch

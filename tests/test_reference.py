@@ -1,6 +1,7 @@
 """The reference lists every public name, and a page or a notebook explains each."""
 
 import importlib.util
+import inspect
 import json
 import re
 from pathlib import Path
@@ -49,6 +50,12 @@ def test_a_page_or_a_notebook_explains_every_public_name(path):
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")]
     explained = words_of(code for page in (*pages, *(ROOT / "notebooks").glob("*.ipynb")) for code in code_in(page))
     assert [name for module, name in sorted(PUBLIC) if module == path and name not in explained] == []
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_the_docstring_of_every_public_callable_has_an_example(path):
+    found = {name: getattr(names.find_module(path), name) for module, name in sorted(PUBLIC) if module == path}
+    assert [name for name, x in found.items() if callable(x) and ">>> " not in (inspect.getdoc(x) or "")] == []
 
 
 def test_every_page_of_the_reference_is_in_its_table_of_contents():

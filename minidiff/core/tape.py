@@ -66,6 +66,13 @@ class Tape:
     """A typed program: inputs, equations in order, outputs. Constants are inline.
 
     A tape is a function of its flat inputs: `tape(*values)` returns the list of its outputs.
+
+    >>> from minidiff import make_tape
+    >>> tape = make_tape(lambda x, y: numpy.sin(x) * y)(numpy.ones(3), 2.0)
+    >>> tape.in_types, tape.out_types, [str(eqn.primitive) for eqn in tape.equations]
+    ([f64[3], f64[]], [f64[3]], ['sin', 'multiply'])
+    >>> tape(numpy.zeros(3), 2.0)
+    [array([0., 0., 0.])]
     """
 
     def __init__(self, inputs: Sequence[Var], equations: list[Equation], outputs: Sequence[Atom]):

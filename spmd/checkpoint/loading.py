@@ -40,6 +40,13 @@ def load(
     otherwise all raise ValueError. If one rank fails, all raise the same error. Raises CheckpointError, which names the
     file, the array and what was expected, for leaves that are missing, damaged, or not like `like`. Nothing is
     overwritten or removed.
+
+    >>> import tempfile
+    >>> import spmd
+    >>> mesh, path = spmd.make_mesh((2,), ("i",), backend="simulated"), tempfile.mkdtemp()
+    >>> spmd.checkpoint.save(path, 7, {"w": np.arange(4.0)}, notes={"loss": 0.5})
+    >>> load(path, {"w": spmd.distribute(np.zeros(4), mesh, spmd.P("i"))})
+    ({'w': ShardedArray([0., 1., 2., 3.], P('i'))}, {'loss': 0.5})
     """
     return load_on(path, mesh_of(like), like, step, verify)
 

@@ -65,6 +65,14 @@ class Checkpoints:
 
     All ranks of the mesh must call all methods, with the same step and trees of the same types: otherwise all raise
     ValueError. If one rank fails, all raise the same CheckpointError.
+
+    >>> import tempfile, numpy, spmd
+    >>> mesh, path = spmd.make_mesh((2,), ("i",), backend="simulated"), tempfile.mkdtemp()
+    >>> with Checkpoints(path, mesh, keep=2) as saved:
+    ...     for step in (10, 20, 30):
+    ...         saved.save(step, {"w": numpy.zeros(3)})
+    >>> sorted(folder.name for folder in Path(path).glob("step-*"))
+    ['step-00000020', 'step-00000030']
     """
 
     def __init__(self, path: str | os.PathLike, mesh: Mesh, *, keep: int | None = None):

@@ -20,6 +20,10 @@ class Mesh:
 
     `shape` is a dict of the axes' sizes, in order; `axis_names` and `size` (the number of ranks) follow from it.
     `backend` is "mpi" or "simulated". Ranks are numbered in the order of the axes, the last running fastest.
+
+    >>> mesh = make_mesh((2, 3), ('x', 'y'), backend='simulated')
+    >>> mesh.shape, mesh.axis_names, mesh.size, mesh.backend, mesh.rank
+    ({'x': 2, 'y': 3}, ('x', 'y'), 6, 'simulated', 0)
     """
 
     def __init__(self, shape: dict[str, int], ranks: Backend):

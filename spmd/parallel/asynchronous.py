@@ -43,6 +43,9 @@ class Update:
     """One update of the server's parameters, at `time`, by the gradients of `workers`, each of a `staleness`.
 
     `loss` is the mean of these workers' losses, at the parameters that they had pulled.
+
+    >>> Update(time=3.0, loss=5.0, workers=(0, 1), staleness=(0, 1)).workers
+    (0, 1)
     """
 
     time: float
@@ -53,7 +56,12 @@ class Update:
 
 @dataclass(frozen=True)
 class Training:
-    """The parameters at the end, the updates in the order of time, and the seconds that each worker waited."""
+    """The parameters at the end, the updates in the order of time, and the seconds that each worker waited.
+
+    >>> training = Training(0.5, [Update(1.0, 4.0, (0,), (0,)), Update(2.0, 3.0, (0, 1), (0, 1))], [0.0, 0.0])
+    >>> training.losses, training.staleness
+    ([(1.0, 4.0), (2.0, 3.0)], {0: 2, 1: 1})
+    """
 
     params: Any
     updates: list[Update]

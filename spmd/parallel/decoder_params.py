@@ -28,7 +28,12 @@ SPLIT |= dict.fromkeys(("vocabulary", "heads", "kv_heads", "hidden"), "feats")
 
 @dataclass(frozen=True)
 class DecoderConfig(Config):
-    """Sizes of a transformer; the number of experts, and of those `chosen` for a token; their balancing coefficient."""
+    """Sizes of a transformer; the number of experts, and of those `chosen` for a token; their balancing coefficient.
+
+    >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6, experts=4)
+    >>> init_decoder(md.random.key(0), config)["layers"]["mlp"]["experts"]["up"].shape
+    (2, 4, 4, 6)
+    """
 
     experts: int = 0
     chosen: int = 2
@@ -62,7 +67,12 @@ def decoder_mesh(backend: str | None = None, **sizes: int) -> spmd.Mesh:
 
 
 def decoder_specs(config: DecoderConfig) -> dict:
-    """The tree of parameters, with partition specs as leaves."""
+    """The tree of parameters, with partition specs as leaves.
+
+    >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)
+    >>> decoder_specs(config)["layers"]["mlp"]["up"]  # [layers, features, hidden]
+    P('stages', 'shards', 'feats')
+    """
     return md.tree.map(lambda names: P(*map(SPLIT.get, names.split())), dimensions(config))
 
 

@@ -67,6 +67,12 @@ def dlrm_loss(params: dict[str, Any], batch: tuple, lookup: Callable = lookup) -
 
     The batch has dense features [n, F], indices [n, T] of rows of the tables, and clicks [n], 0 or 1. `lookup(tables,
     indices)` returns the vectors [n, T, d].
+
+    >>> rng = np.random.default_rng(0)
+    >>> params = init_dlrm(rng, tables=(2, 10, 4), bottom=(3, 8), top=(16,))
+    >>> batch = rng.normal(size=(6, 3)), rng.integers(10, size=(6, 2)), np.array([0, 1, 1, 0, 0, 1])
+    >>> dlrm_loss(params, batch).shape
+    ()
     """
     dense, indices, clicks = batch
     x, vectors = predict(params["bottom"], dense), lookup(params["tables"], indices)

@@ -28,7 +28,14 @@ from spmd.parallel.vocabulary import embed
 
 
 def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = float) -> tuple[Any, Any]:
-    """Keys and values of no token yet, of `context` tokens at most."""
+    """Keys and values of no token yet: [layers, batch, context, kv_heads, size] each.
+
+    There is room for `context` tokens.
+
+    >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=3, hidden=6)
+    >>> [x.shape for x in empty_cache(config, batch=1, context=16)]
+    [(3, 1, 16, 2, 2), (3, 1, 16, 2, 2)]
+    """
     size = sizes(config)
     shape = config.layers, batch, context, size["kv_heads"], size["size"]
     return np.zeros(shape, dtype), np.zeros(shape, dtype)

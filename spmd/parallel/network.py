@@ -42,12 +42,20 @@ def init_params(rng: Any, sizes: Sequence[int]) -> list[Layer]:
 
 
 def dense(x: Any, W: Any, b: Any) -> Any:
-    """One layer: [n, inputs], [inputs, outputs], [outputs] -> [n, outputs]."""
+    """One layer: [n, inputs], [inputs, outputs], [outputs] -> [n, outputs].
+
+    >>> dense(np.ones((16, 8)), np.ones((8, 4)), np.zeros(4)).shape
+    (16, 4)
+    """
     return x @ W + b
 
 
 def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> Any:
-    """The network's output for each example: [n, features] -> [n, outputs]."""
+    """The network's output for each example: [n, features] -> [n, outputs].
+
+    >>> predict(init_params(np.random.default_rng(0), (8, 4, 2)), np.ones((16, 8))).shape
+    (16, 2)
+    """
     *hidden, last = params
     for layer in hidden:
         inputs = relu(dense(inputs, *layer))
@@ -95,6 +103,13 @@ def sum_over(x: Any, axis: str | None) -> Any:
 
 
 def loss(params: Sequence[Layer], batch: tuple, error: Callable = squared_error, forward: Callable = predict) -> Any:
-    """The mean error over the examples. Every parallelism computes the same value, and the same gradients."""
+    """The mean error over the examples: parameters, ([n, features], [n, outputs]) -> [].
+
+    Every parallelism computes the same value, and the same gradients.
+
+    >>> params = init_params(np.random.default_rng(0), (8, 4, 2))
+    >>> loss(params, (np.ones((16, 8)), np.zeros((16, 2)))).shape
+    ()
+    """
     inputs, targets = batch
     return np.mean(error(forward(params, inputs), targets))

@@ -38,6 +38,13 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     the first. Results go into the last stage's share, and move in the same way, so each share arrives where it came
     from. The forward pass has one `ppermute` of a microbatch for each tick but the last, and 2 (stages - 1) of a share.
     The backward pass has the same, in the other direction.
+
+    >>> mesh = spmd.make_mesh((2,), ('stages',), backend='simulated')
+    >>> body = lambda W, x: pipeline(lambda W, x: np.tanh(x @ W), W, x, 'stages')
+    >>> f = spmd.shard_map(body, mesh, in_specs=P('stages'), out_specs=P('stages'))
+    >>> weights, microbatches = np.ones((4, 3, 3)), np.ones((4, 2, 3))  # of 4 layers; 4, of 2 examples each
+    >>> f(weights, microbatches).shape, spmd.communication(f)(weights, microbatches).counts
+    ((4, 2, 3), {'ppermute': 6})
     """
     stage, stages, share = axis_index(axis), axis_size(axis), len(md.tree.leaves(microbatches)[0])
     count = share * stages
@@ -89,7 +96,13 @@ def stacked_layers(params: Sequence[Layer]) -> tuple:
 
 
 def unstacked_layers(params: tuple) -> list[Layer]:
-    """The inverse of `stacked_layers`: a list of layers."""
+    """The inverse of `stacked_layers`: a list of layers.
+
+    >>> from spmd.parallel.network import init_params
+    >>> params = stacked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
+    >>> [W.shape for W, b in unstacked_layers(params)]
+    [(8, 4), (4, 4), (4, 4), (4, 2)]
+    """
     first, inner, last = params
     return [first, *zip(*inner), last]
 

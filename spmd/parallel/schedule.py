@@ -17,7 +17,12 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 class Step(NamedTuple):
-    """An entry of a schedule: the pass of a microbatch through a chunk of a stage's layers."""
+    """An entry of a schedule: the pass of a microbatch through a chunk of a stage's layers.
+
+    >>> step = Step(FORWARD, microbatch=2)
+    >>> print(step, "needs stage %d to do the %s" % step.needs(stage=1, stages=4, chunks=1))
+    forward of microbatch 2 needs stage 0 to do the forward of microbatch 2
+    """
 
     direction: str  # FORWARD or BACKWARD
     microbatch: int

@@ -48,7 +48,13 @@ def blocked_layers(params: Sequence[Layer], schedule: Schedule) -> tuple:
 
 
 def unblocked_layers(params: tuple) -> list[Layer]:
-    """The inverse of `blocked_layers`: a list of layers."""
+    """The inverse of `blocked_layers`: a list of layers.
+
+    >>> from spmd.parallel import init_params, one_f_one_b
+    >>> params = init_params(np.random.default_rng(0), (3, 4, 4, 4, 2))
+    >>> [W.shape for W, b in unblocked_layers(blocked_layers(params, one_f_one_b(2, 4)))]
+    [(3, 4), (4, 4), (4, 4), (4, 2)]
+    """
     first, inner, last = params
     return unstacked_layers((first, tuple(leaf.reshape(-1, *leaf.shape[3:]) for leaf in inner), last))
 

@@ -32,6 +32,10 @@ class Config:
     Options are layer norm in place of RMS norm, SwiGLU or GELU, a head that is the embedding's transpose (`tied`), and
     the rate of `dropout` of the half layers' results. Raises ValueError for sizes that do not fit: rotary positions
     turn the features of a head in pairs.
+
+    >>> config = Config(vocabulary=8, features=16, heads=4, layers=2, hidden=32, kv_heads=2)
+    >>> sizes(config)["size"]  # of a head
+    4
     """
 
     vocabulary: int

@@ -298,6 +298,14 @@ class Forecast(Table):
     `predictions` has the time of each collective for each number of `ranks`; `seconds` and `costs` are dicts of the
     totals, by the number of ranks. `notes` has the assumptions made. Forecasts can be added. In the table, bytes are
     those that take time (the longest message of each step), and latency is the fraction of the time spent on steps.
+
+    >>> import numpy as np, spmd
+    >>> from collectives import psum
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> f = spmd.shard_map(lambda x: psum(x.sum(), 'i'), mesh=mesh, in_specs=spmd.P('i'), out_specs=spmd.P())
+    >>> forecast = CostModel(alpha=1e-6, beta=1e-9).predict(f, ranks=(2, 4))(np.ones(4))
+    >>> forecast.ranks, [cost.steps for cost in forecast.costs.values()], list(forecast.collectives)
+    ((2, 4), [2, 6], ['psum'])
     """
 
     model: CostModel

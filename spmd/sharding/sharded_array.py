@@ -97,6 +97,14 @@ class ShardedArray(Tracer):
     It behaves like the whole array: operators, indexing, methods and NumPy's functions apply to it, and each operation
     is a `shard_map` of itself (`dispatch.py`), whose result is split as the operands are if the operation has a
     sharding rule. Functions that are not operations gather it. Under MPI, every rank must call them.
+
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> x = spmd.distribute(numpy.arange(4.0), mesh, spmd.P('i'))
+    >>> x.shape, x.spec, x.local
+    ((4,), P('i'), [array([0., 1.]), array([2., 3.])])
+    >>> 2 * x, float(x.sum()), x.gather()
+    (ShardedArray([0., 2., 4., 6.], P('i')), 6.0, array([0., 1., 2., 3.]))
     """
 
     def __init__(self, mesh: Mesh, spec: PartitionSpec, block: ShapedArray, data: Any):
