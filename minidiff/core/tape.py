@@ -1,13 +1,4 @@
-"""The tape, a typed straight-line program (a Wengert list), and its recorder.
-
->>> import numpy as np
->>> from minidiff import make_tape
->>> print(make_tape(lambda x, y: np.sin(x) * y)(np.ones(3), 2.0))
-lambda a:f64[3], b:f64[]:
-  c:f64[3] = sin(a)
-  d:f64[3] = multiply(c, b)
-  return d
-"""
+"""The tape, a typed straight-line program (a Wengert list), and its recorder."""
 
 from __future__ import annotations
 
@@ -69,6 +60,11 @@ class Tape:
 
     >>> from minidiff import make_tape
     >>> tape = make_tape(lambda x, y: numpy.sin(x) * y)(numpy.ones(3), 2.0)
+    >>> print(tape)
+    lambda a:f64[3], b:f64[]:
+      c:f64[3] = sin(a)
+      d:f64[3] = multiply(c, b)
+      return d
     >>> tape.in_types, tape.out_types, [str(eqn.primitive) for eqn in tape.equations]
     ([f64[3], f64[]], [f64[3]], ['sin', 'multiply'])
     >>> tape(numpy.zeros(3), 2.0)
