@@ -1,13 +1,15 @@
-"""Sphinx on this project's terms: the reference from docstrings, links from code to it, and formulas as MathML."""
+"""Sphinx on this project's terms: the reference from docstrings, links to it, search by section, formulas as MathML."""
 
 import inspect
 import operator
 import re
 
 from docutils import nodes
+from docutils.utils import new_document
 from docutils.utils.math import MathError, latex2mathml
 from public_names import LISTED, find_module, listed_names, names_in_reference
-from sphinx.addnodes import pending_xref
+from sphinx import search
+from sphinx.addnodes import desc, pending_xref
 from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 
@@ -136,6 +138,43 @@ class LinkNames(SphinxTransform):
         return pending_xref(text, nodes.inline(text, text), refdoc=self.env.docname, **options)
 
 
+# ---------------------------------------------------------------- search
+
+
+class SectionIndex(search.IndexBuilder):
+    """An index of sections and of entries of the reference: a hit opens the page there, not at its top.
+
+    What it calls a document is "page" or "page#anchor", which `static/scorer.js` takes apart.
+    """
+
+    def feed(self, docname, filename, title, doctree):
+        titles = self._word_collector(doctree).titles
+        for node in [doctree, *doctree.findall(is_indexed)]:
+            name, heading = place_of(node, docname, title)
+            piece = new_document(docname)
+            piece.extend(child.deepcopy() for child in node.children if not is_indexed(child))
+            super().feed(name, filename, heading, piece)
+            self._all_titles[name] = []
+        self._all_titles[docname] = titles
+
+    def prune(self, docnames):
+        super().prune({name for name in self._titles if name.partition("#")[0] in docnames})
+
+
+def is_indexed(node):
+    """Whether a node is a section, or an entry of the reference that is not in another."""
+    return isinstance(node, nodes.section) or isinstance(node, desc) and isinstance(node.parent, nodes.section)
+
+
+def place_of(node, docname, title):
+    """What the index calls a node of a page, and the title that search shows."""
+    if isinstance(node, desc):
+        return f"{docname}#{node[0]['ids'][0]}", node[0]["fullname"]
+    if isinstance(node.parent, nodes.section):
+        return f"{docname}#{node['ids'][0]}", f"{title} > {node[0].astext()}"
+    return docname, title
+
+
 # ---------------------------------------------------------------- formulas
 
 #: LaTeX that docutils does not know, and what it knows instead.
@@ -171,5 +210,6 @@ def setup(app):
     app.connect("autodoc-skip-member", skip)
     app.connect("viewcode-follow-imported", find_source)
     app.add_transform(LinkNames)
+    search.IndexBuilder = SectionIndex  # the builder imports it when it begins to write; there is no option for it
     app.add_html_math_renderer("mathml", (write_math, None), (write_math_block, None))
     return {"parallel_read_safe": True}
