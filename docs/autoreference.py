@@ -169,7 +169,7 @@ def is_indexed(node):
 def place_of(node, docname, title):
     """What the index calls a node of a page, and the title that search shows."""
     if isinstance(node, desc):
-        return f"{docname}#{node[0]['ids'][0]}", node[0]["fullname"]
+        return f"{docname}#{node[0]['ids'][0]}", node[0]["ids"][0]
     if isinstance(node.parent, nodes.section):
         return f"{docname}#{node['ids'][0]}", f"{title} > {node[0].astext()}"
     return docname, title
