@@ -59,6 +59,7 @@ def as_rst(app, what, name, x, options, lines):
     text = "\n".join(lines)
     text = re.sub(r"(?<!`)`([^`\n][^`]*)`(?!`)", lambda m: "``" + " ".join(m[1].split()) + "``", text)
     text = re.sub(r"(\w``)(?=\w)", r"\1\\ ", text)
+    text = "\n\n".join(map(link_errors, text.split("\n\n")))
     text = re.sub(r"``.*?``|(?<=[(\s])\*+(?=\w+[,)])", escape, text)
     text = re.sub(r"\n\n(?=    \S)", "\n\n::\n\n", text)
     lines[:] = text.split("\n")
@@ -67,6 +68,17 @@ def as_rst(app, what, name, x, options, lines):
 def escape(match):
     """Escape stars that are no emphasis, as in f(*args), outside of code."""
     return match[0].replace("*", r"\*") if match[0].startswith("*") else match[0]
+
+
+def link_errors(paragraph):
+    """Make the public errors that a text names code, which becomes links; examples stay as they are."""
+    return paragraph if ">>>" in paragraph else ERRORS.sub(r"``\1``", paragraph)
+
+
+def leave_out_any(app, what, name, x, options, signature, returns):
+    """An annotation that says nothing only takes room."""
+    signature = signature and re.sub(r": (~typing\.)?Any( \| None)?(?=\)|,| =)", "", signature)
+    return signature, None if returns in ("Any", "~typing.Any") else returns
 
 
 def skip(app, what, name, x, skipped, options):
@@ -88,6 +100,8 @@ HOMES = ("collectives", "minidiff", "spmd")
 ABOUT = {"docs/guide/parallel": ["spmd.parallel"], "docs/guide/training": ["minidiff.optim"]}
 TARGETS = names_in_reference()
 MODULES = {module for module, _ in TARGETS}
+NAMED = "|".join(sorted(name for _, name in TARGETS if name.endswith(("Error", "Warning"))))
+ERRORS = re.compile(rf"(?<![\w.`])({NAMED})\b(?!`)")
 
 
 def find_target(name, homes):
@@ -207,6 +221,7 @@ def setup(app):
     app.connect("source-read", read_page)
     app.connect("doctree-read", number_notebook, priority=900)
     app.connect("autodoc-process-docstring", as_rst)
+    app.connect("autodoc-process-signature", leave_out_any)
     app.connect("autodoc-skip-member", skip)
     app.connect("viewcode-follow-imported", find_source)
     app.add_transform(LinkNames)
