@@ -1,5 +1,5 @@
 # make demo       sets up, and trains a network data-parallel on 4 MPI ranks
-# make lab        sets up, and opens the notebooks in JupyterLab; as root, in a container: make lab ARGS=--allow-root
+# make lab        sets up, and opens the notebooks in JupyterLab
 # make test       sets up, and runs all tests, those on MPI ranks too; in random order: make test ARGS="--shuffle 1"
 # make test-versions  the same on each Python of VERSIONS, and on the oldest NumPy: make test-versions VERSIONS=3.13
 # make quick      sets up, and runs a sample of the tests, within a minute on two processors
@@ -35,7 +35,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 .PHONY: demo test test-versions quick lab notebooks docs site bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
-	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel
+	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel --jit $(ARGS)
 
 # Tests in one process run on all processors, and one more, since some tests wait. Those on 1 to 4 ranks share one launch.
 # All groups run, and a summary says which failed.
@@ -78,6 +78,7 @@ lint: $(VENV)/.installed-$(MPI)-test-notebooks
 # The name of the stamp lists the extras: .installed-mpich-test is there when those of mpich and of test are.
 $(VENV)/.installed-%: setup.cfg pyproject.toml
 	test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	@echo "installing $(subst -,$(comma) ,$*) into $(VENV)"
 	python -m pip install --quiet --disable-pip-version-check --editable '.[$(subst -,$(comma),$*)]'
 	touch $@
 

@@ -14,9 +14,9 @@ from minidiff.core.interpreter import current_interpreter, current_scope
 from minidiff.core.scope import Scope
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.core.vmap import named_axes
 from minidiff.diagnostics.errors import UnboundAxisError, show_axes
 from minidiff.diagnostics.text import did_you_mean
+from minidiff.transforms.vmap import named_axes
 
 AxisName = str | tuple[str, ...]
 Axes = AxisName | set[str] | frozenset[str]  # for collectives that ignore the order of the axes

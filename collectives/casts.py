@@ -86,6 +86,19 @@ def cast(x: Value, states: AxisStates) -> Value:
     return enter(owner.casts[key][1])  # in a branch that some ranks take, that of a constant comes from outside
 
 
+def record_view(scope: Scope, outs: Sequence[Value], primitive: Primitive, x: Value, params: dict) -> None:
+    """Record how views were made, of a value that does not vary along all axes.
+
+    A pbroadcast of a view is then a view of a pbroadcast, so that a weight and its transpose share one. And the
+    backward pass can recompute a view instead of keeping it. The operand must belong to the interpreter that has the
+    view, because an interpreter above may end earlier.
+    """
+    if not scope.typed or len(states_of(x).varying) == len(scope.axes):
+        return
+    if len({v.interpreter for v in (*outs, x) if isinstance(v, Tracer)}) == 1:
+        scope.views.update((id(out), (outs, primitive, x, params)) for out in outs)
+
+
 def _insert_cast(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
     """Pair `x` with its cast; if it is a view, pair all results of the viewing operation with theirs."""
     view = scope.views.get(id(x))

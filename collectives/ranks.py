@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectives.casts import cast, insert_casts
+from collectives.casts import cast, insert_casts, record_view
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
 from minidiff.core.ranks import Ranks
@@ -22,6 +22,7 @@ class CommunicatingRanks(Ranks):
     passes: Sequence[Any] = (PASSES,)
 
     agree = staticmethod(insert_casts)
+    record_view = staticmethod(record_view)
     cast = staticmethod(cast)
     cast_cotangent = staticmethod(cast_cotangent)
     check_operands = staticmethod(check_operands)

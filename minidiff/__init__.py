@@ -26,6 +26,7 @@ from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from minidiff.diagnostics.tracebacks import hide_own_frames as _hide_own_frames
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
+from minidiff.transforms.recording import close_tape as _close_tape
 from minidiff.transforms.recording import eval_shape, make_tape
 from minidiff.transforms.vmap import vmap
 
@@ -137,6 +138,7 @@ def _check(tape: Tape, typed: bool = True) -> None:
 
 
 Tape.check = _check
+Tape.close = _close_tape  # type: ignore[assignment]
 Tape.__eq__ = _from("minidiff.compiler.equality", "same")  # type: ignore[method-assign]
 Tape.__str__ = Tape.__repr__ = _from("minidiff.show.program", "text_of")  # type: ignore[method-assign]
 Tape._repr_html_ = _from("minidiff.show.program", "tape_as_html")  # type: ignore[attr-defined]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import numpy
@@ -26,6 +25,7 @@ from minidiff.diagnostics.errors import describe_operand
 from minidiff.diagnostics.location import current_location
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.printing import debug_print
+from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import is_differentiable
 
 __all__ = ["debug_nans", "disable_jit", "print"]
@@ -187,9 +187,6 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
     with running(CheckFinite(inf)), numpy.errstate(invalid="raise", **of_infinities):
         yield
 
-
-#: Whether `jit` calls the user's function itself, op by op.
-jit_is_disabled: ContextVar[bool] = ContextVar("jit_is_disabled", default=False)
 
 #: Evaluates as `EVALUATE` does, in its place while `jit` is disabled. Compiled programs run under `EVALUATE` alone, so
 #: their calls need not ask whether it is.

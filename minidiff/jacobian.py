@@ -10,11 +10,11 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.forward import instantiate
-from minidiff.core.interpreter import name_of
 from minidiff.core.ranks import cast_like
 from minidiff.core.reverse import engine, pull_back
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import (
     Flat,
     arguments_of,

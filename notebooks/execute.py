@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
+from ipykernel.ipkernel import IPythonKernel
+from jupyter_client.kernelspec import get_kernel_spec
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
@@ -48,6 +50,13 @@ def plain(notebook: NotebookNode) -> NotebookNode:
     notebook.metadata = nbformat.from_dict(_PYTHON)
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in ("tags", "trusted")})
+    return notebook
+
+
+def add_kernels_metadata(notebook: NotebookNode) -> NotebookNode:
+    """Add what an editor adds to a plain notebook when its kernel starts: the inverse of `plain`."""
+    notebook["metadata"]["language_info"] = nbformat.from_dict(IPythonKernel.language_info)
+    notebook["metadata"]["kernelspec"]["display_name"] = get_kernel_spec("python3").display_name
     return notebook
 
 

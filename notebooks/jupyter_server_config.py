@@ -1,4 +1,4 @@
-"""Settings of `make lab`: a notebook that is saved keeps its committed form, but for outputs."""
+"""Settings of `make lab`: it runs as any user, asks nothing, and saves notebooks in their committed form."""
 
 import sys
 from pathlib import Path
@@ -17,5 +17,14 @@ def save_plain(model: dict[str, Any], **kwargs: Any) -> None:
         model["content"] = plain(nbformat.from_dict(model["content"]))
 
 
+def ask_for_no_news(handler: Any, page: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the extension that asks each new user whether to fetch news."""
+    disabled = page.get("disabledExtensions", [])
+    return {**page, "disabledExtensions": [*disabled, "@jupyterlab/apputils-extension:announcements"]}
+
+
 c = get_config()  # noqa: F821  (Jupyter defines it)
+c.ServerApp.contents_manager_class = "contents.Notebooks"
 c.FileContentsManager.pre_save_hook = save_plain
+c.ServerApp.allow_root = True  # in a container there often is no other user
+c.ServerApp.tornado_settings = {"page_config_hook": ask_for_no_news}

@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, pbroadcast
-from minidiff.core.tape import Tape
-from spmd import Mesh, P, shard_map
+from minidiff.core.tape import Equation, Tape
+from spmd import Mesh, P, shard_map, visualize_sharding
 from spmd.report.table import Table  # noqa: F401  (for notebooks)
 
 #: Of ranks 0, 1, 2, … : hues that colour-blind readers can tell apart, light enough for black numbers.
@@ -269,6 +271,13 @@ def _names(tape: Tape) -> Iterator[str]:
             yield from _names(body)
 
 
+def only_equation(tape: Tape) -> Equation:
+    """The only equation in the body of a tape's only shard_map."""
+    (outer,) = tape.equations
+    (equation,) = outer.params["body"].equations
+    return equation
+
+
 def draw_collective(f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i"), linear: bool = True) -> Picture:
     """What ranks hold before and after `f`, one collective; and, if it is `linear`, before and after its transpose."""
     before, after = on_ranks(lambda x: [x, f(x)], x, mesh=mesh, in_specs=in_specs)
@@ -288,3 +297,182 @@ def draw_collective(f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i"), lin
     ct, back = on_ranks(lambda x, ct: [ct, transpose(x, ct)], x, ct, mesh=mesh, in_specs=specs, follow=[1])
     title = " and ".join(collective_names(md.make_tape(shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=spec))(x)))
     return draw(title, *columns, f"its transpose: {name}", ("before", ct), ("after", back))
+
+
+# ---------------------------------------------------------------- charts
+
+
+def curves(lines: dict[str, tuple], marks: str | Sequence[str] = "-", size: tuple = (7.5, 3.0), **axes: Any) -> Picture:
+    """Curves over one pair of axes: for each label, its x and y. `axes` are matplotlib's settings, such as `xscale`.
+
+    `marks` is matplotlib's style of all curves, or of each. A label that begins with an underscore is not shown.
+    """
+    fig = Figure(figsize=size, layout="constrained")
+    ax = fig.add_subplot()
+    styles = [marks] * len(lines) if isinstance(marks, str) else marks
+    for (label, (x, y)), style in zip(lines.items(), styles):
+        ax.plot(x, y, style, label=label, markersize=4)
+    return _chart(fig, ax, list(lines), axes)
+
+
+def bars(
+    panels: dict[str, dict[str, Sequence[float]]], places: Sequence, size: tuple = (6.0, 3.0), **axes: Any
+) -> Picture:
+    """Bars side by side, a panel for each title: for each label, its bars' heights at `places`."""
+    fig = Figure(figsize=size, layout="constrained")
+    found = fig.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    at = numpy.arange(len(places))
+    for ax, (title, groups) in zip(found, panels.items()):
+        width = 0.8 / len(groups)
+        for k, (label, heights) in enumerate(groups.items()):
+            ax.bar(at + (k - (len(groups) - 1) / 2) * width, heights, width, label=label)
+        ax.set(title=title, xticks=at, xticklabels=places, **axes)
+        ax.label_outer()
+        ax.spines[["top", "right"]].set_visible(False)
+    return _chart(fig, found[-1], [f"{t}: {', '.join(g)}" for t, g in panels.items()], {})
+
+
+def _chart(fig: Figure, ax: Axes, shown: Sequence[str], axes: dict[str, Any]) -> Picture:
+    ax.set(**axes)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return Picture(_png(fig), "; ".join(shown))
+
+
+def draw_specs(mesh: Mesh, specs: Sequence[P], shape: tuple[int, int] = (8, 8)) -> Picture:
+    """How each spec splits a matrix over a mesh: its blocks, in the colours of the ranks that have them."""
+    fig = Figure(figsize=(9, 4.8), layout="constrained")
+    for ax, spec in zip(fig.subplots(2, -(-len(specs) // 2)).flat, specs):
+        sharding = visualize_sharding(shape, mesh, spec)
+        height, width = (n // parts for n, parts in zip(shape, sharding.parts))
+        for (row, column), ranks in sharding.ranks.items():
+            x, y, stripe = column * width, row * height, width / len(ranks)
+            for k, rank in enumerate(ranks):
+                ax.add_patch(Rectangle((x + k * stripe, y), stripe, height, color=RANK_COLOURS[rank], linewidth=0))
+                ax.text(x + (k + 0.5) * stripe, y + height / 2, str(rank), ha="center", va="center", fontsize=8)
+            ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor="white", linewidth=3))
+        ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), aspect="equal", xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+        ax.set_title(str(spec), fontsize=9)
+    return Picture(_png(fig), "\n".join(map(str, specs)))
+
+
+def draw_matrices(matrices: Sequence[tuple[str, numpy.ndarray, bool, bool]], rows: int, size: tuple) -> Picture:
+    """Matrices of collectives, `rows` below each other: (title, matrix, takes a varying value, gives one).
+
+    Red lines separate the ranks' numbers where each rank has its own.
+    """
+    fig = Figure(figsize=size, layout="constrained")
+    columns = [matrices[k : k + rows] for k in range(0, len(matrices), rows)]
+    widest = max(m.shape[1] for _, m, *_ in matrices)
+    across = [max(0.65 * widest, *[m.shape[1] for _, m, *_ in column]) for column in columns]  # titles need room
+    down = [max(column[k][1].shape[0] for column in columns) + 2 * (rows > 1) for k in range(rows)]
+    ratios = {"width_ratios": across, "height_ratios": down}
+    for axes, column, width in zip(
+        fig.subplots(rows, len(columns), squeeze=False, gridspec_kw=ratios).T, columns, across
+    ):
+        for ax, (title, m, takes, gives), height in zip(axes, column, down):
+            ax.pcolormesh(m, cmap="Blues", vmin=0, vmax=1.4, edgecolors="#bbbbbb", linewidth=0.5)
+            ax.set(aspect="equal", xlim=(-0.1, width + 0.1), ylim=(height + 0.1, -0.1), xticks=[], yticks=[])
+            ax.spines[:].set_visible(False)
+            ax.set_title(title, fontsize=9, loc="left")
+            for r in range(1, 4):
+                if takes:
+                    ax.vlines(r * m.shape[1] / 4, 0, m.shape[0], color="#d62728", linewidth=1.5)
+                if gives:
+                    ax.hlines(r * m.shape[0] / 4, 0, m.shape[1], color="#d62728", linewidth=1.5)
+    return Picture(_png(fig), "\n".join(title.replace("\n", ": ") for title, *_ in matrices))
+
+
+# ---------------------------------------------------------------- the states of a value
+
+_CORNERS = {"invariant": (0, 1), "varying": (0, -1), "unreduced": (-1, 0), "reduced": (1, 0)}
+_MARKS = {"invariant": "", "varying": "\n{i}", "unreduced": "\n{U:i}", "reduced": "\n{R:i}"}
+_BEND = 0.18
+
+
+def draw_states(names: dict[tuple[str, str], str], sends: dict[tuple[str, str], int], pairs: dict) -> Picture:
+    """The four states as corners of a square, and operations as arrows from state to state.
+
+    `names` has the operation of each arrow, `sends` the bytes that it sends (none: dashed), and `pairs` what an arrow
+    and its transpose have in common: they have one colour.
+    """
+    fig = Figure(figsize=(7.5, 6.5))
+    ax = fig.add_subplot()
+    colours = dict(zip(dict.fromkeys(pairs.values()), ("#0072b2", "#d55e00", "#009e73", "#aa4499")))
+    plain = {"ha": "center", "va": "center"}
+    for (before, after), name in names.items():
+        start, end = numpy.array(_CORNERS[before]), numpy.array(_CORNERS[after])
+        style = {
+            "arrowstyle": "-|>,head_width=0.35,head_length=0.7",
+            "connectionstyle": f"arc3,rad={_BEND}",
+            "linestyle": "-" if sends[before, after] else "--",
+            "linewidth": 2.4 if sends[before, after] else 1.6,
+            "color": colours[pairs[before, after]],
+            "shrinkA": 34,
+            "shrinkB": 34,
+        }
+        ax.annotate("", end, start, arrowprops=style)
+        across, up = end - start
+        x, y = (start + end) / 2 + _BEND / 2 * numpy.array([up, -across])  # the middle of the arrow
+        text = name.replace("all_gather_reduced", "all_gather\nto='reduced'")
+        white = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+        ax.text(x, y, text, color=style["color"], fontsize=9, bbox=white, **plain)
+    for state, (x, y) in _CORNERS.items():
+        box = {"boxstyle": "round,pad=0.5", "facecolor": "#f4f4f4", "edgecolor": "#888888"}
+        ax.text(x, y, state + _MARKS[state], fontsize=10, bbox=box, **plain)
+    ax.axvline(0, color="#bbbbbb", linewidth=0.8, linestyle=":", zorder=0)
+    ax.set(xlim=(-1.3, 1.3), ylim=(-1.15, 1.15), aspect="equal")
+    ax.axis("off")
+    return Picture(_png(fig), "\n".join(f"{' -> '.join(arrow)}: {name}" for arrow, name in names.items()))
+
+
+# ---------------------------------------------------------------- schedules and timelines
+
+
+def draw_ticks(schedules: dict[str, tuple[numpy.ndarray, int]]) -> Picture:
+    """When each layer works on each microbatch, `[microbatches, layers]`, and how many layers a rank has."""
+    fig = Figure(figsize=(9, 2.1 * len(schedules)), layout="constrained")
+    for ax, (title, (when, per_stage)) in zip(fig.subplots(len(schedules), 1, squeeze=False)[:, 0], schedules.items()):
+        layers, ticks = when.shape[1], when.max() + 1
+        grid = numpy.full((layers, ticks), numpy.nan)
+        for m, layer in numpy.ndindex(when.shape):
+            grid[layer, when[m, layer]] = m
+            ax.text(when[m, layer], layer, str(m), ha="center", va="center", fontsize=9)
+        ax.imshow(grid, cmap=colormaps["Set3"].resampled(12), vmin=0, vmax=12, aspect="auto")
+        ax.hlines(numpy.arange(1, layers) - 0.5, -0.5, ticks - 0.5, color="white", linewidth=1)
+        ax.hlines(numpy.arange(per_stage, layers, per_stage) - 0.5, -0.5, ticks - 0.5, color="black", linewidth=1.5)
+        names = [f"layer {k} (rank {k // per_stage})" for k in range(layers)]
+        ax.set(yticks=range(layers), yticklabels=names, title=title)
+    ax.set_xlabel("tick")
+    return Picture(_png(fig), "\n".join(schedules))
+
+
+def draw_lanes(timelines: dict[str, tuple[list, float]], lanes: dict[str, str]) -> Picture:
+    """Timelines of pieces of work, `(lane, start, length)` in seconds, and when all is done; `lanes` have colours."""
+    fig = Figure(figsize=(9, 1.55 * len(timelines)), layout="constrained")
+    axes = fig.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, (name, (work, end)) in zip(axes, timelines.items()):
+        order = [lane for lane in lanes if any(w[0] == lane for w in work)]
+        for lane, start, length in work:
+            y = -order.index(lane)
+            ax.broken_barh([(start * 1e6, length * 1e6)], (y - 0.4, 0.8), facecolor=lanes[lane], edgecolor="#444444")
+        ax.axvline(end * 1e6, color="black", linewidth=1.5)
+        ax.set(yticks=[-k for k in range(len(order))], yticklabels=order, title=f"{name}: {end * 1e6:.0f} µs")
+    axes[-1].set_xlabel("µs")
+    return Picture(_png(fig), "; ".join(f"{name}: {end * 1e6:.0f} µs" for name, (_, end) in timelines.items()))
+
+
+def draw_jacobian(jacobian: numpy.ndarray, parts: dict[str, Any], inputs: Sequence[str]) -> Picture:
+    """A Jacobian for each title, with the entries that are shaded: what one sweep computes."""
+    fig = Figure(figsize=(8, 3.2), layout="constrained")
+    for ax, (title, where), colour in zip(fig.subplots(1, len(parts)), parts.items(), ("Oranges", "Blues")):
+        shade = numpy.zeros(jacobian.shape)
+        shade[where] = 1
+        ax.imshow(shade, cmap=colour, vmax=2)
+        for (i, j), entry in numpy.ndenumerate(jacobian):
+            ax.text(j, i, f"{entry:.2f}", ha="center", va="center")
+        ax.set_title(title, fontsize="medium")
+        ax.set_xticks(range(len(inputs)), inputs)
+        ax.set_yticks(range(len(jacobian)), [f"$y_{i + 1}$" for i in range(len(jacobian))])
+    return Picture(_png(fig), "; ".join(parts))

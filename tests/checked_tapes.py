@@ -21,8 +21,8 @@ from minidiff.compiler import simplify
 from minidiff.core import reverse
 from minidiff.core.interpreter import current_interpreter, current_scope
 from minidiff.core.scope import Scope
-from minidiff.core.vmap import named_axes
 from minidiff.transforms import recording
+from minidiff.transforms.vmap import named_axes
 
 #: The functions that make tapes: where each is, and where in its result the tape is.
 MAKERS = [

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -89,17 +90,44 @@ def test_what_is_committed(path):
             assert not re.search(r"/(home|root|tmp|usr|work|Users)/|ipykernel_", shown), f"a path:\n{shown}"
 
 
+def jupyter_settings():
+    """What `notebooks/jupyter_server_config.py` sets."""
+    given = SimpleNamespace(FileContentsManager=SimpleNamespace(), ServerApp=SimpleNamespace())
+    return runpy.run_path(str(ROOT / "notebooks" / "jupyter_server_config.py"), {"get_config": lambda: given})["c"]
+
+
+def test_jupyter_asks_nothing():
+    server = jupyter_settings().ServerApp
+    page = server.tornado_settings["page_config_hook"](None, {"disabledExtensions": ["other"], "token": "t"})
+    assert server.allow_root and page["token"] == "t"
+    assert page["disabledExtensions"] == ["other", "@jupyterlab/apputils-extension:announcements"]
+
+
+def test_what_jupyter_adds_to_a_notebook_is_there_when_it_is_read():
+    committed, read = (nbformat.read(NOTEBOOKS[0], as_version=4) for _ in range(2))
+    notebook_execution.add_kernels_metadata(read)
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel()
+    client = manager.blocking_client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(timeout=600)
+        found = client.kernel_info(reply=True, timeout=600)["content"]["language_info"]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert read.metadata["language_info"] == found  # the editor compares them
+    assert read.metadata["kernelspec"]["display_name"] == manager.kernel_spec.display_name
+    assert notebook_execution.plain(read) == committed
+
+
 def test_saving_in_jupyter_leaves_the_committed_form():
-    settings = runpy.run_path(
-        str(ROOT / "notebooks" / "jupyter_server_config.py"),
-        {"get_config": lambda: SimpleNamespace(FileContentsManager=SimpleNamespace())},
-    )
     committed = nbformat.read(NOTEBOOKS[0], as_version=4)
     edited = nbformat.read(NOTEBOOKS[0], as_version=4)
     edited.metadata["language_info"] = {"name": "python", "version": "3.99"}
     edited.cells[0].metadata.update(trusted=True, collapsed=True)
     model = {"type": "notebook", "content": dict(edited)}
-    settings["c"].FileContentsManager.pre_save_hook(model, path="", contents_manager=None)
+    jupyter_settings().FileContentsManager.pre_save_hook(model, path="", contents_manager=None)
     assert model["content"].cells[0].metadata.pop("trusted")  # Jupyter signs by it, and leaves it out of the file
     assert model["content"] == committed
 

@@ -28,18 +28,17 @@ import numpy
 from minidiff import tree
 from minidiff.compiler.codegen import CompiledProgram
 from minidiff.compiler.simplify import check_options, settings_of_passes
-from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, name_of
+from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
 from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.core.vmap import named_axes
-from minidiff.debug import jit_is_disabled
-from minidiff.diagnostics.text import PrintedText, did_you_mean
+from minidiff.diagnostics.text import PrintedText, did_you_mean, name_of
 from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.inputs.arguments import as_value, check_function, close_over
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
 from minidiff.inputs.promotion import are_weak
-from minidiff.transforms.recording import stage_flat
+from minidiff.transforms.recording import jit_is_disabled, stage_flat
+from minidiff.transforms.vmap import named_axes
 from minidiff.values.settings import types_in
 
 # ---------------------------------------------------------------- static arguments

@@ -12,8 +12,8 @@ from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
-from minidiff.diagnostics.errors import TracerError
-from minidiff.values.dtypes import float0, is_differentiable
+from minidiff.diagnostics.errors import TracerError, lost_derivative_message
+from minidiff.values.dtypes import PLAIN, float0, is_differentiable
 
 
 class JVPTracer(Tracer):
@@ -30,13 +30,8 @@ class JVPTracer(Tracer):
     def type(self) -> ShapedArray:
         return typeof(self.primal)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.primal.shape
-
-    @property
-    def dtype(self) -> numpy.dtype:
-        return self.primal.dtype
+    shape = property(lambda self: self.primal.shape)  # without making a type
+    dtype = property(lambda self: self.primal.dtype)
 
     def concrete(self, use: str) -> Any:
         self.check_alive()
@@ -45,11 +40,7 @@ class JVPTracer(Tracer):
     def number(self, use: str) -> NoReturn:
         """Raise TracerError: NumPy assignment and `math` would lose the derivative."""
         self.concrete(use)  # raises its own error if there is no value
-        number = "x.item()" if self.size == 1 else "x[i].item(), for a list of them x.tolist()"
-        raise TracerError(
-            f"{use} of a value that is being differentiated ({self.type}) would lose its derivative. For the plain "
-            f"number take {number}; to build an array use minidiff.numpy.array or np.stack; instead of math.sin, np.sin"
-        )
+        raise TracerError(lost_derivative_message(self, use))
 
     def __repr__(self) -> str:
         return repr(self.primal)
@@ -72,9 +63,9 @@ class JVP(Interpreter):
             with running(below):
                 return primitive.jvp_body(self, args, params)
         primals, tangents = self.split(args)
-        if all(t is None for t in tangents):
+        if not [t for t in tangents if t is not None]:
             return primitive.apply(below, args, params)
-        if any(isinstance(x, Tracer) for x in primals):
+        if not PLAIN.issuperset(map(type, primals)):
             sharded = ranks.dispatch(self, primitive, args, params)
             if sharded is not None:
                 return sharded

@@ -11,7 +11,6 @@ higher-order derivatives need no special treatment.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -21,7 +20,8 @@ from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import as_plain_operand
-from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, leak_message
+from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, explains_itself, leak_message
+from minidiff.diagnostics.interrupts import restores
 from minidiff.values import half
 from minidiff.values.dtypes import NARROW, PLAIN
 
@@ -137,31 +137,24 @@ class Evaluate(Interpreter):
                 return half.evaluate(primitive, *args, **params)
             return primitive.impl(*args, **params)
         except (AttributeError, TypeError):
-            for x in args:
-                as_plain_operand(x)  # says what is wrong with a structured array, for example
+            list(map(as_plain_operand, args))  # says what is wrong with a structured array, for example
             raise
         except ValueError as error:
-            # The body of an operation without a shape rule, and a callback, are the user's: so is their error.
-            ours = primitive.shape_rule is None or type(error) is not ValueError
-            if ours or str(error).startswith(primitive.name):
+            if explains_itself(error, primitive):
                 raise
             raise MisfitError(primitive, args, str(error).strip()) from None
 
 
 EVALUATE = Evaluate(None)
 
-
 #: The bottom of every stack: `EVALUATE`, or one that `minidiff/debug.py` makes check every result.
 BOTTOM = EVALUATE if os.environ.get("MINIDIFF_DEBUG_NANS", "0") in ("", "0") else Evaluate(None)
-
 
 #: Each thread and each asynchronous task has its own.
 _current: ContextVar[Interpreter] = ContextVar("interpreter", default=BOTTOM)
 
-
 #: `current_interpreter()` returns the interpreter that is current.
 current_interpreter: Callable[[], Interpreter] = _current.get
-
 
 #: `become(interpreter)` makes it current. The caller must restore the previous one, as `running` does.
 become: Callable[[Interpreter], Any] = _current.set
@@ -194,33 +187,13 @@ class transforming(running):
         self.interpreter.end()
 
 
-def restore_interpreter(function: Callable) -> Callable:
-    """Decorate a function to restore the current interpreter even after Ctrl-C.
-
-    Ctrl-C raises KeyboardInterrupt at the start of a Python function or after a call. In `running` that may be after
-    `__enter__` has called `become`, or before `__exit__` does; it cannot be before the first call of a `finally`
-    clause. Decorating the outermost function is enough.
-    """
-
-    @functools.wraps(function)
-    def call_and_restore(*args: Any, **kwargs: Any) -> Any:
-        previous = current_interpreter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            become(previous)
-
-    return call_and_restore
+#: Decorate a function to restore the current interpreter even after Ctrl-C.
+restore_interpreter = restores(_current)
 
 
 def current_scope() -> Any:
     """The innermost running `shard_map` body, a `Scope`, or None outside one."""
     return current_interpreter().scope
-
-
-def name_of(f: Callable) -> str:
-    """The name of a function in error messages."""
-    return getattr(f, "__name__", "f")
 
 
 def enter(x: Value) -> Value:

@@ -14,7 +14,7 @@ from minidiff.core.scope import Scope, checking
 from minidiff.core.states import ALL_INVARIANT, AxisStates, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics import location
+from minidiff.diagnostics.location import not_linear_message
 from minidiff.values import half
 from minidiff.values.dtypes import NARROW, dtype_name, is_scalar_constant
 
@@ -129,7 +129,7 @@ class Primitive(metaclass=Declared):
         """Apply the operation under an interpreter, to operands that it has adopted."""
         out = interpreter.process(self, args, params)
         if self.is_view and interpreter.scope is not None:
-            interpreter.scope.remember(out if self.multiple_results else [out], self, args[0], params)
+            ranks.record_view(interpreter.scope, out if self.multiple_results else [out], self, args[0], params)
         return out
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
@@ -196,12 +196,7 @@ class Primitive(metaclass=Declared):
         raise TypeError(f"{self.name} cannot be differentiated: it has no derivative rule")
 
     def transpose(self, ct, operands, params):
-        x, source = next(x for x in operands if isinstance(x, ShapedArray)), location.current_location()
-        raise TypeError(
-            f"{self.name} cannot be transposed: it is not linear in the operand of type {x}"
-            + (f" ({source})" if source is not None else "")
-            + ". Only a linear function has a transpose; else transpose the derivative, md.linearize(f, *args)[1]"
-        )
+        raise TypeError(not_linear_message(self, next(x for x in operands if isinstance(x, ShapedArray))))
 
     def batch(self, args, batched, params):
         raise TypeError(f"{self.name} cannot be vectorised: it has no batching rule")

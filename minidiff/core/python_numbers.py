@@ -6,7 +6,6 @@ from typing import Any
 
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.tracebacks import prepare_to_leave
 
 
 class WeakTracer(Tracer):
@@ -35,29 +34,6 @@ class WeakTracer(Tracer):
 
     def number(self, use: str) -> Any:
         return self.value.number(use)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-    def __format__(self, spec: str) -> str:
-        return format(self.value, spec)
-
-    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        try:
-            return unwrap_weak(super().__array_ufunc__(ufunc, method, *inputs, **kwargs))
-        except BaseException as error:
-            prepare_to_leave(error)
-            raise
-
-    def __array_function__(self, func, types, args, kwargs):
-        try:
-            return unwrap_weak(super().__array_function__(func, types, args, kwargs))
-        except BaseException as error:
-            prepare_to_leave(error)
-            raise
 
 
 def unwrap_weak(x: Any) -> Any:

@@ -34,6 +34,9 @@ class Ranks:
         """
         return args
 
+    def record_view(self, scope: Any, outs: Sequence[Value], primitive: Primitive, x: Value, params: dict) -> None:
+        """Record in the scope of a body how an operation made views, so that a cast may pass through it."""
+
     def cast(self, x: Value, states: AxisStates) -> Value:
         """Change the states of `x` along mesh axes by free casts, such as a `pbroadcast`."""
         raise VarianceError(f"cannot cast {typeof(x)} to {states}: import spmd first")

@@ -123,4 +123,5 @@ def pull_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
 
 def as_cotangent(ct: Value | None, type: ShapedArray) -> Value:
     """A cotangent of this type: None is zeros, and a sharded array is resharded."""
-    return reshard_cotangent(instantiate(ct, type), type)
+    ready = ct is not None and type.sharding is None
+    return ct if ready else reshard_cotangent(instantiate(ct, type), type)

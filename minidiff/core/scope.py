@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-from minidiff.core.tracer import Tracer, Value, states_of
-
-if TYPE_CHECKING:
-    from minidiff.core.operation import Primitive
+from typing import Any
 
 
 class Scope:
@@ -28,22 +22,10 @@ class Scope:
         self.checks = False  # in an explicit scope, whether the current operation is the user's: see `checking`
         self.bottom: Any = None  # the interpreter of the ranks, which `spmd` has
         self.function = ""  # the name of the function that is the body
-        self.views: dict = {}  # id of value -> (values, primitive, operand, params): see `remember`
+        self.views: dict = {}  # id of value -> (values, primitive, operand, params): as `ranks` records it
         #: The number of transpositions in this body, whose results depend on types: the cotangent of a value that is
         #: the same on all ranks is a sum over the ranks.
         self.transposed = 0
-
-    def remember(self, outs: Sequence[Value], primitive: Primitive, operand: Value, params: dict) -> None:
-        """Record how views were made, of a value that does not vary along all axes.
-
-        A pbroadcast of a view is then a view of a pbroadcast, so that a weight and its transpose share one. And the
-        backward pass can recompute a view instead of keeping it. The operand must belong to the interpreter that has
-        the view, because an interpreter above may end earlier.
-        """
-        if not self.typed or len(states_of(operand).varying) == len(self.axes):
-            return
-        if len({x.interpreter for x in (*outs, operand) if isinstance(x, Tracer)}) == 1:
-            self.views.update((id(out), (outs, primitive, operand, params)) for out in outs)
 
 
 class checking:

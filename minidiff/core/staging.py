@@ -5,7 +5,7 @@ from __future__ import annotations
 from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
-from minidiff.diagnostics.location import LONG, warn_of_loop
+from minidiff.diagnostics.location import LoopWatch
 from minidiff.values.aliasing import read_only_copy
 
 
@@ -17,7 +17,7 @@ class Stage(Recorder):
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
         super().__init__(below, outer)
         self.name = name
-        self.next_look = LONG  # at this number of equations, check whether a Python loop creates them
+        self.loops = LoopWatch()
         self.program = program_around(below or outer)
 
     def interpret(self, primitive, args, params):
@@ -36,9 +36,7 @@ class Stage(Recorder):
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
-        if len(self.equations) == self.next_look:
-            warned = warn_of_loop([eqn.source for eqn in self.equations])
-            self.next_look = 0 if warned else 2 * self.next_look
+        self.loops.look(self.equations)
         return out
 
 

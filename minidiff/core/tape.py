@@ -1,13 +1,4 @@
-"""The tape, a typed straight-line program (a Wengert list), and its recorder.
-
->>> import numpy as np
->>> from minidiff import make_tape
->>> print(make_tape(lambda x, y: np.sin(x) * y)(np.ones(3), 2.0))
-lambda a:f64[3], b:f64[]:
-  c:f64[3] = sin(a)
-  d:f64[3] = multiply(c, b)
-  return d
-"""
+"""The tape, a typed straight-line program (a Wengert list), and its recorder."""
 
 from __future__ import annotations
 
@@ -19,9 +10,9 @@ import numpy
 
 from minidiff.core.interpreter import Interpreter
 from minidiff.core.operation import Primitive
-from minidiff.core.tracer import SIZE, Tracer, Value
+from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, as_plain_operand, operand_type, typeof
-from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message
+from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message, recorded_message
 from minidiff.diagnostics.location import Location, current_location, replays
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.values.dtypes import PLAIN, is_scalar_constant
@@ -69,6 +60,11 @@ class Tape:
 
     >>> from minidiff import make_tape
     >>> tape = make_tape(lambda x, y: numpy.sin(x) * y)(numpy.ones(3), 2.0)
+    >>> print(tape)
+    lambda a:f64[3], b:f64[]:
+      c:f64[3] = sin(a)
+      d:f64[3] = multiply(c, b)
+      return d
     >>> tape.in_types, tape.out_types, [str(eqn.primitive) for eqn in tape.equations]
     ([f64[3], f64[]], [f64[3]], ['sin', 'multiply'])
     >>> tape(numpy.zeros(3), 2.0)
@@ -110,19 +106,9 @@ class Tape:
             evaluate_equation(eqn, env)
         return [a.copy() if isinstance(a, numpy.ndarray) else read(env, a) for a in self.outputs]
 
-    def close(self) -> tuple[Tape, list[Value]]:
-        """Turn the constants into leading inputs; return the tape and the constants."""
-        constants = self.constants
-        names = {id(c): Var(typeof(c)) for c in constants}
-
-        def named(atoms):
-            return [names.get(id(a), a) if not isinstance(a, Var) else a for a in atoms]
-
-        equations = [Equation(e.primitive, named(e.inputs), e.params, e.outputs, e.source) for e in self.equations]
-        return Tape([*names.values(), *self.inputs], equations, named(self.outputs)), constants
-
     # Attached in `minidiff/__init__.py`: `==`, equality of programs up to names; `check`, of types; and printing.
     check: Callable[..., None]
+    close: Callable[[], tuple[Tape, list[Value]]]  # the constants become leading inputs
     __hash__ = object.__hash__
 
 
@@ -163,27 +149,9 @@ class RecordedTracer(Tracer):
     def type(self) -> ShapedArray:
         return self.variable.type
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.variable.type.shape
-
-    @property
-    def dtype(self) -> numpy.dtype:
-        return self.variable.type.dtype
-
     def concrete(self, use: str) -> numpy.ndarray:
         self.check_alive()
-        instead = (
-            "Shapes are part of that program: compute sizes outside the function, or name the argument that they come "
-            "from in static_argnums or static_argnames of jit. For range() write md.fori_loop, for a choice md.cond."
-            if use == SIZE
-            else "Choose with md.cond or np.where instead, loop with md.fori_loop, call np.sin for math.sin; or decide "
-            "outside the function (of a function that jit compiles, by an argument named in static_argnums)."
-        )
-        raise TracerError(
-            f"{use} needs a concrete value, but on this tape {self.type} is only a name: {self.interpreter.name} "
-            f"records a program for values of this type, not for one value. {instead}"
-        )
+        raise TracerError(recorded_message(self, use))
 
     def __repr__(self) -> str:
         return f"Traced<{self.type}>"

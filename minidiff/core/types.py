@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -72,10 +73,7 @@ class ShapedArray:
 
     @property
     def size(self) -> int:
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +82,8 @@ class ShapedArray:
     @property
     def cotangent(self) -> ShapedArray:
         """The type of the value's cotangent: where the one is unreduced, the other is reduced."""
-        if not (self.unreduced or self.reduced):
+        states = self.states
+        if states is ALL_INVARIANT or not (states.unreduced or states.reduced):
             return self
         return self.update(states=self.states.cotangent(), sharding=self.sharding and self.sharding.cotangent())
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
 from minidiff.core.interpreter import Interpreter, running
 from minidiff.core.operation import Primitive
-from minidiff.core.tracer import SIZE, Tracer, Value
+from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, as_plain_operand, typeof
-from minidiff.diagnostics.errors import MisfitError, TracerError
+from minidiff.diagnostics.errors import MisfitError, TracerError, batched_message
 from minidiff.values.dtypes import PLAIN
-
-AxisName = Hashable
 
 
 class BatchTracer(Tracer):
@@ -36,14 +34,7 @@ class BatchTracer(Tracer):
 
     def concrete(self, use: str) -> Any:
         self.check_alive()
-        instead = (
-            "pass what all have in common with in_axes=None; for range() write md.fori_loop, for a choice md.cond"
-            if use == SIZE
-            else "choose element by element with np.where or md.cond, loop with md.fori_loop, call np.sin for math.sin"
-        )
-        raise TracerError(
-            f"{use} needs one concrete value, but under vmap this value ({self.type}) is many at once: {instead}"
-        )
+        raise TracerError(batched_message(self, use))
 
     def __repr__(self) -> str:
         return f"Batched<{self.type}>(along axis {self.axis} of {self.value!r})"
@@ -96,13 +87,3 @@ class Batch(Interpreter):
 
     def adopt_own(self, x: Any) -> Value:
         return BatchTracer(self, self.below.adopt(x.value), x.axis)
-
-
-def named_axes(interpreter: Interpreter | None) -> dict[AxisName, int]:
-    """The axis names of the enclosing vmaps, and their sizes."""
-    axes: dict[AxisName, int] = {}
-    while interpreter is not None:
-        if isinstance(interpreter, Batch) and interpreter.axis_name is not None:
-            axes.setdefault(interpreter.axis_name, interpreter.size_of_batch)
-        interpreter = interpreter.outer if interpreter.below is None else interpreter.below
-    return axes

@@ -82,6 +82,43 @@ def leak_message(x: Any) -> str:
     )
 
 
+#: The use of a concrete integer, as errors name it.
+SIZE = "a size, an index of a list or range()"
+
+
+def recorded_message(x: Any, use: str) -> str:
+    """Why a value on a tape cannot be used as a concrete one, and what to write instead."""
+    instead = (
+        "Shapes are part of that program: compute sizes outside the function, or name the argument that they come "
+        "from in static_argnums or static_argnames of jit. For range() write md.fori_loop, for a choice md.cond."
+        if use == SIZE
+        else "Choose with md.cond or np.where instead, loop with md.fori_loop, call np.sin for math.sin; or decide "
+        "outside the function (of a function that jit compiles, by an argument named in static_argnums)."
+    )
+    return (
+        f"{use} needs a concrete value, but on this tape {x.type} is only a name: {x.interpreter.name} "
+        f"records a program for values of this type, not for one value. {instead}"
+    )
+
+
+def batched_message(x: Any, use: str) -> str:
+    """Why a value under `vmap` cannot be used as a concrete one, and what to write instead."""
+    instead = (
+        "pass what all have in common with in_axes=None; for range() write md.fori_loop, for a choice md.cond"
+        if use == SIZE
+        else "choose element by element with np.where or md.cond, loop with md.fori_loop, call np.sin for math.sin"
+    )
+    return f"{use} needs one concrete value, but under vmap this value ({x.type}) is many at once: {instead}"
+
+
+def lost_derivative_message(x: Any, use: str) -> str:
+    number = "x.item()" if x.size == 1 else "x[i].item(), for a list of them x.tolist()"
+    return (
+        f"{use} of a value that is being differentiated ({x.type}) would lose its derivative. For the plain "
+        f"number take {number}; to build an array use minidiff.numpy.array or np.stack; instead of math.sin, np.sin"
+    )
+
+
 def _origin(x: Any) -> str:
     """The origin of a value: `grad of loss`, `grad of loss, in shard_map of body`."""
     interpreter = x.interpreter
@@ -102,6 +139,12 @@ class MisfitError(ValueError):
 
     def __init__(self, primitive: Any, args: Sequence[Any], reason: str = "they do not fit"):
         super().__init__(f"{primitive.name} of {' and '.join(map(describe_operand, args))}: {reason}")
+
+
+def explains_itself(error: ValueError, primitive: Any) -> bool:
+    """Whether an operation's error says what it was about, or is the user's: of a body, or of a callback."""
+    by_user = primitive.shape_rule is None or type(error) is not ValueError
+    return by_user or str(error).startswith(primitive.name)
 
 
 def describe_operand(x: Any) -> str:

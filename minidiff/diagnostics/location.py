@@ -14,7 +14,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -192,20 +192,35 @@ def warn_at(source: Location | None, message: str | Warning, category: type[Warn
         warnings.warn_explicit(message, category, source.filename, source.line, registry=_warned[source.filename])
 
 
+def not_linear_message(primitive: Any, type: Any) -> str:
+    """Why an operation cannot be transposed in an operand of this type, and where it was applied."""
+    source = current_location()
+    return (
+        f"{primitive.name} cannot be transposed: it is not linear in the operand of type {type}"
+        + (f" ({source})" if source is not None else "")
+        + ". Only a linear function has a transpose; else transpose the derivative, md.linearize(f, *args)[1]"
+    )
+
+
 #: A program of LONG equations takes seconds to compile. A line that was recorded OFTEN times is in a loop.
 LONG, OFTEN = 1 << 14, 1000
 
 
-def warn_of_loop(sources: Sequence[Location | None]) -> bool:
-    """Warn at the most recorded line if a Python loop makes the program long."""
-    lines = Counter(source._replace(others=()) for source in sources if source is not None)
-    line, times = max(lines.items(), key=lambda item: item[1], default=(None, 0))
-    if times < OFTEN:
-        return False
-    warn_at(
-        line,
-        f"a Python loop is recorded step by step, this line more than {OFTEN:,} times so far, and each step takes time "
-        "to compile. Write the loop as md.fori_loop(0, n, lambda i, x: ..., x), or as md.scan: then one step is "
-        "recorded and compiled, however many there are",
-    )
-    return True
+class LoopWatch:
+    """What warns once, at the most recorded line, if a Python loop makes a program long."""
+
+    next_look = LONG  # the number of equations at which to check
+
+    def look(self, equations: Sequence[Any]) -> None:
+        if len(equations) != self.next_look:
+            return
+        lines = Counter(eqn.source._replace(others=()) for eqn in equations if eqn.source is not None)
+        line, times = max(lines.items(), key=lambda item: item[1], default=(None, 0))
+        self.next_look = 0 if times >= OFTEN else 2 * self.next_look
+        if times >= OFTEN:
+            warn_at(
+                line,
+                f"a Python loop is recorded step by step, this line more than {OFTEN:,} times so far, and each step "
+                "takes time to compile. Write the loop as md.fori_loop(0, n, lambda i, x: ..., x), or as md.scan: then "
+                "one step is recorded and compiled, however many there are",
+            )

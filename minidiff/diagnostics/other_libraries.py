@@ -1,9 +1,9 @@
 """Names of JAX, autograd, PyTorch, mpi4py and SciPy that users try, and what to write here instead.
 
 >>> import minidiff as md
->>> md.make_jaxpr
+>>> md.Jaxpr
 Traceback (most recent call last):
-AttributeError: minidiff has no attribute 'make_jaxpr': write md.make_tape
+AttributeError: minidiff has no attribute 'Jaxpr': write md.Tape
 """
 
 from __future__ import annotations

@@ -20,6 +20,11 @@ class PrintedText(str):
         return str(self)
 
 
+def name_of(f: Any) -> str:
+    """The name of a function in error messages."""
+    return getattr(f, "__name__", "f")
+
+
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """Suggest a similar known name in an error message, if there is one.
 

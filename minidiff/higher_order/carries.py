@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter, current_scope, enter, name_of
+from minidiff.core.interpreter import current_interpreter, current_scope, enter
 from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import cast_to
 from minidiff.core.staging import Stage
@@ -20,6 +20,7 @@ from minidiff.core.states import combine_states
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError, divergence_error
+from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.partial_eval import TracedBody, concrete_value, enter_value, interpreters
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
 from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument, python_type

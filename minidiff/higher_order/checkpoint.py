@@ -14,13 +14,14 @@ from typing import Any
 
 from minidiff import tree
 from minidiff.core.forward import JVP, JVPTracer
-from minidiff.core.interpreter import Interpreter, name_of, running, transforming
+from minidiff.core.interpreter import Interpreter, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.bodies import Call, label_operation
 from minidiff.higher_order.dead_code import needed_equations, with_used_results
 from minidiff.higher_order.masks import choose, drop_none, place, split_list

@@ -12,7 +12,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.forward import JVPTracer
-from minidiff.core.interpreter import Interpreter, current_interpreter, current_scope, name_of, running
+from minidiff.core.interpreter import Interpreter, current_interpreter, current_scope, running
 from minidiff.core.ranks import vary_along
 from minidiff.core.scope import checking
 from minidiff.core.staging import Stage
@@ -22,6 +22,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import TracerError, VarianceError, show_axes
+from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
     all_vary_everywhere,

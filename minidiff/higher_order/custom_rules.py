@@ -18,7 +18,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.forward import JVP, instantiate
-from minidiff.core.interpreter import Interpreter, current_interpreter, name_of, running, transforming
+from minidiff.core.interpreter import Interpreter, current_interpreter, running, transforming
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
 from minidiff.core.scope import checking
@@ -27,6 +27,7 @@ from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, show_axes
+from minidiff.diagnostics.text import name_of
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.bodies import Body, Call
 from minidiff.higher_order.masks import choose, drop_none, place, positions, split_list

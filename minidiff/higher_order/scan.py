@@ -13,7 +13,6 @@ from minidiff.core.interpreter import enter
 from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.debug import jit_is_disabled
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import Carry, cast_and_reshard, check_functions, is_staging
 from minidiff.higher_order.masks import split_list
@@ -21,6 +20,7 @@ from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand
 from minidiff.inputs.arguments import result_values
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
+from minidiff.transforms.recording import jit_is_disabled
 
 # ---------------------------------------------------------------- unstacking and stacking elements
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter, current_scope, enter, name_of
+from minidiff.core.interpreter import current_interpreter, current_scope, enter
 from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.states import AxisStates, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, VarianceWarning, leak_message, show_axes
+from minidiff.diagnostics.text import name_of
 from minidiff.inputs.agreement import disagreement
 from minidiff.inputs.promotion import restore_weak
 from minidiff.values.dtypes import NATIVE, as_plain, float0, is_differentiable, is_real_float, is_scalar_constant

@@ -14,7 +14,8 @@ from typing import Any
 import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter
-from minidiff.core.tracer import NO_PARAMS, NUMPY_FUNCTIONS, OPERATIONS, Tracer
+from minidiff.core.python_numbers import WeakTracer, unwrap_weak
+from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer
 from minidiff.diagnostics.other_libraries import COUNTERPARTS
 from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
@@ -36,7 +37,7 @@ def array_ufunc(self: Tracer, ufunc, method, *inputs, **kwargs):
             primitive, function = OPERATIONS.get(ufunc), None
             try:
                 if primitive is not None and interpreter.scope is None:
-                    return interpreter.process(primitive, inputs, NO_PARAMS)
+                    return interpreter.process(primitive, inputs, {})
                 function = NUMPY_FUNCTIONS.get(ufunc)
                 if function is not None:
                     return function(*inputs)
@@ -74,8 +75,21 @@ def _convert_arguments(error: Exception, func: Callable, function: Callable, arg
     return form
 
 
-Tracer.__array_ufunc__ = array_ufunc
-Tracer.__array_function__ = array_function
+def _unwraps(protocol: Callable) -> Callable:
+    """The protocol for a traced Python number: NumPy's functions give arrays."""
+
+    def call(self: WeakTracer, *args, **kwargs):
+        try:
+            return unwrap_weak(protocol(self, *args, **kwargs))
+        except BaseException as error:
+            prepare_to_leave(error)
+            raise
+
+    return call
+
+
+Tracer.__array_ufunc__, WeakTracer.__array_ufunc__ = array_ufunc, _unwraps(array_ufunc)
+Tracer.__array_function__, WeakTracer.__array_function__ = array_function, _unwraps(array_function)
 
 # ---------------------------------------------------------------- ufuncs
 

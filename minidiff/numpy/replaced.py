@@ -9,7 +9,8 @@ from typing import Any
 import numpy
 
 from minidiff.core.interpreter import EVALUATE
-from minidiff.core.tracer import NUMPY_FUNCTIONS, SIZE, Tracer, Value
+from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
+from minidiff.diagnostics.errors import SIZE
 from minidiff.numpy.lists import explain_sizes, look_for_tracers
 from minidiff.ops import elementwise
 from minidiff.ops.arrays import as_array, holds_tracer

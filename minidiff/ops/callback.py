@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import name_of
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import as_named_value, as_values
 from minidiff.ops.dimensions import gather
 from minidiff.ops.printing import batch_elements

@@ -24,7 +24,7 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import unwrap_weak
-from minidiff.core.tracer import NO_PARAMS, Value, implements
+from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.ops.arrays import lists_as_arrays
@@ -68,7 +68,7 @@ def function_of(primitive: Primitive) -> ElementwiseFunction:
                 return ufunc(*operands)
             try:
                 if interpreter.scope is None:
-                    return interpreter.process(primitive, operands, NO_PARAMS)
+                    return interpreter.process(primitive, operands, {})
                 return primitive.bind(*operands)
             except (AttributeError, TypeError):
                 if any(map(defers_to, operands)):

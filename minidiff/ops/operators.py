@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -11,7 +12,7 @@ import numpy
 from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.tracer import Tracer, Value
 from minidiff.diagnostics import location
-from minidiff.diagnostics.errors import LeakedTracerError, TracerError, VarianceError
+from minidiff.diagnostics.errors import SIZE, LeakedTracerError, TracerError, VarianceError
 from minidiff.diagnostics.other_libraries import INSTEAD, missing_attribute_error, scipy_function
 from minidiff.diagnostics.tracebacks import hide_own_frames, prepare_to_leave
 from minidiff.inputs.promotion import WEAK_TYPES, as_weak
@@ -168,6 +169,27 @@ def _as_plain(x: Tracer, dtype: numpy.dtype) -> numpy.ndarray:
     )
 
 
+def _len(x: Tracer) -> int:
+    if not x.shape:
+        raise TypeError("len() of a 0-d value")
+    return x.shape[0]
+
+
+#: How a traced value becomes a plain number or array, where it has a concrete value.
+_CONVERSIONS: dict[str, Callable] = {
+    "__bool__": lambda x: bool(x.concrete("a Python condition")),
+    "__float__": lambda x: float(x.number("float()")),
+    "__int__": lambda x: int(x.concrete("int()")),
+    "__complex__": lambda x: complex(x.number("complex()")),
+    "__index__": lambda x: operator.index(x.concrete(SIZE)),
+    "__array__": _as_array,
+}
+_SIZES: dict[str, Callable] = {
+    "ndim": lambda x: len(x.shape),
+    "size": lambda x: x.type.size,
+    "itemsize": lambda x: x.dtype.itemsize,
+    "nbytes": lambda x: x.type.nbytes,
+}
 #: Methods that are functions of the same name, by the module of the functions.
 _SAME_NAMES = {
     composed: "astype clip copy round",
@@ -192,7 +214,8 @@ _METHODS: dict[str, Callable] = {
         "x = minidiff.numpy.at(x)[i].set(v), which takes plain arrays, too."
     ),
     "__getattr__": _no_attribute,
-    "__array__": _explains_assignment(_as_array),
+    "__format__": lambda x, spec: str(x),
+    "__len__": _len,
     "__pow__": _power,
     "__round__": _round,
     "__rpow__": lambda x, y: elementwise.power(y, x),
@@ -206,6 +229,7 @@ _METHODS: dict[str, Callable] = {
     "reshape": lambda x, *dims, order="C", copy=None: shape.reshape(x, _as_arguments(dims), order),
     "transpose": _transpose,
     "compress": lambda x, condition, axis=None: indexing.compress(condition, x, axis),
+    "item": lambda x: numpy.asarray(x.concrete("item()")).item(),
     "tolist": lambda x: numpy.asarray(x.concrete("tolist()")).tolist(),
     "view": _refusing("x.view() would read the bytes of a traced value ({}) as another type; convert it with .astype"),
     "fill": _in_place("fill", "x = np.full_like(x, value), or x = x.at[...].set(value)"),
@@ -259,6 +283,8 @@ def _attach_to_numbers() -> None:
     WeakTracer.__divmod__ = lambda x, y: (x // y, x % y)
     WeakTracer.__rdivmod__ = lambda x, y: (y // x, y % x)
     WeakTracer.conjugate = _of_number(_PARTS["conjugate"], True)
+    for name, write in {"__repr__": repr, "__str__": str, "__format__": format}.items():
+        setattr(WeakTracer, name, lambda x, *spec, write=write: write(x.value, *spec))
     for name in ("real", "imag"):
         setattr(WeakTracer, name, property(_of_number(_PARTS[name], True), doc=getattr(Tracer, name).__doc__))
 
@@ -275,8 +301,8 @@ def _reverse_operands(function: Callable) -> Callable:
 
 
 def _attach() -> None:
-    for name in ("__float__", "__complex__", "__int__", "__bool__", "__index__"):
-        setattr(Tracer, name, _explains_assignment(vars(Tracer)[name]))
+    for name, convert in _CONVERSIONS.items():
+        setattr(Tracer, name, _explains_assignment(convert))
     for name, function in _BINARY.items():
         setattr(Tracer, f"__{name}__", function)
         setattr(Tracer, f"__r{name}__", _reverse_operands(function))
@@ -284,6 +310,8 @@ def _attach() -> None:
         setattr(Tracer, f"__{name}__", function)
     for name, method in _METHODS.items():
         setattr(Tracer, name, hide_own_frames(method))
+    for name, read in _SIZES.items():
+        setattr(Tracer, name, property(read))
     Tracer.T = property(shape.transpose, doc="The transpose: axes in reverse.")
     Tracer.mT = property(shape.matrix_transpose, doc="The transposed matrices: the last two axes swapped.")
     Tracer.flat = property(shape.ravel, doc="All elements in one dimension, read-only.")

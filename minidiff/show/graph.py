@@ -66,24 +66,30 @@ _SEVERAL = {
 _SENDS = "\u21c4"  # arrows to the right and to the left
 _FONT = {"fontname": "Helvetica", "fontsize": "11"}
 _LABEL_WIDTH = 40
+_PIXELS, _UNLIMITED = 96, 1000  # pixels in an inch; inches of height
 
 
-def draw(f: Callable | Tape, *args: Any) -> Any:
+def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool = False) -> Any:
     """Draw a tape, `draw(tape)`, or the tape of a function, `draw(f)(*args)`.
 
     Arguments are as for `make_tape`. The result is a :class:`Drawing`. In the body of a `shard_map` a value has the
     colours of the mesh axes along which it is not invariant, and collectives stand out, with the bytes that each rank
-    passes to them. Raises ImportError if the package `graphviz` is missing, TypeError if `f` is not a function or tape.
+    passes to them. A picture that is wider than `width`, in pixels, is scaled down; a cell of JupyterLab has about 850.
+    With `fold`, bodies are drawn below each other, in the order of the tape, and not side by side. Raises ImportError
+    if the package `graphviz` is missing, TypeError if `f` is not a function or tape, ValueError if `width` is not
+    positive.
 
     >>> import numpy as np
-    >>> picture = draw(lambda x: np.sin(x) * 2)(1.0)
+    >>> picture = draw(lambda x: np.sin(x) * 2, width=400)(1.0)
     >>> "sin(a)" in picture.source
     True
     """
     check_function("draw", f, args)
+    if width is not None and not width > 0:
+        raise ValueError(f"draw: width is a number of pixels, got {width!r}")
     if isinstance(f, Tape):
-        return Drawing(f)
-    return lambda *args: Drawing(make_tape(f)(*args))
+        return Drawing(f, width, fold)
+    return lambda *args: Drawing(make_tape(f)(*args), width, fold)
 
 
 class Drawing:
@@ -92,8 +98,8 @@ class Drawing:
     Notebooks show it inline; `render` writes it to a file; `source` is its DOT text.
     """
 
-    def __init__(self, tape: Tape):
-        self.graph = _Drawer().draw(tape)
+    def __init__(self, tape: Tape, width: float | None = None, fold: bool = False):
+        self.graph = _Drawer(width, fold).draw(tape)
 
     @property
     def source(self) -> str:
@@ -145,8 +151,11 @@ def _graphviz() -> Any:
 class _Drawer:
     """Draw a tape and its bodies into one graph, with the printed tape's names."""
 
-    def __init__(self):
+    def __init__(self, width: float | None, fold: bool):
         self.graphviz = _graphviz()
+        self.size = {} if width is None else {"size": f"{width / _PIXELS},{_UNLIMITED}"}
+        self.fold = fold
+        self.above: list[str] = []  # the results of the last body, which the next one is drawn below
         self.nodes = (f"n{i}" for i in itertools.count())
         self.clusters = (f"cluster{i}" for i in itertools.count())
         self.known: dict[Any, str] = {}  # a Var, or the id of a constant -> its name
@@ -158,7 +167,7 @@ class _Drawer:
         self.steps = False  # whether it runs in each step of a loop of unknown length
 
     def draw(self, tape: Tape) -> Any:
-        graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
+        graph = self.graphviz.Digraph(graph_attr=_FONT | self.size, node_attr=_FONT, edge_attr={"color": "#555555"})
         self.known = names_of(tape, letters())
         assign_colours(axis for v in self.known if isinstance(v, Var) for axis in v.type.states.axes)
         self.add(graph, tape)
@@ -200,8 +209,7 @@ class _Drawer:
         self.connect(graph, eqn.inputs, [node] * len(eqn.inputs))
         outside, self.steps = self.steps, self.steps or isinstance(eqn.primitive, While)
         for label, body in bodies:
-            with self.cluster(graph, label) as part:
-                inputs, _ = self.add(part, body)
+            inputs, _ = self.body(graph, label, body)
             for inside in inputs:
                 graph.edge(node, inside, style="dotted")
         self.steps = outside
@@ -212,13 +220,23 @@ class _Drawer:
         outside = self.typed, self.times
         scope = eqn.primitive.body_scope(eqn.params)
         self.typed, self.times = self.typed and (scope is None or scope.typed), self.times * run_count(eqn)
-        with self.cluster(graph, text) as part:
-            inputs, outputs = self.add(part, body)
+        inputs, outputs = self.body(graph, text, body)
         self.typed, self.times = outside
         self.connect(graph, eqn.inputs, inputs)
         for v, inside, name in zip(eqn.outputs, outputs, named):
             self.source[v] = self.node(graph, "operation", [name], [v])
             graph.edge(inside, self.source[v])
+
+    def body(self, graph: Any, label: str, tape: Tape) -> tuple[list[str], list[str]]:
+        """Draw a body into a cluster; if bodies are folded, below the last one. Return its input and output nodes."""
+        outside, self.above = self.above, []
+        with self.cluster(graph, label) as part:
+            inputs, outputs = self.add(part, tape)
+        if self.fold:
+            for start, end in itertools.product(outside, inputs):
+                graph.edge(start, end, style="invis")
+        self.above = outputs or outside
+        return inputs, outputs
 
     def cluster(self, graph: Any, label: str) -> Any:
         attributes = {"label": _wrap(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}

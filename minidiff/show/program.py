@@ -87,8 +87,9 @@ def _wrap(line: str, indent: str) -> list[str]:
 
 
 def tape_as_html(tape: Tape) -> str:
-    """The printed tape, with gray types."""
-    return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(tape), "color:#888")}</pre>'
+    """The printed tape, with gray types. A cell that is too narrow breaks lines between words, and not within."""
+    style = "text-align:left;font-family:monospace;white-space:pre-wrap;word-break:normal;overflow-wrap:normal"
+    return f'<pre style="{style}">{types_as_html(str(tape), "color:#888")}</pre>'
 
 
 def type_as_html(type: ShapedArray) -> str:

@@ -7,11 +7,12 @@ from typing import Any
 
 from minidiff import tree
 from minidiff.core.forward import JVP, instantiate, push_forward
-from minidiff.core.interpreter import current_interpreter, name_of
+from minidiff.core.interpreter import current_interpreter
 from minidiff.core.reverse import as_cotangent, engine, pull_back
 from minidiff.core.tape import Once, Tape
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
+from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import (
     Flat,
     arguments_of,

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from minidiff import tree
-from minidiff.core.interpreter import (
-    EVALUATE,
-    current_interpreter,
-    name_of,
-    restore_interpreter,
-    running,
-    transforming,
-)
+from minidiff.core.interpreter import EVALUATE, current_interpreter, restore_interpreter, running, transforming
 from minidiff.core.staging import Stage
-from minidiff.core.tape import Tape
-from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import begins
+from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import as_value, check_function, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator
@@ -26,6 +22,9 @@ from minidiff.inputs.promotion import are_weak, restore_weak
 
 #: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
+
+#: Whether `jit` calls the user's function itself, op by op: see `minidiff.debug.disable_jit`.
+jit_is_disabled: ContextVar[bool] = ContextVar("jit_is_disabled", default=False)
 
 
 @restore_interpreter
@@ -44,6 +43,18 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
         warn_if_random(before, origin, CONSTANTS)
         tape = stage.tape(result_values([origin], outs, out_structure))
     return tape, structure, out_structure
+
+
+def close_tape(tape: Tape) -> tuple[Tape, list[Value]]:
+    """Turn the constants of a tape into leading inputs; return the tape and the constants."""
+    constants = tape.constants
+    names = {id(c): Var(typeof(c)) for c in constants}
+
+    def named(atoms: Sequence[Atom]) -> list[Atom]:
+        return [names.get(id(a), a) if not isinstance(a, Var) else a for a in atoms]
+
+    equations = [Equation(e.primitive, named(e.inputs), e.params, e.outputs, e.source) for e in tape.equations]
+    return Tape([*names.values(), *tape.inputs], equations, named(tape.outputs)), constants
 
 
 @make_decorator

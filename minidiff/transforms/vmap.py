@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter, name_of, restore_interpreter, transforming
+from minidiff.core.interpreter import Interpreter, current_interpreter, restore_interpreter, transforming
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
-from minidiff.core.vmap import AxisName, Batch, BatchTracer
+from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import as_values, check_function, normalize_axis, result_values
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.values.aliasing import copy_shared
+
+AxisName = Hashable
 
 
 @make_decorator
@@ -106,3 +109,13 @@ def stack_along(batch: Batch, x: Value, axis: int | None) -> Value:
     if axis is None:
         raise ValueError(f"vmap: out_axes is None for a result of type {x.type} that depends on the mapped arguments")
     return numpy.moveaxis(x.value, x.axis, axis)
+
+
+def named_axes(interpreter: Interpreter | None) -> dict[AxisName, int]:
+    """The axis names of the enclosing vmaps, and their sizes."""
+    axes: dict[AxisName, int] = {}
+    while interpreter is not None:
+        if isinstance(interpreter, Batch) and interpreter.axis_name is not None:
+            axes.setdefault(interpreter.axis_name, interpreter.size_of_batch)
+        interpreter = interpreter.outer if interpreter.below is None else interpreter.below
+    return axes

@@ -5,13 +5,14 @@ For example: mpirun -n 4 python -m spmd.examples.data_parallel
 =================  ==========  =======  =======================================================
 example            ranks       seconds  what it shows
 =================  ==========  =======  =======================================================
-data_parallel      1 to 6, 8        10  the batch is split
-fully_sharded      1, 2, 4, 8       20  the batch and the parameters are split
+data_parallel      1 to 6, 8         7  the batch is split
+fully_sharded      1, 2, 4, 8       15  the batch and the parameters are split
 tensor_parallel    1, 2, 4, 8       15  features are split
-fsdp_tp            2, 4, 8          25  both, on a mesh of two axes
-pipeline           1, 2, 4, 8       30  layers are split
-gpt                1 to 8          120  a decoder of text, split along any of six axes
-where_to_sum       1 to 8            3  where sums over ranks are taken, as types say it
+fsdp_tp            2, 4, 8          15  both, on a mesh of two axes
+pipeline           1, 2, 4, 8       15  layers are split
+gpt                1 to 8          100  a decoder of text, split along any of six axes
+where_to_sum       1 to 8            1  where sums over ranks are taken, as types say it
+bugs               2                 1  ten bugs of other libraries, which types catch: `bugs NAME`
 =================  ==========  =======  =======================================================
 
 The seconds are those of four ranks on two processors, about. `python -m spmd.examples` prints this page, and each

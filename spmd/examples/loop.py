@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import spmd
 from spmd.checkpoint import CheckpointError, Checkpoints
-from spmd.mesh.launch import end_job, end_when_unread
+from spmd.mesh.launch import end_job, end_when_unread, ranks_on_this_machine
 
 try:
     from tqdm import tqdm
@@ -107,12 +108,14 @@ def parser_of(example: str, description: str | None, steps: int, random: str) ->
 
 
 def show_mesh(mesh: spmd.Mesh) -> None:
-    """Print a mesh, and whether its ranks are simulated."""
+    """Print a mesh, and whether its ranks are simulated, or share processors."""
     print(mesh)
     if mesh.backend == "simulated":
         print(
             f"No MPI launcher: {mesh.size} ranks are simulated in this process. For real ones, mpirun -n {mesh.size}."
         )
+    elif (ranks := ranks_on_this_machine()) > (processors := os.cpu_count() or ranks):
+        print(f"{ranks} ranks take turns on {processors} processors: more ranks than processors are not faster.")
 
 
 def run_script(act: Callable, options: argparse.Namespace) -> None:

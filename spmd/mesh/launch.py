@@ -101,7 +101,7 @@ def share_processors() -> int | None:
     Ranks that all start threads for all processors of their machine take ten times as long. Changes nothing, and
     returns None, if OMP_NUM_THREADS is set or the package threadpoolctl is not installed.
     """
-    ranks = max((int(os.environ.get(name, 0)) for name in LOCAL_SIZES), default=0) or launcher_size() or 1
+    ranks = ranks_on_this_machine()
     if "OMP_NUM_THREADS" in os.environ or ranks == 1:
         return None
     try:
@@ -111,6 +111,11 @@ def share_processors() -> int | None:
     share = max(1, len(usable_processors()) // ranks)
     threadpool_limits(share)
     return share
+
+
+def ranks_on_this_machine() -> int:
+    """The number of the launcher's processes that share this machine: all of them, if it does not say."""
+    return max((int(os.environ.get(name, 0)) for name in LOCAL_SIZES), default=0) or launcher_size() or 1
 
 
 def usable_processors() -> set[int]:

@@ -46,7 +46,7 @@ class SchedulePicture:
             ax.text(tick + 0.5, stage, microbatch, ha="center", va="center", fontsize="small")
         for direction, colour in COLOURS.items():
             ax.barh(0, 0, color=colour, label=direction)  # for the legend
-        ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, fontsize="small")
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
         ax.set(xlim=(0, schedule.ticks), xlabel="tick")
         ax.set_title(self._remark(), loc="left", fontsize="medium")
         ax.set_yticks(range(schedule.stages), [f"stage {i}" for i in range(schedule.stages)])

@@ -24,7 +24,7 @@ from collectives.axes import size_of
 from collectives.ops import sum_copies
 from minidiff import tree
 from minidiff.compiler.jit import key_of
-from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, enter, name_of
+from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, enter
 from minidiff.core.ranks import cast_to, ranks
 from minidiff.core.scope import Scope, checking
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, combine_states
@@ -32,6 +32,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch
 from minidiff.diagnostics.errors import VarianceError, VarianceWarning, show_axes
+from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import as_values, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator

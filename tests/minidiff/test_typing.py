@@ -13,6 +13,7 @@ import pytest
 import minidiff
 from minidiff.core import tracer as tracers
 from minidiff.core.tracer import Tracer
+from minidiff.values import operators
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["minidiff", "collectives", "spmd"]
@@ -43,13 +44,13 @@ def test_type_checkers_know_numpys_names_by_its_own_types():
 
 def test_type_checkers_know_the_operators_of_traced_values():
     """They are attached when the package is imported, which type checkers do not see."""
-    body = ast.parse(Path(tracers.__file__).read_text()).body
-    tracer = next(x for x in body if isinstance(x, ast.ClassDef) and x.name == "Tracer")
-    told = next(x for x in tracer.body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
+    (declared,) = [x for x in ast.parse(Path(operators.__file__).read_text()).body if isinstance(x, ast.ClassDef)]
+    told = next(x for x in declared.body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
     names = {name.id for x in told.body if isinstance(x, ast.Assign) for name in x.targets}
+    (tracer,) = [x for x in ast.parse(Path(tracers.__file__).read_text()).body if isinstance(x, ast.ClassDef)]
     own = {x.name for x in tracer.body if isinstance(x, ast.FunctionDef)}
     attached = {name for name, value in vars(Tracer).items() if name.startswith("__") and callable(value)}
-    assert names == attached - own - {"__eq__", "__ne__", "__hash__", "__getattr__"}
+    assert names == attached - own - {"__eq__", "__ne__", "__hash__", "__format__", "__getattr__"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

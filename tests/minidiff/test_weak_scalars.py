@@ -281,7 +281,11 @@ def test_what_is_called_with_python_numbers_and_with_numpys():
 )
 def test_conditions_do_not_promote(name, f):
     for s in (1e-9, -3):
-        same(TRANSFORMED[name](f, s, X), f(s, X))
+        try:
+            expected = f(s, X)
+        except OverflowError:  # newer NumPys do not wrap -3 to an unsigned integer
+            continue
+        same(TRANSFORMED[name](f, s, X), expected)
 
 
 def test_constants_of_the_dtype_of_a_condition_stay_what_they_are():

@@ -1,11 +1,15 @@
 """The examples on MPI ranks: the numbers of simulated ones; killed and taken up again, also on more ranks."""
 
+import re
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import spmd
 from spmd.examples import data_parallel, digits
+from spmd.examples.loop import show_mesh
+from tests.bug_page import NAMES, blocks, run
 from tests.programs import by_rank_0
 from tests.runs import EXAMPLES, assert_same_run, run_program_of_the_readme, train, train_until
 
@@ -61,3 +65,18 @@ def test_the_program_of_the_readme(capsys):
     np.testing.assert_allclose(found["w"], [1, -2, 3], atol=1e-6)
     shown = capsys.readouterr().out
     assert shown.startswith("w = [ 1. -2.  3.]\ncollective ") if WORLD.rank == 0 else not shown
+
+
+@pytest.mark.parallel(2)
+@pytest.mark.parametrize("processors", [1, 64])
+def test_ranks_that_take_turns_say_so(processors, monkeypatch, capsys):
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    show_mesh(spmd.make_mesh((2,), ("i",)))
+    assert ("ranks take turns on 1 processors" in capsys.readouterr().out) == (processors == 1)
+
+
+@pytest.mark.parallel(2)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "recompilation"])  # which ends the job
+def test_the_bugs_are_caught_on_all_ranks(name):
+    printed = blocks(name)[1]
+    assert run(name) == (printed if WORLD.rank == 0 else re.sub("^VarianceWarning.*\n", "", printed, flags=re.M))

@@ -7,14 +7,6 @@ def explicit_loss(params, inputs, targets):
     return {reduce}(np.mean((predictions - targets) ** 2), "i")
 """
 
-_DESCENT = """
-def descend(w, blocks):
-    before = w
-    {cast}
-    total = sum(md.grad(squares)(w, block) for block in blocks)
-    return before - 0.01 * {sum}
-"""
-
 EXERCISES = [
     {
         "right": "all_reduces = (1, 0, 2)",
@@ -90,29 +82,6 @@ def normalised(x):
 def normalised(x):
     return x / spmd.shard_map(lambda x: np.sum(x**2), mesh=mesh, in_specs=P("i"), out_specs=P())(x)
 """,
-        ],
-    },
-    {
-        "right": 'braces = ["i", "R:i", "i", "U:i", "error", "U:i", "error", ""]',
-        "wrong": [
-            'braces = ["i", "", "i", "U:i", "error", "U:i", "error", ""]',
-            'braces = ["i", "R:i", "i", "i", "error", "U:i", "error", ""]',
-            'braces = ["i", "R:i", "i", "U:i", "U:i", "U:i", "error", ""]',
-            'braces = ["i", "R:i", "i", "U:i", "error", "U:i", "U:i", ""]',
-            'braces = ["i", "R:i"]',
-        ],
-    },
-    {
-        "right": _DESCENT.format(cast='w = reduced(w, "i")', sum="psum(total, 'i')"),
-        "wrong": [
-            # summed in each step
-            _DESCENT.format(cast="", sum="total"),
-            # the mean of the ranks' gradients
-            _DESCENT.format(cast='w = reduced(w, "i")', sum="psum(total, 'i') / 8"),
-            # one sum, of values that merely vary
-            _DESCENT.format(cast='w = pbroadcast(w, "i")', sum="psum(total, 'i')"),
-            # parts are not a gradient yet
-            _DESCENT.format(cast='w = reduced(w, "i")', sum="total"),
         ],
     },
 ]

@@ -330,7 +330,11 @@ def test_what_has_a_value_has_derivatives_that_run(name, matrix):
         expected = f(x)
     except (LA.LinAlgError, ValueError):
         return
-    found, tangents = md.jvp(f, (x,), (np.ones_like(x),))
+    try:
+        found, tangents = md.jvp(f, (x,), (np.ones_like(x),))
+    except LA.LinAlgError:  # of NaN, some LAPACKs find singular values and no singular vectors
+        assert matrix == "NaN"
+        return
     pull = md.vjp(f, x)[1]
     cotangents = [np.ones_like(y) if np.asarray(y).dtype.kind in "fc" else tangent_of_integers(y) for y in found]
     assert [np.shape(t) for t in (*tangents, *pull(cotangents))] == [*map(np.shape, expected), x.shape]

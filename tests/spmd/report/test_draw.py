@@ -355,3 +355,35 @@ def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "graphviz", None)
     with pytest.raises(ImportError, match=r"`pip install graphviz pygraphviz`"):
         md.draw(formula)(2.0, 5.0)
+
+
+def huber(x):
+    return md.cond(abs(x) < 1, lambda x: 0.5 * x * x, lambda x: abs(x) - 0.5, x)
+
+
+def size_of(drawing):
+    """The width and the height of a picture, in pixels; a point has 4 / 3."""
+    svg = drawing._repr_mimebundle_().get("image/svg+xml")
+    if svg is None:
+        pytest.skip("there is no Graphviz")
+    return [float(n) * 4 / 3 for n in re.search(r'<svg width="([\d.]+)pt" height="([\d.]+)pt"', svg).groups()]
+
+
+def test_a_picture_is_as_wide_as_a_cell_at_most():
+    width, height = size_of(md.draw(md.grad(huber))(0.3))
+    narrow, lower = size_of(md.draw(md.grad(huber), width=848)(0.3))
+    assert narrow <= 849 < width and lower / height == pytest.approx(narrow / width, rel=0.05)
+    small = md.draw(formula)(2.0, 5.0)
+    assert size_of(md.draw(formula, width=848)(2.0, 5.0)) == size_of(small)  # it is not made larger
+    for width in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="width is a number of pixels, got"):
+            md.draw(formula, width=width)
+
+
+def test_folded_bodies_are_below_each_other():
+    flat, folded = (md.draw(md.grad(huber), fold=fold)(0.3) for fold in (False, True))
+    assert nodes(flat) == nodes(folded)
+    (width, height), (narrow, tall) = map(size_of, (flat, folded))
+    assert narrow < 0.7 * width and tall > 1.5 * height
+    shown = [line for line in folded.source.splitlines() if "style=invis" not in line]
+    assert sorted(shown) == sorted(flat.source.splitlines())

@@ -3,7 +3,7 @@
 BYTES = "def bytes_of_gradient(sizes, itemsize):\n    return itemsize * sum({} for n, m in pairwise(sizes))"
 
 LAYERS = """
-from collectives import all_gather_invariant, psum
+from collectives import all_gather_invariant, pscatter
 
 def two_layers(x, W1, W2):
     return {}
@@ -28,11 +28,21 @@ EXERCISES = [
         ],
     },
     {
-        "right": LAYERS.format('psum(md.nn.relu(x @ W1) @ W2, "feats")'),
+        "right": LAYERS.format(
+            'psum_scatter(md.nn.relu(all_gather(x, "feats", tiled=True) @ W1) @ W2, "feats", tiled=True)'
+        ),
         "wrong": [
+            # of its own rows alone
             LAYERS.format("md.nn.relu(x @ W1) @ W2"),
-            LAYERS.format('md.nn.relu(psum(x @ W1, "feats")) @ W2'),
-            LAYERS.format('psum(md.nn.relu(x @ W1) @ W2, "feats") / 8'),
+            # an all-reduce, of which each rank keeps its rows
+            LAYERS.format(
+                'pscatter(psum(md.nn.relu(all_gather(x, "feats", tiled=True) @ W1) @ W2, "feats"), "feats", tiled=True)'
+            ),
+            # the mean of the terms
+            LAYERS.format(
+                'psum_scatter(md.nn.relu(all_gather(x, "feats", tiled=True) @ W1) @ W2, "feats", tiled=True) / 8'
+            ),
+            # the weights gathered in place of the rows
             LAYERS.format(
                 'md.nn.relu(x @ all_gather_invariant(W1, "feats", axis=1, tiled=True)) '
                 '@ all_gather_invariant(W2, "feats", tiled=True)'

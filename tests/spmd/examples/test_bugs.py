@@ -1,0 +1,43 @@
+"""The programs of `spmd.examples.bugs` are those on the page `docs/bugs.md`, and print what it says."""
+
+import re
+
+import pytest
+
+from spmd.examples import bugs
+from tests.bug_page import FOLDER, NAMES, PAGE, blocks, run
+from tests.collectives.guards.test_failures import launching, mpiexec
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_has_the_program_and_what_it_prints(name):
+    program, printed, *_ = blocks(name)
+    assert program == (FOLDER / f"{name}.py").read_text()
+    assert printed == run(name)
+
+
+def test_the_page_and_the_docstring_have_all_programs():
+    assert len(NAMES) == 10
+    assert sorted(re.findall(r"`spmd/examples/bugs/(\w+)\.py`", PAGE.read_text())) == NAMES
+    assert sorted(re.findall(r"^(\w+)  +\w", bugs.__doc__, re.M)) == sorted([*NAMES, "program"])
+
+
+def test_a_deadlock_ends_the_job():
+    """Where one rank alone has a new shape to compile, both ranks would wait for ever."""
+    *_, printed = blocks("recompilation")
+    job = mpiexec(2, "-m", "spmd.examples.bugs", "recompilation")
+    said = "".join(line + "\n" for line in job.stderr.splitlines() if line.startswith("[rank 0]   "))
+    assert job.returncode and job.stdout + said == printed
+
+
+def test_one_rank_prints_for_all():
+    job = mpiexec(2, "-m", "spmd.examples.bugs", "redundant_all_reduce")
+    assert (job.returncode, job.stdout) == (0, run("redundant_all_reduce"))
+
+
+@pytest.mark.parametrize("arguments, code", [((), 0), (("--help",), 0), (("no_such_bug",), 1)])
+def test_the_list(arguments, code):
+    with launching(None, "-m", "spmd.examples.bugs", *arguments) as job:
+        out, err = job.communicate()
+    assert job.returncode == code and all(name in out for name in NAMES)
+    assert err == ("no_such_bug: there is no such program\n" if code else "")
