@@ -158,7 +158,7 @@ class LinkNames(SphinxTransform):
 class SectionIndex(search.IndexBuilder):
     """An index of sections and of entries of the reference: a hit opens the page there, not at its top.
 
-    What it calls a document is "page" or "page#anchor", which `static/scorer.js` takes apart.
+    What it calls a document is "page" or "page#anchor", which `static/scorer.js` reads.
     """
 
     def feed(self, docname, filename, title, doctree):
