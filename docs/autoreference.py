@@ -1,13 +1,15 @@
-"""Sphinx on this project's terms: the reference from docstrings, links from code to it, and formulas as MathML."""
+"""Sphinx on this project's terms: the reference from docstrings, links to it, search by section, formulas as MathML."""
 
 import inspect
 import operator
 import re
 
 from docutils import nodes
+from docutils.utils import new_document
 from docutils.utils.math import MathError, latex2mathml
 from public_names import LISTED, find_module, listed_names, names_in_reference
-from sphinx.addnodes import pending_xref
+from sphinx import search
+from sphinx.addnodes import desc, pending_xref
 from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 
@@ -57,6 +59,7 @@ def as_rst(app, what, name, x, options, lines):
     text = "\n".join(lines)
     text = re.sub(r"(?<!`)`([^`\n][^`]*)`(?!`)", lambda m: "``" + " ".join(m[1].split()) + "``", text)
     text = re.sub(r"(\w``)(?=\w)", r"\1\\ ", text)
+    text = "\n\n".join(map(link_errors, text.split("\n\n")))
     text = re.sub(r"``.*?``|(?<=[(\s])\*+(?=\w+[,)])", escape, text)
     text = re.sub(r"\n\n(?=    \S)", "\n\n::\n\n", text)
     lines[:] = text.split("\n")
@@ -65,6 +68,17 @@ def as_rst(app, what, name, x, options, lines):
 def escape(match):
     """Escape stars that are no emphasis, as in f(*args), outside of code."""
     return match[0].replace("*", r"\*") if match[0].startswith("*") else match[0]
+
+
+def link_errors(paragraph):
+    """Make the public errors that a text names code, which becomes links; examples stay as they are."""
+    return paragraph if ">>>" in paragraph else ERRORS.sub(r"``\1``", paragraph)
+
+
+def leave_out_any(app, what, name, x, options, signature, returns):
+    """An annotation that says nothing only takes room."""
+    signature = signature and re.sub(r": (~typing\.)?Any( \| None)?(?=\)|,| =)", "", signature)
+    return signature, None if returns in ("Any", "~typing.Any") else returns
 
 
 def skip(app, what, name, x, skipped, options):
@@ -86,6 +100,8 @@ HOMES = ("collectives", "minidiff", "spmd")
 ABOUT = {"docs/guide/parallel": ["spmd.parallel"], "docs/guide/training": ["minidiff.optim"]}
 TARGETS = names_in_reference()
 MODULES = {module for module, _ in TARGETS}
+NAMED = "|".join(sorted(name for _, name in TARGETS if name.endswith(("Error", "Warning"))))
+ERRORS = re.compile(rf"(?<![\w.`])({NAMED})\b(?!`)")
 
 
 def find_target(name, homes):
@@ -136,6 +152,43 @@ class LinkNames(SphinxTransform):
         return pending_xref(text, nodes.inline(text, text), refdoc=self.env.docname, **options)
 
 
+# ---------------------------------------------------------------- search
+
+
+class SectionIndex(search.IndexBuilder):
+    """An index of sections and of entries of the reference: a hit opens the page there, not at its top.
+
+    What it calls a document is "page" or "page#anchor", which `static/scorer.js` reads.
+    """
+
+    def feed(self, docname, filename, title, doctree):
+        titles = self._word_collector(doctree).titles
+        for node in [doctree, *doctree.findall(is_indexed)]:
+            name, heading = place_of(node, docname, title)
+            piece = new_document(docname)
+            piece.extend(child.deepcopy() for child in node.children if not is_indexed(child))
+            super().feed(name, filename, heading, piece)
+            self._all_titles[name] = []
+        self._all_titles[docname] = titles
+
+    def prune(self, docnames):
+        super().prune({name for name in self._titles if name.partition("#")[0] in docnames})
+
+
+def is_indexed(node):
+    """Whether a node is a section, or an entry of the reference that is not in another."""
+    return isinstance(node, nodes.section) or isinstance(node, desc) and isinstance(node.parent, nodes.section)
+
+
+def place_of(node, docname, title):
+    """What the index calls a node of a page, and the title that search shows."""
+    if isinstance(node, desc):
+        return f"{docname}#{node[0]['ids'][0]}", node[0]["ids"][0]
+    if isinstance(node.parent, nodes.section):
+        return f"{docname}#{node['ids'][0]}", f"{title} > {node[0].astext()}"
+    return docname, title
+
+
 # ---------------------------------------------------------------- formulas
 
 #: LaTeX that docutils does not know, and what it knows instead.
@@ -168,8 +221,10 @@ def setup(app):
     app.connect("source-read", read_page)
     app.connect("doctree-read", number_notebook, priority=900)
     app.connect("autodoc-process-docstring", as_rst)
+    app.connect("autodoc-process-signature", leave_out_any)
     app.connect("autodoc-skip-member", skip)
     app.connect("viewcode-follow-imported", find_source)
     app.add_transform(LinkNames)
+    search.IndexBuilder = SectionIndex  # the builder imports it when it begins to write; there is no option for it
     app.add_html_math_renderer("mathml", (write_math, None), (write_math_block, None))
     return {"parallel_read_safe": True}

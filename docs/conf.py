@@ -26,11 +26,15 @@ myst_enable_extensions = ["dollarmath"]
 nb_execution_mode = "off"
 nb_merge_streams = True
 
-# The first lines of docstrings are in the tables of the reference; types of parameters are as they are written.
+# The first lines of docstrings are in the tables of the reference. Signatures have short names of types, and defaults as
+# they are written. Only those of public types are links.
 autosummary_generate = False
-autodoc_typehints = "none"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+nitpick_ignore_regex = [("py:class", ".*")]
 autodoc_inherit_docstrings = False
-python_maximum_signature_line_length = 88
+python_maximum_signature_line_length = 120
 
 html_theme = "furo"
 html_title = f"{project} {release}"

@@ -1,14 +1,40 @@
-// How search ranks what it finds: Sphinx's scores, and pages that answer questions before those that teach in order.
-const FIRST = ["docs/mistakes", "docs/errors", "docs/coming-from"];
+// How search ranks what it finds. Pages that answer questions come before those that teach in order.
+const BONUS = { "docs/mistakes": 3, "docs/errors": 3, "docs/coming-from": 3, CHANGELOG: -3 };
 var Scorer = {
   score: ([docname, title, anchor, descr, score]) =>
-    score + (FIRST.includes(docname) ? 4 : docname.startsWith("docs/guide") ? 2 : 0),
+    score + (BONUS[docname] ?? (docname.startsWith("docs/guide") ? 2 : 0)),
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },
   objPrioDefault: 0,
-  title: 15,
-  partialTitle: 7,
+  title: 10,
+  partialTitle: 6,
   term: 5,
   partialTerm: 2,
 };
+
+// Sphinx finds what has all words of a query. A question and a pasted message have words that no page has, such as the
+// reader's own names. So the score of a section is the mean of its words' scores, each weighted by how rare the word is;
+// sections with less than a third of the best score are left out. The index calls a section "page#anchor".
+const searchWords = Search.performTermsSearch;
+Search.performTermsSearch = (words, excluded) => {
+  const scores = new Map();
+  let weights = 0;
+  for (const word of words) {
+    const hits = searchWords(new Set([word]), excluded);
+    const weight = hits.length && Math.log(1 + Search._index.docnames.length / hits.length);
+    weights += weight;
+    for (const hit of hits) scores.set(hit[0], [hit, (scores.get(hit[0])?.[1] ?? 0) + weight * hit[4]]);
+  }
+  const best = Math.max(...[...scores.values()].map(([, score]) => score));
+  return [...scores.values()]
+    .filter(([, score]) => score >= best / 3)
+    .map(([[name, title, , descr, , ...rest], score]) => {
+      const [page, anchor] = name.split("#");
+      return [page, title, anchor ? "#" + anchor : "", descr, score / weights, ...rest];
+    });
+};
+
+// Names of the reference have dots, which mean something else to a query selector.
+const textOf = Search.htmlToText;
+Search.htmlToText = (html, anchor) => textOf(html, anchor && "#" + CSS.escape(anchor.slice(1)));
