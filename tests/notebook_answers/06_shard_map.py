@@ -12,7 +12,7 @@ EXERCISES = [
     },
     {
         "right": """
-def standardise(block):
+def standardize(block):
     mean = pmean(np.mean(block, axis=0), "i")
     variance = pmean(np.mean((block - mean) ** 2, axis=0), "i")
     return (block - mean) / np.sqrt(variance)
@@ -20,29 +20,29 @@ def standardise(block):
         "wrong": [
             # by the block's own mean and deviation
             """
-def standardise(block):
+def standardize(block):
     return (block - np.mean(block, axis=0)) / np.std(block, axis=0)
 """,
             # the mean of the blocks' deviations
             """
-def standardise(block):
+def standardize(block):
     return (block - pmean(np.mean(block, axis=0), "i")) / pmean(np.std(block, axis=0), "i")
 """,
             # psum for pmean
             """
-def standardise(block):
+def standardize(block):
     mean = psum(np.mean(block, axis=0), "i")
     return (block - mean) / np.sqrt(psum(np.mean((block - mean) ** 2, axis=0), "i"))
 """,
             # the variance in place of its root
             """
-def standardise(block):
+def standardize(block):
     mean = pmean(np.mean(block, axis=0), "i")
     return (block - mean) / pmean(np.mean((block - mean) ** 2, axis=0), "i")
 """,
             # a whole that every rank returns
             """
-def standardise(block):
+def standardize(block):
     x = all_gather_invariant(block, "i", tiled=True)
     return (x - np.mean(x, axis=0)) / np.std(x, axis=0)
 """,

@@ -56,30 +56,30 @@ def explicit_loss(params, inputs, targets):
     },
     {
         "right": """
-def normalised(x):
+def normalized(x):
     total = spmd.shard_map(lambda x: np.sum(x**2), mesh=mesh, in_specs=P("i"), out_specs=P(sum="i"))(x)
     return spmd.shard_map(lambda x, total: x / total, mesh=mesh, in_specs=(P("i"), P()), out_specs=P("i"))(x, total)
 """,
         "wrong": [
             # a psum in the body
             """
-def normalised(x):
+def normalized(x):
     f = lambda x: x / psum(np.sum(x**2), "i")
     return spmd.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(x)
 """,
             # each rank by its own sum
             """
-def normalised(x):
+def normalized(x):
     return spmd.shard_map(lambda x: x / np.sum(x**2), mesh=mesh, in_specs=P("i"), out_specs=P("i"))(x)
 """,
             # no ranks at all
             """
-def normalised(x):
+def normalized(x):
     return x / np.sum(x**2)
 """,
             # parts that are promised to be the same
             """
-def normalised(x):
+def normalized(x):
     return x / spmd.shard_map(lambda x: np.sum(x**2), mesh=mesh, in_specs=P("i"), out_specs=P())(x)
 """,
         ],
