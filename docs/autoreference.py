@@ -177,7 +177,7 @@ class SectionIndex(search.IndexBuilder):
 
 def is_indexed(node):
     """Whether a node is a section, or an entry of the reference that is not in another."""
-    return isinstance(node, nodes.section) or isinstance(node, desc) and isinstance(node.parent, nodes.section)
+    return isinstance(node, nodes.section) or (isinstance(node, desc) and isinstance(node.parent, nodes.section))
 
 
 def place_of(node, docname, title):

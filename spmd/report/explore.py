@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from collectives import pbroadcast
 from minidiff import make_tape, tree
 from minidiff.core.tape import Equation, Tape, evaluate_equation, read
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.show.colours import types_as_html
 from minidiff.show.program import declare, letters, names_of, show_equation
@@ -46,7 +48,7 @@ class Exploration(Page):
 
     def __init__(self, title: str, steps: Sequence[ExploredStep], size: int):
         self.steps = steps
-        rows = [_row(step, size) for step in steps]
+        rows = [_row(step) for step in steps]
         text = "One equation a step. A bar at the left: it communicates. A green field: it is in the backward pass."
         header = ["equation", *[f"rank {r}" for r in range(size)]]
         super().__init__(title, text, {(): (header, rows)})
@@ -75,6 +77,7 @@ def explore(f: Callable | Tape) -> Callable[..., Exploration]:
     """
     check_function("explore", f)
 
+    @hide_own_frames
     def explored(*args: Any) -> Exploration:
         tape = f if isinstance(f, Tape) else make_tape(f)(*args)
         count = _count(tape)
@@ -117,17 +120,27 @@ def _in_body(outer: Equation, operands: Sequence[Value], known: dict[Any, str]) 
     for v, found in zip(body.inputs, blocks):
         yield ExploredStep(declare(v, known), [list(found)], None, "forward")
 
-    def everything(*stacked: Value) -> list[Value]:
-        env = dict(zip(body.inputs, [x[0] for x in stacked]))
+    variables = [*body.inputs, *[v for equation in body.equations for v in equation.outputs]]
+    # Values that are unreduced or reduced cannot leave a body as they are. Without types, they can.
+    typed = outer.params["check_rep"] and not any(v.type.unreduced or v.type.reduced for v in variables)
+
+    def everything(*arguments: Value) -> list[Value]:
+        env = dict(zip(body.inputs, arguments if typed else [x[0] for x in arguments]))
         for equation in body.equations:
             evaluate_equation(equation, env)
-        return [env[v][None] for equation in body.equations for v in equation.outputs]
+        return [pbroadcast(env[v], _others(env[v], mesh))[None] for v in variables[len(body.inputs) :]]
 
     ranks = P(mesh.axis_names)
-    run = shard_map(everything, mesh=mesh, in_specs=ranks, out_specs=ranks, check_rep=False)
-    results = iter([list(numpy.asarray(x)) for x in run(*blocks)] if body.equations else [])
+    specs = outer.params["in_specs"] if typed else ranks
+    run = shard_map(everything, mesh=mesh, in_specs=specs, out_specs=ranks, check_rep=typed)
+    results = iter([list(numpy.asarray(x)) for x in run(*(operands if typed else blocks))] if body.equations else [])
     for equation in body.equations:
         yield _explored(equation, known, [next(results) for _ in equation.outputs])
+
+
+def _others(x: Value, mesh: Mesh) -> tuple[str, ...]:
+    """The axes of a mesh along which a value does not vary."""
+    return tuple(a for a in mesh.axis_names if a not in typeof(x).variance)
 
 
 def _blocks(x: Value, mesh: Mesh, spec: PartitionSpec) -> numpy.ndarray:
@@ -148,10 +161,9 @@ def _explored(equation: Equation, known: dict[Any, str], blocks: list[list[numpy
     return ExploredStep(show_equation(equation, known), blocks, nbytes, direction_of(equation.source))
 
 
-def _row(step: ExploredStep, size: int) -> PageRow:
+def _row(step: ExploredStep) -> PageRow:
     sent = "" if step.bytes is None else f"<br>{step.bytes:,} bytes per rank"
-    columns = zip(*[blocks if len(blocks) == size else blocks[:1] * size for blocks in step.blocks])
-    cells = [html.escape("\n".join(map(_shown, column))) for column in columns] or [""] * size
+    cells = [html.escape("\n".join(map(_shown, column))) for column in zip(*step.blocks)] or [""]
     marks = [step.direction] * (step.direction == "backward") + ["collective"] * (step.bytes is not None)
     return PageRow([types_as_html(step.text) + sent, *cells], " ".join(marks))
 

@@ -59,5 +59,5 @@
     }
   });
   choose();
-  show(document.body.dataset.whole ? Infinity : 0);
+  show("whole" in document.body.dataset ? Infinity : 0);
 })();

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class PageRow:
-    """A row of a table: its cells as HTML, the first of which is its headline, and marks that are its CSS classes."""
+    """A row of a table: its cells as HTML, and marks, which are its CSS classes. The last cell spans missing ones."""
 
     cells: Sequence[str]
     marks: str = ""
@@ -48,18 +48,19 @@ class Page:
     text: str
     tables: Mapping[tuple, tuple[Sequence[str], Sequence[PageRow]]]
     controls: Sequence[Control] = field(default_factory=tuple)
+    whole: bool = False  # whether it begins at the last step
 
     @property
     def html(self) -> str:
         """The whole page, its style and its script included."""
         style, script = ((HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
-        title = html.escape(self.title)
+        title, begins = html.escape(self.title), " data-whole" if self.whole else ""
         first = tuple(c.options[c.start] for c in self.controls if c.role == "table")
         tables = "".join(_table(key, *table, key == first) for key, table in self.tables.items())
         return (
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-            f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n<body><h1>{title}</h1>'
-            f"<p>{html.escape(self.text)}</p>{_STEPPER}{''.join(map(_slider, self.controls))}"
+            f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n<body{begins}>'
+            f"<h1>{title}</h1><p>{html.escape(self.text)}</p>{_STEPPER}{''.join(map(_slider, self.controls))}"
             f'<div class="tables">{tables}</div><script>{script}</script></body></html>\n'
         )
 
@@ -80,9 +81,10 @@ class Page:
 
 
 _STEPPER = (
-    '<div class="controls" role="group" aria-label="steps"><button id="first" aria-label="first step">⏮</button>'
+    '<div class="controls stepper" role="group" aria-label="steps">'
+    '<button id="first" aria-label="first step">«</button>'
     '<button id="back" aria-label="step back">◀</button><button id="forth" aria-label="step forward">▶</button>'
-    '<button id="last" aria-label="last step">⏭</button>'
+    '<button id="last" aria-label="last step">»</button>'
     '<input type="range" id="step" min="0" value="0" aria-label="step"><output for="step"></output></div>'
 )
 
@@ -99,7 +101,13 @@ def _slider(control: Control) -> str:
 
 def _table(key: tuple, header: Sequence[str], steps: Sequence[PageRow], shown: bool) -> str:
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
-    rows = "".join(f'<tr class="{s.marks}">{"".join(f"<td>{cell}</td>" for cell in s.cells)}</tr>' for s in steps)
+    rows = "".join(f'<tr class="{s.marks}">{_cells(s.cells, len(header))}</tr>' for s in steps)
     hidden = "" if shown else " hidden"
     name = html.escape(json.dumps(list(key)))
     return f'<table data-key="{name}"{hidden}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _cells(cells: Sequence[str], columns: int) -> str:
+    missing = columns - len(cells)
+    spans = ["<td>"] * (len(cells) - 1) + [f'<td colspan="{missing + 1}">' if missing else "<td>"]
+    return "".join(f"{start}{cell}</td>" for start, cell in zip(spans, cells))
