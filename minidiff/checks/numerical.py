@@ -3,7 +3,7 @@
 A difference quotient has two errors. Its *truncation* error is the rest of the Taylor series, and falls with the step:
 as `h` for one-sided differences, as `h**2` for central ones. Its *round-off* error is due to the subtraction of nearly
 equal numbers, and grows as `1/h`. The total error has its minimum between the two, far above machine precision.
-:func:`errors` measures it.
+`errors` measures it.
 
 >>> import numpy as np
 >>> round(float(central_difference(np.sin, 0.0, 1e-4)), 10)

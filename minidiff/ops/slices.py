@@ -171,7 +171,7 @@ def dynamic_slice(operand: Value, start_indices: Sequence[Value] | Value, slice_
 def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[Value] | Value) -> Value:
     """Replace the slice of `operand` that starts at `start_indices` by `update`.
 
-    The starts are as in :func:`dynamic_slice`. `update` has as many axes as `operand`, and is cast to its dtype.
+    The starts are as in `dynamic_slice`. `update` has as many axes as `operand`, and is cast to its dtype.
     Differentiable in both.
 
     >>> import numpy as np
@@ -189,7 +189,7 @@ def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[
 def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, axis: int = 0) -> Value:
     """`operand[start_index : start_index + slice_size]`, along an axis.
 
-    The start may be traced. It is clamped as in :func:`dynamic_slice`, so that the slice is within bounds.
+    The start may be traced. It is clamped as in `dynamic_slice`, so that the slice is within bounds.
 
     >>> import numpy as np
     >>> dynamic_slice_in_dim(np.arange(5), 3, 2), dynamic_slice_in_dim(np.arange(5), 4, 2)
