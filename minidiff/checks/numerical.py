@@ -177,7 +177,7 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
 
     The derivative is along `direction`, a tree like `x` (by default of ones). The error is the largest one of all
     numbers in the result. The default `steps` are 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
-    `plt.loglog(e.steps, e.forward)`.
+    `plt.loglog(e.steps, e.forward)`. Raises TypeError if no number in `x` can be differentiated.
 
     >>> e = errors(numpy.exp, 1.0)
     >>> bool(1e-9 < e.best["forward"] < 1e-7 < 1e-6 < e.optimal["central"] < 1e-4)

@@ -235,7 +235,7 @@ def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: 
 def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axis: int) -> Value:
     """Replace the element of `operand` at `index` along an axis by `update`.
 
-    In `update` that axis has size 1 or is missing.
+    In `update` that axis has size 1 or is missing. Raises ValueError if the update has another size there.
 
     >>> import numpy as np
     >>> dynamic_update_index_in_dim(np.zeros((2, 3)), np.ones(3), 1, 0)
