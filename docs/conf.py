@@ -27,8 +27,8 @@ myst_enable_extensions = ["dollarmath"]
 nb_execution_mode = "off"
 nb_merge_streams = True
 
-# The first lines of docstrings are in the tables of the reference. Signatures have short names of types, and defaults as
-# they are written. Only those of public types are links.
+# The first lines of docstrings are in the tables of the reference. Signatures have types by their short names, of which
+# public ones are links, and defaults as they are written.
 autosummary_generate = False
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True

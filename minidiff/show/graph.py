@@ -73,7 +73,7 @@ _PIXELS, _UNLIMITED = 96, 1000  # pixels in an inch; inches of height
 def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool = False) -> Any:
     """Draw a tape, `draw(tape)`, or the tape of a function, `draw(f)(*args)`.
 
-    Arguments are as for `make_tape`. The result is a :class:`Drawing`. In the body of a `shard_map` a value has the
+    Arguments are as for `make_tape`. The result is a `Drawing`. In the body of a `shard_map` a value has the
     colours of the mesh axes along which it is not invariant, and collectives stand out, with the bytes that each rank
     passes to them. A picture that is wider than `width`, in pixels, is scaled down; a cell of JupyterLab has about 850.
     With `fold`, bodies are drawn below each other, in the order of the tape, and not side by side. Raises ImportError

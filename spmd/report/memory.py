@@ -198,7 +198,8 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
 
     The report leaves out what the tape does not show: arrays that Python variables hold after their last use, memory
     that NumPy or MPI take inside one operation, and, eagerly, values that a policy of `checkpoint` saves in vain until
-    the function ends. In the tests, the memory that NumPy allocates on a rank is within 10 % of the report.
+    the function ends. In the tests, the memory that NumPy allocates on a rank is within 10 % of the report. Raises
+    TypeError for what is neither a function nor a tape.
 
     >>> import numpy as np
     >>> import minidiff as md
