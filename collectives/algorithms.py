@@ -651,7 +651,8 @@ def pairwise_all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axi
     """`all_to_all` in N-1 steps: at step k, rank r sends to r+k, receives from r-k.
 
     Shapes as in `all_to_all`: over N ranks, split_axis=0, concat_axis=1, [N, b] -> [b, N], tiled [N*a, b] -> [a, N*b].
-    Varying -> varying. A rank sends (N-1)K/N bytes for an operand of K bytes. Any number of ranks.
+    Varying -> varying. A rank sends (N-1)K/N bytes for an operand of K bytes. Any number of ranks. Raises ValueError if
+    the ranks do not divide what is split.
 
     >>> f = lambda x: algorithms.pairwise_all_to_all(x, 'i', 0, 0, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))

@@ -83,7 +83,8 @@ class Cost:
 class Formula:
     """A formula in `N` ranks and `K` bytes, made by arithmetic: prints as written, a call evaluates it.
 
-    `P` is the largest power of two at most N, `C` the smallest at least N. The result is exact for integers.
+    `P` is the largest power of two at most N, `C` the smallest at least N. The result is exact for integers. A call
+    raises ValueError unless N is a positive integer.
 
     >>> f = (N - 1) * K / N
     >>> f, f(N=4, K=12), f(N=4, K=1)

@@ -342,7 +342,8 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
         pmean(x, 'i'):  [(a+b)/2]  [(a+b)/2]
         backward:       [u]        [u]  ->  [u/2]  [u/2]  {i}
 
-    `axis_index_groups` are as in `psum`, but all of the same size.
+    `axis_index_groups` are as in `psum`, but all of the same size. Raises UnboundAxisError and ValueError as `psum`
+    does.
 
     >>> f = lambda x: pmean(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3.0, 1.0, 4.0, 1.0]))
@@ -634,7 +635,8 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
         backward:                    [u]  [v]  {i}  ->  [v]  [0]  {i}
 
     A rank that is not a destination gets zeros. Varying -> varying; transposes to the reversed permutation.
-    Raises ValueError for a source or a destination that is repeated or out of range.
+    Raises TypeError if `perm` is not a list of pairs, ValueError for a source or a destination that is repeated or out
+    of range.
 
     >>> f = lambda x: ppermute(x, 'i', [(0, 1), (1, 0)])
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))

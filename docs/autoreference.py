@@ -9,7 +9,7 @@ from docutils.utils import new_document
 from docutils.utils.math import MathError, latex2mathml
 from public_names import LISTED, find_module, listed_names, names_in_reference
 from sphinx import search
-from sphinx.addnodes import desc, pending_xref
+from sphinx.addnodes import desc, desc_parameter, desc_sig_name, pending_xref
 from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 
@@ -131,6 +131,15 @@ def find_targets(text, homes):
     return [(word, find_target(word, homes)) for word in words]
 
 
+def parameters_around(node):
+    """The parameters of the entry of the reference that a node is in, which may be called as something public is."""
+    while not isinstance(node, desc):
+        if (node := node.parent) is None:
+            return set()
+    names = [parameter.next_node(desc_sig_name) for parameter in node[0].findall(desc_parameter)]
+    return {name.astext() for name in names if name is not None}  # a star alone has no name
+
+
 class LinkNames(SphinxTransform):
     """Make code in a text that is a public name, or a list of public names, a link to the reference."""
 
@@ -142,7 +151,8 @@ class LinkNames(SphinxTransform):
         for node in list(self.document.findall(nodes.literal)):
             if isinstance(node.parent, (nodes.title, nodes.reference, pending_xref)):
                 continue
-            pieces = find_targets(node.astext(), homes)
+            own = parameters_around(node)
+            pieces = [(text, None if text in own else target) for text, target in find_targets(node.astext(), homes)]
             if any(target for _, target in pieces):
                 node.children = []
                 node += [self.link(text, target) if target else nodes.Text(text) for text, target in pieces if text]
@@ -177,7 +187,7 @@ class SectionIndex(search.IndexBuilder):
 
 def is_indexed(node):
     """Whether a node is a section, or an entry of the reference that is not in another."""
-    return isinstance(node, nodes.section) or isinstance(node, desc) and isinstance(node.parent, nodes.section)
+    return isinstance(node, nodes.section) or (isinstance(node, desc) and isinstance(node.parent, nodes.section))
 
 
 def place_of(node, docname, title):

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import minidiff
 
@@ -26,8 +27,8 @@ myst_enable_extensions = ["dollarmath"]
 nb_execution_mode = "off"
 nb_merge_streams = True
 
-# The first lines of docstrings are in the tables of the reference. Signatures have short names of types, and defaults as
-# they are written. Only those of public types are links.
+# The first lines of docstrings are in the tables of the reference. Signatures have types by their short names, of which
+# public ones are links, and defaults as they are written.
 autosummary_generate = False
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -47,3 +48,16 @@ html_show_copyright = False
 html_math_renderer = "mathml"
 pygments_style = "tango"
 pygments_dark_style = "monokai"
+
+
+def write_moving_pages(app: Any, exception: Exception | None) -> None:
+    """Write the pages that move beside the page that links to them."""
+    if exception is None:
+        sys.path.insert(0, str(HERE.parent / "notebooks"))
+        from moving import write_pages
+
+        list(write_pages(Path(app.outdir) / "docs" / "moving"))
+
+
+def setup(app: Any) -> None:
+    app.connect("build-finished", write_moving_pages)

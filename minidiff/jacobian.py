@@ -101,7 +101,8 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     """The Hessian of a scalar function times a vector, by forward over reverse mode.
 
     It costs a few evaluations of `f`. `primals` and `tangents` are sequences with an entry for each argument, as for
-    `jvp`. The result is a tree like the argument if there is only one, else a tuple of such trees.
+    `jvp`. The result is a tree like the argument if there is only one, else a tuple of such trees. Raises TypeError if
+    primals and tangents do not match, or the result is not a real scalar.
 
     >>> import numpy as np
     >>> hvp(lambda x: (x ** 3).sum(), (np.array([1.0, 2.0]),), (np.array([1.0, 1.0]),))

@@ -415,7 +415,7 @@ def dot_product_attention(
     keys, N and K of heads, H of features. N is a multiple of K: each head of `key` and `value` serves N / K consecutive
     heads of `query`. `bias` and the boolean `mask` broadcast to (B, N, T, S). A query attends to the keys where the
     mask is True, and with `is_causal` only to those up to its own position. `scale` is 1 / sqrt(H) by default. Raise
-    ValueError for incompatible shapes.
+    ValueError for incompatible shapes. Raises TypeError for a mask that is not boolean.
 
     >>> x = numpy.arange(8.0).reshape(1, 4, 1, 2)
     >>> dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]  # the first query attends to the first key alone

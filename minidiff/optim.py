@@ -83,7 +83,8 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
     """Compose transformations, from first to last.
 
     The state is the tuple of their states. Further arguments of `update`, given by name, are passed to the
-    transformations whose updates take them, as in optax.
+    transformations whose updates take them, as in optax. Raises TypeError for what is not a GradientTransformation;
+    `update` raises ValueError for a state of another structure.
 
     >>> optimizer = chain(clip_by_global_norm(1.0), sgd(0.1))
     >>> optimizer.update(numpy.array([3.0, 4.0]), optimizer.init(numpy.zeros(2)))[0]
@@ -117,6 +118,9 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
 
 def apply_updates(params: Any, updates: Any) -> Any:
     """Add the updates to the parameters, and keep the parameters' dtypes.
+
+    The result is a tree like `params`. Raises TypeError for parameters that are not floating-point, ValueError for
+    updates of another structure or shape.
 
     >>> w = numpy.ones(2, numpy.float32)
     >>> apply_updates({'w': w}, {'w': numpy.array([0.5, 1.0])})
@@ -349,7 +353,7 @@ def scale_by_lion(
 
     The gradient has weight `1 - b1` in the update, and `1 - b2` in the average that is kept, in `mu_dtype` or in the
     parameters' dtypes. The mode 'smooth' takes `tanh(smooth_beta * average)` in place of the sign, and 'refined' the
-    average itself between -1 and 1.
+    average itself between -1 and 1. Raises ValueError for another mode.
 
     >>> scale = scale_by_lion()
     >>> float(scale.update(-5.0, scale.init(1.0))[0])
@@ -394,7 +398,7 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientT
     """Add `weight_decay` times the parameters, where `mask` is True.
 
     `weight_decay` is a number or a schedule. `mask` is a tree of booleans, a prefix of one, or a function from the
-    parameters to such a tree. None means True.
+    parameters to such a tree. None means True. `update` raises ValueError without the parameters.
 
     >>> decay = add_decayed_weights(0.1)
     >>> float(decay.update(1.0, decay.init(5.0), 5.0)[0])
@@ -446,7 +450,8 @@ def global_norm(updates: Any) -> Value:
 def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
     """Scale all gradients by one number, to a global norm of at most `max_norm`.
 
-    It communicates as `global_norm` does, and needs the gradients of the whole arrays, outside of a `shard_map`.
+    It communicates as `global_norm` does, and needs the gradients of the whole arrays, outside of a `shard_map`. Raises
+    ValueError unless `max_norm` is positive.
 
     >>> clip = clip_by_global_norm(1.0)
     >>> clip.update(numpy.array([3.0, 4.0]), clip.init(numpy.zeros(2)))[0]

@@ -257,6 +257,8 @@ def fold_in(key: Value, data: Any) -> Value:
 def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
     """Random unsigned integers, from all values of their dtype.
 
+    Raises TypeError for a dtype that is not one of unsigned integers.
+
     >>> import minidiff as md
     >>> bits(md.random.key(0), 2, 'uint8')
     array([167, 146], dtype=uint8)
@@ -274,7 +276,8 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
     """Draw numbers in [minval, maxval).
 
     They are evenly spaced numbers in [0, 1), with as many digits as the dtype has, scaled to the bounds, which
-    broadcast to the shape. Scaling may round up to maxval. Differentiable in the bounds.
+    broadcast to the shape. Scaling may round up to maxval. Differentiable in the bounds. Raises TypeError for a dtype
+    that is not real and floating-point, ValueError if bounds do not broadcast.
 
     >>> import minidiff as md
     >>> uniform(md.random.key(0), 3).round(3)
@@ -339,7 +342,8 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
     """Draw integers in [minval, maxval).
 
     The bounds broadcast to the shape. Probabilities are equal up to a relative error of (maxval - minval) / 2**64.
-    Raises ValueError if bounds that are not traced have no number between them, or do not fit the dtype.
+    Raises TypeError for bounds or a dtype that are not of integers, ValueError if bounds that are not traced have no
+    number between them, or do not fit the dtype.
 
     >>> import minidiff as md
     >>> randint(md.random.key(0), 5, 0, 10)
@@ -367,6 +371,8 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
 def bernoulli(key: Value, p: Value = 0.5, shape: Shape | None = None) -> Value:
     """Draw booleans that are True with probability `p`, which broadcasts to the shape, by default its own.
 
+    Raises ValueError if `p` does not broadcast to the shape.
+
     >>> import minidiff as md
     >>> bernoulli(md.random.key(0), 0.25, 4)
     array([False,  True, False, False])
@@ -378,6 +384,8 @@ def bernoulli(key: Value, p: Value = 0.5, shape: Shape | None = None) -> Value:
 
 def permutation(key: Value, x: Any, axis: int = 0) -> Value:
     """Permute an array along an axis, or the integers below `x`.
+
+    Raises TypeError for a scalar that is traced.
 
     >>> import minidiff as md
     >>> permutation(md.random.key(0), 5)
@@ -400,7 +408,7 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
     """Draw indices along an axis with probabilities `softmax(logits, axis)`.
 
     The shape of the logits without the axis is the default, and must broadcast to the shape. The index is that of the
-    largest sum of a logit and a number from the Gumbel distribution.
+    largest sum of a logit and a number from the Gumbel distribution. Raises ValueError if the logits do not broadcast.
 
     >>> import minidiff as md
     >>> categorical(md.random.key(0), numpy.log([0.1, 0.9]), shape=8)

@@ -86,7 +86,7 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
 
     It applies `transpose` to the tape of `f`. A constant term, which makes `f` affine, is ignored.
 
-    `examples`, arrays or :class:`ShapedArray`, give the types of the arguments. Raise TypeError, with the operation,
+    `examples`, arrays or `ShapedArray`, give the types of the arguments. Raise TypeError, with the operation,
     if `f` is not linear.
 
     >>> import numpy as np

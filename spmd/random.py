@@ -30,7 +30,8 @@ def local_block(shape: Sequence[int], spec: PartitionSpec) -> Block:
     """The rank's block of a draw of this shape that is split by `spec`, in the body of a `shard_map`.
 
     Give it to a function of `minidiff.random` in place of a shape. A rank then draws its block of the whole draw alone;
-    the numbers vary along the axes that the spec names. Raises ValueError if the spec does not fit.
+    the numbers vary along the axes that the spec names. Raises ValueError if the spec does not fit. Raises
+    UnboundAxisError outside of a body.
 
     >>> import minidiff as md
     >>> import spmd

@@ -3,7 +3,7 @@
 A difference quotient has two errors. Its *truncation* error is the rest of the Taylor series, and falls with the step:
 as `h` for one-sided differences, as `h**2` for central ones. Its *round-off* error is due to the subtraction of nearly
 equal numbers, and grows as `1/h`. The total error has its minimum between the two, far above machine precision.
-:func:`errors` measures it.
+`errors` measures it.
 
 >>> import numpy as np
 >>> round(float(central_difference(np.sin, 0.0, 1e-4)), 10)
@@ -177,7 +177,7 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
 
     The derivative is along `direction`, a tree like `x` (by default of ones). The error is the largest one of all
     numbers in the result. The default `steps` are 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
-    `plt.loglog(e.steps, e.forward)`.
+    `plt.loglog(e.steps, e.forward)`. Raises TypeError if no number in `x` can be differentiated.
 
     >>> e = errors(numpy.exp, 1.0)
     >>> bool(1e-9 < e.best["forward"] < 1e-7 < 1e-6 < e.optimal["central"] < 1e-4)

@@ -47,7 +47,7 @@ class Primitive(metaclass=Declared):
         returns the result and its tangent, for operations that compute them together.
     `transpose(ct, operands, params)`
         returns a cotangent for each operand. A linear operand has no value: `operands` holds its type, a
-        :class:`ShapedArray`, in its place.
+        `ShapedArray`, in its place.
     `batch(args, batched, params)`
         applies the operation along a new leading axis of the operands whose `batched` is true.
     `sharding(types, outs, params)`

@@ -1,4 +1,4 @@
-"""The one object by which `minidiff` asks the layers above it: see :class:`Ranks`."""
+"""The one object by which `minidiff` asks the layers above it: see `Ranks`."""
 
 from __future__ import annotations
 

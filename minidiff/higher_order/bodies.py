@@ -1,12 +1,12 @@
 """Operations that run bodies: the rules that all branches and loops share, and inlined calls.
 
-The bodies of branches and loops are tapes (:class:`BodyOperation`). Each rule changes the bodies, then applies the same
+The bodies of branches and loops are tapes (`BodyOperation`). Each rule changes the bodies, then applies the same
 operation to them. The operations differ in how a body takes an operand: `SHARED`, `CARRIED` or `ELEMENT`. An operand
 that a rule adds is passed accordingly: a tangent like its primal, and a residual as one `ELEMENT` for each step of a
 loop. A carry is an operand and a result. If the operand has a tangent (is linear, is batched), so has the result, and
 the reverse: a fixpoint.
 
-The body of a checkpoint or of a function with a custom rule is a function, and runs inline (:class:`Call`).
+The body of a checkpoint or of a function with a custom rule is a function, and runs inline (`Call`).
 """
 
 from __future__ import annotations

@@ -175,7 +175,8 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
     `policy(primitive, *types, **params)` says whether the results of an operation are saved as well; `str(primitive)`
     is the operation's name. `checkpoint_policies` holds common policies. Arguments and result are trees of arrays;
     arrays that `f` closes over count as arguments. Arguments at the positions `static_argnums` may be anything, and are
-    passed as they are.
+    passed as they are. Raises TypeError for a policy that is not a function, and for a static argument that a call does
+    not have.
 
     >>> import numpy as np
     >>> from minidiff import grad

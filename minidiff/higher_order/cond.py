@@ -481,7 +481,8 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     """Return `branches[index](*operands)`; an index out of range is clamped.
 
     Like `cond`, with any number of branches. In a `shard_map` an `index` computed from `axis_index` gives each rank
-    work of its own: the first stage of a pipeline embeds, the last one computes the loss.
+    work of its own: the first stage of a pipeline embeds, the last one computes the loss. Raises TypeError for an index
+    that is not one integer, ValueError without branches.
 
     >>> [switch(i, [lambda x: x, lambda x: -x], 2.0) for i in (-1, 0, 1, 5)]
     [2.0, 2.0, -2.0, -2.0]

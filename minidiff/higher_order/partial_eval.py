@@ -1,8 +1,8 @@
 """Bodies of higher-order operations: tracing, partial evaluation, jvp, vmap.
 
-A body is a closed :class:`Tape`: its first inputs are the values that the function closes over. To differentiate,
-vectorise or transpose a body, run it under the interpreter that does so, and trace that (:class:`TracedBody`; its
-outputs are chosen afterwards). Linearisation splits a body into a known and a linear part (:class:`PartialEval`).
+A body is a closed `Tape`: its first inputs are the values that the function closes over. To differentiate,
+vectorise or transpose a body, run it under the interpreter that does so, and trace that (`TracedBody`; its
+outputs are chosen afterwards). Linearisation splits a body into a known and a linear part (`PartialEval`).
 """
 
 from __future__ import annotations

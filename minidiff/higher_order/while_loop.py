@@ -220,7 +220,8 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
 
     `val` starts as `init_val`, a tree whose structure and types must not change. With known bounds the loop is a
     `scan`, which takes `unroll`. Otherwise it is a `while_loop`, which has no reverse mode, and for which `unroll`
-    raises ValueError.
+    raises ValueError. Raises TypeError for bounds that are not integers, and if the structure or the types of `val`
+    change.
 
     >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
     10.0

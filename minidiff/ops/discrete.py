@@ -1,6 +1,6 @@
 """Functions with integer or boolean results, which carry no derivative.
 
-Functions whose result shape follows from the argument types are primitives (:class:`Discrete`). The others are applied
+Functions whose result shape follows from the argument types are primitives (`Discrete`). The others are applied
 to the concrete values of tracers; they are listed at the end.
 """
 

@@ -171,7 +171,7 @@ def dynamic_slice(operand: Value, start_indices: Sequence[Value] | Value, slice_
 def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[Value] | Value) -> Value:
     """Replace the slice of `operand` that starts at `start_indices` by `update`.
 
-    The starts are as in :func:`dynamic_slice`. `update` has as many axes as `operand`, and is cast to its dtype.
+    The starts are as in `dynamic_slice`. `update` has as many axes as `operand`, and is cast to its dtype.
     Differentiable in both.
 
     >>> import numpy as np
@@ -189,7 +189,7 @@ def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[
 def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, axis: int = 0) -> Value:
     """`operand[start_index : start_index + slice_size]`, along an axis.
 
-    The start may be traced. It is clamped as in :func:`dynamic_slice`, so that the slice is within bounds.
+    The start may be traced. It is clamped as in `dynamic_slice`, so that the slice is within bounds.
 
     >>> import numpy as np
     >>> dynamic_slice_in_dim(np.arange(5), 3, 2), dynamic_slice_in_dim(np.arange(5), 4, 2)
@@ -235,7 +235,7 @@ def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: 
 def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axis: int) -> Value:
     """Replace the element of `operand` at `index` along an axis by `update`.
 
-    In `update` that axis has size 1 or is missing.
+    In `update` that axis has size 1 or is missing. Raises ValueError if the update has another size there.
 
     >>> import numpy as np
     >>> dynamic_update_index_in_dim(np.zeros((2, 3)), np.ones(3), 1, 0)

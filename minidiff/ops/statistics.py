@@ -153,13 +153,13 @@ def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, corr
 
 @implements(numpy.std)
 def std(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.std`: the root of :func:`var`; where it is 0, so is its derivative."""
+    """`numpy.std`: the root of `var`; where it is 0, so is its derivative."""
     return elementwise.root(var(a, axis, dtype, **options))
 
 
 @implements(numpy.nanstd)
 def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.nanstd`: the root of :func:`nanvar`; where 0, so is its derivative."""
+    """`numpy.nanstd`: the root of `nanvar`; where 0, so is its derivative."""
     return elementwise.root(nanvar(a, axis, dtype, **options))
 
 

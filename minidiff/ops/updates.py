@@ -409,7 +409,7 @@ def _mask_of(mask: Value, t: ShapedArray) -> Value:
 
 
 def at(x: Value) -> At:
-    """`x.at` for plain arrays too: `at(x)[index].set(v)`; see :class:`IndexUpdate`.
+    """`x.at` for plain arrays too: `at(x)[index].set(v)`; see `IndexUpdate`.
 
     >>> import numpy as np
     >>> x = np.arange(4.0)

@@ -28,6 +28,7 @@ from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import Location, lines_of
+from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.higher_order.scan import run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
@@ -72,7 +73,7 @@ _PIXELS, _UNLIMITED = 96, 1000  # pixels in an inch; inches of height
 def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool = False) -> Any:
     """Draw a tape, `draw(tape)`, or the tape of a function, `draw(f)(*args)`.
 
-    Arguments are as for `make_tape`. The result is a :class:`Drawing`. In the body of a `shard_map` a value has the
+    Arguments are as for `make_tape`. The result is a `Drawing`. In the body of a `shard_map` a value has the
     colours of the mesh axes along which it is not invariant, and collectives stand out, with the bytes that each rank
     passes to them. A picture that is wider than `width`, in pixels, is scaled down; a cell of JupyterLab has about 850.
     With `fold`, bodies are drawn below each other, in the order of the tape, and not side by side. Raises ImportError
@@ -89,7 +90,7 @@ def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool 
         raise ValueError(f"draw: width is a number of pixels, got {width!r}")
     if isinstance(f, Tape):
         return Drawing(f, width, fold)
-    return lambda *args: Drawing(make_tape(f)(*args), width, fold)
+    return hide_own_frames_of_lambda(lambda *args: Drawing(make_tape(f)(*args), width, fold))
 
 
 class Drawing:

@@ -127,7 +127,8 @@ def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None
     With `mode="forward"`, `seed` is the direction: a tuple of trees like `args` (by default ones for the first
     differentiable argument, zeros for the rest). With `mode="reverse"`, it is the cotangent: a tree like `f`'s result
     (by default ones). `f` is traced on abstract values, as by `make_tape`; numbers are shown with `digits` decimals.
-    Raises ValueError for another mode, or a seed that does not match.
+    Raises ValueError for another mode, or a seed that does not match. Raises TracerError inside another transformation,
+    where there are no numbers to show.
 
     >>> import numpy as np
     >>> trace_table(lambda x1, x2: np.log(x1) + x1 * x2, 2.0, 5.0)

@@ -73,6 +73,7 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     values that it needs, so it does not run `f` again. It copies those that you may write into (arguments, results,
     arrays that `f` closes over), so it remains the derivative at the point of linearization. It is a tree of the values
     that it stores. With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
+    `f_linear` raises TypeError for tangents whose structure, shapes or dtypes are not those of the primals.
 
     >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)
@@ -108,7 +109,8 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     cotangent for each primal. Integers get cotangents of dtype `float0`. It may be called several times, even after
     arguments, results, or arrays that `f` closes over have been overwritten: it has copies of those that it needs. It
     is a tree of these, so a compiled function may take or return it, and a rule of `custom_vjp` may keep it. With
-    `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, pullback, aux)`.
+    `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, pullback, aux)`. `pullback` raises
+    TypeError for a cotangent whose structure, shapes or dtypes are not those of the result.
 
     >>> import numpy as np
     >>> value, pullback = vjp(lambda x, y: x * y, 2.0, 3.0)

@@ -61,10 +61,11 @@ def close_tape(tape: Tape) -> tuple[Tape, list[Value]]:
 def make_tape(f: Callable) -> Callable[..., Tape]:
     """Return a function that records `f`: `make_tape(f)(*args) -> Tape`.
 
-    The arguments are trees of arrays, whose values are ignored, or of :class:`ShapedArray`\\ s. Python numbers promote
-    as in NumPy: where one is converted to an array's dtype, the tape has a `convert`. Arrays that `f` closes over are
+    The arguments are trees of arrays, whose values are ignored, or of `ShapedArray`s. Python numbers promote as in
+    NumPy: where one is converted to an array's dtype, the tape has a `convert`. Arrays that `f` closes over are
     constants, with the values that they have when `f` uses them: the tape has one read-only copy of each. Printing the
-    tape shows the typed program, with the bodies of `shard_map` indented below their equation.
+    tape shows the typed program, with the bodies of `shard_map` indented below their equation. Raises TypeError if `f`
+    is not a function; the call raises TracerError where `f` needs a concrete value.
 
     >>> from minidiff import grad
     >>> print(make_tape(grad(lambda x: x * x))(3.0))
@@ -95,7 +96,7 @@ def scalar_tapes(rule: Callable, count: int) -> list[Tape]:
 def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:
     """The types of the results of `f(*args, **kwargs)`: a tree of `ShapedArray`s.
 
-    Nothing is computed. The arguments are trees of arrays, whose values are ignored, or of :class:`ShapedArray`\\ s.
+    Nothing is computed. The arguments are trees of arrays, whose values are ignored, or of `ShapedArray`s.
     Raise what `f` raises for arguments of these types, and TracerError where it needs a value.
 
     >>> from minidiff import ShapedArray

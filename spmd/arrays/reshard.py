@@ -146,7 +146,8 @@ def _spec_of(x: Any) -> PartitionSpec:
 def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     """The steps of `reshard(x, spec)`, as text.
 
-    Each step shows the spec after it and the bytes that each rank receives.
+    Each step shows the spec after it and the bytes that each rank receives. Raises ValueError for a spec that does not
+    fit the array or its mesh.
 
     >>> import numpy as np
     >>> import spmd

@@ -23,7 +23,7 @@ class PartitionSpec:
     split. An axis that is not named is *unmapped*: every rank along it has the same block. Along the axes in
     `unreduced` ranks hold parts of a sum; along those in `reduced` they hold the same block, whose cotangent is
     unreduced. `sum`, in `out_specs`, is `unreduced` followed by the sum: the blocks are added up, and the result is
-    unmapped there.
+    unmapped there. Raises TypeError for an entry that is not None, the name of a mesh axis, or a tuple of names.
 
     >>> PartitionSpec('x', None)
     P('x', None)

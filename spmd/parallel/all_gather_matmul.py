@@ -33,7 +33,7 @@ def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
 
 
 def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_all_gather` in n steps: blocks of `rhs` go up the ring, and ranks multiply them as they arrive.
+    """`matmul_all_gather` in n steps: blocks of `rhs` go up the ring, and ranks multiply them as they arrive.
 
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s started
     with. It sends the block on to rank i + 1, and adds the product of the matching columns of `lhs` with it.
@@ -49,7 +49,7 @@ def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) ->
 
 
 def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_all_gather_overlapped` with halves of blocks: the first half goes up the ring, the second down.
+    """`matmul_all_gather_overlapped` with halves of blocks: the first half goes up the ring, the second down.
 
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n even. After s steps rank i holds the first half of the
     rows that rank i - s started with, and the second half of those of rank i + s.

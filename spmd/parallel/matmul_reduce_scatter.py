@@ -34,7 +34,7 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
 
 
 def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_psum_scatter` in n steps: sums of blocks of rows go down the ring, and accumulate.
+    """`matmul_psum_scatter` in n steps: sums of blocks of rows go down the ring, and accumulate.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``. After s steps rank i holds, for the rows of rank i + s + 1,
     the sum of its own summand and those of the s ranks above it. It sends the sum on to rank i - 1, and meanwhile
@@ -52,7 +52,7 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
 
 
 def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_psum_scatter_overlapped` with halves of blocks: sums of the first half go up, the second down.
+    """`matmul_psum_scatter_overlapped` with halves of blocks: sums of the first half go up, the second down.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
     of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.

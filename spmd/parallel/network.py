@@ -33,6 +33,8 @@ def axes_of(mesh: Mesh, loss: str, *names: str) -> tuple[str, ...]:
 def init_params(rng: Any, sizes: Sequence[int]) -> list[Layer]:
     """Random weights and biases of layers from `sizes[0]` to `sizes[-1]` features, drawn from `rng`.
 
+    Raises TypeError for an `rng` that is not a generator of NumPy's.
+
     >>> [(W.shape, b.shape) for W, b in init_params(np.random.default_rng(0), (64, 32, 10))]
     [((64, 32), (32,)), ((32, 10), (10,))]
     """

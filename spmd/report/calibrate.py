@@ -45,7 +45,7 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     repeats: int = 20,
 ) -> CostModel:
-    """A :class:`CostModel` fitted to measurements on the available ranks.
+    """A `CostModel` fitted to measurements on the available ranks.
 
     Each axis of several ranks is measured by itself and gets its own alpha and beta, since messages within a machine
     are faster than between machines. (An axis of one rank gets the largest.) `axis_name` is one axis, or several to

@@ -150,7 +150,8 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> An
 
     The body of a `scan` counts once for each step. Two things differ from a loop that is not compiled: sharded arrays
     in the carry have the sharding that a step returns from the first step on, not from the second; and what steps
-    compute from constants has its gradient summed once, after the loop, not in each step.
+    compute from constants has its gradient summed once, after the loop, not in each step. Raises TypeError for what is
+    neither a function nor a tape.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -277,7 +278,7 @@ def compare(f: Callable, *args: Any) -> Comparison:
 
     The old recipe is `check_rep=False` throughout. `f` is made of `shard_map`s (`md.grad(loss)`, for example). If all
     its meshes are simulated, it is run both ways, and the results are compared. On MPI ranks nothing runs and nothing
-    communicates; the comparison says so.
+    communicates; the comparison says so. Raises TypeError for a tape, which has its types already.
 
     >>> import numpy as np
     >>> from minidiff import grad

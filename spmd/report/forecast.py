@@ -298,6 +298,7 @@ class Forecast(Table):
     `predictions` has the time of each collective for each number of `ranks`; `seconds` and `costs` are dicts of the
     totals, by the number of ranks. `notes` has the assumptions made. Forecasts can be added. In the table, bytes are
     those that take time (the longest message of each step), and latency is the fraction of the time spent on steps.
+    Adding raises ValueError for forecasts by different models, or for the same number of ranks.
 
     >>> import numpy as np, spmd
     >>> from collectives import psum

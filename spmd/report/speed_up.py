@@ -68,7 +68,8 @@ def speed_up(
     the same size (`CostModel.predict`, strong scaling).
 
     The table has the speed-up T_1 / T_n, and the parallel efficiency T_1 / (n T_n), which is 100% if n ranks are n
-    times as fast as one. All ranks must call it with the same arguments; a mistake on one is an error on all.
+    times as fast as one. All ranks must call it with the same arguments; a mistake on one is an error on all. Raises
+    ValueError if `f` has no `shard_map` and no sharded array on the mesh, and for `repeats` below 1.
 
     >>> import numpy as np
     >>> import spmd
