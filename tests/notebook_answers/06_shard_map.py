@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebooks/08_shard_map.ipynb: right ones, and wrong ones."""
+"""Answers to the exercises of notebooks/06_shard_map.ipynb: right ones, and wrong ones."""
 
 EXERCISES = [
     {

@@ -1,4 +1,4 @@
-"""Answers to the exercises of notebooks/12_mpi_ranks.ipynb: right ones, and wrong ones."""
+"""Answers to the exercises of notebooks/13_mpi_ranks.ipynb: right ones, and wrong ones."""
 
 _PI = """
 def pi(mesh, n):
