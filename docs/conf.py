@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import minidiff
 
@@ -47,3 +48,16 @@ html_show_copyright = False
 html_math_renderer = "mathml"
 pygments_style = "tango"
 pygments_dark_style = "monokai"
+
+
+def write_moving_pages(app: Any, exception: Exception | None) -> None:
+    """Write the pages that move beside the page that links to them."""
+    if exception is None:
+        sys.path.insert(0, str(HERE.parent / "notebooks"))
+        from moving import write_pages
+
+        list(write_pages(Path(app.outdir) / "docs" / "moving"))
+
+
+def setup(app: Any) -> None:
+    app.connect("build-finished", write_moving_pages)

@@ -278,12 +278,11 @@ def only_equation(tape: Tape) -> Equation:
     return equation
 
 
-def draw_collective(f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i"), linear: bool = True) -> Picture:
-    """What ranks hold before and after `f`, one collective; and, if it is `linear`, before and after its transpose."""
+def follow_collective(
+    f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i")
+) -> tuple[str, list[Held], str, list[Held]]:
+    """The name of one collective, what ranks hold before and after it, and the same of its transpose."""
     before, after = on_ranks(lambda x: [x, f(x)], x, mesh=mesh, in_specs=in_specs)
-    columns = [("before", before), ("after", after)]
-    if not linear:
-        return draw(*columns)
     spec = P(*[a for a in mesh.axis_names if a in after.type.variance])
     ct = numpy.arange(1.0, 1 + numpy.prod(after.type.shape) * numpy.prod([mesh.shape[a] for a in spec.axes], dtype=int))
     ct = ct.reshape(-1, *after.type.shape[1:])
@@ -293,10 +292,19 @@ def draw_collective(f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i"), lin
 
     specs = (in_specs, spec)
     tape = md.make_tape(shard_map(transpose, mesh=mesh, in_specs=specs, out_specs=in_specs))(x, ct)
-    name = ", then ".join(collective_names(tape))
-    ct, back = on_ranks(lambda x, ct: [ct, transpose(x, ct)], x, ct, mesh=mesh, in_specs=specs, follow=[1])
-    title = " and ".join(collective_names(md.make_tape(shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=spec))(x)))
-    return draw(title, *columns, f"its transpose: {name}", ("before", ct), ("after", back))
+    back = on_ranks(lambda x, ct: [ct, transpose(x, ct)], x, ct, mesh=mesh, in_specs=specs, follow=[1])
+    forward = md.make_tape(shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=spec))(x)
+    names = " and ".join(collective_names(forward)), ", then ".join(collective_names(tape))
+    return names[0], [before, after], names[1], back
+
+
+def draw_collective(f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i"), linear: bool = True) -> Picture:
+    """What ranks hold before and after `f`, one collective; and, if it is `linear`, before and after its transpose."""
+    if not linear:
+        before, after = on_ranks(lambda x: [x, f(x)], x, mesh=mesh, in_specs=in_specs)
+        return draw(("before", before), ("after", after))
+    title, (before, after), name, (ct, back) = follow_collective(f, x, mesh, in_specs)
+    return draw(title, ("before", before), ("after", after), f"its transpose: {name}", ("before", ct), ("after", back))
 
 
 # ---------------------------------------------------------------- charts

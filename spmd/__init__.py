@@ -23,6 +23,7 @@ from spmd.ranks import ShardingRanks as _Ranks
 from spmd.report.calibrate import calibrate
 from spmd.report.communication import communication, compare
 from spmd.report.draw import visualize_sharding
+from spmd.report.explore import explore
 from spmd.report.forecast import CostModel, Forecast
 from spmd.report.memory import memory
 from spmd.report.rewritten import rewritten
@@ -47,6 +48,7 @@ __all__ = [
     "compare",
     "distribute",
     "explain_reshard",
+    "explore",
     "from_local",
     "gather",
     "initialize",

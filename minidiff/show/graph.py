@@ -28,6 +28,7 @@ from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import Location, lines_of
+from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.higher_order.scan import run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
@@ -89,7 +90,7 @@ def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool 
         raise ValueError(f"draw: width is a number of pixels, got {width!r}")
     if isinstance(f, Tape):
         return Drawing(f, width, fold)
-    return lambda *args: Drawing(make_tape(f)(*args), width, fold)
+    return hide_own_frames_of_lambda(lambda *args: Drawing(make_tape(f)(*args), width, fold))
 
 
 class Drawing:

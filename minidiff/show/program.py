@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core.tape import Tape
+from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.show.colours import types_as_html
 from minidiff.values.dtypes import is_scalar_constant
@@ -44,31 +44,39 @@ def text_of(tape: Any) -> str:
 
 
 def _lines(tape: Any, known: dict[Any, str]) -> Iterator[str]:
-    def show(a: Any) -> str:
-        if isinstance(a, Var):
-            return known[a]
-        if isinstance(a, ShapedArray):
-            return str(a)
-        return repr(a.item() if isinstance(a, numpy.generic) else a) if is_scalar_constant(a) else known[id(a)]
-
-    def declare(a: Any) -> str:
-        return f"{known[a if isinstance(a, Var) else id(a)]}:{typeof(a)}"
-
     def tuple_of(parts: list[str]) -> str:
         return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
-    inputs = ", ".join(declare(v) for v in tape.inputs)
+    inputs = ", ".join(declare(v, known) for v in tape.inputs)
     yield from _wrap(f"lambda {inputs}:" if inputs else "lambda:", "")
     for c in tape.constants:
-        yield f"  {declare(c)} = constant"
+        yield f"  {declare(c, known)} = constant"
     for eqn in tape.equations:
-        params = eqn.primitive.show_params(eqn.settings)
-        arguments = ", ".join([*map(show, eqn.inputs), *([params] if params else [])])
-        results = f"{', '.join(declare(v) for v in eqn.outputs)} = " if eqn.outputs else ""
-        yield from _wrap(f"{results}{eqn.primitive}({arguments})", "  ")
+        yield from _wrap(show_equation(eqn, known), "  ")
         for body in eqn.bodies:
             yield from ("    " + line for line in _lines(body, known))
-    yield f"  return {tuple_of([show(a) for a in tape.outputs])}"
+    yield f"  return {tuple_of([_show(a, known) for a in tape.outputs])}"
+
+
+def show_equation(eqn: Equation, known: dict[Any, str]) -> str:
+    """An equation as tapes print it, without its bodies; `known` are names."""
+    params = eqn.primitive.show_params(eqn.settings)
+    arguments = ", ".join([*[_show(a, known) for a in eqn.inputs], *([params] if params else [])])
+    results = f"{', '.join(declare(v, known) for v in eqn.outputs)} = " if eqn.outputs else ""
+    return f"{results}{eqn.primitive}({arguments})"
+
+
+def declare(a: Any, known: dict[Any, str]) -> str:
+    """A variable or a constant with its type."""
+    return f"{known[a if isinstance(a, Var) else id(a)]}:{typeof(a)}"
+
+
+def _show(a: Any, known: dict[Any, str]) -> str:
+    if isinstance(a, Var):
+        return known[a]
+    if isinstance(a, ShapedArray):
+        return str(a)
+    return repr(a.item() if isinstance(a, numpy.generic) else a) if is_scalar_constant(a) else known[id(a)]
 
 
 def _wrap(line: str, indent: str) -> list[str]:

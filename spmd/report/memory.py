@@ -25,6 +25,7 @@ from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.debug import disable_jit
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, split_location
+from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
@@ -224,7 +225,7 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     check_function("memory", f, args)
     if optimized or isinstance(f, Tape):
         return apply_to_tape(lambda tape: _report(tape, optimized), f, optimized)
-    return lambda *args: _report(_unroll(f, args), False)
+    return hide_own_frames_of_lambda(lambda *args: _report(_unroll(f, args), False))
 
 
 def _unroll(f: Callable, args: tuple) -> Tape:

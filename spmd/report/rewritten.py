@@ -7,6 +7,7 @@ from typing import Any
 
 from minidiff.compiler.simplify import check_options, optimize
 from minidiff.core.tape import Tape
+from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.transforms.recording import make_tape
 
 
@@ -18,7 +19,7 @@ def apply_to_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bo
     if isinstance(f, Tape):
         return read(f)
     tape_of = rewritten(f) if optimized else make_tape(f)
-    return lambda *args: read(tape_of(*args))
+    return hide_own_frames_of_lambda(lambda *args: read(tape_of(*args)))
 
 
 def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Callable[..., Tape]:
@@ -45,4 +46,4 @@ def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Call
     2
     """
     check_options(without, settings)
-    return lambda *args: optimize(make_tape(f)(*args), without=without, **settings)
+    return hide_own_frames_of_lambda(lambda *args: optimize(make_tape(f)(*args), without=without, **settings))

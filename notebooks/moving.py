@@ -1,0 +1,269 @@
+"""Pages that move, from programs that run: python notebooks/moving.py [folder].
+
+The ring, each collective, a pipeline's schedules, sharded arrays, what an all-reduce costs, and a tape.
+"""
+
+import html
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+from pictures import NOTHING, RANK_COLOURS, SAME, Held, follow_collective, on_ranks
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import (
+    all_gather,
+    all_gather_invariant,
+    all_to_all,
+    axis_index,
+    broadcast,
+    cost,
+    gather,
+    pbroadcast,
+    pmean,
+    ppermute,
+    pscatter,
+    psum,
+    psum_scatter,
+    reduce,
+    scatter,
+)
+from spmd import P, parallel
+from spmd.report.page import Control, Page, PageRow
+
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+NUMBERS = numpy.array([3.0, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1, 2])
+RANKS = ["", *[f"rank {r}" for r in range(4)]]
+AROUND = [(r, (r + 1) % 4) for r in range(4)]
+
+# ---------------------------------------------------------------- what ranks hold
+
+
+def row_of(name: str, held: Held) -> PageRow:
+    """A row with each rank's block, in the colours of the ranks whose numbers went into its entries."""
+    cells = [f"{html.escape(name)}<br>{held.type}"]
+    for block, origins in zip(held.blocks, held.origins):
+        grid = block.reshape(-1, block.shape[-1])
+        marks = origins.reshape(*grid.shape, -1)
+        lines = ["".join(_entry(x, of) for x, of in zip(line, found)) for line, found in zip(grid, marks)]
+        cells.append("<br>".join(lines))
+    return PageRow(cells)
+
+
+def _entry(number: float, origins: numpy.ndarray) -> str:
+    colours = [RANK_COLOURS[r] for r in numpy.flatnonzero(origins[:-1])] or [SAME if origins[-1] else NOTHING]
+    bands = [f"{c} {100 * k / len(colours):.0f}% {100 * (k + 1) / len(colours):.0f}%" for k, c in enumerate(colours)]
+    return f'<span class="entry" style="background:linear-gradient(90deg,{",".join(bands)})">{number:g}</span>'
+
+
+def ring(x: Any) -> list[Any]:
+    """What a rank holds after each step of a ring all-reduce."""
+    here, chunks, held = axis_index("i"), x.reshape(4, -1), [x]
+    for step in range(3):
+        arrived = ppermute(chunks[(here - step) % 4], "i", AROUND)
+        chunks = chunks.at[(here - step - 1) % 4].add(arrived)
+        held.append(chunks.reshape(x.shape))
+    for step in range(3):
+        arrived = ppermute(chunks[(here + 1 - step) % 4], "i", AROUND)
+        chunks = chunks.at[(here - step) % 4].set(arrived)
+        held.append(chunks.reshape(x.shape))
+    return held
+
+
+def ring_page() -> Page:
+    names = [
+        "at first",
+        *[f"reduce-scatter, step {k}" for k in (1, 2, 3)],
+        *[f"all-gather, step {k}" for k in (1, 2, 3)],
+    ]
+    rows = list(map(row_of, names, on_ranks(ring, NUMBERS, mesh=MESH, in_specs=P("i"))))
+    text = "An all-reduce on a ring of four ranks. The colours of an entry are the ranks whose numbers are in it."
+    return Page("The ring", text, {(): (RANKS, rows)})
+
+
+#: Collective -> a function that applies it, and the spec of its operand.
+COLLECTIVES = {
+    "psum": (lambda x: psum(x, "i"), P("i")),
+    "pbroadcast": (lambda x: pbroadcast(x, "i"), P()),
+    "all_gather": (lambda x: all_gather(x, "i", tiled=True), P("i")),
+    "psum_scatter": (lambda x: psum_scatter(x, "i", tiled=True), P("i")),
+    "all_gather_invariant": (lambda x: all_gather_invariant(x, "i", tiled=True), P("i")),
+    "pscatter": (lambda x: pscatter(x, "i", tiled=True), P()),
+    "ppermute": (lambda x: ppermute(x, "i", AROUND), P("i")),
+    "all_to_all": (lambda x: all_to_all(x, "i", 0, 0, tiled=True), P("i")),
+    "broadcast": (lambda x: broadcast(x, "i"), P("i")),
+    "reduce": (lambda x: reduce(x, "i"), P("i")),
+    "scatter": (lambda x: scatter(x, "i", tiled=True), P("i")),
+    "gather": (lambda x: gather(x, "i", tiled=True), P("i")),
+}
+
+
+def collectives_page() -> Page:
+    tables = {}
+    for name, (f, spec) in COLLECTIVES.items():
+        x = NUMBERS if spec == P("i") else NUMBERS[:4]
+        _, forward, transpose, backward = follow_collective(f, x, MESH, spec)
+        names = ["before", name, "a cotangent of the result", f"its transpose, {transpose}"]
+        tables[name,] = RANKS, list(map(row_of, names, [*forward, *backward]))
+    text = "Blocks before and after each collective, forward, and backward by its transpose. Grey: all ranks have it."
+    return Page("Collectives", text, tables, [Control("collective", list(COLLECTIVES))])
+
+
+# ---------------------------------------------------------------- schedules, arrays, costs
+
+SCHEDULES = {"GPipe": parallel.gpipe, "1F1B": parallel.one_f_one_b}
+
+
+def pipeline_page() -> Page:
+    stages, microbatches = [2, 3, 4, 6], [1, 2, 4, 6, 8, 12]
+    tables = {}
+    for name, p, m in itertools.product(SCHEDULES, stages, microbatches):
+        schedule = SCHEDULES[name](p, m)
+        rows = [PageRow([str(tick), *map(_pass, row)]) for tick, row in enumerate(zip(*schedule.table))]
+        stash = ", ".join(map(str, schedule.stashed))
+        rows.append(
+            PageRow(["in all", f"{schedule.ticks} ticks, idle {schedule.bubble:.0%}; stored microbatches {stash}"])
+        )
+        tables[name, p, m] = ["tick", *[f"stage {i}" for i in range(p)]], rows
+    controls = [Control("schedule", list(SCHEDULES)), Control("stages", stages, start=2)]
+    text = "Blue: the forward pass of a microbatch. Green: its backward pass. Each row is a tick."
+    return Page("A pipeline", text, tables, [*controls, Control("microbatches", microbatches, start=2)])
+
+
+def _pass(step: Any) -> str:
+    return "" if step is None else f'<span class="{step.direction}-pass">{step.microbatch}</span>'
+
+
+def sharding_page() -> Page:
+    mesh = spmd.make_mesh((2, 2), ("x", "y"), backend="simulated")
+    tables = {}
+    for spec in (P("x", "y"), P("y", "x"), P("x"), P(None, "x"), P(("x", "y")), P(("y", "x")), P(None, "y"), P()):
+        sharding = spmd.visualize_sharding((8, 8), mesh, spec)
+        down, across = sharding.parts
+        header = ["rows", *[f"columns {8 // across * k} to {8 // across * (k + 1) - 1}" for k in range(across)]]
+        tables[str(spec),] = (
+            header,
+            [
+                PageRow(
+                    [
+                        f"{8 // down * i} to {8 // down * (i + 1) - 1}",
+                        *[_block(sharding.ranks[i, j]) for j in range(across)],
+                    ]
+                )
+                for i in range(down)
+            ],
+        )
+    text = "A matrix of 8 by 8 over a mesh of 2 by 2, with axes x and y: which ranks hold which block."
+    return Page("A sharded array", text, tables, [Control("spec", [key for (key,) in tables])], whole=True)
+
+
+def _block(ranks: Sequence[int]) -> str:
+    colours = ",".join(
+        f"{RANK_COLOURS[r]} {100 * k / len(ranks):.0f}% {100 * (k + 1) / len(ranks):.0f}%" for k, r in enumerate(ranks)
+    )
+    said = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f'<span class="block" style="background:linear-gradient(90deg,{colours})">{said}</span>'
+
+
+CONSTANTS = (
+    Control("seconds a step, α", [1e-7, 1e-6, 1e-5, 1e-4], "alpha", 2),
+    Control("seconds a byte, β", [1e-12, 1e-11, 1e-10, 1e-9, 1e-8], "beta", 2),
+)
+
+
+def cost_page() -> Page:
+    names = [name for name in cost.ALGORITHMS if name.endswith("all_reduce")]
+    ranks, sizes = [2**k for k in range(1, 13)], [10**k for k in range(2, 11)]
+    tables = {}
+    for n, size in itertools.product(ranks, sizes):
+        costs = {name: cost.ALGORITHMS[name](n, size) for name in names}
+        tables[n, size] = (
+            ["algorithm", "steps", "bytes", "seconds"],
+            [PageRow([name, f"{c.steps:,}", f"{c.bytes:,.0f}", _seconds(c)]) for name, c in costs.items()],
+        )
+    controls = [Control("ranks", ranks, start=5), Control("bytes on each rank", sizes, start=4)]
+    text = "What an all-reduce takes by each algorithm: steps times α, and bytes times β."
+    return Page("The price of an all-reduce", text, tables, [*controls, *CONSTANTS], whole=True)
+
+
+SIZES, EXAMPLES = [512, *[256] * 9, 8], 64  # of a network of ten layers; eight of them have equal shapes
+
+
+def network_page() -> Page:
+    shapes = [(md.ShapedArray((n, m), float), md.ShapedArray((m,), float)) for n, m in itertools.pairwise(SIZES)]
+    batch = md.ShapedArray((EXAMPLES, SIZES[0]), float), md.ShapedArray((EXAMPLES, SIZES[-1]), float)
+    ranks, microbatches = [2, 4, 8], [8, 16, 32]
+    tables = {}
+    for n in ranks:
+        (one, feats, stages) = (spmd.make_mesh((n,), (a,), backend="simulated") for a in ("batch", "feats", "stages"))
+        losses = {
+            "data parallel": (parallel.data_parallel(one), shapes),
+            "fully sharded": (parallel.fully_sharded(one), shapes),
+            "tensor parallel": (parallel.tensor_parallel(feats), shapes),
+        }
+        rows = {name: _network_row(name, loss, params, batch) for name, (loss, params) in losses.items()}
+        for m in microbatches:
+            loss, params = parallel.pipeline_parallel(stages, microbatch=EXAMPLES // m), _stack(shapes)
+            idle = f"pipeline, idle {parallel.gpipe(n, m).bubble:.0%}"
+            tables[n, m] = ["gradient", "steps", "bytes", "seconds"], [
+                *rows.values(), _network_row(idle, loss, params, batch)
+            ]  # fmt: skip
+    controls = [
+        Control("ranks, or stages", ranks, start=1),
+        Control("microbatches of the pipeline", microbatches, start=1),
+    ]
+    text = "What the gradient of a network of ten layers communicates, and how long that takes by rings."
+    return Page("The communication of a network", text, tables, [*controls, *CONSTANTS], whole=True)
+
+
+def _stack(shapes: Sequence) -> Any:
+    zeros = [tuple(numpy.zeros(t.shape) for t in layer) for layer in shapes]
+    return md.tree.map(md.typeof, parallel.stacked_layers(zeros))
+
+
+def _network_row(name: str, loss: Any, params: Any, batch: tuple) -> PageRow:
+    report = spmd.communication(md.grad(loss))(params, batch)
+    prices = [row.count * cost.price(row.collective, row.ranks, row.bytes / row.count) for row in report.rows]
+    total = sum(prices, cost.Cost())
+    return PageRow([name, f"{total.steps:,}", f"{total.bytes:,.0f}", _seconds(total)])
+
+
+def _seconds(c: cost.Cost) -> str:
+    return f'<span data-steps="{c.steps}" data-bytes="{c.bytes}"></span> <span class="bar"></span>'
+
+
+def tape_page() -> Page:
+    def error(w: Any, x: Any, y: Any) -> Any:
+        return pmean(np.mean((np.tanh(x @ w) - y) ** 2), "i")
+
+    loss = spmd.shard_map(error, mesh=MESH, in_specs=(P(), P("i"), P("i")), out_specs=P())
+    rng = numpy.random.default_rng(0)
+    return spmd.explore(md.grad(loss))(rng.normal(size=3), rng.normal(size=(8, 3)), rng.normal(size=8))
+
+
+PAGES = {
+    "ring": ring_page,
+    "collectives": collectives_page,
+    "pipeline": pipeline_page,
+    "sharding": sharding_page,
+    "cost": cost_page,
+    "network": network_page,
+    "tape": tape_page,
+}
+
+
+def write_pages(folder: Any) -> Iterator[Path]:
+    """Write all pages into a folder, and yield their paths."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        yield make().write(Path(folder) / f"{name}.html")
+
+
+if __name__ == "__main__":
+    for path in write_pages(*(sys.argv[1:] or ["moving"])):
+        print(path)

@@ -1,0 +1,174 @@
+"""A tape, step by step: what each rank holds after each equation, as a page that moves."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from collectives import pbroadcast
+from minidiff import make_tape, tree
+from minidiff.core.tape import Equation, Tape, evaluate_equation, read
+from minidiff.core.tracer import Value
+from minidiff.core.types import Var, typeof
+from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.inputs.arguments import as_value, check_function
+from minidiff.show.colours import types_as_html
+from minidiff.show.program import declare, letters, names_of, show_equation
+from spmd.arrays.reshard import distribute
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import P, PartitionSpec
+from spmd.report.communication import direction_of
+from spmd.report.page import Page, PageRow
+from spmd.shard_map.operation import shard_map_p
+from spmd.shard_map.shard_map import shard_map
+from spmd.sharding.sharded_array import ShardedArray
+
+MOST_EQUATIONS = 500  # of a page
+CORNER = 6  # numbers of an array that a cell shows along a dimension; of larger ones it shows the corners
+
+
+class ExploredStep(NamedTuple):
+    """A step of a program: its equation as text, what each rank holds then, and the bytes that each rank passes.
+
+    `blocks` has a block for each rank, for each result; outside of bodies it has one array for all ranks. `bytes` is
+    None if it does not communicate. `direction` is "forward" or "backward".
+    """
+
+    text: str
+    blocks: list[list[numpy.ndarray]]
+    bytes: int | None
+    direction: str
+
+
+class Exploration(Page):
+    """A page of a program, equation by equation."""
+
+    def __init__(self, title: str, steps: Sequence[ExploredStep], size: int):
+        self.steps = steps
+        rows = [_row(step) for step in steps]
+        text = "One equation a step. A bar at the left: it communicates. A green field: it is in the backward pass."
+        header = ["equation", *[f"rank {r}" for r in range(size)]]
+        super().__init__(title, text, {(): (header, rows)})
+
+
+def explore(f: Callable | Tape) -> Callable[..., Exploration]:
+    """Step through a program: `explore(f)(*args)` is a page with each equation, its type, and its value on every rank.
+
+    Notebooks show the page; `.write("page.html")` writes it to a file that a browser reads without a network. The
+    arrow keys, Home and End step. In the body of a `shard_map` a cell has the rank's block, elsewhere the whole array;
+    of large arrays it has the corners. Equations that communicate, and those of the backward pass, are marked. A loop
+    or a branch is one step. Ranks are simulated. Raises TypeError if `f` is not a function or a tape, ValueError for
+    MPI ranks, and for programs of more than 500 equations.
+
+    >>> import numpy as np
+    >>> import spmd, minidiff as md
+    >>> from collectives import psum
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> loss = spmd.shard_map(lambda w, x: psum(w * x[0], 'i'), mesh=mesh, in_specs=(P(), P('i')), out_specs=P())
+    >>> page = spmd.explore(md.grad(loss))(2.0, np.array([3.0, 5.0]))
+    >>> for step in page.steps:
+    ...     if step.bytes is not None:
+    ...         print(step.text, [x.tolist() for x in step.blocks[0]], step.direction)
+    j:f64[] = psum(i, 'i') [16.0, 16.0] forward
+    r:f64[] = psum(q, 'i') [8.0, 8.0] backward
+    """
+    check_function("explore", f)
+
+    @hide_own_frames
+    def explored(*args: Any) -> Exploration:
+        tape = f if isinstance(f, Tape) else make_tape(f)(*args)
+        count = _count(tape)
+        if count > MOST_EQUATIONS:
+            raise ValueError(
+                f"explore: the program has {count} equations, and a page shows {MOST_EQUATIONS}: explore a part of it, "
+                "such as one layer, or a step of its loop"
+            )
+        known = names_of(tape, letters())
+        values = [as_value(x) for x in tree.leaves(args)]
+        steps = [ExploredStep(declare(v, known), [[_array(x)]], None, "forward") for v, x in zip(tape.inputs, values)]
+        steps += _steps_of(tape, values, known)
+        size = max([len(blocks) for step in steps for blocks in step.blocks], default=1)
+        return Exploration(f"{getattr(f, '__name__', 'a program')}, step by step", steps, size)
+
+    return explored
+
+
+def _count(tape: Tape) -> int:
+    return sum(1 + sum(map(_count, eqn.bodies)) for eqn in tape.equations)
+
+
+def _steps_of(tape: Tape, values: Sequence[Value], known: dict[Any, str]) -> Iterator[ExploredStep]:
+    """Run a program equation by equation, and those of the bodies of its `shard_map`s on every rank."""
+    env = dict(zip(tape.inputs, values))
+    for equation in tape.equations:
+        if equation.primitive is shard_map_p:
+            operands = [read(env, a) for a in equation.inputs]
+            yield from _in_body(equation, operands, known)
+        evaluate_equation(equation, env)
+        if equation.primitive is not shard_map_p:
+            yield _explored(equation, known, [[_array(env[v])] for v in equation.outputs])
+
+
+def _in_body(outer: Equation, operands: Sequence[Value], known: dict[Any, str]) -> Iterator[ExploredStep]:
+    mesh, body = outer.params["mesh"], outer.params["body"]
+    if mesh.backend != "simulated":
+        raise ValueError("explore: it runs on simulated ranks: make the mesh with backend='simulated'")
+    blocks = [_blocks(x, mesh, spec) for x, spec in zip(operands, outer.params["in_specs"])]
+    for v, found in zip(body.inputs, blocks):
+        yield ExploredStep(declare(v, known), [list(found)], None, "forward")
+
+    variables = [*body.inputs, *[v for equation in body.equations for v in equation.outputs]]
+    # Values that are unreduced or reduced cannot leave a body as they are. Without types, they can.
+    typed = outer.params["check_rep"] and not any(v.type.unreduced or v.type.reduced for v in variables)
+
+    def everything(*arguments: Value) -> list[Value]:
+        env = dict(zip(body.inputs, arguments if typed else [x[0] for x in arguments]))
+        for equation in body.equations:
+            evaluate_equation(equation, env)
+        return [pbroadcast(env[v], _others(env[v], mesh))[None] for v in variables[len(body.inputs) :]]
+
+    ranks = P(mesh.axis_names)
+    specs = outer.params["in_specs"] if typed else ranks
+    run = shard_map(everything, mesh=mesh, in_specs=specs, out_specs=ranks, check_rep=typed)
+    results = iter([list(numpy.asarray(x)) for x in run(*(operands if typed else blocks))] if body.equations else [])
+    for equation in body.equations:
+        yield _explored(equation, known, [next(results) for _ in equation.outputs])
+
+
+def _others(x: Value, mesh: Mesh) -> tuple[str, ...]:
+    """The axes of a mesh along which a value does not vary."""
+    return tuple(a for a in mesh.axis_names if a not in typeof(x).variance)
+
+
+def _blocks(x: Value, mesh: Mesh, spec: PartitionSpec) -> numpy.ndarray:
+    """Every rank's block of a value, stacked."""
+    split = x if isinstance(x, ShardedArray) and x.spec == spec else distribute(x, mesh, spec)
+    return numpy.stack(split.local if isinstance(split, ShardedArray) else [numpy.asarray(split)] * mesh.size)
+
+
+def _array(x: Value) -> numpy.ndarray:
+    if isinstance(x, ShardedArray) and typeof(x).unreduced:
+        return numpy.stack(x.local).sum(0)  # the value of parts of a sum
+    return numpy.asarray(x)
+
+
+def _explored(equation: Equation, known: dict[Any, str], blocks: list[list[numpy.ndarray]]) -> ExploredStep:
+    sends = equation.primitive.sends(equation.params)
+    nbytes = sum(typeof(a).nbytes for a in equation.inputs if isinstance(a, Var)) if sends else None
+    return ExploredStep(show_equation(equation, known), blocks, nbytes, direction_of(equation.source))
+
+
+def _row(step: ExploredStep) -> PageRow:
+    sent = "" if step.bytes is None else f"<br>{step.bytes:,} bytes per rank"
+    cells = [html.escape("\n".join(map(_shown, column))) for column in zip(*step.blocks)] or [""]
+    marks = [step.direction] * (step.direction == "backward") + ["collective"] * (step.bytes is not None)
+    return PageRow([types_as_html(step.text) + sent, *cells], " ".join(marks))
+
+
+def _shown(x: numpy.ndarray) -> str:
+    return numpy.array2string(
+        numpy.asarray(x), precision=4, threshold=CORNER**2, edgeitems=CORNER // 2, suppress_small=True
+    )

@@ -1,0 +1,63 @@
+"use strict";
+(() => {
+  const get = (selector) => [...document.querySelectorAll(selector)];
+  const step = document.getElementById("step");
+  const sliders = get("input[data-role]");
+  const option = (slider) => JSON.parse(slider.dataset.options)[slider.value];
+  const rows = () => [...document.querySelector("table:not([hidden]) tbody").rows];
+
+  // Show the steps up to number k.
+  function show(k) {
+    const all = rows();
+    const now = Math.max(0, Math.min(k, all.length - 1));
+    step.max = all.length - 1;
+    step.value = now;
+    step.nextElementSibling.textContent = `step ${now + 1} of ${all.length}`;
+    all.forEach((row, i) => {
+      row.classList.toggle("later", i > now);
+      row.classList.toggle("now", i === now);
+    });
+    all[now].scrollIntoView({ block: "nearest" });
+  }
+
+  // Show the table that the sliders choose; a choice without a table keeps the last one, and says so.
+  function choose() {
+    sliders.forEach((slider) => {
+      slider.parentElement.nextElementSibling.textContent = option(slider);
+    });
+    const key = JSON.stringify(sliders.filter((s) => s.dataset.role === "table").map(option));
+    const found = get("table").find((table) => JSON.stringify(JSON.parse(table.dataset.key)) === key);
+    if (found) {
+      get("table").forEach((table) => { table.hidden = table !== found; });
+    }
+    document.body.classList.toggle("missing", !found);
+    cost();
+  }
+
+  // T = steps * alpha + bytes * beta, for each row that has these numbers.
+  function cost() {
+    const constants = Object.fromEntries(sliders.map((s) => [s.dataset.role, Number(option(s))]));
+    const cells = get("table:not([hidden]) [data-steps]");
+    const times = cells.map((c) => c.dataset.steps * constants.alpha + c.dataset.bytes * constants.beta);
+    cells.forEach((cell, i) => {
+      cell.textContent = times[i].toExponential(3) + " s";
+      cell.nextElementSibling.style.width = `${(12 * times[i]) / Math.max(...times)}em`;
+    });
+  }
+
+  const moves = { first: () => 0, back: (k) => k - 1, forth: (k) => k + 1, last: () => Infinity };
+  const keys = { Home: "first", ArrowLeft: "back", ArrowRight: "forth", End: "last" };
+  Object.entries(moves).forEach(([id, move]) => {
+    document.getElementById(id).addEventListener("click", () => show(move(Number(step.value))));
+  });
+  step.addEventListener("input", () => show(Number(step.value)));
+  sliders.forEach((slider) => slider.addEventListener("input", () => { choose(); show(Number(step.value)); }));
+  document.addEventListener("keydown", (event) => {
+    if (event.target.tagName !== "INPUT" && keys[event.key]) {
+      show(moves[keys[event.key]](Number(step.value)));
+      event.preventDefault();
+    }
+  });
+  choose();
+  show("whole" in document.body.dataset ? Infinity : 0);
+})();

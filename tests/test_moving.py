@@ -1,0 +1,259 @@
+"""Pages that move (notebooks/moving.py, spmd.explore): what they say is what programs do, and a browser steps them."""
+
+import html.parser
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import all_gather, cost, pmean, psum, reduced, unreduced
+from minidiff.core.types import typeof
+from spmd import P
+from spmd.report.page import Control, Page, PageRow
+
+pytest.importorskip("matplotlib")
+sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
+import moving
+
+MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
+
+
+class Cells(html.parser.HTMLParser):
+    """The tables of a page: for each key, rows of texts; and whatever leads elsewhere."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tables, self.shown, self.links, self.rows = {}, [], [], []
+        self.feed(page.html)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.links += [v for k, v in attrs if k in ("src", "href")]
+        if tag == "table":
+            self.rows = self.tables[tuple(json.loads(found["data-key"]))] = []
+            if "hidden" not in found:
+                self.shown.append(self.rows)
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        elif tag == "br" and self.rows[-1]:
+            self.rows[-1][-1] += "\n"
+
+    def handle_endtag(self, tag):
+        if tag == "table":
+            self.rows = []
+
+    def handle_data(self, data):
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return {name: make() for name, make in moving.PAGES.items()}
+
+
+def test_pages_need_nothing_from_elsewhere_and_show_a_table_without_a_script(pages):
+    for page in pages.values():
+        found = Cells(page)
+        assert found.links == [] and len(found.shown) == 1 and len(found.shown[0]) > 1
+        assert "http" not in page.html
+
+
+# ---------------------------------------------------------------- a program, step by step
+
+
+def program(w, x):
+    return pmean(np.sum(np.tanh(reduced(w, "i") * x)), "i") + psum(np.sum(unreduced(x, "i")), "i")
+
+
+LOSS = spmd.shard_map(program, mesh=MESH, in_specs=(P(), P("i")), out_specs=P())
+PROGRAMS = {
+    "a gradient": (md.grad(LOSS), (2.0, numpy.array([0.5, 1.0, -1.0, 2.0]))),
+    "loops and branches": (
+        spmd.shard_map(
+            lambda x: md.scan(lambda c, k: (c * k, c), x, np.arange(3.0))[1]
+            + md.cond(np.sum(x) > 3, lambda: x, lambda: 2 * x),
+            mesh=MESH, in_specs=P("i"), out_specs=P(None, "i"),
+        ),
+        (numpy.arange(4.0),),
+    ),
+    "parts that leave the body": (
+        lambda x: spmd.shard_map(np.square, mesh=MESH, in_specs=P("i"), out_specs=P(sum="i"))(x) + 1,
+        (numpy.arange(4.0),),
+    ),
+    "sharded arrays": (
+        lambda x: np.sqrt(spmd.shard_map(lambda x: x * x, mesh=MESH, in_specs=P("i"), out_specs=P("i"))(x)),
+        (numpy.arange(4.0),),
+    ),
+    "no ranks": (lambda x: np.sin(x) * x, (1.0,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_last_step_is_the_result_and_communication_is_that_of_the_report(name):
+    f, args = PROGRAMS[name]
+    page = spmd.explore(f)(*args)
+    expected = numpy.asarray(f(*args))
+    found = page.steps[-1].blocks[-1]
+    whole = found[0] if found[0].shape == expected.shape else numpy.concatenate(found, -1)
+    numpy.testing.assert_allclose(whole, expected)
+    steps = [step for step in page.steps if step.bytes is not None]
+    report = spmd.communication(f)(*args)
+    assert sum(step.bytes for step in steps) == report.bytes
+    assert {step.direction for step in steps} == {row.direction for row in report.rows}
+
+
+def test_each_rank_has_its_block_and_the_type_is_that_of_the_tape():
+    f = spmd.shard_map(lambda x: all_gather(x * 2, "i", tiled=True), mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+    last = spmd.explore(f)(numpy.arange(4.0)).steps
+    doubled = next(step for step in last if "multiply" in step.text)
+    assert [block.tolist() for block in doubled.blocks[0]] == [[0.0, 2.0], [4.0, 6.0]]
+    gathered = next(step for step in last if "all_gather" in step.text)
+    assert [block.tolist() for block in gathered.blocks[0]] == [[0.0, 2.0, 4.0, 6.0]] * 2
+    assert re.search(r":f64\[4\]\{i\} = all_gather", gathered.text) and gathered.bytes == 16
+
+
+def test_what_cannot_be_explored():
+    with pytest.raises(TypeError, match="explore"):
+        spmd.explore(3)
+    with pytest.raises(ValueError, match="has 600 equations, and a page shows 500: explore a part of it"):
+        spmd.explore(lambda x: [x := x + 1 for _ in range(600)][-1])(1.0)
+
+
+# ---------------------------------------------------------------- the gallery
+
+
+def test_the_ring_ends_with_the_sum_on_every_rank(pages):
+    *_, last = Cells(pages["ring"]).shown[0]
+    total = "".join(f"{x:g}" for x in moving.NUMBERS.reshape(4, 4).sum(0))
+    assert last[1:] == [total] * 4
+
+
+def test_the_collectives_are_those_that_run(pages):
+    tables = Cells(pages["collectives"]).tables
+    assert {name for (name,) in tables} == {*moving.COLLECTIVES}
+    for (name,), rows in tables.items():
+        f, spec = moving.COLLECTIVES[name]
+        x = moving.NUMBERS if spec == P("i") else moving.NUMBERS[:4]
+        every = spmd.shard_map(
+            lambda x, f=f: f(x)[None], mesh=moving.MESH, in_specs=spec, out_specs=P("i"), check_rep=False
+        )
+        expected = ["".join(f"{v:g}" for v in block.ravel()) for block in numpy.asarray(every(x))]
+        assert rows[2][1:] == expected, name
+
+
+def test_the_schedules_are_the_librarys(pages):
+    for (name, stages, microbatches), rows in Cells(pages["pipeline"]).tables.items():
+        schedule = moving.SCHEDULES[name](stages, microbatches)
+        assert len(rows) == schedule.ticks + 2  # the header, and the last line
+        shown = [cell for row in rows[1:-1] for cell in row[1:] if cell]
+        assert len(shown) == 2 * stages * microbatches and f"idle {schedule.bubble:.0%}" in rows[-1][1]
+
+
+def numbers_of(page, key):
+    """The steps and bytes from which the script computes seconds, row by row."""
+    (table,) = re.findall(
+        rf'<table data-key="{re.escape(html.escape(json.dumps(list(key))))}".*?</table>', page.html, re.S
+    )
+    return [tuple(map(float, pair)) for pair in re.findall(r'data-steps="([\d.]+)" data-bytes="([\d.e+]+)"', table)]
+
+
+def test_prices_are_those_of_the_formulas(pages):
+    names = [name for name in cost.ALGORITHMS if name.endswith("all_reduce")]
+    for key in ((64, 1000), (4096, 10**9)):
+        costs = [cost.ALGORITHMS[name](*key) for name in names]
+        assert numbers_of(pages["cost"], key) == [(c.steps, c.bytes) for c in costs]
+    report = spmd.communication(
+        md.grad(moving.parallel.data_parallel(spmd.make_mesh((4,), ("i",), backend="simulated")))
+    )
+    types = [
+        (md.ShapedArray((n, m), float), md.ShapedArray((m,), float)) for n, m in zip(moving.SIZES, moving.SIZES[1:])
+    ]
+    rows = report(
+        types, tuple(md.ShapedArray((moving.EXAMPLES, n), float) for n in (moving.SIZES[0], moving.SIZES[-1]))
+    ).rows
+    total = sum((r.count * cost.price(r.collective, r.ranks, r.bytes / r.count) for r in rows), cost.Cost())
+    assert numbers_of(pages["network"], (4, 8))[0] == (total.steps, total.bytes)
+
+
+# ---------------------------------------------------------------- in a browser
+
+needs_browser = pytest.mark.skipif(
+    importlib.util.find_spec("selenium") is None or not (shutil.which("chromium") and shutil.which("chromedriver")),
+    reason="needs selenium and Chromium",
+)
+
+
+@pytest.fixture
+def browser():
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--window-size=500,900"):
+        options.add_argument(argument)
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@needs_browser
+def test_keys_buttons_and_sliders(pages, browser, tmp_path):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    def said():
+        return [x.text for x in browser.find_elements(By.CSS_SELECTOR, "output")]
+
+    browser.get(pages["pipeline"].write(tmp_path / "pipeline.html").as_uri())
+    body = browser.find_element(By.TAG_NAME, "body")
+    assert said() == ["step 1 of 15", "GPipe", "4", "4"]
+    body.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
+    assert said()[0] == "step 2 of 15"
+    body.send_keys(Keys.END)
+    assert said()[0] == "step 15 of 15"
+    body.send_keys(Keys.HOME)
+    browser.find_element(By.ID, "forth").click()
+    assert said()[0] == "step 2 of 15"
+    browser.find_element(By.CSS_SELECTOR, 'input[aria-label="schedule"]').send_keys(Keys.ARROW_RIGHT)
+    browser.find_element(By.CSS_SELECTOR, 'input[aria-label="stages"]').send_keys(Keys.ARROW_LEFT)
+    assert said()[1:] == ["1F1B", "3", "4"]
+    assert len(browser.find_elements(By.CSS_SELECTOR, "table:not([hidden]) th")) == 4
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")  # narrow
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 28)"
+    assert not browser.get_log("browser")
+
+
+@needs_browser
+def test_the_script_computes_the_models_seconds(pages, browser, tmp_path):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get(pages["cost"].write(tmp_path / "cost.html").as_uri())
+    names = [name for name in cost.ALGORITHMS if name.endswith("all_reduce")]
+    for alpha, key in ((1e-5, Keys.ARROW_LEFT), (1e-6, Keys.ARROW_LEFT)):
+        cells = [x.text for x in browser.find_elements(By.CSS_SELECTOR, "table:not([hidden]) [data-steps]")]
+        expected = [cost.ALGORITHMS[name](64, 10**6).seconds(alpha, 1e-10) for name in names]
+        numpy.testing.assert_allclose([float(x.removesuffix(" s")) for x in cells], expected, rtol=1e-3)
+        browser.find_element(By.CSS_SELECTOR, 'input[data-role="alpha"]').send_keys(key)
+
+
+def test_a_page_of_ones_own(tmp_path):
+    tables = {(n,): (["n"], [PageRow([str(k)]) for k in range(n)]) for n in (1, 2)}
+    page = Page("Counting <up>", "", tables, [Control("how far", [1, 2])])
+    found = Cells(page)
+    assert found.tables == {(1,): [["n"], ["0"]], (2,): [["n"], ["0"], ["1"]]}
+    assert "Counting &lt;up&gt;" in page.html and page.write(tmp_path / "page.html").read_text() == page.html
+    assert "iframe" in page._repr_html_() and typeof(1.0).shape == ()
