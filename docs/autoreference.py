@@ -121,7 +121,7 @@ def find_targets(text, homes):
     """Pairs of a piece of a code, and its target or None: of a name, a call, or a list of names of one module."""
     words = re.split(r"(\s+)", text)
     if not all(re.fullmatch(r"[\w.]+|\s+", word) for word in words):
-        name = re.match(r"[\w.]*", text)[0]
+        name = re.match(r"((?!\w+=(?!=))[\w.]+)?", text)[0]  # none for an argument, as in axis=0
         return [(name, find_target(name, homes)), (text[len(name) :], None)]
     names = words[::2]
     if len(names) > 1:

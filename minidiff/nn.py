@@ -117,6 +117,8 @@ def gelu(x: Value, approximate: bool = True) -> Value:
 
     >>> round(float(gelu(1.0, approximate=False)), 12)
     0.841344746069
+
+    Source: Hendrycks and Gimpel, "Gaussian error linear units (GELUs)".
     """
     return (gelu_tanh_p if approximate else gelu_erf_p).bind(x)
 
@@ -170,6 +172,8 @@ def mish(x: Value) -> Value:
 
     >>> round(float(mish(1.0)), 12)
     0.865098388267
+
+    Source: Misra, "Mish: A self regularized non-monotonic activation function".
     """
     return mish_p.bind(x)
 
@@ -181,6 +185,8 @@ def glu(x: Value, axis: int = -1) -> Value:
 
     >>> glu(numpy.array([1.0, 2.0, 0.0, 0.0]))
     array([0.5, 1. ])
+
+    Source: Dauphin et al., "Language modeling with gated convolutional networks".
     """
     t = typeof(x)
     axis = normalize_axis(axis, t.ndim, "glu")
@@ -207,6 +213,8 @@ def celu(x: Value, alpha: Value = 1.0) -> Value:
 
     >>> round(float(celu(-1.0, alpha=2.0)), 12)
     -0.786938680575
+
+    Source: Barron, "Continuously differentiable exponential linear units".
     """
     positive = elementwise.greater(x, 0)
     powers = expm1(elementwise.divide(where(positive, 0.0, x), alpha))
@@ -386,6 +394,8 @@ def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Va
     >>> import minidiff as md
     >>> dropout(md.random.key(0), numpy.ones(5), 0.5)
     array([2., 2., 0., 0., 0.])
+
+    Source: Srivastava et al., "Dropout: A simple way to prevent neural networks from overfitting".
     """
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: the rate is a probability in [0, 1), got {rate}")
@@ -420,6 +430,8 @@ def dot_product_attention(
     >>> x = numpy.arange(8.0).reshape(1, 4, 1, 2)
     >>> dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]  # the first query attends to the first key alone
     array([0., 1.])
+
+    Source: Vaswani et al., "Attention is all you need".
     """
     types = [typeof(x) for x in (query, key, value)]
     if types[0].ndim == 3:

@@ -167,6 +167,8 @@ def adam(
     >>> optimizer = adam(0.1)
     >>> round(float(optimizer.update(5.0, optimizer.init(1.0))[0]), 6)  # the first step is about the rate
     -0.1
+
+    Source: Kingma and Ba, "Adam: A method for stochastic optimization".
     """
     scale = scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
     return chain(scale, scale_by_learning_rate(learning_rate))
@@ -193,6 +195,8 @@ def adamw(
     >>> updates, state = optimizer.update(gradients, optimizer.init(params), params)
     >>> float(updates['w']), float(updates['b'])
     (-0.05, -0.0)
+
+    Source: Loshchilov and Hutter, "Decoupled weight decay regularization".
     """
     scale = scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
     return chain(scale, add_decayed_weights(weight_decay, mask), scale_by_learning_rate(learning_rate))
@@ -213,6 +217,8 @@ def lion(
     >>> optimizer = lion(0.1, weight_decay=0.0)
     >>> optimizer.update(numpy.array([5.0, -0.5]), optimizer.init(numpy.zeros(2)))[0]
     array([-0.1,  0.1])
+
+    Source: Chen et al., "Symbolic discovery of optimization algorithms".
     """
     decay = () if _is_zero(weight_decay) else (add_decayed_weights(weight_decay, mask),)
     return chain(scale_by_lion(b1, b2, mu_dtype), *decay, scale_by_learning_rate(learning_rate))
@@ -224,6 +230,8 @@ def adagrad(learning_rate: Rate, initial_accumulator_value: Value = 0.1, eps: Va
     >>> optimizer = adagrad(0.1, initial_accumulator_value=0.0, eps=0.0)
     >>> float(optimizer.update(5.0, optimizer.init(1.0))[0])
     -0.1
+
+    Source: Duchi et al., "Adaptive subgradient methods for online learning and stochastic optimization".
     """
     return chain(scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate))
 
@@ -456,6 +464,8 @@ def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
     >>> clip = clip_by_global_norm(1.0)
     >>> clip.update(numpy.array([3.0, 4.0]), clip.init(numpy.zeros(2)))[0]
     array([0.6, 0.8])
+
+    Source: Pascanu et al., "On the difficulty of training recurrent neural networks".
     """
     _check_numbers(max_norm=max_norm)
     if _is_zero(max_norm):
@@ -503,6 +513,8 @@ def cosine_decay_schedule(init_value: Value, decay_steps: int, alpha: Value = 0.
 
     >>> [round(float(cosine_decay_schedule(1.0, 4)(step)), 12) for step in (0, 2, 4, 9)]
     [1.0, 0.5, 0.0, 0.0]
+
+    Source: Loshchilov and Hutter, "SGDR: Stochastic gradient descent with warm restarts".
     """
     _check_numbers(decay_steps=decay_steps, least=1)
 
