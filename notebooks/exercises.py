@@ -7,7 +7,7 @@ from typing import Any
 
 from IPython.display import display
 
-#: What is shown of each verdict: its colour, and what stands in front of it.
+#: What is shown of each verdict: its color, and what stands in front of it.
 _LOOKS = {"your turn": ("#6b6b6b", "✎"), "right": ("#1a7f37", "✓"), "not yet": ("#b35900", "✗")}
 
 
@@ -22,9 +22,9 @@ class Verdict:
         return self.text
 
     def _repr_html_(self) -> str:
-        colour, sign = self.looks
-        style = f"border-left:4px solid {colour};padding:.2em .8em;margin:0;white-space:pre-wrap"
-        return f'<pre style="{style}"><b style="color:{colour}">{sign}</b> {html.escape(self.text)}</pre>'
+        color, sign = self.looks
+        style = f"border-left:4px solid {color};padding:.2em .8em;margin:0;white-space:pre-wrap"
+        return f'<pre style="{style}"><b style="color:{color}">{sign}</b> {html.escape(self.text)}</pre>'
 
 
 def check(*answers: Any) -> Callable[[Callable], None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from pictures import NOTHING, RANK_COLOURS, SAME, Held, follow_collective, on_ranks
+from pictures import NOTHING, RANK_COLORS, SAME, Held, follow_collective, on_ranks
 
 import minidiff as md
 import minidiff.numpy as np
@@ -45,7 +45,7 @@ AROUND = [(r, (r + 1) % 4) for r in range(4)]
 
 
 def row_of(name: str, held: Held) -> PageRow:
-    """A row with each rank's block, in the colours of the ranks whose numbers went into its entries."""
+    """A row with each rank's block, in the colors of the ranks whose numbers went into its entries."""
     cells = [f"{html.escape(name)}<br>{held.type}"]
     for block, origins in zip(held.blocks, held.origins):
         grid = block.reshape(-1, block.shape[-1])
@@ -56,8 +56,8 @@ def row_of(name: str, held: Held) -> PageRow:
 
 
 def _entry(number: float, origins: numpy.ndarray) -> str:
-    colours = [RANK_COLOURS[r] for r in numpy.flatnonzero(origins[:-1])] or [SAME if origins[-1] else NOTHING]
-    bands = [f"{c} {100 * k / len(colours):.0f}% {100 * (k + 1) / len(colours):.0f}%" for k, c in enumerate(colours)]
+    colors = [RANK_COLORS[r] for r in numpy.flatnonzero(origins[:-1])] or [SAME if origins[-1] else NOTHING]
+    bands = [f"{c} {100 * k / len(colors):.0f}% {100 * (k + 1) / len(colors):.0f}%" for k, c in enumerate(colors)]
     return f'<span class="entry" style="background:linear-gradient(90deg,{",".join(bands)})">{number:g}</span>'
 
 
@@ -82,7 +82,7 @@ def ring_page() -> Page:
         *[f"all-gather, step {k}" for k in (1, 2, 3)],
     ]
     rows = list(map(row_of, names, on_ranks(ring, NUMBERS, mesh=MESH, in_specs=P("i"))))
-    text = "An all-reduce on a ring of four ranks. The colours of an entry are the ranks whose numbers are in it."
+    text = "An all-reduce on a ring of four ranks. The colors of an entry are the ranks whose numbers are in it."
     return Page("The ring", text, {(): (RANKS, rows)})
 
 
@@ -110,7 +110,7 @@ def collectives_page() -> Page:
         _, forward, transpose, backward = follow_collective(f, x, MESH, spec)
         names = ["before", name, "a cotangent of the result", f"its transpose, {transpose}"]
         tables[name,] = RANKS, list(map(row_of, names, [*forward, *backward]))
-    text = "Blocks before and after each collective, forward, and backward by its transpose. Grey: all ranks have it."
+    text = "Blocks before and after each collective, forward, and backward by its transpose. Gray: all ranks have it."
     return Page("Collectives", text, tables, [Control("collective", list(COLLECTIVES))])
 
 
@@ -163,11 +163,11 @@ def sharding_page() -> Page:
 
 
 def _block(ranks: Sequence[int]) -> str:
-    colours = ",".join(
-        f"{RANK_COLOURS[r]} {100 * k / len(ranks):.0f}% {100 * (k + 1) / len(ranks):.0f}%" for k, r in enumerate(ranks)
+    colors = ",".join(
+        f"{RANK_COLORS[r]} {100 * k / len(ranks):.0f}% {100 * (k + 1) / len(ranks):.0f}%" for k, r in enumerate(ranks)
     )
     said = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return f'<span class="block" style="background:linear-gradient(90deg,{colours})">{said}</span>'
+    return f'<span class="block" style="background:linear-gradient(90deg,{colors})">{said}</span>'
 
 
 CONSTANTS = (

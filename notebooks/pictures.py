@@ -1,7 +1,7 @@
 """Pictures of what ranks hold, for the notebooks: computed by running the program that they are pictures of.
 
-A cell is an entry of a block. Its colours are the ranks whose numbers went into it, found by forward mode: a tangent of
-ones on one rank and zeros on the others arrives wherever that rank's numbers did. Grey entries come from a value that
+A cell is an entry of a block. Its colors are the ranks whose numbers went into it, found by forward mode: a tangent of
+ones on one rank and zeros on the others arrives wherever that rank's numbers did. Gray entries come from a value that
 is the same on all ranks; white ones from nowhere (zeros that nobody sent).
 """
 
@@ -28,8 +28,8 @@ from minidiff.core.tape import Equation, Tape
 from spmd import Mesh, P, shard_map, visualize_sharding
 from spmd.report.table import Table  # noqa: F401  (for notebooks)
 
-#: Of ranks 0, 1, 2, … : hues that colour-blind readers can tell apart, light enough for black numbers.
-RANK_COLOURS = ("#8fc9f0", "#f2b84b", "#7fcfa9", "#e59ac6", "#f4e87c", "#a79be0", "#f0946a", "#b9d27a")
+#: Of ranks 0, 1, 2, … : hues that color-blind readers can tell apart, light enough for black numbers.
+RANK_COLORS = ("#8fc9f0", "#f2b84b", "#7fcfa9", "#e59ac6", "#f4e87c", "#a79be0", "#f0946a", "#b9d27a")
 SAME = "#d9d9d9"
 NOTHING = "#ffffff"
 
@@ -140,7 +140,7 @@ def draw(
     """What ranks hold, a row for each rank: columns are values with headlines, from left to right.
 
     A string among them is the title of the group of columns that it starts. With `changes`, entries that are new in a
-    column have a bold border. Without `numbers`, there are colours alone; without `arrows`, less between
+    column have a bold border. Without `numbers`, there are colors alone; without `arrows`, less between
     columns; without `types`, headlines alone. `scale` is the size of cells.
     """
     cell, line = CELL * scale, 1 / scale  # inches; and the height of text, in cells
@@ -181,7 +181,7 @@ def draw(
 
 
 def _png(fig: Figure) -> bytes:
-    """With few colours: it is all that these pictures have, and a quarter as large."""
+    """With few colors: it is all that these pictures have, and a quarter as large."""
     drawn, png = io.BytesIO(), io.BytesIO()
     fig.savefig(drawn, format="png", dpi=DPI)
     Image.open(drawn).convert("RGB").quantize(64).save(png, format="png", optimize=True)
@@ -200,7 +200,7 @@ class _Cells:
 
     def __init__(self, numbers: bool):
         self.numbers = numbers
-        self.fills: list[tuple] = []  # corners, colour
+        self.fills: list[tuple] = []  # corners, color
         self.edges: list[tuple] = []  # corners, whether bold
         self.texts: list[tuple] = []
 
@@ -215,20 +215,20 @@ class _Cells:
                 self._add_cell(x + j, top + i, grid[i, j], origins[i, j], new)
 
     def _add_cell(self, x: float, y: float, value: Any, origins: numpy.ndarray, new: bool) -> None:
-        found = [RANK_COLOURS[s % len(RANK_COLOURS)] for s in numpy.flatnonzero(origins[:-1])]
+        found = [RANK_COLORS[s % len(RANK_COLORS)] for s in numpy.flatnonzero(origins[:-1])]
         found = found or [SAME if origins[-1] else NOTHING]
-        for k, colour in enumerate(found):
-            self.fills.append((_corners(x + k / len(found), y, 1 / len(found)), colour))
+        for k, color in enumerate(found):
+            self.fills.append((_corners(x + k / len(found), y, 1 / len(found)), color))
         self.edges.append((_corners(x, y, 1), new))
         if self.numbers:
             self.texts.append((x + 0.5, y + 0.52, f"{value:.3g}"))
 
     def draw(self, ax: Axes) -> None:
-        corners, colours = zip(*self.fills)
-        ax.add_collection(PolyCollection(corners, facecolors=colours, edgecolors="none"))
-        for bold, colour, width in ((False, "#666666", 0.6), (True, "black", 2.2)):
+        corners, colors = zip(*self.fills)
+        ax.add_collection(PolyCollection(corners, facecolors=colors, edgecolors="none"))
+        for bold, color, width in ((False, "#666666", 0.6), (True, "black", 2.2)):
             corners = [c for c, new in self.edges if new == bold]
-            ax.add_collection(PolyCollection(corners, facecolors="none", edgecolors=colour, linewidths=width, zorder=2))
+            ax.add_collection(PolyCollection(corners, facecolors="none", edgecolors=color, linewidths=width, zorder=2))
         for x, y, text in self.texts:
             ax.text(x, y, text, ha="center", va="center", fontsize=8.5 if len(text) < 4 else 6.5, zorder=4)
 
@@ -348,7 +348,7 @@ def _chart(fig: Figure, ax: Axes, shown: Sequence[str], axes: dict[str, Any]) ->
 
 
 def draw_specs(mesh: Mesh, specs: Sequence[P], shape: tuple[int, int] = (8, 8)) -> Picture:
-    """How each spec splits a matrix over a mesh: its blocks, in the colours of the ranks that have them."""
+    """How each spec splits a matrix over a mesh: its blocks, in the colors of the ranks that have them."""
     fig = Figure(figsize=(9, 4.8), layout="constrained")
     for ax, spec in zip(fig.subplots(2, -(-len(specs) // 2)).flat, specs):
         sharding = visualize_sharding(shape, mesh, spec)
@@ -356,7 +356,7 @@ def draw_specs(mesh: Mesh, specs: Sequence[P], shape: tuple[int, int] = (8, 8)) 
         for (row, column), ranks in sharding.ranks.items():
             x, y, stripe = column * width, row * height, width / len(ranks)
             for k, rank in enumerate(ranks):
-                ax.add_patch(Rectangle((x + k * stripe, y), stripe, height, color=RANK_COLOURS[rank], linewidth=0))
+                ax.add_patch(Rectangle((x + k * stripe, y), stripe, height, color=RANK_COLORS[rank], linewidth=0))
                 ax.text(x + (k + 0.5) * stripe, y + height / 2, str(rank), ha="center", va="center", fontsize=8)
             ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor="white", linewidth=3))
         ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), aspect="equal", xticks=[], yticks=[])
@@ -403,11 +403,11 @@ def draw_states(names: dict[tuple[str, str], str], sends: dict[tuple[str, str], 
     """The four states as corners of a square, and operations as arrows from state to state.
 
     `names` has the operation of each arrow, `sends` the bytes that it sends (none: dashed), and `pairs` what an arrow
-    and its transpose have in common: they have one colour.
+    and its transpose have in common: they have one color.
     """
     fig = Figure(figsize=(7.5, 6.5))
     ax = fig.add_subplot()
-    colours = dict(zip(dict.fromkeys(pairs.values()), ("#0072b2", "#d55e00", "#009e73", "#aa4499")))
+    colors = dict(zip(dict.fromkeys(pairs.values()), ("#0072b2", "#d55e00", "#009e73", "#aa4499")))
     plain = {"ha": "center", "va": "center"}
     for (before, after), name in names.items():
         start, end = numpy.array(_CORNERS[before]), numpy.array(_CORNERS[after])
@@ -416,7 +416,7 @@ def draw_states(names: dict[tuple[str, str], str], sends: dict[tuple[str, str], 
             "connectionstyle": f"arc3,rad={_BEND}",
             "linestyle": "-" if sends[before, after] else "--",
             "linewidth": 2.4 if sends[before, after] else 1.6,
-            "color": colours[pairs[before, after]],
+            "color": colors[pairs[before, after]],
             "shrinkA": 34,
             "shrinkB": 34,
         }
@@ -457,7 +457,7 @@ def draw_ticks(schedules: dict[str, tuple[numpy.ndarray, int]]) -> Picture:
 
 
 def draw_lanes(timelines: dict[str, tuple[list, float]], lanes: dict[str, str]) -> Picture:
-    """Timelines of pieces of work, `(lane, start, length)` in seconds, and when all is done; `lanes` have colours."""
+    """Timelines of pieces of work, `(lane, start, length)` in seconds, and when all is done; `lanes` have colors."""
     fig = Figure(figsize=(9, 1.55 * len(timelines)), layout="constrained")
     axes = fig.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, (work, end)) in zip(axes, timelines.items()):
@@ -474,10 +474,10 @@ def draw_lanes(timelines: dict[str, tuple[list, float]], lanes: dict[str, str]) 
 def draw_jacobian(jacobian: numpy.ndarray, parts: dict[str, Any], inputs: Sequence[str]) -> Picture:
     """A Jacobian for each title, with the entries that are shaded: what one sweep computes."""
     fig = Figure(figsize=(8, 3.2), layout="constrained")
-    for ax, (title, where), colour in zip(fig.subplots(1, len(parts)), parts.items(), ("Oranges", "Blues")):
+    for ax, (title, where), color in zip(fig.subplots(1, len(parts)), parts.items(), ("Oranges", "Blues")):
         shade = numpy.zeros(jacobian.shape)
         shade[where] = 1
-        ax.imshow(shade, cmap=colour, vmax=2)
+        ax.imshow(shade, cmap=color, vmax=2)
         for (i, j), entry in numpy.ndenumerate(jacobian):
             ax.text(j, i, f"{entry:.2f}", ha="center", va="center")
         ax.set_title(title, fontsize="medium")

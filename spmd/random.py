@@ -137,16 +137,16 @@ def _operand_dims(eqn: Equation, outs: Sequence[Dims], sizes: dict[str, int]) ->
     must_know_the_block = (slice_p, gather_p)
     if not any(map(any, outs)) or len(outs) > 1 or primitive.sharding is None or primitive in must_know_the_block:
         return None
-    labelled = primitive.sharding(types, [v.type for v in eqn.outputs], eqn.params)
-    way = {label: axes for label, axes in zip(labelled.results[0], outs[0]) if axes}
-    lengths = [pair for labels, t in zip(labelled.operands, types) for pair in zip(labels, t.shape)]
+    labeled = primitive.sharding(types, [v.type for v in eqn.outputs], eqn.params)
+    way = {label: axes for label, axes in zip(labeled.results[0], outs[0]) if axes}
+    lengths = [pair for labels, t in zip(labeled.operands, types) for pair in zip(labels, t.shape)]
     found = {label for label, _ in lengths}
     makes_any_shape = primitive is random_bits_p or "shape" in eqn.params
     if None in way or not (makes_any_shape or found.issuperset(way)):
         return None
     if any(n % part_count(way.get(label, ()), sizes) for label, n in lengths):
         return None
-    return [tuple(way.get(label, ()) for label in labels) for labels in labelled.operands]
+    return [tuple(way.get(label, ()) for label in labels) for labels in labeled.operands]
 
 
 def _block_of(eqn: Equation, values: list[Value], dims: Dims, sizes: dict[str, int]) -> Value:

@@ -451,7 +451,7 @@ def check_dtypes(mesh, axes, dtypes=DTYPES) -> None:
 
 
 def check_vmapped(mesh, cases, axes) -> None:
-    """Collectives vectorised along a batch axis that is the last: applied to each entry."""
+    """Collectives vectorized along a batch axis that is the last: applied to each entry."""
     samples = [sample(mesh, case, axes, batch=(2,)) for case in cases if case.name != "axis_index"]
     found = on_ranks(mesh, samples, lambda s, x: md.vmap(lambda x: s.case(x, s.axes), in_axes=-1)(x))
     entries = [[s.results(mesh, s.stacked[..., k]) for k in range(2)] for s in samples]
@@ -692,8 +692,8 @@ CHECKS: dict[str, tuple[Callable, Callable, Callable]] = {
         if layout != "plain"
     },
     "dtypes": (check_dtypes, _in_order, _last),
-    "every case vectorised": (_vmapped(cases), _in_order, _nowhere),
-    "vectorised": (_vmapped(one_case_each), _nowhere, _backwards),
+    "every case vectorized": (_vmapped(cases), _in_order, _nowhere),
+    "vectorized": (_vmapped(one_case_each), _nowhere, _backwards),
     "operands that vary along fewer axes": (check_fewer_axes, _every, _nowhere),
     "operands that do not vary": (functools.partial(check_one_each, held=()), _nowhere, _backwards),
     "compiled": (_of_one(check_compiled), _some, _last),

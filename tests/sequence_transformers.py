@@ -35,7 +35,7 @@ def check_numbers_and_communication(config, mesh):
 
 
 def kept(make, config, mesh):
-    """The bytes that a rank keeps for the backward pass: all results of the linearised forward body."""
+    """The bytes that a rank keeps for the backward pass: all results of the linearized forward body."""
     tape = md.make_tape(md.grad(make(mesh, config)))(*example(config, examples=2, tokens=8))
     forward = next(eqn for eqn in tape.equations if eqn.primitive.body_scope(eqn.params) is not None)
     return sum(t.nbytes for t in forward.params["body"].out_types)

@@ -162,11 +162,11 @@ def test_links_lead_somewhere(path):
 def test_broken_links_are_found():
     page = ROOT / "README.md"
     text = (
-        "[a](docs/guide.md) [b](docs/guid.md) [c](#licence) [d](#license) [e](https://mpi4py.readthedocs.io) `[f](g)`"
+        "[a](docs/guide.md) [b](docs/guid.md) [c](#license) [d](#licence) [e](https://mpi4py.readthedocs.io) `[f](g)`"
     )
     assert list(broken_links(page, f"{text} [h](LICENSE#mit) ![i](docs/guide.md#the-guide)")) == [
         "docs/guid.md",
-        "#license",
+        "#licence",
         "LICENSE#mit",
     ]
     assert missing_files("`minidiff/core/interpreter.py` and `minidiff/kore.py`, `notebooks/`") == ["minidiff/kore.py"]

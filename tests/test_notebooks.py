@@ -86,7 +86,7 @@ def test_what_is_committed(path):
     )
     for cell in code:
         for shown in itertools.chain(*(output.values() for output in text(cell.outputs))):
-            assert not re.search(r"hsl\(|rgb\(", shown), "a colour that JupyterLab's sanitizer drops: write it in hex"
+            assert not re.search(r"hsl\(|rgb\(", shown), "a color that JupyterLab's sanitizer drops: write it in hex"
             assert not re.search(r"/(home|root|tmp|usr|work|Users)/|ipykernel_", shown), f"a path:\n{shown}"
 
 

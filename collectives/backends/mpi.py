@@ -119,14 +119,14 @@ class MPIRanks(Backend):
         rest, order = tuple(a for a in self.sizes if a not in axes), tuple(range(self.size(axes)))[::-1]
         return self._split({"axes": axes, "groups": (order,)}, self.index(rest), order[self.index(axes)])
 
-    def _split(self, which: dict, colour: int, key: int) -> Any:
+    def _split(self, which: dict, color: int, key: int) -> Any:
         """Split the mesh's communicator, once for all meshes of this shape: axes are known by position."""
         names = list(self.sizes)
         place = (tuple(names.index(a) for a in which["axes"]), *which.get("groups", ()))
         comms = self._lease.comms
         if place not in comms:
             self.comm.mismatch_check.note(_FIRST, which)
-            comms[place] = self.comm.Split(colour, key)
+            comms[place] = self.comm.Split(color, key)
         return comms[place]
 
     def connect(self, params: Mapping[str, Any]) -> None:
@@ -150,8 +150,8 @@ class MPIRanks(Backend):
         here = self.index(axes)
         number = next(k for k, members in enumerate(groups) if here in members)
         rest = tuple(a for a in self.sizes if a not in axes)
-        colour, key = self.index(rest) * len(groups) + number, groups[number].index(here)
-        comm = self._split({"axes": axes, "groups": tuple(groups)}, colour, key)
+        color, key = self.index(rest) * len(groups) + number, groups[number].index(here)
+        comm = self._split({"axes": axes, "groups": tuple(groups)}, color, key)
         return MPIRanks({GROUP: len(groups[number])}, comm)
 
     # ------------------------------------------------ operations

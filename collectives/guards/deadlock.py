@@ -417,8 +417,8 @@ class Watched:
     def Dup(self) -> Watched:
         return self._further("Dup", self._comm.Dup)
 
-    def Split(self, colour: int, key: int) -> Watched:
-        return self._further("Split", self._comm.Split, colour, key)
+    def Split(self, color: int, key: int) -> Watched:
+        return self._further("Split", self._comm.Split, color, key)
 
     def _further(self, method: str, make: Callable, *args: Any) -> Watched:
         self._made += 1

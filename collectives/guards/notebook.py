@@ -145,10 +145,10 @@ class Communicator:
             return getattr(comm, name)
         return lambda *args: self.wait_for([start(*args)], args)
 
-    def Split(self, colour: int, key: int) -> Communicator:
+    def Split(self, color: int, key: int) -> Communicator:
         self._splits += 1
         name = (*self._name, self._splits)
-        return Communicator(self.session, self._ranks, name, lambda: self._current().Split(colour, key))
+        return Communicator(self.session, self._ranks, name, lambda: self._current().Split(color, key))
 
     def wait_for(self, requests: Iterable[Any], buffers: Any = (), check: bool = True) -> None:
         """Wait for all `requests`; with `check`, raise OtherRankError if a rank fails.

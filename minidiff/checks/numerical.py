@@ -216,7 +216,7 @@ def _derivative(f: Callable, tangents: list, x: list) -> Any:
 
 
 def _optimal(order: int, lost: float, next_derivative: float) -> float:
-    """The minimiser of `h/2 d2f + 2 lost/h`, or of `h**2/6 d3f + lost/h`."""
+    """The minimizer of `h/2 d2f + 2 lost/h`, or of `h**2/6 d3f + lost/h`."""
     if not next_derivative:
         return float("inf")
     return 2 * (lost / next_derivative) ** 0.5 if order == 1 else (3 * lost / next_derivative) ** (1 / 3)

@@ -1,4 +1,4 @@
-"""`jit`: stage a function to a tape, optimise it, and compile it to NumPy source.
+"""`jit`: stage a function to a tape, optimize it, and compile it to NumPy source.
 
 This shows another way to implement differentiation, source transformation: `jit(grad(f))` is a Python program that
 computes the gradient, and `jit(grad(f)).source(*args)` shows it.

@@ -91,7 +91,7 @@ def name_of_rewrite(rewrite: Callable) -> str:
 
 @restore_interpreter
 def optimize(tape: Tape, scope: Scope | None = None, without: Sequence[str] = (), **settings: Any) -> Tape:
-    """Optimise a tape and its bodies. `scope` is that of a `shard_map` body.
+    """Optimize a tape and its bodies. `scope` is that of a `shard_map` body.
 
     Rewrites named in `without` are left out; `settings` override the defaults in `settings_of_passes()`. Raises
     ValueError for a name that is not among the `rewrites()`, TypeError for an unknown setting.

@@ -5,7 +5,7 @@ an operation does; a *tracer* is a value that takes operations to its interprete
 recorded. Read the files in this order: `types`, `states`, `operation`, `tracer`, `interpreter`, `tape`, `staging`,
 `forward`, `reverse`, `transpose`, `vmap`.
 
-Here is `grad(grad(f))` by hand, for f(x) = x³ at 4, through these interpreters. One gradient is two steps, linearise
+Here is `grad(grad(f))` by hand, for f(x) = x³ at 4, through these interpreters. One gradient is two steps, linearize
 and transpose:
 
 >>> import numpy as np

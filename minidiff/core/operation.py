@@ -199,7 +199,7 @@ class Primitive(metaclass=Declared):
         raise TypeError(not_linear_message(self, next(x for x in operands if isinstance(x, ShapedArray))))
 
     def batch(self, args, batched, params):
-        raise TypeError(f"{self.name} cannot be vectorised: it has no batching rule")
+        raise TypeError(f"{self.name} cannot be vectorized: it has no batching rule")
 
     def show_params(self, params: dict) -> str:
         """The parameters as tapes print them, after the operands."""

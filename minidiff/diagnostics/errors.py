@@ -163,7 +163,7 @@ def divergence_error(what: str, t: Any, axes: Sequence[str], because: str = "") 
     shown = ", ".join(map(repr, axes))
     return VarianceError(
         f"{what}, but {t} varies along {shown}{because}: the ranks would go different ways, and wait for each other "
-        f"for ever. Make them agree first (psum, pmax or pmin over {shown}), or choose element by element with np.where"
+        f"forever. Make them agree first (psum, pmax or pmin over {shown}), or choose element by element with np.where"
     )
 
 

@@ -7,9 +7,9 @@ is an operation whose parameters are tapes:
 =========== =================================================================================================
 evaluate    run the tapes
 jvp         apply jvp to the tapes; a fixpoint finds which carries have tangents
-linearise   run the known part now, save (`scan`: stack) its residuals, and record the linear part
+linearize   run the known part now, save (`scan`: stack) its residuals, and record the linear part
 transpose   transpose the linear tapes; a `scan` runs in reverse and sums the cotangents of its constants
-batch       vectorise the tapes; a batched predicate runs all branches and selects elementwise
+batch       vectorize the tapes; a batched predicate runs all branches and selects elementwise
 =========== =================================================================================================
 
 Tapes are closed: values that a function closes over are its first operands.

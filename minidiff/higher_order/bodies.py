@@ -322,7 +322,7 @@ class BodyOperation(HigherOrder):
         if not (any(batched) or _runs_along(outside, params)):
             return self.bind(*args, **params)
         own, args = split_list(args, self.leading_count(params))
-        own, more, traced, batched, out_batched, new = self.vectorise(outside, own, batched, params)
+        own, more, traced, batched, out_batched, new = self.vectorize(outside, own, batched, params)
 
         def in_front(x):
             """The batch axis is the first; in an array of elements, it is the second."""
@@ -341,10 +341,10 @@ class BodyOperation(HigherOrder):
         results = zip(self.rebind(own, closed, [*more, *operands], groups, new), groups, out_batched)
         return [BatchTracer(outside, x, int(group == ELEMENT)) if yes else x for x, group, yes in results]
 
-    def vectorise(
+    def vectorize(
         self, outside: Batch, own: list[Value], batched: Sequence[bool], params: dict
     ) -> tuple[list[Value], list[Operand], list[TracedBody], list[bool], list[bool], dict]:
-        """Vectorise the bodies: trace them on batches.
+        """Vectorize the bodies: trace them on batches.
 
         Returns the operation's own operands and further ones of the bodies, the bodies, which operands and which
         results are batched, and the parameters.
@@ -418,7 +418,7 @@ class Call(HigherOrder):
         return [BatchTracer(outside, x, 0) if yes else x for x, yes in zip(outs, out_batched or [True] * len(outs))]
 
     def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool], results: list[bool]) -> dict:
-        """The parameters with the body vectorised, whose first run fills `results` with which ones are batched."""
+        """The parameters with the body vectorized, whose first run fills `results` with which ones are batched."""
         return {**params, "body": batched_body(params["body"], outside, batched, results)}
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:

@@ -116,7 +116,7 @@ class Cond(BodyOperation):
                     raise VarianceError(
                         f"{SELECTORS[self.name]}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks "
                         f"take different branches. But {branch} has a {eqn.primitive} over {axes}{at}: ranks that take "
-                        f"it would wait for ever for those that do not. Move the {eqn.primitive} out of the branch; or "
+                        f"it would wait forever for those that do not. Move the {eqn.primitive} out of the branch; or "
                         f"make the ranks agree first (psum, pmax or pmin over {show_axes(over)} of what chooses); or "
                         "compute all, and choose with np.where"
                     )
@@ -381,8 +381,8 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         return branches[number](*operands)
     leaves, weak = list(map(enter_value, given)), are_weak(given)
     if by_rank:
-        labelled = zip(leaves, tree.paths(structure, "operands"))
-        leaves = [vary_as(primitive, selector, x, label) for x, label in labelled]
+        labeled = zip(leaves, tree.paths(structure, "operands"))
+        leaves = [vary_as(primitive, selector, x, label) for x, label in labeled]
 
     def flat(f: Callable, values: Sequence[Value]) -> tuple:
         """Apply a branch to leaves: the result's leaves with their paths, its structure."""

@@ -1,6 +1,6 @@
 """Custom derivative rules: `custom_jvp`, `custom_vjp`, `closure_convert` and `stop_gradient`.
 
-A function with a rule is an operation with a body: evaluation, vectorisation and staging use the body, differentiation
+A function with a rule is an operation with a body: evaluation, vectorization and staging use the body, differentiation
 uses the rule. Rules are ordinary functions, and can be differentiated themselves.
 
 A jvp rule is linear in the tangents, and reverse mode transposes it. With a backward rule, the derivative is a linear

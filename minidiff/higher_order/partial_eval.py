@@ -1,8 +1,8 @@
 """Bodies of higher-order operations: tracing, partial evaluation, jvp, vmap.
 
 A body is a closed `Tape`: its first inputs are the values that the function closes over. To differentiate,
-vectorise or transpose a body, run it under the interpreter that does so, and trace that (`TracedBody`; its
-outputs are chosen afterwards). Linearisation splits a body into a known and a linear part (`PartialEval`).
+vectorize or transpose a body, run it under the interpreter that does so, and trace that (`TracedBody`; its
+outputs are chosen afterwards). Linearization splits a body into a known and a linear part (`PartialEval`).
 """
 
 from __future__ import annotations
@@ -241,13 +241,13 @@ def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched
 def batched_body(
     body: Callable, outside: Batch, batched: Sequence[bool], results: list[bool] | None = None, groups: int = 1
 ) -> Callable:
-    """Vectorise a body over the first axis of batched arguments and results.
+    """Vectorize a body over the first axis of batched arguments and results.
 
     All results are batched, unless a list `results` is given: the first run fills it with which ones depend on batched
     values, and only these are batched. A jvp rule returns two `groups`: results, and their tangents.
     """
 
-    def vectorised(*values):
+    def vectorized(*values):
         outs, out_batched = run_batched(outside, body, values, batched)
         wanted = [True] * len(outs)
         if results is not None and outside.size_of_batch:
@@ -258,7 +258,7 @@ def batched_body(
             outs, out_batched, [yes and x is not None for x, yes in zip(outs, wanted)], outside.size_of_batch
         )
 
-    return vectorised
+    return vectorized
 
 
 def broadcast_in_front(x: Value, size: int) -> Value:

@@ -117,7 +117,7 @@ class While(BodyOperation):
 
     transpose: Any = _no_reverse
 
-    def vectorise(self, outside, own, batched, params):
+    def vectorize(self, outside, own, batched, params):
         """If elements may finish at different steps, keep the carries of those that have finished.
 
         These are lent the operands of one that goes on, since a step that they never take might raise.

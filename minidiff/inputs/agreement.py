@@ -24,8 +24,8 @@ def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
     given = tuple(t.states for t in types if t is not None)
     if len(set(given)) > 1 and common_states(given) != [*given]:
         numbers = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
-        labelled = {label: t for label, t in zip(numbers, types) if t is not None}
-        raise disagreement(f"{name}: operands {list_items([*labelled.values()])}", [*labelled], [*labelled.values()])
+        labeled = {label: t for label, t in zip(numbers, types) if t is not None}
+        raise disagreement(f"{name}: operands {list_items([*labeled.values()])}", [*labeled], [*labeled.values()])
 
 
 def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:

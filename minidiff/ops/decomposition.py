@@ -277,7 +277,7 @@ def _default_tolerance(x: Value) -> float:
 
 @implements(numpy.linalg.lstsq)
 def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value, Value, Value]:
-    """`numpy.linalg.lstsq`: the least-norm x that minimises |a x - b|, and more.
+    """`numpy.linalg.lstsq`: the least-norm x that minimizes |a x - b|, and more.
 
     The results are x, the residuals, the rank and the singular values (see `matrix_rank` and `svdvals`). There are
     residuals if `a` has more rows than columns. NumPy returns none if the columns are dependent, but on traced values a

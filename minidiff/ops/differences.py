@@ -1,4 +1,4 @@
-"""Differences of neighbours, and slopes and integrals computed from them."""
+"""Differences of neighbors, and slopes and integrals computed from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel,
 
 @implements(numpy.diff)
 def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Value:
-    """`numpy.diff`: the differences of neighbours along an axis, taken n times."""
+    """`numpy.diff`: the differences of neighbors along an axis, taken n times."""
     if n < 0:
         raise ValueError(f"diff: n must not be negative, got {n}")
     if n == 0:

@@ -2,7 +2,7 @@
 
 A rule labels each dimension of each operand and result, as the subscripts of an einsum do. If operands are split along
 a label, so are the results that have the label. For a result without it, each part gives a partial result, and
-`combine` names how these are combined. A dimension labelled None must be whole. An operation that needs all dimensions
+`combine` names how these are combined. A dimension labeled None must be whole. An operation that needs all dimensions
 whole says so: `sharding=gather`.
 """
 

@@ -114,7 +114,7 @@ def sliced_labels(
 
 
 def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """Along a dimension labelled "at", the parts that hold the indexed places give the result.
+    """Along a dimension labeled "at", the parts that hold the indexed places give the result.
 
     The result has this dimension if it consists of the parts' results in reverse order.
     """

@@ -1,8 +1,8 @@
 """Draw tapes with Graphviz: operations as boxes, values by printed names.
 
-A value's colours are the mesh axes along which it may vary from rank to rank: white for none, two colours for two axes.
-The colour of an axis along which the value is unreduced is cut into parts. A reduced value has a dotted border, and
-white beside the colour. A dashed border means that there are no types to tell. A collective has a double border, an
+A value's colors are the mesh axes along which it may vary from rank to rank: white for none, two colors for two axes.
+The color of an axis along which the value is unreduced is cut into parts. A reduced value has a dotted border, and
+white beside the color. A dashed border means that there are no types to tell. A collective has a double border, an
 arrow, and the bytes that each rank passes to it. A legend explains this.
 
 Drawing needs the Python package `graphviz`. Viewing a picture needs Graphviz itself: its program `dot`, or else the
@@ -32,7 +32,7 @@ from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.higher_order.scan import run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
-from minidiff.show.colours import INVARIANT_COLOUR, assign_colours, bands, bands_of
+from minidiff.show.colors import INVARIANT_COLOR, assign_colors, bands, bands_of
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import make_tape
 from minidiff.values.dtypes import is_scalar_constant
@@ -50,7 +50,7 @@ picture = pygraphviz.AGraph(sys.stdin.buffer.read().decode()).draw(format=sys.ar
 sys.stdout.buffer.write(picture)
 """
 
-#: The look of each kind of node, except its colour.
+#: The look of each kind of node, except its color.
 LOOKS = {
     "input": {"shape": "ellipse", "style": "filled"},
     "constant": {"shape": "note", "style": "filled"},
@@ -58,7 +58,7 @@ LOOKS = {
     "collective": {"shape": "box", "style": "filled", "peripheries": "2", "penwidth": "2"},
     "output": {"shape": "ellipse", "style": "filled", "peripheries": "2"},
 }
-#: Shapes with more than two colours. The lines between colours look like the border; in an ellipse they cross the text.
+#: Shapes with more than two colors. The lines between colors look like the border; in an ellipse they cross the text.
 _SEVERAL = {
     "box": {"style": "striped"},
     "ellipse": {"style": "wedged", "color": "#00000070", "penwidth": "2"},
@@ -74,7 +74,7 @@ def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool 
     """Draw a tape, `draw(tape)`, or the tape of a function, `draw(f)(*args)`.
 
     Arguments are as for `make_tape`. The result is a `Drawing`. In the body of a `shard_map` a value has the
-    colours of the mesh axes along which it is not invariant, and collectives stand out, with the bytes that each rank
+    colors of the mesh axes along which it is not invariant, and collectives stand out, with the bytes that each rank
     passes to them. A picture that is wider than `width`, in pixels, is scaled down; a cell of JupyterLab has about 850.
     With `fold`, bodies are drawn below each other, in the order of the tape, and not side by side. Raises ImportError
     if the package `graphviz` is missing, TypeError if `f` is not a function or tape, ValueError if `width` is not
@@ -170,7 +170,7 @@ class _Drawer:
     def draw(self, tape: Tape) -> Any:
         graph = self.graphviz.Digraph(graph_attr=_FONT | self.size, node_attr=_FONT, edge_attr={"color": "#555555"})
         self.known = names_of(tape, letters())
-        assign_colours(axis for v in self.known if isinstance(v, Var) for axis in v.type.states.axes)
+        assign_colors(axis for v in self.known if isinstance(v, Var) for axis in v.type.states.axes)
         self.add(graph, tape)
         if self.states or self.communicates or self.untyped:
             graph.node("legend", _legend(sorted(self.states), self.untyped, self.communicates), shape="plain")
@@ -285,7 +285,7 @@ def _key(a: Atom) -> Any:
 
 
 def _fill(shape: str, states: AxisStates) -> dict[str, str]:
-    """The attributes that colour the node of a value in these states."""
+    """The attributes that color the node of a value in these states."""
     first, *others = bands_of(states)
     if len(others) < 2:  # two halves, without a line between them
         return {"fillcolor": ":".join([f"{first};0.5", *others]) if others else first}
@@ -308,8 +308,8 @@ _MEANINGS = {
 
 
 def _legend(states: Sequence[tuple[int, str]], untyped: bool, communicates: bool) -> str:
-    """The legend of colours and borders, as a table in Graphviz's HTML."""
-    white = [INVARIANT_COLOUR]
+    """The legend of colors and borders, as a table in Graphviz's HTML."""
+    white = [INVARIANT_COLOR]
     meanings = [(white, _THIN, "", "the same on all ranks")]
     for i, axis in states:
         text, border = _MEANINGS[STATES[i]]
@@ -319,24 +319,24 @@ def _legend(states: Sequence[tuple[int, str]], untyped: bool, communicates: bool
     if communicates:
         meanings.append((white, 'BORDER="2"', _SENDS, "communicates"))
     rows = "".join(
-        f'<TR>{_sample(colours, border, mark)}<TD ALIGN="LEFT">{text}</TD></TR>'
-        for colours, border, mark, text in meanings
+        f'<TR>{_sample(colors, border, mark)}<TD ALIGN="LEFT">{text}</TD></TR>'
+        for colors, border, mark, text in meanings
     )
     return f'<<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">{rows}</TABLE>>'
 
 
-def _sample(colours: Sequence[str], border: str, mark: str) -> str:
+def _sample(colors: Sequence[str], border: str, mark: str) -> str:
     """A cell of the legend with these bands and this border."""
-    if len(colours) == 1:
-        return f'<TD WIDTH="30" {border} BGCOLOR="{colours[0]}">{mark}</TD>'
-    cells = "".join(f'<TD WIDTH="{30 // len(colours)}" BGCOLOR="{colour}"></TD>' for colour in colours)
+    if len(colors) == 1:
+        return f'<TD WIDTH="30" {border} BGCOLOR="{colors[0]}">{mark}</TD>'
+    cells = "".join(f'<TD WIDTH="{30 // len(colors)}" BGCOLOR="{color}"></TD>' for color in colors)
     return f'<TD><TABLE {border} CELLBORDER="0" CELLSPACING="0" CELLPADDING="0"><TR>{cells}</TR></TABLE></TD>'
 
 
 def _wrap(text: str, columns: int, end: str = "\\n") -> str:
     """Escape and wrap a line of a label for Graphviz; each line ends with `end`.
 
-    `end` sets the alignment of the lines: `\\n` centres them; `\\l` aligns them left, and the last line needs it too.
+    `end` sets the alignment of the lines: `\\n` centers them; `\\l` aligns them left, and the last line needs it too.
     """
     lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
     return end.join(line.replace("\\", "\\\\") for line in lines) + (end if len(lines) > 1 and end != "\\n" else "")

@@ -12,7 +12,7 @@ import numpy
 
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.show.colours import types_as_html
+from minidiff.show.colors import types_as_html
 from minidiff.values.dtypes import is_scalar_constant
 
 WIDTH = 112  # of the lines of a printed tape, before bodies are indented

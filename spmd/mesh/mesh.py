@@ -243,7 +243,7 @@ def barrier() -> None:
     """Wait until all processes that run this program have called it.
 
     Every process must call it. Use it, for example, so that no process reads a file before another has written it.
-    Collectives synchronise by themselves. Without an MPI launcher there is nothing to wait for.
+    Collectives synchronize by themselves. Without an MPI launcher there is nothing to wait for.
 
     >>> barrier()
     """

@@ -12,7 +12,7 @@ from collectives import all_gather, axis_index, axis_size
 from collectives.axes import AxisName
 from collectives.ops import shift
 from minidiff.core.tracer import Value
-from spmd.parallel.ring import DOWN, UP, block_of, check_halves, matrices, neighbour
+from spmd.parallel.ring import DOWN, UP, block_of, check_halves, matrices, neighbor
 
 
 def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
@@ -73,7 +73,7 @@ def _gather_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, way
         # Send before multiplying, so that communication and computation overlap.
         coming = [shift(b, axis_name, way) for b, way in zip(blocks, ways)] if step < n - 1 else []
         for part, (block, way) in enumerate(zip(blocks, ways)):
-            term = block_of(lhs, neighbour(here, -way * step, n), rhs.shape[0], part, len(ways), axis=1) @ block
+            term = block_of(lhs, neighbor(here, -way * step, n), rhs.shape[0], part, len(ways), axis=1) @ block
             out = term if out is None else out + term
         blocks = coming
     return out

@@ -1,7 +1,7 @@
 """Cannon's algorithm: products of matrices whose blocks are on a square grid of ranks, by shifts around rings.
 
 Blocks are placed as for `summa.py`, and never broadcast. First they are skewed, so that each rank has two that may be
-multiplied. In each of q steps a rank multiplies its two blocks; then A's move to the neighbour along the rows of the
+multiplied. In each of q steps a rank multiplies its two blocks; then A's move to the neighbor along the rows of the
 grid, and B's along its columns. In products with a transposed operand, that operand's blocks move, and so do the sums,
 which are complete after q steps and then go to their places. With blocks of a, b and c bytes:
 

@@ -8,7 +8,7 @@ All six are called inside a `shard_map` body. There are two ways to contract the
   the whole result: ``psum_scatter([m, k/n] @ [k/n, p]) -> [m/n, p]``.
 
 One collective does either, but nothing is computed while it runs. Both collectives are n - 1 steps around a ring of n
-ranks, in which each rank passes a block on to its neighbour. *Overlapped* forms take these steps themselves, and
+ranks, in which each rank passes a block on to its neighbor. *Overlapped* forms take these steps themselves, and
 multiply one block while they send another. *Bidirectional* forms halve the blocks and send the halves in opposite
 directions, over links that are otherwise idle.
 

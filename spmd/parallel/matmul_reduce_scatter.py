@@ -12,7 +12,7 @@ from collectives import axis_index, axis_size, psum_scatter
 from collectives.axes import AxisName
 from collectives.ops import shift
 from minidiff.core.tracer import Value
-from spmd.parallel.ring import DOWN, UP, block_of, check_halves, matrices, neighbour
+from spmd.parallel.ring import DOWN, UP, block_of, check_halves, matrices, neighbor
 
 
 def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
@@ -75,7 +75,7 @@ def _scatter_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, wa
     n, here = axis_size(axis_name), axis_index(axis_name)
 
     def product(part: int, way: int, step: int) -> Value:
-        owner = neighbour(here, -way * (step + 1), n)
+        owner = neighbor(here, -way * (step + 1), n)
         return block_of(lhs, owner, lhs.shape[0] // n, part, len(ways), axis=0) @ rhs
 
     sums = [product(part, way, 0) for part, way in enumerate(ways)]

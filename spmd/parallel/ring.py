@@ -1,4 +1,4 @@
-"""Blocks of matrices on a ring of ranks: neighbours, parts of blocks, and checks of shapes."""
+"""Blocks of matrices on a ring of ranks: neighbors, parts of blocks, and checks of shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minidiff.core.types import ShapedArray
 UP, DOWN = 1, -1  # to the rank of the next index, or of the one before
 
 
-def neighbour(here: Value, by: int, n: int) -> Value:
+def neighbor(here: Value, by: int, n: int) -> Value:
     """The index of the rank that is `by` places further up a ring of n."""
     return (here + by) % n if by % n else here
 

@@ -3,7 +3,7 @@
 A block has two half layers, attention and a multilayer perceptron. Each reads the residual stream x through a norm and
 adds its result to it. The functions take `gather` and `combine`, which open and close a half layer; on one device they
 do nothing. If each rank computes a term of a half layer's result, `combine` is the sum over ranks; such a parallelism
-also passes its own `embed` and `error`. `dimensions` names the dimensions of each parameter: initialisation gives each
+also passes its own `embed` and `error`. `dimensions` names the dimensions of each parameter: initialization gives each
 name a size, and a parallelism says which names it splits. There are no biases.
 
 Source: Vaswani et al., "Attention is all you need"; Zhang and Sennrich, "Root mean square layer normalization";
@@ -88,7 +88,7 @@ def init_transformer(rng: Any, config: Config) -> dict:
 
 
 def normalize(config: Config, scale: Any, x: Any) -> Any:
-    """RMS norm over the features; layer norm is the same of centred features: [..., features] -> same."""
+    """RMS norm over the features; layer norm is the same of centered features: [..., features] -> same."""
     wide = md.precision.widen(x)  # squares of float16 overflow
     wide = wide - np.mean(wide, axis=-1, keepdims=True) if config.layer_norm else wide
     return (wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype) * scale

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 import minidiff as md
 from minidiff import tree
 from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule
-from spmd.report.table import labelled_rows
+from spmd.report.table import labeled_rows
 
 Versions = list[list[int]]  # of each stage: the version that each microbatch sees
 
@@ -77,7 +77,7 @@ def show_versions(versions: Versions) -> str:
     stage 1    0 1 2
     """
     rows = [("microbatch", range(len(versions[0]))), *((f"stage {i}", row) for i, row in enumerate(versions))]
-    return "\n".join(labelled_rows([[name, *map(str, row)] for name, row in rows], right=True))
+    return "\n".join(labeled_rows([[name, *map(str, row)] for name, row in rows], right=True))
 
 
 def train_with_versions(

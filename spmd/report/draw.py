@@ -146,17 +146,17 @@ class ShardingPicture:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        colours = {LEFT_OUT: "none"}
+        colors = {LEFT_OUT: "none"}
         for i, ranks in enumerate(self.ranks.values()):
-            colours[self._cell(ranks)] = _colour(i)
+            colors[self._cell(ranks)] = _color(i)
         parts = [paragraph(self.title), paragraph(self.remark)]
         for headline, down, across, cells in self._grids():
-            parts += [paragraph(headline), _html_grid(down, across, cells, colours)]
+            parts += [paragraph(headline), _html_grid(down, across, cells, colors)]
         return "".join([*parts, paragraph(self._more)])
 
 
-def _colour(i: int) -> str:
-    """The i-th of many distinct light colours, as a hex code: JupyterLab's sanitizer drops `hsl()`."""
+def _color(i: int) -> str:
+    """The i-th of many distinct light colors, as a hex code: JupyterLab's sanitizer drops `hsl()`."""
     rgb = colorsys.hls_to_rgb(137.5 * i % 360 / 360, 0.82, 0.55)
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
@@ -185,14 +185,14 @@ def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> It
     yield rule("└", "┴", "┘")
 
 
-def _html_grid(down: list[str], across: list[str], cells: list[list[str]], colours: dict[str, str]) -> str:
+def _html_grid(down: list[str], across: list[str], cells: list[list[str]], colors: dict[str, str]) -> str:
     def label(text: str) -> str:
         return f'<th style="font-weight:normal;text-align:left">{html.escape(text)}</th>'
 
     def cell(text: str) -> str:
         style = "border:1px solid #444;color:#000;padding:0.6em 1.2em;text-align:center;max-width:14em"
         shown = html.escape(text).replace(",", ",<wbr/>")
-        return f'<td style="{style};background:{colours[text]}">{shown}</td>'
+        return f'<td style="{style};background:{colors[text]}">{shown}</td>'
 
     head = f"<tr>{label('')}{''.join(map(label, across))}</tr>" if any(across) else ""
     rows = "".join(f"<tr>{label(text)}{''.join(map(cell, row))}</tr>" for text, row in zip(down, cells))

@@ -50,7 +50,7 @@ STATIC = (ARGUMENTS, CONSTANTS)
 DYNAMIC = (GRADIENTS, RESIDUALS, RESULTS, COMMUNICATION, TEMPORARIES)
 KINDS = (*STATIC, *DYNAMIC)
 
-COLOURS = dict(zip(KINDS, ("#9aa5b1", "#cbd2d9", "#82c98f", "#7fb3d9", "#b39ddb", "#f2b866", "#e58b88")))
+COLORS = dict(zip(KINDS, ("#9aa5b1", "#cbd2d9", "#82c98f", "#7fb3d9", "#b39ddb", "#f2b866", "#e58b88")))
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that takes most memory is counted"
 WHOLE = (
@@ -142,8 +142,8 @@ class MemoryUse(Table):
         kinds = [kind for kind in KINDS if highest[kind]]
         steps = [*self.moments, self.moments[-1]]  # an operation is as wide as all others
         heights = [[moment.bytes.get(kind, 0) / size for moment in steps] for kind in kinds]
-        colours = [COLOURS[kind] for kind in kinds]
-        ax.stackplot(range(count + 1), heights, labels=kinds, colors=colours, step="post")
+        colors = [COLORS[kind] for kind in kinds]
+        ax.stackplot(range(count + 1), heights, labels=kinds, colors=colors, step="post")
         k, top = self.moments.index(peak) + 0.5, peak.total / size
         ax.plot([k], [top], "kv", markersize=5)
         text = f"{top:.3g} {unit}: {show_line(peak.source) or peak.operation}"
@@ -159,7 +159,7 @@ class MemoryUse(Table):
         for kind in KINDS:
             height = self.peak.bytes.get(kind, 0) / size
             if height:
-                ax.bar(range(self.ranks), height, 0.8, bottom, color=COLOURS[kind], label=kind)
+                ax.bar(range(self.ranks), height, 0.8, bottom, color=COLORS[kind], label=kind)
             bottom += height
         ax.set(xlabel="rank", ylabel=f"{name} at the peak")
         ax.xaxis.get_major_locator().set_params(integer=True)

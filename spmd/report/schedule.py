@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spmd.report.forecast import axes_or_new
-from spmd.report.table import labelled_rows
+from spmd.report.table import labeled_rows
 
 if TYPE_CHECKING:  # most programs do without it
     from spmd.parallel.schedule import Schedule, Step
 
 IDLE = "."
-COLOURS = {"forward": "#7fb3d9", "backward": "#82c98f"}
+COLORS = {"forward": "#7fb3d9", "backward": "#82c98f"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,7 +26,7 @@ class SchedulePicture:
         rows = [["tick", *map(str, range(self.schedule.ticks))]]
         for stage, row in enumerate(self.schedule.table):
             rows.append([f"stage {stage}", *(IDLE if step is None else _cell(step, chunked) for step in row)])
-        return "\n".join([*labelled_rows(rows), self._remark()])
+        return "\n".join([*labeled_rows(rows), self._remark()])
 
     __repr__ = __str__
 
@@ -42,10 +42,10 @@ class SchedulePicture:
         ax, schedule = axes_or_new(ax), self.schedule
         for stage, tick, (direction, microbatch, chunk) in schedule.steps:
             shade = 1 - 0.7 * chunk / schedule.chunks
-            ax.barh(stage, 1, 0.9, tick, color=COLOURS[direction], alpha=shade, edgecolor="white")
+            ax.barh(stage, 1, 0.9, tick, color=COLORS[direction], alpha=shade, edgecolor="white")
             ax.text(tick + 0.5, stage, microbatch, ha="center", va="center", fontsize="small")
-        for direction, colour in COLOURS.items():
-            ax.barh(0, 0, color=colour, label=direction)  # for the legend
+        for direction, color in COLORS.items():
+            ax.barh(0, 0, color=color, label=direction)  # for the legend
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
         ax.set(xlim=(0, schedule.ticks), xlabel="tick")
         ax.set_title(self._remark(), loc="left", fontsize="medium")

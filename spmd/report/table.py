@@ -84,7 +84,7 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>" if text else ""
 
 
-def labelled_rows(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
+def labeled_rows(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
     """Lines of cells: a column of labels, then columns of one width, aligned left or `right`."""
     label = max(len(first) for first, *_ in rows)
     width = max(len(cell) for _, *cells in rows for cell in cells)

@@ -5,9 +5,9 @@ It has the same rules as any other operation:
 ========== =====================================================================================
 evaluate   split the inputs by `in_specs`, run the body on the ranks, assemble by `out_specs`
 jvp        the body's jvp; the tangents have the specs of their primals
-linearise  the body linearised; what the linear part needs (residuals) stays on its ranks
+linearize  the body linearized; what the linear part needs (residuals) stays on its ranks
 transpose  the body's linear tape transposed, input and output specs swapped
-batch      the body vectorised, with one more dimension in every spec
+batch      the body vectorized, with one more dimension in every spec
 stage      the body recorded on its own tape
 ========== =====================================================================================
 

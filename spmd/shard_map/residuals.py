@@ -1,4 +1,4 @@
-"""The residuals of a linearised `shard_map` body: what its linear tape needs."""
+"""The residuals of a linearized `shard_map` body: what its linear tape needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Specs = tuple[PartitionSpec, ...]
 
 
 class LinearBody:
-    """A body linearised: its known results, and the tape of its linear results.
+    """A body linearized: its known results, and the tape of its linear results.
 
     It has run under `inside`. Known values that the tape uses are its residuals. A residual that is an input of the
     body (`arguments` maps its block's id to the argument and its spec), or was closed over, is passed in again from

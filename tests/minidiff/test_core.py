@@ -86,7 +86,7 @@ def test_a_declared_operation_is_known_to_all_interpreters():
 test_a_missing_rule_is_named = refusals(
     [
         (lambda: md.grad(mystery.bind)(1.0), "mystery cannot be differentiated: it has no derivative rule"),
-        (lambda: md.vmap(mystery.bind)(np.ones(2)), "mystery cannot be vectorised: it has no batching rule"),
+        (lambda: md.vmap(mystery.bind)(np.ones(2)), "mystery cannot be vectorized: it has no batching rule"),
         (lambda: md.linear_transpose(mystery.bind, 1.0)(1.0), r"mystery cannot be transposed: .* of type f64\[\]"),
     ],
     error=TypeError,
@@ -161,5 +161,5 @@ def test_an_operation_has_eight_traits():
 
 
 def test_what_an_operation_declares_is_a_rule_or_a_trait():
-    with pytest.raises(TypeError, match="the operation probe: colour is neither a rule nor a trait"):
-        Primitive("probe", colour="red")
+    with pytest.raises(TypeError, match="the operation probe: color is neither a rule nor a trait"):
+        Primitive("probe", color="red")

@@ -73,7 +73,7 @@ def test_dtypes_stay(jacobian):
 
 
 @BOTH
-def test_jacobians_are_differentiable_vectorised_and_staged(jacobian):
+def test_jacobians_are_differentiable_vectorized_and_staged(jacobian):
     def f(x):
         return np.sin(x) * x[0]
 

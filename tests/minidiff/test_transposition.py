@@ -261,7 +261,7 @@ def test_of_several(name):
     check(SEVERAL[name], V16)
 
 
-def test_vectorised_shard_maps_come_back():
+def test_vectorized_shard_maps_come_back():
     tape, _, back = check(md.vmap(mapped(lambda x: psum(x, "i"), out_specs=P())), V16.reshape(2, 8))
     assert back == tape
 
@@ -326,7 +326,7 @@ def test_transposes_are_functions_like_any_other():
 
 
 def test_within_a_transformation():
-    """The tape may hold values that are being differentiated or vectorised."""
+    """The tape may hold values that are being differentiated or vectorized."""
 
     def f(w, ct):
         return md.transpose(md.make_tape(lambda x: np.sin(w) * x)(X))(ct)[0]

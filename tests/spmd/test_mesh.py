@@ -103,7 +103,7 @@ def test_without_a_launcher_ranks_are_simulated(monkeypatch):
     "variable, value, expected",
     [("PMI_SIZE", "4", 4), ("OMPI_COMM_WORLD_SIZE", "1", 1), ("SLURM_STEP_NUM_TASKS", "1", None)],
 )
-def test_launchers_are_recognised(monkeypatch, variable, value, expected):
+def test_launchers_are_recognized(monkeypatch, variable, value, expected):
     for name in launch.LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, value)

@@ -80,8 +80,8 @@ def test_programs(name, typed):
     check_nested(name, MESH, typed)
 
 
-@pytest.mark.parametrize("name", ["chained", "within"])  # the branches of the other depend on what is vectorised
-def test_vectorised(name):
+@pytest.mark.parametrize("name", ["chained", "within"])  # the branches of the other depend on what is vectorized
+def test_vectorized(name):
     on_blocks, whole = NESTED[name]
     f, (w, x) = two_levels(on_blocks, MESH), NESTED_ARGS
     many = np.stack([x, x + 0.5, 0.3 * x])

@@ -96,7 +96,7 @@ def test_tapes_check_and_run(program, placement, closed_over, typed):
 
 @settings(deadline=None, max_examples=15)
 @given(programs, placements(), st.booleans())
-def test_vectorised(program, placement, closed_over):
+def test_vectorized(program, placement, closed_over):
     mesh, axes = placement
     size = math.prod(mesh.shape[a] for a in axes)
     (x, params), (y, others) = (example(program, rows=size, seed=s) for s in (5, 6))
@@ -111,7 +111,7 @@ def test_vectorised(program, placement, closed_over):
 
 @settings(deadline=None, max_examples=15)
 @given(programs, placements(), st.sampled_from([None, "v"]), st.booleans())
-def test_vectorised_in_the_body(program, placement, name, closed_over):
+def test_vectorized_in_the_body(program, placement, name, closed_over):
     """vmap, and gradients under it, in a body and around one; and the gradients of those."""
     mesh, axes = placement
     size = math.prod(mesh.shape[a] for a in axes)

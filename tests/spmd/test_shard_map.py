@@ -201,7 +201,7 @@ def test_closures_at_two_levels():
 
 
 def test_zero_tangents_have_the_type_of_their_result():
-    """Also where a linearised function's result does not depend on its argument."""
+    """Also where a linearized function's result does not depend on its argument."""
 
     def body(x, w):
         _, f_linear = md.linearize(lambda w: (w, x), w)

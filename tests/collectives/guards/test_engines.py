@@ -27,7 +27,7 @@ engines.execute("import spmd; from collectives import psum; from spmd import P; 
 engines.execute("mesh = spmd.make_mesh((2,), ('i',))").get(timeout=900)
 total = "spmd.shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())(np.ones(2))"
 print(*engines.apply_sync(lambda: __import__("os").getpid()), cluster.controller.pid, flush=True)
-engines.execute("if mesh.rank == 0: " + total)  # it waits for ever
+engines.execute("if mesh.rank == 0: " + total)  # it waits forever
 sys.stdin.read()
 """
 

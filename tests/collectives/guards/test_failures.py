@@ -1,4 +1,4 @@
-"""Who waits for ever, of ranks that say where they are; and how calls that are not the same are reported.
+"""Who waits forever, of ranks that say where they are; and how calls that are not the same are reported.
 
 What becomes of whole jobs is in the fault matrix, `tests/mpi/test_faults_mpi.py`.
 """

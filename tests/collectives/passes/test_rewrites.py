@@ -599,7 +599,7 @@ def test_results_are_the_callers_own():
 @hypothesis.example(RandomProgram([("pmax", 0, 0, ("i", "j"))], {"i": 1, "j": 3}), True)  # along an axis of one rank
 @hypothesis.example(RandomProgram([("pmax", 0, 0, ("i",)), ("pmax", 0, 0, ("i",))], {"i": 2}), False)  # along one axis
 def test_random_programs(program, typed):
-    """Optimised or not: the same values, types and derivatives, and never more collectives."""
+    """Optimized or not: the same values, types and derivatives, and never more collectives."""
     _, f = program.mapped(check_rep=typed)
     x, w = data("float64", (SIDE * math.prod(program.sizes.values()), 2)), data("float64", (SIDE, 2), 1)
     tape, smaller = md.make_tape(f)(x, w), spmd.rewritten(f)(x, w)

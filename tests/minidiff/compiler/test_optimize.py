@@ -375,10 +375,10 @@ def test_fewer_collectives(name):
 
 
 def test_named_vmap():
-    def normalised(x):
+    def normalized(x):
         return x / psum(np.exp(x), "batch") + psum(x, "batch") + psum(x * x, "batch")
 
-    f = md.vmap(normalised, axis_name="batch")
+    f = md.vmap(normalized, axis_name="batch")
     np.testing.assert_allclose(md.jit(f)(x), f(x))
     g = md.grad(lambda x: (f(x) ** 2).sum())
     np.testing.assert_allclose(md.jit(g)(x), g(x))

@@ -100,7 +100,7 @@ def test_nested_vmap():
     f = telling(seen)
     x = np.arange(6.0).reshape(2, 3)
     np.testing.assert_allclose(md.vmap(md.vmap(f))(x, x), np.cos(x) * x)
-    assert seen == [(3, [True, True], (3,), (3,))]  # the rule is vectorised like any function
+    assert seen == [(3, [True, True], (3,), (3,))]  # the rule is vectorized like any function
 
 
 def test_trees_flags_and_results_that_are_not_batched():

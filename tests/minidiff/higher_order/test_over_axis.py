@@ -179,7 +179,7 @@ def test_the_types_of_results_are_those_of_the_call(f):
 
 def test_the_types_of_results_are_found_without_computing():
     def f(x):
-        return md.while_loop(lambda c: True, lambda c: c + 1, x)  # for ever
+        return md.while_loop(lambda c: True, lambda c: c + 1, x)  # forever
 
     huge = md.ShapedArray((1 << 20, 1 << 20), np.float64)
     assert md.eval_shape(f, huge) == huge

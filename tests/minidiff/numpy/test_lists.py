@@ -157,7 +157,7 @@ def test_lists_are_arrays(name):
     check_alike(md.jvp(lists, (X, M), (X, M)), md.jvp(arrays, (X, M), (X, M)))
     try:
         batched, staged = md.vmap(arrays)(np.stack([X, X]), np.stack([M, M])), md.jit(arrays)(X, M)
-    except TypeError:  # what depends on values has no tape, and cannot be vectorised
+    except TypeError:  # what depends on values has no tape, and cannot be vectorized
         return
     check_alike(md.vmap(lists)(np.stack([X, X]), np.stack([M, M])), batched)
     check_alike(md.jit(lists)(X, M), staged)

@@ -508,14 +508,14 @@ def test_numbers_that_lose_a_derivative_are_taken_by_item(kind):
 # ---------------------------------------------------------------- operands of classes that decide for themselves
 
 
-class Labelled:
+class Labeled:
     """An array with labels, as xarray's: it has a `__array_ufunc__`, and operators that call it."""
 
     def __init__(self, data):
         self.data = data
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        return Labelled(getattr(ufunc, method)(*[x.data if isinstance(x, Labelled) else x for x in inputs], **kwargs))
+        return Labeled(getattr(ufunc, method)(*[x.data if isinstance(x, Labeled) else x for x in inputs], **kwargs))
 
 
 class Opaque:
@@ -541,7 +541,7 @@ def _reflected(cls, op):
     return lambda self, x: cls(op(x, self.data))
 
 
-for _cls in (Labelled, Opaque, Prior):
+for _cls in (Labeled, Opaque, Prior):
     for _op in (
         operator.add,
         operator.sub,
@@ -561,7 +561,7 @@ DEFERRED += [operator.floordiv, divmod, operator.lt, operator.eq]
 
 @each("x", [X, 2.0], ids=["array", "number"])
 @each("around", [lambda f: md.grad(f), lambda f: md.jit(f), lambda f: md.grad(md.checkpoint(f))])
-@each("cls", [Labelled, Opaque, Prior])
+@each("cls", [Labeled, Opaque, Prior])
 def test_operators_are_left_to_classes_that_numpy_leaves_them_to(cls, around, x):
     for op in DEFERRED:
         if op in (operator.matmul, divmod) and x is not X:
@@ -575,14 +575,14 @@ def test_ufuncs_are_left_to_classes_that_have_their_own():
     def f(x):
         for namespace in (np, mnp):
             for y in (
-                namespace.multiply(x, Labelled(X)),
-                namespace.hypot(Labelled(X), x),
-                namespace.add(x, Labelled(X), dtype=float),
-                namespace.multiply.outer(x, Labelled(X)),
+                namespace.multiply(x, Labeled(X)),
+                namespace.hypot(Labeled(X), x),
+                namespace.add(x, Labeled(X), dtype=float),
+                namespace.multiply.outer(x, Labeled(X)),
             ):
-                assert type(y) is Labelled
+                assert type(y) is Labeled
                 assert isinstance(y.data, Tracer)
-        return namespace.multiply(x, Labelled(X)).data.sum()
+        return namespace.multiply(x, Labeled(X)).data.sum()
 
     np.testing.assert_array_equal(md.grad(f)(X), X)
     with pytest.raises(TypeError, match="does not support ufuncs"):

@@ -10,7 +10,7 @@ import spmd
 from collectives import psum
 from minidiff.core.operation import Primitive
 from minidiff.core.types import ShapedArray
-from minidiff.show.colours import colour_of
+from minidiff.show.colors import color_of
 from spmd import P
 
 
@@ -24,22 +24,22 @@ def test_a_type():
     shown = ShapedArray((3, 4), float, {"i", "j"})._repr_html_()
     assert _text(shown) == "f64[3,4]{i,j}"
     for axis in "ij":
-        assert f'<span style="background:{colour_of(axis)};color:#000">{axis}</span>' in shown
+        assert f'<span style="background:{color_of(axis)};color:#000">{axis}</span>' in shown
 
 
-def test_an_axis_keeps_its_colour_in_every_state_and_each_state_has_its_line():
+def test_an_axis_keeps_its_color_in_every_state_and_each_state_has_its_line():
     states = {"": {"variance": {"i"}}, "U:": {"unreduced": {"i"}}, "R:": {"reduced": {"i"}}}
     lines = set()
     for mark, axes in states.items():
         t = ShapedArray((3,), float, **axes)
         assert _text(t._repr_html_()) == str(t) == f"f64[3]{{{mark}i}}"
         (style,) = re.findall(rf'style="(.*?)">{mark}i</span>', t._repr_html_())
-        assert style.startswith(f"background:{colour_of('i')};color:#000")
+        assert style.startswith(f"background:{color_of('i')};color:#000")
         lines.add(style)
     assert len(lines) == 3
     mixed = ShapedArray((3,), float, {"i"}, unreduced={"j"}, reduced={"k"})
     assert _text(mixed._repr_html_()) == str(mixed)
-    assert [colour_of(a) for a in "ijk"] == re.findall("background:(#\\w+)", mixed._repr_html_())
+    assert [color_of(a) for a in "ijk"] == re.findall("background:(#\\w+)", mixed._repr_html_())
 
 
 def test_a_tape():
@@ -50,16 +50,16 @@ def test_a_tape():
     assert shown.count("<span") == 5  # a type each for two arguments and three results
 
 
-def test_axes_have_the_same_colours_in_tapes_types_and_pictures():
+def test_axes_have_the_same_colors_in_tapes_types_and_pictures():
     mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
     f = spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i", "j"), out_specs=P(None, "j"))
     tape = md.make_tape(f)(np.ones((2, 2)))
     shown = tape._repr_html_()
     assert _text(shown) == str(tape)
     ElementTree.fromstring(shown)  # every tag is closed
-    coloured = re.findall(r'background:(#\w+);color:#000">(\w)</span>', shown)
-    assert coloured == [(colour_of(axis), axis) for axis in "ijj"]
-    assert all(colour_of(axis) in md.draw(tape).source for axis in "ij")
+    colored = re.findall(r'background:(#\w+);color:#000">(\w)</span>', shown)
+    assert colored == [(color_of(axis), axis) for axis in "ijj"]
+    assert all(color_of(axis) in md.draw(tape).source for axis in "ij")
 
 
 def test_what_html_would_read_as_its_own_is_text():

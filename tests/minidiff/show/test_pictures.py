@@ -68,7 +68,7 @@ def test_a_picture_is_a_png_and_says_what_it_shows():
         "after f64[6]{i}: [3.,1.,4.,1.,5.,9.] | [3.,1.,4.,1.,5.,9.] | [3.,1.,4.,1.,5.,9.]",
     ]
     pixels = numpy.asarray(Image.open(io.BytesIO(picture._repr_png_())).convert("RGB"))
-    assert len(numpy.unique(pixels.reshape(-1, 3), axis=0)) > 4  # ranks' colours, black, white
+    assert len(numpy.unique(pixels.reshape(-1, 3), axis=0)) > 4  # ranks' colors, black, white
 
 
 @pytest.mark.parametrize(

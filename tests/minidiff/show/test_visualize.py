@@ -133,8 +133,8 @@ def test_a_notebook_shows_the_same_cells():
         sharding = visualize_sharding(shape, PLANE, spec)
         cells = [html.unescape(re.sub("<[^>]*>", "", c)) for c in re.findall(r"<td.*?</td>", sharding._repr_html_())]
         assert cells == re.findall(r"ranks? [\d,]+", str(sharding))
-        colours = re.findall(r"background:(#[0-9a-f]{6})", sharding._repr_html_())
-        assert len(set(colours)) == len(cells)
+        colors = re.findall(r"background:(#[0-9a-f]{6})", sharding._repr_html_())
+        assert len(set(colors)) == len(cells)
         ElementTree.fromstring(f"<div>{sharding._repr_html_()}</div>")  # every tag is closed
     assert "P(&#x27;x&#x27;, None)" in sharding._repr_html_()
 

@@ -23,7 +23,7 @@ def test_the_page_and_the_docstring_have_all_programs():
 
 
 def test_a_deadlock_ends_the_job():
-    """Where one rank alone has a new shape to compile, both ranks would wait for ever."""
+    """Where one rank alone has a new shape to compile, both ranks would wait forever."""
     *_, printed = blocks("recompilation")
     job = mpiexec(2, "-m", "spmd.examples.bugs", "recompilation")
     said = "".join(line + "\n" for line in job.stderr.splitlines() if line.startswith("[rank 0]   "))

@@ -12,7 +12,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, psum, psum_scatter, reduced, unreduced
 from minidiff.core.operation import Primitive
-from minidiff.show.colours import COLOURS, INVARIANT_COLOUR, colour_of
+from minidiff.show.colors import COLORS, INVARIANT_COLOR, color_of
 from minidiff.show.graph import LOOKS
 from spmd import P
 
@@ -116,18 +116,18 @@ SPECS = {"mesh": PLANE, "in_specs": (P("j"), P("i")), "out_specs": P()}
 
 
 def variances(drawing):
-    """What its type says of each value, and the node's colours."""
+    """What its type says of each value, and the node's colors."""
     found = re.findall(r'label="?(?:.*?\\n)?(\w+:\w+\[[\d,]*\](?:\{[^}]*\})?).*? fillcolor="([^"]+)"', drawing.source)
-    return [(re.findall(r"\{(.*)\}", value), re.sub(";[.0-9]+", "", colours).split(":")) for value, colours in found]
+    return [(re.findall(r"\{(.*)\}", value), re.sub(";[.0-9]+", "", colors).split(":")) for value, colors in found]
 
 
 @pytest.mark.parametrize("f", [spmd.shard_map(network, **SPECS), md.grad(spmd.shard_map(network, **SPECS))])
-def test_a_colour_says_what_the_type_says(f):
+def test_a_color_says_what_the_type_says(f):
     found = variances(md.draw(f)(np.ones((4, 4)), np.ones((4, 4))))
     assert {tuple(axes) for axes, _ in found} == {(), ("i",), ("j",), ("i,j",)}
-    for axes, colours in found:
-        assert colours == [colour_of(a) for text in axes for a in text.split(",")] or colours == [INVARIANT_COLOUR]
-        assert (colours == [INVARIANT_COLOUR]) == (not axes)
+    for axes, colors in found:
+        assert colors == [color_of(a) for text in axes for a in text.split(",")] or colors == [INVARIANT_COLOR]
+        assert (colors == [INVARIANT_COLOR]) == (not axes)
 
 
 def test_an_operation_that_is_pointed_at_says_where_it_comes_from():
@@ -182,12 +182,12 @@ def test_states_differ_in_bands_and_border_and_the_legend_names_them():
 
     f = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i")), out_specs=(P(), P(reduced={"i"})))
     drawing = md.draw(f)(2.0, np.ones(4))
-    colour, white = colour_of("i"), INVARIANT_COLOUR
+    color, white = color_of("i"), INVARIANT_COLOR
     looks = {
         "\u21c4 psum(": (white, "filled"),
-        "pbroadcast(": (colour, "rounded,filled"),
-        "unreduced(": (f"{colour}:{white}:{colour}", "striped"),
-        "reduced(": (f"{colour};0.5:{white}", "rounded,filled,dotted"),
+        "pbroadcast(": (color, "rounded,filled"),
+        "unreduced(": (f"{color}:{white}:{color}", "striped"),
+        "reduced(": (f"{color};0.5:{white}", "rounded,filled,dotted"),
     }
     for label, (fill_, style) in looks.items():
         assert (fill(drawing, label), node(drawing, label)["style"]) == (fill_, style)
@@ -198,7 +198,7 @@ def test_states_differ_in_bands_and_border_and_the_legend_names_them():
         "the same along i, its cotangent unreduced",
         "communicates",
     ]
-    assert f'STYLE="dotted" CELLBORDER="0" CELLSPACING="0" CELLPADDING="0"><TR><TD WIDTH="15" BGCOLOR="{colour}"' in (
+    assert f'STYLE="dotted" CELLBORDER="0" CELLSPACING="0" CELLPADDING="0"><TR><TD WIDTH="15" BGCOLOR="{color}"' in (
         drawing.source
     )
 
@@ -257,26 +257,26 @@ def test_a_call_for_several_lines_names_them():
     assert re.search(r'tooltip="backward, of [^\n]*: return psum[^\n]*\\nbackward, of [^\n]*: y = u \* x"', source)
 
 
-def test_three_axes_are_three_colours():
+def test_three_axes_are_three_colors():
     mesh = spmd.make_mesh((2, 2, 2), ("x", "y", "z"), backend="simulated")
     f = spmd.shard_map(lambda x: np.sin(x), mesh=mesh, in_specs=P("z", "y", "x"), out_specs=P("z", "y", "x"))
     drawing = md.draw(f)(np.ones((2, 2, 2)))
-    assert fill(drawing, "sin(") == ":".join(map(colour_of, "xyz"))
+    assert fill(drawing, "sin(") == ":".join(map(color_of, "xyz"))
     assert node(drawing, "sin(")["style"] == "striped" and node(drawing, "c:")["style"] == "wedged"
 
 
-def grey(colour):
-    """How light a colour is in grey print, 0 to 100 (CIE L*)."""
-    linear = [(int(colour[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5)]
+def gray(color):
+    """How light a color is in gray print, 0 to 100 (CIE L*)."""
+    linear = [(int(color[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5)]
     luminance = np.dot([0.2126, 0.7152, 0.0722], linear)
     return 116 * luminance ** (1 / 3) - 16
 
 
-def test_colours_can_be_told_apart_in_grey_and_black_text_can_be_read_on_them():
-    assert len(set(COLOURS)) == len(COLOURS)
-    first = sorted(grey(c) for c in (INVARIANT_COLOUR, *COLOURS[:3]))
+def test_colors_can_be_told_apart_in_grey_and_black_text_can_be_read_on_them():
+    assert len(set(COLORS)) == len(COLORS)
+    first = sorted(gray(c) for c in (INVARIANT_COLOR, *COLORS[:3]))
     assert min(np.diff(first)) > 10
-    assert min(map(grey, COLOURS)) > 50
+    assert min(map(gray, COLORS)) > 50
 
 
 def test_several_bodies_hang_on_their_operation():

@@ -1,7 +1,7 @@
-"""Colours of mesh axes, in pictures and in printed types.
+"""Colors of mesh axes, in pictures and in printed types.
 
-Colour-blind readers can tell the hues apart (they are Okabe and Ito's, but lighter), and the first few also differ in
-greyscale. Colour repeats the type's text, and adds nothing. An axis has one colour, whatever the state; the states
+Color-blind readers can tell the hues apart (they are Okabe and Ito's, but lighter), and the first few also differ in
+grayscale. Color repeats the type's text, and adds nothing. An axis has one color, whatever the state; the states
 differ in the line under the axis, and in pictures in bands and border (`bands_of`).
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from minidiff.core.states import REDUCED, STATES, UNREDUCED, AxisStates
 
-COLOURS = ("#a6d8f5", "#e69f00", "#bb6d9b", "#f0e442", "#3fae8c", "#d8d8d8")
-INVARIANT_COLOUR = "#ffffff"  # the same value on all ranks
+COLORS = ("#a6d8f5", "#e69f00", "#bb6d9b", "#f0e442", "#3fae8c", "#d8d8d8")
+INVARIANT_COLOR = "#ffffff"  # the same value on all ranks
 
 _TYPE = r"(?:^|(?<=:))(\w+\[[\d,]*\])(?:\{([^{}]*)\})?"  # alone, or after a name
 
@@ -22,50 +22,50 @@ _UNDERLINED = {"": "", "U": ";border-bottom:2px dashed #000", "R": ";border-bott
 _known: dict[str, str] = {}
 
 
-def colour_of(axis: str) -> str:
-    """The colour of an axis: the next free one when the axis is first shown."""
-    return _known.setdefault(str(axis), COLOURS[len(_known) % len(COLOURS)])
+def color_of(axis: str) -> str:
+    """The color of an axis: the next free one when the axis is first shown."""
+    return _known.setdefault(str(axis), COLORS[len(_known) % len(COLORS)])
 
 
-def assign_colours(axes: Iterable[str]) -> None:
-    """Assign colours to these axes in order, before several are shown together."""
+def assign_colors(axes: Iterable[str]) -> None:
+    """Assign colors to these axes in order, before several are shown together."""
     for axis in sorted(set(map(str, axes))):
-        colour_of(axis)
+        color_of(axis)
 
 
 def bands_of(states: AxisStates) -> list[str]:
-    """The colours of the bands that show a value in these states.
+    """The colors of the bands that show a value in these states.
 
     An axis along which it varies is one band; one along which it is unreduced is cut into parts; one along which it is
     reduced has white beside it, since ranks hold the same value.
     """
     marked = [band for state, axes in zip(STATES, states) for a in sorted(map(str, axes)) for band in bands(a, state)]
-    return marked or [INVARIANT_COLOUR]
+    return marked or [INVARIANT_COLOR]
 
 
 def bands(axis: str, state: str) -> list[str]:
     """The bands of one axis, in one state."""
-    colour, white = colour_of(axis), INVARIANT_COLOUR
-    return {UNREDUCED: [colour, white, colour], REDUCED: [colour, white]}.get(state, [colour])
+    color, white = color_of(axis), INVARIANT_COLOR
+    return {UNREDUCED: [color, white, color], REDUCED: [color, white]}.get(state, [color])
 
 
 def types_as_html(text: str, around: str = "") -> str:
-    """Text as HTML with coloured axes in its types, which get the style `around`."""
+    """Text as HTML with colored axes in its types, which get the style `around`."""
     import html  # only notebooks need it
 
     text = html.escape(text)
-    assign_colours(
+    assign_colors(
         axis.rpartition(":")[2] for _, axes in re.findall(_TYPE, text) for axis in filter(None, axes.split(","))
     )
 
-    def coloured(found: re.Match) -> str:
+    def colored(found: re.Match) -> str:
         shown = found[1] + (f"{{{','.join(map(_axis, found[2].split(',')))}}}" if found[2] else "")
         return f'<span style="{around}">{shown}</span>' if around else shown
 
-    return re.sub(_TYPE, coloured, text)
+    return re.sub(_TYPE, colored, text)
 
 
 def _axis(marked: str) -> str:
     """The span of an axis, `i` or `U:i`."""
     mark, _, axis = marked.rpartition(":")
-    return f'<span style="background:{colour_of(axis)};color:#000{_UNDERLINED[mark]}">{marked}</span>'
+    return f'<span style="background:{color_of(axis)};color:#000{_UNDERLINED[mark]}">{marked}</span>'
