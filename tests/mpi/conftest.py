@@ -1,7 +1,8 @@
 """Fixtures of the tests on MPI ranks.
 
-Each test runs on the numbers of ranks that show something new. Parallelisms run on two, four and eight; what they
-compute on all meshes and with all options is checked on simulated ranks.
+Each test runs on the numbers of ranks that show something new. Parallelisms run on two and four, and on eight those
+of several axes and those that take little time; what they compute on all meshes and with all options is checked on
+simulated ranks.
 """
 
 import tempfile
