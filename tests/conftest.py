@@ -56,11 +56,18 @@ def pytest_addoption(parser):
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order, drawn from a seed")
 
 
+#: Files whose tests wait, or take long. They come first, so that no worker is left with them at the end.
+LONG = ("test_notebooks", "test_faults_mpi", "test_engines", "test_rank_tables", "test_control", "test_decoder")
+LONG += ("test_benchmarks", "test_environment", "test_checkpoint", "test_examples", "test_install", "test_bugs")
+
+
 def pytest_collection_modifyitems(config, items):
     """No test may need another one to have run before it: the order may be random."""
     expect_copies(items)
     if (seed := config.getoption("shuffle")) is not None:
         random.Random(seed).shuffle(items)
+    elif config.pluginmanager.hasplugin("dsession") or hasattr(config, "workerinput"):
+        items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 # ---------------------------------------------------------------- copies of a result

@@ -20,7 +20,7 @@ from minidiff.show.program import declare, letters, names_of, show_equation
 from spmd.arrays.reshard import distribute
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec
-from spmd.report.communication import direction_of
+from spmd.report.communication import direction_of, show_line
 from spmd.report.page import Page, PageRow
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.shard_map import shard_map
@@ -34,13 +34,14 @@ class ExploredStep(NamedTuple):
     """A step of a program: its equation as text, what each rank holds then, and the bytes that each rank passes.
 
     `blocks` has a block for each rank, for each result; outside of bodies it has one array for all ranks. `bytes` is
-    None if it does not communicate. `direction` is "forward" or "backward".
+    None if it does not communicate. `direction` is "forward" or "backward". `source` is the line of the program.
     """
 
     text: str
     blocks: list[list[numpy.ndarray]]
     bytes: int | None
     direction: str
+    source: str = ""
 
 
 class Exploration(Page):
@@ -158,14 +159,17 @@ def _array(x: Value) -> numpy.ndarray:
 def _explored(equation: Equation, known: dict[Any, str], blocks: list[list[numpy.ndarray]]) -> ExploredStep:
     sends = equation.primitive.sends(equation.params)
     nbytes = sum(typeof(a).nbytes for a in equation.inputs if isinstance(a, Var)) if sends else None
-    return ExploredStep(show_equation(equation, known), blocks, nbytes, direction_of(equation.source))
+    return ExploredStep(
+        show_equation(equation, known), blocks, nbytes, direction_of(equation.source), show_line(equation.source)
+    )
 
 
 def _row(step: ExploredStep) -> PageRow:
     sent = "" if step.bytes is None else f"<br>{step.bytes:,} bytes per rank"
+    line = f'<br><span class="line">{html.escape(step.source)}</span>' if step.source else ""
     cells = [html.escape("\n".join(map(_shown, column))) for column in zip(*step.blocks)] or [""]
     marks = [step.direction] * (step.direction == "backward") + ["collective"] * (step.bytes is not None)
-    return PageRow([types_as_html(step.text) + sent, *cells], " ".join(marks))
+    return PageRow([types_as_html(step.text) + sent + line, *cells], " ".join(marks))
 
 
 def _shown(x: numpy.ndarray) -> str:
