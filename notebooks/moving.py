@@ -57,8 +57,12 @@ def row_of(name: str, held: Held) -> PageRow:
 
 def _entry(number: float, origins: numpy.ndarray) -> str:
     colors = [RANK_COLORS[r] for r in numpy.flatnonzero(origins[:-1])] or [SAME if origins[-1] else NOTHING]
+    return f'<span class="entry" style="background:{_bands(colors)}">{number:g}</span>'
+
+
+def _bands(colors: Sequence[str]) -> str:
     bands = [f"{c} {100 * k / len(colors):.0f}% {100 * (k + 1) / len(colors):.0f}%" for k, c in enumerate(colors)]
-    return f'<span class="entry" style="background:linear-gradient(90deg,{",".join(bands)})">{number:g}</span>'
+    return f"linear-gradient(90deg,{','.join(bands)})"
 
 
 def ring(x: Any) -> list[Any]:
@@ -163,11 +167,8 @@ def sharding_page() -> Page:
 
 
 def _block(ranks: Sequence[int]) -> str:
-    colors = ",".join(
-        f"{RANK_COLORS[r]} {100 * k / len(ranks):.0f}% {100 * (k + 1) / len(ranks):.0f}%" for k, r in enumerate(ranks)
-    )
     said = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return f'<span class="block" style="background:linear-gradient(90deg,{colors})">{said}</span>'
+    return f'<span class="block" style="background:{_bands([RANK_COLORS[r] for r in ranks])}">{said}</span>'
 
 
 CONSTANTS = (

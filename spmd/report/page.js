@@ -20,17 +20,13 @@
     all[now].scrollIntoView({ block: "nearest" });
   }
 
-  // Show the table that the sliders choose; a choice without a table keeps the last one, and says so.
+  // Show the table that the sliders choose.
   function choose() {
     sliders.forEach((slider) => {
       slider.parentElement.nextElementSibling.textContent = option(slider);
     });
     const key = JSON.stringify(sliders.filter((s) => s.dataset.role === "table").map(option));
-    const found = get("table").find((table) => JSON.stringify(JSON.parse(table.dataset.key)) === key);
-    if (found) {
-      get("table").forEach((table) => { table.hidden = table !== found; });
-    }
-    document.body.classList.toggle("missing", !found);
+    get("table").forEach((table) => { table.hidden = JSON.stringify(JSON.parse(table.dataset.key)) !== key; });
     cost();
   }
 

@@ -71,9 +71,8 @@ class Page:
         return path
 
     def _repr_html_(self) -> str:
-        return (
-            f'<iframe srcdoc="{html.escape(self.html)}" style="width:100%;height:36em;border:0" title="page"></iframe>'
-        )
+        page, title = html.escape(self.html), html.escape(self.title)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:36em;border:0" title="{title}"></iframe>'
 
     def __repr__(self) -> str:
         steps = max(len(steps) for _, steps in self.tables.values())
