@@ -2,6 +2,7 @@
 
 import html.parser
 import importlib.util
+import itertools
 import json
 import re
 import shutil
@@ -66,6 +67,12 @@ def test_pages_need_nothing_from_elsewhere_and_show_a_table_without_a_script(pag
         found = Cells(page)
         assert found.links == [] and len(found.shown) == 1 and len(found.shown[0]) > 1
         assert "http" not in page.html
+
+
+def test_every_choice_of_the_sliders_has_its_table(pages):
+    for page in pages.values():
+        choices = itertools.product(*(control.options for control in page.controls if control.role == "table"))
+        assert set(page.tables) == set(choices)
 
 
 # ---------------------------------------------------------------- a program, step by step
