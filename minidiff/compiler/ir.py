@@ -1,0 +1,283 @@
+"""LLVM's intermediate representation (IR), written by Python's operators.
+
+A `Value` stands for one element of an array. An operator on values writes an instruction, and returns the value that
+names its result. So a function of numbers, such as `exp` in `mathematics.py`, writes the code that computes it.
+
+>>> code = Code()
+>>> x = Value(code, "%x", numpy.dtype(float))
+>>> y = select(x < 0.0, -x, x * x + 1.0)
+>>> print(code)
+  %1 = fcmp olt double %x, 0x0000000000000000
+  %2 = fneg double %x
+  %3 = fmul double %x, %x
+  %4 = fadd double %3, 0x3FF0000000000000
+  %5 = select i1 %1, double %2, double %4
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Union
+
+import numpy
+
+#: What may stand beside a value: a number, which takes the value's dtype.
+Number = Union["Value", float, int, bool]
+
+_TYPES = {"float64": "double", "float32": "float", "bool": "i1"}
+
+
+def type_of(dtype: numpy.dtype) -> str:
+    """The type in LLVM of an element of an array, once loaded: `double`, `float`, `i64`, …, and `i1` for bool."""
+    return _TYPES.get(dtype.name) or f"i{8 * dtype.itemsize}"
+
+
+def integer_like(dtype: numpy.dtype) -> numpy.dtype:
+    """The signed integer dtype of equal size."""
+    return numpy.dtype(f"i{dtype.itemsize}")
+
+
+class Code:
+    """Instructions, in order; one that was written before is not written again."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.known: dict[str, str] = {}
+        self.declarations: set[str] = set()
+
+    def write(self, instruction: str) -> str:
+        """Write an instruction without side effects, and return the name of its result."""
+        name = self.known.get(instruction)
+        if name is None:
+            self.known[instruction] = name = f"%{len(self.known) + 1}"
+            self.lines.append(f"  {name} = {instruction}")
+        return name
+
+    def call(self, intrinsic: str, *operands: Value) -> Value:
+        """Call an intrinsic of LLVM whose result has the type of its operands, such as `sqrt`."""
+        dtype = operands[0].dtype
+        type_ = type_of(dtype)
+        name = f"@llvm.{intrinsic}.{type_ if dtype.kind != 'f' else f'f{8 * dtype.itemsize}'}"
+        self.declarations.add(f"declare {type_} {name}({', '.join([type_] * len(operands))})")
+        return Value(self, self.write(f"call {type_} {name}({', '.join(map(str, operands))})"), dtype)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+class Value:
+    """The result of an instruction, an argument, or a constant: its text in the IR, and its dtype."""
+
+    __slots__ = ("code", "text", "dtype")
+
+    def __init__(self, code: Code, text: str, dtype: numpy.dtype):
+        self.code, self.text, self.dtype = code, text, dtype
+
+    def __str__(self) -> str:
+        return f"{type_of(self.dtype)} {self.text}"
+
+    def constant(self, number: Any, dtype: numpy.dtype | None = None) -> Value:
+        """A number as a value, by default of this value's dtype."""
+        return constant(self.code, number, self.dtype if dtype is None else dtype)
+
+    def binary(self, operation: str, x: Number, y: Number) -> Value:
+        """Write an operation on two values of one dtype, of which one is this."""
+        x = x if isinstance(x, Value) else self.constant(x)
+        y = y if isinstance(y, Value) else self.constant(y)
+        if x.dtype != y.dtype:
+            raise TypeError(f"{operation} of {x.dtype} and {y.dtype}: convert one first")
+        return Value(self.code, self.code.write(f"{operation} {x}, {y.text}"), self.dtype)
+
+    def compare(self, float_: str, integer: str, y: Number) -> Value:
+        """Write a comparison, which gives a bool."""
+        kind = self.dtype.kind
+        sign = "" if integer in ("eq", "ne") else "s" if kind == "i" else "u"
+        found = self.binary(f"fcmp {float_}" if kind == "f" else f"icmp {sign}{integer}", self, y)
+        return Value(self.code, found.text, numpy.dtype(bool))
+
+    def _arithmetic(self, name: str) -> str:
+        return f"f{name}" if self.dtype.kind == "f" else name
+
+    def __add__(self, y: Number) -> Value:
+        return self.binary(self._arithmetic("add"), self, y)
+
+    def __radd__(self, x: Number) -> Value:
+        return self.binary(self._arithmetic("add"), x, self)
+
+    def __sub__(self, y: Number) -> Value:
+        return self.binary(self._arithmetic("sub"), self, y)
+
+    def __rsub__(self, x: Number) -> Value:
+        return self.binary(self._arithmetic("sub"), x, self)
+
+    def __mul__(self, y: Number) -> Value:
+        return self.binary(self._arithmetic("mul"), self, y)
+
+    def __rmul__(self, x: Number) -> Value:
+        return self.binary(self._arithmetic("mul"), x, self)
+
+    def __truediv__(self, y: Number) -> Value:
+        return self.binary("fdiv", self, y)
+
+    def __rtruediv__(self, x: Number) -> Value:
+        return self.binary("fdiv", x, self)
+
+    def __neg__(self) -> Value:
+        if self.dtype.kind != "f":
+            return self.binary("sub", 0, self)
+        return Value(self.code, self.code.write(f"fneg {self}"), self.dtype)
+
+    def __abs__(self) -> Value:
+        if self.dtype.kind == "f":
+            return self.code.call("fabs", self)
+        return select(self < 0, -self, self) if self.dtype.kind == "i" else self
+
+    def __and__(self, y: Number) -> Value:
+        return self.binary("and", self, y)
+
+    def __or__(self, y: Number) -> Value:
+        return self.binary("or", self, y)
+
+    def __xor__(self, y: Number) -> Value:
+        return self.binary("xor", self, y)
+
+    def __invert__(self) -> Value:
+        return self.binary("xor", self, -1 if self.dtype.kind != "b" else True)
+
+    def __lshift__(self, y: Number) -> Value:
+        return self.binary("shl", self, y)
+
+    def __rshift__(self, y: Number) -> Value:
+        return self.binary("ashr" if self.dtype.kind == "i" else "lshr", self, y)
+
+    def __lt__(self, y: Number) -> Value:
+        return self.compare("olt", "lt", y)
+
+    def __le__(self, y: Number) -> Value:
+        return self.compare("ole", "le", y)
+
+    def __gt__(self, y: Number) -> Value:
+        return self.compare("ogt", "gt", y)
+
+    def __ge__(self, y: Number) -> Value:
+        return self.compare("oge", "ge", y)
+
+    def __eq__(self, y: Number) -> Value:  # type: ignore[override]
+        return self.compare("oeq", "eq", y)
+
+    def __ne__(self, y: Number) -> Value:  # type: ignore[override]
+        return self.compare("une", "ne", y)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def constant(code: Code, number: Any, dtype: numpy.dtype) -> Value:
+    """A number as a value: floating-point numbers are written as their bits, in double precision."""
+    if dtype.kind == "f":
+        (bits,) = struct.unpack("<Q", struct.pack("<d", dtype.type(number)))
+        return Value(code, f"0x{bits:016X}", dtype)
+    if dtype.kind == "b":
+        return Value(code, "true" if number else "false", dtype)
+    return Value(code, str(int(number)), dtype)
+
+
+def select(condition: Value, x: Number, y: Number) -> Value:
+    """x where the condition is true, else y; both are computed."""
+    given = x if isinstance(x, Value) else y
+    if not isinstance(given, Value):
+        raise TypeError("select of two Python numbers: make one a value with `constant`")
+    x = x if isinstance(x, Value) else given.constant(x)
+    y = y if isinstance(y, Value) else given.constant(y)
+    return Value(given.code, given.code.write(f"select {condition}, {x}, {y}"), given.dtype)
+
+
+def bits(x: Value) -> Value:
+    """The bits of a floating-point number, as a signed integer of equal size."""
+    return _cast("bitcast", x, integer_like(x.dtype))
+
+
+def from_bits(n: Value) -> Value:
+    """The floating-point number with these bits: the inverse of `bits`."""
+    return _cast("bitcast", n, numpy.dtype(f"f{n.dtype.itemsize}"))
+
+
+def convert(x: Value, dtype: numpy.dtype) -> Value:
+    """A value converted to another dtype, as by `astype`.
+
+    A number that an integer dtype cannot hold becomes an unspecified one of it, as in NumPy, but saturated.
+    """
+    old, new = x.dtype.kind, dtype.kind
+    if x.dtype == dtype:
+        return x
+    if new == "b":
+        return x != 0
+    if old == "f" and new == "f":
+        return _cast("fpext" if dtype.itemsize > x.dtype.itemsize else "fptrunc", x, dtype)
+    if old == "f":
+        name = f"@llvm.fpto{'s' if new == 'i' else 'u'}i.sat.{type_of(dtype)}.f{8 * x.dtype.itemsize}"
+        x.code.declarations.add(f"declare {type_of(dtype)} {name}({type_of(x.dtype)})")
+        return Value(x.code, x.code.write(f"call {type_of(dtype)} {name}({x})"), dtype)
+    if new == "f":
+        return _cast("sitofp" if old == "i" else "uitofp", x, dtype)
+    if old == "b" or dtype.itemsize > x.dtype.itemsize:
+        return _cast("sext" if old == "i" else "zext", x, dtype)
+    if dtype.itemsize < x.dtype.itemsize:
+        return _cast("trunc", x, dtype)
+    return Value(x.code, x.text, dtype)  # signed and unsigned integers of one size are one type
+
+
+def _cast(name: str, x: Value, dtype: numpy.dtype) -> Value:
+    return Value(x.code, x.code.write(f"{name} {x} to {type_of(dtype)}"), dtype)
+
+
+def fma(x: Value, y: Number, z: Number) -> Value:
+    """x * y + z, rounded once."""
+    return _ternary("fma", x, y, z)
+
+
+def muladd(x: Value, y: Number, z: Number) -> Value:
+    """x * y + z, rounded once or twice, whichever the processor does faster."""
+    return _ternary("fmuladd", x, y, z)
+
+
+def _ternary(name: str, x: Value, y: Number, z: Number) -> Value:
+    y, z = (a if isinstance(a, Value) else x.constant(a) for a in (y, z))
+    return x.code.call(name, x, y, z)
+
+
+def polynomial(x: Value, *coefficients: float) -> Value:
+    """c0 + c1 x + c2 x² + … by Horner's rule, from the last coefficient to the first."""
+    total = x.constant(coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        total = muladd(total, x, c)
+    return total
+
+
+def sqrt(x: Value) -> Value:
+    """The square root, correctly rounded."""
+    return x.code.call("sqrt", x)
+
+
+def copysign(x: Value, y: Number) -> Value:
+    """The magnitude of x with the sign of y."""
+    return x.code.call("copysign", x, y if isinstance(y, Value) else x.constant(y))
+
+
+def floor(x: Value) -> Value:
+    """The largest integer that is not larger."""
+    return x.code.call("floor", x)
+
+
+def ceil(x: Value) -> Value:
+    """The smallest integer that is not smaller."""
+    return x.code.call("ceil", x)
+
+
+def trunc(x: Value) -> Value:
+    """x without its fraction."""
+    return x.code.call("trunc", x)
+
+
+def rint(x: Value) -> Value:
+    """The nearest integer, of two the even one."""
+    return x.code.call("rint", x)
