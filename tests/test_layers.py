@@ -15,6 +15,7 @@ LAYERS = ("minidiff", "collectives", "spmd")
 ELSEWHERE = {
     "mpi4py": "collectives/backends/mpi.py",
     "graphviz": "minidiff/show/graph.py",
+    "llvmlite": "minidiff/compiler/native.py",
     "matplotlib": "spmd/report/forecast.py",
     "threadpoolctl": "spmd/mesh/launch.py",
     "tqdm": "spmd/examples/loop.py",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from minidiff.compiler.fusion import fused_p
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.while_loop import while_p
@@ -95,8 +96,8 @@ class Memory:
     def __init__(self, tape: Tape):
         self.roots = find_aliases(tape)
         #: Values whose memory the program allocated for them alone.
-        self.owned = {v for e in tape.equations if not (e.primitive.shares_memory or e.primitive.is_higher_order)
-                      for v in e.outputs}  # fmt: skip
+        self.owned = {v for e in tape.equations if e.primitive is fused_p
+                      or not (e.primitive.shares_memory or e.primitive.is_higher_order) for v in e.outputs}  # fmt: skip
         last: dict[Var, int] = {}
         for k, eqn in enumerate(tape.equations):
             last.update((v, k) for v in eqn.outputs)

@@ -16,7 +16,11 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.compiler import native
 from minidiff.compiler.buffers import Memory, copy_p
+from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
+from minidiff.compiler.fusion import fused_p
+from minidiff.compiler.kernels import Kernel, fuse
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
@@ -24,53 +28,10 @@ from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
-from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.half import evaluate, runs_wide
-
-# ---------------------------------------------------------------- source of single operations
-
-
-def _infix(sign: str) -> Callable:
-    return lambda x, y: f"{x} {sign} {y}"
-
-
-def _show_transpose(x: str, axes: tuple[int, ...]) -> str:
-    return f"{x}.T" if axes == tuple(reversed(range(len(axes)))) else f"{x}.transpose({axes})"
-
-
-def _show_index(x: str, index: tuple) -> str:
-    return f"{x}[{', '.join(map(_index, index)) or '()'}]"
-
-
-def _index(i: Any) -> str:
-    if isinstance(i, slice):
-        start, stop, step = ("" if n is None else str(n) for n in (i.start, i.stop, i.step))
-        return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
-    return "..." if i is Ellipsis else repr(i)
-
-
-def _show_sum(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
-    return f"add.reduce({x}, axis={axes[0] if len(axes) == 1 else axes}{', keepdims=True' if keepdims else ''})"
-
-
-#: The source of operations that are not written as `name(operands, parameter=…)`.
-SOURCES: dict[Primitive, Callable[..., str]] = {
-    elementwise.add.primitive: _infix("+"),
-    elementwise.subtract.primitive: _infix("-"),
-    elementwise.multiply.primitive: _infix("*"),
-    elementwise.divide.primitive: _infix("/"),
-    elementwise.negative.primitive: lambda x: f"-{x}",
-    linalg.matmul_p: _infix("@"),
-    reduction.sum_p: _show_sum,
-    shape.reshape_p: lambda x, shape: f"{x}.reshape({shape})",
-    shape.transpose_p: _show_transpose,
-    indexing.slice_p: _show_index,
-    recompute_p: lambda x: x,
-}
 
 #: Reuse memory for results of at least this size; for smaller ones NumPy allocates as fast.
 REUSED_BYTES = 4096
@@ -96,16 +57,19 @@ class Source:
         options: dict | None = None,
     ):
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
+        self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
+        self.options = options or {}
+        if self.options.get("kernels", True) and native.is_available():
+            sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
+            tape = fuse(tape, [*self.foreign, *sharded])
         self.tape = tape
         reserved = _reserved_names(tape)
         self.bodies = {} if bodies is None else bodies
-        self.options = options or {}
         self.names = names_of(tape, letters(reserved))
         name = name if name.isidentifier() else "f"
         taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
         self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
         self.memory = Memory(tape)
-        self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
         self.earlier: dict[Var, list[str]] = {}  # earlier names of a value's memory
         self.reused: set[Var] = set()  # values whose memory belongs to another value now
         self.compiled: dict[Equation, Equation] = {}  # equations with bodies, and the same with compiled ones
@@ -131,19 +95,20 @@ class Source:
         return self._compile(f"{head}    return [{'' if last == '()' else last}]")
 
     def _compile(self, text: str) -> Callable:
-        scope = {**self.namespace, ASKED_FOR: self.asked_for}
+        scope = {name: x.function() if isinstance(x, Kernel) else x for name, x in self.namespace.items()}
+        scope[ASKED_FOR] = self.asked_for
         exec(compile(text, f"<{self.name}, compiled by minidiff>", "exec"), scope)
         return scope[self.name]
 
     def _lines(self) -> list[str]:
-        arguments, types_ = [self.names[v] for v in self.tape.inputs], _types(self.tape.inputs)
+        arguments, types_ = [self.names[v] for v in self.tape.inputs], types_of(self.tape.inputs)
         lines = [f"def {self.name}({', '.join(arguments)}):" + (f"  # {types_}" if types_ else "")]
         for c in self.tape.constants:
             self.namespace[self.names[id(c)]] = c
             lines.append(f"    # {self.names[id(c)]} is a constant, {typeof(c)}")
         for k, eqn in enumerate(self.tape.equations):
             targets = ", ".join(self.names[v] for v in eqn.outputs)
-            targets += "," * (eqn.primitive.multiple_results and len(eqn.outputs) == 1)
+            targets += "," * (eqn.primitive.multiple_results and len(eqn.outputs) == 1 and eqn.primitive is not fused_p)
             lines.append(f"    {targets}{' = ' * bool(targets)}{self._expression(eqn, k)}  # {_comment(eqn)}")
             self.asked_for[len(lines)] = eqn.source
             forgotten = [n for v in self.memory.ending[k] for n in self._release(v)]
@@ -155,10 +120,12 @@ class Source:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
         foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
-        foreign = foreign or primitive.body_scope(eqn.params) is not None  # a shard_map's results may be sharded
+        foreign = foreign or _may_shard(eqn)
         self.foreign.update(eqn.outputs if foreign else ())
         if foreign or _runs_wide(eqn):
             return self._call(eqn, operands)
+        if primitive is fused_p:
+            return f"{self._kernel(eqn)}({', '.join(operands)})"
         if primitive is copy_p:
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
         out = self._memory_for(eqn, k)
@@ -174,7 +141,8 @@ class Source:
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
             function = functools.partial(_evaluate, primitive)
-            params = {k: self._compile_body(primitive, k, v) for k, v in params.items()}
+            foreign = not self.foreign.isdisjoint(a for a in eqn.inputs if isinstance(a, Var))
+            params = {k: self._compile_body(primitive, k, v, foreign) for k, v in params.items()}
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
             function = functools.partial(evaluate, primitive) if _runs_wide(eqn) else primitive.impl
@@ -185,18 +153,44 @@ class Source:
         call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
         return f"{name}({call})"
 
-    def _compile_body(self, primitive: Primitive, key: str, value: Any) -> Any:
-        """Compile a parameter that is a tape, and add its source to `bodies`."""
+    def _compile_body(self, primitive: Primitive, key: str, value: Any, foreign: bool) -> Any:
+        """Compile a parameter that is a tape, and add its source to `bodies`.
+
+        If an operand of its operation is `foreign`, any of the body's may be.
+        """
         if not isinstance(value, Tape):
             return value
-        name = first = f"{primitive.name}_{key}"
-        while name in self.bodies:
-            name = f"{first}_{self._next(first)}"
+        name = self._name_of_body(f"{primitive.name}_{key}")
         self.bodies[name] = ""  # reserve the name; nested bodies come first
-        compiled = CompiledTape(value, name, self.bodies, self.options)
+        compiled = CompiledTape(value, name, self.bodies, self.options, foreign)
         del self.bodies[name]
         self.bodies[name] = compiled.source.own_text + "\n"
         return compiled
+
+    def _name_of_body(self, first: str) -> str:
+        name = first
+        while name in self.bodies:
+            name = f"{first}_{self._next(first)}"
+        return name
+
+    def _kernel(self, eqn: Equation) -> str:
+        """Bind the kernel of a fused group to a name, and add the loop to `bodies`, as Python would write it."""
+        body, name = eqn.params["body"], self._name_of_body(fused_p.name)
+        reference = functools.cache(lambda: Source(body, name, options={"kernels": False}).function)
+        self.namespace[name] = Kernel(body, reference)
+        self.bodies[name] = "\n".join(loop_lines(name, body, self.names)) + "\n"
+        return name
+
+    @property
+    def llvm(self) -> str:
+        """The kernels in LLVM's intermediate representation, those of bodies included."""
+        found = []
+        for name, x in self.namespace.items():
+            if isinstance(x, Kernel):
+                found.append(f"; {name}\n{x.llvm}\n")
+            elif isinstance(x, CompiledTape):
+                found.append(x.source.llvm)
+        return "\n".join(filter(None, found))
 
     def _next(self, name: str) -> int:
         self._numbers[name] = number = self._numbers.get(name, 0) + 1
@@ -247,6 +241,11 @@ class Source:
         return self._bind("result", numpy.asarray(a)[()]) if is_scalar_constant(a) else self.names[id(a)]
 
 
+def _may_shard(eqn: Equation) -> bool:
+    """Whether the results of an equation may be sharded arrays: those of a shard_map."""
+    return eqn.primitive.body_scope(eqn.params) is not None
+
+
 def _runs_wide(eqn: Equation) -> bool:
     return runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
 
@@ -257,16 +256,12 @@ def _reserved_names(tape: Tape) -> frozenset[str]:
     return frozenset({"add", "inf", "nan"}).union({eqn.primitive.name for eqn in tape.equations}, *bodies)
 
 
-def _types(outputs: Sequence[Var]) -> str:
-    return ", ".join(str(v.type) for v in outputs)
-
-
 def _comment(eqn: Equation) -> str:
     """A line's comment: the results' types, and parameters not written out."""
     params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)}
     if all(map(_is_shown, params.values())) or eqn.primitive in SOURCES:
-        return _types(eqn.outputs)
-    return "; ".join(filter(None, [_types(eqn.outputs), textwrap.shorten(eqn.primitive.show_params(params), 80)]))
+        return types_of(eqn.outputs)
+    return "; ".join(filter(None, [types_of(eqn.outputs), textwrap.shorten(eqn.primitive.show_params(params), 80)]))
 
 
 def _is_shown(value: Any) -> bool:
@@ -285,11 +280,11 @@ class CompiledTape(Tape):
     If an interpreter applies its operations one by one, their bodies are compiled tapes.
     """
 
-    def __init__(self, tape: Tape, name: str, bodies: dict[str, str], options: dict):
+    def __init__(self, tape: Tape, name: str, bodies: dict[str, str], options: dict, foreign: bool = False):
         super().__init__(tape.inputs, tape.equations, tape.outputs)
         self.name = name
         self.options = options
-        self.source = Source(self, name, bodies=bodies, options=options)
+        self.source = Source(self, name, [foreign] * len(tape.inputs), bodies, options)
         self.equations = [self.source.compiled.get(eqn, eqn) for eqn in tape.equations]
         self.lowered: dict[Any, Any] = {}  # lowered forms, cached by interpreters
 
@@ -313,9 +308,9 @@ class CompiledProgram:
 
     def __init__(self, f: Callable, args: Any, name: str, options: dict):
         tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
-        self.tape = optimize(tape, **options)
         foreign = [typeof(x).sharding is not None for x in tree.leaves(args)]
-        self.source = Source(self.tape, name, foreign, options=options)
+        self.source = Source(optimize(tape, **options), name, foreign, options=options)
+        self.tape = self.source.tape
         structure = self.out_structure
         is_tuple = structure.node is tuple and structure.size != 1 and {*structure.children} <= {tree.LEAF}
         if structure is tree.LEAF or is_tuple:

@@ -7,11 +7,11 @@ names its result. So a function of numbers, such as `exp` in `mathematics.py`, w
 >>> x = Value(code, "%x", numpy.dtype(float))
 >>> y = select(x < 0.0, -x, x * x + 1.0)
 >>> print(code)
-  %1 = fcmp olt double %x, 0x0000000000000000
-  %2 = fneg double %x
-  %3 = fmul double %x, %x
-  %4 = fadd double %3, 0x3FF0000000000000
-  %5 = select i1 %1, double %2, double %4
+%v1 = fcmp olt double %x, 0x0000000000000000
+%v2 = fneg double %x
+%v3 = fmul double %x, %x
+%v4 = fadd double %v3, 0x3FF0000000000000
+%v5 = select i1 %v1, double %v2, double %v4
 """
 
 from __future__ import annotations
@@ -44,13 +44,16 @@ class Code:
         self.lines: list[str] = []
         self.known: dict[str, str] = {}
         self.declarations: set[str] = set()
+        #: Conditions: where one is true, NumPy may warn; where one of the second kind is, the result is not to be used.
+        self.warnings: list[Value] = []
+        self.exceptions: list[Value] = []
 
     def write(self, instruction: str) -> str:
         """Write an instruction without side effects, and return the name of its result."""
         name = self.known.get(instruction)
         if name is None:
-            self.known[instruction] = name = f"%{len(self.known) + 1}"
-            self.lines.append(f"  {name} = {instruction}")
+            self.known[instruction] = name = f"%v{len(self.known) + 1}"
+            self.lines.append(f"{name} = {instruction}")
         return name
 
     def call(self, intrinsic: str, *operands: Value) -> Value:
@@ -70,8 +73,9 @@ class Value:
 
     __slots__ = ("code", "text", "dtype")
 
-    def __init__(self, code: Code, text: str, dtype: numpy.dtype):
-        self.code, self.text, self.dtype = code, text, dtype
+    def __init__(self, code: Code | None, text: str, dtype: numpy.dtype):
+        self.code: Any = code  # None of a constant that no instruction takes
+        self.text, self.dtype = text, dtype
 
     def __str__(self) -> str:
         return f"{type_of(self.dtype)} {self.text}"
@@ -171,7 +175,7 @@ class Value:
     __hash__ = None  # type: ignore[assignment]
 
 
-def constant(code: Code, number: Any, dtype: numpy.dtype) -> Value:
+def constant(code: Code | None, number: Any, dtype: numpy.dtype) -> Value:
     """A number as a value: floating-point numbers are written as their bits, in double precision."""
     if dtype.kind == "f":
         (bits,) = struct.unpack("<Q", struct.pack("<d", dtype.type(number)))
@@ -246,11 +250,16 @@ def _ternary(name: str, x: Value, y: Number, z: Number) -> Value:
 
 
 def polynomial(x: Value, *coefficients: float) -> Value:
-    """c0 + c1 x + c2 x² + … by Horner's rule, from the last coefficient to the first."""
-    total = x.constant(coefficients[-1])
-    for c in reversed(coefficients[:-1]):
-        total = muladd(total, x, c)
-    return total
+    """c0 + c1 x + c2 x² + …, by pairs: (c0 + c1 x) + x² (c2 + c3 x) + …, and pairs of these, in powers of x².
+
+    By Horner's rule, each step would wait for the one before.
+    """
+    terms: list[Number] = list(coefficients)
+    while len(terms) > 1:
+        pairs = [muladd(x, high, low) for low, high in zip(terms[::2], terms[1::2])]
+        terms = [*pairs, *terms[2 * len(pairs) :]]
+        x = x * x
+    return terms[0] if isinstance(terms[0], Value) else x.constant(terms[0])
 
 
 def sqrt(x: Value) -> Value:
@@ -281,3 +290,13 @@ def trunc(x: Value) -> Value:
 def rint(x: Value) -> Value:
     """The nearest integer, of two the even one."""
     return x.code.call("rint", x)
+
+
+def warn_where(condition: Value) -> None:
+    """Let NumPy compute the group again, and warn, if the condition is true for an element."""
+    condition.code.warnings.append(condition)
+
+
+def leave_to_numpy(condition: Value) -> None:
+    """Let NumPy compute the group again, since the result is not right, if the condition is true for an element."""
+    condition.code.exceptions.append(condition)

@@ -270,6 +270,10 @@ class Jitted:
         """The Python source for arguments of these types, as a string."""
         return PrintedText(self.program(*args, **kwargs).source.text)
 
+    def llvm(self, *args: Any, **kwargs: Any) -> str:
+        """The fused loops for arguments of these types in LLVM's intermediate representation, as a string."""
+        return PrintedText(self.program(*args, **kwargs).source.llvm)
+
     def program(self, *args: Any, **kwargs: Any) -> CompiledProgram:
         """The program compiled for arguments of these types: its `tape` and its `source`."""
         f, dynamic, _, key = self._prepare_recording(args, kwargs)
@@ -314,7 +318,9 @@ def jit(
     Python may branch on them.
 
     `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
-    rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error.
+    rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error. If llvmlite is installed,
+    elementwise operations on arrays of at least 256 elements are compiled into loops; `kernels=False` leaves them to
+    NumPy.
 
     `jit` works on derivatives (`jit(grad(f))`), and the compiled function can be differentiated, vmapped and staged.
 

@@ -51,6 +51,9 @@ Rule = Callable[["Program", Equation], Any]
 #: A pass takes a whole tape, the scope of its `shard_map` (None outside of one), and the settings.
 Pass = Callable[[Tape, Scope | None, Mapping[str, Any]], Tape]
 
+#: Settings of programs, with defaults: whether loops are compiled, if llvmlite is installed (`kernels.py`).
+SETTINGS = {"kernels": True}
+
 FOLDED_BYTES = 1 << 20  # fold constants into results of at most this size
 
 
@@ -68,7 +71,7 @@ class Passes(NamedTuple):
 
 
 def _layers() -> list[Passes]:
-    return [*ranks.passes, Passes(RULES)]
+    return [*ranks.passes, Passes(RULES, settings=SETTINGS)]
 
 
 def rewrites() -> dict[str, Callable]:

@@ -1,0 +1,244 @@
+"""Fused kernels: groups of elementwise operations, each compiled into one loop.
+
+Elementwise operations wait, and those on arrays of one shape run in one loop when something else needs a result of it.
+They do not wait longer than that keeps an operand in memory which nothing else needs.
+
+A loop may end with sums of its elements. Values that only the loop itself uses are never stored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.compiler import native
+from minidiff.compiler.fusion import fused_p
+from minidiff.compiler.layout import Shape, find_layout
+from minidiff.compiler.loops import EXCEPTION, Loop
+from minidiff.compiler.lowering import DTYPES, lowering_of
+from minidiff.core.tape import Atom, Equation, Tape, with_equations
+from minidiff.core.tracer import Value
+from minidiff.core.types import Var, typeof
+from minidiff.higher_order.dead_code import dependents
+from minidiff.ops import elementwise, reduction
+from minidiff.ops.base import sum_p
+from minidiff.values.dtypes import is_scalar_constant
+
+#: Groups with fewer elements stay with NumPy: the call of a kernel takes as long as three of its functions on few
+#: elements, and compiling one takes as long as thousands.
+LEAST_ELEMENTS = 256
+
+#: The most operations, and the most operands with results, of one kernel. NumPy's limit is 64 operands and results.
+MOST_OPERATIONS, MOST_OPERANDS = 400, 48
+
+# ---------------------------------------------------------------- groups
+
+
+def fuse(tape: Tape, foreign: Sequence[Var] = ()) -> Tape:
+    """Group the elementwise operations of a tape into equations of `fused_p`.
+
+    Values that depend on `foreign` ones, which are not plain arrays, are not in groups.
+    """
+    excluded = dependents(tape.equations, foreign) if foreign else frozenset()
+    loops = {eqn: shape for eqn in tape.equations if (shape := _loop_of(eqn, excluded)) is not None}
+    if not loops:
+        return tape
+    uses = _count_uses(tape)
+    groups = _group(tape, loops)
+    return with_equations(tape, [e for group in groups for e in _fused(group, uses)])
+
+
+def _group(tape: Tape, loops: dict[Equation, Shape]) -> Iterator[list[Equation]]:
+    """Yield the equations in an order in which each group is together; `loops` has the shapes of their loops."""
+    last: dict[Atom, Any] = {a: eqn for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
+    last.update(dict.fromkeys([*tape.inputs, *(a for a in tape.outputs if isinstance(a, Var))]))
+    waiting: dict[Shape, list[Equation]] = {}
+    maker: dict[Var, Equation] = {}  # of the results that wait
+    hasty: set[Shape] = set()  # loops that keep an operand which nothing else needs
+
+    def run(shape: Shape) -> list[Equation]:
+        group = waiting.pop(shape)
+        hasty.discard(shape)
+        for eqn in group:
+            del maker[eqn.outputs[0]]
+        return group
+
+    for eqn in tape.equations:
+        shape = loops.get(eqn)
+        makers = [maker[a] for a in eqn.inputs if isinstance(a, Var) and a in maker]
+        needed = dict.fromkeys([loops[m] for m in makers if loops[m] != shape or m.primitive in SUMS])
+        for other in [*needed, *(hasty - set(needed) if shape is None else ())]:
+            yield run(other)
+        if shape is None:
+            yield [eqn]
+            continue
+        waiting.setdefault(shape, []).append(eqn)
+        maker[eqn.outputs[0]] = eqn
+        if any(isinstance(a, Var) and last[a] is eqn and a.type.shape == shape and a not in maker for a in eqn.inputs):
+            hasty.add(shape)
+    for shape in [*waiting]:
+        yield run(shape)
+
+
+#: What ends a loop.
+SUMS = (sum_p, reduction.mean_p)
+
+
+def _loop_of(eqn: Equation, excluded: Container[Var]) -> Shape | None:
+    """The shape of the loop that an equation can be part of, or None."""
+    if not eqn.outputs or eqn.outputs[0] in excluded:
+        return None
+    out = eqn.outputs[0].type
+    if eqn.primitive in SUMS:
+        operand = typeof(eqn.inputs[0])
+        fits = operand.dtype == out.dtype and out.dtype in DTYPES and out.dtype.kind != "b"
+        return operand.shape if fits and operand.size >= LEAST_ELEMENTS else None
+    return out.shape if out.size >= LEAST_ELEMENTS and lowering_of(eqn) is not None else None
+
+
+def _count_uses(tape: Tape) -> dict[Var, int]:
+    uses: dict[Var, int] = {}
+    for a in itertools.chain(*(eqn.inputs for eqn in tape.equations), tape.outputs):
+        if isinstance(a, Var):
+            uses[a] = uses.get(a, 0) + 1
+    return uses
+
+
+def _fused(group: list[Equation], uses: dict[Var, int]) -> list[Equation]:
+    """The equation of a group's kernel, and those of NumPy that finish its means; or parts of the group."""
+    operations = [eqn for eqn in group if eqn.primitive not in SUMS]
+    if len(group) < 2:
+        return group
+    found = _kernel_equation(group, uses) if len(group) <= MOST_OPERATIONS else None
+    if found is not None:
+        return found
+    if len(operations) < len(group) <= MOST_OPERATIONS:  # the sums do not fit into one loop
+        rest = [eqn for eqn in group if eqn.primitive in SUMS]
+        return [*(_fused(operations, uses) if len(operations) > 1 else operations), *rest]
+    if len(group) < 4:
+        return group
+    half = len(group) // 2
+    return [*_fused(group[:half], uses), *_fused(group[half:], uses)]
+
+
+def _kernel_equation(group: list[Equation], uses: dict[Var, int]) -> list[Equation] | None:
+    """The equation of a kernel; None if it would have too many operands, or its sums do not fit together."""
+    members = {v for eqn in group for v in eqn.outputs}
+    inner: dict[Var, int] = {}
+    names: dict[Any, Var] = {}  # atom from outside, by identity -> its name inside
+    outside: list[Atom] = []
+    body: list[Equation] = []
+    finished: list[Equation] = []
+    results: dict[Var, Var] = {}
+
+    def operand(a: Atom) -> Atom:
+        if not isinstance(a, Var) and is_scalar_constant(a):
+            return a
+        if isinstance(a, Var) and a in members:
+            inner[a] = inner.get(a, 0) + 1
+            return names[a]
+        key = a if isinstance(a, Var) else id(a)
+        if key not in names:
+            names[key] = Var(typeof(a))
+            outside.append(a)
+        return names[key]
+
+    for eqn in group:
+        inputs = [operand(a) for a in eqn.inputs]
+        (v,) = eqn.outputs
+        names[v] = Var(v.type)
+        if eqn.primitive is reduction.mean_p:
+            total = Var(v.type)
+            size = reduction.size_along(typeof(eqn.inputs[0]), eqn.params["axes"])
+            finished.append(Equation(elementwise.divide.primitive, [total, size], {}, [v], eqn.source))
+            results[v] = total
+        elif eqn.primitive is sum_p or uses.get(v, 0) > 0:
+            results[v] = v
+        primitive = sum_p if eqn.primitive in SUMS else eqn.primitive
+        body.append(Equation(primitive, inputs, eqn.params, [names[v]], eqn.source))
+    kept = [v for v in results if uses.get(v, 0) > inner.get(v, 0)]
+    if len(outside) + len(kept) > MOST_OPERANDS:
+        return None
+    inputs_ = [v for k, v in names.items() if k not in members]
+    tape = Tape(inputs_, body, [names[v] for v in kept])
+    if any(eqn.primitive is sum_p for eqn in body) and find_layout(tape) is None:
+        return None
+    return [Equation(fused_p, outside, {"body": tape}, [results[v] for v in kept], group[0].source), *finished]
+
+
+# ---------------------------------------------------------------- kernels
+
+
+class Kernel:
+    """A compiled loop: a function of arrays that returns its results, as NumPy's operations would compute them.
+
+    If an operation overflowed, divided by zero or had no result, the group runs again by `reference()`, NumPy's
+    operations, which then warn of it, unless all warnings are ignored.
+    """
+
+    def __init__(self, body: Tape, reference: Callable[[], Callable]):
+        self.body = body
+        self.reference = reference
+        sums = any(eqn.primitive is sum_p for eqn in body.equations)
+        self.loop = Loop(body, find_layout(body) if sums else None)
+
+    @property
+    def llvm(self) -> str:
+        """The kernel in LLVM's intermediate representation."""
+        return self.loop.text()
+
+    def compiled(self) -> tuple[numpy.ufunc, Any]:
+        """The kernel as a ufunc, compiled or from the cache, and the cell in which it reports exceptions."""
+        dtypes = [tuple([p.dtype for p in ps]) for ps in (self.loop.operands, self.loop.results)]
+        return _compile(self.llvm, *dtypes, self.loop.signature)
+
+    def function(self) -> Callable:
+        """What the program calls."""
+        (ufunc, raised), reference = self.compiled(), self.reference
+        run = ufunc if self.loop.layout is None else self._of_blocks(ufunc)
+
+        def fused(*operands: Value) -> Any:
+            out = run(*operands)
+            if raised.value:
+                exact, raised.value = raised.value < EXCEPTION, 0
+                if not (exact and _warnings_are_ignored()):
+                    return reference()(*operands)
+            return out
+
+        return fused
+
+    def _of_blocks(self, ufunc: numpy.ufunc) -> Callable:
+        """The kernel with operands seen as rows and columns, and results as they are wanted."""
+        layout = self.loop.layout
+        assert layout is not None
+        rows, columns = layout.sizes
+        blocks = {"mn": (rows, columns), "n": (columns,), "m": (rows,), "": ()}
+        given = [blocks[p.dimensions] for p in self.loop.operands]
+        wanted = [v.type.shape for v in self.body.outputs]
+
+        def run(*operands: Value) -> Any:
+            out = ufunc(*[x.reshape(s) for x, s in zip(operands, given)])
+            outs = out if type(out) is tuple else (out,)
+            outs = tuple([x.reshape(s) if s else x for x, s in zip(outs, wanted)])
+            return outs if len(outs) > 1 else outs[0]
+
+        return run
+
+
+def _warnings_are_ignored() -> bool:
+    return {"ignore"}.issuperset(numpy.geterr().values())
+
+
+@functools.lru_cache(maxsize=4096)
+def _compile(
+    text: str, inputs: tuple[numpy.dtype, ...], outputs: tuple[numpy.dtype, ...], signature: str | None
+) -> tuple[numpy.ufunc, Any]:
+    """The ufunc of a loop, and the cell in which it says that it raised a floating-point exception."""
+    raised = ctypes.c_int32(0)
+    address = native.load_function(text, "kernel")
+    return native.make_ufunc("fused", address, inputs, outputs, signature, raised), raised

@@ -1,0 +1,364 @@
+"""The loop of a fused group of operations, as text in LLVM's intermediate representation.
+
+`body` is one loop over adjacent elements, which LLVM turns into vector instructions. `kernel` is what NumPy calls: it
+walks over rows, hands out columns in chunks, and copies those that are not adjacent into buffers. A sum adds up
+each chunk by itself, and the chunks' sums with compensation, so it is as accurate as NumPy's pairwise one.
+
+Names: of a parameter x, `%x` is the address that NumPy passes, `%x.row` that of its row, `%x.at` that of its chunk,
+`%x.p` that of the adjacent elements, `%x.a` that of an element, and `%x.v` the element.
+"""
+
+from __future__ import annotations
+
+import itertools
+import platform
+from collections.abc import Iterable
+
+from minidiff.compiler.ir import Code, Value
+from minidiff.compiler.layout import Layout, Parameter, kept_shape
+from minidiff.compiler.lowering import lower_equation
+from minidiff.core.tape import Tape
+from minidiff.core.types import Var
+from minidiff.ops.base import sum_p
+
+CHUNK = 256  # elements: their sum is added up without compensation, in as many parts as a vector has lanes
+
+#: What a kernel reports: an operation of which NumPy may warn, or results that NumPy has to compute.
+WARNING, EXCEPTION = 1, 2
+
+#: The C library's bits for "invalid", "divide by zero" and "overflow".
+_FLAGS = 13 if platform.machine().lower() in ("x86_64", "amd64", "i386", "i686") else 7
+
+# ---------------------------------------------------------------- text for one parameter
+
+_ELEMENT = "%{x}.a = getelementptr inbounds {memory}, ptr %{x}.p, i64 %i"
+_LOAD = "%{x}.v = load {memory}, ptr {address}, !llvm.access.group !0"
+_LOAD_BOOL = """%{x}.b = load i8, ptr {address}, !llvm.access.group !0
+%{x}.v = icmp ne i8 %{x}.b, 0"""
+_STORE = "store {memory} {value}, ptr %{x}.a, !llvm.access.group !0"
+_STORE_BOOL = """%{x}.b = zext i1 {value} to i8
+store i8 %{x}.b, ptr %{x}.a, !llvm.access.group !0"""
+
+#: Sums along rows: each element of the result is added to, from the first row on.
+_ADD_TO_ELEMENT = """%{x}.old = load {type}, ptr %{x}.a, !llvm.access.group !0
+%{x}.before = select i1 %first, {type} {zero}, {type} %{x}.old
+%{x}.sum = {add} {type} %{x}.before, {value}"""
+
+#: Sums along columns: of a chunk, in any order; then of chunks, with what each addition rounds off.
+_SUM = "%{x}.so.far = phi {type} [ {zero}, %entry ], [ %{x}.sum, %loop ]"
+_ADD = "%{x}.sum = {add} {reorder}{type} %{x}.so.far, {value}"
+_STORE_SUM = "store {type} %{x}.sum, ptr %{x}.chunk"
+_TOTAL = """%{x}.chunk = alloca {type}
+%{x}.total = alloca {type}
+%{x}.lost = alloca {type}"""
+_CLEAR = """store {type} {zero}, ptr %{x}.total
+store {type} {zero}, ptr %{x}.lost"""
+_ADD_CHUNK = """%{x}.s1 = load {type}, ptr %{x}.total
+%{x}.s2 = load {type}, ptr %{x}.chunk
+%{x}.s = {add} {type} %{x}.s1, %{x}.s2
+store {type} %{x}.s, ptr %{x}.total"""
+_ADD_LOST = """%{x}.s3 = fsub {type} %{x}.s, %{x}.s1
+%{x}.s4 = fsub {type} %{x}.s, %{x}.s3
+%{x}.s5 = fsub {type} %{x}.s1, %{x}.s4
+%{x}.s6 = fsub {type} %{x}.s2, %{x}.s3
+%{x}.s7 = fadd {type} %{x}.s5, %{x}.s6
+%{x}.s8 = load {type}, ptr %{x}.lost
+%{x}.s9 = fadd {type} %{x}.s8, %{x}.s7
+store {type} %{x}.s9, ptr %{x}.lost"""
+_FINISH = """%{x}.end = load {type}, ptr %{x}.total
+store {type} %{x}.end, ptr {address}"""
+_FINISH_FLOAT = """%{x}.end = load {type}, ptr %{x}.total
+%{x}.correction = load {type}, ptr %{x}.lost
+%{x}.corrected = fadd {type} %{x}.end, %{x}.correction
+%{x}.is.finite = fcmp ord {type} %{x}.correction, 0.0
+%{x}.result = select i1 %{x}.is.finite, {type} %{x}.corrected, {type} %{x}.end
+store {type} %{x}.result, ptr {address}"""
+
+#: Rows, and chunks of columns. Elements that are not adjacent are copied into a buffer, and back.
+_BUFFER = "%{x}.buffer = alloca [{bytes} x i8], align 64"
+_ADJACENT = "%{x}.adjacent = icmp eq i64 %{x}.columnstep, {size}"
+_ROW = """%{x}.down = mul i64 %r, %{x}.rowstep
+%{x}.row = getelementptr i8, ptr %{x}, i64 %{x}.down"""
+_CHUNK = """%{x}.offset = mul i64 %start, %{x}.columnstep
+%{x}.at = getelementptr i8, ptr %{x}.row, i64 %{x}.offset
+%{x}.p = select i1 %{x}.adjacent, ptr %{x}.at, ptr %{x}.buffer"""
+_COPY_IN = (
+    "call void @copy{size}(i1 %{x}.adjacent, ptr %{x}.buffer, i64 {size}, ptr %{x}.at, i64 %{x}.columnstep, i64 %count)"
+)
+_COPY_OUT = (
+    "call void @copy{size}(i1 %{x}.adjacent, ptr %{x}.at, i64 %{x}.columnstep, ptr %{x}.buffer, i64 {size}, i64 %count)"
+)
+
+#: Elements that a condition is true for.
+_EVENT = "%{x} = phi i1 [ false, %entry ], [ {last}, %loop ]"
+_REPORT = """%{x}.bits = select i1 {last}, i32 {bits}, i32 0
+%{x}.before = load i32, ptr %report
+%{x}.after = or i32 %{x}.before, %{x}.bits
+store i32 %{x}.after, ptr %report"""
+
+# ---------------------------------------------------------------- text of a loop
+
+_BODY = """define internal void @body(i64 %n, i1 %first, ptr %report{arguments}) {{
+entry:
+{entry}
+br label %loop
+loop:
+%i = phi i64 [ 0, %entry ], [ %next, %loop ]
+{phis}
+{loop}
+%next = add nuw nsw i64 %i, 1
+%more = icmp ult i64 %next, %n
+br i1 %more, label %loop, label %end, !llvm.loop !1
+end:
+{end}
+ret void
+}}"""
+
+_KERNEL = """define void @kernel(ptr %args, ptr %sizes, ptr %steps, ptr %report) {{
+entry:
+{entry}
+%most = select i1 {adjacent}, i64 %n, i64 {chunk}
+%some = icmp sgt i64 %n, 0
+br i1 %some, label %rows, label %done
+rows:
+%r = phi i64 [ 0, %entry ], [ %r.next, %row.end ]
+%first = icmp eq i64 %r, 0
+{row}
+br label %chunks
+chunks:
+%start = phi i64 [ 0, %rows ], [ %start.next, %chunks ]
+%rest = sub i64 %n, %start
+%count = call i64 @llvm.smin.i64(i64 %rest, i64 %most)
+{chunk_begins}
+call void @body(i64 %count, i1 %first, ptr %report{arguments})
+{chunk_ends}
+%start.next = add i64 %start, %count
+%start.more = icmp slt i64 %start.next, %n
+br i1 %start.more, label %chunks, label %row.end
+row.end:
+{row_ends}
+%r.next = add i64 %r, 1
+%r.more = icmp slt i64 %r.next, %m
+br i1 %r.more, label %rows, label %end
+end:
+{end}
+%flags = call i32 @fetestexcept(i32 {flags})
+%raised = icmp ne i32 %flags, 0
+br i1 %raised, label %raise, label %done
+raise:
+%before = load i32, ptr %report
+%after = or i32 %before, {warning}
+store i32 %after, ptr %report
+call i32 @feclearexcept(i32 {flags})
+br label %done
+done:
+ret void
+}}"""
+
+#: Copy elements between memory with different steps, unless `skip` says that they are used where they are.
+_COPY = """define internal void @copy{size}(i1 %skip, ptr %to, i64 %to.step, ptr %from, i64 %from.step, i64 %n)
+noinline {{
+entry:
+br i1 %skip, label %end, label %loop
+loop:
+%i = phi i64 [ 0, %entry ], [ %next, %loop ]
+%a = mul i64 %i, %from.step
+%b = mul i64 %i, %to.step
+%source = getelementptr i8, ptr %from, i64 %a
+%target = getelementptr i8, ptr %to, i64 %b
+%x = load i{bits}, ptr %source, align {size}
+store i{bits} %x, ptr %target, align {size}
+%next = add i64 %i, 1
+%more = icmp slt i64 %next, %n
+br i1 %more, label %loop, label %end
+end:
+ret void
+}}"""
+
+#: No iteration of the loop depends on what another one writes.
+_END = """declare i64 @llvm.smin.i64(i64, i64)
+declare i32 @fetestexcept(i32)
+declare i32 @feclearexcept(i32)
+{declarations}
+!0 = distinct !{{}}
+!1 = distinct !{{!1, !2, !3, !4}}
+!2 = !{{!"llvm.loop.parallel_accesses", !0}}
+!3 = !{{!"llvm.loop.vectorize.enable", i1 true}}
+!4 = !{{!"llvm.loop.interleave.count", i32 {interleaved}}}"""
+
+
+def _fill(template: str, parameters: Iterable[Parameter], **texts: object) -> list[str]:
+    return [template.format(**p.texts, **texts) for p in parameters]
+
+
+class Loop:
+    """The parts of a kernel: its parameters, and the instructions for one element."""
+
+    def __init__(self, body: Tape, layout: Layout | None):
+        self.code = Code()
+        self.layout = layout
+        self.operands = [self._parameter(f"x{k}", v) for k, v in enumerate(body.inputs)]
+        values = {v: Value(self.code, f"%{p.name}.v", p.dtype) for v, p in zip(body.inputs, self.operands)}
+        summed: dict[Var, tuple[int, ...]] = {}
+        for eqn in body.equations:
+            (v,) = eqn.outputs
+            if eqn.primitive is sum_p:
+                values[v], summed[v] = values[eqn.inputs[0]], eqn.params["axes"]
+            else:
+                values[v] = lower_equation(self.code, eqn, values)
+        self.results = [self._parameter(f"y{k}", v, summed.get(v)) for k, v in enumerate(body.outputs)]
+        self.values = [values[v] for v in body.outputs]
+        self.parameters = [*self.operands, *self.results]
+        self.with_columns = [p for p in self.parameters if p.has_columns]
+        self.totals = [p for p in self.results if not p.has_columns]
+
+    def _parameter(self, name: str, v: Var, axes: tuple[int, ...] | None = None) -> Parameter:
+        if self.layout is None:
+            return Parameter(name, v.type.dtype, "" if v.type.size == 1 and name.startswith("x") else "n")
+        shape = v.type.shape if axes is None else kept_shape(self.layout.shape, axes)
+        dimensions = self.layout.dimensions_of(shape)
+        assert dimensions is not None
+        return Parameter(name, v.type.dtype, dimensions, axes is not None)
+
+    @property
+    def signature(self) -> str | None:
+        """The signature of the generalized ufunc; None for an ordinary one."""
+        if self.layout is None:
+            return None
+        groups = [[f"({','.join(p.dimensions)})" for p in ps] for ps in (self.operands, self.results)]
+        return "->".join(",".join(group) for group in groups)
+
+    @property
+    def interleaved(self) -> int:
+        """How many vectors are computed at once, so that the processor need not wait for results.
+
+        They are fewer in long loops, which take longer to compile.
+        """
+        return 4 if len(self.code.lines) < 1000 else 2 if len(self.code.lines) < 2000 else 1
+
+    def text(self) -> str:
+        """The module."""
+        sizes = sorted({p.dtype.itemsize for p in self.with_columns})
+        end = _END.format(declarations="\n".join(sorted(self.code.declarations)), interleaved=self.interleaved)
+        return "\n\n".join([self._body(), self._kernel(), *[_COPY.format(size=n, bits=8 * n) for n in sizes], end])
+
+    # ------------------------------------------------ the loop over adjacent elements
+
+    def _body(self) -> str:
+        entry, loop, phis, end = [], [], [], []
+        for p in self.operands:
+            load = _LOAD_BOOL if p.dtype.kind == "b" else _LOAD
+            if p.has_columns:
+                loop += _fill(f"{_ELEMENT}\n{load}", [p], address=f"%{p.name}.a")
+            else:
+                entry += _fill(load, [p], address=f"%{p.name}.p")
+        loop += self.code.lines
+        for p, value in zip(self.results, self.values):
+            store = _STORE_BOOL if p.dtype.kind == "b" else _STORE
+            if not p.has_columns:
+                phis += _fill(_SUM, [p])
+                loop += _fill(_ADD, [p], value=value.text)
+                end += _fill(_STORE_SUM, [p])
+            elif p.is_sum:
+                loop += _fill(f"{_ELEMENT}\n{_ADD_TO_ELEMENT}", [p], value=value.text)
+                loop += _fill(store, [p], value=f"%{p.name}.sum")
+            else:
+                loop += _fill(f"{_ELEMENT}\n{store}", [p], value=value.text)
+        for name, bits, conditions in (
+            ("warning", WARNING, self.code.warnings),
+            ("exception", EXCEPTION, self.code.exceptions),
+        ):
+            if conditions:
+                names = [f"%{name}", *[f"%{name}.{k}" for k in range(len(conditions))]]
+                pairs = zip(conditions, itertools.pairwise(names))
+                loop += [f"{after} = or i1 {before}, {condition.text}" for condition, (before, after) in pairs]
+                phis.append(_EVENT.format(x=name, last=names[-1]))
+                end.append(_REPORT.format(x=name, last=names[-1], bits=bits))
+        arguments = "".join([f", ptr noalias %{name}" for name in self._arguments()])
+        blocks = {"entry": entry, "phis": phis, "loop": loop, "end": end}
+        return _BODY.format(arguments=arguments, **{name: "\n".join(lines) for name, lines in blocks.items()})
+
+    def _arguments(self) -> list[str]:
+        """The names of the addresses that the body takes."""
+        given = [p for p in self.parameters if p.has_columns or not p.is_sum]
+        return [*[f"{p.name}.p" for p in given], *[f"{p.name}.chunk" for p in self.totals]]
+
+    # ------------------------------------------------ rows and chunks
+
+    def _kernel(self) -> str:
+        alone = [p for p in self.operands if not p.has_columns]
+        by_row = [p for p in self.totals if "m" in p.dimensions]
+        at_end = [p for p in self.totals if p not in by_row]
+        floats = [p for p in self.totals if p.dtype.kind == "f"]
+        adjacent = [f"%{p.name}.adjacent" for p in self.with_columns] if not self.totals else ["false"]
+        names = ["true", *[f"%all.{k}" for k in range(len(adjacent))]]
+        blocks = {
+            "entry": [
+                *self._given(),
+                *_fill(_BUFFER, self.with_columns, bytes=CHUNK * 8),
+                *_fill(_ADJACENT, self.with_columns),
+                *[f"{b} = and i1 {a}, {x}" for x, (a, b) in zip(adjacent, itertools.pairwise(names))],
+                *_fill(_TOTAL, self.totals),
+                *_fill(_CLEAR, at_end),
+            ],
+            "row": [
+                *_fill(_ROW, self.parameters),
+                *_fill("%{x}.p = getelementptr i8, ptr %{x}.row, i64 0", alone),
+                *_fill(_CLEAR, by_row),
+            ],
+            "chunk_begins": [
+                *_fill(_CHUNK, self.with_columns),
+                *_fill(_COPY_IN, [p for p in self.with_columns if p in self.operands or p.is_sum]),
+            ],
+            "chunk_ends": [
+                *_fill(_COPY_OUT, [p for p in self.results if p.has_columns]),
+                *_fill(_ADD_CHUNK, self.totals),
+                *_fill(_ADD_LOST, floats),
+            ],
+            "row_ends": [self._finish(p, f"%{p.name}.row") for p in by_row],
+            "end": [self._finish(p, f"%{p.name}") for p in at_end],
+        }
+        return _KERNEL.format(
+            arguments="".join([f", ptr %{name}" for name in self._arguments()]),
+            adjacent=names[-1],
+            chunk=CHUNK,
+            flags=_FLAGS,
+            warning=WARNING,
+            **{name: "\n".join(lines) for name, lines in blocks.items()},
+        )
+
+    def _finish(self, p: Parameter, address: str) -> str:
+        (text,) = _fill(_FINISH_FLOAT if p.dtype.kind == "f" else _FINISH, [p], address=address)
+        return text
+
+    def _given(self) -> list[str]:
+        """Load the addresses, sizes and steps that NumPy passes.
+
+        An ordinary ufunc gets one size, and one step for each parameter. A generalized one gets the sizes and steps of
+        its loop, which has one element, and then those of the signature.
+        """
+        lines: list[str] = []
+
+        def load(name: str, source: str, k: int, type_: str = "i64") -> None:
+            lines.append(f"%{name}.given = getelementptr {type_}, ptr %{source}, i64 {k}")
+            lines.append(f"%{name} = load {type_}, ptr %{name}.given")
+
+        for k, p in enumerate(self.parameters):
+            load(p.name, "args", k, "ptr")
+        sizes = list(dict.fromkeys("".join(p.dimensions for p in self.parameters)))
+        first = 0 if self.layout is None else 1
+        steps = itertools.count(0 if self.layout is None else len(self.parameters))
+        for name in "mn":
+            if name in sizes:
+                load(name, "sizes", first + sizes.index(name))
+            else:
+                lines.append(f"%{name} = add i64 0, 1")
+        for p in self.parameters:
+            for name, step in (("m", "rowstep"), ("n", "columnstep")):
+                if name in p.dimensions:
+                    load(f"{p.name}.{step}", "steps", next(steps))
+                else:
+                    lines.append(f"%{p.name}.{step} = add i64 0, 0")
+            if self.layout is None and not p.dimensions:
+                next(steps)  # that of one element, which is not used
+        return lines

@@ -1,0 +1,192 @@
+"""Operations as instructions: how each elementwise operation is written in LLVM's intermediate representation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.compiler import ir
+from minidiff.compiler.ir import Code, Value, constant, convert, select
+from minidiff.compiler.mathematics import FUNCTIONS
+from minidiff.core.operation import Primitive
+from minidiff.core.tape import Atom, Equation
+from minidiff.core.types import ShapedArray, Var
+from minidiff.ops import base, elementwise
+
+#: The dtypes that loops compute with.
+DTYPES = frozenset(map(numpy.dtype, ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")))
+
+
+def _is_bool(x: Value) -> bool:
+    return x.dtype.kind == "b"
+
+
+def _is_nan(x: Value) -> Value:
+    return x != x if x.dtype.kind == "f" else constant(x.code, False, numpy.dtype(bool))
+
+
+def _maximum(x: Value, y: Value) -> Value:
+    return select((x >= y) | _is_nan(x), x, y)
+
+
+def _minimum(x: Value, y: Value) -> Value:
+    return select((x <= y) | _is_nan(x), x, y)
+
+
+def _sign(x: Value) -> Value:
+    signed = select(x > 0, 1, select(x < 0, x.constant(-1), 0) if x.dtype.kind != "u" else x.constant(0))
+    return select(_is_nan(x), x, signed) if x.dtype.kind == "f" else signed
+
+
+def _truth(x: Value) -> Value:
+    return convert(x, numpy.dtype(bool))
+
+
+def _shift(x: Value, y: Value, shifted: Callable, beyond: Callable) -> Value:
+    """A shift by less than the number of bits, or what is left beyond."""
+    unsigned = convert(y, numpy.dtype(f"u{y.dtype.itemsize}"))
+    fits = unsigned < 8 * x.dtype.itemsize
+    return select(fits, shifted(x, select(fits, y, 0)), beyond(x))
+
+
+def _power(x: Value, y: Value) -> Value:
+    if y.text == x.constant(2.0).text:
+        return x * x
+    return FUNCTIONS["power"](x, y)
+
+
+def _larger(x: Value, y: Value) -> Value:
+    return select(x > y, x.constant(1.0), select(x >= y, x.constant(0.5), select(_is_nan(x - y), x.constant(0.0), 0.0)))
+
+
+def _logaddexp(x: Value, y: Value) -> Value:
+    most, apart = select(x > y, x, y), abs(x - y)
+    total = most + FUNCTIONS["log1p"](FUNCTIONS["exp"](-apart))
+    return select(x == y, x + math.log(2), total)
+
+
+#: Operation -> the value of its result, from operands of the dtypes that NumPy's function computes with.
+WRITTEN: dict[str, Callable[..., Value]] = {
+    "add": lambda x, y: x | y if _is_bool(x) else x + y,
+    "subtract": lambda x, y: x - y,
+    "multiply": lambda x, y: x & y if _is_bool(x) else x * y,
+    "divide": lambda x, y: x / y,
+    "negative": lambda x: -x,
+    "absolute": lambda x: x if _is_bool(x) else abs(x),
+    "fabs": abs,
+    "square": lambda x: x & x if _is_bool(x) else x * x,
+    "sqrt": ir.sqrt,
+    "power": _power,
+    "maximum": lambda x, y: x | y if _is_bool(x) else _maximum(x, y),
+    "minimum": lambda x, y: x & y if _is_bool(x) else _minimum(x, y),
+    "fmax": lambda x, y: x | y if _is_bool(x) else select((x >= y) | _is_nan(y), x, y),
+    "fmin": lambda x, y: x & y if _is_bool(x) else select((x <= y) | _is_nan(y), x, y),
+    "sign": _sign,
+    "copysign": ir.copysign,
+    "floor": ir.floor,
+    "ceil": ir.ceil,
+    "trunc": ir.trunc,
+    "rint": ir.rint,
+    "equal": lambda x, y: x == y,
+    "not_equal": lambda x, y: x != y,
+    "less": lambda x, y: x < y,
+    "less_equal": lambda x, y: x <= y,
+    "greater": lambda x, y: x > y,
+    "greater_equal": lambda x, y: x >= y,
+    "isnan": _is_nan,
+    "isinf": lambda x: abs(x) == math.inf,
+    "isfinite": lambda x: abs(x) < math.inf,
+    "signbit": lambda x: ir.bits(x) < 0,
+    "logical_and": lambda x, y: _truth(x) & _truth(y),
+    "logical_or": lambda x, y: _truth(x) | _truth(y),
+    "logical_xor": lambda x, y: _truth(x) ^ _truth(y),
+    "logical_not": lambda x: ~_truth(x),
+    "bitwise_and": lambda x, y: x & y,
+    "bitwise_or": lambda x, y: x | y,
+    "bitwise_xor": lambda x, y: x ^ y,
+    "invert": lambda x: ~x,
+    "left_shift": lambda x, y: _shift(x, y, lambda a, b: a << b, lambda a: a.constant(0)),
+    "right_shift": lambda x, y: _shift(
+        x, y, lambda a, b: a >> b, lambda a: select(a < 0, a.constant(-1), 0) if a.dtype.kind == "i" else a.constant(0)
+    ),
+    "deg2rad": lambda x: x * (math.pi / 180),
+    "radians": lambda x: x * (math.pi / 180),
+    "rad2deg": lambda x: x * (180 / math.pi),
+    "degrees": lambda x: x * (180 / math.pi),
+    "reciprocal": lambda x: 1.0 / x,
+    "logaddexp": _logaddexp,
+}
+WRITTEN |= {name: f for name, f in FUNCTIONS.items() if name not in WRITTEN}
+
+#: Those that are exact on integers and bools, too; the others are written for floating-point numbers only.
+_ON_INTEGERS = {
+    *("add", "subtract", "multiply", "negative", "absolute", "square", "sign"),
+    *("maximum", "minimum", "fmax", "fmin", "left_shift", "right_shift"),
+    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+    *("logical_and", "logical_or", "logical_xor", "logical_not"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "invert"),
+}
+
+
+#: Operations that are not NumPy's functions, from operands of the result's dtype.
+_OURS: dict[Primitive, Callable[..., Value]] = {
+    elementwise.larger.primitive: _larger,
+    elementwise.difference.primitive: lambda x, y: select(x == y, x.constant(0), x - y),
+    elementwise.stop_gradient.primitive: lambda x: x,
+}
+_OURS |= {p: FUNCTIONS[p.name] for p in (elementwise.sigmoid.primitive,) if p.name in FUNCTIONS}
+
+
+def lower_equation(code: Code, eqn: Equation, values: dict[Var, Value]) -> Value:
+    """Write an equation's operation; `values` has its operands."""
+    found = lowering_of(eqn)
+    assert found is not None
+    write, dtypes = found
+    operands = [
+        convert(values[a], d) if isinstance(a, Var) else constant(code, d.type(a), d)
+        for a, d in zip(eqn.inputs, dtypes)
+    ]
+    return convert(write(*operands), eqn.outputs[0].type.dtype)
+
+
+def lowering_of(eqn: Equation) -> tuple[Callable[..., Value], Sequence[numpy.dtype]] | None:
+    """How an equation is written, and the dtypes to which its operands are converted first; None if it is not."""
+    primitive = eqn.primitive
+    if len(eqn.outputs) != 1 or not eqn.inputs or any(isinstance(a, ShapedArray) for a in eqn.inputs):
+        return None
+    out = eqn.outputs[0].type.dtype
+    dtypes = [a.type.dtype if isinstance(a, Var) else numpy.asarray(a).dtype for a in eqn.inputs]
+    if out not in DTYPES or not DTYPES.issuperset(dtypes):
+        return None
+    if primitive is elementwise.where_p:
+        return select, (numpy.dtype(bool), out, out)
+    if primitive in (base.convert_p, base.truncate_p):
+        lossy = dtypes[0].kind == "f" and out.kind in "iu"  # NumPy warns of numbers that an integer cannot hold
+        return None if lossy else (lambda x: x, dtypes)
+    if primitive in _OURS:
+        return (_OURS[primitive], [out] * len(dtypes)) if out.kind == "f" else None
+    if not isinstance(primitive.impl, numpy.ufunc) or primitive.name not in WRITTEN or eqn.params:
+        return None
+    return _lowering_of_ufunc(primitive, eqn.inputs, out)
+
+
+def _lowering_of_ufunc(
+    primitive: Primitive, inputs: Sequence[Atom], out: numpy.dtype
+) -> tuple[Callable[..., Value], Sequence[numpy.dtype]] | None:
+    given: list[Any] = [
+        a.type.dtype if isinstance(a, Var) else type(a) if type(a) in (int, float) else numpy.asarray(a).dtype
+        for a in inputs
+    ]
+    try:
+        *dtypes, result = primitive.impl.resolve_dtypes((*given, None))
+    except (TypeError, OverflowError):
+        return None
+    kinds = {d.kind for d in dtypes}
+    if result != out or not DTYPES.issuperset(dtypes) or len({*dtypes}) > 1:
+        return None
+    if kinds != {"f"} and primitive.name not in _ON_INTEGERS:
+        return None
+    return WRITTEN[primitive.name], dtypes

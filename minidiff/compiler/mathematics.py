@@ -1,0 +1,650 @@
+"""Mathematical functions of kernels, each by reducing its argument to a small range, and a polynomial there.
+
+A function writes the instructions for one element (`ir.py`), without branches: what depends on a condition is computed
+both ways, and selected. So LLVM can compute several elements at once. The coefficients are those of nearly minimax
+polynomials on the range that is stated; the functions of float32 that have no shorter ones are computed in float64.
+
+Errors are at most 2 units in the last place. NaN, infinities, signed zeros and subnormal numbers give what NumPy gives.
+Where a function has no value, or overflows, the kernel says so (`warn_where`), and NumPy warns of it; arguments for
+which this would take much longer, such as sin(1e300), are left to NumPy (`leave_to_numpy`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy
+
+from minidiff.compiler.ir import (
+    Value,
+    bits,
+    convert,
+    copysign,
+    floor,
+    fma,
+    from_bits,
+    leave_to_numpy,
+    muladd,
+    polynomial,
+    select,
+    sqrt,
+    trunc,
+    warn_where,
+)
+
+
+class FloatFormat(NamedTuple):
+    """What differs between float64 and float32: how numbers are laid out, and the polynomials that are long enough."""
+
+    digits: int  # of the significand, without the leading one
+    bias: int  # of the exponent
+    ln2: tuple[float, float]  # the first part has trailing zeros: its products with exponents are exact
+    exp: tuple[float, ...]  # (exp(r) - 1 - r) / r², |r| <= ln(2) / 2
+    log: tuple[float, ...]  # (log((1 + s) / (1 - s)) / s - 2) / s² in s², |s| <= (sqrt(2) - 1) / (sqrt(2) + 1)
+    sin: tuple[float, ...]  # (sin(r) / r - 1) / r² in r², |r| <= pi / 4
+    cos: tuple[float, ...]  # (cos(r) - 1 + r² / 2) / r⁴ in r²
+
+
+FORMATS = {
+    numpy.dtype("f8"): FloatFormat(
+        digits=52,
+        bias=1023,
+        ln2=(0.6931471803691238, 1.9082149292705877e-10),
+        exp=(
+            *(0.5000000000000001, 0.16666666666666669, 0.04166666666662413, 0.008333333333330062),
+            *(0.0013888888917213717, 0.00019841269863053618, 2.4801521295954376e-05, 2.7557268459997064e-06),
+            *(2.7620088445409746e-07, 2.510038549551032e-08),
+        ),
+        log=(
+            *(0.666666666666667, 0.399999999998992, 0.2857142862611452, 0.22222211112104948),
+            *(0.1818289077802613, 0.15331666676597175, 0.146171283998073),
+        ),
+        sin=(
+            *(-0.16666666666666666, 0.008333333333330945, -0.00019841269836753166, 2.7557316099748184e-06),
+            *(-2.5051131260640362e-08, 1.5918087200100518e-10),
+        ),
+        cos=(
+            *(0.041666666666666664, -0.0013888888888887395, 2.4801587298762304e-05, -2.7557317269975503e-07),
+            *(2.0876145902833164e-09, -1.1382606091400289e-11),
+        ),
+    ),
+    numpy.dtype("f4"): FloatFormat(
+        digits=23,
+        bias=127,
+        ln2=(0.693115234375, 3.1946184945309415e-05),
+        exp=(0.5, 0.16666576989698775, 0.041666554617204574, 0.008363179052722578, 0.0013926183587713494),
+        log=(0.6666666655426973, 0.40000122025712326, 0.2855079973020907, 0.23331040834029354),
+        sin=(-0.1666666666385192, 0.008333331873400462, -0.00019840086027941126, 2.724983408581523e-06),
+        cos=(0.04166666666431839, -0.0013888887670923714, 2.4800599786719477e-05, -2.7300882653907253e-07),
+    ),
+}
+
+#: (arctan(y) / y - 1) / y² in y², |y| <= tan(pi / 8).
+ARCTAN = (
+    *(-0.3333333333333333, 0.1999999999999548, -0.14285714284657894, 0.11111111014561013, -0.09090904549884611),
+    *(0.07692182535116648, -0.06664502215671447, 0.058580687568615106, -0.05085030492810941, 0.03921955253255129),
+    -0.019162068915902573,
+)
+
+#: (arcsin(x) / x - 1) / x² in x², |x| <= 1/2.
+ARCSIN = (
+    *(0.16666666666666669, 0.07499999999998425, 0.04464285714637338, 0.030381944137085216, 0.022372173002005596),
+    *(0.017352391265909227, 0.013971235301124539, 0.011478952690257387, 0.010324318288744113, 0.00545087818772055),
+    *(0.017419357964884856, -0.014881409392818066, 0.02877844261259304),
+)
+
+_PI, _HALF_PI, _QUARTER_PI = (math.pi, 1.2246467991473532e-16), (math.pi / 2, 6.123233995736766e-17), (
+    math.pi / 4, 3.061616997868383e-17)  # fmt: skip
+_LOG10_2 = (0.3010299955494702, 1.1451100898021838e-10)
+
+Function = Callable[..., Value]
+
+
+def _in_double(f: Function) -> Function:
+    """A function whose float32 version is that of float64, rounded."""
+
+    @functools.wraps(f)
+    def computed(*operands: Value) -> Value:
+        double = numpy.dtype("f8")
+        return convert(f(*[convert(x, double) for x in operands]), operands[0].dtype)
+
+    return computed
+
+
+# ---------------------------------------------------------------- powers of two
+
+
+def _round(x: Value) -> tuple[Value, Value]:
+    """The nearest integer, as a floating-point number and as an integer, if |x| is at most 2²⁰.
+
+    Adding 1.5 · 2⁵² (2²³ in float32) leaves no bits for a fraction: the last bits of the sum are the integer.
+    """
+    magic = 1.5 * 2.0 ** FORMATS[x.dtype].digits
+    shifted = x + magic
+    return shifted - magic, bits(shifted) - bits(x.constant(magic))
+
+
+def _as_float(n: Value, dtype: numpy.dtype) -> Value:
+    """A small integer as a floating-point number: the inverse of `_round`."""
+    magic = n.constant(1.5 * 2.0 ** FORMATS[dtype].digits, dtype)
+    return from_bits(n + bits(magic)) - magic
+
+
+def _power_of_two(n: Value) -> Value:
+    """2ⁿ, from its bits, for integers n that are exponents of normal numbers."""
+    form = FORMATS[numpy.dtype(f"f{n.dtype.itemsize}")]
+    return from_bits((n + form.bias) << form.digits)
+
+
+def _times_power_of_two(x: Value, n: Value) -> Value:
+    """x · 2ⁿ in two steps, so that it overflows or becomes subnormal only if the result does."""
+    half = n >> 1
+    return x * _power_of_two(half) * _power_of_two(n - half)
+
+
+def _clamp(x: Value, least: float, most: float) -> Value:
+    """x between two bounds; NaN stays NaN."""
+    return select(x < least, least, select(x > most, most, x))
+
+
+# ---------------------------------------------------------------- exp and what follows from it
+
+
+def _exp_parts(x: Value, low: Value | None = None) -> tuple[Value, Value]:
+    """e and n with exp(x + low) = (1 + e) · 2ⁿ: x = n ln(2) + r, and e = exp(r) - 1 by a polynomial."""
+    form = FORMATS[x.dtype]
+    k, n = _round(x * (1 / math.log(2)))
+    high = x - k * form.ln2[0]  # exact
+    rest = -k * form.ln2[1] if low is None else low - k * form.ln2[1]
+    r = high + rest
+    return high + (r * r * polynomial(r, *form.exp) + rest), n
+
+
+def _exp_range(x: Value) -> Value:
+    """x, or a bound beyond which exp(x) and exp(x) / 2 overflow, or are 0."""
+    most = 89.5 if x.dtype.itemsize == 4 else 711.0
+    return _clamp(x, -1.2 * most, most)
+
+
+def exp(x: Value) -> Value:
+    """The exponential function."""
+    e, n = _exp_parts(_exp_range(x))
+    return _times_power_of_two(1 + e, n)
+
+
+@_in_double
+def exp2(x: Value) -> Value:
+    """2ˣ: x = n + r, and 2ʳ = exp(r ln(2)), with more digits of ln(2)."""
+    bounded = _clamp(x, -1080.0, 1026.0)
+    k, n = _round(bounded)
+    r = bounded - k
+    product = r * math.log(2)
+    e, more = _exp_parts(product, fma(r, math.log(2), -product) + r * 2.3190468138462996e-17)
+    return _times_power_of_two(1 + e, n + more)
+
+
+def expm1(x: Value) -> Value:
+    """exp(x) - 1 = (e + (1 - 2⁻ⁿ)) 2ⁿ, which is accurate near 0, where n = 0."""
+    least = -25.0 if x.dtype.itemsize == 4 else -45.0
+    bounded = select(x < least, least, _exp_range(x))
+    e, n = _exp_parts(bounded)
+    inverse = select(n > 60, 0.0, _power_of_two(-select(n > 60, 60, n)))
+    # Where x is 0, or so small that its square vanishes, the result is x, with its sign.
+    return select(abs(x) < 1e-20, x, _times_power_of_two(e + (1 - inverse), n))
+
+
+def _divide(x: Value, x_low: Value, y: Value, y_low: Value) -> Value:
+    """(x + x_low) / (y + y_low), for y from 1 to 2: the small parts need only a few digits of 1 / y."""
+    q = x / y
+    return q + (x_low - q * y_low) * (1.5 - 0.5 * y)
+
+
+def sigmoid(x: Value) -> Value:
+    """1 / (1 + q) for x >= 0, and q / (1 + q) else, with q = exp(-|x|): accurate in both tails."""
+    e, n = _exp_parts(_exp_range(-abs(x)))
+    high = 1 + e
+    low = e - (high - 1)
+    scale = _power_of_two(select(n < -100, -100, n))
+    q = high * scale
+    total = 1 + q
+    total_low = (1 - total) + q + low * scale
+    left = x < 0.0
+    y = _divide(select(left, high, 1.0), select(left, low, 0.0), total, total_low)
+    return _times_power_of_two(y, select(left, n, 0))
+
+
+def tanh(x: Value) -> Value:
+    """(1 - q) / (1 + q) with q = exp(-2|x|), and the sign of x."""
+    most = 10.0 if x.dtype.itemsize == 4 else 20.0
+    e, n = _exp_parts(select(abs(x) > most, -2 * most, abs(x) * -2.0))
+    scale = _power_of_two(n)
+    rest = 1 - scale
+    minus = rest - e * scale  # 1 - q, without cancellation near 0
+    minus_low = (rest - minus) - e * scale
+    plus = 2 - minus
+    return copysign(_divide(minus, minus_low, plus, (2 - plus) - minus - minus_low), x)
+
+
+def _half_exp(x: Value) -> Value:
+    """exp(x) / 2, which overflows later than exp(x)."""
+    e, n = _exp_parts(_exp_range(x))
+    return _times_power_of_two(1 + e, n - 1)
+
+
+@_in_double
+def sinh(x: Value) -> Value:
+    """sinh(x) = (t + t / (1 + t)) / 2 with t = exp(|x|) - 1, and the sign of x."""
+    size = abs(x)
+    t = expm1(select(size > 22.0, 22.0, size))
+    near = select(size < 1.0, 2 * t - t * t / (1 + t), t + t / (1 + t)) * 0.5
+    return copysign(select(size > 22.0, _half_exp(size), near), x)
+
+
+@_in_double
+def cosh(x: Value) -> Value:
+    """cosh(x) = exp(|x|) / 2 + 1 / (2 exp(|x|))."""
+    size = abs(x)
+    half = _half_exp(size)
+    return half + 0.25 / half
+
+
+# ---------------------------------------------------------------- logarithms
+
+
+def _mantissa(x: Value) -> tuple[Value, Value]:
+    """m from sqrt(1/2) to sqrt(2), and the integer k, with x = m · 2ᵏ, for positive normal numbers."""
+    form = FORMATS[x.dtype]
+    k = (bits(x) - bits(x.constant(math.sqrt(0.5)))) >> form.digits
+    return from_bits(bits(x) - (k << form.digits)), k
+
+
+def _normal(x: Value) -> tuple[Value, Value]:
+    """A positive number scaled to be normal, and the exponent by which it was."""
+    form = FORMATS[x.dtype]
+    small = x < 2.0 ** (1 - form.bias)
+    by = form.digits + 2
+    return select(small, x * 2.0**by, x), select(small, bits(x).constant(-by), 0)
+
+
+def _log_of_mantissa(f: Value) -> Value:
+    """log(1 + f) - f, for 1 + f from sqrt(1/2) to sqrt(2): by s = f / (2 + f), for which 1 + f = (1 + s) / (1 - s)."""
+    s = f / (2 + f)
+    z, half_square = s * s, 0.5 * f * f
+    return s * (half_square + z * polynomial(z, *FORMATS[f.dtype].log)) - half_square
+
+
+def _log_parts(x: Value) -> tuple[Value, Value, Value]:
+    """k as a number, f, and log(1 + f) - f, with x = (1 + f) · 2ᵏ."""
+    normal, by = _normal(x)
+    m, k = _mantissa(normal)
+    f = m - 1
+    return _as_float(k + by, x.dtype), f, _log_of_mantissa(f)
+
+
+def _at_edges(x: Value, y: Value) -> Value:
+    """A logarithm at 0, at infinity, and of negative numbers, where it is -inf, inf and NaN."""
+    warn_where(x <= 0.0)
+    edge = select(x == 0.0, -math.inf, select(x < 0.0, x.constant(math.nan), x))
+    return select((x > 0.0) & (x < math.inf), y, edge)
+
+
+def log(x: Value) -> Value:
+    """The natural logarithm: log(m) + k ln(2)."""
+    k, f, rest = _log_parts(x)
+    high, low = FORMATS[x.dtype].ln2
+    return _at_edges(x, k * high + (f + muladd(k, low, rest)))
+
+
+@_in_double
+def log2(x: Value) -> Value:
+    """The logarithm to base 2: k + log(m) / ln(2), with more digits of 1 / ln(2)."""
+    k, f, rest = _log_parts(x)
+    inverse, low = 1.4426950408889634, 2.0355273740931033e-17
+    total = f + rest
+    product = total * inverse
+    lost = fma(total, inverse, -product) + (((f - total) + rest) * inverse + total * low)
+    return _at_edges(x, k + (product + lost))
+
+
+@_in_double
+def log10(x: Value) -> Value:
+    """The logarithm to base 10."""
+    k, f, rest = _log_parts(x)
+    inverse, low = 0.4342944819032518, 1.098319650216765e-17
+    total = f + rest
+    product = total * inverse
+    lost = fma(total, inverse, -product) + (((f - total) + rest) * inverse + total * low)
+    return _at_edges(x, k * _LOG10_2[0] + (product + (lost + k * _LOG10_2[1])))
+
+
+def log1p(x: Value) -> Value:
+    """log(1 + x): that of the rounded sum u, corrected by what the rounding lost, divided by u."""
+    form = FORMATS[x.dtype]
+    u = 1 + x
+    big = abs(x) > 1.0
+    lost = select(big, 1 - (u - x), x - (u - 1))
+    m, k = _mantissa(select(u > 0.0, select(u < math.inf, u, 1.0), 1.0))
+    same = k == 0
+    f = select(same, x, m - 1)
+    correction = select(same, 0.0, lost / select(same, 1.0, u))
+    number = _as_float(k, x.dtype)
+    y = number * form.ln2[0] + (f + (_log_of_mantissa(f) + muladd(number, form.ln2[1], correction)))
+    warn_where(x <= -1.0)
+    edge = select(x == -1.0, -math.inf, select(x < -1.0, x.constant(math.nan), x))
+    return select((x > -1.0) & (x < math.inf) & (x != 0.0), y, edge)
+
+
+# ---------------------------------------------------------------- angles
+
+
+def _reduce_angle(x: Value) -> tuple[Value, Value, Value]:
+    """r, what is missing to it, and n, with x = n π/2 + r and |r| <= π/4.
+
+    π/2 is taken in three parts. The products of n with the first two are exact.
+    """
+    if x.dtype.itemsize == 4:  # in float64, where the reduced angle has enough digits
+        r, _, n = _reduce_angle(convert(x, numpy.dtype("f8")))
+        short = convert(r, x.dtype)
+        return short, convert(r - convert(short, r.dtype), x.dtype), convert(n, numpy.dtype("i4"))
+    leave_to_numpy(abs(x) > 1e6)
+    k, n = _round(select(abs(x) > 1e6, 0.0, x) * (2 / math.pi))
+    first, second, third = 1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21
+    r, product = x - k * first, k * second
+    high = r - product
+    back = high - r
+    lost = (r - (high - back)) - (product + back)
+    low = lost - k * third
+    reduced = high + low
+    return reduced, (high - reduced) + low, n
+
+
+def _sin_of_reduced(r: Value, low: Value) -> Value:
+    z = r * r
+    cube = z * r
+    tail = polynomial(z, *FORMATS[r.dtype].sin[1:])
+    return r - ((z * (0.5 * low - cube * tail) - low) - cube * FORMATS[r.dtype].sin[0])
+
+
+def _cos_of_reduced(r: Value, low: Value) -> Value:
+    z = r * r
+    half = 0.5 * z
+    w = 1 - half
+    return w + (((1 - w) - half) + (z * (z * polynomial(z, *FORMATS[r.dtype].cos)) - r * low))
+
+
+def sin(x: Value) -> Value:
+    """The sine: of the reduced angle the sine or the cosine, with a sign."""
+    r, low, n = _reduce_angle(x)
+    y = select((n & 1) == 0, _sin_of_reduced(r, low), _cos_of_reduced(r, low))
+    return select(x == 0.0, x, select((n & 2) == 0, y, -y))
+
+
+def cos(x: Value) -> Value:
+    """The cosine."""
+    r, low, n = _reduce_angle(x)
+    y = select((n & 1) == 0, _cos_of_reduced(r, low), _sin_of_reduced(r, low))
+    return select(((n + 1) & 2) == 0, y, -y)
+
+
+@_in_double
+def tan(x: Value) -> Value:
+    """The tangent: sin / cos, or -cos / sin."""
+    r, low, n = _reduce_angle(x)
+    s, c = _sin_of_reduced(r, low), _cos_of_reduced(r, low)
+    even = (n & 1) == 0
+    return select(x == 0.0, x, select(even, s, -c) / select(even, c, s))
+
+
+def _arctan_of_quotient(y: Value, x: Value) -> tuple[Value, Value, Value]:
+    """A multiple of π/4, 0 or 1, and the rest of arctan(y / x) in two parts, for 0 <= y <= x."""
+    large = y > x * math.tan(math.pi / 8)
+    upper, lower = select(large, y - x, y), select(large, y + x, x)
+    t = upper / lower
+    lost = fma(-t, lower, upper) / lower
+    z = t * t
+    return select(large, x.constant(1.0), 0.0), t, muladd(t * z, polynomial(z, *ARCTAN), lost)
+
+
+@_in_double
+def arctan(x: Value) -> Value:
+    """The inverse tangent: beyond 1, π/2 - arctan(1 / x)."""
+    size = abs(x)
+    swapped = size > 1.0
+    quarters, t, rest = _arctan_of_quotient(
+        select(swapped, 1.0, size), select(swapped, select(size < math.inf, size, 1e308), 1.0)
+    )
+    inner = quarters * _QUARTER_PI[0] + (t + (rest + quarters * _QUARTER_PI[1]))
+    return copysign(select(swapped, _HALF_PI[0] - (inner - _HALF_PI[1]), inner), x)
+
+
+@_in_double
+def arctan2(y: Value, x: Value) -> Value:
+    """The angle of the point (x, y), in all four quadrants."""
+    a, b = abs(y), abs(x)
+    swapped = a > b
+    small, large = select(swapped, b, a), select(swapped, a, b)
+    large = select(large == 0.0, 1.0, large)
+    both = (small == math.inf) & (large == math.inf)
+    scale = select(large > 1e300, x.constant(0.25), 1.0)  # so that their sum does not overflow
+    small = select(large == math.inf, select(both, x.constant(1.0), 0.0), small * scale)
+    large = select(large == math.inf, 1.0, large * scale)
+    quarters, t, rest = _arctan_of_quotient(small, large)
+    angle = quarters * _QUARTER_PI[0] + (t + (rest + quarters * _QUARTER_PI[1]))
+    behind = bits(x) < 0
+    angle = select(swapped, select(behind, angle, -angle), select(behind, -angle, angle))
+    high = select(swapped, x.constant(_HALF_PI[0]), select(behind, x.constant(_PI[0]), 0.0))
+    low = select(swapped, x.constant(_HALF_PI[1]), select(behind, x.constant(_PI[1]), 0.0))
+    return select((x != x) | (y != y), x + y, copysign(high + (angle + low), y))
+
+
+def _arcsin_parts(x: Value) -> tuple[Value, Value, Value]:
+    """Whether |x| > 1/2; then s = sqrt((1 - |x|) / 2), else |x|; and arcsin(s) - s."""
+    size = abs(x)
+    large = size > 0.5
+    z = select(large, (1 - size) * 0.5, size * size)
+    s = select(large, sqrt(z), size)
+    return large, s, s * (z * polynomial(z, *ARCSIN))
+
+
+@_in_double
+def arcsin(x: Value) -> Value:
+    """The inverse sine: beyond 1/2, π/2 - 2 arcsin(sqrt((1 - x) / 2))."""
+    large, s, rest = _arcsin_parts(x)
+    beyond = _HALF_PI[0] - (2 * s + (2 * rest - _HALF_PI[1]))
+    return copysign(select(large, beyond, s + rest), x)
+
+
+@_in_double
+def arccos(x: Value) -> Value:
+    """The inverse cosine."""
+    large, s, rest = _arcsin_parts(x)
+    near = _HALF_PI[0] - (copysign(s, x) + (copysign(rest, x) - _HALF_PI[1]))
+    left = _PI[0] - (2 * s + (2 * rest - _PI[1]))
+    return select(large, select(x < 0.0, left, 2 * s + 2 * rest), near)
+
+
+# ---------------------------------------------------------------- inverse hyperbolic functions
+
+
+@_in_double
+def arcsinh(x: Value) -> Value:
+    """log(|x| + sqrt(1 + x²)), with the sign of x."""
+    size = abs(x)
+    huge = size > 1e8
+    t = select(huge, 1.0, size)
+    square = t * t
+    near = log1p(t + square / (1 + sqrt(1 + square)))
+    far = log(select(huge, size, 1.0)) + math.log(2)
+    return select(x == 0.0, x, copysign(select(huge, far, near), x))
+
+
+@_in_double
+def arccosh(x: Value) -> Value:
+    """log(x + sqrt(x² - 1)), for x >= 1."""
+    warn_where(x < 1.0)
+    huge = x > 1e8
+    t = select(huge, 1.0, select(x >= 1.0, x - 1, 1.0))
+    y = select(huge, log(select(huge, x, 1.0)) + math.log(2), log1p(t + sqrt(2 * t + t * t)))
+    return select(x >= 1.0, y, x.constant(math.nan))
+
+
+@_in_double
+def arctanh(x: Value) -> Value:
+    """log((1 + x) / (1 - x)) / 2."""
+    size = abs(x)
+    warn_where(size >= 1.0)
+    t = select(size < 1.0, size, 0.0)
+    near = 0.5 * log1p(select(t < 0.5, 2 * t + 2 * t * t / (1 - t), 2 * t / (1 - t)))
+    edge = select(size == 1.0, x.constant(math.inf), math.nan)
+    return select(size < 1.0, copysign(near, x), copysign(edge, x))
+
+
+# ---------------------------------------------------------------- powers and roots
+
+#: (log((1 + s) / (1 - s)) / s - 2 - 2/3 s²) / s⁴ in s².
+LOG_REST = (
+    *(0.4, 0.2857142857142937, 0.222222222216545, 0.1818181833570672),
+    *(0.1538459492898411, 0.133348065173055, 0.11706187519978793, 0.11723689023649227),
+)
+
+
+def _log_in_two_parts(x: Value) -> tuple[Value, Value]:
+    """log(x) as a sum of two numbers, with an error of about 2⁻⁶⁵ of it, for positive numbers."""
+    normal, by = _normal(x)
+    m, n = _mantissa(normal)
+    k = _as_float(n + by, x.dtype)
+    f, d = m - 1, m + 1
+    d_low = m - (d - 1)
+    s = f / d
+    s_low = (fma(-s, d, f) - s * d_low) / d
+    z = s * s
+    z_low = fma(s, s, -z) + 2 * s * s_low
+    w = z * polynomial(z, *LOG_REST)
+    p = w + 2 / 3
+    p_low = (2 / 3 - p + w) + 3.700743415417188e-17  # 2/3 has more digits than a number
+    cube = s * z
+    cube_low = fma(s, z, -cube) + (s * z_low + s_low * z)
+    t = cube * p
+    t_low = fma(cube, p, -t) + (cube * p_low + cube_low * p)
+    high, low = FORMATS[x.dtype].ln2
+    total, lost = _two_sum(k * high, 2 * s)
+    total, more = _two_sum(total, t)
+    rest = lost + (more + (2 * s_low + (t_low + k * low)))
+    return _two_sum(total, rest)
+
+
+def _two_sum(x: Value, y: Value) -> tuple[Value, Value]:
+    """A rounded sum, and what the rounding lost."""
+    total = x + y
+    part = total - x
+    return total, (x - (total - part)) + (y - part)
+
+
+@_in_double
+def power(x: Value, y: Value) -> Value:
+    """|x|ʸ = exp(y log|x|), with a logarithm of 65 digits, since y may be large; and the sign of x if y is odd."""
+    size = abs(x)
+    plain = (size > 0.0) & (size < math.inf)
+    high, low = _log_in_two_parts(select(plain, size, 1.0))
+    bounded = _clamp(y, -1e300, 1e300)
+    product = bounded * high
+    lost = fma(bounded, high, -product) + bounded * low
+    inside = abs(product) < 760.0
+    e, n = _exp_parts(_exp_range(product), select(inside, lost, 0.0))
+    result = _times_power_of_two(1 + e, n)
+    grows = (y > 0.0) == (size > 1.0)
+    at_infinity = select(size == 1.0, 1.0, select(grows, x.constant(math.inf), 0.0))
+    result = select(plain & (abs(y) < math.inf), result, at_infinity)
+    whole = floor(y) == y
+    half = y * 0.5
+    odd = whole & (floor(half) != half) & (abs(y) < math.inf)
+    negative = bits(x) < 0
+    warn_where(((x == 0.0) & (y < 0.0)) | (abs(y) == math.inf))
+    without_value = (x < 0.0) & ~whole & (size < math.inf)
+    warn_where(without_value)
+    result = select(negative & odd, -result, result)
+    result = select(without_value, x.constant(math.nan), result)
+    result = select((x != x) | (y != y), x + y, result)
+    return select((y == 0.0) | (x == 1.0), 1.0, result)
+
+
+@_in_double
+def cbrt(x: Value) -> Value:
+    """The cube root: a third of the exponent, and three steps of Halley's method, each with thrice the digits."""
+    size = abs(x)
+    usual = (size > 0.0) & (size < math.inf)
+    small, large = size < 1e-290, size > 1e290
+    scaled = select(small, size * 2.0**54, select(large, size * 2.0**-54, size))
+    a = select(usual, scaled, 1.0)
+    # The bits of a number, seen as an integer, are nearly its logarithm to base 2.
+    third = _as_float(bits(a) >> 32, a.dtype) * (1 / 3) + 715094163.0
+    y = from_bits(bits(third + 1.5 * 2.0**52) << 32)
+    for _ in range(3):
+        cube = y * y * y
+        y = y * ((cube + 2 * a) / (2 * cube + a))
+    y = y - (fma(y * y, y, -a) + fma(y, y, -(y * y)) * y) / (3 * y * y)
+    y = select(small, y * 2.0**-18, select(large, y * 2.0**18, y))
+    return copysign(select(usual, y, size), x)
+
+
+@_in_double
+def hypot(x: Value, y: Value) -> Value:
+    """sqrt(x² + y²), without overflow of the squares."""
+    a, b = abs(x), abs(y)
+    large, small = select(a > b, a, b), select(a > b, b, a)
+    usual = (large > 0.0) & (large < math.inf)
+    ratio = select(usual, small, 0.0) / select(usual, large, 1.0)
+    result = select(usual, large * sqrt(1 + ratio * ratio), large)
+    nan = (x != x) | (y != y)
+    return select((a == math.inf) | (b == math.inf), math.inf, select(nan, x + y, result))
+
+
+# ---------------------------------------------------------------- remainders
+
+
+def _fmod_parts(x: Value, y: Value) -> Value:
+    """The remainder of a quotient that is rounded toward 0, where it is less than 2⁵³; NumPy computes the others."""
+    size, by = abs(x), abs(y)
+    form = FORMATS[x.dtype]
+    least = 2.0 ** (form.digits + 3 - form.bias)  # so that remainders are normal numbers
+    usual = (by > least) & (by < 2.0 ** (form.bias - form.digits)) & (size < by * 2.0**form.digits)
+    leave_to_numpy(~usual)
+    size, by = select(usual, size, 1.0), select(usual, by, 1.0)
+    r = fma(-trunc(size / by), by, size)
+    r = select(r < 0.0, r + by, r)
+    return copysign(select(r >= by, r - by, r), x)
+
+
+def fmod(x: Value, y: Value) -> Value:
+    """The remainder with the sign of x."""
+    return _fmod_parts(x, y)
+
+
+def remainder(x: Value, y: Value) -> Value:
+    """The remainder with the sign of y."""
+    r = _fmod_parts(x, y)
+    other = (r < 0.0) != (y < 0.0)
+    return select(r == 0.0, copysign(r, y), select(other, r + y, r))
+
+
+def floor_divide(x: Value, y: Value) -> Value:
+    """The largest integer that is at most x / y."""
+    r = _fmod_parts(x, y)
+    quotient = (x - r) / y
+    quotient = select((r != 0.0) & ((r < 0.0) != (y < 0.0)), quotient - 1, quotient)
+    whole = floor(quotient)
+    whole = select(quotient - whole > 0.5, whole + 1, whole)
+    return select(quotient == 0.0, copysign(x.constant(0.0), x / y), whole)
+
+
+#: The functions, by the names that NumPy has for them.
+FUNCTIONS: dict[str, Function] = {
+    f.__name__: f
+    for f in (
+        *(exp, exp2, expm1, sigmoid, tanh, sinh, cosh, log, log2, log10, log1p, sin, cos, tan, arctan, arctan2),
+        *(arcsin, arccos, arcsinh, arccosh, arctanh, power, cbrt, hypot, fmod, remainder, floor_divide),
+    )
+}

@@ -1,0 +1,233 @@
+"""Machine code: compile LLVM's intermediate representation (IR), keep the result on disk, call it from NumPy.
+
+A kernel becomes a NumPy ufunc, or a generalized one. So NumPy does for it what it does for its own functions: it
+broadcasts, walks over strides, and allocates results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+#: How long a process waits for another one that compiles the same kernel, in seconds.
+PATIENCE = 10.0
+
+
+@functools.cache
+def is_available() -> bool:
+    """Whether llvmlite is installed, and the environment variable MINIDIFF_KERNELS does not switch kernels off."""
+    return os.environ.get("MINIDIFF_KERNELS", "1") != "0" and importlib.util.find_spec("llvmlite") is not None
+
+
+# ---------------------------------------------------------------- compiling
+
+
+@functools.cache
+def _llvm() -> Any:
+    import llvmlite.binding as llvm  # takes longer to load than all of minidiff
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
+
+
+@functools.cache
+def _processor() -> tuple[str, str]:
+    """The name of this processor, and the instructions that it has."""
+    llvm = _llvm()
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+@functools.cache
+def _target() -> Any:
+    cpu, features = _processor()
+    return _llvm().Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=2)
+
+
+def compile_module(ir: str) -> bytes:
+    """Optimize IR, and compile it to an object file."""
+    llvm, target = _llvm(), _target()
+    module = llvm.parse_assembly(ir)
+    module.triple, module.data_layout = target.triple, str(target.target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization, options.slp_vectorization, options.loop_unrolling = True, False, False
+    passes = llvm.create_pass_builder(target, options)
+    passes.getModulePassManager().run(module, passes)
+    return target.emit_object(module)
+
+
+# ---------------------------------------------------------------- the cache on disk
+
+
+def cache_directory() -> Path | None:
+    """The directory of compiled kernels, which belongs to its user alone; None if there can be none.
+
+    It is `MINIDIFF_CACHE`, or `minidiff` in the user's directory of caches. Since it holds code, a directory that
+    others may write into is refused, with a warning.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    path = Path(os.environ.get("MINIDIFF_CACHE") or os.path.join(base, "minidiff"))
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+    except OSError as error:
+        _warn_once(f"compiled kernels are not kept on disk: {error}")
+        return None
+    mine = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    if not mine or (os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        _warn_once(
+            f"compiled kernels are not kept on disk: others may write into {path}, and it would hold code; make it "
+            f"yours alone (chmod 700), or name another directory in MINIDIFF_CACHE"
+        )
+        return None
+    return path
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def object_file(ir: str) -> bytes:
+    """The object file of IR: from the cache, or compiled and put there."""
+    directory = cache_directory()
+    if directory is None:
+        return compile_module(ir)
+    path = directory / f"{_key(ir)}.o"
+    found = _read(path)
+    if found is not None:
+        return found
+    with _turn(path) as first:
+        found = None if first else _read(path)
+        if found is None:
+            found = compile_module(ir)
+            _write(path, found)
+    return found
+
+
+def _key(ir: str) -> str:
+    """What an object file depends on: the IR, the processor and its instructions, and LLVM's version."""
+    import llvmlite
+
+    parts = (ir, *_processor(), llvmlite.__version__, str(_llvm().llvm_version_info))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _read(path: Path) -> bytes | None:
+    """The content of a file whose first bytes are the hash of the rest; None if there is none, or it is damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file by another name, then rename it: a reader finds all of it or nothing."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(hashlib.sha256(content).digest() + content)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        _warn_once(f"compiled kernels are not kept on disk: {error}")
+
+
+@contextlib.contextmanager
+def _turn(path: Path) -> Iterator[bool]:
+    """Let the first of several processes compile: True for it; for the others False, once it is done."""
+    lock = path.with_suffix(".lock")
+    try:
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        _await(lock)
+        yield False
+        return
+    except OSError:  # the directory cannot be written
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
+
+
+def _await(lock: Path) -> None:
+    """Wait until a lock is gone; one that stays belonged to a process that died, and is removed."""
+    end = time.monotonic() + PATIENCE
+    while lock.exists():
+        if time.monotonic() > end:
+            with contextlib.suppress(OSError):
+                lock.unlink()
+            return
+        time.sleep(0.005)
+
+
+# ---------------------------------------------------------------- functions of NumPy
+
+_engines: list[Any] = []  # they own the machine code
+
+
+def load_function(ir: str, name: str) -> int:
+    """Compile IR, or take it from the cache, and return the address of one of its functions."""
+    llvm = _llvm()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(object_file(ir)))
+    engine.finalize_object()
+    _engines.append(engine)
+    return engine.get_function_address(name)
+
+
+@functools.cache
+def _numpy_api() -> Any:
+    """The table of C functions that NumPy offers for ufuncs."""
+    umath = importlib.import_module("numpy._core._multiarray_umath")
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.cast(pointer(umath._UFUNC_API, None), ctypes.POINTER(ctypes.c_void_p))
+
+
+#: The place of PyUFunc_FromFuncAndDataAndSignature in the table, part of NumPy's binary interface.
+_FROM_SIGNATURE = 31
+
+
+def make_ufunc(
+    name: str, address: int, inputs: Sequence[Any], outputs: Sequence[Any], signature: str | None, data: Any
+) -> numpy.ufunc:
+    """Make a ufunc from the address of its inner loop and the dtypes of operands and results.
+
+    With a signature, it is a generalized one. `data` is what the loop gets as its last argument, a ctypes object.
+    """
+    loops, datas = (ctypes.c_void_p * 1)(address), (ctypes.c_void_p * 1)(ctypes.addressof(data))
+    numbers = bytes([numpy.dtype(d).num for d in (*inputs, *outputs)])
+    types = ctypes.create_string_buffer(numbers, len(numbers))
+    texts = [name.encode(), b"A fused loop, compiled by LLVM.", signature and signature.encode()]
+    make = ctypes.PYFUNCTYPE(
+        ctypes.py_object, *[ctypes.c_void_p] * 3, *[ctypes.c_int] * 4, *[ctypes.c_char_p] * 2, ctypes.c_int,
+        ctypes.c_char_p,
+    )(_numpy_api()[_FROM_SIGNATURE])  # fmt: skip
+    ufunc = make(loops, datas, types, 1, len(inputs), len(outputs), -1, *texts[:2], 0, texts[2])
+    _kept.append((ufunc, loops, datas, types, texts, data))  # NumPy keeps their addresses only
+    return ufunc
+
+
+_kept: list[Any] = []

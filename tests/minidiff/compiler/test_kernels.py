@@ -1,0 +1,477 @@
+"""Fused kernels: equal to NumPy's operations to rounding, with its warnings, from a cache that can be trusted."""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+from minidiff.compiler import kernels, native
+
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs llvmlite: pip install '.[compiled]'")
+
+
+def fused(f, *args, **options):
+    """The number of kernels in the program of a function."""
+    tape = md.jit(f, **options).program(*args).tape
+    return sum(str(eqn.primitive) == "fused" for eqn in tape.equations)
+
+
+def operations(f, *args):
+    """The operations of the program of a function."""
+    return [str(eqn.primitive) for eqn in md.jit(f).program(*args).tape.equations]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """All kernels of these tests go into a directory of their own."""
+    monkeypatch.setenv("MINIDIFF_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
+
+
+@pytest.fixture
+def of_any_size(monkeypatch):
+    """Kernels also for arrays that NumPy is faster on."""
+    monkeypatch.setattr(kernels, "LEAST_ELEMENTS", 1)
+
+
+# ---------------------------------------------------------------- what is in a group
+
+N = kernels.LEAST_ELEMENTS
+x = numpy.linspace(0.1, 1.0, N)
+
+
+def test_a_gradient_of_elementwise_operations_is_one_kernel():
+    def loss(x):
+        for _ in range(3):
+            x = x * (1.5 - 0.5 * x * x)
+        return x.sum()
+
+    assert operations(md.value_and_grad(loss), x) == ["fused"]
+    value, gradient = md.jit(md.value_and_grad(loss))(x)
+    numpy.testing.assert_allclose(value, loss(x))
+    numpy.testing.assert_allclose(gradient, md.grad(loss)(x), rtol=1e-13)
+
+
+def test_small_arrays_stay_with_numpy():
+    f = lambda x: x * 2 + x * x  # noqa: E731
+    assert fused(f, x) == 1
+    assert fused(f, x[1:]) == 0
+
+
+def test_kernels_can_be_left_out():
+    f = lambda x: x * 2 + x * x  # noqa: E731
+    assert fused(f, x, kernels=False) == 0
+    code = "import numpy, minidiff as md; print(md.jit(lambda x: x * 2 + x * x).source(numpy.ones(10_000)))"
+    off = subprocess.run([sys.executable, "-c", code], env={**os.environ, "MINIDIFF_KERNELS": "0"}, capture_output=True)
+    assert b"fused" not in off.stdout and b"x" not in off.stderr
+
+
+def test_an_operation_alone_stays_with_numpy():
+    assert operations(lambda x: x * 2, x) == ["multiply"]
+
+
+def test_what_a_matmul_needs_runs_before_it_and_what_it_gives_after():
+    a = numpy.ones((20, 20))
+    names = operations(lambda a: np.maximum((a * 2 + 1) @ (a - 1) * 3 - 1, 0), a)
+    assert names == ["fused", "matmul", "fused"]
+
+
+def test_sums_of_parts_do_not_keep_the_parts():
+    """Sums that wait keep nothing in memory that would otherwise be free."""
+    a = numpy.ones((20, 20))
+    names = operations(lambda a: a @ a + a.T @ a + a @ a.T + a.T @ a.T, a)
+    assert names.index("add") < len(names) - 1 - names[::-1].index("matmul")
+
+
+def test_a_group_of_too_many_operands_is_several():
+    xs = [x + k for k in range(100)]
+    f = lambda *xs: sum(xs[1:], xs[0])  # noqa: E731
+    assert 1 < fused(f, *xs) < 8
+    numpy.testing.assert_allclose(md.jit(f)(*xs), sum(xs))
+
+
+def test_a_long_program_is_several_kernels():
+    def f(x):
+        for k in range(1000):
+            x = x * 0.999 + k
+        return x
+
+    assert 1 < fused(f, x) < 10
+    numpy.testing.assert_allclose(md.jit(f)(x), f(x))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        pytest.param(lambda z: z * 2 + z, id="complex"),
+        pytest.param(lambda z: z.real * 2 + z.imag, id="parts of complex numbers"),
+    ],
+)
+def test_complex_numbers_stay_with_numpy_in_the_same_program(f):
+    z = x + 1j
+    numpy.testing.assert_allclose(md.jit(f)(z), f(z))
+    if numpy.iscomplexobj(f(z)):
+        assert fused(f, z) == 0
+
+
+def test_long_doubles_stay_with_numpy():
+    assert fused(lambda y: y * 2 + y, x.astype(numpy.longdouble)) == 0
+
+
+# ---------------------------------------------------------------- equal to NumPy
+
+FLOATS = ("f4", "f8")
+INTEGERS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+UNARY = ("negative", "absolute", "square", "sign", "sqrt", "floor", "ceil", "trunc", "rint", "isnan", "isfinite",
+         "isinf", "signbit", "logical_not", "tanh", "exp", "sin", "log1p", "reciprocal", "fabs", "deg2rad",
+         "invert")  # fmt: skip
+BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "fmax", "fmin", "equal", "not_equal", "less",
+          "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor", "copysign",
+          "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", "power", "arctan2",
+          "hypot")  # fmt: skip
+
+
+@st.composite
+def programs(draw):
+    """A program as a list of (name, operands): an operand is the number of an earlier value, or a Python number."""
+    count = draw(st.integers(1, 3))
+    steps = []
+    for k in range(draw(st.integers(2, 8))):
+        name = draw(st.sampled_from((*UNARY, *BINARY, "where", "astype")))
+        arity = 1 if name in UNARY or name == "astype" else 3 if name == "where" else 2
+        earlier = st.integers(0, count + k - 1)
+        operands = [draw(earlier) for _ in range(arity)]
+        number = draw(st.sampled_from((None, None, 2, -1.5, 0, True)))
+        steps.append((name, operands, number if arity == 2 else None, draw(st.sampled_from((*FLOATS, *INTEGERS, "?")))))
+    axes = draw(st.sampled_from((None, (), (0,), (1,), (0, 1))))
+    return count, steps, axes
+
+
+def run_program(program, arrays, np):
+    count, steps, axes = program
+    values = list(arrays)
+    for name, operands, number, dtype in steps:
+        chosen = [values[k] for k in operands]
+        if number is not None:
+            chosen[-1] = number
+        try:
+            values.append(chosen[0].astype(dtype) if name == "astype" else getattr(np, name)(*chosen))
+        except (TypeError, ValueError, OverflowError):  # there is no such operation on these dtypes
+            values.append(chosen[0])
+    outs = values[count:]
+    if axes is not None:
+        outs = [*outs, *[np.sum(v, axis=axes or None) for v in outs if len(v.shape) == 2]]
+    return outs
+
+
+@st.composite
+def operands(draw, count):
+    """Arrays of a few dtypes that broadcast, some of them not contiguous, read-only, or the same memory."""
+    rows, columns = draw(st.sampled_from(((1, 7), (5, 1), (3, 4), (2, 300), (300, 2), (1, 1))))
+    rng = numpy.random.default_rng(draw(st.integers(0, 99)))
+    found = []
+    for _ in range(count):
+        dtype = draw(st.sampled_from((*FLOATS, "f8", *INTEGERS, "?")))
+        shape = draw(st.sampled_from(((rows, columns), (rows, columns), (columns,), (rows, 1), (1, 1), ())))
+        kind = draw(st.sampled_from("cfrst"))
+        wide = tuple([2 * n for n in shape]) if kind == "s" else shape
+        a = rng.normal(size=wide) * 3 if dtype in FLOATS else rng.integers(0, 100, wide)
+        if dtype in FLOATS and draw(st.booleans()):
+            special = rng.choice([0.0, -0.0, math.inf, -math.inf, math.nan, 1e300, 5e-324], wide)
+            a = numpy.where(rng.random(wide) < 0.3, special, a)
+        with numpy.errstate(all="ignore"):
+            a = numpy.asarray(a).astype(dtype)
+        a = numpy.asfortranarray(a) if kind == "f" else a[(slice(None, None, {"r": -1, "s": 2}.get(kind)),) * a.ndim]
+        if found and draw(st.integers(0, 5)) == 0:
+            a = found[-1]
+        found.append(a)
+    return found
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(data=st.data())
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_random_programs(data):
+    program = data.draw(programs())
+    arrays = data.draw(operands(program[0]))
+    before, kernels.LEAST_ELEMENTS = kernels.LEAST_ELEMENTS, 1
+    try:
+        run = md.jit(lambda *arrays: run_program(program, arrays, np))
+        found = run(*arrays)
+    finally:
+        kernels.LEAST_ELEMENTS = before
+    plain = md.jit(lambda *arrays: run_program(program, arrays, np), kernels=False)(*arrays)
+    for a, b in zip(found, plain):
+        assert (a.dtype, a.shape, type(a)) == (b.dtype, b.shape, type(b))
+        if a.dtype.kind == "f":
+            # Functions of values that differ in the last place may amplify that; those that do so much are not here.
+            numpy.testing.assert_allclose(a, b, rtol=1e-3 if a.dtype == "f4" else 1e-9, atol=1e-30)
+        else:
+            different = a != b
+            assert different.mean() <= 0.05 if different.size > 20 else True
+            if not any(v.dtype.kind == "f" for v in plain):
+                numpy.testing.assert_array_equal(a, b)
+
+
+EXACT = ("add", "subtract", "multiply", "divide", "negative", "absolute", "square", "sqrt", "reciprocal", "maximum",
+         "minimum", "fmax", "fmin", "sign", "copysign", "floor", "ceil", "trunc", "rint", "equal", "not_equal", "less",
+         "less_equal", "greater", "greater_equal", "isnan", "isinf", "isfinite", "signbit", "logical_and", "logical_or",
+         "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
+         "right_shift")  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, "?"])
+def test_exact_operations_of_all_special_values(of_any_size, dtype):
+    """To the bit, NaNs and signs of zero included; one program for all operations of a dtype."""
+    if dtype in FLOATS:
+        special = [0.0, -0.0, 1.0, -1.5, 2.5, -3.5, math.inf, -math.inf, math.nan, 1e-310, 3e38, -7.0]
+    else:
+        info = numpy.iinfo(dtype) if dtype != "?" else None
+        special = [0, 1] if info is None else [0, 1, 2, 3, 7, 100, info.max, info.max - 1, info.min, info.min + 1]
+    with numpy.errstate(all="ignore"):
+        given = numpy.array(special).astype(dtype)
+    a, b = (m.ravel() for m in numpy.meshgrid(given, given))
+
+    def all_of(a, b, np):
+        found = {}
+        for name in EXACT:
+            f = getattr(np, name)
+            try:
+                found[name] = f(a) if getattr(numpy, name).nin == 1 else f(a, b)
+            except TypeError:
+                continue
+        return found
+
+    found, expected = md.jit(lambda a, b: all_of(a, b, np))(a, b), all_of(a, b, numpy)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        numpy.testing.assert_array_equal(found[name], value, err_msg=name)
+        if value.dtype.kind == "f":
+            numbers = ~numpy.isnan(value)
+            same = numpy.signbit(found[name]) == numpy.signbit(value)
+            if name in ("maximum", "minimum", "fmax", "fmin"):  # of two zeros NumPy gives either
+                same |= value == 0
+            assert same[numbers].all(), name
+
+
+@pytest.mark.parametrize("axes", [0, 1, None, (0, 1)])
+@pytest.mark.parametrize("order", "CF")
+def test_sums_are_as_accurate_as_numpys(axes, order):
+    """Of terms that nearly cancel, compared with exact sums."""
+    rng = numpy.random.default_rng(0)
+    a = rng.normal(size=(700, 1300)) * 10.0 ** rng.integers(-8, 8, (700, 1300))
+    a = numpy.asarray(numpy.concatenate([a, -a[:, ::-1]]), order=order)
+    f = lambda a: ((a * 2).sum(axes), (a * 2 - a).mean(axes))  # noqa: E731
+    assert "fused" in operations(f, a)
+    for value, plain, scale in zip(md.jit(f)(a), f(a), (2, 1)):
+        count = 1 if scale == 2 else a.size // numpy.asarray(value).size
+        lines = {0: a.T, 1: a}.get(axes, a.reshape(1, -1)) if isinstance(axes, int) else a.reshape(1, -1)
+        exact = numpy.array([math.fsum(line * scale) / count for line in lines]).reshape(numpy.shape(value))
+        error, numpys = numpy.abs(value - exact).max(), numpy.abs(plain - exact).max()
+        bound = numpy.abs(a).sum(axes).max() * scale / count * 2.0**-52
+        assert error <= max(numpys, 20 * bound)
+
+
+def test_sums_over_leading_and_trailing_dimensions_with_broadcasts(of_any_size):
+    a, b, c = numpy.random.default_rng(0).normal(size=(4, 6, 5)), numpy.arange(5.0), numpy.arange(4.0)[:, None, None]
+
+    def f(a, b, c):
+        z = a * b + 1
+        w = z * c
+        return w, w.sum(0), w.sum((0, 1)), w.sum(2), w.sum((1, 2), keepdims=True), w.sum(1), w.mean(0), z.sum()
+
+    for found, expected in zip(md.jit(f)(a, b, c), f(a, b, c)):
+        assert found.shape == expected.shape
+        numpy.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_sums_of_integers_and_of_nothing(of_any_size):
+    n = numpy.arange(-5, 300)
+    assert md.jit(lambda n: (n * 3 + 1).sum())(n) == (n * 3 + 1).sum()
+    empty = md.jit(lambda a: ((a * 2 + 1).sum(0), a * 2 + 1))(numpy.ones((0, 3)))
+    numpy.testing.assert_array_equal(empty[0], numpy.zeros(3))
+    assert empty[1].shape == (0, 3)
+
+
+def test_infinite_sums(of_any_size):
+    a = numpy.array([1.0, math.inf, 2.0])
+    assert md.jit(lambda a: (a * 2 + 1).sum())(a) == math.inf
+
+
+def test_derivatives_of_any_order():
+    f = lambda x: np.tanh(x * x) * np.exp(-x)  # noqa: E731
+    for _ in range(3):
+        numpy.testing.assert_allclose(md.jit(f)(x), f(x), rtol=1e-10)
+        f = md.grad(lambda x, f=f: f(x).sum())
+    hvp = lambda x: md.jvp(md.grad(lambda x: np.sin(x * x).sum()), (x,), (x,))[1]  # noqa: E731
+    numpy.testing.assert_allclose(md.jit(hvp)(x), hvp(x), rtol=1e-10)
+
+
+def test_results_are_memory_of_their_own():
+    run = md.jit(lambda x: (x * 2 + 1, x * 2 + 1, x + 0))
+    given = x.copy()
+    first = run(given)
+    again = run(given)
+    for a, b in itertools.combinations([*first, *again, given], 2):
+        assert not numpy.shares_memory(a, b)
+
+
+def test_threads():
+    run = md.jit(lambda x, k: (x * k + 1) * x)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda k: run(x, float(k)), range(200)))
+    for k, value in enumerate(found):
+        numpy.testing.assert_allclose(value, (x * k + 1) * x)
+
+
+# ---------------------------------------------------------------- warnings, errors, what is printed
+
+
+@pytest.mark.parametrize(
+    ("f", "message"),
+    [
+        (lambda x: x * 1e308 * 1e3 + 1, "overflow encountered in multiply"),
+        (lambda x: 1 / (x - x) + 1, "divide by zero encountered in divide"),
+        (lambda x: np.sqrt(-x) + 1, "invalid value encountered in sqrt"),
+    ],
+)
+def test_warnings_are_numpys(f, message):
+    assert fused(f, x) == 1
+    run = md.jit(f)
+    with pytest.warns(RuntimeWarning, match=message):
+        found = run(x)
+    with numpy.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        numpy.testing.assert_array_equal(run(x), found)
+    with numpy.errstate(all="raise"), pytest.raises(FloatingPointError, match=message):
+        run(x)
+
+
+def test_no_warnings_of_ordinary_numbers():
+    f = lambda x: np.where(x > 0.5, np.tanh(x) * np.exp(-x), np.sqrt(x) / (1 + x)).sum()  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        md.jit(md.value_and_grad(f))(x)
+
+
+def test_source_shows_the_loop():
+    source = md.jit(lambda x, y: ((x + y) * 2, ((x + y) * 3).sum())).source(numpy.ones((20, 30)), numpy.ones(30))
+    assert (
+        source
+        == """\
+def fused(e, f):  # one loop, compiled; f64[20,30], f64[30]
+    j = 0
+    for i0 in range(20):
+        for i1 in range(30):
+            g = e[i0, i1] + f[i1]
+            h[i0, i1] = g * 2
+            i = g * 3
+            j += i
+    return h, j
+
+
+def f(a, b):  # f64[20,30], f64[30]
+    c, d = fused(a, b)  # f64[20,30], f64[]
+    return c, d"""
+    )
+
+
+def test_llvm_shows_the_kernel():
+    text = md.jit(lambda x: x * 2 + 1).llvm(x)
+    assert "define void @kernel(" in text and "fmul double" in text
+
+
+# ---------------------------------------------------------------- the cache
+
+PROGRAM = "import numpy, minidiff as md; x = numpy.ones(10_000); print(md.jit(lambda x: x * 2.5 + 1)(x)[0])"
+
+
+def run_with(directory, code=PROGRAM, **env):
+    env = {**os.environ, "MINIDIFF_CACHE": str(directory), **env}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+
+
+def objects(directory):
+    return sorted(p for p in Path(directory).iterdir() if p.suffix == ".o")
+
+
+def test_a_kernel_is_compiled_once_and_then_read(tmp_path):
+    run_with(tmp_path)
+    (found,) = objects(tmp_path)
+    made = found.stat().st_mtime_ns
+    assert run_with(tmp_path).stdout == "3.5\n"
+    assert found.stat().st_mtime_ns == made and objects(tmp_path) == [found]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-10], lambda b: b"", lambda b: b[:100] + b"x" + b[101:], lambda b: b * 2]
+)
+def test_a_damaged_file_is_compiled_anew(tmp_path, damage):
+    run_with(tmp_path)
+    (found,) = objects(tmp_path)
+    whole = found.read_bytes()
+    found.write_bytes(damage(whole))
+    assert run_with(tmp_path).stdout == "3.5\n"
+    assert found.read_bytes() == whole
+
+
+def test_processes_that_start_together_compile_once(tmp_path):
+    counting = (
+        "from minidiff.compiler import native; compile_ = native.compile_module\n"
+        "def counted(ir): print('compiled'); return compile_(ir)\n"
+        "native.compile_module = counted\n"
+    )
+    env = {**os.environ, "MINIDIFF_CACHE": str(tmp_path)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", counting + PROGRAM], env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    texts = [p.communicate(timeout=120)[0] for p in started]
+    assert all("3.5" in text for text in texts)
+    assert sum("compiled" in text for text in texts) == 1
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def test_a_lock_that_was_left_does_not_stop_anyone(tmp_path, monkeypatch):
+    run_with(tmp_path)
+    (found,) = objects(tmp_path)
+    found.unlink()
+    lock = found.with_suffix(".lock")
+    lock.touch()
+    code = "from minidiff.compiler import native; native.PATIENCE = 0.2\n" + PROGRAM
+    assert run_with(tmp_path, code).stdout == "3.5\n"
+    assert found.exists() and not lock.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_directory_that_others_may_write_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    found = run_with(tmp_path)
+    assert found.stdout == "3.5\n" and objects(tmp_path) == []
+    assert found.stderr.count("RuntimeWarning") == 1 and "chmod 700" in found.stderr
+
+
+def test_a_directory_that_cannot_be_made_is_only_a_warning(tmp_path):
+    (tmp_path / "file").touch()
+    found = run_with(tmp_path / "file" / "cache")
+    assert found.stdout == "3.5\n" and found.stderr.count("RuntimeWarning") == 1
+
+
+def test_a_full_disk_is_only_a_warning(tmp_path):
+    code = (
+        "import os; real = os.replace\ndef full(*a): raise OSError(28, 'No space left on device')\nos.replace = full\n"
+    )
+    found = run_with(tmp_path, code + PROGRAM)
+    assert found.stdout == "3.5\n" and "No space left" in found.stderr
+    assert list(tmp_path.iterdir()) == []
