@@ -41,6 +41,7 @@ __all__ += ["checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callba
 __all__ += ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "custom_vmap", "stop_gradient"]
 __all__ += ["dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim"]
 __all__ += ["dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
+__all__ += ["keep_memory", "release_memory"]
 __all__ += ["nn", "numerical", "numpy", "optim", "precision", "random", "testing", "tree"]
 __all__ += ["LeakedTracerError", "TracerError", "UnboundAxisError", "VarianceError", "VarianceWarning"]
 
@@ -64,6 +65,7 @@ _LATER = {
         "show.graph": ["draw"],
         "show.trace_table": ["trace_table"],
         "transposition": ["linear_transpose", "transpose"],
+        "values.allocation": ["keep_memory", "release_memory"],
     }.items()
     for name in names
 }
@@ -98,6 +100,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table
     from minidiff.transposition import linear_transpose, transpose
+    from minidiff.values.allocation import keep_memory, release_memory
 
 else:  # type checkers would infer from it that every name exists
 

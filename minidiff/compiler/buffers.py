@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container
 from typing import Any
 
 import numpy
 
 from minidiff.compiler.fusion import fused_p
+from minidiff.compiler.in_place import IN_PLACE
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.higher_order.bodies import BodyOperation
+from minidiff.higher_order.partial_eval import CARRIED
 from minidiff.higher_order.while_loop import while_p
 from minidiff.ops import elementwise, rearranging, shape
 from minidiff.values.dtypes import is_scalar_constant
@@ -87,17 +91,40 @@ def copy_shared_results(tape: Tape) -> Tape:
     return Tape(tape.inputs, equations, outputs)
 
 
+def carries_of_its_own(eqn: Equation) -> list[bool]:
+    """Which inputs of a loop's body are carries that each step may write into, if the first ones are copies.
+
+    They are those whose next value shares no memory with another result, a constant, or another input.
+    """
+    body = eqn.params.get("body")
+    if not (isinstance(eqn.primitive, BodyOperation) and eqn.primitive.repeats and isinstance(body, Tape)):
+        return []
+    places = [i for i, group in enumerate(eqn.primitive.groups(eqn.params)[0]) if group == CARRIED]
+    roots = find_aliases(body)
+    reached = [roots_of(a, roots) for a in body.outputs]
+    counts = Counter(itertools.chain(*reached))
+    own = [False] * len(body.inputs)
+    for i, mine in zip(places, reached):
+        others = {*body.inputs} - {body.inputs[i]}
+        own[i] = all(counts[r] == 1 and not isinstance(r, int) and r not in others for r in mine)
+    return own
+
+
 # ---------------------------------------------------------------- liveness
 
 
 class Memory:
-    """Liveness: the last use of each name, and of the memory it shares."""
+    """Liveness: the last use of each name, and of the memory it shares.
 
-    def __init__(self, tape: Tape):
+    The program may write into the inputs in `donated` as into memory of its own.
+    """
+
+    def __init__(self, tape: Tape, donated: Collection[Var] = ()):
         self.roots = find_aliases(tape)
         #: Values whose memory the program allocated for them alone.
         self.owned = {v for e in tape.equations if e.primitive is fused_p
                       or not (e.primitive.shares_memory or e.primitive.is_higher_order) for v in e.outputs}  # fmt: skip
+        self.owned.update(donated)
         last: dict[Var, int] = {}
         for k, eqn in enumerate(tape.equations):
             last.update((v, k) for v in eqn.outputs)
@@ -108,7 +135,7 @@ class Memory:
         for a in tape.outputs:
             if isinstance(a, Var):
                 last.update((v, -1) for v in (a, *self.roots[a]) if isinstance(v, Var))
-        given = set(tape.inputs)
+        given = {*tape.inputs} - {*donated}
         #: By equation: the names whose last use it is, views of their memory included.
         self.ending: dict[int, list[Var]] = defaultdict(list)
         for v, k in last.items():
@@ -118,11 +145,20 @@ class Memory:
     def reused_by(self, eqn: Equation, k: int, least: int, but: Container[Var] = ()) -> Var | None:
         """The operand of equation `k` whose memory its result can take, or None.
 
-        Only the result of a ufunc, of at least `least` bytes, takes the memory of an operand that is not used again,
-        and not that of values in `but`.
+        Only the result of a ufunc, or of an operation that writes into its first operand, of at least `least` bytes,
+        takes the memory of an operand that is not used again, and not that of values in `but`.
         """
-        out = eqn.outputs[0] if isinstance(eqn.primitive.impl, numpy.ufunc) else None
-        if out is None or out.type.shape == () or out.type.nbytes < least:
+        writes = eqn.primitive in IN_PLACE
+        if not (writes or isinstance(eqn.primitive.impl, numpy.ufunc)):
             return None
-        dying = [a for a in eqn.inputs if isinstance(a, Var) and a in self.ending[k] and a in self.owned]
+        (out,) = eqn.outputs
+        if out.type.shape == () or out.type.nbytes < least:
+            return None
+        candidates = [a for a in (eqn.inputs[:1] if writes else eqn.inputs) if isinstance(a, Var)]
+        if writes and candidates and any(self._overlap(candidates[0], a) for a in eqn.inputs[1:]):
+            return None
+        dying = [a for a in candidates if a in self.ending[k] and a in self.owned]
         return next((a for a in dying if a.type == out.type and a not in but), None)
+
+    def _overlap(self, a: Var, b: Atom) -> bool:
+        return not roots_of(a, self.roots).isdisjoint(roots_of(b, self.roots))

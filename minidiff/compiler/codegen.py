@@ -17,9 +17,10 @@ import numpy
 
 from minidiff import tree
 from minidiff.compiler import native
-from minidiff.compiler.buffers import Memory, copy_p
+from minidiff.compiler.buffers import Memory, carries_of_its_own, copy_p
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.fusion import fused_p
+from minidiff.compiler.in_place import IN_PLACE, add_within
 from minidiff.compiler.kernels import Kernel, fuse
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
@@ -28,8 +29,10 @@ from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
+from minidiff.higher_order.dead_code import dependents
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import stage_flat
+from minidiff.values.allocation import keep_by_default
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.half import evaluate, runs_wide
 
@@ -55,13 +58,16 @@ class Source:
         foreign: Sequence[bool] = (),
         bodies: dict[str, str] | None = None,
         options: dict | None = None,
+        donated: Sequence[bool] = (),
     ):
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
         self.options = options or {}
+        sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
+        excluded = dependents(tape.equations, [*self.foreign, *sharded]) if self.foreign or sharded else frozenset()
+        tape = add_within(tape, excluded)
         if self.options.get("kernels", True) and native.is_available():
-            sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
-            tape = fuse(tape, [*self.foreign, *sharded])
+            tape = fuse(tape, excluded)
         self.tape = tape
         reserved = _reserved_names(tape)
         self.bodies = {} if bodies is None else bodies
@@ -69,7 +75,8 @@ class Source:
         name = name if name.isidentifier() else "f"
         taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
         self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
-        self.memory = Memory(tape)
+        self.donated = {v for v, yes in zip(tape.inputs, donated) if yes and v not in self.foreign}
+        self.memory = Memory(tape, self.donated)
         self.earlier: dict[Var, list[str]] = {}  # earlier names of a value's memory
         self.reused: set[Var] = set()  # values whose memory belongs to another value now
         self.compiled: dict[Equation, Equation] = {}  # equations with bodies, and the same with compiled ones
@@ -129,6 +136,8 @@ class Source:
         if primitive is copy_p:
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
         out = self._memory_for(eqn, k)
+        if out is not None and primitive in IN_PLACE:
+            return self._call(eqn, operands, IN_PLACE[primitive])
         if out is not None:
             return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
         # Python's operators return a Python number for a Python complex and a NumPy float64.
@@ -136,33 +145,38 @@ class Source:
             return SOURCES[primitive](*operands, **eqn.params)
         return self._call(eqn, operands)
 
-    def _call(self, eqn: Equation, operands: list[str]) -> str:
+    def _call(self, eqn: Equation, operands: list[str], in_place: Callable | None = None) -> str:
         """`name(operands, parameters)`; other parameters are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
-            function = functools.partial(_evaluate, primitive)
+            function: Callable = functools.partial(_evaluate, primitive)
             foreign = not self.foreign.isdisjoint(a for a in eqn.inputs if isinstance(a, Var))
-            params = {k: self._compile_body(primitive, k, v, foreign) for k, v in params.items()}
+            donated = [] if foreign else carries_of_its_own(eqn)
+            params = {
+                k: self._compile_body(primitive, k, v, foreign, donated if k == "body" else [])
+                for k, v in params.items()
+            }
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
-            function = functools.partial(evaluate, primitive) if _runs_wide(eqn) else primitive.impl
+            function = functools.partial(evaluate, primitive) if _runs_wide(eqn) else in_place or primitive.impl
         shown = {k: v.name if isinstance(v, CompiledTape) else repr(v) for k, v in params.items() if _is_shown(v)}
         bound = {k: v for k, v in params.items() if not _is_shown(v)}
         self.namespace.update((v.name, v) for v in params.values() if isinstance(v, CompiledTape))
-        name = self._bind(primitive.name, functools.partial(function, **bound) if bound else function)
+        name = f"{primitive.name}_in_place" if in_place else primitive.name
+        name = self._bind(name, functools.partial(function, **bound) if bound else function)
         call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
         return f"{name}({call})"
 
-    def _compile_body(self, primitive: Primitive, key: str, value: Any, foreign: bool) -> Any:
+    def _compile_body(self, primitive: Primitive, key: str, value: Any, foreign: bool, donated: Sequence[bool]) -> Any:
         """Compile a parameter that is a tape, and add its source to `bodies`.
 
-        If an operand of its operation is `foreign`, any of the body's may be.
+        If an operand of its operation is `foreign`, any of the body's may be. It may write into inputs in `donated`.
         """
         if not isinstance(value, Tape):
             return value
         name = self._name_of_body(f"{primitive.name}_{key}")
         self.bodies[name] = ""  # reserve the name; nested bodies come first
-        compiled = CompiledTape(value, name, self.bodies, self.options, foreign)
+        compiled = CompiledTape(value, name, self.bodies, self.options, foreign, donated)
         del self.bodies[name]
         self.bodies[name] = compiled.source.own_text + "\n"
         return compiled
@@ -280,11 +294,21 @@ class CompiledTape(Tape):
     If an interpreter applies its operations one by one, their bodies are compiled tapes.
     """
 
-    def __init__(self, tape: Tape, name: str, bodies: dict[str, str], options: dict, foreign: bool = False):
+    def __init__(
+        self,
+        tape: Tape,
+        name: str,
+        bodies: dict[str, str],
+        options: dict,
+        foreign: bool = False,
+        donated: Sequence[bool] = (),
+    ):
         super().__init__(tape.inputs, tape.equations, tape.outputs)
         self.name = name
         self.options = options
-        self.source = Source(self, name, [foreign] * len(tape.inputs), bodies, options)
+        self.source = Source(self, name, [foreign] * len(tape.inputs), bodies, options, donated)
+        #: The inputs, by index, whose memory it writes into: a loop copies the first ones.
+        self.overwritten = {k for k, v in enumerate(tape.inputs) if v in self.source.reused}
         self.equations = [self.source.compiled.get(eqn, eqn) for eqn in tape.equations]
         self.lowered: dict[Any, Any] = {}  # lowered forms, cached by interpreters
 
@@ -307,6 +331,7 @@ class CompiledProgram:
     """A function compiled for arguments of given types: its `tape` and its `source`."""
 
     def __init__(self, f: Callable, args: Any, name: str, options: dict):
+        keep_by_default()
         tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
         foreign = [typeof(x).sharding is not None for x in tree.leaves(args)]
         self.source = Source(optimize(tape, **options), name, foreign, options=options)

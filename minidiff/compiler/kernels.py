@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import numpy
@@ -24,7 +24,6 @@ from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.dead_code import dependents
 from minidiff.ops import elementwise, reduction
 from minidiff.ops.base import sum_p
 from minidiff.values.dtypes import is_scalar_constant
@@ -39,12 +38,11 @@ MOST_OPERATIONS, MOST_OPERANDS = 400, 48
 # ---------------------------------------------------------------- groups
 
 
-def fuse(tape: Tape, foreign: Sequence[Var] = ()) -> Tape:
+def fuse(tape: Tape, excluded: Container[Var] = ()) -> Tape:
     """Group the elementwise operations of a tape into equations of `fused_p`.
 
-    Values that depend on `foreign` ones, which are not plain arrays, are not in groups.
+    Values in `excluded`, which may not be plain arrays, are not in groups.
     """
-    excluded = dependents(tape.equations, foreign) if foreign else frozenset()
     loops = {eqn: shape for eqn in tape.equations if (shape := _loop_of(eqn, excluded)) is not None}
     if not loops:
         return tape

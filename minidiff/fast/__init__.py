@@ -8,6 +8,7 @@ import importlib
 from typing import Any
 
 from minidiff.core.reverse import engine
+from minidiff.values.allocation import keep_by_default
 
 
 def install() -> None:
@@ -17,6 +18,7 @@ def install() -> None:
 
 
 def _load() -> None:
+    keep_by_default()
     engine.linearize_flat = importlib.import_module("minidiff.fast.steps").linearize_flat
     engine.backward_pass = importlib.import_module("minidiff.fast.arrays").backward_pass
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter, current_scope, enter
+from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, enter
 from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import cast_to
 from minidiff.core.staging import Stage
@@ -44,6 +44,14 @@ def known_number(x: Value, use: str) -> Any:
         return concrete_value(x, use)
     except TracerError:
         return None
+
+
+def copy_overwritten(body: Any, carry: Sequence[Value], first: int) -> Sequence[Value]:
+    """The first carries of a loop: copies of those that a compiled body writes into. Its input `first` is the first."""
+    overwritten = getattr(body, "overwritten", None)
+    if not overwritten or current_interpreter() is not EVALUATE:
+        return carry
+    return [numpy.array(x) if first + k in overwritten else x for k, x in enumerate(carry)]
 
 
 def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -> None:

@@ -14,7 +14,7 @@ from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.carries import Carry, cast_and_reshard, check_functions, is_staging
+from minidiff.higher_order.carries import Carry, cast_and_reshard, check_functions, copy_overwritten, is_staging
 from minidiff.higher_order.masks import split_list
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, enter_value, zeros
 from minidiff.inputs.arguments import result_values
@@ -61,6 +61,7 @@ class Scan(BodyOperation):
         consts, carry, xs = split_list(args, params["consts"], params["carry"])
         if not length:
             return [*carry, *[zeros(t.update(shape=(0, *t.shape))) for t in body.out_types[len(carry) :]]]
+        carry = copy_overwritten(body, carry, len(consts))
         step = lambda carry, row: split_list(body(*consts, *carry, *row), len(carry))  # noqa: E731
         carry, ys = _run(step, carry, xs, length, params["reverse"])
         return [*carry, *ys]

@@ -19,6 +19,7 @@ from minidiff.higher_order.carries import (
     check_functions,
     check_invariant,
     convert_python_number,
+    copy_overwritten,
     is_staging,
     is_weak,
     known_number,
@@ -62,6 +63,7 @@ class While(BodyOperation):
 
     def evaluate(self, args, params):
         cond_consts, body_consts, carry = split_list(args, params["cond_consts"], params["body_consts"])
+        carry = copy_overwritten(params["body"], carry, len(body_consts))
         while concrete_value(params["cond"](*cond_consts, *carry)[0], CONDITION):
             carry = params["body"](*body_consts, *carry)
         return carry

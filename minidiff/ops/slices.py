@@ -38,7 +38,7 @@ __all__ = [
 # ---------------------------------------------------------------- along one axis: the operations
 
 
-def _at(start: Any, size: int, x: Any, axis: int) -> tuple:
+def slice_of(start: Any, size: int, x: Any, axis: int) -> tuple:
     """The index of a slice; a negative start counts from the end, then is clamped."""
     start, length = int(start), x.shape[axis]
     first = min(max(start + length if start < 0 else start, 0), length - size)
@@ -47,14 +47,14 @@ def _at(start: Any, size: int, x: Any, axis: int) -> tuple:
 
 def _unslice_impl(x: numpy.ndarray, start: numpy.ndarray, axis: int, length: int) -> numpy.ndarray:
     out = numpy.zeros(resized_shape(x, axis, length), x.dtype)
-    out[_at(start, x.shape[axis], out, axis)] = x
+    out[slice_of(start, x.shape[axis], out, axis)] = x
     return out
 
 
-def _update_impl(x: numpy.ndarray, v: numpy.ndarray, start: numpy.ndarray, axis: int) -> numpy.ndarray:
-    out = numpy.array(x)
-    out[_at(start, v.shape[axis], out, axis)] = v
-    return out
+def write_along(x: numpy.ndarray, v: numpy.ndarray, start: numpy.ndarray, axis: int) -> numpy.ndarray:
+    """Write into x itself from `start` on along an axis, and return it."""
+    x[slice_of(start, v.shape[axis], x, axis)] = v
+    return x
 
 
 def _update_transpose(ct, operands, axis):
@@ -95,7 +95,7 @@ def _axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
 #: The `size` elements of x from `start` on, along an axis.
 dynamic_slice_p = Linear(
     "dynamic_slice",
-    lambda x, start, axis, size: x[_at(start, size, x, axis)],
+    lambda x, start, axis, size: x[slice_of(start, size, x, axis)],
     lambda x, start, axis, size: (resized_shape(x, axis, size), x.dtype),
     lambda ct, operands, axis, size: [
         dynamic_unslice_p.bind(ct, operands[1], axis=axis, length=operands[0].shape[axis])
@@ -127,7 +127,7 @@ dynamic_unslice_p = Linear(
 #: x, with its elements from `start` on along an axis replaced by v.
 dynamic_update_p = Linear(
     "dynamic_update",
-    _update_impl,
+    lambda x, v, start, axis: write_along(numpy.array(x), v, start, axis),
     lambda x, v, start, axis: (x.shape, x.dtype),
     _update_transpose,
     _batching(lambda x, v, start: scatter_set_p.bind(x, v, *_indices(start, v.shape[1], x.shape[1]))),
@@ -267,7 +267,7 @@ def _slice(what: str, x: Value, start: Value, size: int, axis: int) -> Value:
         return x
     if isinstance(start, Tracer):
         return dynamic_slice_p.bind(x, start, axis=axis, size=size)
-    return getitem(x, _at(start, size, x, axis))
+    return getitem(x, slice_of(start, size, x, axis))
 
 
 def _update(what: str, x: Value, update: Value, starts: dict[int, Value]) -> Value:
@@ -282,7 +282,7 @@ def _update(what: str, x: Value, update: Value, starts: dict[int, Value]) -> Val
         update = _update(what, _slice(what, x, start, sizes[axis], axis), update, starts)
     if isinstance(start, Tracer):
         return dynamic_update_p.bind(x, update, start, axis=axis)
-    return at(x)[_at(start, sizes[axis], x, axis)].set(update)
+    return at(x)[slice_of(start, sizes[axis], x, axis)].set(update)
 
 
 # ---------------------------------------------------------------- validation of arguments

@@ -44,10 +44,16 @@ from minidiff.values.dtypes import is_differentiable
 # ---------------------------------------------------------------- set
 
 
-def _update_impl(x: numpy.ndarray, v: numpy.ndarray, index: tuple) -> numpy.ndarray:
-    out = numpy.array(x)
-    out[index] = v
-    return out
+def write_at(x: numpy.ndarray, v: numpy.ndarray, index: tuple) -> numpy.ndarray:
+    """Write into x itself, and return it."""
+    x[index] = v
+    return x
+
+
+def write_at_indices(x: numpy.ndarray, v: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
+    """Write into x itself at integer indices, and return it."""
+    x[indices] = v
+    return x
 
 
 def _update_transpose(ct, operands, index):
@@ -100,7 +106,7 @@ def _update_by_select(x: Value, v: Value, index: tuple) -> Value:
 #: x with v at a known `index`.
 update_p = Linear(
     "update",
-    _update_impl,
+    lambda x, v, index: write_at(numpy.array(x), v, index),
     lambda x, v, index: (x.shape, x.dtype),
     _update_transpose,
     _batch_update,
@@ -157,7 +163,7 @@ def _scatter_set_by_select(x: Value, v: Value, *indices: Value) -> Value:
 #: x with v at integer `indices` of its first axes; where they repeat, the last value is kept.
 scatter_set_p = Linear(
     "scatter_set",
-    lambda x, v, *indices: _update_impl(x, v, indices),
+    lambda x, v, *indices: write_at_indices(numpy.array(x), v, *indices),
     lambda x, v, *indices: (x.shape, x.dtype),
     _scatter_set_transpose,
     batch_scatter(2),

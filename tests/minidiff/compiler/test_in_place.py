@@ -1,0 +1,148 @@
+"""Operations that write into an operand which nobody needs any more: the same results, without a copy."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+from minidiff.compiler import codegen
+
+x = numpy.arange(1200.0).reshape(40, 30)
+rows = numpy.array([3, 1])
+
+
+@pytest.fixture
+def every_size(monkeypatch):
+    monkeypatch.setattr(codegen, "REUSED_BYTES", 0)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda y, v: np.at(y)[3].set(v),
+        lambda y, v: np.at(y)[3].add(v),
+        lambda y, v: np.at(y)[1:30:2, ::-1].add(v),
+        lambda y, v: np.at(y)[rows].set(v),
+        lambda y, v: np.at(y)[rows].add(v),
+        lambda y, v: np.at(y)[numpy.array([1, 1, 2])].add(v),
+        lambda y, v: md.dynamic_update_slice(y, np.stack([v, v]), (5, 0)),
+        lambda y, v: np.at(y)[rows, rows].add(v[0]),
+    ],
+)
+def test_the_operand_is_written_into(update):
+    f = lambda y, v: update(np.sort(y), v)  # noqa: E731
+    run, v = md.jit(f), numpy.arange(30.0)
+    assert "_in_place" in run.source(x, v)
+    numpy.testing.assert_array_equal(run(x, v), f(x, v))
+
+
+def test_what_is_needed_elsewhere_is_not_written_into(every_size):
+    for f in (
+        lambda y: np.at(y)[3].set(1.0),  # the user's array
+        lambda y: (z := y * 2, np.at(z)[3].set(1.0)),  # a result
+        lambda y: ((z := y * 2)[3:5], np.at(z)[3].set(1.0)),  # a view of a result
+        lambda y: (np.at(z := y * 2)[3].set(1.0), z.sum()),  # read later
+        lambda y: np.at(z := y * 2)[1:4].set(z[2:5]),  # read while it is written
+        lambda y: np.at(z := y * 2)[1:4].add(z[2:5]),
+        lambda y: np.at(np.broadcast_to(y[0], (40, 30)))[3].set(1.0),
+    ):
+        given = x.copy()
+        for found, expected in zip(md.tree.leaves(md.jit(f)(given)), md.tree.leaves(f(x))):
+            numpy.testing.assert_array_equal(found, expected)
+        numpy.testing.assert_array_equal(given, x)
+
+
+def loops(n):
+    write = lambda i, y: np.at(y)[i].set(y[i] * 2 + 1)  # noqa: E731
+    return {
+        "for": lambda y: md.fori_loop(0, n, write, y),
+        "while": lambda y: md.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, write(s[0], s[1])), (0, y))[1],
+        "scan": lambda y: md.scan(lambda y, i: (write(i, y), y[i].sum()), y, numpy.arange(n)),
+        "scan that keeps the carries": lambda y: md.scan(lambda y, i: (write(i, y), y), y, numpy.arange(n)),
+        "scan that keeps the next": lambda y: md.scan(lambda y, i: ((z := write(i, y)), z), y, numpy.arange(n)),
+        "two that change places": lambda y: md.fori_loop(0, n, lambda i, s: (s[1], write(i, s[0])), (y, y + 1)),
+        "one array twice": lambda y: md.fori_loop(0, n, lambda i, s: (write(i, s[0]), write(i, s[1])), (y, y)),
+        "one that stays": lambda y: md.fori_loop(0, n, lambda i, s: (write(i, s[0]), s[1]), (y, y)),
+        "a constant": lambda y: md.fori_loop(0, n, lambda i, z: np.at(z)[i].set(y[0] + z[0]), y),
+        "a loop in a loop": lambda y: md.fori_loop(
+            0, n, lambda i, z: md.fori_loop(0, 2, lambda j, w: np.at(w)[i, j].add(1.0), z), y
+        ),
+        "a view as the next": lambda y: md.fori_loop(0, n, lambda i, z: np.at(z * 1)[i].set(0.0)[::-1], y),
+        "operations": lambda y: md.fori_loop(0, n, lambda i, z: np.sin(z) * 0.5 + z, y),
+    }
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+@pytest.mark.parametrize("name", loops(0))
+def test_loops(every_size, name, n):
+    """Also on an array that is read-only, and one that is a view."""
+    f = loops(n)[name]
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    for given in (x.copy(), frozen, numpy.asfortranarray(x), x[::-1]):
+        before = given.copy()
+        for found, expected in zip(md.tree.leaves(md.jit(f)(given)), md.tree.leaves(f(before)), strict=True):
+            numpy.testing.assert_allclose(found, expected, rtol=1e-13)
+        numpy.testing.assert_array_equal(given, before)
+    total = lambda y: sum(np.sum(np.sin(z)) for z in md.tree.leaves(f(y)))  # noqa: E731
+    if name != "while":
+        numpy.testing.assert_allclose(md.jit(md.grad(total))(x / 1200), md.grad(total)(x / 1200), rtol=1e-10)
+
+
+def test_a_loop_copies_its_first_carry_and_no_other(monkeypatch):
+    copies = []
+    real = numpy.array
+    monkeypatch.setattr(numpy, "array", lambda *args, **kwargs: copies.append(args) or real(*args, **kwargs))
+    run = md.jit(loops(30)["for"])
+    run(x)
+    copies.clear()
+    run(x)
+    assert sum(type(a[0]) is numpy.ndarray and a[0].shape == x.shape for a in copies) == 1
+
+
+@st.composite
+def programs(draw):
+    """Steps that make a value of earlier ones: operations, updates and views."""
+    count = draw(st.integers(1, 10))
+    names = st.sampled_from(["twice", "set", "add", "add rows", "view", "flip", "sum", "row"])
+    return [
+        (draw(names), draw(st.integers(0, 9)), draw(st.integers(0, 9)), draw(st.integers(0, 3))) for _ in range(count)
+    ]
+
+
+def run_program(steps, y):
+    values = [y]
+    for name, a, b, i in steps:
+        u, v = values[a % len(values)], values[b % len(values)]
+        values.append(
+            {
+                "twice": lambda u, v, i: u * 2,
+                "set": lambda u, v, i: np.at(u)[i].set(v[0]),
+                "add": lambda u, v, i: np.at(u)[i:].add(v[: 4 - i]),
+                "add rows": lambda u, v, i: np.at(u)[numpy.array([i, 0, i])].add(v[:3]),
+                "view": lambda u, v, i: u.reshape(4, 3),
+                "flip": lambda u, v, i: u[::-1],
+                "sum": lambda u, v, i: u + v,
+                "row": lambda u, v, i: np.at(u)[i].set(u[(i + 1) % 4]),
+            }[name](u, v, i)
+        )
+    return values[1::2] + values[-1:]
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(programs(), st.booleans())
+def test_random_programs(steps, in_loop):
+    f = lambda y: run_program(steps, y)  # noqa: E731
+    if in_loop:
+        f = lambda y: md.fori_loop(0, 3, lambda i, y: run_program(steps, y)[-1] * 0.5, y)  # noqa: E731
+    before, codegen.REUSED_BYTES = codegen.REUSED_BYTES, 0
+    given = numpy.arange(12.0).reshape(4, 3)
+    try:
+        found = md.jit(f, kernels=False)(given)
+    finally:
+        codegen.REUSED_BYTES = before
+    for a, b in zip(md.tree.leaves(found), md.tree.leaves(f(numpy.arange(12.0).reshape(4, 3))), strict=True):
+        numpy.testing.assert_allclose(a, b, rtol=1e-13)
+    numpy.testing.assert_array_equal(given, numpy.arange(12.0).reshape(4, 3))
