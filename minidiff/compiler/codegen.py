@@ -47,8 +47,9 @@ class Source:
     """The source of a tape as a Python function, and the namespace in which it runs.
 
     `foreign` marks inputs that may not be plain arrays. Results that depend on them are computed by NumPy's functions,
-    and their memory is not reused. `bodies` collects the source of the functions that operations run. `options` are
-    those of `optimize`, for programs compiled from the tape's bodies when they run.
+    and their memory is not reused. `donated` marks inputs that it may write into. `bodies` collects the source of the
+    functions that operations run. `options` are those of `optimize`, for programs compiled from the tape's bodies when
+    they run.
     """
 
     def __init__(
@@ -84,6 +85,11 @@ class Source:
         #: By line of the generated source: the user's line that it comes from.
         self.asked_for: dict[int, Location | None] = {}
         self.own_text = "\n".join(self._lines())
+
+    @property
+    def overwritten(self) -> set[int]:
+        """The inputs, by their places, whose memory the program writes into."""
+        return {k for k, v in enumerate(self.tape.inputs) if v in self.reused}
 
     @property
     def text(self) -> str:
@@ -307,8 +313,7 @@ class CompiledTape(Tape):
         self.name = name
         self.options = options
         self.source = Source(self, name, [foreign] * len(tape.inputs), bodies, options, donated)
-        #: The inputs, by index, whose memory it writes into: a loop copies the first ones.
-        self.overwritten = {k for k, v in enumerate(tape.inputs) if v in self.source.reused}
+        self.overwritten = self.source.overwritten  # a loop copies the first of these carries
         self.equations = [self.source.compiled.get(eqn, eqn) for eqn in tape.equations]
         self.lowered: dict[Any, Any] = {}  # lowered forms, cached by interpreters
 
@@ -328,14 +333,18 @@ def _evaluate(primitive: Primitive, *args: Value, **params: Any) -> list[Value]:
 
 
 class CompiledProgram:
-    """A function compiled for arguments of given types: its `tape` and its `source`."""
+    """A function compiled for arguments of given types: its `tape` and its `source`.
 
-    def __init__(self, f: Callable, args: Any, name: str, options: dict):
+    It writes into the arguments in `overwritten`, by their places, which are some of those that are `donated`.
+    """
+
+    def __init__(self, f: Callable, args: Any, name: str, options: dict, donated: Sequence[bool] = ()):
         keep_by_default()
         tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
         foreign = [typeof(x).sharding is not None for x in tree.leaves(args)]
-        self.source = Source(optimize(tape, **options), name, foreign, options=options)
+        self.source = Source(optimize(tape, **options), name, foreign, options=options, donated=donated)
         self.tape = self.source.tape
+        self.overwritten = self.source.overwritten
         structure = self.out_structure
         is_tuple = structure.node is tuple and structure.size != 1 and {*structure.children} <= {tree.LEAF}
         if structure is tree.LEAF or is_tuple:

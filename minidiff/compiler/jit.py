@@ -20,7 +20,8 @@ from __future__ import annotations
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -61,20 +62,22 @@ class Static(NamedTuple):
         shown = {"static_argnums": self.positions, "static_argnames": self.names}
         return "".join(f", {option}={value}" for option, value in shown.items() if value)
 
-    def among(self, args: tuple, kwargs: dict, name: str) -> dict[int | str, Any]:
-        """The static arguments of a call, by position or by name."""
+    def among(self, args: tuple, kwargs: dict, name: str, kind: str = "static") -> dict[int | str, Any]:
+        """The static arguments of a call, or those of another kind, by position or by name."""
         for n in self.positions:
             if not -len(args) <= n < max(len(args), len(self.parameters)):
                 raise TypeError(
-                    f"jit: static_argnums names argument {n} of {name}, which was called with {len(args)} "
-                    "positional ones; to give a setting by name, declare it by static_argnames"
+                    f"jit: {kind}_argnums names argument {n} of {name}, which was called with {len(args)} "
+                    f"positional ones; to give a setting by name, declare it by {kind}_argnames"
                 )
         given = sorted({n % len(args) if n < 0 else n for n in self.positions if n < len(args)})
         return {**{n: args[n] for n in given}, **{k: kwargs[k] for k in sorted(kwargs) if k in self.names}}
 
 
-def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | Sequence[str]) -> Static:
-    """Resolve `static_argnums` and `static_argnames` against a signature.
+def static_arguments(
+    f: Callable, argnums: int | Sequence[int], argnames: str | Sequence[str], kind: str = "static"
+) -> Static:
+    """Resolve `static_argnums` and `static_argnames` against a signature; those of another `kind`, too.
 
     Raises TypeError if they are not integers and strings, ValueError for a name that is not a parameter's.
     """
@@ -83,10 +86,10 @@ def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | 
     try:
         positions = tuple(map(operator.index, argnums if isinstance(argnums, Iterable) else (argnums,)))
     except TypeError:
-        raise TypeError(f"jit: static_argnums must be an int or a tuple of ints, got {argnums!r}") from None
+        raise TypeError(f"jit: {kind}_argnums must be an int or a tuple of ints, got {argnums!r}") from None
     names = tuple(argnames) if isinstance(argnames, Iterable) and not isinstance(argnames, str) else (argnames,)
     if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"jit: static_argnames must be a string or a tuple of strings, got {argnames!r}")
+        raise TypeError(f"jit: {kind}_argnames must be a string or a tuple of strings, got {argnames!r}")
     if not (positions or names):
         return Static()
     import inspect  # only needed for static arguments
@@ -100,7 +103,7 @@ def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | 
         for name in names:
             if name not in kinds:
                 raise ValueError(
-                    f"jit: static_argnames names {name!r}, but the parameters of {name_of(f)} are {', '.join(kinds)}"
+                    f"jit: {kind}_argnames names {name!r}, but the parameters of {name_of(f)} are {', '.join(kinds)}"
                     f"{did_you_mean(name, kinds)}"
                 )
     ordered = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -140,14 +143,30 @@ def surroundings() -> tuple:
     return tuple(named_axes(current_interpreter()).items()), body, jit_is_disabled.get(), ranks.settings()
 
 
+def donated_leaves(leaves: Sequence[Any], donated: Sequence[Any]) -> tuple[bool, ...]:
+    """Which of the leaves of a call are those of donated arguments, and of no other."""
+    given, all_ = Counter(map(id, tree.leaves(donated))), Counter(map(id, leaves))
+    return tuple([given[id(x)] == all_[id(x)] == 1 for x in leaves])
+
+
+def copy_what_is_shared(values: list[Value], overwritten: Collection[int]) -> list[Value]:
+    """Copy donated arrays that a program cannot write into: views, read-only ones, and those that others view."""
+    viewed = {id(x.base) for x in values if type(x) is numpy.ndarray and x.base is not None}
+    return [
+        x.copy() if k in overwritten and not (x.flags.owndata and x.flags.writeable and id(x) not in viewed) else x
+        for k, x in enumerate(values)
+    ]
+
+
 class Jitted:
     """The function that `jit` returns; `.source(*args)` shows its program."""
 
-    def __init__(self, f: Callable, static: Static, options: dict):
+    def __init__(self, f: Callable, static: Static, options: dict, donated: Static):
         self.f = f
         self.name = getattr(f, "__name__", type(f).__name__)
         self.static = static
         self.options = options
+        self.donated = donated
         self.programs: dict[Any, CompiledProgram] = {}
         self.inlined: dict[Any, Callable] = {}
         #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays. It is
@@ -164,7 +183,7 @@ class Jitted:
         found: Any = sys.modules.get(self.__module__)
         for name in getattr(self, "__qualname__", "").split("."):
             found = getattr(found, name, None)
-        return self.__qualname__ if found is self else (_make_jitted, (self.f, self.static, self.options))
+        return self.__qualname__ if found is self else (_make_jitted, (self.f, self.static, self.options, self.donated))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -189,20 +208,25 @@ class Jitted:
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if jit_is_disabled.get():
             return self.f(*args, **kwargs)
-        f, dynamic, values, key = self._prepare_recording(args, kwargs)
+        f, dynamic, values, donated, key = self._prepare_recording(args, kwargs)
         if current_interpreter() is not EVALUATE or any(
             isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
         ):
             return self._inline(f, dynamic, key)(values)
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = CompiledProgram(f, dynamic, self.name, self.options)
+            program = self.programs[key] = CompiledProgram(f, dynamic, self.name, self.options, donated)
+        if program.overwritten:
+            return program.function(*copy_what_is_shared(values, program.overwritten))
         if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
             self._remember(args, values, program.function)
         return program.function(*values)
 
-    def _prepare_recording(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, list[Value], Any]:
-        """What a call records: a function, its arguments, their values; and the key of all that it depends on."""
+    def _prepare_recording(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, list[Value], tuple[bool, ...], Any]:
+        """What a call records: a function, its arguments, their values, and which of these are donated.
+
+        The last result is the key of all that the program depends on.
+        """
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
         try:
@@ -212,7 +236,12 @@ class Jitted:
                 f"jit: {self.name} was called with a non-array argument: {error}; name arguments that are settings of "
                 "the program in static_argnums"
             ) from None
-        return f, dynamic, values, (structure, settings, (*map(key_of, values),), (*are_weak(leaves),), surroundings())
+        donated: tuple[bool, ...] = ()
+        if self.donated:
+            given = [*self.donated.among(args, kwargs, self.name, "donate").values()]
+            donated = donated_leaves(leaves, given)
+        types_ = (*map(key_of, values),), (*are_weak(leaves),)
+        return f, dynamic, values, donated, (structure, settings, *types_, donated, surroundings())
 
     def _inline(self, f: Callable, example: Any, key: Any) -> Callable[[list[Value]], Any]:
         """The function recorded for given types, whose operations run one by one, under another transformation."""
@@ -276,8 +305,8 @@ class Jitted:
 
     def program(self, *args: Any, **kwargs: Any) -> CompiledProgram:
         """The program compiled for arguments of these types: its `tape` and its `source`."""
-        f, dynamic, _, key = self._prepare_recording(args, kwargs)
-        return self.programs.get(key) or CompiledProgram(f, dynamic, self.name, self.options)
+        f, dynamic, _, donated, key = self._prepare_recording(args, kwargs)
+        return self.programs.get(key) or CompiledProgram(f, dynamic, self.name, self.options, donated)
 
 
 def _convert_first(run: Callable, converters: Sequence[Any]) -> Callable:
@@ -302,6 +331,8 @@ def jit(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     *,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
     without: Sequence[str] = (),
     **settings: Any,
 ) -> Jitted:
@@ -316,6 +347,10 @@ def jit(
     Arguments named by `static_argnums` (positions) or `static_argnames` are settings, not arrays. They must be
     hashable. The program is compiled for their values and types (1 and 1.0 differ, also in tuples and dataclasses), and
     Python may branch on them.
+
+    Arguments named by `donate_argnums` or `donate_argnames` are given up: the program may write into their arrays, so
+    what these hold afterwards is not specified. (A step of training that updates parameters then needs no second copy
+    of them.) An array that is read-only, a view, or viewed by another argument is copied first.
 
     `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
     rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error. If llvmlite is installed,
@@ -333,11 +368,16 @@ def jit(
     """
     check_function("jit", f)
     if settings or without:
-        own = ("static_argnums", "static_argnames", "without")
+        own = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "without")
         check_keywords("jit", settings, (*own, *settings_of_passes()))
         check_options(without, settings)
-    return Jitted(f, static_arguments(f, static_argnums, static_argnames), {"without": without, **settings})
+    static = static_arguments(f, static_argnums, static_argnames)
+    donated = static_arguments(f, donate_argnums, donate_argnames, "donate")
+    both = [*{*static.positions} & {*donated.positions}, *{*static.names} & {*donated.names}]
+    if both:
+        raise ValueError(f"jit: the argument {both[0]!r} of {name_of(f)} is static, so there is no array to donate")
+    return Jitted(f, static, {"without": without, **settings}, donated)
 
 
-def _make_jitted(f: Callable, static: Static, options: dict) -> Jitted:
-    return copy_metadata(f, Jitted(f, static, options))
+def _make_jitted(f: Callable, static: Static, options: dict, donated: Static) -> Jitted:
+    return copy_metadata(f, Jitted(f, static, options, donated))

@@ -43,7 +43,6 @@ _SHARDINGS = no_counterpart(
     "arguments keep their shardings: shard them by spmd.distribute, results by spmd.reshard, or give both in the "
     "in_specs and out_specs of a spmd.shard_map"
 )
-_DONATE = no_counterpart("a compiled program reuses the memory of its own intermediate results, never an argument's")
 _DERIVATIVES = {"allow_int": _INTEGERS, "argnum": "write argnums="}
 _GRADIENTS = {
     **_DERIVATIVES,
@@ -54,8 +53,6 @@ _GRADIENTS = {
 #: Function -> keyword of the same function in other libraries -> what to write instead.
 INSTEAD: dict[str, dict[str, str]] = {
     "jit": {
-        "donate_argnums": _DONATE,
-        "donate_argnames": _DONATE,
         "in_shardings": _SHARDINGS,
         "out_shardings": _SHARDINGS,
         "device": _CPU,

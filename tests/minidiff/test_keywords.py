@@ -250,8 +250,8 @@ def test_misspelled_keywords_name_the_nearest(name):
 
 def test_unknown_keywords_are_refused_at_once():
     """By the decorator, and where they are settings, too."""
-    with pytest.raises(TypeError, match="jit takes no donate_argnums=: it has no counterpart"):
-        md.jit(donate_argnums=0)(energy)
+    with pytest.raises(TypeError, match="jit takes no device=: it has no counterpart"):
+        md.jit(device=0)(energy)
     with pytest.raises(TypeError, match=r"Did you mean 'bucket_bytes'\?"):
         md.jit(energy, bucket_byte=1)
 

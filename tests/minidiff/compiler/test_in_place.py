@@ -146,3 +146,67 @@ def test_random_programs(steps, in_loop):
     for a, b in zip(md.tree.leaves(found), md.tree.leaves(f(numpy.arange(12.0).reshape(4, 3))), strict=True):
         numpy.testing.assert_allclose(a, b, rtol=1e-13)
     numpy.testing.assert_array_equal(given, numpy.arange(12.0).reshape(4, 3))
+
+
+# ---------------------------------------------------------------- donated arguments
+
+
+def step(state, batch):
+    return {k: v - 0.1 * np.sin(v) * batch for k, v in state.items()}
+
+
+def new_state():
+    return {"w": numpy.ones((40, 40)), "b": numpy.zeros((40, 40))}
+
+
+@pytest.mark.parametrize("how", [{"donate_argnums": 0}, {"donate_argnames": "state"}, {"donate_argnums": (-2,)}])
+def test_a_donated_argument_is_written_into(how):
+    run = md.jit(lambda state, batch: np.at(state["w"])[0].set(batch), **how)
+    state = new_state()
+    found = run(state, 2.0)
+    assert numpy.shares_memory(found, state["w"])
+    numpy.testing.assert_array_equal(found, np.at(new_state()["w"])[0].set(2.0))
+    other = run(new_state(), batch=3.0) if how != {"donate_argnums": (-2,)} else run(new_state(), 3.0)
+    assert other[0, 0] == 3.0
+
+
+def test_a_step_of_training_with_donated_parameters():
+    run, state = md.jit(step, donate_argnums=0, kernels=False), new_state()
+    expected = new_state()
+    for k in range(3):
+        state, expected = run(state, float(k)), step(expected, float(k))
+    for name in expected:
+        numpy.testing.assert_allclose(state[name], expected[name])
+
+
+def test_what_is_not_donated_stays():
+    run = md.jit(lambda a, b: (np.at(a)[0].set(1.0), np.at(b)[0].set(1.0)), donate_argnums=0)
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    whole = x.copy()
+    for given in (frozen, x.copy()[:20], whole):
+        other = whole[::2] if given is whole else x
+        kept, expected = other.copy(), given.copy()
+        expected[0] = 1.0
+        before = given.copy()
+        found = run(given, other)
+        numpy.testing.assert_array_equal(found[0], expected)
+        numpy.testing.assert_array_equal(other, kept)
+        if given is not whole or numpy.shares_memory(given, other):
+            numpy.testing.assert_array_equal(given, before)
+
+
+def test_one_array_that_is_donated_and_not():
+    a = x.copy()
+    found = md.jit(lambda a, b: np.at(a)[0].set(b[1]), donate_argnums=0)(a, a)
+    numpy.testing.assert_array_equal(a, x)
+    numpy.testing.assert_array_equal(found[0], x[1])
+
+
+def test_errors_of_donation():
+    with pytest.raises(ValueError, match="the argument 0 of step is static, so there is no array to donate"):
+        md.jit(step, static_argnums=0, donate_argnums=0)
+    with pytest.raises(ValueError, match="donate_argnames names 'stat', but the parameters of step are state, batch"):
+        md.jit(step, donate_argnames="stat")
+    with pytest.raises(TypeError, match="donate_argnums must be an int or a tuple of ints"):
+        md.jit(step, donate_argnums="state")
