@@ -31,7 +31,7 @@ from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
 from minidiff.higher_order.dead_code import dependents
 from minidiff.show.program import letters, names_of
-from minidiff.transforms.recording import stage_flat
+from minidiff.transforms.recording import collecting_later, stage_flat
 from minidiff.values.allocation import keep_by_default
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.half import evaluate, runs_wide
@@ -338,6 +338,7 @@ class CompiledProgram:
     It writes into the arguments in `overwritten`, by their places, which are some of those that are `donated`.
     """
 
+    @collecting_later()
     def __init__(self, f: Callable, args: Any, name: str, options: dict, donated: Sequence[bool] = ()):
         keep_by_default()
         tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")

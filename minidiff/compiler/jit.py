@@ -117,6 +117,9 @@ def static_arguments(
 
 # ---------------------------------------------------------------- compiled functions
 
+#: How many programs a jitted function keeps, for as many types and static arguments.
+MOST_PROGRAMS = 256
+
 #: NumPy scalar types for Python numbers: compiled programs take NumPy scalars.
 _SCALARS = {float: numpy.float64, int: numpy.int64, bool: numpy.bool_, complex: numpy.complex128}
 _SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.bool_, numpy.complex128)}
@@ -213,14 +216,25 @@ class Jitted:
             isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
         ):
             return self._inline(f, dynamic, key)(values)
-        program = self.programs.get(key)
-        if program is None:
-            program = self.programs[key] = CompiledProgram(f, dynamic, self.name, self.options, donated)
+        program = self.programs.pop(key, None) or CompiledProgram(f, dynamic, self.name, self.options, donated)
+        self.programs[key] = program  # the last one used is the last
+        if len(self.programs) > MOST_PROGRAMS:
+            self._forget()
         if program.overwritten:
             return program.function(*copy_what_is_shared(values, program.overwritten))
         if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
             self._remember(args, values, program.function)
         return program.function(*values)
+
+    def _forget(self) -> None:
+        """Drop the quarter of the programs whose last use is the longest ago, as seen outside the fast path.
+
+        The fast path starts anew. Programs that it used come back to it, as the last ones used.
+        """
+        for key in [*self.programs][: MOST_PROGRAMS // 4]:
+            del self.programs[key]
+        self.numbers.clear()
+        self.arrays.clear()
 
     def _prepare_recording(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, list[Value], tuple[bool, ...], Any]:
         """What a call records: a function, its arguments, their values, and which of these are donated.
@@ -258,6 +272,8 @@ class Jitted:
             return tree.unflatten(structure, tape(*values))
 
         if not any(isinstance(c, Tracer) for c in tape.constants):  # traced values are those of this call
+            if len(self.inlined) >= MOST_PROGRAMS:
+                self.inlined.clear()
             self.inlined[key] = run
         return run
 
@@ -342,7 +358,7 @@ def jit(
     written out as Python source (`.source(*args)`). Python side effects happen only during tracing. Arrays that `f`
     closes over are constants, with the values that they have when `f` is traced: each is copied once. Python numbers
     promote as in NumPy: there is one program for `2.0`, and another for `np.float64(2.0)`. A Python branch on a traced
-    value raises TracerError. On a method, `self` is the first argument.
+    value raises TracerError. On a method, `self` is the first argument. The 256 programs used last are kept.
 
     Arguments named by `static_argnums` (positions) or `static_argnames` are settings, not arrays. They must be
     hashable. The program is compiled for their values and types (1 and 1.0 differ, also in tuples and dataclasses), and

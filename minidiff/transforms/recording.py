@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -27,8 +28,24 @@ CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
 jit_is_disabled: ContextVar[bool] = ContextVar("jit_is_disabled", default=False)
 
 
+@contextlib.contextmanager
+def collecting_later() -> Iterator[None]:
+    """Let Python's garbage collector wait while a program is recorded or compiled.
+
+    It would go through all that has been made so far, again and again, and none of it is garbage.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @restore_interpreter
 @begins
+@collecting_later()
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
     """Record `f`: return its tape, and the structures of arguments and result."""
     leaves, structure = tree.flatten(examples)
