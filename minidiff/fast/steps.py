@@ -17,6 +17,7 @@ import numpy
 from minidiff.core.forward import JVP, JVPTracer
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running
 from minidiff.core.operation import Primitive
+from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.ranks import ranks
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Atom, Equation, RecordedTracer, Tape
@@ -110,6 +111,27 @@ def recording_of(primitive: Primitive, active: tuple[int, ...], count: int) -> R
     return Recording(run, primitive, [*range(first, first + n), *range(2 + n, first)])
 
 
+# ---------------------------------------------------------------- Python numbers
+
+
+def _is_double(x: Value) -> bool:
+    x = x.primal if type(x) is JVPTracer else x
+    return type(x) in (float, numpy.float64) or (type(x) is numpy.ndarray and x.dtype is _DOUBLE)
+
+
+def unwrap_doubles(args: Sequence[Value]) -> list[Value] | None:
+    """The operands without the wrappers of traced Python numbers, if all are float64: then nothing is promoted.
+
+    None if an operand has another dtype, or there is no such wrapper.
+    """
+    if WeakTracer not in map(type, args):
+        return None
+    plain = list(map(unwrap_weak, args))
+    return plain if all(map(_is_double, plain)) else None
+
+
+_DOUBLE = numpy.dtype(float)
+
 # ---------------------------------------------------------------- the forward sweep
 
 #: The recordings of operations that have run on plain arrays, by which operands are active.
@@ -163,7 +185,8 @@ class Sweep(JVP):
         except (AttributeError, TypeError, ValueError):
             form = None  # the general path raises the error, with the operands' types
         if form is None:
-            return super().process(primitive, args, params)
+            plain = unwrap_doubles(args)
+            return super().process(primitive, args, params) if plain is None else self.process(primitive, plain, params)
         if inputs is None:
             primals, tangents = self.split(args)
             return self.same_tangent(primitive, out, type_, name, primals, tangents, params)

@@ -30,7 +30,7 @@ def as_value(x: Any) -> Value:
     """Convert a leaf to an array in native byte order, a NumPy scalar, or a tracer."""
     if type(x) is float:
         return numpy.float64(x)
-    if type(x) is numpy.ndarray and x.dtype in NATIVE:
+    if type(x) is numpy.float64 or (type(x) is numpy.ndarray and x.dtype in NATIVE):
         return x
     if isinstance(x, Tracer):
         if x.interpreter.ended:

@@ -80,6 +80,8 @@ def _unwraps(protocol: Callable) -> Callable:
 
     def call(self: WeakTracer, *args, **kwargs):
         try:
+            if len(args) == 3:  # a ufunc, its method, and one operand, which needs no promotion
+                return protocol(self.value, *args[:2], self.value, **kwargs)
             return unwrap_weak(protocol(self, *args, **kwargs))
         except BaseException as error:
             prepare_to_leave(error)
