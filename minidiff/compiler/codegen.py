@@ -338,7 +338,7 @@ class CompiledProgram:
     It writes into the arguments in `overwritten`, by their places, which are some of those that are `donated`.
     """
 
-    @collecting_later()
+    @collecting_later
     def __init__(self, f: Callable, args: Any, name: str, options: dict, donated: Sequence[bool] = ()):
         keep_by_default()
         tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from minidiff import tree
 from minidiff.core.interpreter import EVALUATE, current_interpreter, restore_interpreter, running, transforming
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
-from minidiff.core.tracer import Value
+from minidiff.core.tracer import Function, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import begins
 from minidiff.diagnostics.text import name_of
@@ -28,24 +29,28 @@ CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
 jit_is_disabled: ContextVar[bool] = ContextVar("jit_is_disabled", default=False)
 
 
-@contextlib.contextmanager
-def collecting_later() -> Iterator[None]:
-    """Let Python's garbage collector wait while a program is recorded or compiled.
+def collecting_later(function: Function) -> Function:
+    """Let Python's garbage collector wait while this function records or compiles a program.
 
     It would go through all that has been made so far, again and again, and none of it is garbage.
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+
+    @functools.wraps(function)
+    def call_and_collect(*args: Any, **kwargs: Any) -> Any:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if enabled:
+                gc.enable()
+
+    return cast(Function, call_and_collect)
 
 
 @restore_interpreter
 @begins
-@collecting_later()
+@collecting_later
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
     """Record `f`: return its tape, and the structures of arguments and result."""
     leaves, structure = tree.flatten(examples)

@@ -145,8 +145,8 @@ def test_after_a_fork_both_processes_have_their_arrays():
     code = (
         "import os, numpy, minidiff as md, minidiff.numpy as np\n"
         "f = md.jit(lambda x: np.tanh(x) * 2 + x); x = numpy.ones(200_000); y = f(x)\n"
-        "child = os.fork(); z = f(x * (1 if child else 2)); print(round(float(y[-1]), 3), round(float(z[-1]), 3))\n"
-        "child and os.wait()"
+        "child = os.fork(); z = f(x * (1 if child else 2)); child and os.wait()\n"
+        "print(round(float(y[-1]), 3), round(float(z[-1]), 3), flush=True)"
     )
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert sorted(found.stdout.split()) == sorted(["2.523", "2.523", "2.523", "3.928"])
