@@ -1,7 +1,7 @@
 """Fused kernels: groups of elementwise operations, each compiled into one loop.
 
 Elementwise operations wait, and those on arrays of one shape run in one loop when something else needs a result of it.
-They do not wait longer than that keeps an operand in memory which nothing else needs.
+They do not wait longer than that keeps four arrays in memory which nothing else needs.
 
 A loop may end with sums of its elements. Values that only the loop itself uses are never stored.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
@@ -35,6 +36,9 @@ LEAST_ELEMENTS = 256
 #: The most operations, and the most operands with results, of one kernel. NumPy's limit is 64 operands and results.
 MOST_OPERATIONS, MOST_OPERANDS = 400, 48
 
+#: The most arrays that operations keep in memory only because they wait.
+MOST_HELD = 4
+
 # ---------------------------------------------------------------- groups
 
 
@@ -57,11 +61,11 @@ def _group(tape: Tape, loops: dict[Equation, Shape]) -> Iterator[list[Equation]]
     last.update(dict.fromkeys([*tape.inputs, *(a for a in tape.outputs if isinstance(a, Var))]))
     waiting: dict[Shape, list[Equation]] = {}
     maker: dict[Var, Equation] = {}  # of the results that wait
-    hasty: set[Shape] = set()  # loops that keep an operand which nothing else needs
+    held: Counter[Shape] = Counter()  # by loop: operands that it keeps, and nothing else needs
 
     def run(shape: Shape) -> list[Equation]:
         group = waiting.pop(shape)
-        hasty.discard(shape)
+        del held[shape]
         for eqn in group:
             del maker[eqn.outputs[0]]
         return group
@@ -70,15 +74,17 @@ def _group(tape: Tape, loops: dict[Equation, Shape]) -> Iterator[list[Equation]]
         shape = loops.get(eqn)
         makers = [maker[a] for a in eqn.inputs if isinstance(a, Var) and a in maker]
         needed = dict.fromkeys([loops[m] for m in makers if loops[m] != shape or m.primitive in SUMS])
-        for other in [*needed, *(hasty - set(needed) if shape is None else ())]:
+        if shape is None:
+            needed |= {other: None for other, count in held.items() if count > MOST_HELD}
+        for other in needed:
             yield run(other)
         if shape is None:
             yield [eqn]
             continue
         waiting.setdefault(shape, []).append(eqn)
         maker[eqn.outputs[0]] = eqn
-        if any(isinstance(a, Var) and last[a] is eqn and a.type.shape == shape and a not in maker for a in eqn.inputs):
-            hasty.add(shape)
+        outside = {a for a in eqn.inputs if isinstance(a, Var) and a not in maker and a.type.shape == shape}
+        held[shape] += sum(last[a] is eqn for a in outside)
     for shape in [*waiting]:
         yield run(shape)
 

@@ -47,6 +47,12 @@ def ratio(found: dict[str, list[float]], name: str, baseline: str) -> float:
     return statistics.median(a / b for a, b in zip(found[name], found[baseline]))
 
 
+def spread(found: dict[str, list[float]], name: str, baseline: str) -> list[float]:
+    """The quartiles of that ratio over rounds: half of the rounds are between them."""
+    ratios = sorted(a / b for a, b in zip(found[name], found[baseline]))
+    return [ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]]
+
+
 def peak_memory(run: Run) -> int:
     """Bytes that a call holds at most beyond what was held before, as NumPy and Python count them."""
     run()

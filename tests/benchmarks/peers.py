@@ -37,15 +37,12 @@ def minidiff() -> Callable[[Problem], Run]:
     return prepare
 
 
-def minidiff_jit() -> Callable[[Problem], Run]:
+def minidiff_jit(kernels: bool) -> Callable[[Problem], Run]:
     import minidiff as md
     import minidiff.numpy as np
 
-    if not hasattr(md, "jit"):
-        raise ImportError("this minidiff has no jit")
-
     def prepare(problem: Problem) -> Run:
-        both = md.jit(md.value_and_grad(*_numbered(problem, np)))
+        both = md.jit(md.value_and_grad(*_numbered(problem, np)), kernels=kernels)
         return lambda: both(*problem.params)
 
     return prepare
@@ -82,7 +79,7 @@ def torch() -> Callable[[Problem], Run]:
     torch.set_num_threads(1)
 
     def prepare(problem: Problem) -> Run:
-        params = [torch.tensor(p, dtype=torch.float64, requires_grad=True) for p in problem.params]
+        params = [torch.tensor(p, requires_grad=True) for p in problem.params]
         data = [torch.tensor(x) for x in problem.data]
 
         def run():
@@ -112,7 +109,8 @@ def _jax(jit: bool) -> Callable[[Problem], Run]:
 PEERS: dict[str, Callable[[], Callable[[Problem], Run]]] = {
     "tuned": tuned,
     "minidiff": minidiff,
-    "minidiff jit": minidiff_jit,
+    "minidiff jit": lambda: minidiff_jit(kernels=True),
+    "without loops": lambda: minidiff_jit(kernels=False),
     "autograd": autograd,
     "MyGrad": mygrad,
     "PyTorch": torch,

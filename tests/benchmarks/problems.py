@@ -24,6 +24,7 @@ class Problem(NamedTuple):
     tuned: Callable[[Arrays, Arrays], tuple[Any, list]]
     params: list
     data: list
+    tolerance: float = 1e-10
 
 
 # ---------------------------------------------------------------- one formula of two numbers
@@ -241,6 +242,104 @@ def rnn_tuned(params, data):
     return loss, [x.reshape(-1, inputs).T @ flat, hs[:-1].reshape(steps * batch, -1).T @ flat, flat.sum(axis=0), dv]
 
 
+# ---------------------------------------------------------------- elementwise programs on many numbers
+
+
+def transcendental(np, params, data, steps=4):
+    """x = tanh(1.3 x + 0.1) exp(-x²), four times."""
+    (x,) = params
+    for _ in range(steps):
+        x = np.tanh(1.3 * x + 0.1) * np.exp(-x * x)
+    return np.sum(x)
+
+
+def transcendental_by_hand(params, data, steps=4):
+    (x,) = params
+    kept = []
+    for _ in range(steps):
+        t, e = numpy.tanh(1.3 * x + 0.1), numpy.exp(-x * x)
+        kept.append((x, t, e))
+        x = t * e
+    g = numpy.ones_like(x)
+    for y, t, e in reversed(kept):
+        g = g * e * ((1 - t * t) * 1.3 - 2 * t * y)
+    return x.sum(), [g]
+
+
+def polynomial(np, params, data, steps=8):
+    """x = x (1.5 - x² / 2), eight times."""
+    (x,) = params
+    for _ in range(steps):
+        x = x * (1.5 - 0.5 * x * x)
+    return np.sum(x)
+
+
+def polynomial_by_hand(params, data, steps=8):
+    (x,) = params
+    kept = []
+    for _ in range(steps):
+        kept.append(x)
+        x = x * (1.5 - 0.5 * x * x)
+    g = numpy.ones_like(x)
+    for y in reversed(kept):
+        g = g * (1.5 - 1.5 * y * y)
+    return x.sum(), [g]
+
+
+# ---------------------------------------------------------------- a Gaussian process, and the heat equation
+
+
+def gaussian_process(np, params, data):
+    """Minus the log likelihood of values y at points with squared distances d, without its constant."""
+    log_scale, log_length, log_noise = params
+    d, y, identity = data
+    k = np.exp(2 * log_scale) * np.exp(-0.5 * d * np.exp(-2 * log_length)) + np.exp(2 * log_noise) * identity
+    return 0.5 * np.sum(y * np.linalg.solve(k, y)) + 0.5 * np.linalg.slogdet(k)[1]
+
+
+def gaussian_process_by_hand(params, data):
+    log_scale, log_length, log_noise = params
+    d, y, identity = data
+    smooth = numpy.exp(2 * log_scale) * numpy.exp(-0.5 * d * numpy.exp(-2 * log_length))
+    noise = numpy.exp(2 * log_noise)
+    inverse = numpy.linalg.inv(smooth + noise * identity)
+    a = inverse @ y
+    loss = 0.5 * numpy.sum(y * a) - 0.5 * numpy.linalg.slogdet(inverse)[1]
+    g = 0.5 * (inverse.T - a * a.T)
+    weighted = g * smooth
+    grads = [2 * weighted.sum(), (weighted * d).sum() * numpy.exp(-2 * log_length), 2 * noise * numpy.trace(g)]
+    return loss, [numpy.float64(x) for x in grads]
+
+
+def heat(np, params, data, steps=4):
+    """Steps of the heat equation on a torus, and the squared distance to what is wanted at the end."""
+    u, rate = params
+    (wanted,) = data
+    for _ in range(steps):
+        around = np.roll(u, 1, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1) + np.roll(u, -1, 1)
+        u = u + rate * (around - 4 * u)
+    return np.sum((u - wanted) ** 2)
+
+
+def _laplacian(u):
+    return numpy.roll(u, 1, 0) + numpy.roll(u, -1, 0) + numpy.roll(u, 1, 1) + numpy.roll(u, -1, 1) - 4 * u
+
+
+def heat_by_hand(params, data, steps=4):
+    u, rate = params
+    (wanted,) = data
+    kept = []
+    for _ in range(steps):
+        kept.append(_laplacian(u))
+        u = u + rate * kept[-1]
+    error = u - wanted
+    g, slope = 2 * error, 0.0
+    for change in reversed(kept):
+        slope += numpy.sum(g * change)
+        g = g + rate * _laplacian(g)
+    return numpy.sum(error * error), [g, slope]
+
+
 # ---------------------------------------------------------------- sizes
 
 
@@ -276,4 +375,35 @@ def problems(quick: bool = False) -> list[Problem]:
                 rng.normal(size=(batch, outputs)),
             ],
         ),
+        *_of_many_numbers(rng, quick),
     ]
+
+
+def _of_many_numbers(rng: numpy.random.Generator, quick: bool) -> list[Problem]:
+    n, points, side = (50, 6, 8) if quick else (1_000_000, 500, 512)
+    x, u = numpy.linspace(-1, 1, n), rng.normal(size=(side, side))
+    place = rng.uniform(-3, 3, points)
+    d, y = (place[:, None] - place) ** 2, numpy.sin(place)[:, None]
+    process = [numpy.float64(v) for v in (0.1, -0.2, -1.0)]
+    found = []
+    for name, loss, by_hand in (
+        ("transcendental", transcendental, transcendental_by_hand),
+        ("polynomial", polynomial, polynomial_by_hand),
+    ):
+        found.append(Problem(name, loss, by_hand, by_hand, [x], []))
+        found.append(Problem(f"{name}, float32", loss, by_hand, by_hand, [x.astype("f4")], [], 1e-3))
+    found.append(
+        Problem(
+            "Gaussian process",
+            gaussian_process,
+            gaussian_process_by_hand,
+            gaussian_process_by_hand,
+            process,
+            [d, y, numpy.eye(points)],
+            1e-6,
+        )
+    )
+    found.append(
+        Problem("heat", heat, heat_by_hand, heat_by_hand, [u, numpy.float64(0.1)], [rng.normal(size=(side, side))])
+    )
+    return found
