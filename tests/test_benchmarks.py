@@ -76,3 +76,16 @@ def test_other_defaults_positions_and_names_are_found():
         ("global_norm", "updates"): "optax has no such parameter",
         ("trace", ""): "optax has no such function",
     }
+
+
+def test_the_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "bars.png"
+    report.main(["--quick", "--only", "formula", "--peers", "minidiff", "minidiff jit", "--picture", str(path)])
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_long_programs_are_timed(capsys):
+    result = report.main(["--quick", "--only", "long", "--peers", "minidiff"])
+    assert [len(row["seconds"]) for row in result["long"]] == [1, 1, 1]
+    assert "compile a chain of operations: 1,000: " in capsys.readouterr().out
