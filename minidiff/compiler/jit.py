@@ -370,8 +370,7 @@ def jit(
 
     `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
     rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error. If llvmlite is installed,
-    elementwise operations on arrays of at least 256 elements are compiled into loops; `kernels=False` leaves them to
-    NumPy.
+    groups of elementwise operations on large arrays are compiled into loops; `kernels=False` leaves them to NumPy.
 
     `jit` works on derivatives (`jit(grad(f))`), and the compiled function can be differentiated, vmapped and staged.
 

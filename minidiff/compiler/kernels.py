@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from typing import Any
@@ -29,9 +30,9 @@ from minidiff.ops import elementwise, reduction
 from minidiff.ops.base import sum_p
 from minidiff.values.dtypes import is_scalar_constant
 
-#: Groups with fewer elements stay with NumPy: the call of a kernel takes as long as three of its functions on few
-#: elements, and compiling one takes as long as thousands.
-LEAST_ELEMENTS = 256
+#: Arrays of fewer elements stay with NumPy, and so do groups of fewer elements times operations: compiling a loop takes
+#: some 40 ms, as long as thousands of calls of such a group.
+LEAST_ELEMENTS, LEAST_WORK = 256, 1 << 15
 
 #: The most operations, and the most operands with results, of one kernel. NumPy's limit is 64 operands and results.
 MOST_OPERATIONS, MOST_OPERANDS = 400, 48
@@ -52,7 +53,7 @@ def fuse(tape: Tape, excluded: Container[Var] = ()) -> Tape:
         return tape
     uses = _count_uses(tape)
     groups = _group(tape, loops)
-    return with_equations(tape, [e for group in groups for e in _fused(group, uses)])
+    return with_equations(tape, [e for group in groups for e in _fused(group, loops.get(group[0], ()), uses)])
 
 
 def _group(tape: Tape, loops: dict[Equation, Shape]) -> Iterator[list[Equation]]:
@@ -113,21 +114,21 @@ def _count_uses(tape: Tape) -> dict[Var, int]:
     return uses
 
 
-def _fused(group: list[Equation], uses: dict[Var, int]) -> list[Equation]:
+def _fused(group: list[Equation], shape: Shape, uses: dict[Var, int]) -> list[Equation]:
     """The equation of a group's kernel, and those of NumPy that finish its means; or parts of the group."""
     operations = [eqn for eqn in group if eqn.primitive not in SUMS]
-    if len(group) < 2:
+    if len(group) < 2 or len(group) * math.prod(shape) < LEAST_WORK:
         return group
     found = _kernel_equation(group, uses) if len(group) <= MOST_OPERATIONS else None
     if found is not None:
         return found
     if len(operations) < len(group) <= MOST_OPERATIONS:  # the sums do not fit into one loop
         rest = [eqn for eqn in group if eqn.primitive in SUMS]
-        return [*(_fused(operations, uses) if len(operations) > 1 else operations), *rest]
+        return [*(_fused(operations, shape, uses) if len(operations) > 1 else operations), *rest]
     if len(group) < 4:
         return group
     half = len(group) // 2
-    return [*_fused(group[:half], uses), *_fused(group[half:], uses)]
+    return [*_fused(group[:half], shape, uses), *_fused(group[half:], shape, uses)]
 
 
 def _kernel_equation(group: list[Equation], uses: dict[Var, int]) -> list[Equation] | None:

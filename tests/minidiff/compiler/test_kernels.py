@@ -42,12 +42,12 @@ def cache(tmp_path_factory, monkeypatch):
 def of_any_size(monkeypatch):
     """Kernels also for arrays that NumPy is faster on."""
     monkeypatch.setattr(kernels, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(kernels, "LEAST_WORK", 1)
 
 
 # ---------------------------------------------------------------- what is in a group
 
-N = kernels.LEAST_ELEMENTS
-x = numpy.linspace(0.1, 1.0, N)
+x = numpy.linspace(0.1, 1.0, kernels.LEAST_WORK // 2)
 
 
 def test_a_gradient_of_elementwise_operations_is_one_kernel():
@@ -63,15 +63,23 @@ def test_a_gradient_of_elementwise_operations_is_one_kernel():
 
 
 def test_small_arrays_stay_with_numpy():
-    f = lambda x: x * 2 + x * x  # noqa: E731
+    f = lambda x: (x * 2 + x) * x  # noqa: E731
     assert fused(f, x) == 1
-    assert fused(f, x[1:]) == 0
+    assert fused(f, x[: len(x) // 3]) == 0
+
+    def long(x):
+        for _ in range(1000):
+            x = x * 0.9 + 0.1
+        return x
+
+    assert fused(long, x[: kernels.LEAST_ELEMENTS]) > 0
+    assert fused(long, x[: kernels.LEAST_ELEMENTS - 1]) == 0
 
 
 def test_kernels_can_be_left_out():
     f = lambda x: x * 2 + x * x  # noqa: E731
     assert fused(f, x, kernels=False) == 0
-    code = "import numpy, minidiff as md; print(md.jit(lambda x: x * 2 + x * x).source(numpy.ones(10_000)))"
+    code = "import numpy, minidiff as md; print(md.jit(lambda x: x * 2 + x * x).source(numpy.ones(20_000)))"
     off = subprocess.run([sys.executable, "-c", code], env={**os.environ, "MINIDIFF_KERNELS": "0"}, capture_output=True)
     assert b"fused" not in off.stdout and b"x" not in off.stderr
 
@@ -81,14 +89,14 @@ def test_an_operation_alone_stays_with_numpy():
 
 
 def test_what_a_matmul_needs_runs_before_it_and_what_it_gives_after():
-    a = numpy.ones((20, 20))
+    a = numpy.ones((200, 200))
     names = operations(lambda a: np.maximum((a * 2 + 1) @ (a - 1) * 3 - 1, 0), a)
     assert names == ["fused", "matmul", "fused"]
 
 
 def test_sums_of_many_parts_do_not_keep_all_of_them():
     """What waits keeps at most four arrays that would otherwise be free."""
-    a = numpy.ones((20, 20))
+    a = numpy.ones((200, 200))
     few = operations(lambda a: a @ a + a.T @ a + a @ a.T, a)
     assert few.count("fused") == 1 and few[-1] == "fused"
     many = operations(lambda a: sum((a[:, k : k + 5] @ a[k : k + 5] for k in range(12)), a @ a), a)
@@ -208,12 +216,13 @@ def operands(draw, count):
 def test_random_programs(data):
     program = data.draw(programs())
     arrays = data.draw(operands(program[0]))
-    before, kernels.LEAST_ELEMENTS = kernels.LEAST_ELEMENTS, 1
+    before = kernels.LEAST_ELEMENTS, kernels.LEAST_WORK
+    kernels.LEAST_ELEMENTS = kernels.LEAST_WORK = 1
     try:
         run = md.jit(lambda *arrays: run_program(program, arrays, np))
         found = run(*arrays)
     finally:
-        kernels.LEAST_ELEMENTS = before
+        kernels.LEAST_ELEMENTS, kernels.LEAST_WORK = before
     plain = md.jit(lambda *arrays: run_program(program, arrays, np), kernels=False)(*arrays)
     for a, b in zip(found, plain):
         assert (a.dtype, a.shape, type(a)) == (b.dtype, b.shape, type(b))
@@ -369,7 +378,7 @@ def test_no_warnings_of_ordinary_numbers():
         md.jit(md.value_and_grad(f))(x)
 
 
-def test_source_shows_the_loop():
+def test_source_shows_the_loop(of_any_size):
     source = md.jit(lambda x, y: ((x + y) * 2, ((x + y) * 3).sum())).source(numpy.ones((20, 30)), numpy.ones(30))
     assert (
         source
@@ -398,7 +407,7 @@ def test_llvm_shows_the_kernel():
 
 # ---------------------------------------------------------------- the cache
 
-PROGRAM = "import numpy, minidiff as md; x = numpy.ones(10_000); print(md.jit(lambda x: x * 2.5 + 1)(x)[0])"
+PROGRAM = "import numpy, minidiff as md; x = numpy.ones(20_000); print(md.jit(lambda x: x * 2.5 + 1)(x)[0])"
 
 
 def run_with(directory, code=PROGRAM, **env):
