@@ -10,7 +10,7 @@ import functools
 import keyword
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy
@@ -43,6 +43,17 @@ REUSED_BYTES = 4096
 # ---------------------------------------------------------------- source
 
 
+def group_operations(tape: Tape, foreign: Collection[Var], kernels: bool = True) -> Tape:
+    """The operations of a tape as a program runs them: sums within an array, and fused loops.
+
+    `foreign` are inputs that may not be plain arrays.
+    """
+    sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
+    excluded = dependents(tape.equations, [*foreign, *sharded]) if foreign or sharded else frozenset()
+    tape = add_within(tape, excluded)
+    return fuse(tape, excluded) if kernels and native.is_available() else tape
+
+
 class Source:
     """The source of a tape as a Python function, and the namespace in which it runs.
 
@@ -64,11 +75,7 @@ class Source:
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
         self.options = options or {}
-        sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
-        excluded = dependents(tape.equations, [*self.foreign, *sharded]) if self.foreign or sharded else frozenset()
-        tape = add_within(tape, excluded)
-        if self.options.get("kernels", True) and native.is_available():
-            tape = fuse(tape, excluded)
+        tape = group_operations(tape, self.foreign, self.options.get("kernels", True))
         self.tape = tape
         reserved = _reserved_names(tape)
         self.bodies = {} if bodies is None else bodies

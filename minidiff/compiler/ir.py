@@ -252,7 +252,7 @@ def _ternary(name: str, x: Value, y: Number, z: Number) -> Value:
 def polynomial(x: Value, *coefficients: float) -> Value:
     """c0 + c1 x + c2 x² + …, by pairs: (c0 + c1 x) + x² (c2 + c3 x) + …, and pairs of these, in powers of x².
 
-    By Horner's rule, each step would wait for the one before.
+    By Horner's rule (`horner`), each step would wait for the one before; but it rounds less.
     """
     terms: list[Number] = list(coefficients)
     while len(terms) > 1:
@@ -260,6 +260,14 @@ def polynomial(x: Value, *coefficients: float) -> Value:
         terms = [*pairs, *terms[2 * len(pairs) :]]
         x = x * x
     return terms[0] if isinstance(terms[0], Value) else x.constant(terms[0])
+
+
+def horner(x: Value, *coefficients: float) -> Value:
+    """c0 + x (c1 + x (c2 + …)), as accurate as it can be."""
+    total: Number = coefficients[-1]
+    for c in reversed(coefficients[:-1]):
+        total = muladd(x, total, c)
+    return total if isinstance(total, Value) else x.constant(total)
 
 
 def sqrt(x: Value) -> Value:

@@ -14,7 +14,7 @@ from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Atom, Equation
 from minidiff.core.types import ShapedArray, Var
-from minidiff.ops import base, elementwise
+from minidiff.ops import base, elementwise, special
 
 #: The dtypes that loops compute with.
 DTYPES = frozenset(map(numpy.dtype, ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")))
@@ -137,7 +137,7 @@ _OURS: dict[Primitive, Callable[..., Value]] = {
     elementwise.difference.primitive: lambda x, y: select(x == y, x.constant(0), x - y),
     elementwise.stop_gradient.primitive: lambda x: x,
 }
-_OURS |= {p: FUNCTIONS[p.name] for p in (elementwise.sigmoid.primitive,) if p.name in FUNCTIONS}
+_OURS |= {p: FUNCTIONS[p.name] for p in (elementwise.sigmoid.primitive, special.erf_p, special.erfc_p)}
 
 
 def lower_equation(code: Code, eqn: Equation, values: dict[Var, Value]) -> Value:

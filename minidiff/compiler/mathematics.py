@@ -26,6 +26,7 @@ from minidiff.compiler.ir import (
     floor,
     fma,
     from_bits,
+    horner,
     leave_to_numpy,
     muladd,
     polynomial,
@@ -153,14 +154,19 @@ def _clamp(x: Value, least: float, most: float) -> Value:
 # ---------------------------------------------------------------- exp and what follows from it
 
 
-def _exp_parts(x: Value, low: Value | None = None) -> tuple[Value, Value]:
-    """e and n with exp(x + low) = (1 + e) · 2ⁿ: x = n ln(2) + r, and e = exp(r) - 1 by a polynomial."""
+def _exp_parts(x: Value, low: Value | None = None) -> tuple[Value, Value, Value]:
+    """e, what is missing to it, and n, with exp(x + low) = (1 + e) · 2ⁿ.
+
+    x = n ln(2) + r, and e = exp(r) - 1 by a polynomial.
+    """
     form = FORMATS[x.dtype]
     k, n = _round(x * (1 / math.log(2)))
     high = x - k * form.ln2[0]  # exact
     rest = -k * form.ln2[1] if low is None else low - k * form.ln2[1]
     r = high + rest
-    return high + (r * r * polynomial(r, *form.exp) + rest), n
+    rest = r * r * polynomial(r, *form.exp) + rest
+    e = high + rest
+    return e, (high - e) + rest, n
 
 
 def _exp_range(x: Value) -> Value:
@@ -171,7 +177,7 @@ def _exp_range(x: Value) -> Value:
 
 def exp(x: Value) -> Value:
     """The exponential function."""
-    e, n = _exp_parts(_exp_range(x))
+    e, _, n = _exp_parts(_exp_range(x))
     return _times_power_of_two(1 + e, n)
 
 
@@ -182,7 +188,7 @@ def exp2(x: Value) -> Value:
     k, n = _round(bounded)
     r = bounded - k
     product = r * math.log(2)
-    e, more = _exp_parts(product, fma(r, math.log(2), -product) + r * 2.3190468138462996e-17)
+    e, _, more = _exp_parts(product, fma(r, math.log(2), -product) + r * 2.3190468138462996e-17)
     return _times_power_of_two(1 + e, n + more)
 
 
@@ -190,10 +196,11 @@ def expm1(x: Value) -> Value:
     """exp(x) - 1 = (e + (1 - 2⁻ⁿ)) 2ⁿ, which is accurate near 0, where n = 0."""
     least = -25.0 if x.dtype.itemsize == 4 else -45.0
     bounded = select(x < least, least, _exp_range(x))
-    e, n = _exp_parts(bounded)
+    e, e_low, n = _exp_parts(bounded)
     inverse = select(n > 60, 0.0, _power_of_two(-select(n > 60, 60, n)))
+    total, lost = _two_sum(1 - inverse, e)
     # Where x is 0, or so small that its square vanishes, the result is x, with its sign.
-    return select(abs(x) < 1e-20, x, _times_power_of_two(e + (1 - inverse), n))
+    return select(abs(x) < 1e-20, x, _times_power_of_two(total + (lost + e_low), n))
 
 
 def _divide(x: Value, x_low: Value, y: Value, y_low: Value) -> Value:
@@ -204,7 +211,7 @@ def _divide(x: Value, x_low: Value, y: Value, y_low: Value) -> Value:
 
 def sigmoid(x: Value) -> Value:
     """1 / (1 + q) for x >= 0, and q / (1 + q) else, with q = exp(-|x|): accurate in both tails."""
-    e, n = _exp_parts(_exp_range(-abs(x)))
+    e, _, n = _exp_parts(_exp_range(-abs(x)))
     high = 1 + e
     low = e - (high - 1)
     scale = _power_of_two(select(n < -100, -100, n))
@@ -219,18 +226,18 @@ def sigmoid(x: Value) -> Value:
 def tanh(x: Value) -> Value:
     """(1 - q) / (1 + q) with q = exp(-2|x|), and the sign of x."""
     most = 10.0 if x.dtype.itemsize == 4 else 20.0
-    e, n = _exp_parts(select(abs(x) > most, -2 * most, abs(x) * -2.0))
+    e, e_low, n = _exp_parts(select(abs(x) > most, -2 * most, abs(x) * -2.0))
     scale = _power_of_two(n)
     rest = 1 - scale
     minus = rest - e * scale  # 1 - q, without cancellation near 0
-    minus_low = (rest - minus) - e * scale
+    minus_low = (rest - minus) - e * scale - e_low * scale
     plus = 2 - minus
     return copysign(_divide(minus, minus_low, plus, (2 - plus) - minus - minus_low), x)
 
 
 def _half_exp(x: Value) -> Value:
     """exp(x) / 2, which overflows later than exp(x)."""
-    e, n = _exp_parts(_exp_range(x))
+    e, _, n = _exp_parts(_exp_range(x))
     return _times_power_of_two(1 + e, n - 1)
 
 
@@ -361,31 +368,37 @@ def _reduce_angle(x: Value) -> tuple[Value, Value, Value]:
     return reduced, (high - reduced) + low, n
 
 
-def _sin_of_reduced(r: Value, low: Value) -> Value:
+def _sin_of_reduced(r: Value, low: Value) -> tuple[Value, Value]:
+    """The sine, and what rounding takes from it."""
     z = r * r
     cube = z * r
     tail = polynomial(z, *FORMATS[r.dtype].sin[1:])
-    return r - ((z * (0.5 * low - cube * tail) - low) - cube * FORMATS[r.dtype].sin[0])
+    rest = (z * (0.5 * low - cube * tail) - low) - cube * FORMATS[r.dtype].sin[0]
+    y = r - rest
+    return y, (r - y) - rest
 
 
-def _cos_of_reduced(r: Value, low: Value) -> Value:
+def _cos_of_reduced(r: Value, low: Value) -> tuple[Value, Value]:
+    """The cosine, and what rounding takes from it."""
     z = r * r
     half = 0.5 * z
     w = 1 - half
-    return w + (((1 - w) - half) + (z * (z * polynomial(z, *FORMATS[r.dtype].cos)) - r * low))
+    rest = ((1 - w) - half) + (z * (z * polynomial(z, *FORMATS[r.dtype].cos)) - r * low)
+    y = w + rest
+    return y, (w - y) + rest
 
 
 def sin(x: Value) -> Value:
     """The sine: of the reduced angle the sine or the cosine, with a sign."""
     r, low, n = _reduce_angle(x)
-    y = select((n & 1) == 0, _sin_of_reduced(r, low), _cos_of_reduced(r, low))
+    y = select((n & 1) == 0, _sin_of_reduced(r, low)[0], _cos_of_reduced(r, low)[0])
     return select(x == 0.0, x, select((n & 2) == 0, y, -y))
 
 
 def cos(x: Value) -> Value:
     """The cosine."""
     r, low, n = _reduce_angle(x)
-    y = select((n & 1) == 0, _cos_of_reduced(r, low), _sin_of_reduced(r, low))
+    y = select((n & 1) == 0, _cos_of_reduced(r, low)[0], _sin_of_reduced(r, low)[0])
     return select(((n + 1) & 2) == 0, y, -y)
 
 
@@ -393,9 +406,12 @@ def cos(x: Value) -> Value:
 def tan(x: Value) -> Value:
     """The tangent: sin / cos, or -cos / sin."""
     r, low, n = _reduce_angle(x)
-    s, c = _sin_of_reduced(r, low), _cos_of_reduced(r, low)
+    (s, s_low), (c, c_low) = _sin_of_reduced(r, low), _cos_of_reduced(r, low)
     even = (n & 1) == 0
-    return select(x == 0.0, x, select(even, s, -c) / select(even, c, s))
+    above, above_low = select(even, s, -c), select(even, s_low, -c_low)
+    below, below_low = select(even, c, s), select(even, c_low, s_low)
+    q = above / select(x == 0.0, 1.0, below)
+    return select(x == 0.0, x, q + (above_low - q * below_low + fma(-q, below, above)) / select(x == 0.0, 1.0, below))
 
 
 def _arctan_of_quotient(y: Value, x: Value) -> tuple[Value, Value, Value]:
@@ -487,7 +503,12 @@ def arccosh(x: Value) -> Value:
     warn_where(x < 1.0)
     huge = x > 1e8
     t = select(huge, 1.0, select(x >= 1.0, x - 1, 1.0))
-    y = select(huge, log(select(huge, x, 1.0)) + math.log(2), log1p(t + sqrt(2 * t + t * t)))
+    product = 2 * t + t * t
+    root = sqrt(product)
+    u = t + root
+    u_low = (select(t > root, t - u + root, root - u + t)) + fma(-root, root, product) / (2 * root + 1e-300)
+    near = log1p(u) + u_low / (1 + u)
+    y = select(huge, log(select(huge, x, 1.0)) + math.log(2), near)
     return select(x >= 1.0, y, x.constant(math.nan))
 
 
@@ -553,7 +574,7 @@ def power(x: Value, y: Value) -> Value:
     product = bounded * high
     lost = fma(bounded, high, -product) + bounded * low
     inside = abs(product) < 760.0
-    e, n = _exp_parts(_exp_range(product), select(inside, lost, 0.0))
+    e, _, n = _exp_parts(_exp_range(product), select(inside, lost, 0.0))
     result = _times_power_of_two(1 + e, n)
     grows = (y > 0.0) == (size > 1.0)
     at_infinity = select(size == 1.0, 1.0, select(grows, x.constant(math.inf), 0.0))
@@ -602,6 +623,68 @@ def hypot(x: Value, y: Value) -> Value:
     return select((a == math.inf) | (b == math.inf), math.inf, select(nan, x + y, result))
 
 
+# ---------------------------------------------------------------- the error function
+
+#: erf(x) / x - 1 in x², |x| <= 1.
+ERF = (
+    *(0.1283791670955126, -0.3761263890318375, 0.11283791670954879, -0.026866170645076792),
+    *(0.0052239776248180145, -0.000854832698083379, 0.0001205533111164271, -1.4925595266831182e-05),
+    *(1.6461000484121368e-06, -1.6350312701054695e-07, 1.4659775274047436e-08, -1.1372848856791674e-09),
+    *(5.957176147748911e-11,),
+)
+
+#: (1 + 2x) exp(x²) erfc(x) in (x - 3.75) / (x + 3.75), 1/2 <= x <= 28.
+ERFC = (
+    *(1.2375126308378275, -0.14024059858554702, 0.0035854154854658496, 0.08227673849015059),
+    *(-0.1088039301418558, 0.09230432116022246, -0.05869339858656682, 0.028362277420937457),
+    *(-0.009746579602513314, 0.0017556258398018613, 0.0002937140375272005, -0.0002901540353336165),
+    *(5.164717365417525e-05, 2.2384180644872092e-05, -1.1437767278950732e-05, -9.7368428239226e-07),
+    *(1.7380461262457937e-06, -5.658053403353585e-08, -2.405381553661818e-07, 2.2156361551057863e-08),
+    *(2.4650884795239513e-08, -2.819125663086401e-09),
+)
+
+
+def _erfc_of_large(x: Value) -> Value:
+    """erfc(x) for x >= 0.8: what multiplies exp(-x²) is smooth in t, which maps all such x to less than 1."""
+    x = select(x > 28.0, 28.0, x)
+    t = (x - 3.75) / (x + 3.75)
+    rest = t * horner(t, *ERFC[1:])
+    smooth = rest + ERFC[0]
+    smooth_low = (ERFC[0] - smooth) + rest + 1.0015417226238743e-16  # of which the last are digits of ERFC[0]
+    whole = 1 + 2 * x
+    whole_low = 1 - (whole - 2 * x)
+    q = smooth / whole
+    inverse = q * (1.78 - 0.78 * smooth)  # of `whole`, to two digits
+    q_low = (fma(-q, whole, smooth) - q * whole_low + smooth_low) * inverse
+    square = x * x
+    e, _, n = _exp_parts(-square, -fma(x, x, -square))
+    return _times_power_of_two(q + (q_low + q * e), n)
+
+
+def _erf_rest(x: Value) -> Value:
+    """erf(x) - x for |x| <= 1."""
+    z = x * x
+    return x * horner(z, *ERF)
+
+
+@_in_double
+def erf(x: Value) -> Value:
+    """The error function: x times a polynomial up to 1, and 1 - erfc(x) beyond."""
+    size = abs(x)
+    small = select(size < 1.0, x, 0.0)
+    beyond = copysign(1 - _erfc_of_large(select(size < 1.0, 1.0, size)), x)
+    return select(size < 1.0, small + _erf_rest(small), beyond)
+
+
+@_in_double
+def erfc(x: Value) -> Value:
+    """1 - erf(x): up to 0.8, 1 - x is exact, or larger than what is subtracted from it."""
+    size = abs(x)
+    small = select(size < 0.8, x, 0.0)
+    tail = _erfc_of_large(select(size < 0.8, 0.8, size))
+    return select(size < 0.8, (1 - small) - _erf_rest(small), select(x < 0.0, 2 - tail, tail))
+
+
 # ---------------------------------------------------------------- remainders
 
 
@@ -645,6 +728,6 @@ FUNCTIONS: dict[str, Function] = {
     f.__name__: f
     for f in (
         *(exp, exp2, expm1, sigmoid, tanh, sinh, cosh, log, log2, log10, log1p, sin, cos, tan, arctan, arctan2),
-        *(arcsin, arccos, arcsinh, arccosh, arctanh, power, cbrt, hypot, fmod, remainder, floor_divide),
+        *(arcsin, arccos, arcsinh, arccosh, arctanh, power, cbrt, hypot, erf, erfc, fmod, remainder, floor_divide),
     )
 }

@@ -18,7 +18,8 @@ from typing import Any
 from collectives.backends.base import Axes
 from collectives.backends.simulated import Simulated
 from minidiff.compiler.buffers import Memory
-from minidiff.compiler.codegen import REUSED_BYTES
+from minidiff.compiler.codegen import REUSED_BYTES, group_operations
+from minidiff.compiler.fusion import fused_p
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
@@ -262,6 +263,8 @@ class _Walk:
 
         `returned` has the kind of memory of each result; `frees` is whether memory is freed before the tape ends.
         """
+        if self.compiled:
+            tape = group_operations(tape, [v for v in tape.inputs if v.type.sharding is not None])
         liveness, kinds = Memory(tape), _kinds(tape, returned)
         ending = (liveness.ending if self.compiled else _freed_eagerly(tape, liveness)) if frees else {}
         live: dict[Var, int] = {}
@@ -274,7 +277,7 @@ class _Walk:
             return total
 
         for k, eqn in enumerate(tape.equations):
-            yield from self.inside(eqn, kinds, held()) if eqn.bodies else ()
+            yield from self.inside(eqn, kinds, held()) if eqn.bodies and eqn.primitive is not fused_p else ()
             on_ranks = eqn.primitive.body_scope(eqn.params) is not None
             if on_ranks or not foreign.isdisjoint(a for a in eqn.inputs if isinstance(a, Var)):
                 foreign.update(eqn.outputs)
