@@ -1,7 +1,7 @@
 """Random programs that are drawn whole: each is a script that compares what it computes with plain NumPy or a loop.
 
 The routes are named axes of several sizes; functions that are not finite everywhere, in branches, pipelines and
-experts; arrays that change after tracing; and 16 bits. `python -m tests.fuzz` runs them beside its other programs.
+experts; arrays that change after tracing; 16 bits; and compiled loops. `python -m tests.fuzz` runs them beside its other programs.
 """
 
 from __future__ import annotations
@@ -306,9 +306,99 @@ def functions_of_16_bits(rng: random.Random) -> str:
     """
 
 
+# ---------------------------------------------------------------- compiled loops
+
+#: What NumPy computes to the bit as loops do; of integers and bools, too.
+EXACT = [
+    *("{a} + {b}", "{a} * {b}", "np.maximum({a}, {b})", "np.minimum({a}, {b})", "np.where({a} > {b}, {a}, {b})"),
+    *("({a} > {b}) | ({a} == 1)", "np.where({a} != {b}, {a}, 2)", "np.square({a})", "{a} <= {b}", "np.abs({a})"),
+    *("{a}.astype('{dtype}')", "np.logical_xor({a}, {b})", "{a} + 1", "2 * {a}", "np.sign({a} * 1.0)", "{a} / 2"),
+    *("np.floor({a} * 0.5)", "np.isnan({a} * 1.0)", "np.sqrt(np.abs({a} * 1.0))", "np.copysign({a} * 1.0, {b})"),
+]
+#: Smooth functions that do not magnify what rounding changes.
+SMOOTH = [
+    *(
+        "np.tanh({a})",
+        "np.sin({a}) * {b}",
+        "np.cos({a} + {b})",
+        "np.exp(-{a} * {a})",
+        "np.log1p({a} * {a})",
+        "{a} - {b}",
+    ),
+    *("np.sqrt(1 + {a} * {a})", "np.arctan({a}) + {b}", "{a} * {b} / (1 + {a} * {a})", "np.expm1(np.tanh({a}))"),
+    *(
+        "md.nn.sigmoid({a})",
+        "md.nn.gelu({a}, approximate=False)",
+        "np.arctan2({a}, 2 + {b} * {b})",
+        "np.cbrt(2 + {a} * {a})",
+    ),
+    *(
+        "np.hypot({a}, 1.5)",
+        "(2 + np.sin({a})) ** np.cos({b})",
+        "np.log(2 + {a} * {a})",
+        "np.arcsinh({a})",
+        "0.5 * {a}",
+    ),
+    *(
+        "np.mean({a} + {b})",
+        "np.sum({a} * {b}, {axis}, keepdims=True) / 9",
+        "np.logaddexp({a}, {b})",
+        "np.cosh(np.sin({a}))",
+    ),
+]
+
+
+def loops(rng: random.Random) -> str:
+    """Elementwise operations and sums, compiled into loops, beside NumPy's; and their derivatives."""
+    exact = rng.random() < 0.5
+    rows, columns = rng.choice([(3, 4), (1, 7), (5, 1), (2, 40), (33, 9)])
+    arrays = []
+    for _ in range(rng.randrange(1, 4)):
+        shape = rng.choice([(rows, columns), (rows, columns), (columns,), (rows, 1), ()])
+        text = f"numpy.random.default_rng({rng.randrange(1000)}).normal(size={shape}) * 2"
+        if exact:
+            kinds = ["float64", "float32", "int64", "int32", "int8", "uint8", "uint16", "bool"]
+            text = f"({text} * 3).astype('{rng.choice(kinds)}')"
+        layout = rng.choice(["{}", "numpy.asfortranarray({})", "numpy.flip({})", "numpy.repeat({}, 2, -1)[..., ::2]"])
+        arrays.append((layout if shape else "{}").format(f"numpy.asarray({text})"))
+    names = [f"x{k}" for k in range(len(arrays))]
+    steps, known = [], [*names]
+    for k in range(rng.randrange(2, 9)):
+        dtype = rng.choice(["float64", "float32", "int32", "uint8", "bool"])
+        step = rng.choice(EXACT if exact else SMOOTH).format(
+            a=rng.choice(known), b=rng.choice(known), dtype=dtype, axis=rng.choice([-1, None])
+        )
+        known.append(f"y{k}")
+        steps.append(f"y{k} = {step}")
+    last = known[len(names) :]
+    tolerances = "rtol=0" if exact else "rtol=1e-9, atol=1e-11"
+    body = "\n            ".join(steps)
+    return f"""
+        from unittest import mock
+        from minidiff.compiler import kernels
+        def f({", ".join(names)}):
+            {body}
+            return [{", ".join(last)}]
+        def total(*xs):
+            return sum(np.sum(np.sin(y * 1.0)) for y in f(*xs))
+        arrays = [{", ".join(arrays)}]
+        real = [k for k, x in enumerate(arrays) if x.dtype.kind == "f"]
+        programs = [f, md.value_and_grad(total, real) if real and {not exact} else f]
+        if {not exact}:
+            programs.append(md.grad(lambda x, *rest: np.sum(np.sin(md.grad(total)(x, *rest)))))
+        for g in programs:
+            with mock.patch.multiple(kernels, LEAST_ELEMENTS=1, LEAST_WORK=1):
+                found = md.tree.leaves(md.jit(g)(*arrays))
+            expected = md.tree.leaves(md.jit(g, kernels=False)(*arrays))
+            for one, other in zip(found, expected, strict=True):
+                assert one.dtype == other.dtype and one.shape == other.shape, (one, other)
+                agree(one, other, {tolerances})
+    """
+
+
 ROUTES = {
     f.__name__: f
-    for f in (axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits)
+    for f in (axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops)
 }
 
 
