@@ -1,7 +1,8 @@
 """Random programs that are drawn whole: each is a script that compares what it computes with plain NumPy or a loop.
 
 The routes are named axes of several sizes; functions that are not finite everywhere, in branches, pipelines and
-experts; arrays that change after tracing; 16 bits; and compiled loops. `python -m tests.fuzz` runs them beside its other programs.
+experts; arrays that change after tracing; 16 bits; and compiled loops. `python -m tests.fuzz` runs them beside its
+other programs.
 """
 
 from __future__ import annotations
