@@ -218,7 +218,8 @@ class Loop:
         shape = v.type.shape if axes is None else kept_shape(self.layout.shape, axes)
         dimensions = self.layout.dimensions_of(shape)
         assert dimensions is not None
-        return Parameter(name, v.type.dtype, dimensions, axes is not None)
+        # A sum along axes of size 1 has rows and columns: it adds nothing up.
+        return Parameter(name, v.type.dtype, dimensions, axes is not None and dimensions != "mn")
 
     @property
     def signature(self) -> str | None:

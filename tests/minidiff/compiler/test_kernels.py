@@ -309,6 +309,18 @@ def test_sums_over_leading_and_trailing_dimensions_with_broadcasts(of_any_size):
         numpy.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(4, 2, 1), (4, 1, 2), (1, 4, 2), (1, 1, 3), (3, 1), (1, 3)])
+def test_sums_along_axes_of_size_1(of_any_size, shape):
+    """Beside operands that have some of the dimensions, so that these are rows and columns."""
+    a = numpy.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    for others in itertools.product(*[{1, n} for n in shape]):
+        b = numpy.arange(1.0, 1 + math.prod(others)).reshape(others)
+        for axis in range(len(shape)):
+            f = lambda a, b, axis=axis: ((z := a * b + 1).sum(axis), z.sum(axis, keepdims=True), z, z.sum())  # noqa: E731
+            for found, expected in zip(md.jit(f)(a, b), f(a, b)):
+                numpy.testing.assert_allclose(found, expected)
+
+
 def test_sums_of_integers_and_of_nothing(of_any_size):
     n = numpy.arange(-5, 300)
     assert md.jit(lambda n: (n * 3 + 1).sum())(n) == (n * 3 + 1).sum()
