@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy
+
 from minidiff.compiler.layout import group_shape
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Tape
@@ -84,7 +86,7 @@ def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:
     texts: dict[Any, str] = {v: whole(v) for v in body.inputs}
     for eqn in body.equations:
         (v,) = eqn.outputs
-        operands = [texts[a] if isinstance(a, Var) else repr(a) for a in eqn.inputs]
+        operands = [texts[a] if isinstance(a, Var) else repr(numpy.asarray(a).item()) for a in eqn.inputs]
         if eqn.primitive is sum_p:
             kept = [i for d, i in enumerate(counters) if d not in eqn.params["axes"]]
             yield f"{indent}{element(v, kept)} += {operands[0]}"
