@@ -37,6 +37,9 @@ LEAST_ELEMENTS, LEAST_WORK = 256, 1 << 15
 #: The most operations, and the most operands with results, of one kernel. NumPy's limit is 64 operands and results.
 MOST_OPERATIONS, MOST_OPERANDS = 400, 48
 
+#: The most results of a kernel with sums: a generalized ufunc has at most 64 dimensions in all, and each may have two.
+MOST_WITH_SUMS = 24
+
 #: The most arrays that operations keep in memory only because they wait.
 MOST_HELD = 4
 
@@ -171,7 +174,7 @@ def _kernel_equation(group: list[Equation], uses: dict[Var, int]) -> list[Equati
         return None
     inputs_ = [v for k, v in names.items() if k not in members]
     tape = Tape(inputs_, body, [names[v] for v in kept])
-    if any(eqn.primitive is sum_p for eqn in body) and find_layout(tape) is None:
+    if any(eqn.primitive is sum_p for eqn in body) and (len(kept) > MOST_WITH_SUMS or find_layout(tape) is None):
         return None
     return [Equation(fused_p, outside, {"body": tape}, [results[v] for v in kept], group[0].source), *finished]
 

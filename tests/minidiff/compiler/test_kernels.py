@@ -309,6 +309,18 @@ def test_sums_over_leading_and_trailing_dimensions_with_broadcasts(of_any_size):
         numpy.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+def test_many_results_with_sums(of_any_size):
+    """A generalized ufunc has at most 64 dimensions."""
+
+    def f(a, b):
+        values = [a * b + k for k in range(40)]
+        return [*values, *[v.sum(0) for v in values], *[v.sum() for v in values]]
+
+    a, b = numpy.arange(4.0), numpy.arange(3.0)[:, None]
+    for found, expected in zip(md.jit(f)(a, b), f(a, b)):
+        numpy.testing.assert_allclose(found, expected)
+
+
 @pytest.mark.parametrize("shape", [(4, 2, 1), (4, 1, 2), (1, 4, 2), (1, 1, 3), (3, 1), (1, 3)])
 def test_sums_along_axes_of_size_1(of_any_size, shape):
     """Beside operands that have some of the dimensions, so that these are rows and columns."""
