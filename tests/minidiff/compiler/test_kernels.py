@@ -313,8 +313,8 @@ def test_many_results_with_sums(of_any_size):
     """A generalized ufunc has at most 64 dimensions."""
 
     def f(a, b):
-        values = [a * b + k for k in range(40)]
-        return [*values, *[v.sum(0) for v in values], *[v.sum() for v in values]]
+        values = [a * b + k for k in range(34)]
+        return [*values, values[-1].sum()]
 
     a, b = numpy.arange(4.0), numpy.arange(3.0)[:, None]
     for found, expected in zip(md.jit(f)(a, b), f(a, b)):
