@@ -129,15 +129,19 @@ def _dispatch(x: Tracer, numpy_function: Callable, args: tuple, kwargs: dict) ->
 def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
     """Like `accept_lists`, for a ufunc, keeping its attributes and methods.
 
-    Calls of one or two operands without keywords, the common case, have a fast path, since ufuncs are fast.
+    Calls of one or two operands without keywords, the common case, have a fast path, since ufuncs are fast; those of
+    plain arrays come first.
     """
     general = _retry_with_arrays(numpy_function)
+    ndarray = numpy.ndarray  # a name of this function is found faster than one of a module
 
     def unary(x: Any, /, *out: Any, **kwargs: Any) -> Any:
         try:
+            if type(x) is ndarray and not (out or kwargs):
+                return numpy_function(x)
             if out or kwargs:
                 return general(x, *out, **kwargs)
-            if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+            if isinstance(x, Tracer):
                 return x.__array_ufunc__(numpy_function, "__call__", x)
             try:
                 return numpy_function(x)
@@ -149,9 +153,11 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
 
     def binary(x: Any, y: Any, /, *out: Any, **kwargs: Any) -> Any:
         try:
+            if type(x) is type(y) is ndarray and not (out or kwargs):
+                return numpy_function(x, y)
             if out or kwargs:
                 return general(x, y, *out, **kwargs)
-            if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+            if isinstance(x, Tracer):
                 result = x.__array_ufunc__(numpy_function, "__call__", x, y)
                 return general(x, y) if result is NotImplemented else result
             try:
