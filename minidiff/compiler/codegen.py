@@ -83,8 +83,7 @@ class Source:
         name = name if name.isidentifier() else "f"
         taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
         self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
-        self.donated = {v for v, yes in zip(tape.inputs, donated) if yes and v not in self.foreign}
-        self.memory = Memory(tape, self.donated)
+        self.memory = Memory(tape, {v for v, yes in zip(tape.inputs, donated) if yes and v not in self.foreign})
         self.earlier: dict[Var, list[str]] = {}  # earlier names of a value's memory
         self.reused: set[Var] = set()  # values whose memory belongs to another value now
         self.compiled: dict[Equation, Equation] = {}  # equations with bodies, and the same with compiled ones

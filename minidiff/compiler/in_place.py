@@ -13,6 +13,7 @@ import numpy
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var
+from minidiff.higher_order.dead_code import count_uses
 from minidiff.ops import elementwise, indexing, slices, updates
 
 # ---------------------------------------------------------------- x + zeros with v at an index
@@ -72,10 +73,7 @@ def add_within(tape: Tape, excluded: Container[Var] = ()) -> Tape:
     candidates = {e.outputs[0]: e for e in tape.equations if e.primitive in ADDED and e.outputs[0] not in excluded}
     if not candidates:
         return tape
-    uses: dict[Any, int] = {}
-    for a in [*tape.outputs, *[a for e in tape.equations for a in e.inputs]]:
-        if isinstance(a, Var):
-            uses[a] = uses.get(a, 0) + 1
+    uses = count_uses(tape)
     replaced: dict[Equation, Equation | None] = {}
     for eqn in tape.equations:
         if eqn.primitive is not elementwise.add.primitive:

@@ -57,10 +57,9 @@ class Code:
         return name
 
     def call(self, intrinsic: str, *operands: Value) -> Value:
-        """Call an intrinsic of LLVM whose result has the type of its operands, such as `sqrt`."""
+        """Call an intrinsic of LLVM on floating-point numbers, whose type the result has, such as `sqrt`."""
         dtype = operands[0].dtype
-        type_ = type_of(dtype)
-        name = f"@llvm.{intrinsic}.{type_ if dtype.kind != 'f' else f'f{8 * dtype.itemsize}'}"
+        type_, name = type_of(dtype), f"@llvm.{intrinsic}.f{8 * dtype.itemsize}"
         self.declarations.add(f"declare {type_} {name}({', '.join([type_] * len(operands))})")
         return Value(self, self.write(f"call {type_} {name}({', '.join(map(str, operands))})"), dtype)
 
@@ -206,10 +205,7 @@ def from_bits(n: Value) -> Value:
 
 
 def convert(x: Value, dtype: numpy.dtype) -> Value:
-    """A value converted to another dtype, as by `astype`.
-
-    A number that an integer dtype cannot hold becomes an unspecified one of it, as in NumPy, but saturated.
-    """
+    """A value converted to another dtype, as by `astype`; not from floating-point numbers to integers."""
     old, new = x.dtype.kind, dtype.kind
     if x.dtype == dtype:
         return x
@@ -217,10 +213,6 @@ def convert(x: Value, dtype: numpy.dtype) -> Value:
         return x != 0
     if old == "f" and new == "f":
         return _cast("fpext" if dtype.itemsize > x.dtype.itemsize else "fptrunc", x, dtype)
-    if old == "f":
-        name = f"@llvm.fpto{'s' if new == 'i' else 'u'}i.sat.{type_of(dtype)}.f{8 * x.dtype.itemsize}"
-        x.code.declarations.add(f"declare {type_of(dtype)} {name}({type_of(x.dtype)})")
-        return Value(x.code, x.code.write(f"call {type_of(dtype)} {name}({x})"), dtype)
     if new == "f":
         return _cast("sitofp" if old == "i" else "uitofp", x, dtype)
     if old == "b" or dtype.itemsize > x.dtype.itemsize:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
@@ -21,11 +20,12 @@ import numpy
 from minidiff.compiler import native
 from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.layout import Shape, find_layout
-from minidiff.compiler.loops import EXCEPTION, Loop
+from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
+from minidiff.higher_order.dead_code import count_uses
 from minidiff.ops import elementwise, reduction
 from minidiff.ops.base import sum_p
 from minidiff.values.dtypes import is_scalar_constant
@@ -54,7 +54,7 @@ def fuse(tape: Tape, excluded: Container[Var] = ()) -> Tape:
     loops = {eqn: shape for eqn in tape.equations if (shape := _loop_of(eqn, excluded)) is not None}
     if not loops:
         return tape
-    uses = _count_uses(tape)
+    uses = count_uses(tape)
     groups = _group(tape, loops)
     return with_equations(tape, [e for group in groups for e in _fused(group, loops.get(group[0], ()), uses)])
 
@@ -107,14 +107,6 @@ def _loop_of(eqn: Equation, excluded: Container[Var]) -> Shape | None:
         fits = operand.dtype == out.dtype and out.dtype in DTYPES and out.dtype.kind != "b"
         return operand.shape if fits and operand.size >= LEAST_ELEMENTS else None
     return out.shape if out.size >= LEAST_ELEMENTS and lowering_of(eqn) is not None else None
-
-
-def _count_uses(tape: Tape) -> dict[Var, int]:
-    uses: dict[Var, int] = {}
-    for a in itertools.chain(*(eqn.inputs for eqn in tape.equations), tape.outputs):
-        if isinstance(a, Var):
-            uses[a] = uses.get(a, 0) + 1
-    return uses
 
 
 def _fused(group: list[Equation], shape: Shape, uses: dict[Var, int]) -> list[Equation]:
@@ -211,9 +203,11 @@ class Kernel:
         run = ufunc if self.loop.layout is None else self._of_blocks(ufunc)
 
         def fused(*operands: Value) -> Any:
+            before = raised.value
             out = run(*operands)
-            if raised.value:
-                exact, raised.value = raised.value < EXCEPTION, 0
+            after = raised.value
+            if after != before:
+                exact = after >> EXCEPTIONS_FROM == before >> EXCEPTIONS_FROM
                 if not (exact and _warnings_are_ignored()):
                     return reference()(*operands)
             return out
@@ -247,6 +241,6 @@ def _compile(
     text: str, inputs: tuple[numpy.dtype, ...], outputs: tuple[numpy.dtype, ...], signature: str | None
 ) -> tuple[numpy.ufunc, Any]:
     """The ufunc of a loop, and the cell in which it says that it raised a floating-point exception."""
-    raised = ctypes.c_int32(0)
+    raised = ctypes.c_int64(0)
     address = native.load_function(text, "kernel")
     return native.make_ufunc("fused", address, inputs, outputs, signature, raised), raised

@@ -23,8 +23,11 @@ from minidiff.ops.base import sum_p
 
 CHUNK = 256  # elements: their sum is added up without compensation, in as many parts as a vector has lanes
 
-#: What a kernel reports: an operation of which NumPy may warn, or results that NumPy has to compute.
+#: What a kernel reports: an operation of which NumPy may warn, or results that NumPy has to compute. The report has
+#: these bits, and counts of both. A call compares the counts before and after it, and clears nothing, since another
+#: thread may be running the same loop.
 WARNING, EXCEPTION = 1, 2
+_WARNINGS_FROM, EXCEPTIONS_FROM = 2, 32  # the lowest bits of the counts
 
 #: The C library's bits for "invalid", "divide by zero" and "overflow".
 _FLAGS = 13 if platform.machine().lower() in ("x86_64", "amd64", "i386", "i686") else 7
@@ -92,13 +95,13 @@ _COPY_OUT = (
 #: Elements that a condition is true for.
 _EVENT = "%{x} = phi i1 [ false, %entry ], [ {last}, %loop ]"
 _REPORT = """%{x}.bits = select i1 {last}, i32 {bits}, i32 0
-%{x}.before = load i32, ptr %report
+%{x}.before = load i32, ptr %events
 %{x}.after = or i32 %{x}.before, %{x}.bits
-store i32 %{x}.after, ptr %report"""
+store i32 %{x}.after, ptr %events"""
 
 # ---------------------------------------------------------------- text of a loop
 
-_BODY = """define internal void @body(i64 %n, i1 %first, ptr %report{arguments}) {{
+_BODY = """define internal void @body(i64 %n, i1 %first, ptr %events{arguments}) {{
 entry:
 {entry}
 br label %loop
@@ -116,6 +119,8 @@ ret void
 
 _KERNEL = """define void @kernel(ptr %args, ptr %sizes, ptr %steps, ptr %report) {{
 entry:
+%events = alloca i32
+store i32 0, ptr %events
 {entry}
 %most = select i1 {adjacent}, i64 %n, i64 {chunk}
 %some = icmp sgt i64 %n, 0
@@ -130,7 +135,7 @@ chunks:
 %rest = sub i64 %n, %start
 %count = call i64 @llvm.smin.i64(i64 %rest, i64 %most)
 {chunk_begins}
-call void @body(i64 %count, i1 %first, ptr %report{arguments})
+call void @body(i64 %count, i1 %first, ptr %events{arguments})
 {chunk_ends}
 %start.next = add i64 %start, %count
 %start.more = icmp slt i64 %start.next, %n
@@ -144,12 +149,21 @@ end:
 {end}
 %flags = call i32 @fetestexcept(i32 {flags})
 %raised = icmp ne i32 %flags, 0
-br i1 %raised, label %raise, label %done
-raise:
-%before = load i32, ptr %report
-%after = or i32 %before, {warning}
-store i32 %after, ptr %report
-call i32 @feclearexcept(i32 {flags})
+%of.flags = select i1 %raised, i32 {warning}, i32 0
+%of.body = load i32, ptr %events
+%all = or i32 %of.flags, %of.body
+%any = icmp ne i32 %all, 0
+br i1 %any, label %tell, label %done
+tell:
+%bits = zext i32 %all to i64
+%told = atomicrmw or ptr %report, i64 %bits monotonic
+%warning = and i64 %bits, {warning}
+%warnings = shl i64 %warning, {warnings_from}
+%exception = lshr i64 %bits, 1
+%exceptions = shl i64 %exception, {exceptions_from}
+%counts = or i64 %warnings, %exceptions
+%counted = atomicrmw add ptr %report, i64 %counts monotonic
+%cleared = call i32 @feclearexcept(i32 {flags})
 br label %done
 done:
 ret void
@@ -325,6 +339,8 @@ class Loop:
             chunk=CHUNK,
             flags=_FLAGS,
             warning=WARNING,
+            warnings_from=_WARNINGS_FROM,
+            exceptions_from=EXCEPTIONS_FROM,
             **{name: "\n".join(lines) for name, lines in blocks.items()},
         )
 

@@ -59,7 +59,7 @@ def _power(x: Value, y: Value) -> Value:
 
 
 def _larger(x: Value, y: Value) -> Value:
-    return select(x > y, x.constant(1.0), select(x >= y, x.constant(0.5), select(_is_nan(x - y), x.constant(0.0), 0.0)))
+    return select(x > y, x.constant(1.0), select(x >= y, x.constant(0.5), 0.0))
 
 
 def _logaddexp(x: Value, y: Value) -> Value:
@@ -129,7 +129,6 @@ _ON_INTEGERS = {
     *("logical_and", "logical_or", "logical_xor", "logical_not"),
     *("bitwise_and", "bitwise_or", "bitwise_xor", "invert"),
 }
-
 
 #: Operations that are not NumPy's functions, from operands of the result's dtype.
 _OURS: dict[Primitive, Callable[..., Value]] = {

@@ -97,8 +97,12 @@ ARCSIN = (
     *(0.017419357964884856, -0.014881409392818066, 0.02877844261259304),
 )
 
-_PI, _HALF_PI, _QUARTER_PI = (math.pi, 1.2246467991473532e-16), (math.pi / 2, 6.123233995736766e-17), (
-    math.pi / 4, 3.061616997868383e-17)  # fmt: skip
+#: Numbers with more digits than one has, as sums of two.
+_PI = (math.pi, 1.2246467991473532e-16)
+_HALF_PI = (math.pi / 2, 6.123233995736766e-17)
+_QUARTER_PI = (math.pi / 4, 3.061616997868383e-17)
+_LOG2_E = (1.4426950408889634, 2.0355273740931033e-17)
+_LOG10_E = (0.4342944819032518, 1.098319650216765e-17)
 _LOG10_2 = (0.3010299955494702, 1.1451100898021838e-10)
 
 Function = Callable[..., Value]
@@ -305,26 +309,25 @@ def log(x: Value) -> Value:
     return _at_edges(x, k * high + (f + muladd(k, low, rest)))
 
 
+def _log_of_base(x: Value, one: tuple[float, float], two: tuple[float, float]) -> Value:
+    """The logarithm to a base in which e has the logarithm `one`, and 2 the logarithm `two`."""
+    k, f, rest = _log_parts(x)
+    total = f + rest
+    product = total * one[0]
+    lost = fma(total, one[0], -product) + (((f - total) + rest) * one[0] + total * one[1])
+    return _at_edges(x, k * two[0] + (product + (lost + k * two[1])))
+
+
 @_in_double
 def log2(x: Value) -> Value:
-    """The logarithm to base 2: k + log(m) / ln(2), with more digits of 1 / ln(2)."""
-    k, f, rest = _log_parts(x)
-    inverse, low = 1.4426950408889634, 2.0355273740931033e-17
-    total = f + rest
-    product = total * inverse
-    lost = fma(total, inverse, -product) + (((f - total) + rest) * inverse + total * low)
-    return _at_edges(x, k + (product + lost))
+    """The logarithm to base 2."""
+    return _log_of_base(x, _LOG2_E, (1.0, 0.0))
 
 
 @_in_double
 def log10(x: Value) -> Value:
     """The logarithm to base 10."""
-    k, f, rest = _log_parts(x)
-    inverse, low = 0.4342944819032518, 1.098319650216765e-17
-    total = f + rest
-    product = total * inverse
-    lost = fma(total, inverse, -product) + (((f - total) + rest) * inverse + total * low)
-    return _at_edges(x, k * _LOG10_2[0] + (product + (lost + k * _LOG10_2[1])))
+    return _log_of_base(x, _LOG10_E, _LOG10_2)
 
 
 def log1p(x: Value) -> Value:
@@ -689,7 +692,7 @@ def erfc(x: Value) -> Value:
 
 
 def _fmod_parts(x: Value, y: Value) -> Value:
-    """The remainder of a quotient that is rounded toward 0, where it is less than 2⁵³; NumPy computes the others."""
+    """The remainder of a quotient that is rounded toward 0, where it is less than 2⁵²; NumPy computes the others."""
     size, by = abs(x), abs(y)
     form = FORMATS[x.dtype]
     least = 2.0 ** (form.digits + 3 - form.bias)  # so that remainders are normal numbers

@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy
 
+from minidiff import __version__
+
 #: How long a process waits for another one that compiles the same kernel, in seconds.
 PATIENCE = 10.0
 
@@ -111,8 +113,8 @@ def object_file(ir: str) -> bytes:
     found = _read(path)
     if found is not None:
         return found
-    with _turn(path) as first:
-        found = None if first else _read(path)
+    with _turn(path):
+        found = _read(path)  # another process may have written it since
         if found is None:
             found = compile_module(ir)
             _write(path, found)
@@ -120,10 +122,11 @@ def object_file(ir: str) -> bytes:
 
 
 def _key(ir: str) -> str:
-    """What an object file depends on: the IR, the processor and its instructions, and LLVM's version."""
+    """What an object file depends on: the IR, the processor and its instructions, and the versions of all."""
     import llvmlite
 
-    parts = (ir, *_processor(), llvmlite.__version__, str(_llvm().llvm_version_info))
+    versions = (__version__, llvmlite.__version__, str(_llvm().llvm_version_info))
+    parts = (ir, *_processor(), *versions)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -152,20 +155,20 @@ def _write(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _turn(path: Path) -> Iterator[bool]:
-    """Let the first of several processes compile: True for it; for the others False, once it is done."""
+def _turn(path: Path) -> Iterator[None]:
+    """Let the first of several processes go on, and the others when it is done."""
     lock = path.with_suffix(".lock")
     try:
         os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         _await(lock)
-        yield False
+        yield
         return
     except OSError:  # the directory cannot be written
-        yield True
+        yield
         return
     try:
-        yield True
+        yield
     finally:
         with contextlib.suppress(OSError):
             lock.unlink()

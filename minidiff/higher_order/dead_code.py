@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
@@ -56,9 +57,16 @@ def with_used_results(
     return Equation(eqn.primitive, choose(eqn.inputs, kept), params, choose(eqn.outputs, used), eqn.source)
 
 
+def count_uses(tape: Tape) -> Counter[Var]:
+    """How often equations and outputs use each name."""
+    return Counter(
+        a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)
+    )
+
+
 def used_names(tape: Tape) -> set[Var]:
     """The names that equations or outputs use."""
-    return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
+    return {*count_uses(tape)}
 
 
 def dependents(equations: Sequence[Equation], names: Iterable[Var]) -> set[Var]:

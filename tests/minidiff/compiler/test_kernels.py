@@ -372,6 +372,17 @@ def test_threads():
         numpy.testing.assert_allclose(value, (x * k + 1) * x)
 
 
+def test_threads_do_not_take_reports_from_each_other():
+    """One thread's angles are left to NumPy in each call, and the other's never."""
+    run = md.jit(lambda x: np.sin(x) + np.cos(x))
+    large, small = numpy.geomspace(1e7, 1e9, x.size), x
+    expected = {id(v): numpy.sin(v) + numpy.cos(v) for v in (large, small)}
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda v: (v, run(v)), [large, small] * 200))
+    for v, value in found:
+        numpy.testing.assert_allclose(value, expected[id(v)], atol=1e-14)
+
+
 # ---------------------------------------------------------------- warnings, errors, what is printed
 
 
