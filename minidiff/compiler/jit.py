@@ -68,7 +68,8 @@ class Static(NamedTuple):
             if not -len(args) <= n < max(len(args), len(self.parameters)):
                 raise TypeError(
                     f"jit: {kind}_argnums names argument {n} of {name}, which was called with {len(args)} "
-                    f"positional ones; to give a setting by name, declare it by {kind}_argnames"
+                    f"positional ones; to give {'a setting' if kind == 'static' else 'one'} by name, declare it by "
+                    f"{kind}_argnames"
                 )
         given = sorted({n % len(args) if n < 0 else n for n in self.positions if n < len(args)})
         return {**{n: args[n] for n in given}, **{k: kwargs[k] for k in sorted(kwargs) if k in self.names}}
