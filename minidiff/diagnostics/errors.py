@@ -137,7 +137,7 @@ def _origin(x: Any) -> str:
 class MisfitError(ValueError):
     """NumPy rejected the operands of an operation: its error, with their types."""
 
-    def __init__(self, primitive: Any, args: Sequence[Any], reason: str = "they do not fit"):
+    def __init__(self, primitive: Any, args: Sequence[Any], reason: str = "their shapes cannot be broadcast together"):
         super().__init__(f"{primitive.name} of {' and '.join(map(describe_operand, args))}: {reason}")
 
 
