@@ -250,7 +250,7 @@ UNSUPPORTED = {
     "unknown keyword": (lambda x: np.sum(x, axiss=0), "unexpected keyword argument 'axiss'"),
     "unknown keyword of a method": (lambda x: x.sum(axiss=0), r"^sum\(\) got an unexpected keyword argument 'axiss'"),
     "text": (lambda x: x + "a", "got str: 'a'"),
-    "None": (lambda x: x * None, "expected an array or a number, got None, of type NoneType.*return the value"),
+    "None": (lambda x: x * None, "expected an array or a number, got NoneType: None.*return the value"),
     "view": (lambda x: x.view(int), r"x\.view\(\) would read the bytes"),
 }
 
