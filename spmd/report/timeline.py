@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +11,8 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 from minidiff.higher_order.scan import run_count
 from spmd.report.communication import operations_of, sent_by
-from spmd.report.forecast import CostModel, axes_or_new, show_seconds
+from spmd.report.forecast import CostModel, show_seconds
+from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import apply_to_tape
 
 WIDTH = 72  # columns that are printed
@@ -57,18 +59,13 @@ class Lanes:
 
     def plot(self, ax: Any = None) -> Any:
         """Draw lanes down and seconds across. Returns the axes; needs matplotlib."""
-        ax = axes_or_new(ax)
-        names = list(dict.fromkeys(operation.name for operation in self.operations))
-        for name, lane, start, end in self.operations:
-            ax.barh(lane, end - start, 0.8, start, color=f"C{names.index(name) % 10}", edgecolor="white", linewidth=0.3)
-        longest = sorted(names, key=lambda name: -sum(x.end - x.start for x in self.operations if x.name == name))[:8]
-        for name in longest:  # for the legend
-            ax.barh(0, 0, color=f"C{names.index(name) % 10}", label=name)
-        ax.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
-        ax.set_yticks(range(len(self.names)), self.names)
-        ax.set(xlabel="seconds")
-        ax.invert_yaxis()
-        return ax
+        seconds: dict[str, float] = defaultdict(float)
+        for name, _, start, end in self.operations:
+            seconds[name] += end - start
+        colors = {name: f"C{k % 10}" for k, name in enumerate(seconds)}
+        bars = [Bar(lane, start, end - start, colors[name]) for name, lane, start, end in self.operations]
+        legend = {name: colors[name] for name in sorted(seconds, key=seconds.__getitem__, reverse=True)[:8]}
+        return bars_in_rows(ax, self.names, bars, legend, "seconds")
 
 
 def timeline(
