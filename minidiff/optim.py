@@ -623,7 +623,7 @@ def _check_floating(caller: str, params: Any) -> None:
             )
 
 
-def _match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters that init was given") -> Any:
+def _match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters given to init") -> Any:
     """Check gradients against their state or parameters, which are returned; widen a state that is kept in `dtype`."""
     like = _without(gradients, like)
     _check_like("update: gradients", gradients, like, whose)
@@ -645,8 +645,8 @@ def _check_like(what: str, values: Any, like: Any, whose: str) -> None:
     (leaves, structure), (others, expected) = tree.flatten(values), tree.flatten(like)
     if structure != expected:
         raise ValueError(
-            f"{what} have the structure {structure}, but {whose} {expected}: pass a tree like theirs, such as that of "
-            "md.grad(loss)(params)"
+            f"{what} have the structure {structure}, but {whose} have {expected}: pass a tree like theirs, such as "
+            "that of md.grad(loss)(params)"
         )
     for n, (x, y) in enumerate(zip(map(typeof, leaves), map(typeof, others))):
         if x.shape != y.shape:

@@ -821,12 +821,12 @@ def _why_not_a_prefix(s: Structure, tree: Any, path: str) -> str:
         what = "a single array" if other.node is None else _a(other.node)
         return f"{path} is None for {what}, but None means no arrays: write an entry"
     if other.node is None:
-        return f"{path} is {_a(s.node)} of {len(keys)} for a single array"
+        return f"{path} is {_a(s.node)} of {len(keys)} for a single array: write one entry, not {_a(s.node)}"
     if s.node is not other.node and not {s.node, other.node} <= _SEQUENCES:
         return f"{path} is {_a(s.node)} for {_a(other.node)}"
     if keys != other_keys:
         if issubclass(s.node, (dict, types.SimpleNamespace)):
-            return f"{path} has the keys {list(keys)} for values with the keys {list(other_keys)}"
+            return f"{path} has the keys {list(keys)} for values with the keys {list(other_keys)}: give it the same"
         count = "1 entry" if len(keys) == 1 else f"{len(keys)} entries"
         given = "1 value" if len(other_keys) == 1 else f"{len(other_keys)} values"
         return f"{path} has {count} for {given}: write one for each, or a single one for all"

@@ -165,7 +165,9 @@ def arguments_of(what: str, args: tuple, numbers: tuple[int, ...], name: str) ->
 def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tuple[int, ...]:
     for n in numbers:
         if not -count <= n < count:
-            raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {count}")
+            raise TypeError(
+                f"{what}: argnums names argument {n}, but {name} was called with {count} (they count from 0)"
+            )
     if len(numbers) > 1 and len({n % count for n in numbers}) < len(numbers):
         raise TypeError(f"{what}: argnums names an argument of {name} twice: {tuple(numbers)}")
     return numbers
@@ -241,7 +243,12 @@ def linear_positions(tape: Any, linear: Any) -> tuple[int, ...]:
 def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Value:
     """Return the one real scalar that the function returned, or raise TypeError."""
     if structure is not tree.LEAF:
-        raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
+        advice = (
+            "is a `return` missing?"
+            if str(structure) == "None"
+            else "return the loss alone, or (loss, aux) and pass has_aux=True"
+        )
+        raise TypeError(f"grad: {name} must return one scalar, got {structure}; {advice}")
     value = outs[0]
     if not value.shape and is_real_float(value.dtype):
         return value
