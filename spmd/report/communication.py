@@ -20,7 +20,7 @@ from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.ops.linalg import einsum_p, matmul_p
 from minidiff.values.dtypes import finfo, is_differentiable
-from spmd.report.measured import Step, check_runs, measure
+from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.rewritten import apply_to_tape, meshes_of
 from spmd.report.table import Table, show_seconds
 from spmd.shard_map.shard_map import without_types
@@ -180,7 +180,7 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measu
     return hide_own_frames_of_lambda(lambda *args: _with_seconds(report(*args), measure(f, args)))
 
 
-def _with_seconds(report: Communication, ranks: Sequence[Sequence[Step]]) -> Communication:
+def _with_seconds(report: Communication, ranks: Sequence[Sequence[MeasuredStep]]) -> Communication:
     """A report with the seconds of each row, on the rank where it took longest."""
     for row in report.rows:
         key = row.collective, row.axes, row.source

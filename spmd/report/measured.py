@@ -22,7 +22,7 @@ CALL = "call"  # what comes before the first line of a function: a shard_map spl
 POINT_TO_POINT = ("ppermute",)
 
 
-class Step(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A step that a rank took, from `start` to `end` in seconds of the clock of rank 0.
 
     `axes` are those of a collective that communicates; otherwise there are none. A collective that was started and
@@ -46,7 +46,7 @@ class Step(NamedTuple):
         return self.name, self.axes, merge_locations([self.source])
 
 
-def measure(f: Callable, args: Sequence[Any]) -> list[list[Step]]:
+def measure(f: Callable, args: Sequence[Any]) -> list[list[MeasuredStep]]:
     """Run the program that `jit` compiles for `f`, twice; return the steps that each rank took the second time.
 
     Simulated ranks are one process, and so one list. Times begin with the first step of any rank. All ranks must call
@@ -77,36 +77,36 @@ def check_runs(name: str, f: Any) -> None:
     check_function(name, f)
 
 
-def _read(values: list) -> Step:
+def _read(values: list) -> MeasuredStep:
     """A step that was written as JSON."""
     name, start, end, source, axes, arrived = values
-    return Step(name, start, end, source and _location(*source), tuple(axes), arrived)
+    return MeasuredStep(name, start, end, source and _location(*source), tuple(axes), arrived)
 
 
 def _location(filename: str, line: int, backward: bool, others: list) -> Location:
     return Location(filename, line, backward, tuple(other and _location(*other) for other in others))
 
 
-def _steps(spans: Sequence[Span]) -> list[Step]:
+def _steps(spans: Sequence[Span]) -> list[MeasuredStep]:
     """The steps of this process. A started collective is one step, in the place of its wait."""
-    found: list[Step] = []
+    found: list[MeasuredStep] = []
     started: dict[Var, Span] = {}
     for span in spans:
         eqn = span.equation
         if eqn is None:
-            found.append(Step(CALL, span.start, span.end, None))
+            found.append(MeasuredStep(CALL, span.start, span.end, None))
             continue
         name, source = str(eqn.primitive), eqn.source
         if name.endswith(START) and eqn.primitive.sends(eqn.params):
             started[eqn.outputs[0]] = span
-            found.append(Step(name, span.start, span.end, source))
+            found.append(MeasuredStep(name, span.start, span.end, source))
         elif name.endswith(WAIT) and eqn.inputs[0] in started:
             begun = started.pop(eqn.inputs[0])
             axes = _axes(begun.equation)
-            found.append(Step(name.removesuffix(WAIT), begun.start, span.end, source, axes))
+            found.append(MeasuredStep(name.removesuffix(WAIT), begun.start, span.end, source, axes))
         else:
             axes = _axes(eqn) if eqn.primitive.sends(eqn.params) else ()
-            found.append(Step(name, span.start, span.end, source, axes))
+            found.append(MeasuredStep(name, span.start, span.end, source, axes))
     return found
 
 
@@ -116,7 +116,7 @@ def _axes(eqn: Any) -> tuple[str, ...]:
     return tuple(params["axes"])
 
 
-def _with_arrivals(found: list[list[Step]], mesh: Mesh) -> list[list[Step]]:
+def _with_arrivals(found: list[list[MeasuredStep]], mesh: Mesh) -> list[list[MeasuredStep]]:
     """Say of each collective when the last of the ranks that take part in it had begun it.
 
     The k-th collective over some axes is the same on all ranks that differ along these axes only.

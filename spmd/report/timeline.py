@@ -16,7 +16,7 @@ from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.higher_order.scan import run_count
 from spmd.report.communication import direction_of, operations_of, sent_by, show_line
 from spmd.report.forecast import CostModel
-from spmd.report.measured import Step, check_runs, measure
+from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table, show_seconds
@@ -208,7 +208,7 @@ def _predicted(tape: Tape, model: Any, flops_per_second: float) -> Lanes:
     return Lanes(tuple(run.operations), ("compute", "network"))
 
 
-def _side_by_side(predicted: Lanes | None, measured: Sequence[Sequence[Step]]) -> Lanes:
+def _side_by_side(predicted: Lanes | None, measured: Sequence[Sequence[MeasuredStep]]) -> Lanes:
     """The lanes of a prediction, if there is one, and those of each rank."""
     operations: list[Operation] = []
     names: list[str] = []
@@ -222,7 +222,7 @@ def _side_by_side(predicted: Lanes | None, measured: Sequence[Sequence[Step]]) -
     return Lanes(tuple(operations), tuple(names))
 
 
-def _operations(step: Step, first: int) -> Iterator[Operation]:
+def _operations(step: MeasuredStep, first: int) -> Iterator[Operation]:
     """What a rank's lanes show of a step; `first` is the number of its first lane."""
     if not step.axes:
         yield Operation(step.name, first + COMPUTE, step.start, step.end, step.source)
