@@ -34,10 +34,10 @@ from typing import Any, NamedTuple
 from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
 from minidiff.core.tape import Tape
 from spmd.mesh.mesh import Mesh
-from spmd.report.communication import Row, communication, meshes_of
+from spmd.report.communication import Row, communication
 from spmd.report.plots import Curve, logarithmic_curves
-from spmd.report.rewritten import apply_to_tape
-from spmd.report.table import Table
+from spmd.report.rewritten import apply_to_tape, meshes_of
+from spmd.report.table import Table, show_seconds
 
 # ---------------------------------------------------------------- the model
 
@@ -441,16 +441,6 @@ def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: s
 
 
 # ---------------------------------------------------------------- showing
-
-
-def show_seconds(seconds: float) -> str:
-    """Format a time with three digits, in the unit that fits: "1.23 µs"."""
-    seconds = float(f"{seconds:.3g}")
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
-        if seconds >= size:
-            digits = max(0, 2 - math.floor(math.log10(seconds / size) + 1e-9))
-            return f"{seconds / size:,.{digits}f} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
 
 
 def _rate(beta: float) -> str:

@@ -35,8 +35,8 @@ from minidiff.transforms.recording import make_tape
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type
 from spmd.report import plots
-from spmd.report.communication import direction_of, meshes_of, show_line
-from spmd.report.rewritten import apply_to_tape
+from spmd.report.communication import direction_of, show_line
+from spmd.report.rewritten import apply_to_tape, meshes_of
 from spmd.report.table import Table
 from spmd.shard_map.interpreter import SPMD
 from spmd.shard_map.operation import shard_map_p
