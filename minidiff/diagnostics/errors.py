@@ -93,7 +93,7 @@ def recorded_message(x: Any, use: str) -> str:
         "from in static_argnums or static_argnames of jit. For range() write md.fori_loop, for a choice md.cond."
         if use == SIZE
         else "Choose with md.cond or np.where instead, loop with md.fori_loop, call np.sin for math.sin; or decide "
-        "outside the function (of a function that jit compiles, by an argument named in static_argnums)."
+        "outside the function, under jit by an argument that is named in static_argnums."
     )
     return (
         f"{use} needs a concrete value, but on this tape {x.type} is only a name: {x.interpreter.name} "

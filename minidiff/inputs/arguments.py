@@ -17,7 +17,14 @@ from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.states import AxisStates, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, VarianceWarning, leak_message, show_axes
+from minidiff.diagnostics.errors import (
+    LeakedTracerError,
+    VarianceError,
+    VarianceWarning,
+    describe_operand,
+    leak_message,
+    show_axes,
+)
 from minidiff.diagnostics.text import name_of
 from minidiff.inputs.agreement import disagreement
 from minidiff.inputs.promotion import restore_weak
@@ -101,7 +108,8 @@ class Flat:
         out = self.f(*tree.unflatten(self.structure, restore_weak(self.weak, leaves)))
         if self.has_aux:
             if not (isinstance(out, tuple) and len(out) == 2):
-                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
+                given = describe_operand(out)
+                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {given}")
             out, aux = out
         outs, self.out_structure = tree.flatten(out)
         outs = result_values(current_interpreter().origin or [name_of(self)], outs, self.out_structure)
