@@ -111,7 +111,7 @@ class _Dimension:
             count = min(width, n)
             piece = self.shifted(self.edge(piece, count, by), by)
             if self.mode == "edge":
-                piece = self.repeated(self.edge(x, 1, by), piece, by)
+                piece = self.repeated(self.edge(x, 1, -by), piece, by)
             pieces.append(piece)
             width -= count
         return pieces
