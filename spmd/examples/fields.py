@@ -62,7 +62,7 @@ def repeat(step: Callable[[Any], Any], state: Any, steps: int) -> Any:
     return state
 
 
-def scanned(step: Callable[[Any], Any], state: Any, steps: int) -> Any:
+def scan_steps(step: Callable[[Any], Any], state: Any, steps: int) -> Any:
     """The state after so many steps, as one operation under `jit`."""
     return md.scan(lambda state, _: (step(state), None), state, length=steps)[0]
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import spmd
-from spmd.examples.fields import AXES, FIELD, bumps, compare, laplacian, parser_of, repeat, run, scanned, whole_halo
+from spmd.examples.fields import AXES, FIELD, bumps, compare, laplacian, parser_of, repeat, run, scan_steps, whole_halo
 
 CONDUCTIVITY = 0.2  # the part of a difference that flows in a step
 
@@ -25,7 +25,7 @@ def step(u: Any, halo: Callable = spmd.halo) -> Any:
 
 def plate(mesh: spmd.Mesh, steps: int) -> Callable:
     """A function from a field to the field after so many steps."""
-    return spmd.shard_map(lambda u: scanned(step, u, steps), mesh=mesh, in_specs=FIELD, out_specs=FIELD)
+    return spmd.shard_map(lambda u: scan_steps(step, u, steps), mesh=mesh, in_specs=FIELD, out_specs=FIELD)
 
 
 def plain(u: Any, steps: int) -> Any:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         steps, field = options.steps, bumps(options.shape)
         compare(plate(mesh, steps), partial(plain, steps=steps), field, FIELD, mesh)
 
-    run(parser_of("heat", __doc__, (256, 256), 1000), argv, act)
+    run(parser_of("heat", __doc__, (240, 240), 500), argv, act)
 
 
 if __name__ == "__main__":

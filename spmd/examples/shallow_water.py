@@ -28,7 +28,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index
 from spmd import P
-from spmd.examples.fields import AXES, compare, parser_of, repeat, run, scanned, whole_halo
+from spmd.examples.fields import AXES, compare, parser_of, repeat, run, scan_steps, whole_halo
 
 DX = DY = 5000.0  # meters
 GRAVITY, DEPTH = 9.81, 100.0
@@ -82,7 +82,7 @@ def ocean(mesh: spmd.Mesh, steps: int) -> Callable:
         rows = state.shape[1]
         first = axis_index("rows") * rows
         tendency = partial(tendencies, first=first, rows=rows * mesh.shape["rows"])
-        return scanned(partial(advance, tendency=tendency), (state, tendency(state)), steps)[0]
+        return scan_steps(partial(advance, tendency=tendency), (state, tendency(state)), steps)[0]
 
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=STATE, out_specs=STATE)
 

@@ -24,7 +24,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd.examples import heat, shallow_water
-from spmd.examples.fields import AXES, FIELD, bumps, repeat, scanned
+from spmd.examples.fields import AXES, FIELD, bumps, repeat, scan_steps
 from spmd.examples.wave import segment_of
 from tests.benchmarks.measure import ratio, spread
 
@@ -163,8 +163,8 @@ def checkpointed(mesh: spmd.Mesh, steps: int, segment: int) -> Callable:
     step = lambda u: heat.step(u) + 0.01 * (u - u * u * u)  # noqa: E731
 
     def body(u):
-        through = lambda u: scanned(step, u, segment)  # noqa: E731
-        return scanned(md.checkpoint(through) if segment < steps else through, u, steps // segment)
+        through = lambda u: scan_steps(step, u, segment)  # noqa: E731
+        return scan_steps(md.checkpoint(through) if segment < steps else through, u, steps // segment)
 
     mapped = spmd.shard_map(body, mesh=mesh, in_specs=FIELD, out_specs=FIELD)
     return md.jit(md.value_and_grad(lambda u: np.sum(mapped(u))))
@@ -208,10 +208,9 @@ def main(argv: list[str] | None = None) -> None:
         steps, n = (9, 8) if options.quick else (10_000, 64)
         seconds, grown = resident_growth(segment_of(steps), steps, n)
         kept = steps * n * n * 8 // WORLD.size
-        say(
-            f"gradient through {steps} nonlinear steps of {n} x {n} in segments of {segment_of(steps)}: {seconds:.1f} s, "
-            f"memory grew by {grown / 1e6:.0f} MB; one field of each step is {kept / 1e6:.0f} MB"
-        )
+        size = f"{steps} nonlinear steps of {n} x {n}"
+        say(f"gradient through {size}, in segments of {segment_of(steps)}: {seconds:.1f} s")
+        say(f"memory grew by {grown / 1e6:.0f} MB; one field of each step is {kept / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":
