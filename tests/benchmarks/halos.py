@@ -195,6 +195,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     options = parser.parse_args(argv)
     say = print if WORLD.rank == 0 else lambda *_: None
+    if not options.only or "memory" in options.only:
+        steps, n = (9, 8) if options.quick else (10_000, 64)
+        seconds, grown = resident_growth(segment_of(steps), steps, n)
+        kept = steps * n * n * 8 // WORLD.size
+        size = f"{steps} nonlinear steps of {n} x {n}"
+        say(f"gradient through {size}, in segments of {segment_of(steps)}: {seconds:.1f} s")
+        say(f"memory grew by {grown / 1e6:.0f} MB; one field of each step is {kept / 1e6:.0f} MB")
     say(f"{WORLD.size} ranks; microseconds a step (median), and the ratio with its quartiles")
     for row in rows(options.quick):
         if options.only and not any(name in row.name for name in options.only):
@@ -204,13 +211,6 @@ def main(argv: list[str] | None = None) -> None:
         hand, ours = (1e6 * statistics.median(found[name]) / row.steps for name in ("by hand", "ours"))
         low, high = spread(found, "ours", "by hand")
         say(f"{row.name:40} {hand:8.1f} {ours:8.1f}  {ratio(found, 'ours', 'by hand'):.2f} ({low:.2f}-{high:.2f})")
-    if not options.only or "memory" in options.only:
-        steps, n = (9, 8) if options.quick else (10_000, 64)
-        seconds, grown = resident_growth(segment_of(steps), steps, n)
-        kept = steps * n * n * 8 // WORLD.size
-        size = f"{steps} nonlinear steps of {n} x {n}"
-        say(f"gradient through {size}, in segments of {segment_of(steps)}: {seconds:.1f} s")
-        say(f"memory grew by {grown / 1e6:.0f} MB; one field of each step is {kept / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":
