@@ -11,7 +11,7 @@ import math
 import signal
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -89,21 +89,35 @@ class Backend(ABC):
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
         """Run a collective, within each of `params["groups"]` if given: the result, and its axes."""
 
+    @abstractmethod
     def variadic(
         self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict
     ) -> list[tuple[Any, Axes]]:
         """All-reduce several values of one dtype in one call: results, with axes."""
-        if not communicates:
-            return [self.collective(name, x, held, False, params) for x, held in operands]
-        return self.wait(self.start(name, operands, params))
+
+    def moves_nothing(self, name: str, x: Any, params: Mapping[str, Any]) -> bool:
+        """Whether the data of a collective's result is that of its operand, an array or a type."""
+        return False
 
     @abstractmethod
-    def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
-        """Start an all-reduce of several values, or a `ppermute` of one, for `wait`; all ranks do so in one order."""
+    def prepare(
+        self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict, several: bool
+    ) -> Callable[..., Any]:
+        """What runs a collective again and again, on data of the types of these operands: one, or several at once.
+
+        All ranks call it when they first call the collective.
+        """
 
     @abstractmethod
-    def wait(self, started: Any) -> list[tuple[Any, Axes]]:
-        """Wait for what `start` returned, and return the results."""
+    def prepare_start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Callable[..., Any]:
+        """What starts an all-reduce of several values, or a `ppermute` of one: `wait` takes what it returns.
+
+        All ranks start in one order, and call this when they first start the collective.
+        """
+
+    @abstractmethod
+    def wait(self, started: Any) -> list[Any]:
+        """Wait for what has been started, and return the data of the results."""
 
     @abstractmethod
     def finish(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import itertools
 import json
 import os
 import pstats
@@ -100,7 +101,7 @@ LAYERS, BATCH = (784, 512, 256, 10), 1024
 def data_parallel(mesh: spmd.Mesh) -> Runs:
     """A step of gradient descent on the squared error of a network, whose batch is split over the ranks."""
     rng, rows = np.random.default_rng(0), BATCH // mesh.size
-    shapes = [*zip(LAYERS, LAYERS[1:])]
+    shapes = [*itertools.pairwise(LAYERS)]
     params = [(rng.normal(size=s).astype("f4") / 30, np.zeros(s[1], "f4")) for s in shapes]
     inputs, targets = rng.normal(size=(BATCH, LAYERS[0])).astype("f4"), rng.normal(size=(BATCH, 10)).astype("f4")
     rate = np.float32(0.01)
@@ -136,7 +137,7 @@ def data_parallel(mesh: spmd.Mesh) -> Runs:
         value = np.vdot(ct, ct) / np.float32(10 * BATCH)
         ct *= np.float32(2 / (10 * BATCH))
         flat = np.empty(ends[-1], "f4")
-        parts = [flat[a:b] for a, b in zip(ends, ends[1:])]
+        parts = [flat[a:b] for a, b in itertools.pairwise(ends)]
         for k in reversed(range(len(params))):
             np.matmul(kept[k].T, ct, out=parts[2 * k].reshape(shapes[k]))
             ct.sum(0, out=parts[2 * k + 1])
@@ -146,7 +147,7 @@ def data_parallel(mesh: spmd.Mesh) -> Runs:
         everywhere, summed = np.empty((), "f4"), np.empty_like(flat)
         WORLD.Allreduce(value, everywhere)
         WORLD.Allreduce(flat, summed)
-        parts = [summed[a:b] for a, b in zip(ends, ends[1:])]
+        parts = [summed[a:b] for a, b in itertools.pairwise(ends)]
         return everywhere, [
             (w - rate * parts[2 * k].reshape(w.shape), b - rate * parts[2 * k + 1]) for k, (w, b) in enumerate(params)
         ]
