@@ -10,7 +10,7 @@ import contextlib
 import math
 import signal
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +37,19 @@ def ignore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+class Tally:
+    """How often a collective has been called, and the bytes of each rank's operands."""
+
+    __slots__ = ("bytes", "calls")
+
+    def __init__(self) -> None:
+        self.calls = self.bytes = 0
+
+    def add(self, nbytes: int) -> None:
+        self.calls += 1
+        self.bytes += nbytes
+
+
 class Backend(ABC):
     """The ranks along axes of these `sizes`; collectives are methods `_psum`, `_all_gather`, …"""
 
@@ -48,8 +61,7 @@ class Backend(ABC):
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
-        self.calls: Counter = Counter()  # the number of calls of each collective
-        self.bytes: Counter = Counter()  # the bytes of each rank's operands
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by collective
 
     def same_ranks(self, other: Backend) -> bool:
         """Whether another backend of the same sizes has the same ranks, so that each can use the other's values."""
@@ -78,8 +90,7 @@ class Backend(ABC):
 
     def count(self, name: str, nbytes: int) -> None:
         """Count a collective that communicates."""
-        self.calls[name] += 1
-        self.bytes[name] += nbytes
+        self.tallies[name].add(nbytes)
 
     @abstractmethod
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:

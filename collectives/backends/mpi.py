@@ -77,6 +77,7 @@ MANY = 4096  # of these that a mesh keeps
 CASTS = ("pbroadcast", "reduced", "unreduced")  # they change types alone
 
 _mpi = _mpi4py()
+BYTE = _mpi.BYTE
 WORLD = _mpi.COMM_WORLD
 
 
@@ -202,10 +203,17 @@ class MPIRanks(Backend):
         if not communicates:
             return run if run is _operand else lambda x: run(_sendable(x))
         announce = self._announcing(name, types, params)
+        if len(types) == 1:  # the same, for speed
 
-        def call(*xs):
-            announce()
-            return run(*map(_sendable, xs))
+            def call(x):
+                announce()
+                return run(x if _is_sendable(x) else _sendable(x))
+
+        else:
+
+            def call(*xs):
+                announce()
+                return run(*map(_sendable, xs))
 
         return call
 
@@ -221,12 +229,11 @@ class MPIRanks(Backend):
 
     def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
         """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
-        calls, sent, comm = self.calls, self.bytes, self.along(params["axes"])
+        count, comm = self.tallies[name].add, self.along(params["axes"])
         nbytes, note = sum(x.nbytes for x in types), noting(name, params, types)
 
         def announce():
-            calls[name] += 1
-            sent[name] += nbytes
+            count(nbytes)
             note(comm.mismatch_check)
 
         return announce
@@ -263,7 +270,7 @@ class MPIRanks(Backend):
 
         def begin(started):
             (x,) = started.given
-            out = place(x)
+            out = place(x.shape, x.dtype)
             started.results = lambda: [out]
             started.requests.extend(messages(x, out))
 
@@ -447,10 +454,10 @@ class MPIRanks(Backend):
         return _as_reducible(run, x.dtype)
 
     def _ppermute(self, x, axes, size, perm):
-        comm, (place, messages) = self.along(axes), self._messages(axes, perm)
+        comm, shape, (place, messages) = self.along(axes), x.shape, self._messages(axes, perm)
 
         def run(x):
-            out = place(x)
+            out = place(shape, x.dtype)
             comm.wait_for(messages(x, out))
             return out
 
@@ -463,12 +470,13 @@ class MPIRanks(Backend):
         destinations = [destination for source, destination in perm if source == me]
 
         def messages(x, out):
+            x, out = _view_for_mpi(x), _view_for_mpi(out)
             for source in sources:
-                yield comm.Irecv(_bytes(out), source, 0)
+                yield comm.Irecv([out, BYTE], source, 0)
             for destination in destinations:
-                yield comm.Isend(_bytes(x), destination)
+                yield comm.Isend([x, BYTE], destination)
 
-        return numpy.empty_like if sources else numpy.zeros_like, messages
+        return numpy.empty if sources else numpy.zeros, messages
 
     # ------------------------------------------------ in and out
 
@@ -526,14 +534,14 @@ class Packing:
     def __init__(self, types: Sequence[ShapedArray]):
         self.dtype = types[0].dtype
         self.wide = accumulator_dtype(self.dtype)
+        self.copies = len(types) > 1 or self.wide != self.dtype
         ends = [0, *itertools.accumulate(x.size for x in types)]
         self.places = [(slice(*ends[k : k + 2]), x.shape) for k, x in enumerate(types)]
-        self.size = ends[-1]
-        self.copies = len(types) > 1 or self.wide != self.dtype
+        self.shape = (ends[-1],) if self.copies else types[0].shape
 
     def pack(self, xs: Sequence[numpy.ndarray]) -> tuple[Any, numpy.ndarray]:
         """What MPI takes, and the buffer that the sum is written into."""
-        buffer = numpy.empty(self.size, self.wide)
+        buffer = numpy.empty(self.shape, self.wide)
         if not self.copies:
             return xs[0], buffer
         for (place, shape), x in zip(self.places, xs):
@@ -542,6 +550,8 @@ class Packing:
 
     def unpack(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
         """The sums, as views of the buffer."""
+        if not self.copies:
+            return [buffer]
         buffer = buffer.astype(self.dtype, copy=False)
         return [buffer[place].reshape(shape) for place, shape in self.places]
 
@@ -705,10 +715,14 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
 
 def _sendable(x: numpy.ndarray) -> numpy.ndarray:
     """Return x contiguous, aligned and in native byte order, as MPI requires; copy only if needed."""
-    if type(x) is numpy.ndarray and x.flags.num & _SENDABLE == _SENDABLE and x.dtype.isnative:
+    if _is_sendable(x):
         return x
     x = numpy.asarray(x, None if x.dtype.isnative else x.dtype.newbyteorder("="), order="C")
     return x if x.flags.aligned else x.copy()
+
+
+def _is_sendable(x: Any) -> bool:
+    return type(x) is numpy.ndarray and x.flags.num & _SENDABLE == _SENDABLE and x.dtype.isnative
 
 
 _SENDABLE = 0x1 | 0x100  # numpy's flags C_CONTIGUOUS and ALIGNED
@@ -716,25 +730,22 @@ _SENDABLE = 0x1 | 0x100  # numpy's flags C_CONTIGUOUS and ALIGNED
 
 def _bytes(x: numpy.ndarray) -> list:
     """A buffer specification for moving data, as bytes: MPI need not know the dtype."""
-    return [_view_for_mpi(x), _mpi.BYTE]
+    return [_view_for_mpi(x), BYTE]
 
 
 def _view_for_mpi(x: numpy.ndarray) -> numpy.ndarray:
     """View x as a dtype whose memory mpi4py can read: it does not know bfloat16."""
-    return x.view(numpy.uint16) if is_bfloat16(x.dtype) else x
+    return x.view(numpy.uint16) if x.dtype.kind == "V" and is_bfloat16(x.dtype) else x
 
 
 def _parts(x: numpy.ndarray, counts: Sequence[int]) -> list:
     """A buffer specification as `_bytes`, in consecutive parts of `counts` bytes."""
-    return [_view_for_mpi(x), (counts, [0, *itertools.accumulate(counts)][:-1]), _mpi.BYTE]
+    return [_view_for_mpi(x), (counts, [0, *itertools.accumulate(counts)][:-1]), BYTE]
 
 
 def _reducible_dtype(dtype: numpy.dtype) -> numpy.dtype:
     """The dtype as which MPI reduces values of a dtype."""
-    return BYTE if dtype.kind == "b" else accumulator_dtype(dtype)
-
-
-BYTE = numpy.dtype(numpy.uint8)
+    return numpy.dtype(numpy.uint8) if dtype.kind == "b" else accumulator_dtype(dtype)
 
 
 def _as_reducible(run: Run, dtype: numpy.dtype) -> Run:

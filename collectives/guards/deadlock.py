@@ -54,15 +54,15 @@ abandoned: list = []
 def wait_for(requests: Sequence[Any]) -> None:
     """Wait for all `requests`; Ctrl-C interrupts at once."""
     # Poll without sleeping: some MPI libraries make progress on long messages only while they are called.
-    if not requests:
-        return
-    test = requests[0].Test if len(requests) == 1 else functools.partial(requests[0].Testall, requests)
     try:
-        for _ in range(SPIN):
-            if test():
-                return
-        while not test():
-            _offer_processor()
+        for request in requests:
+            test = request.Test
+            for _ in range(SPIN):
+                if test():
+                    break
+            else:
+                while not test():
+                    _offer_processor()
     except BaseException:
         abandoned.append(requests)
         raise
@@ -382,10 +382,13 @@ class Watched:
         try:
             if len(calls) > 1 or self._misused:
                 self._check_alone(thread)
-            requests = list(args[0]) if start is None else [start(*args)]
+            requests = [*args[0]] if start is None else [start(*args)]
             if not compares:
                 unfinished.discard(thread)
-            wait_for(requests)
+            for request in requests:
+                if not request.Test():
+                    wait_for(requests)
+                    break
         except BaseException as error:
             abandoned.append(args)
             if isinstance(error, Exception):  # not Ctrl-C
