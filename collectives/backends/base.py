@@ -80,7 +80,7 @@ class Backend(ABC):
         """The axes a collective's result varies along; groups of ranks may have different results."""
         if name in SAME_ON_ALL and "groups" not in params:
             return tuple(a for a in held if a not in params["axes"])
-        return self.sort_axes({*held, *params["axes"]})
+        return held if held == params["axes"] else self.sort_axes({*held, *params["axes"]})
 
     def barrier(self) -> None:  # noqa: B027  (simulated ranks need not wait)
         """Wait until all ranks have reached this call."""

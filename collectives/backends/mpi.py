@@ -166,12 +166,14 @@ class MPIRanks(Backend):
     def apply(
         self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
     ) -> tuple[numpy.ndarray, Axes]:
-        held = self.sort_axes({a for _, axes in operands for a in axes})
+        along = {axes for _, axes in operands}
+        held = along.pop() if len(along) == 1 else self.sort_axes({a for axes in along for a in axes})
         return primitive.bind(*[x for x, _ in operands], **params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
-        run = self._prepared(name, [(x, held)], communicates, params, several=False)
-        return run(x), self.held_after(name, held, params)
+        if name not in CASTS:
+            x = self._prepared(name, [(x, held)], communicates, params, several=False)(x)
+        return x, self.held_after(name, held, params)
 
     def variadic(
         self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], communicates: bool, params: dict

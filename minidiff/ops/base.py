@@ -88,8 +88,8 @@ def axes_fit(*types: ShapedArray, **params) -> bool:
 class DecidedOnce(Primitive):
     """A primitive of which much is decided once: what its parameters and the types of its operands say.
 
-    `decide(operands, params)` returns what runs it on operands of these types. A compiled program calls it when it comes
-    to the operation for the first time.
+    `decide(operands, params)` returns what runs it on operands of these types. A compiled program calls it at the first
+    run of the operation.
     """
 
     def __init__(self, name: str, **rules: Any):
