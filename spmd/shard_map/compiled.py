@@ -42,6 +42,9 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
     leaving = zip(body.out_types, params["out_specs"], places)
     exits = [_exit(ShapedArray(t.shape, t.dtype), mesh, spec, held) for t, spec, (held, _) in leaving]
 
+    #: Whether the result can share memory with sharded arguments alone, whose blocks are read-only.
+    alone = len(exits) == 1 and all(isinstance(x, ShardedArray) for x in args)
+
     def run(*args, body):
         if current_interpreter() is not EVALUATE or checks_values():
             return evaluate(args, params)
@@ -56,8 +59,10 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
         except BaseException:
             finish()
             raise
-        plain = {id(owner_of(x)) for x in args if type(x) is numpy.ndarray}
-        return copy_shared_results([leave(x) for leave, x in zip(exits, outs)], plain)
+        results = [leave(x) for leave, x in zip(exits, outs)]
+        if alone:
+            return results
+        return copy_shared_results(results, {id(owner_of(x)) for x in args if type(x) is numpy.ndarray})
 
     return run
 
@@ -82,11 +87,16 @@ def _exit(block: ShapedArray, mesh: Mesh, spec: PartitionSpec, held: Axes) -> Ca
     ranks: Backend = mesh.ranks
     wanted = ranks.sort_axes(spec.held)
     if spec.is_trivial:
-        leave: Callable[[Any], Value] = lambda x: x if x.ndim else x[()]  # noqa: E731  (a scalar, whichever backend)
+        leave: Callable[[Any], Value] = _whole
     else:
         t = with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
         leave = lambda x: ShardedArray.of_type(t, x)  # noqa: E731
     return leave if held == wanted else lambda x: leave(ranks.reshard_data(x, held, wanted))
+
+
+def _whole(x: Any) -> Value:
+    """A plain result: a NumPy scalar, whichever backend ran, or an array that may be written into."""
+    return x[()] if x.ndim == 0 else x if x.flags.writeable else x.copy()
 
 
 def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
