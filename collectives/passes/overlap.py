@@ -98,6 +98,22 @@ class Wait(DecidedOnce):
         return ""
 
 
+class Progress(DecidedOnce):
+    """Let MPI go on with what is in flight. Many MPI libraries do so only while the program calls them."""
+
+    has_effect = True
+    multiple_results = True
+
+    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+        return params["ranks"].progress
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return []
+
+    def show_params(self, params: dict) -> str:
+        return ""
+
+
 class Index(Primitive):
     """Each rank's index along some axes; no constant: all ranks share the program."""
 
@@ -108,6 +124,7 @@ class Index(Primitive):
 
 
 lowered_p, start_p, wait_p = map(functools.cache, (Lowered, Start, Wait))
+progress_p = Progress("progress")
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
 
 
@@ -136,6 +153,7 @@ def bind_index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 
 #: The collectives that a backend can start and wait for separately.
 OVERLAPPED = (*PSUMS, ppermute_p)
+LONG = 1024  # numbers that an operation returns: it then takes longer than asking MPI to go on
 
 
 def overlap_communication(tape: Tape, *_: Any) -> Tape:
@@ -202,7 +220,16 @@ class _Overlapped:
         self._need(eqn.inputs)
         if eqn not in self.split:
             self.equations.append(eqn)
+            self._make_progress(eqn)
             self._make_available(eqn.outputs)
+
+    def _make_progress(self, eqn: Equation) -> None:
+        """After an equation that takes a while, let collectives in flight go on."""
+        if self.under_way and sum(v.type.size for v in eqn.outputs) >= LONG:
+            collective, start = next(iter(self.under_way.values()))
+            if not collective.params["ranks"].at_once:
+                params = {"ranks": collective.params["ranks"]}
+                self.equations.append(Equation(progress_p, start.outputs, params, [], eqn.source))
 
     def _compute_delayed(self, delay: bool = True) -> None:
         """Compute the delayed equations, by default those that need nothing in flight any more."""
