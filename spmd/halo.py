@@ -61,7 +61,7 @@ def _halo(x: Value, widths: Any, axes: Any, mode: str | Sequence[str]) -> Value:
 
 def _for_each_dimension(t: ShapedArray, widths: Any, axes: Any, mode: Any) -> list[tuple[Width, tuple[str, ...], str]]:
     """For each dimension of a block its width before and after, the axes it is split over, and its mode."""
-    spec = PartitionSpec(*((axes,) if axes is None or isinstance(axes, str) else axes))
+    spec = axes if isinstance(axes, PartitionSpec) else PartitionSpec(*((axes,) if isinstance(axes, str) else axes))
     shown = f"halo of {t} with widths={widths!r} along {spec}"
     if len(spec.entries) > t.ndim:
         raise ValueError(

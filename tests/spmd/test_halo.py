@@ -56,6 +56,15 @@ def test_a_partial_sum_has_no_edges():
         f(numpy.ones(4))
 
 
+def test_axes_may_be_a_partition_spec():
+    f, g = (
+        spmd.shard_map(lambda x, axes=axes: spmd.halo(x, 1, axes), mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+        for axes in (P("i"), ("i", None))
+    )
+    x = numpy.arange(8.0).reshape(4, 2)
+    assert_array_equal(f(x).gather(), g(x).gather())
+
+
 def test_outside_of_a_body_it_pads():
     assert_array_equal(spmd.halo(X, ((1, 4), (0, 0)), (), "periodic"), numpy.pad(X, ((1, 4), (0, 0)), "wrap"))
 
