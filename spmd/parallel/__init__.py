@@ -2,7 +2,7 @@
 
 Each file has the building blocks of one parallelism, for use in bodies of `shard_map`, and the loss of one network
 built from them, as a function of (params, (inputs, targets)). The network is that of `network.py`, with the squared
-error. The matrix products of such layers, by one collective or step by step, are in `matmul.py`. The gradient of each
+error. The matrix products of such layers, with one collective or step by step, are in `matmul.py`. The gradient of each
 loss communicates:
 
 =============================  =========  ============  ======  =============  ===========================
@@ -34,17 +34,19 @@ pipeline_parallel              backward   ppermute      stages  M+p-2+2*(p-1)  (
 pipeline_parallel              backward   psum          stages  1              ends
 =============================  =========  ============  ======  =============  ===========================
 
-The last column counts the array elements that one rank passes to these collectives in all. There are L layers, N
-examples, p ranks along the mesh's first axis and q along its second; params is the number of all parameters, weights of
-those without biases, first of the first layer's weights, ends of the first and last layers' parameters; outputs is the
-sum of the layers' output sizes. A pipeline has M microbatches and F features. (Axes of size 1 communicate nothing.)
+The last column counts all array elements that one rank passes to these collectives. There are L layers, N examples, p
+ranks along the mesh's first axis and q along its second. params is the number of all parameters, weights the number
+without biases, first that of the first layer's weights, and ends that of the first and last layers' parameters. outputs
+is the sum of the layers' output sizes. A pipeline has M microbatches and F features. (Axes of size 1 communicate
+nothing.)
 
 Where these counts come from:
 
 - The gradient of a value that is the same on all ranks, and used on different blocks, is the sum over the ranks: the
   parameters of `data_parallel`, and of the ends of a pipeline. One all-reduce sums all of them.
 - A gather and a `psum_scatter` are each other's transposes; the transpose of a `ppermute` sends the other way.
-- In the backward pass, `fully_sharded` gathers again only what it needs: no biases, and not the first layer's weights.
+- In the backward pass, `fully_sharded` gathers again only what it needs: not the biases, and not the first layer's
+  weights.
 
 More files have other networks and layers, and document what these communicate:
 
