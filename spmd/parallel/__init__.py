@@ -63,6 +63,7 @@ scheduled, scheduled_network               the same, run by such a schedule
 weight_versions                            pipelines without a flush: PipeDream, 2BW
 zero, buckets                              optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
 expert, gates, assigned                    experts, each of which gets the tokens that a gate chooses for it
+convolution                                the space of images, whose edges neighbors exchange
 dlrm, embedding                            embedding tables: by tables, columns or rows
 parameter_server, asynchronous             parameters on one rank; in simulated time without waiting for all workers
 search                                     what costs least, for given names of dimensions
@@ -83,6 +84,7 @@ from spmd.parallel.assigned import assigned_experts
 from spmd.parallel.asynchronous import Training, Update, simulate_parameter_server
 from spmd.parallel.attention import attention, chunked_attention
 from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
+from spmd.parallel.convolution import conv
 from spmd.parallel.data import data_parallel
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, decoder_specs, init_decoder
@@ -134,7 +136,7 @@ from spmd.parallel.zero import zero
 __all__ = [
     "Config", "DecoderConfig", "Schedule", "Step", "Training", "Update", "assigned_experts", "attention",
     "attention_by_heads", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
-    "column_parallel", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
+    "column_parallel", "conv", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
     "decoder_specs", "dense", "dense_2d", "dlrm", "dlrm_loss", "double_buffered_versions", "embed", "empty_cache",
     "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights", "gathered",
     "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_params",
