@@ -1,0 +1,187 @@
+"""Factorize a matrix once for all operations that need its factors: solve, inv, slogdet and det.
+
+NumPy's functions each factorize their matrix anew, since NumPy has no function that returns the factors. LAPACK has,
+and NumPy has loaded it, so it is called there. Where that is not possible (as on Windows), programs stay as they are.
+
+The operations here are in compiled programs alone: nothing differentiates or vectorizes them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Container
+from typing import Any, NamedTuple
+
+import numpy
+from numpy.linalg import LinAlgError
+
+from minidiff.core.operation import Primitive
+from minidiff.core.tape import Equation, Tape, with_equations
+from minidiff.core.types import Var, typeof
+from minidiff.higher_order.dead_code import prune_tape
+from minidiff.ops import shape
+from minidiff.ops.decomposition import det_p, inv_p, inverse_p, slogdet_p, solve_p
+
+#: Smaller matrices stay with NumPy, which factorizes them faster than Python calls LAPACK.
+LEAST_ROWS = 32
+
+# ---------------------------------------------------------------- LAPACK
+
+#: How LAPACK's functions are named in NumPy's own wheels, in other builds, and in Apple's library.
+NAMES = ("scipy_{}_64_", "{}_64_", "{}_", "{}$NEWLAPACK$ILP64", "{}$NEWLAPACK")
+
+#: The letter with which they begin, for each dtype.
+LETTERS = {"f": "s", "d": "d", "F": "c", "D": "z"}
+
+
+class Lapack(NamedTuple):
+    """The LAPACK that NumPy calls: how its functions are named, and which integers they take."""
+
+    library: ctypes.CDLL
+    names: str
+    integer: type
+
+    def call(self, name: str, *args: Any) -> None:
+        """Call a function for the dtype of the first array. Its last argument, `info`, is not returned."""
+        dtype = next(a.dtype for a in args if isinstance(a, numpy.ndarray))
+        passed = [self._pass(a) for a in (*args, 0)]
+        lengths = [ctypes.c_size_t(len(a)) for a in args if isinstance(a, bytes)]  # Fortran's strings have them last
+        self.library[self.names.format(LETTERS[dtype.char] + name)](*passed, *lengths)
+
+    def _pass(self, a: int | bytes | numpy.ndarray) -> Any:
+        if isinstance(a, numpy.ndarray):
+            return ctypes.c_void_p(a.ctypes.data)
+        return a if isinstance(a, bytes) else ctypes.byref(self.integer(a))
+
+    def factorize(self, x: numpy.ndarray) -> list[numpy.ndarray]:
+        """The triangular factors of a matrix, in one, and which rows change places, counted from 1."""
+        lu, n = numpy.array(x, order="F"), len(x)
+        pivots = numpy.zeros(n, self.integer)
+        self.call("getrf", n, n, lu, n, pivots)
+        return [lu, pivots]
+
+    def solve(self, lu: numpy.ndarray, pivots: numpy.ndarray, b: numpy.ndarray, transposed: bool) -> numpy.ndarray:
+        """Solve with a matrix that is factorized, or with its transpose, for the columns of b."""
+        if not lu.diagonal().all():
+            raise LinAlgError("Singular matrix")
+        x, n = numpy.array(b, lu.dtype, order="F"), len(lu)
+        self.call("getrs", b"T" if transposed else b"N", n, x.shape[1], lu, n, pivots, x, n)
+        return x
+
+
+@functools.cache
+def find_lapack() -> Lapack | None:
+    """NumPy's LAPACK, or None if its functions are not found."""
+    try:
+        library = ctypes.CDLL(numpy.linalg._umath_linalg.__file__)  # and what it is linked with
+    except (AttributeError, OSError, TypeError):
+        return None
+    for names in NAMES:
+        if hasattr(library, names.format("dgetrf")):
+            # Of 32-bit integers, two have the place of the first one.
+            lu, (first, second) = Lapack(library, names, ctypes.c_int64).factorize(numpy.eye(2)[::-1])
+            integer = {(2, 2): ctypes.c_int64, ((2 << 32) + 2, 0): ctypes.c_int32}.get((first, second))
+            return Lapack(library, names, integer) if integer and (lu == numpy.eye(2)).all() else None
+    return None
+
+
+# ---------------------------------------------------------------- operations
+
+
+def _lapack() -> Lapack:
+    """NumPy's LAPACK, which programs with these operations have found."""
+    found = find_lapack()
+    assert found is not None
+    return found
+
+
+def _inverse(lu: numpy.ndarray, pivots: numpy.ndarray, transposed: bool) -> numpy.ndarray:
+    return _lapack().solve(lu, pivots, numpy.eye(len(lu)), transposed)
+
+
+def _inverse_or_nan(lu: numpy.ndarray, pivots: numpy.ndarray, transposed: bool) -> numpy.ndarray:
+    return _inverse(lu, pivots, transposed) if lu.diagonal().all() else numpy.full_like(lu, numpy.nan)
+
+
+def _slogdet(lu: numpy.ndarray, pivots: numpy.ndarray, transposed: bool) -> list[Any]:
+    d = lu.diagonal()
+    sizes = numpy.absolute(d)
+    if not d.all():
+        return [d.dtype.type(0), sizes.dtype.type(-numpy.inf)]
+    signs = d / sizes if d.dtype.kind == "c" else numpy.where(d < 0, -1, 1)  # 1 for NaN, as NumPy has it
+    exchanges = numpy.count_nonzero(pivots != numpy.arange(1, len(d) + 1))
+    return [d.dtype.type((-1) ** exchanges * signs.prod()), numpy.log(sizes).sum()]
+
+
+def _det(lu: numpy.ndarray, pivots: numpy.ndarray, transposed: bool) -> Any:
+    sign, logabsdet = _slogdet(lu, pivots, transposed)
+    return sign * numpy.exp(logabsdet)
+
+
+lu_p = Primitive(
+    "lu",
+    lambda x: _lapack().factorize(x),
+    lambda x: [(x.shape, x.dtype), (x.shape[:1], numpy.dtype(_lapack().integer))],
+    multiple_results=True,
+)
+
+
+def _from_lu(p: Primitive, impl: Callable) -> Primitive:
+    """Declare an operation of a matrix that is factorized, or of its transpose."""
+    shape_rule = lambda lu, pivots, *others, transposed: p.shape_rule(lu, *others)  # noqa: E731
+    return Primitive(f"lu_{p.name}", impl, shape_rule, multiple_results=p.multiple_results)
+
+
+#: Operation of a matrix -> the same of its factors.
+FROM_LU: dict[Primitive, Primitive] = {
+    solve_p: _from_lu(solve_p, lambda *operands, transposed: _lapack().solve(*operands, transposed)),
+    inv_p: _from_lu(inv_p, _inverse),
+    inverse_p: _from_lu(inverse_p, _inverse_or_nan),
+    slogdet_p: _from_lu(slogdet_p, _slogdet),
+    det_p: _from_lu(det_p, _det),
+}
+
+# ---------------------------------------------------------------- tapes
+
+
+def share_factorizations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
+    """Factorize a matrix once for all operations that would factorize it, or its transpose.
+
+    Values in `excluded` may not be plain arrays.
+    """
+    transposed = {e.outputs[0]: e.inputs[0] for e in tape.equations if e.primitive is shape.transpose_p}
+    users: dict[Var, list[Equation]] = defaultdict(list)
+    for eqn in tape.equations:
+        if eqn.primitive in FROM_LU and _fits(eqn, excluded):
+            a = transposed.get(eqn.inputs[0], eqn.inputs[0])
+            users[a].append(eqn)
+    shared = {eqn: a for a, eqns in users.items() if len(eqns) > 1 for eqn in eqns}
+    if not shared or find_lapack() is None:
+        return tape
+    equations: list[Equation] = []
+    factors: dict[Var, list[Var]] = {}
+    for eqn in tape.equations:
+        a = shared.get(eqn)
+        if a is not None:
+            if a not in factors:
+                factors[a] = [Var(t) for t in lu_p.typecheck([a.type], {})]
+                equations.append(Equation(lu_p, [a], {}, factors[a], eqn.source))
+            operands, params = [*factors[a], *eqn.inputs[1:]], {"transposed": eqn.inputs[0] is not a}
+            eqn = Equation(FROM_LU[eqn.primitive], operands, params, eqn.outputs, eqn.source)
+        equations.append(eqn)
+    return prune_tape(with_equations(tape, equations))
+
+
+def _fits(eqn: Equation, excluded: Container[Var]) -> bool:
+    """Whether LAPACK computes an operation as it is: on one matrix, in the dtype of the matrix."""
+    a, out = eqn.inputs[0], eqn.outputs[0]
+    return (
+        isinstance(a, Var)
+        and out not in excluded
+        and a.type.ndim == 2
+        and a.type.shape[0] >= LEAST_ROWS
+        and a.type.dtype == out.type.dtype
+        and all(t.ndim == 2 and t.dtype.char in LETTERS for t in map(typeof, eqn.inputs))
+    )
