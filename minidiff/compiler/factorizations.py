@@ -18,71 +18,58 @@ import numpy
 from numpy.linalg import LinAlgError
 
 from minidiff.core.operation import Primitive
-from minidiff.core.tape import Equation, Tape, with_equations
+from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.dead_code import prune_tape
-from minidiff.ops import shape
 from minidiff.ops.decomposition import det_p, inv_p, inverse_p, slogdet_p, solve_p
+from minidiff.ops.shape import transpose_p
 
-#: Smaller matrices stay with NumPy, which factorizes them faster than Python calls LAPACK.
-LEAST_ROWS = 32
+#: Smaller matrices stay with NumPy, which factorizes them in less time than the calls from Python save.
+LEAST_ROWS = 128
 
 # ---------------------------------------------------------------- LAPACK
 
 #: How LAPACK's functions are named in NumPy's own wheels, in other builds, and in Apple's library.
-NAMES = ("scipy_{}_64_", "{}_64_", "{}_", "{}$NEWLAPACK$ILP64", "{}$NEWLAPACK")
+NAMES = ("scipy_{}_64_", "scipy_{}_", "{}_64_", "{}_", "{}$NEWLAPACK$ILP64", "{}$NEWLAPACK")
 
 #: The letter with which they begin, for each dtype.
 LETTERS = {"f": "s", "d": "d", "F": "c", "D": "z"}
 
 
 class Lapack(NamedTuple):
-    """The LAPACK that NumPy calls: how its functions are named, and which integers they take."""
+    """The LAPACK that NumPy calls: how its functions are named, and the dtype of their integers."""
 
     library: ctypes.CDLL
     names: str
-    integer: type
+    integer: str
 
-    def call(self, name: str, *args: Any) -> None:
-        """Call a function for the dtype of the first array. Its last argument, `info`, is not returned."""
-        dtype = next(a.dtype for a in args if isinstance(a, numpy.ndarray))
-        passed = [self._pass(a) for a in (*args, 0)]
-        lengths = [ctypes.c_size_t(len(a)) for a in args if isinstance(a, bytes)]  # Fortran's strings have them last
-        self.library[self.names.format(LETTERS[dtype.char] + name)](*passed, *lengths)
-
-    def _pass(self, a: int | bytes | numpy.ndarray) -> Any:
-        if isinstance(a, numpy.ndarray):
-            return ctypes.c_void_p(a.ctypes.data)
-        return a if isinstance(a, bytes) else ctypes.byref(self.integer(a))
+    def call(self, name: str, dtype: numpy.dtype, *args: bytes | int | numpy.ndarray) -> None:
+        """Call a function for a dtype. Its last argument, the integer `info`, is not returned."""
+        arrays = [numpy.array(a, self.integer) if isinstance(a, int) else a for a in (*args, 0)]
+        lengths = [ctypes.c_size_t(len(a)) for a in args if isinstance(a, bytes)]  # Fortran has those of strings last
+        function = getattr(self.library, self.names.format(LETTERS[dtype.char] + name))
+        function(*[a if isinstance(a, bytes) else a.ctypes for a in arrays], *lengths)
 
     def factorize(self, x: numpy.ndarray) -> list[numpy.ndarray]:
         """The triangular factors of a matrix, in one, and which rows change places, counted from 1."""
-        lu, n = numpy.array(x, order="F"), len(x)
+        lu, n = numpy.array(x, x.dtype.char, order="F"), len(x)
         pivots = numpy.zeros(n, self.integer)
-        self.call("getrf", n, n, lu, n, pivots)
+        self.call("getrf", lu.dtype, n, n, lu, n, pivots)
         return [lu, pivots]
-
-    def solve(self, lu: numpy.ndarray, pivots: numpy.ndarray, b: numpy.ndarray, transposed: bool) -> numpy.ndarray:
-        """Solve with a matrix that is factorized, or with its transpose, for the columns of b."""
-        if not lu.diagonal().all():
-            raise LinAlgError("Singular matrix")
-        x, n = numpy.array(b, lu.dtype, order="F"), len(lu)
-        self.call("getrs", b"T" if transposed else b"N", n, x.shape[1], lu, n, pivots, x, n)
-        return x
 
 
 @functools.cache
-def find_lapack() -> Lapack | None:
-    """NumPy's LAPACK, or None if its functions are not found."""
+def find_lapack(path: str | None = None) -> Lapack | None:
+    """The LAPACK that the extension module at `path`, by default NumPy's, is linked with; None if it is not found."""
     try:
-        library = ctypes.CDLL(numpy.linalg._umath_linalg.__file__)  # and what it is linked with
-    except (AttributeError, OSError, TypeError):
+        library = ctypes.CDLL(path or numpy.linalg._umath_linalg.__file__)
+    except (AttributeError, OSError):
         return None
     for names in NAMES:
         if hasattr(library, names.format("dgetrf")):
-            # Of 32-bit integers, two have the place of the first one.
-            lu, (first, second) = Lapack(library, names, ctypes.c_int64).factorize(numpy.eye(2)[::-1])
-            integer = {(2, 2): ctypes.c_int64, ((2 << 32) + 2, 0): ctypes.c_int32}.get((first, second))
+            lu, pivots = Lapack(library, names, "i8").factorize(numpy.eye(2)[::-1])
+            # Integers of 32 bits, of which two have the place of one of 64, can be passed as such, but not returned.
+            integer = {(2, 2): "i8", ((2 << 32) + 2, 0): "i4"}.get((*pivots,))
             return Lapack(library, names, integer) if integer and (lu == numpy.eye(2)).all() else None
     return None
 
@@ -97,8 +84,16 @@ def _lapack() -> Lapack:
     return found
 
 
+def _solve(lu: numpy.ndarray, pivots: numpy.ndarray, b: numpy.ndarray, transposed: bool) -> numpy.ndarray:
+    if not lu.diagonal().all():
+        raise LinAlgError("Singular matrix")
+    x, n = numpy.array(b, lu.dtype, order="F"), len(lu)
+    _lapack().call("getrs", lu.dtype, b"T" if transposed else b"N", n, x.shape[1], lu, n, pivots, x, n)
+    return x
+
+
 def _inverse(lu: numpy.ndarray, pivots: numpy.ndarray, transposed: bool) -> numpy.ndarray:
-    return _lapack().solve(lu, pivots, numpy.eye(len(lu)), transposed)
+    return _solve(lu, pivots, numpy.eye(len(lu)), transposed)
 
 
 def _inverse_or_nan(lu: numpy.ndarray, pivots: numpy.ndarray, transposed: bool) -> numpy.ndarray:
@@ -136,7 +131,7 @@ def _from_lu(p: Primitive, impl: Callable) -> Primitive:
 
 #: Operation of a matrix -> the same of its factors.
 FROM_LU: dict[Primitive, Primitive] = {
-    solve_p: _from_lu(solve_p, lambda *operands, transposed: _lapack().solve(*operands, transposed)),
+    solve_p: _from_lu(solve_p, _solve),
     inv_p: _from_lu(inv_p, _inverse),
     inverse_p: _from_lu(inverse_p, _inverse_or_nan),
     slogdet_p: _from_lu(slogdet_p, _slogdet),
@@ -151,12 +146,12 @@ def share_factorizations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
 
     Values in `excluded` may not be plain arrays.
     """
-    transposed = {e.outputs[0]: e.inputs[0] for e in tape.equations if e.primitive is shape.transpose_p}
+    transposed: dict[Atom, Any] = {e.outputs[0]: e.inputs[0] for e in tape.equations if e.primitive is transpose_p}
     users: dict[Var, list[Equation]] = defaultdict(list)
     for eqn in tape.equations:
         if eqn.primitive in FROM_LU and _fits(eqn, excluded):
-            a = transposed.get(eqn.inputs[0], eqn.inputs[0])
-            users[a].append(eqn)
+            matrix: Any = transposed.get(eqn.inputs[0], eqn.inputs[0])
+            users[matrix].append(eqn)
     shared = {eqn: a for a, eqns in users.items() if len(eqns) > 1 for eqn in eqns}
     if not shared or find_lapack() is None:
         return tape
