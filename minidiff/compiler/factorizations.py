@@ -84,16 +84,25 @@ def _lapack() -> Lapack:
     return found
 
 
-def _solve(lu: numpy.ndarray, pivots: numpy.ndarray, b: numpy.ndarray, transposed: bool) -> numpy.ndarray:
+def _check(lu: numpy.ndarray) -> None:
     if not lu.diagonal().all():
         raise LinAlgError("Singular matrix")
+
+
+def _solve(lu: numpy.ndarray, pivots: numpy.ndarray, b: numpy.ndarray, transposed: bool) -> numpy.ndarray:
+    _check(lu)
     x, n = numpy.array(b, lu.dtype, order="F"), len(lu)
     _lapack().call("getrs", lu.dtype, b"T" if transposed else b"N", n, x.shape[1], lu, n, pivots, x, n)
     return x
 
 
 def _inverse(lu: numpy.ndarray, pivots: numpy.ndarray, transposed: bool) -> numpy.ndarray:
-    return _solve(lu, pivots, numpy.eye(len(lu)), transposed)
+    """The inverse by 4/3 n³ operations; NumPy solves for the n columns of the identity by 2 n³."""
+    _check(lu)
+    x, n = lu.copy(order="F"), len(lu)
+    space = numpy.empty(64 * n, lu.dtype)  # for blocks of 64 columns
+    _lapack().call("getri", lu.dtype, n, x, n, pivots, space, space.size)
+    return x.T if transposed else x
 
 
 def _inverse_or_nan(lu: numpy.ndarray, pivots: numpy.ndarray, transposed: bool) -> numpy.ndarray:
