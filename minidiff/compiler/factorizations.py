@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ def find_lapack(path: str | None = None) -> Lapack | None:
     for names in NAMES:
         if hasattr(library, names.format("dgetrf")):
             lu, pivots = Lapack(library, names, "i8").factorize(numpy.eye(2)[::-1])
-            # Integers of 32 bits, of which two have the place of one of 64, can be passed as such, but not returned.
+            # A function that takes integers of 32 bits reads those of 64 correctly, but writes two in place of one.
             integer = {(2, 2): "i8", ((2 << 32) + 2, 0): "i4"}.get((*pivots,))
             return Lapack(library, names, integer) if integer and (lu == numpy.eye(2)).all() else None
     return None
@@ -155,24 +155,24 @@ def share_factorizations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
 
     Values in `excluded` may not be plain arrays.
     """
-    transposed: dict[Atom, Any] = {e.outputs[0]: e.inputs[0] for e in tape.equations if e.primitive is transpose_p}
-    users: dict[Var, list[Equation]] = defaultdict(list)
+    transposed: dict[Var, Atom] = {e.outputs[0]: e.inputs[0] for e in tape.equations if e.primitive is transpose_p}
+    matrices: dict[Equation, Atom] = {}
     for eqn in tape.equations:
         if eqn.primitive in FROM_LU and _fits(eqn, excluded):
-            matrix: Any = transposed.get(eqn.inputs[0], eqn.inputs[0])
-            users[matrix].append(eqn)
-    shared = {eqn: a for a, eqns in users.items() if len(eqns) > 1 for eqn in eqns}
-    if not shared or find_lapack() is None:
+            a = eqn.inputs[0]
+            matrices[eqn] = transposed.get(a, a) if isinstance(a, Var) else a
+    count = Counter(map(id, matrices.values()))
+    if max(count.values(), default=0) < 2 or find_lapack() is None:
         return tape
     equations: list[Equation] = []
-    factors: dict[Var, list[Var]] = {}
+    factors: dict[int, list[Var]] = {}
     for eqn in tape.equations:
-        a = shared.get(eqn)
-        if a is not None:
-            if a not in factors:
-                factors[a] = [Var(t) for t in lu_p.typecheck([a.type], {})]
-                equations.append(Equation(lu_p, [a], {}, factors[a], eqn.source))
-            operands, params = [*factors[a], *eqn.inputs[1:]], {"transposed": eqn.inputs[0] is not a}
+        a = matrices.get(eqn)
+        if count[id(a)] > 1:
+            if id(a) not in factors:
+                factors[id(a)] = [Var(t) for t in lu_p.typecheck([typeof(a)], {})]
+                equations.append(Equation(lu_p, [a], {}, factors[id(a)], eqn.source))
+            operands, params = [*factors[id(a)], *eqn.inputs[1:]], {"transposed": eqn.inputs[0] is not a}
             eqn = Equation(FROM_LU[eqn.primitive], operands, params, eqn.outputs, eqn.source)
         equations.append(eqn)
     return prune_tape(with_equations(tape, equations))
@@ -180,12 +180,10 @@ def share_factorizations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
 
 def _fits(eqn: Equation, excluded: Container[Var]) -> bool:
     """Whether LAPACK computes an operation as it is: on one matrix, in the dtype of the matrix."""
-    a, out = eqn.inputs[0], eqn.outputs[0]
+    types, out = [*map(typeof, eqn.inputs)], eqn.outputs[0]
     return (
-        isinstance(a, Var)
-        and out not in excluded
-        and a.type.ndim == 2
-        and a.type.shape[0] >= LEAST_ROWS
-        and a.type.dtype == out.type.dtype
-        and all(t.ndim == 2 and t.dtype.char in LETTERS for t in map(typeof, eqn.inputs))
+        out not in excluded
+        and all(t.ndim == 2 and t.dtype.char in LETTERS for t in types)
+        and types[0].dtype == out.type.dtype
+        and types[0].shape[0] >= LEAST_ROWS
     )

@@ -115,6 +115,7 @@ def test_what_is_shared():
     assert (
         count(lambda k, y: md.scan(lambda c, _: (sum(both(k * c[0, 0], c)), c), y, None, 3), k, y) == 1
     )  # in its body
+    assert count(lambda y: (LA.solve(k, y), LA.solve(k, 2 * y)), y) == 1  # of a constant
     # not shared: one operation, other dtypes, stacks, and where it is switched off
     assert count(lambda k, y: (LA.solve(k, y), LA.solve(k + 1.0, y)), k, y) == 0
     assert count(both, k.astype("f"), y) == 0
