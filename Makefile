@@ -6,7 +6,8 @@
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
 # make docs       builds the site, docs/_build/html/index.html, in an environment of its own (Python 3.11 or newer, a minute);
 #                 a warning is an error
-# make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
+# make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP";
+#                 and calls and collectives of two MPI ranks with mpi4py's
 # make lint       checks the style, and the types
 # make clean      removes what the others made
 #
@@ -68,8 +69,9 @@ site: $(VENV)/.installed-docs
 	python -m sphinx --builder html --conf-dir docs --doctree-dir docs/_build/.doctrees --quiet \
 	    --fail-on-warning --keep-going --write-all . docs/_build/html $(ARGS)
 
-bench: $(VENV)/.installed-bench
+bench: $(VENV)/.installed-$(MPI)-bench
 	python -m tests.benchmarks $(ARGS)
+	mpiexec -n 2 python -m tests.benchmarks.ranks
 
 lint: $(VENV)/.installed-$(MPI)-test-notebooks
 	ruff check . && ruff format --check .
