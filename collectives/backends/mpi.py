@@ -38,7 +38,7 @@ from collectives.backends.base import (
 )
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
-from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noting, report
+from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.operation import Primitive
 from minidiff.core.types import ShapedArray
@@ -247,7 +247,7 @@ class MPIRanks(Backend):
     def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
         """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
         count, comm = self.tallies[name].add, self.along(params["axes"])
-        nbytes, note = sum(x.nbytes for x in types), noting(name, params, types)
+        nbytes, note = sum(x.nbytes for x in types), noter(name, params, types)
 
         def announce():
             count(nbytes)

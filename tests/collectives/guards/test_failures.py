@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.guards.deadlock import COMPARISON, PendingCall, State, stuck
-from collectives.guards.mismatch import OFTEN, Kind, MismatchCheck, calls_agree, mismatch_message, noting
+from collectives.guards.mismatch import OFTEN, Kind, MismatchCheck, calls_agree, mismatch_message, noter
 from tests import PATIENCE
 from tests.samples import each
 
@@ -194,7 +194,7 @@ def test_what_notes_a_call_again_does_as_a_call_that_is_looked_up(size):
     """Ranks that run a compiled program, and others that do not, compare at the same calls."""
     x, params = numpy.ones(size), {"axes": ("i",), "size": 2}
     checks = [MismatchCheck(Alone(), [0], wait=None) for _ in range(2)]
-    again = noting("psum", params, [x])
+    again = noter("psum", params, [x])
     for k in range(3 * OFTEN):
         again(checks[0])
         checks[1].note("psum", params, x)
