@@ -38,7 +38,7 @@ from collectives.backends.base import (
 )
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
-from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noting, report
+from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.operation import Primitive
 from minidiff.core.types import ShapedArray
@@ -223,19 +223,16 @@ class MPIRanks(Backend):
         if not communicates:
             return run if run is _operand else lambda x: run(_sendable(x))
         announce = self._announcing(name, types, params)
-        if len(types) == 1:  # the same, for speed
 
-            def call(x):
-                announce()
-                return run(x if _is_sendable(x) else _sendable(x))
+        def call(x):
+            announce()
+            return run(_sendable(x))
 
-        else:
+        def call_several(*xs):
+            announce()
+            return run(*map(_sendable, xs))
 
-            def call(*xs):
-                announce()
-                return run(*map(_sendable, xs))
-
-        return call
+        return call_several if several else call
 
     def _decide(self, name: str, x: ShapedArray, params: dict) -> Run:
         """What runs a collective on blocks of this type, by the method of its name."""
@@ -250,7 +247,7 @@ class MPIRanks(Backend):
     def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
         """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
         count, comm = self.tallies[name].add, self.along(params["axes"])
-        nbytes, note = sum(x.nbytes for x in types), noting(name, params, types)
+        nbytes, note = sum(x.nbytes for x in types), noter(name, params, types)
 
         def announce():
             count(nbytes)
@@ -741,14 +738,10 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
 
 def _sendable(x: numpy.ndarray) -> numpy.ndarray:
     """Return x contiguous, aligned and in native byte order, as MPI requires; copy only if needed."""
-    if _is_sendable(x):
+    if type(x) is numpy.ndarray and x.flags.num & _SENDABLE == _SENDABLE and x.dtype.isnative:
         return x
     x = numpy.asarray(x, None if x.dtype.isnative else x.dtype.newbyteorder("="), order="C")
     return x if x.flags.aligned else x.copy()
-
-
-def _is_sendable(x: Any) -> bool:
-    return type(x) is numpy.ndarray and x.flags.num & _SENDABLE == _SENDABLE and x.dtype.isnative
 
 
 _SENDABLE = 0x1 | 0x100  # numpy's flags C_CONTIGUOUS and ALIGNED

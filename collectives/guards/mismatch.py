@@ -199,7 +199,7 @@ class MismatchCheck:
         self.wait(requests, here)
 
 
-def noting(name: str, params: Mapping[str, Any], values: Iterable[Any]) -> Callable[[MismatchCheck], None]:
+def noter(name: str, params: Mapping[str, Any], values: Iterable[Any]) -> Callable[[MismatchCheck], None]:
     """A function that notes such a call, again and again; its kind is looked up once, until a check forgets its own."""
     types = [ShapedArray(x.shape, x.dtype) for x in values]
     kind: Any = None

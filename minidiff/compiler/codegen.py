@@ -20,6 +20,7 @@ from minidiff.compiler import native
 from minidiff.compiler.buffers import Memory, carries_of_its_own, copy_p
 from minidiff.compiler.clock import Clock
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
+from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.in_place import IN_PLACE, add_within
 from minidiff.compiler.kernels import Kernel, fuse
@@ -46,13 +47,15 @@ REUSED_BYTES = 4096
 
 
 def group_operations(tape: Tape, foreign: Collection[Var], kernels: bool = True) -> Tape:
-    """The operations of a tape as a program runs them: sums within an array, and fused loops.
+    """The operations of a tape as a program runs them: sums within an array, shared factorizations, and fused loops.
 
     `foreign` are inputs that may not be plain arrays.
     """
     sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
     excluded = dependents(tape.equations, [*foreign, *sharded]) if foreign or sharded else frozenset()
     tape = add_within(tape, excluded)
+    if kernels and native.is_wanted():
+        tape = share_factorizations(tape, excluded)
     return fuse(tape, excluded) if kernels and native.is_available() else tape
 
 

@@ -30,12 +30,14 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
     `evaluate(args, params)` runs it where something is not as it was, or the body is not one program.
     """
     mesh, in_specs, body = params["mesh"], params["in_specs"], params["body"]
+    otherwise = lambda args: evaluate([*map(_array, args)], params)  # noqa: E731
+    args = [*map(_array, args)]
     with running(EVALUATE):
         interpreter = SPMD(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
         blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
         found = interpreter.program(body, blocks)
     if found is None:
-        return lambda *args, body: evaluate(args, params)
+        return lambda *args, body: otherwise(args)
     source, places = found
     finish, program = mesh.ranks.finish, source.results
     entries = [_entry(isinstance(x, ShardedArray), mesh, spec) for x, spec in zip(args, in_specs)]
@@ -47,12 +49,12 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
 
     def run(*args, body):
         if current_interpreter() is not EVALUATE or checks_values():
-            return evaluate(args, params)
+            return otherwise(args)
         blocks = []
         for enter, x in zip(entries, args):
             block = enter(x)
             if block is None:
-                return evaluate(args, params)
+                return otherwise(args)
             blocks.append(block)
         try:
             outs = program(*blocks)
@@ -67,6 +69,11 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
     return run
 
 
+def _array(x: Any) -> Value:
+    """An argument as an array or a NumPy scalar: the source of a program has numbers as Python writes them."""
+    return x if hasattr(x, "dtype") else numpy.asarray(x)[()]
+
+
 def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], Any]:
     """What takes this process's data out of an argument; None if the argument is not as the first one was."""
     if sharded:
@@ -76,7 +83,7 @@ def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], 
     def enter(x):
         if isinstance(x, ShardedArray):
             return None
-        x = x if hasattr(x, "dtype") else numpy.asarray(x)[()]
+        x = _array(x)
         return x if whole else place(x, spec.dims(x.ndim))[0]
 
     return enter

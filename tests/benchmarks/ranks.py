@@ -1,6 +1,6 @@
 """What calls and collectives cost on MPI ranks, beside the same calls of mpi4py by hand.
 
-    mpiexec -n 2 python -m tests.benchmarks.ranks [--rounds N] [--only NAME …] [--json FILE] [--profile]
+    mpiexec -n 2 python -m tests.benchmarks.ranks [--rounds N] [--only NAME …] [--json FILE] [--profile N]
 
 Each round times all of a row's programs in turn. A time is that of the slowest rank, and what is shown are medians and
 minima over rounds: ratios within a round say more than times. `--profile` also counts where the Python code of one
@@ -32,7 +32,6 @@ import spmd  # noqa: E402
 from collectives import pmean, ppermute, psum  # noqa: E402
 from spmd import P  # noqa: E402
 
-WORLD = MPI.COMM_WORLD
 Runs = dict[str, Callable[[], object]]
 HAND = "mpi4py"
 FEW, MANY = 2, 10  # collectives in a body, to see what a further one costs
@@ -55,7 +54,7 @@ def one_sum(mesh: spmd.Mesh) -> Runs:
     x, block = blocks(mesh, 8)
     f, out = mapped(lambda x: psum(x, "i"), mesh), np.empty_like(block)
     compiled = md.jit(f)
-    return {HAND: lambda: WORLD.Allreduce(block, out), "compiled": lambda: compiled(x), "eager": lambda: f(x)}
+    return {HAND: lambda: MPI.COMM_WORLD.Allreduce(block, out), "compiled": lambda: compiled(x), "eager": lambda: f(x)}
 
 
 def sums(mesh: spmd.Mesh, size: int) -> Runs:
@@ -74,7 +73,7 @@ def sums(mesh: spmd.Mesh, size: int) -> Runs:
             total = block
             for _ in range(n):
                 product, total = total * block, np.empty_like(block)
-                WORLD.Allreduce(product, total)
+                MPI.COMM_WORLD.Allreduce(product, total)
 
         f = mapped(body, mesh)
         compiled = md.jit(f)
@@ -87,9 +86,9 @@ def shift(mesh: spmd.Mesh) -> Runs:
     n, out = mesh.size, np.empty_like(block)
     f = mapped(lambda x: ppermute(x, "i", [(r, (r + 1) % n) for r in range(n)]), mesh, out=P("i"))
     compiled = md.jit(f)
-    to, source = (WORLD.rank + 1) % n, (WORLD.rank - 1) % n
+    to, source = (MPI.COMM_WORLD.rank + 1) % n, (MPI.COMM_WORLD.rank - 1) % n
     return {
-        HAND: lambda: WORLD.Sendrecv(block, to, 0, out, source, 0),
+        HAND: lambda: MPI.COMM_WORLD.Sendrecv(block, to, 0, out, source, 0),
         "compiled": lambda: compiled(x),
         "eager": lambda: f(x),
     }
@@ -121,7 +120,7 @@ def data_parallel(mesh: spmd.Mesh) -> Runs:
         return value, md.tree.map(lambda p, g: p - rate * g, params, gradient)
 
     split = [spmd.distribute(x, mesh, P("i")) for x in (inputs, targets)]
-    here = slice(WORLD.rank * rows, (WORLD.rank + 1) * rows)
+    here = slice(MPI.COMM_WORLD.rank * rows, (MPI.COMM_WORLD.rank + 1) * rows)
     mine, wanted = inputs[here].copy(), targets[here].copy()
     ends = np.cumsum([0, *[x.size for layer in params for x in layer]])
 
@@ -145,8 +144,8 @@ def data_parallel(mesh: spmd.Mesh) -> Runs:
                 ct = ct @ params[k][0].T
                 ct *= 1 - kept[k] * kept[k]
         everywhere, summed = np.empty((), "f4"), np.empty_like(flat)
-        WORLD.Allreduce(value, everywhere)
-        WORLD.Allreduce(flat, summed)
+        MPI.COMM_WORLD.Allreduce(value, everywhere)
+        MPI.COMM_WORLD.Allreduce(flat, summed)
         parts = [summed[a:b] for a, b in itertools.pairwise(ends)]
         return everywhere, [
             (w - rate * parts[2 * k].reshape(w.shape), b - rate * parts[2 * k + 1]) for k, (w, b) in enumerate(params)
@@ -173,11 +172,11 @@ ROWS: dict[str, tuple[Callable[[spmd.Mesh], Runs], float]] = {  # with the secon
 
 def microseconds(run: Callable, calls: int) -> float:
     """Microseconds a call, on the slowest rank."""
-    WORLD.Barrier()
+    MPI.COMM_WORLD.Barrier()
     start = time.perf_counter()
     for _ in range(calls):
         run()
-    return WORLD.allreduce(1e6 * (time.perf_counter() - start) / calls, MPI.MAX)
+    return MPI.COMM_WORLD.allreduce(1e6 * (time.perf_counter() - start) / calls, MPI.MAX)
 
 
 def rounds_of(runs: Runs, rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -207,12 +206,12 @@ def lines(name: str, found: dict[str, list[float]]) -> Iterator[dict]:
         yield {
             "row": name,
             "kind": kind,
-            "ranks": WORLD.size,
+            "ranks": MPI.COMM_WORLD.size,
             "minimum": min(times),
             "median": statistics.median(times),
             "over": statistics.median(a - b for a, b in beside),
             "over minima": min(times) - min(found[HAND]),
-            "ratio": statistics.median(a / b if b > 0 else float("nan") for a, b in beside),
+            "ratio": statistics.median([a / b for a, b in beside if b > 0] or [0.0]),
         }
 
 
@@ -229,10 +228,10 @@ PARTS = {
 }
 
 
-def profile(run: Callable, calls: int = 2000) -> dict[str, float]:
+def profile(run: Callable, calls: int) -> dict[str, float]:
     """Microseconds a call by part of the library, as Python's profiler counts: it slows down short functions most."""
     profiler = cProfile.Profile()
-    WORLD.Barrier()
+    MPI.COMM_WORLD.Barrier()
     profiler.enable()
     for _ in range(calls):
         run()
@@ -262,11 +261,11 @@ def main(arguments: list[str] | None = None) -> list[dict]:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--only", nargs="*", default=list(ROWS), help="parts of the rows' names")
     parser.add_argument("--json", help="write the numbers to this file")
-    parser.add_argument("--profile", action="store_true", help="also say where the time of one call goes")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="say where the time of N calls goes")
     options = parser.parse_args(arguments)
-    mesh, result = spmd.make_mesh((WORLD.size,), ("i",), backend="mpi"), []
-    say = print if WORLD.rank == 0 else lambda *_: None
-    say(f"{MPI.Get_library_version().splitlines()[0].strip()}, {WORLD.size} ranks; microseconds")
+    mesh, result = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi"), []
+    say = print if MPI.COMM_WORLD.rank == 0 else lambda *_: None
+    say(f"{MPI.Get_library_version().splitlines()[0].strip()}, {MPI.COMM_WORLD.size} ranks; microseconds")
     say(f"{'':38}{'':10}{'minimum':>10}{'median':>10}{'over':>10}{'ratio':>8}")
     for name, (make, seconds) in ROWS.items():
         if not any(part in name for part in options.only):
@@ -277,9 +276,9 @@ def main(arguments: list[str] | None = None) -> list[dict]:
             numbers = "".join(f"{line[key]:10.1f}" for key in ("minimum", "median", "over"))
             say(f"{line['row']:38}{line['kind']:10}{numbers}{line['ratio']:8.2f}")
         for kind in [k for k in runs if options.profile and k in ("compiled", "eager")]:
-            for part, took in sorted(profile(runs[kind]).items(), key=lambda item: -item[1]):
+            for part, took in sorted(profile(runs[kind], options.profile).items(), key=lambda item: -item[1]):
                 say(f"    {kind}: {part:30}{took:8.1f}")
-    if options.json and WORLD.rank == 0:
+    if options.json and MPI.COMM_WORLD.rank == 0:
         with open(options.json, "w") as file:
             json.dump(result, file, indent=1)
     return result
