@@ -23,7 +23,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.effects import has_effects
-from minidiff.ops.base import DecidedOnce
+from minidiff.ops.base import DecidedOnce, Multilinear
 
 
 class Lowered(DecidedOnce):
@@ -153,14 +153,14 @@ def bind_index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 
 #: The collectives that a backend can start and wait for separately.
 OVERLAPPED = (*PSUMS, ppermute_p)
-LONG = 1024  # numbers that an operation returns: it then takes longer than asking MPI to go on
 
 
 def overlap_communication(tape: Tape, *_: Any) -> Tape:
     """Start all-reduces and permutations early; wait where a result is first used.
 
     A collective starts as soon as its operands are ready. What needs a result in flight, and leads to no other
-    collective, lets everything else go first. A collective is not split if nothing can be computed meanwhile.
+    collective, lets everything else go first. A collective is not split if nothing can be computed meanwhile. After
+    each matrix product that is computed meanwhile, MPI is called once, so that what is in flight goes on.
     """
     found = [eqn for eqn in tape.equations if _can_overlap(eqn)]
     return with_equations(tape, _Overlapped(tape, found).equations) if found else tape
@@ -224,8 +224,8 @@ class _Overlapped:
             self._make_available(eqn.outputs)
 
     def _make_progress(self, eqn: Equation) -> None:
-        """After an equation that takes a while, let collectives in flight go on."""
-        if self.under_way and sum(v.type.size for v in eqn.outputs) >= LONG:
+        """After a product, which takes a while, let collectives in flight go on."""
+        if self.under_way and isinstance(eqn.primitive, Multilinear):
             collective, start = next(iter(self.under_way.values()))
             if not collective.params["ranks"].at_once:
                 params = {"ranks": collective.params["ranks"]}

@@ -472,6 +472,32 @@ def test_an_error_while_something_is_on_its_way(name, where):
 
 
 @few
+def test_mpi_is_called_after_products_while_sums_are_in_flight(monkeypatch):
+    """MPI libraries move long messages only while they are called."""
+
+    def body(x, w):
+        total = psum(x, "i")
+        for _ in range(3):
+            w = np.tanh(w @ w)
+        return total, w
+
+    f = md.jit(mapped(body, in_specs=(P("i"), P()), out_specs=(P(), P())))
+    x, w = np.arange(6.0 * RANKS).reshape(-1, 2), np.eye(3) / 2
+    called = []
+    progress = type(line().ranks).progress
+    monkeypatch.setattr(type(line().ranks), "progress", lambda self, s: called.append(s) or progress(self, s))
+    total, product = f(x, w)
+    assert len(called) == 3 and len({*map(id, called)}) == 1
+    for _ in range(3):
+        w = np.tanh(w @ w)
+    np.testing.assert_allclose(whole(total), x.reshape(RANKS, 3, 2).sum(0))
+    np.testing.assert_allclose(product, w)
+    (text,) = lowered(f, x, np.eye(3) / 2)
+    names = [row.split("#")[0].split(" = ")[-1].split("(")[0].strip() for row in text.splitlines()]
+    assert sum(name.startswith("progress") for name in names) == 3
+
+
+@few
 def test_sums_in_the_steps_of_a_loop_and_in_branches(watched):
     """Begun in a step, and over at its end; also where a step fails, and where nobody takes a sum."""
 
