@@ -17,7 +17,7 @@ import numpy
 from minidiff.core.forward import JVP, JVPTracer
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running
 from minidiff.core.operation import Primitive
-from minidiff.core.python_numbers import WeakTracer, unwrap_weak
+from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import ranks
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Atom, Equation, RecordedTracer, Tape
@@ -133,8 +133,6 @@ class StepTracer(JVPTracer):
 
 
 def _is_double(x: Value) -> bool:
-    if type(x) is StepTracer:
-        x = x.primal
     return type(x) is numpy.float64 or type(x) is float or (type(x) is numpy.ndarray and x.dtype is _DOUBLE)
 
 
@@ -142,7 +140,7 @@ class Sweep(JVP):
     """Forward mode on top of a `Linearize` that records steps."""
 
     def __init__(self, below: Any, outer: Interpreter | None = None):
-        super().__init__(below, outer)
+        Interpreter.__init__(self, below, outer)  # `super` takes as long as the rest
         self.on_arrays = below.below is EVALUATE  # whether no value is sharded, or a tracer of an interpreter below
         self.equations = below.equations
 
@@ -180,11 +178,11 @@ class Sweep(JVP):
 
     def two(self, primitive: Primitive, x: Value, y: Value, params: dict) -> Value | None:
         """As `one`, of two operands, one of which may be without a tangent."""
-        if type(y) is WeakTracer or type(x) is WeakTracer:
-            x, y = unwrap_weak(x), unwrap_weak(y)
-            if not (_is_double(x) and _is_double(y)):  # NumPy promotes
-                return None
-        other = None
+        weak, other = False, None
+        if type(x) is WeakTracer:
+            x, weak = x.value, True
+        if type(y) is WeakTracer:
+            y, weak = y.value, True
         if type(x) is StepTracer and x.interpreter is self:
             a, name = x.primal, x.tangent
             if type(y) is StepTracer and y.interpreter is self:
@@ -198,6 +196,8 @@ class Sweep(JVP):
         else:
             return None
         if form is None or not self.on_arrays or (NARROW and has_narrow((a, b))):
+            return None
+        if weak and not (_is_double(a) and _is_double(b)):  # NumPy promotes
             return None
         try:
             out = form.run(a, b, **params) if params else form.run(a, b)
@@ -347,10 +347,11 @@ def linearize_flat(
     args = []
     for p, yes in zip(primals, active):
         if yes:
-            name = Var(_NUMBER if type(p) is numpy.float64 else typeof(p))
-            sweep.on_arrays = sweep.on_arrays and not isinstance(p, Tracer)
+            name, value, p = _new(Var), p, _new(StepTracer)
+            name.type = _NUMBER if type(value) is numpy.float64 else typeof(value)
+            p.interpreter, p.primal, p.tangent = sweep, value, name
+            sweep.on_arrays = sweep.on_arrays and not isinstance(value, Tracer)
             recorder.inputs.append(name)
-            p = StepTracer(sweep, p, name)
         args.append(p)
     try:  # as `with running(sweep)`, but faster, and an interrupt cannot leave `sweep` current
         become(sweep)

@@ -79,7 +79,8 @@ def ufunc_of_number(self: WeakTracer, ufunc, method, *inputs, **kwargs):
     """The protocol for a traced Python number: NumPy's functions give arrays. One operand alone is not promoted."""
     try:
         if len(inputs) == 1:
-            return self.value.__array_ufunc__(ufunc, method, self.value, **kwargs)
+            x = self.value
+            return x.__array_ufunc__(ufunc, method, x, **kwargs) if kwargs else x.__array_ufunc__(ufunc, method, x)
         return unwrap_weak(array_ufunc(self, ufunc, method, *inputs, **kwargs))
     except BaseException as error:
         prepare_to_leave(error)

@@ -7,6 +7,7 @@ TypeError: expected an array or a number, got str: 'two'
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable
@@ -106,6 +107,7 @@ def array_name(shape: Iterable[int], dtype: numpy.dtype) -> str:
     return f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
 
 
+@functools.lru_cache(maxsize=256)
 def is_differentiable(dtype: numpy.dtype) -> bool:
     """Whether values of this dtype carry derivatives: float and complex ones do."""
     dtype = numpy.dtype(dtype)
