@@ -150,14 +150,16 @@ class Sweep(JVP):
             out = self.two(primitive, *args, params)
         elif len(args) == 1:
             out = self.one(primitive, *args, params)
-        return super().process(primitive, args, params) if out is None else out
+        return Interpreter.process(self, primitive, args, params) if out is None else out
 
     def one(self, primitive: Primitive, x: Value, params: dict) -> Value | None:
         """Apply a known operation to a plain array with a tangent. None if it is not known, or raises an error."""
+        if not self.on_arrays:
+            return None
         if type(x) is WeakTracer:
             x = x.value
         form = ONE.get(primitive)
-        if form is None or type(x) is not StepTracer or x.interpreter is not self or not self.on_arrays:
+        if form is None or type(x) is not StepTracer or x.interpreter is not self:
             return None
         a = x.primal
         if NARROW and has_narrow((a,)):
@@ -178,6 +180,8 @@ class Sweep(JVP):
 
     def two(self, primitive: Primitive, x: Value, y: Value, params: dict) -> Value | None:
         """As `one`, of two operands, one of which may be without a tangent."""
+        if not self.on_arrays:
+            return None
         weak, other = False, None
         if type(x) is WeakTracer:
             x, weak = x.value, True
@@ -195,7 +199,7 @@ class Sweep(JVP):
             form, a, b, name = RIGHT.get(primitive), x, y.primal, y.tangent
         else:
             return None
-        if form is None or not self.on_arrays or (NARROW and has_narrow((a, b))):
+        if form is None or (NARROW and has_narrow((a, b))):
             return None
         if weak and not (_is_double(a) and _is_double(b)):  # NumPy promotes
             return None
@@ -239,7 +243,7 @@ class Sweep(JVP):
     ) -> JVPTracer:
         """Run an operation, and record its derivative as a step; one on sharded arrays is a `shard_map` of it."""
         primals = [x.primal if yes else x for x, yes in zip(args, mine)]
-        if any(isinstance(x, Tracer) for x in primals):
+        if not PLAIN.issuperset(map(type, primals)):
             sharded = ranks.dispatch(self, primitive, args, params)
             if sharded is not None:
                 return sharded

@@ -27,7 +27,8 @@ NATIVE = frozenset(map(numpy.dtype, "?bhilqBHILQefdgFDG"))
 NARROW: set[numpy.dtype] = set()
 
 #: Types that need no validation: plain arrays and numbers. `as_plain` validates all others.
-PLAIN = frozenset({numpy.ndarray, bool, int, float, complex, *(dtype.type for dtype in NATIVE)})
+ARRAYS = frozenset({numpy.ndarray, *(dtype.type for dtype in NATIVE)})
+PLAIN = ARRAYS | {bool, int, float, complex}
 
 #: The advice for arrays of these dtype kinds.
 _INSTEAD_OF_DTYPES = {
