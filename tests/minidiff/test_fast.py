@@ -122,7 +122,7 @@ def test_a_traced_value_lacks_attributes_in_words():
         return x.missing
 
     for x in (1.5, np.ones(3)):
-        with pytest.raises(AttributeError, match="^a traced value has no attribute 'missing'$"):
+        with pytest.raises(AttributeError, match=r"^a traced value has no attribute 'missing'$"):
             md.grad(f)(x)
 
 
