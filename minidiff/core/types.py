@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates
-from minidiff.values.dtypes import array_name, as_plain, check_dtype
+from minidiff.values.dtypes import ARRAYS, array_name, as_plain, check_dtype
 
 
 class Typed:
@@ -130,14 +130,13 @@ def typeof(x: Any) -> ShapedArray:
     >>> typeof(numpy.zeros((3, 4)))
     f64[3,4]
     """
-    if type(x) is numpy.ndarray:
+    if type(x) in ARRAYS:
         return array_type(x.shape, x.dtype)
     if isinstance(x, Typed):
         return x.type
     if isinstance(x, ShapedArray):
         return x
-    if not isinstance(x, numpy.generic):
-        x = numpy.asarray(as_plain(x))
+    x = numpy.asarray(as_plain(x))
     return array_type(x.shape, x.dtype)
 
 

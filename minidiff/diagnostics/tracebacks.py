@@ -77,13 +77,17 @@ def shorten(error: BaseException) -> None:
 
 
 def _say_cause(error: BaseException) -> None:
-    """Say why NumPy cannot write a traced value into an array.
+    """Say why NumPy cannot write a traced value into an array, or which attribute a traced value lacks.
 
-    Where the user writes `y[i] = x`, it replaces our error by "setting an array element with a sequence".
+    Where the user writes `y[i] = x`, NumPy replaces our error by "setting an array element with a sequence". Python's
+    AttributeError names the class, since a `__getattr__` that does not would make all attributes slower.
     """
     cause = error.__cause__
     if type(error) is ValueError and cause is not None and error.args[:1] == (_ASSIGNED,):
         error.args, error.__cause__ = cause.args, None
+    owner: Any = error.obj if type(error) is AttributeError else None
+    if hasattr(type(owner), "missing_attribute"):
+        error.args = (owner.missing_attribute(error.name),)
 
 
 _ASSIGNED = "setting an array element with a sequence."

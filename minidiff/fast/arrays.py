@@ -117,15 +117,13 @@ class Sums:
 @transposes
 def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
     """`minidiff.core.reverse.backward_pass`, of plain arrays by compiled functions where there are some."""
-    if (
-        type(tape) is not ArrayTape
-        or current_interpreter() is not EVALUATE
-        or any(isinstance(ct, Tracer) for ct in cts)
-    ):
+    if type(tape) is not ArrayTape or current_interpreter() is not EVALUATE:
         return reverse.backward_pass(tape, cts)
     sums = Sums()
     known, owned = sums.known, sums.owned
     for a, ct in zip(tape.outputs, cts):
+        if isinstance(ct, Tracer):
+            return reverse.backward_pass(tape, cts)
         if ct is not None and a is not None:
             sums.add(a, ct)
     once = type(tape.equations) is Once
@@ -165,7 +163,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
                 sums.add(a, ct)
             else:
                 known[a] = ct
-    return [known.get(v) for v in tape.inputs]
+    return list(map(known.get, tape.inputs))
 
 
 def match_arrays(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:

@@ -246,9 +246,9 @@ def may_differ(x: Value, batch: Batch) -> bool:
     while isinstance(x, Tracer):
         if x.interpreter is batch:
             return True
-        if type(x) not in (JVPTracer, BatchTracer):  # one that is recorded below the batch is a constant of it
+        if not isinstance(x, (JVPTracer, BatchTracer)):  # one that is recorded below the batch is a constant of it
             return x.interpreter not in interpreters(batch.below)
-        x = x.primal if type(x) is JVPTracer else x.value
+        x = x.primal if isinstance(x, JVPTracer) else x.value
     return False
 
 

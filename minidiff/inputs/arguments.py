@@ -84,7 +84,7 @@ def result_values(
     Raise TypeError for any other leaf, with its path from `root`. `origin` names the transformation and the function.
     """
     try:
-        return [as_value(x) for x in leaves]
+        return list(map(as_value, leaves))
     except TypeError:
         return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, root))
 
@@ -166,7 +166,7 @@ def normalize_argnums(what: str, argnums: int | Sequence[int]) -> tuple[int, ...
 
 def arguments_of(what: str, args: tuple, numbers: tuple[int, ...], name: str) -> list[Any]:
     """The arguments selected by `numbers`; `what` and `name` are for errors."""
-    return [args[n] for n in _positions(what, len(args), numbers, name)]
+    return list(map(args.__getitem__, _positions(what, len(args), numbers, name)))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -27,7 +27,7 @@ def promotion_argument(x: Value) -> Any:
 
 def are_weak(leaves: Iterable[Any]) -> list[bool]:
     """Which arguments are Python numbers, traced or not, as `restore_weak` takes it."""
-    return [type(x) in WEAK_TYPES for x in leaves]
+    return list(map(WEAK_TYPES.__contains__, map(type, leaves)))
 
 
 def restore_weak(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]:
@@ -37,5 +37,6 @@ def restore_weak(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Valu
 
 def as_weak(x: Value) -> Value:
     """Convert a number to a Python number, or a tracer to one that promotes like it."""
-    kind = x.dtype.kind
-    return WeakTracer(x, kind == "b") if isinstance(x, Tracer) else x.item() if kind in _PYTHON_TYPES else x
+    if isinstance(x, Tracer):
+        return WeakTracer(x, x.dtype.kind == "b")
+    return x.item() if x.dtype.kind in _PYTHON_TYPES else x

@@ -75,23 +75,28 @@ def _convert_arguments(error: Exception, func: Callable, function: Callable, arg
     return form
 
 
-def _unwraps(protocol: Callable) -> Callable:
-    """The protocol for a traced Python number: NumPy's functions give arrays."""
-
-    def call(self: WeakTracer, *args, **kwargs):
-        try:
-            if len(args) == 3:  # a ufunc, its method, and one operand, which needs no promotion
-                return protocol(self.value, *args[:2], self.value, **kwargs)
-            return unwrap_weak(protocol(self, *args, **kwargs))
-        except BaseException as error:
-            prepare_to_leave(error)
-            raise
-
-    return call
+def ufunc_of_number(self: WeakTracer, ufunc, method, *inputs, **kwargs):
+    """The protocol for a traced Python number: NumPy's functions give arrays. One operand alone is not promoted."""
+    try:
+        if len(inputs) == 1:
+            x = self.value
+            return x.__array_ufunc__(ufunc, method, x, **kwargs) if kwargs else x.__array_ufunc__(ufunc, method, x)
+        return unwrap_weak(array_ufunc(self, ufunc, method, *inputs, **kwargs))
+    except BaseException as error:
+        prepare_to_leave(error)
+        raise
 
 
-Tracer.__array_ufunc__, WeakTracer.__array_ufunc__ = array_ufunc, _unwraps(array_ufunc)
-Tracer.__array_function__, WeakTracer.__array_function__ = array_function, _unwraps(array_function)
+def function_of_number(self: WeakTracer, func, types, args, kwargs):
+    try:
+        return unwrap_weak(array_function(self, func, types, args, kwargs))
+    except BaseException as error:
+        prepare_to_leave(error)
+        raise
+
+
+Tracer.__array_ufunc__, WeakTracer.__array_ufunc__ = array_ufunc, ufunc_of_number
+Tracer.__array_function__, WeakTracer.__array_function__ = array_function, function_of_number
 
 # ---------------------------------------------------------------- ufuncs
 

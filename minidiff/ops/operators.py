@@ -13,7 +13,7 @@ from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.tracer import Tracer, Value
 from minidiff.diagnostics import location
 from minidiff.diagnostics.errors import SIZE, LeakedTracerError, TracerError, VarianceError
-from minidiff.diagnostics.other_libraries import INSTEAD, missing_attribute_error, scipy_function
+from minidiff.diagnostics.other_libraries import scipy_function
 from minidiff.diagnostics.tracebacks import hide_own_frames, prepare_to_leave
 from minidiff.inputs.promotion import WEAK_TYPES, as_weak
 from minidiff.ops import (
@@ -64,11 +64,16 @@ _POWERS: dict[float, Callable] = {2: elementwise.square, 0.5: elementwise.sqrt, 
 
 
 def _power(x: Value, y: Value) -> Value:
-    if x.dtype == bool and not x.shape:
-        return elementwise.power(x, y)  # NumPy squares an array of booleans as int8, and a scalar as an integer
-    if type(y) in (int, float) and y in _POWERS and (is_differentiable(x.dtype) or (type(y) is int and y == 2)):
-        return _POWERS[y](x)
-    return elementwise.power(x, y)
+    try:
+        if type(y) in (int, float) and y in _POWERS:
+            # NumPy squares an array of booleans as int8, and a scalar as an integer.
+            square_of_any = y == 2 and type(y) is int and (x.shape or x.dtype.kind != "b")
+            if square_of_any or is_differentiable(x.dtype):
+                return _POWERS[y](x)
+        return elementwise.power(x, y)
+    except BaseException as error:
+        prepare_to_leave(error)
+        raise
 
 
 def _round(x: Value, ndigits: int | None = None) -> Value:
@@ -109,13 +114,11 @@ def _in_place(name: str, instead: str) -> Callable:
     return _refusing(f"x.{name}() would write into a traced value ({{}}); instead, {instead}")
 
 
-def _no_attribute(x: Tracer, name: str) -> NoReturn:
-    """Raise AttributeError without the name of the class, unless it is one that users know."""
-    if (owner := type(x).__name__) in INSTEAD:
-        raise missing_attribute_error(owner, name)
+def _missing_attribute(x: Tracer, name: str) -> str:
+    """The message that an attribute is missing, without the name of the class."""
     written = name.startswith("__i") and hasattr(type(x), f"__{name[3:]}")  # `__iadd__`, beside `__add__`
     advice = "; nothing writes into it: x += y makes a new value, as x = x + y does" if written else ""
-    raise AttributeError(f"a traced value has no attribute {name!r}{advice}", name=name, obj=x)
+    return f"a traced value has no attribute {name!r}{advice}"
 
 
 def _explains_assignment(convert: Callable) -> Callable:
@@ -213,10 +216,8 @@ _METHODS: dict[str, Callable] = {
         "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); or "
         "x = minidiff.numpy.at(x)[i].set(v), which takes plain arrays, too."
     ),
-    "__getattr__": _no_attribute,
     "__format__": lambda x, spec: str(x),
     "__len__": _len,
-    "__pow__": _power,
     "__round__": _round,
     "__rpow__": lambda x, y: elementwise.power(y, x),
     "__getitem__": indexing.getitem,
@@ -241,25 +242,31 @@ _METHODS: dict[str, Callable] = {
 }
 
 
-def _of_number(function: Callable, arithmetic: bool) -> Callable:
+def _of_number(function: Callable, arithmetic: bool, name: str = "") -> Callable:
     """An operator that returns a Python number for (traced) Python numbers.
 
-    As in Python, arithmetic treats a boolean as an integer. With an array, the operator is that of any traced value.
+    As in Python, arithmetic treats a boolean as an integer. With an array, the operator is that of any traced value. A
+    class of these may have a quicker one, of the same name.
     """
 
     def unary(x: WeakTracer) -> Value:
         try:
-            return as_weak(function(elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value))
+            value = elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value
+            return as_weak(getattr(type(value), name, function)(value))
         except BaseException as error:
             prepare_to_leave(error)
             raise
 
     def binary(x: WeakTracer, y: Value) -> Value:
         try:
+            operate = getattr(type(x.value), name)
             if type(y) not in WEAK_TYPES:
-                return function(x, y)
-            first = elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value
-            out = function(first, y.value if type(y) is WeakTracer else y)
+                return operate(x, y)
+            second = y.value if type(y) is WeakTracer else y
+            if arithmetic and x.is_bool:
+                out = function(elementwise.convert(x.value, int), second)
+            else:
+                out = operate(x.value, second)
             return WeakTracer(out) if arithmetic and isinstance(out, Tracer) else as_weak(out)
         except BaseException as error:
             prepare_to_leave(error)
@@ -276,7 +283,7 @@ def _attach_to_numbers() -> None:
     for name in (*_BINARY, *_COMPARISONS, *_UNARY, "pow"):
         arithmetic = name not in ("and", "or", "xor", *_COMPARISONS)
         for attribute in {f"__{name}__", f"__r{name}__"} & vars(Tracer).keys():
-            setattr(WeakTracer, attribute, _of_number(vars(Tracer)[attribute], arithmetic))
+            setattr(WeakTracer, attribute, _of_number(vars(Tracer)[attribute], arithmetic, attribute))
     WeakTracer.__round__ = lambda x, ndigits=None: as_weak(
         elementwise.convert(composed.round(x.value), int) if ndigits is None else composed.round(x.value, ndigits)
     )
@@ -306,7 +313,7 @@ def _attach() -> None:
     for name, function in _BINARY.items():
         setattr(Tracer, f"__{name}__", function)
         setattr(Tracer, f"__r{name}__", _reverse_operands(function))
-    for name, function in (_COMPARISONS | _UNARY).items():
+    for name, function in (_COMPARISONS | _UNARY | {"pow": _power}).items():
         setattr(Tracer, f"__{name}__", function)
     for name, method in _METHODS.items():
         if "<" in method.__qualname__:  # a lambda, or a function made by another: errors of calls show its name
@@ -314,6 +321,7 @@ def _attach() -> None:
         setattr(Tracer, name, hide_own_frames(method))
     for name, read in _SIZES.items():
         setattr(Tracer, name, property(read))
+    Tracer.missing_attribute = _missing_attribute
     Tracer.T = property(shape.transpose, doc="The transpose: axes in reverse.")
     Tracer.mT = property(shape.matrix_transpose, doc="The transposed matrices: the last two axes swapped.")
     Tracer.flat = property(shape.ravel, doc="All elements in one dimension, read-only.")

@@ -182,7 +182,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         if isinstance(value, Tracer) and value.states.varying:
             named_cts = zip(named(), values, cts)
             warn_if_summed("grad", name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})
-        grads = [as_cotangent(ct, typeof(x).cotangent) for ct, x in zip(cts, values)]
+        grads = [as_cotangent(ct, v.type.cotangent) for ct, v in zip(cts, tape.inputs)]
         chosen = tree.unflatten(structure, copy_shared(grads))
         result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
         return result, tuple(chosen) if several else chosen[0]

@@ -7,6 +7,7 @@ TypeError: expected an array or a number, got str: 'two'
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable
@@ -26,7 +27,8 @@ NATIVE = frozenset(map(numpy.dtype, "?bhilqBHILQefdgFDG"))
 NARROW: set[numpy.dtype] = set()
 
 #: Types that need no validation: plain arrays and numbers. `as_plain` validates all others.
-PLAIN = frozenset({numpy.ndarray, bool, int, float, complex, *(dtype.type for dtype in NATIVE)})
+ARRAYS = frozenset({numpy.ndarray, *(dtype.type for dtype in NATIVE)})
+PLAIN = ARRAYS | {bool, int, float, complex}
 
 #: The advice for arrays of these dtype kinds.
 _INSTEAD_OF_DTYPES = {
@@ -108,6 +110,7 @@ def array_name(shape: Iterable[int], dtype: numpy.dtype) -> str:
     return f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
 
 
+@functools.lru_cache(maxsize=256)
 def is_differentiable(dtype: numpy.dtype) -> bool:
     """Whether values of this dtype carry derivatives: float and complex ones do."""
     dtype = numpy.dtype(dtype)

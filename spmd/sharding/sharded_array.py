@@ -17,6 +17,8 @@ from minidiff.core.states import AxisStates
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
+from minidiff.diagnostics.other_libraries import missing_attribute_error
+from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.numpy.coverage import mutating_functions
 from minidiff.ops import declare_all
 from minidiff.ops.base import Linear
@@ -123,6 +125,10 @@ class ShardedArray(Tracer):
         self.spec = spec
         self.data = read_only_view(data)  # as the backend holds it, varying along `held`
         self._type = t
+
+    @hide_own_frames
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute_error("ShardedArray", name)
 
     @property
     def type(self) -> ShapedArray:

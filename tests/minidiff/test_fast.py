@@ -1,5 +1,6 @@
 """What is there for speed alone: it is used, it computes the same, and without it the core's tests pass too."""
 
+import operator
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.core import reverse
@@ -46,6 +48,82 @@ def test_a_sum_is_computed_once(monkeypatch):
     assert md.grad(total)(2.0) == 3.0  # the tables know the operation from here on
     monkeypatch.setattr(steps.Sweep, "record", None)
     assert md.grad(total)(2.0) == 3.0
+
+
+def formula(x):
+    return x * x - 2.0 / x + np.sin(x) * x + (x if x > 0.5 else -x) + x * np.sin(x) + np.exp(x + 1.0)
+
+
+@pytest.mark.parametrize("x", [1.5, np.float64(1.5), np.array(1.5)])
+def test_a_common_operation_takes_one_step(monkeypatch, x):
+    expected = md.grad(formula)(x)
+    monkeypatch.setattr(steps.Sweep, "process", None)
+    assert md.grad(formula)(x) == expected
+
+
+def test_an_operation_without_a_derivative_gives_a_plain_value():
+    seen = []
+
+    def f(x):
+        seen.append((np.floor(x), x > 1.0, np.sign(x) < x))
+        return x
+
+    for _ in range(2):
+        assert md.grad(f)(np.float64(1.5)) == 1.0
+        assert [type(value) for value in seen.pop()] == [np.float64, np.bool_, np.bool_]
+
+
+OPERATORS = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "gt", "le", "pow", "mod")},
+    **{name: getattr(np, name) for name in ("multiply", "arctan2", "maximum", "less", "floor_divide")},
+}
+CONSTANTS = (2, 2.0, True, 1.5 + 0.5j, np.float32(1.5), np.float64(1.5), np.full(3, 1.5, np.float32), np.arange(1, 4))
+ARGUMENTS = (0.75, np.float64(0.75), np.float32(0.75), np.full(3, 0.75), np.full((2, 1), 0.75, np.float32))
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(sorted(OPERATORS)),
+    st.sampled_from(ARGUMENTS),
+    st.sampled_from(ARGUMENTS + CONSTANTS),
+    st.booleans(),
+    st.booleans(),
+)
+def test_operators_are_as_those_of_the_plain_engine(name, x, y, both, swap):
+    y_is_traced = both and any(y is z for z in ARGUMENTS)
+
+    def apply(x, z):
+        pair = (x, z if y_is_traced else y)
+        out = OPERATORS[name](*(pair[::-1] if swap else pair))
+        again = OPERATORS[name](out, out) if np.shape(out) == () else out  # a weak result stays weak
+        return out, again * np.float32(2.0)
+
+    def outcome():
+        try:
+            values, pullback = md.vjp(apply, x, y if y_is_traced else 0.5)
+            return values, pullback(tuple([np.ones(v.shape, v.dtype) for v in values]))
+        except TypeError as error:
+            return type(error), str(error)
+
+    with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
+        outcome()  # the tables know the operation from here on
+        found = outcome()
+        patch.setattr(reverse.engine, "linearize_flat", reverse.linearize_flat)
+        expected = outcome()
+    assert md.tree.structure(found) == md.tree.structure(expected)
+    for a, b in zip(md.tree.leaves(found), md.tree.leaves(expected)):
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+        np.testing.assert_array_equal(a, b) if isinstance(a, str | type) else np.testing.assert_allclose(a, b, 1e-6)
+
+
+def test_a_traced_value_lacks_attributes_in_words():
+    def f(x):
+        assert not hasattr(x, "missing") and getattr(x, "missing", None) is None
+        return x.missing
+
+    for x in (1.5, np.ones(3)):
+        with pytest.raises(AttributeError, match=r"^a traced value has no attribute 'missing'$"):
+            md.grad(f)(x)
 
 
 @settings(deadline=None)
