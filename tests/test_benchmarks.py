@@ -1,12 +1,13 @@
 """The benchmarks run, and compare what is equal. How fast anything is, is not tested."""
 
 import json
+import re
 import sys
 import types
 
 import pytest
 
-from .benchmarks import all_reduces, optax_signatures, report
+from .benchmarks import all_reduces, halos, optax_signatures, report
 from .benchmarks.problems import problems
 
 
@@ -36,6 +37,21 @@ def test_a_missing_peer_is_shown(monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "missing: JAX (not here)" in text
     assert any("grad: formula" in line and "missing" in line for line in text.splitlines())
+
+
+def test_a_peer_without_a_function_has_no_time_in_that_row(monkeypatch, capsys):
+    def prepare(problem):
+        def run():
+            if problem.name == "heat":
+                raise report.peers.Unsupported("no roll")
+            return problem.by_hand(problem.params, problem.data)
+
+        return run
+
+    monkeypatch.setitem(report.peers.PEERS, "numba", lambda: prepare)
+    result = report.main(["--quick", "--only", "heat", "polynomial", "--peers", "minidiff", "numba"])
+    columns = {row["name"]: {*row["ratio"]} for row in result["rows"]}
+    assert columns == {"grad: polynomial": {"minidiff", "numba"}, "grad: heat": {"minidiff"}}
 
 
 @pytest.mark.parametrize("time, verdict", [(20.0, "minidiff <= 25 µs: met"), (30.0, "minidiff <= 25 µs: missed")])
@@ -89,3 +105,13 @@ def test_long_programs_are_timed(capsys):
     result = report.main(["--quick", "--only", "long", "--peers", "minidiff"])
     assert [len(row["seconds"]) for row in result["long"]] == [1, 1, 1]
     assert "compile a chain of operations: 1,000: " in capsys.readouterr().out
+
+
+def test_fields_on_a_grid_are_compared_with_loops_by_hand(capsys):
+    """On the one rank of this process; a row of the table for each program."""
+    halos.main(["--quick"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7 and all(re.search(r"\d\.\d\d \(\d", line) for line in lines[3:])
+    row = halos.Row("other", 1, lambda: 1.0, lambda: types.SimpleNamespace(data=1.0 + 1e-15))
+    with pytest.raises(AssertionError):
+        halos.check(row)

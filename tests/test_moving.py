@@ -130,6 +130,12 @@ def test_each_rank_has_its_block_and_the_type_is_that_of_the_tape():
     assert re.search(r":f64\[4\]\{i\} = all_gather", gathered.text) and gathered.bytes == 16
 
 
+def test_the_title_says_whether_the_page_has_a_gradient():
+    w, x = PROGRAMS["a gradient"][1]
+    assert spmd.explore(LOSS)(w, x).title == "program, step by step"
+    assert spmd.explore(md.grad(LOSS))(w, x).title == "program and its gradient, step by step"
+
+
 def test_what_cannot_be_explored():
     with pytest.raises(TypeError, match="explore"):
         spmd.explore(3)

@@ -230,7 +230,7 @@ class Jitted:
     def _forget(self) -> None:
         """Drop the quarter of the programs whose last use is the longest ago, as seen outside the fast path.
 
-        The fast path starts anew. Programs that it used come back to it, as the last ones used.
+        The fast path starts again. Programs that it used come back to it, as the last ones used.
         """
         for key in [*self.programs][: MOST_PROGRAMS // 4]:
             del self.programs[key]
@@ -371,7 +371,8 @@ def jit(
 
     `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
     rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error. If llvmlite is installed,
-    groups of elementwise operations on large arrays are compiled into loops; `kernels=False` leaves them to NumPy.
+    groups of elementwise operations on large arrays are compiled into loops, and large matrices are factorized once for
+    all operations that need it; `kernels=False` leaves both to NumPy.
 
     `jit` works on derivatives (`jit(grad(f))`), and the compiled function can be differentiated, vmapped and staged.
 

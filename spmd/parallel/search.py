@@ -1,8 +1,9 @@
-"""Search for partition specs: try all for a few named dimensions, and price each by its tape.
+"""Search for partition specs: try all for a few named dimensions, and price the tape of each.
 
 The loss is a function of whole arrays. Parameters and batch are sharded by specs, and operations on them communicate as
 on any sharded arrays. So the tape of the loss and its gradient says what each choice of specs costs a rank: the time of
-its collectives (by `spmd.CostModel`), the matrix products of its blocks, the bytes of its blocks. Nothing is computed.
+its collectives (according to `spmd.CostModel`), the matrix products of its blocks, the bytes of its blocks. The program
+does not run.
 
 A choice assigns mesh axes to names: each dimension with that name is split along the axis. With a axes and n names
 there are (a + 1)^n choices.
@@ -25,8 +26,8 @@ from spmd.arrays.reshard import distribute
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec, part_count
 from spmd.report.communication import price_tape
-from spmd.report.forecast import CostModel, show_number, show_seconds
-from spmd.report.table import Table
+from spmd.report.forecast import CostModel, show_number
+from spmd.report.table import Table, show_seconds
 
 
 @dataclass(frozen=True)

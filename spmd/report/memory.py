@@ -1,4 +1,4 @@
-"""How many bytes each rank holds along a program, and where most.
+"""How many bytes each rank holds while a program runs, and where the peak is.
 
 The walk follows the tape: an equation allocates its results, and frees the values that it is the last to use. Views
 allocate nothing. In the body of a `shard_map` values are blocks. Outside, a sharded array counts as a rank's block of
@@ -34,9 +34,9 @@ from minidiff.inputs.arguments import check_function
 from minidiff.transforms.recording import make_tape
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type
-from spmd.report.communication import direction_of, meshes_of, show_line
-from spmd.report.forecast import axes_or_new
-from spmd.report.rewritten import apply_to_tape
+from spmd.report import plots
+from spmd.report.communication import direction_of, show_line
+from spmd.report.rewritten import apply_to_tape, meshes_of
 from spmd.report.table import Table
 from spmd.shard_map.interpreter import SPMD
 from spmd.shard_map.operation import shard_map_p
@@ -138,34 +138,14 @@ class MemoryUse(Table):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the bytes along the program, by kind. Returns the axes; needs matplotlib."""
-        ax, peak, highest, count = axes_or_new(ax), self.peak, self.highest, len(self.moments)
-        size, unit = _unit(peak.total)
-        kinds = [kind for kind in KINDS if highest[kind]]
-        steps = [*self.moments, self.moments[-1]]  # an operation is as wide as all others
-        heights = [[moment.bytes.get(kind, 0) / size for moment in steps] for kind in kinds]
-        colors = [COLORS[kind] for kind in kinds]
-        ax.stackplot(range(count + 1), heights, labels=kinds, colors=colors, step="post")
-        k, top = self.moments.index(peak) + 0.5, peak.total / size
-        ax.plot([k], [top], "kv", markersize=5)
-        text = f"{top:.3g} {unit}: {show_line(peak.source) or peak.operation}"
-        side = "left" if k < count / 2 else "right"
-        ax.annotate(text, (k, top), (0, 6), textcoords="offset points", ha=side, fontsize="small")
-        ax.set(xlim=(0, count), ylim=(0, 1.3 * top), xlabel="operation", ylabel=f"{unit} per rank")
-        ax.legend(loc="upper left", ncols=4, frameon=False, fontsize="small")
-        return ax
+        kinds = {kind: [m.bytes.get(kind, 0) for m in self.moments] for kind in KINDS if self.highest[kind]}
+        label = show_line(self.peak.source) or self.peak.operation
+        return plots.bytes_along(ax, kinds, COLORS, self.moments.index(self.peak), label)
 
     def plot_ranks(self, ax: Any = None) -> Any:
         """Draw a bar for each rank: its bytes at the peak, by kind. Returns the axes; needs matplotlib."""
-        ax, (size, name), bottom = axes_or_new(ax), _unit(self.peak.total), 0.0
-        for kind in KINDS:
-            height = self.peak.bytes.get(kind, 0) / size
-            if height:
-                ax.bar(range(self.ranks), height, 0.8, bottom, color=COLORS[kind], label=kind)
-            bottom += height
-        ax.set(xlabel="rank", ylabel=f"{name} at the peak")
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False, fontsize="small")
-        return ax
+        kinds = {kind: self.peak.bytes[kind] for kind in KINDS if self.peak.bytes.get(kind)}
+        return plots.bytes_on_ranks(ax, kinds, COLORS, self.ranks)
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,11 +163,6 @@ class Lines(Table):
         return [*kinds, "total", "direction", "line"], rows, None
 
 
-def _unit(nbytes: int) -> tuple[int, str]:
-    """A power of 1000 below a number of bytes, and the name of so many bytes."""
-    return next(((10**k, name) for k, name in ((9, "GB"), (6, "MB"), (3, "kB")) if nbytes >= 10**k), (1, "bytes"))
-
-
 def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     """Report the bytes that a rank holds along a tape, or along `f`: `memory(f)(*args)`.
 
@@ -198,7 +173,7 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     rank.
 
     The report leaves out what the tape does not show: arrays that Python variables hold after their last use, memory
-    that NumPy or MPI take inside one operation, and, eagerly, values that a policy of `checkpoint` saves in vain until
+    that NumPy or MPI take inside one operation, and, eagerly, unneeded values that a policy of `checkpoint` saves until
     the function ends. In the tests, the memory that NumPy allocates on a rank is within 10 % of the report. Raises
     TypeError for what is neither a function nor a tape.
 
