@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
+from mpi4py.MPI import Get_library_version
 
 from spmd.mesh.launch import launcher_size
 from tests import PATIENCE
@@ -53,6 +54,9 @@ FAILED = r"\[rank {}\] rank {} of \d failed; the job ends\."
 
 #: A compiled program that has run, so that all that can be decided has been.
 COMPILED = "import minidiff as md\nf = md.jit(sums(mesh))\nf(x), f(x)\n"
+#: What ranks say at Ctrl-C. The launcher of Open MPI does not pass it on: it ends them itself, and they say nothing.
+INTERRUPTED = () if "Open MPI" in Get_library_version() else (r"\[rank [01]\] KeyboardInterrupt",)
+
 THREADS = """
 def run(*works):
     threads = [threading.Thread(target=work) for work in works]
@@ -268,7 +272,7 @@ FAULTS = {
         ),
         "Ctrl-C while all compute, or wait": Fault(
             "total(x)\nprint('ready', flush=True)\nif rank: time.sleep(3600)\ntotal(x)",
-            (r"\[rank [01]\] KeyboardInterrupt",),
+            INTERRUPTED,
             code=None,
             interrupt=True,
         ),
@@ -641,5 +645,6 @@ while n < 300:
         except BaseException:
             job.kill()
             raise
-    assert all(c.isprintable() or c == "\n" for c in err), err
+    said = err.replace("-\n\0", "-\n")  # a page of Open MPI's launcher ends so
+    assert all(c.isprintable() or c == "\n" for c in said), err
     assert "Error in" not in err, err
