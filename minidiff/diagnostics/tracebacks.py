@@ -85,8 +85,8 @@ def _say_cause(error: BaseException) -> None:
     cause = error.__cause__
     if type(error) is ValueError and cause is not None and error.args[:1] == (_ASSIGNED,):
         error.args, error.__cause__ = cause.args, None
-    owner: Any = error.obj if type(error) is AttributeError else None
-    if hasattr(type(owner), "missing_attribute"):
+    if isinstance(error, AttributeError) and hasattr(type(error.obj), "missing_attribute"):
+        owner: Any = error.obj
         error.args = (owner.missing_attribute(error.name),)
 
 
