@@ -23,7 +23,7 @@ from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.in_place import IN_PLACE, add_within
-from minidiff.compiler.kernels import Kernel, fuse
+from minidiff.compiler.kernels import Kernel, find_reads, fuse
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
@@ -53,10 +53,11 @@ def group_operations(tape: Tape, foreign: Collection[Var], kernels: bool = True)
     """
     sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
     excluded = dependents(tape.equations, [*foreign, *sharded]) if foreign or sharded else frozenset()
-    tape = add_within(tape, excluded)
+    has_loops = kernels and native.is_available()
+    tape = add_within(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
     if kernels and native.is_wanted():
         tape = share_factorizations(tape, excluded)
-    return fuse(tape, excluded) if kernels and native.is_available() else tape
+    return add_within(fuse(tape, excluded), excluded) if has_loops else tape
 
 
 class Source:
