@@ -85,9 +85,10 @@ def _say_cause(error: BaseException) -> None:
     cause = error.__cause__
     if type(error) is ValueError and cause is not None and error.args[:1] == (_ASSIGNED,):
         error.args, error.__cause__ = cause.args, None
-    if isinstance(error, AttributeError) and hasattr(type(error.obj), "missing_attribute"):
+    if type(error) is AttributeError:
         owner: Any = error.obj
-        error.args = (owner.missing_attribute(error.name),)
+        if hasattr(type(owner), "missing_attribute"):
+            error.args = (owner.missing_attribute(error.name),)
 
 
 _ASSIGNED = "setting an array element with a sequence."

@@ -127,7 +127,7 @@ _NUMBER = array_type((), _DOUBLE)
 
 
 class StepTracer(JVPTracer):
-    """A value of a `Sweep`: its operators ask that first whether they are common."""
+    """A value of a `Sweep`. Its operators record a known operation themselves, and call the general ones for others."""
 
     __slots__ = ()
 
@@ -301,7 +301,7 @@ StepTracer.__array_ufunc__ = _array_ufunc
 
 
 def _attach(name: str, general: Callable, primitive: Primitive) -> None:
-    """Give `StepTracer` an operator, and that with reversed operands."""
+    """Give `StepTracer` an operator, and the one with reversed operands, in place of the `general` ones of tracers."""
 
     def unary(x: StepTracer) -> Value:
         try:
