@@ -50,7 +50,7 @@ def group_operations(tape: Tape, foreign: Collection[Var], kernels: bool = True)
     """
     sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
     excluded = dependents(tape.equations, [*foreign, *sharded]) if foreign or sharded else frozenset()
-    tape = add_within(tape, excluded)
+    tape = add_within(tape, excluded, kernels)
     return fuse(tape, excluded) if kernels and native.is_available() else tape
 
 
