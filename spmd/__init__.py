@@ -17,19 +17,8 @@ from spmd.checks.agreement import check_invariant, checking
 from spmd.mesh.launch import end_job_on_exception
 from spmd.mesh.mesh import Mesh, barrier, make_mesh, process_count, process_index
 from spmd.mesh.specs import P, PartitionSpec
-from spmd.placement import list_schedule, partition_tape
 from spmd.random import initialize, local_block
 from spmd.ranks import ShardingRanks as _Ranks
-from spmd.report.calibrate import calibrate
-from spmd.report.communication import communication, compare
-from spmd.report.draw import visualize_sharding
-from spmd.report.explore import explore
-from spmd.report.forecast import CostModel, Forecast
-from spmd.report.memory import memory
-from spmd.report.rewritten import rewritten
-from spmd.report.schedule import show_schedule
-from spmd.report.speed_up import speed_up
-from spmd.report.timeline import timeline
 from spmd.shard_map.shard_map import shard_map
 from spmd.sharding.sharded_array import ShardedArray
 
@@ -70,15 +59,44 @@ __all__ = [
 ]
 
 
-_LATER = ("checkpoint", "data", "examples", "parallel")  # imported on first use: not every program needs them
+# Imported on first use: not every program needs them, and many ranks that start together share few processors.
+_LATER = ("checkpoint", "data", "examples", "parallel")
+_NAMES = {
+    name: module
+    for module, names in {
+        "spmd.placement": ["list_schedule", "partition_tape"],
+        "spmd.report.calibrate": ["calibrate"],
+        "spmd.report.communication": ["communication", "compare"],
+        "spmd.report.draw": ["visualize_sharding"],
+        "spmd.report.explore": ["explore"],
+        "spmd.report.forecast": ["CostModel", "Forecast"],
+        "spmd.report.memory": ["memory"],
+        "spmd.report.rewritten": ["rewritten"],
+        "spmd.report.schedule": ["show_schedule"],
+        "spmd.report.speed_up": ["speed_up"],
+        "spmd.report.timeline": ["timeline"],
+    }.items()
+    for name in names
+}
 
 if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd import checkpoint as checkpoint
     from spmd import data as data
     from spmd import examples as examples
     from spmd import parallel as parallel
+    from spmd.placement import list_schedule, partition_tape
+    from spmd.report.calibrate import calibrate
+    from spmd.report.communication import communication, compare
+    from spmd.report.draw import visualize_sharding
+    from spmd.report.explore import explore
+    from spmd.report.forecast import CostModel, Forecast
+    from spmd.report.memory import memory
+    from spmd.report.rewritten import rewritten
+    from spmd.report.schedule import show_schedule
+    from spmd.report.speed_up import speed_up
+    from spmd.report.timeline import timeline
 else:  # a type checker that saw __getattr__ would accept any name
-    __getattr__ = _module_getattr(__name__, _LATER)
+    __getattr__ = _module_getattr(__name__, _LATER, _NAMES)
 
 
 def __dir__() -> list[str]:
@@ -86,5 +104,5 @@ def __dir__() -> list[str]:
 
 
 _install(_Ranks)
-_hide_frames_of(globals(), __all__)
+_hide_frames_of(globals(), [name for name in __all__ if name not in _NAMES])
 end_job_on_exception()

@@ -16,7 +16,7 @@ ELSEWHERE = {
     "mpi4py": "collectives/backends/mpi.py",
     "graphviz": "minidiff/show/graph.py",
     "llvmlite": "minidiff/compiler/native.py",
-    "matplotlib": "spmd/report/forecast.py",
+    "matplotlib": "spmd/report/plots.py",
     "threadpoolctl": "spmd/mesh/launch.py",
     "tqdm": "spmd/examples/loop.py",
 }

@@ -43,8 +43,7 @@ class Backend(ABC):
     name: str
     rank = 0
     at_once = False  # whether a collective is complete as soon as it has started
-    compare_once: Any  # MPI ranks alone have it, and `texts`
-    texts: Any
+    compare_once: Any  # MPI ranks alone have it
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
@@ -72,6 +71,14 @@ class Backend(ABC):
 
     def barrier(self) -> None:  # noqa: B027  (simulated ranks need not wait)
         """Wait until all ranks have reached this call."""
+
+    def texts(self, text: str) -> list[str]:
+        """The texts of all processes, in the order of their ranks; every rank must call it."""
+        return [text]
+
+    def clock_offset(self) -> float:
+        """The seconds by which the clock of rank 0 is ahead of this process's; every rank must call it."""
+        return 0.0
 
     def connect(self, params: Mapping[str, Any]) -> None:  # noqa: B027  (only MPI needs communicators)
         """Prepare all ranks for a collective that some of them may call later."""

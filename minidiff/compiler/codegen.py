@@ -18,6 +18,7 @@ import numpy
 from minidiff import tree
 from minidiff.compiler import native
 from minidiff.compiler.buffers import Memory, carries_of_its_own, copy_p
+from minidiff.compiler.clock import Clock
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.in_place import IN_PLACE, add_within
@@ -75,6 +76,8 @@ class Source:
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
         self.options = options or {}
+        self.clock: Clock | None = self.options.get("clock")
+        self.namespace.update(self.clock.names if self.clock else {})
         tape = group_operations(tape, self.foreign, self.options.get("kernels", True))
         self.tape = tape
         reserved = _reserved_names(tape)
@@ -125,6 +128,7 @@ class Source:
         for c in self.tape.constants:
             self.namespace[self.names[id(c)]] = c
             lines.append(f"    # {self.names[id(c)]} is a constant, {typeof(c)}")
+        lines += self._mark(None)
         for k, eqn in enumerate(self.tape.equations):
             targets = ", ".join(self.names[v] for v in eqn.outputs)
             targets += "," * (eqn.primitive.multiple_results and len(eqn.outputs) == 1 and eqn.primitive is not fused_p)
@@ -133,7 +137,11 @@ class Source:
             forgotten = [n for v in self.memory.ending[k] for n in self._release(v)]
             if forgotten:
                 lines.append(f"    del {', '.join(forgotten)}")
+            lines += self._mark(eqn)
         return [*lines, f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"]
+
+    def _mark(self, eqn: Equation | None) -> list[str]:
+        return [f"    {self.clock.line(eqn)}"] if self.clock else []
 
     def _expression(self, eqn: Equation, k: int) -> str:
         primitive = eqn.primitive
@@ -279,7 +287,8 @@ def _runs_wide(eqn: Equation) -> bool:
 def _reserved_names(tape: Tape) -> frozenset[str]:
     """Names that values must not take: those of functions in the source."""
     bodies = [_reserved_names(body) for eqn in tape.equations for body in eqn.bodies]
-    return frozenset({"add", "inf", "nan"}).union({eqn.primitive.name for eqn in tape.equations}, *bodies)
+    own = frozenset({"add", "inf", "nan", "mark", "now"})
+    return own.union({eqn.primitive.name for eqn in tape.equations}, *bodies)
 
 
 def _comment(eqn: Equation) -> str:
@@ -328,6 +337,9 @@ class CompiledTape(Tape):
         if interpreter is EVALUATE:
             return self.source.results(*values)
         found: Any = interpreter.lower(self, values)
+        if found is None and (clock := self.source.clock):
+            noted: Any = clock.noting(self.equations)
+            return Tape(self.inputs, noted, self.outputs).apply(*values)
         return self.apply(*values) if found is None else found
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from types import FrameType, ModuleType
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType, MappingProxyType
+from typing import Any
 
 import numpy
 
 from minidiff.diagnostics.text import did_you_mean
-from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.diagnostics.tracebacks import hide_frames_of, hide_own_frames
 
 
 def _table(rows: dict[str, str]) -> dict[str, str]:
@@ -151,14 +152,22 @@ def missing_attribute_error(owner: str, name: str, known: Iterable[str] = ()) ->
     return AttributeError(f"{owner} has no attribute {name!r}{suggestion}")
 
 
-def module_getattr(module: str, later: Sequence[str] = ()) -> Callable[[str], ModuleType]:
-    """The `__getattr__` of a module: its submodules `later` are imported on first use, and it has no other names."""
+def module_getattr(module: str, later: Sequence[str] = (), names: Mapping[str, str] = MappingProxyType({})) -> Callable:
+    """The `__getattr__` of a module, which imports on first use and has no other names.
+
+    `later` are its submodules; `names` has other modules' names that it exports, with these modules.
+    """
 
     @hide_own_frames
-    def find(name: str) -> ModuleType:
+    def find(name: str) -> Any:
         if name in later:
             return importlib.import_module(f"{module}.{name}")
-        raise missing_attribute_error(module, name, dir(sys.modules[module]))
+        if name not in names:
+            raise missing_attribute_error(module, name, dir(sys.modules[module]))
+        namespace = vars(sys.modules[module])
+        namespace[name] = getattr(importlib.import_module(names[name]), name)
+        hide_frames_of(namespace, [name])
+        return namespace[name]
 
     return find
 

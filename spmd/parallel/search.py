@@ -25,8 +25,8 @@ from spmd.arrays.reshard import distribute
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec, part_count
 from spmd.report.communication import price_tape
-from spmd.report.forecast import CostModel, show_number, show_seconds
-from spmd.report.table import Table
+from spmd.report.forecast import CostModel, show_number
+from spmd.report.table import Table, show_seconds
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,15 +13,16 @@ from minidiff import make_tape, tree
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import typeof
 from minidiff.diagnostics.location import Location, lines_of, merge_locations
+from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.ops.linalg import einsum_p, matmul_p
 from minidiff.values.dtypes import finfo, is_differentiable
-from spmd.report.rewritten import apply_to_tape
-from spmd.report.table import Table
-from spmd.shard_map.operation import shard_map_p
+from spmd.report.measured import MeasuredStep, check_runs, measure
+from spmd.report.rewritten import apply_to_tape, meshes_of
+from spmd.report.table import Table, show_seconds
 from spmd.shard_map.shard_map import without_types
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
@@ -39,7 +40,8 @@ class Row:
 
     It runs `count` times on `ranks` ranks, each of which passes it `bytes` bytes in all. `source` is the line that
     asked for it; in the backward direction, the line whose derivative needs it; None if unknown. If one call serves
-    several lines, `lines` has all of them.
+    several lines, `lines` has all of them. `seconds` is how long all calls took, with waiting, on the rank where they
+    took longest; None if that was not measured.
     """
 
     collective: str
@@ -48,6 +50,7 @@ class Row:
     bytes: int = 0
     source: Location | None = None
     ranks: int = 1
+    seconds: float | None = None
 
     @property
     def direction(self) -> str:
@@ -72,10 +75,11 @@ class Row:
 
     def _cells(self) -> Iterator[list[str]]:
         """The lines of a table: one, and one more for each further line of the program."""
-        first = [self.collective, ", ".join(self.axes), f"{self.count}", f"{self.bytes:,}"]
+        seconds = [] if self.seconds is None else [show_seconds(self.seconds)]
+        first = [self.collective, ", ".join(self.axes), f"{self.count}", f"{self.bytes:,}", *seconds]
         for line in self.lines:
             yield [*first, direction_of(line), show_line(line)]
-            first = [SAME_CALL, "", "", ""]
+            first = [SAME_CALL, "", "", "", *[""] * len(seconds)]
 
 
 def direction_of(line: Location | None) -> str:
@@ -131,22 +135,26 @@ class Communication(Table):
         self.notes += [note for note in other.notes if times and note not in self.notes]
 
     def _table(self) -> tuple[list, list, list] | str:
-        header = ["collective", "axes", "count", "bytes per rank", "direction", "asked for by"]
+        measured = [row.seconds for row in self.rows if row.seconds is not None]
+        header = ["collective", "axes", "count", "bytes per rank", *["measured"] * bool(measured)]
+        header += ["direction", "asked for by"]
         cells = [line for row in self.rows for line in row._cells()]
-        total = ["total", "", sum(r.count for r in self.rows), f"{self.bytes:,}", "", ""]
+        total = ["total", "", sum(r.count for r in self.rows), f"{self.bytes:,}"]
+        total += [*[show_seconds(sum(measured))] * bool(measured), "", ""]
         return (header, cells, total) if cells else "no communication"
 
     def _remarks(self) -> list[str]:
         return [f"({note})" for note in self.notes]
 
 
-def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
+def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measured: bool = False) -> Any:
     """Report what a tape, or `f`, communicates: `communication(f)(*args)`.
 
     For a function, it returns a function that reports on `f` for its arguments. Nothing runs: the report is read from
     the tape of `f` for arguments of these types; with `optimized`, from the tape that `jit(f)` compiles (`rewritten`).
     The table names the line of the program that asked for each collective; in the backward direction, the line whose
-    derivative needs it.
+    derivative needs it. With `measured`, the program that `jit(f)` compiles also runs, twice, on all ranks. The table
+    then has the seconds that each row took the second time (`timeline` shows when).
 
     The body of a `scan` counts once for each step. Two things differ from a loop that is not compiled: sharded arrays
     in the carry have the sharding that a step returns from the first step on, not from the second; and what steps
@@ -165,7 +173,19 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> An
     [(('i',), 'forward')]
     """
     check_function("communication", f, args)
-    return apply_to_tape(price_tape, f, optimized)
+    report = apply_to_tape(price_tape, f, optimized or measured)
+    if not measured:
+        return report
+    check_runs("communication", f)
+    return hide_own_frames_of_lambda(lambda *args: _with_seconds(report(*args), measure(f, args)))
+
+
+def _with_seconds(report: Communication, ranks: Sequence[Sequence[MeasuredStep]]) -> Communication:
+    """A report with the seconds of each row, on the rank where it took longest."""
+    for row in report.rows:
+        key = row.collective, row.axes, row.source
+        row.seconds = max(sum(s.seconds for s in steps if s.key == key) for steps in ranks)
+    return report
 
 
 # ---------------------------------------------------------------- the walk that prices a tape
@@ -325,15 +345,6 @@ def _not_runnable(tape: Tape, args: tuple) -> str:
     if any(mesh.backend != "simulated" for mesh in meshes_of(tape)):
         return "not run: that is done on simulated ranks only"
     return ""
-
-
-def meshes_of(tape: Tape) -> Iterator[Any]:
-    """Yield the mesh of each shard_map on a tape."""
-    for eqn in tape.equations:
-        if eqn.primitive is shard_map_p:
-            yield eqn.params["mesh"]
-        for body in eqn.bodies:
-            yield from meshes_of(body)
 
 
 def _close(x: Any, y: Any) -> bool:

@@ -34,9 +34,10 @@ from typing import Any, NamedTuple
 from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
 from minidiff.core.tape import Tape
 from spmd.mesh.mesh import Mesh
-from spmd.report.communication import Row, communication, meshes_of
-from spmd.report.rewritten import apply_to_tape
-from spmd.report.table import Table
+from spmd.report.communication import Row, communication
+from spmd.report.plots import Curve, logarithmic_curves
+from spmd.report.rewritten import apply_to_tape, meshes_of
+from spmd.report.table import Table, show_seconds
 
 # ---------------------------------------------------------------- the model
 
@@ -260,17 +261,14 @@ class Fit(Table):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw times over bytes, measured (dots) and by the model (lines). Returns the axes; needs matplotlib."""
-        ax = axes_or_new(ax)
-        names = dict.fromkeys((m.collective, m.axes) for m in self.model.measurements)
-        for name, axes in names:
+        curves = []
+        for k, (name, axes) in enumerate(dict.fromkeys((m.collective, m.axes) for m in self.model.measurements)):
             points = [m for m in self.model.measurements if (m.collective, m.axes) == (name, axes)]
-            sizes = [m.nbytes for m in points]
-            label = f"{name} along {', '.join(axes)}" if self.model.axes else name
-            (dots,) = ax.loglog(sizes, [m.seconds for m in points], "o", label=label)
-            ax.loglog(sizes, [self.model.ratio(m) * m.seconds for m in points], "-", color=dots.get_color())
-        ax.set(xlabel="bytes per rank", ylabel="seconds")
-        ax.legend()
-        return ax
+            sizes, seconds = [m.nbytes for m in points], [m.seconds for m in points]
+            label, color = f"{name} along {', '.join(axes)}" if self.model.axes else name, f"C{k % 10}"
+            curves.append(Curve(label, sizes, seconds, "o", color))
+            curves.append(Curve("", sizes, [self.model.ratio(m) * m.seconds for m in points], "-", color))
+        return logarithmic_curves(ax, curves, "bytes per rank")
 
 
 # ---------------------------------------------------------------- forecasts
@@ -373,15 +371,11 @@ class Race(Table):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw times over ranks, on logarithmic axes. Returns the axes; needs matplotlib."""
-        ax = axes_or_new(ax)
-        for name, seconds in self.seconds.items():
-            ax.loglog(self.ranks, seconds, "o--" if name == TOTAL else "o-", label=name)
-        if len(self.ranks) < 10:
-            ax.set_xticks(self.ranks, [str(n) for n in self.ranks], minor=False)
-            ax.minorticks_off()
-        ax.set(xlabel="ranks", ylabel="seconds")
-        ax.legend(fontsize="small")
-        return ax
+        curves = [
+            Curve(name, self.ranks, seconds, "o--" if name == TOTAL else "o-", f"C{k % 10}")
+            for k, (name, seconds) in enumerate(self.seconds.items())
+        ]
+        return logarithmic_curves(ax, curves, "ranks", self.ranks)
 
 
 #: The power of r by which a collective's bytes per rank change if the axis has r times as many ranks; otherwise 0.
@@ -449,16 +443,6 @@ def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: s
 # ---------------------------------------------------------------- showing
 
 
-def show_seconds(seconds: float) -> str:
-    """Format a time with three digits, in the unit that fits: "1.23 µs"."""
-    seconds = float(f"{seconds:.3g}")
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
-        if seconds >= size:
-            digits = max(0, 2 - math.floor(math.log10(seconds / size) + 1e-9))
-            return f"{seconds / size:,.{digits}f} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
-
-
 def _rate(beta: float) -> str:
     return f"{1e-9 / beta:.3g} GB/s" if beta else ""
 
@@ -471,14 +455,3 @@ def _round_digits(x: Any) -> str:
 
 def show_number(x: Number) -> str:
     return f"{round(x):,}"
-
-
-def axes_or_new(ax: Any) -> Any:
-    """`ax`, or new matplotlib axes if it is None."""
-    if ax is not None:
-        return ax
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise ImportError("plots need the package matplotlib: `pip install matplotlib`") from None
-    return pyplot.subplots()[1]

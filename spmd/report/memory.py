@@ -34,9 +34,9 @@ from minidiff.inputs.arguments import check_function
 from minidiff.transforms.recording import make_tape
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type
-from spmd.report.communication import direction_of, meshes_of, show_line
-from spmd.report.forecast import axes_or_new
-from spmd.report.rewritten import apply_to_tape
+from spmd.report import plots
+from spmd.report.communication import direction_of, show_line
+from spmd.report.rewritten import apply_to_tape, meshes_of
 from spmd.report.table import Table
 from spmd.shard_map.interpreter import SPMD
 from spmd.shard_map.operation import shard_map_p
@@ -138,34 +138,14 @@ class MemoryUse(Table):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the bytes along the program, by kind. Returns the axes; needs matplotlib."""
-        ax, peak, highest, count = axes_or_new(ax), self.peak, self.highest, len(self.moments)
-        size, unit = _unit(peak.total)
-        kinds = [kind for kind in KINDS if highest[kind]]
-        steps = [*self.moments, self.moments[-1]]  # an operation is as wide as all others
-        heights = [[moment.bytes.get(kind, 0) / size for moment in steps] for kind in kinds]
-        colors = [COLORS[kind] for kind in kinds]
-        ax.stackplot(range(count + 1), heights, labels=kinds, colors=colors, step="post")
-        k, top = self.moments.index(peak) + 0.5, peak.total / size
-        ax.plot([k], [top], "kv", markersize=5)
-        text = f"{top:.3g} {unit}: {show_line(peak.source) or peak.operation}"
-        side = "left" if k < count / 2 else "right"
-        ax.annotate(text, (k, top), (0, 6), textcoords="offset points", ha=side, fontsize="small")
-        ax.set(xlim=(0, count), ylim=(0, 1.3 * top), xlabel="operation", ylabel=f"{unit} per rank")
-        ax.legend(loc="upper left", ncols=4, frameon=False, fontsize="small")
-        return ax
+        kinds = {kind: [m.bytes.get(kind, 0) for m in self.moments] for kind in KINDS if self.highest[kind]}
+        label = show_line(self.peak.source) or self.peak.operation
+        return plots.bytes_along(ax, kinds, COLORS, self.moments.index(self.peak), label)
 
     def plot_ranks(self, ax: Any = None) -> Any:
         """Draw a bar for each rank: its bytes at the peak, by kind. Returns the axes; needs matplotlib."""
-        ax, (size, name), bottom = axes_or_new(ax), _unit(self.peak.total), 0.0
-        for kind in KINDS:
-            height = self.peak.bytes.get(kind, 0) / size
-            if height:
-                ax.bar(range(self.ranks), height, 0.8, bottom, color=COLORS[kind], label=kind)
-            bottom += height
-        ax.set(xlabel="rank", ylabel=f"{name} at the peak")
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True, frameon=False, fontsize="small")
-        return ax
+        kinds = {kind: self.peak.bytes[kind] for kind in KINDS if self.peak.bytes.get(kind)}
+        return plots.bytes_on_ranks(ax, kinds, COLORS, self.ranks)
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,11 +161,6 @@ class Lines(Table):
             cells = [f"{n:,}" for n in (*(m.bytes.get(kind, 0) for kind in kinds), m.total)]
             rows.append([*cells, direction_of(line), show_line(line) or m.operation])
         return [*kinds, "total", "direction", "line"], rows, None
-
-
-def _unit(nbytes: int) -> tuple[int, str]:
-    """A power of 1000 below a number of bytes, and the name of so many bytes."""
-    return next(((10**k, name) for k, name in ((9, "GB"), (6, "MB"), (3, "kB")) if nbytes >= 10**k), (1, "bytes"))
 
 
 def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:

@@ -1,14 +1,16 @@
-"""The tape that `jit` compiles, after its rewrites."""
+"""The tape that `jit` compiles, after its rewrites, and the meshes on a tape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from minidiff.compiler.simplify import check_options, optimize
 from minidiff.core.tape import Tape
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.transforms.recording import make_tape
+from spmd.mesh.mesh import Mesh
+from spmd.shard_map.operation import shard_map_p
 
 
 def apply_to_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) -> Any:
@@ -47,3 +49,12 @@ def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Call
     """
     check_options(without, settings)
     return hide_own_frames_of_lambda(lambda *args: optimize(make_tape(f)(*args), without=without, **settings))
+
+
+def meshes_of(tape: Tape) -> Iterator[Mesh]:
+    """Yield the mesh of each shard_map on a tape."""
+    for eqn in tape.equations:
+        if eqn.primitive is shard_map_p:
+            yield eqn.params["mesh"]
+        for body in eqn.bodies:
+            yield from meshes_of(body)

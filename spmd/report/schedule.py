@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spmd.report.forecast import axes_or_new
+from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.table import labeled_rows
 
 if TYPE_CHECKING:  # most programs do without it
@@ -39,19 +39,14 @@ class SchedulePicture:
 
         A bar has the number of its microbatch; the bubble is white. Later chunks of a stage are paler.
         """
-        ax, schedule = axes_or_new(ax), self.schedule
-        for stage, tick, (direction, microbatch, chunk) in schedule.steps:
-            shade = 1 - 0.7 * chunk / schedule.chunks
-            ax.barh(stage, 1, 0.9, tick, color=COLORS[direction], alpha=shade, edgecolor="white")
-            ax.text(tick + 0.5, stage, microbatch, ha="center", va="center", fontsize="small")
-        for direction, color in COLORS.items():
-            ax.barh(0, 0, color=color, label=direction)  # for the legend
-        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
-        ax.set(xlim=(0, schedule.ticks), xlabel="tick")
-        ax.set_title(self._remark(), loc="left", fontsize="medium")
-        ax.set_yticks(range(schedule.stages), [f"stage {i}" for i in range(schedule.stages)])
+        bars = [
+            Bar(stage, tick, 1, COLORS[direction], str(microbatch), 1 - 0.7 * chunk / self.schedule.chunks)
+            for stage, tick, (direction, microbatch, chunk) in self.schedule.steps
+        ]
+        stages = [f"stage {i}" for i in range(self.schedule.stages)]
+        ax = bars_in_rows(ax, stages, bars, COLORS, "tick", self._remark())
+        ax.set(xlim=(0, self.schedule.ticks))
         ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.invert_yaxis()
         return ax
 
 

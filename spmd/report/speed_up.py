@@ -13,9 +13,9 @@ from spmd.arrays.reshard import gather
 from spmd.checks.agreement import make_and_compare
 from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import maximum, seconds_of
-from spmd.report.communication import meshes_of
-from spmd.report.forecast import CostModel, Forecast, show_number, show_seconds
-from spmd.report.table import Table
+from spmd.report.forecast import CostModel, Forecast, show_number
+from spmd.report.rewritten import meshes_of
+from spmd.report.table import Table, show_seconds
 
 
 class TimedRun(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -82,6 +83,16 @@ class Table:
 def paragraph(text: str) -> str:
     """A line of text as HTML; an empty one gives an empty string."""
     return f"<p>{html.escape(text)}</p>" if text else ""
+
+
+def show_seconds(seconds: float) -> str:
+    """Format a time with three digits, in the unit that fits: "1.23 µs"."""
+    seconds = float(f"{seconds:.3g}")
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
+        if seconds >= size:
+            digits = max(0, 2 - math.floor(math.log10(seconds / size) + 1e-9))
+            return f"{seconds / size:,.{digits}f} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
 
 
 def labeled_rows(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:

@@ -1,34 +1,53 @@
-"""When a rank computes and when it communicates: a program's operations in time, by a cost model."""
+"""When ranks compute and when they communicate: a program's operations in time, by a cost model or measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
+from minidiff.diagnostics.location import Location
+from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.higher_order.scan import run_count
-from spmd.report.communication import operations_of, sent_by
-from spmd.report.forecast import CostModel, axes_or_new, show_seconds
+from spmd.report.communication import direction_of, operations_of, sent_by, show_line
+from spmd.report.forecast import CostModel
+from spmd.report.measured import MeasuredStep, check_runs, measure
+from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import apply_to_tape
+from spmd.report.table import Table, show_seconds
 
 WIDTH = 72  # columns that are printed
-COMPUTE, NETWORK = 0, 1  # lanes of a timeline
+COMPUTE, NETWORK = 0, 1  # the two lanes of a rank
+PREDICTED = "predicted"
+WAITING = "waiting"  # for the last rank to begin a collective
 
 
 class Operation(NamedTuple):
-    """An operation in a lane, from `start` to `end`, in seconds."""
+    """An operation in a lane, from `start` to `end`, in seconds; `source` is the line of the program, if known."""
 
     name: str
     lane: int
     start: float
     end: float
+    source: Location | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
 
 
 @dataclass(frozen=True, repr=False)
 class Lanes:
-    """Operations in time, in lanes with these `names`. Printing it draws the lanes, and so does `plot`."""
+    """Operations in time, in lanes with these `names`. Printing it draws the lanes, and so does `plot`.
+
+    There are two lanes for each rank: what it computes, and what it communicates. `lines` is a table of the seconds of
+    each line of the program. `save` writes a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+    """
 
     operations: tuple[Operation, ...]
     names: tuple[str, ...]
@@ -40,14 +59,44 @@ class Lanes:
 
     def busy(self, lane: int) -> float:
         """The seconds in which there is an operation in a lane."""
-        return sum(x.end - x.start for x in self.operations if x.lane == lane)
+        return sum(x.seconds for x in self.operations if x.lane == lane)
+
+    def idle(self, lane: int) -> float:
+        """The seconds in which there is no operation in a lane."""
+        return self.seconds - self.busy(lane)
+
+    @property
+    def lines(self) -> LineTimes:
+        """The seconds of each line of the program, those that take most time first: a table to print."""
+        measured = [x for x in self.operations if not self.names[x.lane].startswith(PREDICTED)]
+        return LineTimes(tuple(measured))
+
+    def trace_events(self) -> list[dict]:
+        """The operations as trace events, in the format of Chrome's tracing: a rank is a process, a lane a thread."""
+        events: list[dict] = []
+        for lane, name in enumerate(self.names):
+            where = {"pid": lane // 2, "tid": lane % 2}
+            rank, _, kind = name.rpartition(" ")
+            events.append({"name": "process_name", "ph": "M", **where, "args": {"name": rank or "program"}})
+            events.append({"name": "thread_name", "ph": "M", **where, "args": {"name": kind}})
+        for x in self.operations:
+            where = {"pid": x.lane // 2, "tid": x.lane % 2}
+            when = {"ts": x.start * 1e6, "dur": x.seconds * 1e6}
+            events.append({"name": x.name, "ph": "X", **where, **when, "args": {"line": str(x.source or "")}})
+        return events
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the trace events to a JSON file."""
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": self.trace_events(), "displayTimeUnit": "ms"}, file)
 
     def __str__(self) -> str:
         lines, label = [], max(map(len, self.names))
         for lane, name in enumerate(self.names):
             line = [" "] * WIDTH
             for operation in (x for x in self.operations if x.lane == lane):
-                first, last = (min(int(WIDTH * t / (self.seconds or 1.0)), WIDTH) for t in operation[2:])
+                times = operation.start, operation.end
+                first, last = (min(int(WIDTH * t / (self.seconds or 1.0)), WIDTH) for t in times)
                 cell = f"[{operation.name[: max(last - first - 2, 0)]}".ljust(last - first - 1, "-") + "]"
                 line[first:last] = cell[: last - first]
             lines.append(f"{name.ljust(label)} |{''.join(line)}|")
@@ -57,30 +106,65 @@ class Lanes:
 
     def plot(self, ax: Any = None) -> Any:
         """Draw lanes down and seconds across. Returns the axes; needs matplotlib."""
-        ax = axes_or_new(ax)
-        names = list(dict.fromkeys(operation.name for operation in self.operations))
-        for name, lane, start, end in self.operations:
-            ax.barh(lane, end - start, 0.8, start, color=f"C{names.index(name) % 10}", edgecolor="white", linewidth=0.3)
-        longest = sorted(names, key=lambda name: -sum(x.end - x.start for x in self.operations if x.name == name))[:8]
-        for name in longest:  # for the legend
-            ax.barh(0, 0, color=f"C{names.index(name) % 10}", label=name)
-        ax.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
-        ax.set_yticks(range(len(self.names)), self.names)
-        ax.set(xlabel="seconds")
-        ax.invert_yaxis()
-        return ax
+        seconds: dict[str, float] = defaultdict(float)
+        for x in self.operations:
+            seconds[x.name] += x.seconds
+        colors = {name: f"C{k % 10}" for k, name in enumerate(seconds)}
+        colors[WAITING] = "lightgray"
+        bars = [Bar(x.lane, x.start, x.seconds, colors[x.name]) for x in self.operations]
+        legend = {name: colors[name] for name in sorted(seconds, key=seconds.__getitem__, reverse=True)[:8]}
+        return bars_in_rows(ax, self.names, bars, legend, "seconds")
+
+
+@dataclass(frozen=True, repr=False)
+class LineTimes(Table):
+    """The seconds of each line of a program: those of the rank that spends most."""
+
+    operations: tuple[Operation, ...]
+
+    @property
+    def seconds(self) -> dict[Location | None, dict[str, float]]:
+        """The seconds that each line computes, communicates and waits, most in all first."""
+        by_rank: dict = defaultdict(Counter)
+        for x in self.operations:
+            kind = WAITING if x.name == WAITING else ("compute", "network")[x.lane % 2]
+            by_rank[x.source, kind][x.lane // 2] += x.seconds
+        found: dict = defaultdict(dict)
+        for (line, kind), ranks in by_rank.items():
+            found[line][kind] = max(ranks.values())
+        return dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
+
+    def _table(self) -> tuple[list, list, None]:
+        kinds = ("compute", "network", WAITING)
+        rows = [
+            [*(show_seconds(times[k]) if k in times else "" for k in kinds), direction_of(line), show_line(line)]
+            for line, times in self.seconds.items()
+        ]
+        return [*kinds, "direction", "line"], rows, None
 
 
 def timeline(
-    f: Callable | Tape, model: CostModel, flops_per_second: float = 1e9, *, optimized: bool = True
+    f: Callable | Tape,
+    model: CostModel | None = None,
+    flops_per_second: float = 1e9,
+    *,
+    optimized: bool = True,
+    measured: bool = False,
 ) -> Callable[..., Lanes] | Lanes:
-    """Show when a rank computes and when it communicates: `timeline(f, model)(*args) -> Lanes`.
+    """Show when ranks compute and when they communicate: `timeline(f, model)(*args) -> Lanes`.
 
     `f` is a function or a tape; for a tape, it returns the lanes. Nothing runs. A rank computes one operation after the
     other, in the order of the tape (with `optimized`, the one that `jit` compiles), at `flops_per_second`: a product
     costs its terms, any other operation one for each number it returns. A collective takes the time that the `model`
     says. It starts when its operands are ready and the one before has ended; computation goes on meanwhile, until an
     operation needs its result. A loop is one operation, with all that its steps compute and communicate.
+
+    With `measured`, the program that `jit` compiles runs twice on the ranks, and the lanes show what each rank did the
+    second time: the time after each line of the program, by clocks that are aligned over ranks. All ranks call it, and
+    all get the same lanes. A collective is "waiting" until the last rank has begun it. Simulated ranks run in one
+    process, and so are one rank here. If there is a `model`, too, its prediction comes first.
+
+    Raises TypeError if there is no model and nothing is measured, and for a tape that is to be measured.
 
     The example shows buckets of gradients (`bucket_bytes` of `jit`, `spmd.rewritten` and `zero`). With small buckets
     the first one is summed while the next gradients are computed; with too many, each adds its latency.
@@ -108,12 +192,45 @@ def timeline(
     18.2 ms in all
     """
 
-    def read(tape: Tape) -> Lanes:
-        run = _Run(model, flops_per_second)
-        run.follow(tape, [0.0] * len(tape.inputs))
-        return Lanes(tuple(run.operations), ("compute", "network"))
+    if not measured and model is None:
+        raise TypeError("timeline needs a cost model, such as spmd.CostModel(alpha=1e-6, beta=1e-9), or measured=True")
+    read = lambda tape: _predicted(tape, model, flops_per_second)  # noqa: E731
+    predict: Any = None if model is None else apply_to_tape(read, f, optimized)
+    if not measured:
+        return predict
+    check_runs("timeline", f)
+    return hide_own_frames_of_lambda(lambda *args: _side_by_side(predict and predict(*args), measure(f, args)))
 
-    return apply_to_tape(read, f, optimized)
+
+def _predicted(tape: Tape, model: Any, flops_per_second: float) -> Lanes:
+    run = _Run(model, flops_per_second)
+    run.follow(tape, [0.0] * len(tape.inputs))
+    return Lanes(tuple(run.operations), ("compute", "network"))
+
+
+def _side_by_side(predicted: Lanes | None, measured: Sequence[Sequence[MeasuredStep]]) -> Lanes:
+    """The lanes of a prediction, if there is one, and those of each rank."""
+    operations: list[Operation] = []
+    names: list[str] = []
+    if predicted is not None:
+        operations += predicted.operations
+        names += [f"{PREDICTED} {name}" for name in predicted.names]
+    for rank, steps in enumerate(measured):
+        for step in steps:
+            operations += _operations(step, len(names))
+        names += [f"rank {rank} compute", f"rank {rank} network"]
+    return Lanes(tuple(operations), tuple(names))
+
+
+def _operations(step: MeasuredStep, first: int) -> Iterator[Operation]:
+    """What a rank's lanes show of a step; `first` is the number of its first lane."""
+    if not step.axes:
+        yield Operation(step.name, first + COMPUTE, step.start, step.end, step.source)
+        return
+    arrived = min(max(step.start, step.arrived), step.end)
+    if arrived > step.start:
+        yield Operation(WAITING, first + NETWORK, step.start, arrived, step.source)
+    yield Operation(step.name, first + NETWORK, arrived, step.end, step.source)
 
 
 class _Run:
@@ -148,7 +265,7 @@ class _Run:
             return ready
         start = max(ready, self.free[lane])
         self.free[lane] = start + seconds
-        self.operations.append(Operation(str(eqn.primitive), lane, start, self.free[lane]))
+        self.operations.append(Operation(str(eqn.primitive), lane, start, self.free[lane], eqn.source))
         return self.free[lane]
 
     def seconds(self, eqn: Equation) -> float:

@@ -1,6 +1,7 @@
 """Reports on MPI ranks: the same on all of them; what is measured is; a mistake on one rank is an error on all."""
 
 import functools
+import time
 
 import pytest
 from mpi4py import MPI
@@ -11,6 +12,7 @@ import spmd
 from collectives import psum
 from spmd import P
 from spmd.report.calibrate import _PARAMETERS
+from spmd.report.timeline import WAITING
 from tests.samples import each
 
 WORLD = MPI.COMM_WORLD
@@ -168,3 +170,50 @@ def test_an_error_on_the_one_rank_is_an_error_on_all():
 
     with pytest.raises(ValueError, match=r"the function of one rank failed: .*rank 0: KeyError: 'lost'"):
         speed_up(one)
+
+
+# ---------------------------------------------------------------- measured timelines
+
+
+@few
+@pytest.mark.parametrize("skew", [0.0, 1e4])
+def test_a_measured_timeline_by_clocks_that_differ(skew, monkeypatch):
+    clock = time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + skew * WORLD.rank)
+
+    def body(w, x):
+        for _ in range(3):
+            x = np.tanh(x @ w)
+        return psum(x.sum(), "i")
+
+    gradient = md.value_and_grad(spmd.shard_map(body, mesh=line(), in_specs=(P(), P("i")), out_specs=P()))
+    args = np.ones((4, 4)), np.ones((4 * RANKS, 4))
+    lanes = spmd.timeline(gradient, measured=True)(*args)
+    check_alike(lanes.operations)
+    assert lanes.names == tuple(f"rank {r} {kind}" for r in range(RANKS) for kind in ("compute", "network"))
+    assert 0 < lanes.seconds < 1e3  # the clocks are aligned
+    assert min(x.start for x in lanes.operations) == 0.0
+    names = [[x.name for x in lanes.operations if x.lane == 2 * r] for r in range(RANKS)]
+    assert names == [names[0]] * RANKS and "tanh" in names[0]
+    sums = [[x.start for x in lanes.operations if x.lane == 2 * r + 1 and x.name == "psum"] for r in range(RANKS)]
+    counts = spmd.communication(gradient, optimized=True)(*args).counts
+    assert len(sums[0]) == counts["psum"]
+    report = spmd.communication(gradient, measured=True)(*args)
+    check_alike([(row.collective, row.seconds) for row in report.rows])
+    assert all(row.seconds > 0 for row in report.rows)
+
+
+@few
+def test_waiting_is_for_the_last_rank():
+    def body(x):
+        return psum(x + 1, "i")
+
+    sums = spmd.shard_map(body, mesh=line(), in_specs=P("i"), out_specs=P())
+    lanes = spmd.timeline(sums, measured=True)(np.ones(RANKS))
+    waits = [x for x in lanes.operations if x.name == WAITING]
+    begun = {x.lane: x.start for x in lanes.operations if x.name == "psum"}
+    assert len({x.lane for x in waits}) <= RANKS - 1  # not the last one
+    assert all(x.end == begun[x.lane] for x in waits)
+    if waits:
+        last = max(set(begun) - {x.lane for x in waits}, key=begun.get)
+        assert all(x.end <= begun[last] for x in waits)

@@ -15,7 +15,8 @@ from collectives import all_gather, all_to_all, pmax, ppermute, psum, psum_scatt
 from collectives.cost import ALGORITHMS, Cost, fastest, price
 from spmd import CostModel, P
 from spmd.report.calibrate import _PARAMETERS, calibrate, fit_costs
-from spmd.report.forecast import AS_MANY, Measurement, show_seconds
+from spmd.report.forecast import AS_MANY, Measurement
+from spmd.report.table import show_seconds
 
 MODEL = CostModel(alpha=1e-6, beta=1e-9)
 

@@ -1,0 +1,110 @@
+"""Pictures of reports, in matplotlib: bars in rows, curves on logarithmic axes, bytes along a program and on ranks.
+
+Each function draws plain data into `ax`, or into new axes if that is None, and returns the axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Bar(NamedTuple):
+    """A bar in a row, with a text in it."""
+
+    row: int
+    start: float
+    length: float
+    color: str
+    text: str = ""
+    alpha: float = 1.0
+
+
+class Curve(NamedTuple):
+    """Points of a line: `style` is matplotlib's ("o" for dots, "-" for a line); those without a name are not listed."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: str
+    color: str
+
+
+def bars_in_rows(
+    ax: Any, rows: Sequence[str], bars: Iterable[Bar], legend: Mapping[str, str], xlabel: str, title: str = ""
+) -> Any:
+    """Draw rows from the top down, and bars from left to right; `legend` has the meaning of each color."""
+    ax = axes_or_new(ax)
+    for row, start, length, color, text, alpha in bars:
+        ax.barh(row, length, 0.85, start, color=color, alpha=alpha, edgecolor="white", linewidth=0.5)
+        ax.text(start + length / 2, row, text, ha="center", va="center", fontsize="small")
+    for name, color in legend.items():
+        ax.barh(0, 0, color=color, label=name)
+    _put_legend_beside(ax)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set(xlabel=xlabel)
+    ax.set_title(title, loc="left", fontsize="medium")
+    ax.invert_yaxis()
+    return ax
+
+
+def logarithmic_curves(ax: Any, curves: Iterable[Curve], xlabel: str, ticks: Sequence[int] = ()) -> Any:
+    """Draw seconds over numbers of bytes or ranks, on logarithmic axes; a few `ticks` are written out."""
+    ax = axes_or_new(ax)
+    for name, x, y, style, color in curves:
+        ax.loglog(x, y, style, color=color, label=name or "_")
+    if 0 < len(ticks) < 10:
+        ax.set_xticks(ticks, [str(n) for n in ticks], minor=False)
+        ax.set_xticks([], minor=True)
+    ax.set(xlabel=xlabel, ylabel="seconds")
+    ax.legend(fontsize="small")
+    return ax
+
+
+def bytes_along(ax: Any, kinds: Mapping[str, Sequence[int]], colors: Mapping[str, str], peak: int, label: str) -> Any:
+    """Draw the bytes of each kind of memory during each operation, and `label` at the operation `peak`."""
+    ax, total = axes_or_new(ax), sum(held[peak] for held in kinds.values())
+    size, unit = _unit(total)
+    count = len(next(iter(kinds.values())))
+    heights = [[n / size for n in (*held, held[-1])] for held in kinds.values()]  # the last is as wide as all others
+    ax.stackplot(range(count + 1), heights, labels=[*kinds], colors=[colors[kind] for kind in kinds], step="post")
+    middle, top = peak + 0.5, total / size
+    ax.plot([middle], [top], "kv", markersize=5)
+    side = "left" if middle < count / 2 else "right"
+    text = f"{top:.3g} {unit}: {label}"
+    ax.annotate(text, (middle, top), (0, 6), textcoords="offset points", ha=side, fontsize="small")
+    ax.set(xlim=(0, count), ylim=(0, 1.3 * top), xlabel="operation", ylabel=f"{unit} per rank")
+    ax.legend(loc="upper left", ncols=4, frameon=False, fontsize="small")
+    return ax
+
+
+def bytes_on_ranks(ax: Any, kinds: Mapping[str, int], colors: Mapping[str, str], ranks: int) -> Any:
+    """Draw a bar for each rank: its bytes of each kind of memory, which are the same on all ranks."""
+    ax, (size, unit), bottom = axes_or_new(ax), _unit(sum(kinds.values())), 0.0
+    for kind, nbytes in kinds.items():
+        ax.bar(range(ranks), nbytes / size, 0.8, bottom, color=colors[kind], label=kind)
+        bottom += nbytes / size
+    ax.set(xlabel="rank", ylabel=f"{unit} at the peak")
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    _put_legend_beside(ax, reverse=True)
+    return ax
+
+
+def axes_or_new(ax: Any) -> Any:
+    """`ax`, or new matplotlib axes if it is None."""
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise ImportError("plots need the package matplotlib: `pip install matplotlib`") from None
+    return pyplot.subplots()[1]
+
+
+def _put_legend_beside(ax: Any, **options: Any) -> None:
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small", **options)
+
+
+def _unit(nbytes: int) -> tuple[int, str]:
+    """A power of 1000 below a number of bytes, and the name of so many bytes."""
+    return next(((10**k, name) for k, name in ((9, "GB"), (6, "MB"), (3, "kB")) if nbytes >= 10**k), (1, "bytes"))
