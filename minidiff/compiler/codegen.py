@@ -21,8 +21,9 @@ from minidiff.compiler.buffers import Memory, carries_of_its_own, copy_p
 from minidiff.compiler.clock import Clock
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.fusion import fused_p
-from minidiff.compiler.in_place import IN_PLACE, add_within
+from minidiff.compiler.in_place import ADDED, IN_PLACE, add_within
 from minidiff.compiler.kernels import Kernel, fuse
+from minidiff.compiler.products import product_text
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
@@ -31,6 +32,7 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
 from minidiff.higher_order.dead_code import dependents
+from minidiff.ops import linalg
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import collecting_later, stage_flat
 from minidiff.values.allocation import keep_by_default
@@ -224,6 +226,8 @@ class Source:
                 found.append(f"; {name}\n{x.llvm}\n")
             elif isinstance(x, CompiledTape):
                 found.append(x.source.llvm)
+        added = [e.outputs[0].type.dtype for e in self.tape.equations if e.primitive is ADDED[linalg.matmul_p]]
+        found += [f"; add_product of {dtype}\n{product_text(dtype)}\n" for dtype in dict.fromkeys(added)]
         return "\n".join(filter(None, found))
 
     def _next(self, name: str) -> int:

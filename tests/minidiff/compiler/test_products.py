@@ -107,6 +107,7 @@ def test_a_product_that_is_only_added_is_added_in_place():
     f = lambda a, b: a @ b + b @ a - (a @ a + np.sin(b))  # noqa: E731
     assert added(f, a, b) == (2, 2)
     numpy.testing.assert_allclose(md.jit(f)(a, b), f(a, b), rtol=1e-12, atol=1e-12)
+    assert "add_product of float64" in md.jit(f).llvm(a, b)
     assert added(f, a, b, kernels=False) == (0, 0)
     assert added(lambda a, b: (c := a @ b, np.sin(a) + c), a, b) == (0, 0)  # the product is a result
 
