@@ -5,7 +5,8 @@
 # make quick      sets up, and runs a sample of the tests, within a minute on two processors
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
 # make docs       builds the site, docs/_build/html/index.html, in an environment of its own (Python 3.11 or newer, a minute);
-#                 a warning is an error
+#                 a warning is an error; make docs BUILDER=linkcheck follows the links to other sites
+# make test-site  builds the site, follows its links, and in Chromium searches it, and reads each page (2 minutes)
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
 # make lint       checks the style, and the types
 # make clean      removes what the others made
@@ -16,6 +17,7 @@
 PYTHON ?= python3
 RANKS ?= 4
 MPI ?= mpich
+BUILDER ?= html
 TIMEOUT ?= 3600
 VERSIONS ?= 3.10 3.11 3.12 3.13
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
@@ -32,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: demo test test-versions quick lab notebooks docs site bench lint clean
+.PHONY: demo test test-versions test-site quick lab notebooks docs site bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel --jit $(ARGS)
@@ -64,9 +66,15 @@ notebooks: $(VENV)/.installed-$(MPI)-notebooks
 docs:
 	$(MAKE) site VENV=.venv-docs
 
+# A page that is not made any more must not stay.
 site: $(VENV)/.installed-docs
-	python -m sphinx --builder html --conf-dir docs --doctree-dir docs/_build/.doctrees --quiet \
-	    --fail-on-warning --keep-going --write-all . docs/_build/html $(ARGS)
+	rm -rf docs/_build/$(BUILDER)
+	python -m sphinx --builder $(BUILDER) --conf-dir docs --doctree-dir docs/_build/.doctrees --quiet \
+	    --fail-on-warning --keep-going --write-all . docs/_build/$(BUILDER) $(ARGS)
+
+test-site: $(VENV)/.installed-$(MPI)-test-notebooks-browser
+	$(MAKE) docs ARGS=
+	python -m pytest tests/site --site docs/_build/html $(ARGS)
 
 bench: $(VENV)/.installed-bench
 	python -m tests.benchmarks $(ARGS)

@@ -110,8 +110,9 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
         raise TypeError(f"{name} over {shown}: that is not the name of an axis; write {call}")
     if scope is None and not vmapped:
         raise UnboundAxisError(
-            f"{name} over {axis_name!r} was called outside a shard_map: collectives run over the axes of a mesh in "
-            f"its body only (and over those of vmap(f, axis_name=...) in f)"
+            f"{name} over {axis_name!r} was called outside a shard_map: call it in the function that "
+            "spmd.shard_map(f, mesh, in_specs, out_specs) runs, over an axis of the mesh, or in that of "
+            "vmap(f, axis_name=...)"
         )
     mesh = () if scope is None else scope.bottom.mapped or tuple(scope.axes)
     if axis not in mesh and axis not in vmapped:
@@ -161,7 +162,9 @@ def check_rank(name: str, what: str, rank: Any, axis_name: AxisName, size: int) 
     """Return a rank argument as an integer; ValueError if it is out of range."""
     rank = operator.index(rank)
     if not 0 <= rank < size:
-        raise ValueError(f"{name}: {what} {rank} is not an index along {axis_name!r}, which has {size} ranks")
+        raise ValueError(
+            f"{name}: {what} {rank} is not an index along {axis_name!r}, which has {size} ranks, 0 to {size - 1}"
+        )
     return rank
 
 
@@ -169,7 +172,10 @@ def check_split(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
     """Raise ValueError if a dimension cannot be split into one part per rank."""
     length = typeof(x).shape[axis]
     if tiled and length % size:
-        raise ValueError(f"{name}: axis {axis} of {typeof(x)} is split over {size} ranks, which do not divide {length}")
+        raise ValueError(
+            f"{name}: axis {axis} of {typeof(x)} is split over {size} ranks, which do not divide {length}: make it a "
+            f"multiple of {size}"
+        )
     if not tiled and length != size:
         raise ValueError(
             f"{name}: axis {axis} of {typeof(x)} must have one entry for each of the {size} ranks; "

@@ -26,8 +26,8 @@ pmax, pmin            varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ============================
 
 Related modules: `primitives.py` has the rules common to all collectives, `rooted.py` those with a root (broadcast,
-reduce, gather, scatter), `casts.py` the casts that users write and that are inserted, `reference.py` the meaning of
-each, `axes.py` the axes argument, and `backends/` runs them.
+reduce, gather, scatter), `casts.py` the casts, written by users or inserted, `reference.py` the meaning of each,
+`axes.py` the axes argument, and `backends/` runs them.
 
 With `axis_index_groups`, a collective runs separately within each group of ranks. Results may differ between groups, so
 they always vary; the transpose is the ungrouped transpose, run in the same groups. `ragged_all_to_all` is `all_to_all`
@@ -41,9 +41,10 @@ axes and vmap axes together.
 The examples assume `np`, `md`, `spmd`, `P` (which is `spmd.P`), and two ranks along one axis:
 `mesh = spmd.make_mesh((2,), ('i',), backend='simulated')`.
 
-Each public function has a drawing on the same two ranks: the operand, the result, and on the way back the cotangent of
-the result and that of the operand. A pair of brackets is a rank's block, and braces say how the value varies, as in
-types: `{i}` is varying, `{U:i}` unreduced, `{R:i}` reduced, and none is invariant. A test evaluates every drawing.
+Each public function has a drawing on the same two ranks: the operand, the result, and for the backward pass the
+cotangents of the result and of the operand. A pair of brackets is a rank's block, and braces say how the value varies,
+as in types: `{i}` is varying, `{U:i}` unreduced, `{R:i}` reduced, and none is invariant. A test evaluates every
+drawing.
 
 Source: "Efficient transposition of replication-inducing collectives" (JEP 17111), the table in the section "Tracking
 device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff and sharding".
@@ -424,10 +425,11 @@ def all_gather(
         all_gather(x, 'i', tiled=True):  [a,b]    [a,b]    {i}
         backward:                        [u0,u1]  [v0,v1]  {i}  ->  [u0+v0]  [u1+v1]  {i}
 
-    They are put along `axis`. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes
-    to `psum_scatter`. With `axis_index_groups` (as in `psum`, but all of the same size n), gather within each group.
-    `to` is the state of the result: with `"invariant"` it is `all_gather_invariant`; with `"reduced"` the result is
-    reduced, and its transpose is the `psum_scatter` of an unreduced value. Raises ValueError for another `to`.
+    Blocks are placed along `axis`. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying;
+    transposes to `psum_scatter`. With `axis_index_groups` (as in `psum`, but all of the same size n), gather within
+    each group. `to` is the state of the result: with `"invariant"` it is `all_gather_invariant`; with `"reduced"` the
+    result is reduced, and its transpose is the `psum_scatter` of an unreduced value. Raises ValueError for another
+    `to`.
 
     >>> f = lambda x: all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -586,8 +588,8 @@ def all_to_all(
     along `split_axis`, which must equal `concat_axis`. (So rank r's input splits are `splits[r]`, and its output splits
     are column r.) The table is the same on all ranks, and so are block shapes: an operand has as many rows as the rank
     that sends most, a result as many as the rank that receives most. Rows beyond a rank's own are padding: they are not
-    sent, and are zeros in the result. MPI sends only what `splits` says; reports count the longest block. It transposes
-    to itself with `splits` transposed.
+    sent, and are zeros in the result. MPI sends only the rows in `splits`; reports count the longest block. It
+    transposes to itself with `splits` transposed.
 
     >>> ragged = lambda x: all_to_all(x, 'i', 0, 0, splits=[[1, 2], [2, 0]])
     >>> spmd.shard_map(ragged, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([1, 2, 3, 4, 5, 6]))
@@ -664,7 +666,7 @@ def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: boo
 
     With `exclusive`, the sum of those before this rank (MPI_Exscan): zeros on the first one. With `reverse`, ranks are
     counted from the last one. `x` is a tree of arrays; booleans are counted. Varying -> varying; transposes to itself
-    in the other direction. An exclusive scan of lengths says where each rank's entries begin in a whole.
+    in the other direction. An exclusive scan of lengths says where each rank's entries begin in the whole array.
 
     >>> f = lambda x: pscan(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))

@@ -86,10 +86,18 @@ def skip(app, what, name, x, skipped, options):
     return True if (inspect.getdoc(x) or "").startswith("Alias for field number") else None
 
 
+#: Instead of a module: it has no source, so an entry has no link to it.
+NO_SOURCE = "builtins"
+
+
 def find_source(app, path, name):
-    """The module whose source has a public function, which a module that exports it has wrapped."""
+    """The module whose source has a public function, which a module that exports it has wrapped.
+
+    A source links back to one entry of a function. That is the one of its own module, if the reference has that.
+    """
     x = operator.attrgetter(name)(find_module(path))
-    return inspect.unwrap(x).__module__ if inspect.isfunction(x) else None
+    home = inspect.unwrap(x).__module__ if inspect.isfunction(x) else None
+    return NO_SOURCE if path != home and (home, name) in TARGETS else home
 
 
 # ---------------------------------------------------------------- links

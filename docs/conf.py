@@ -39,7 +39,7 @@ python_maximum_signature_line_length = 120
 
 html_theme = "furo"
 html_title = f"{project} {release}"
-html_static_path = ["static"]
+html_static_path = ["static/site.css"]
 html_css_files = ["site.css"]
 html_extra_path = ["static/index.html"]
 html_search_scorer = str(HERE / "static" / "scorer.js")
@@ -52,7 +52,7 @@ pygments_dark_style = "monokai"
 
 def write_moving_pages(app: Any, exception: Exception | None) -> None:
     """Write the pages that move beside the page that links to them."""
-    if exception is None:
+    if exception is None and app.builder.format == "html":
         sys.path.insert(0, str(HERE.parent / "notebooks"))
         from moving import write_pages
 

@@ -2,10 +2,10 @@
 
 While `debug_nans` is on, the bottom of the stack is another interpreter, which evaluates as `Evaluate` does and checks
 each result. All fast paths (compiled programs, derivatives recorded as one equation) require `EVALUATE` itself, so
-operations are applied one by one under this interpreter, and it costs nothing when it is off.
+operations are applied one by one under this interpreter. It costs nothing when it is off.
 
-At the bottom of the stack, derivative rules compute on plain arrays by NumPy, which bypasses the interpreter, so it
-checks what a rule returns. NumPy's `errstate` covers NumPy calls in the user's own code.
+At the bottom of the stack, derivative rules compute on plain arrays with NumPy, which bypasses the interpreter, so it
+checks the results of rules. NumPy's `errstate` covers NumPy calls in the user's own code.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ def _show_operands(args: Any) -> list[str]:
 def print(fmt: str, *args: Any, ordered: bool = False, **kwargs: Any) -> None:
     """Print `fmt.format(*args, **kwargs)` when the program runs, with traced values.
 
-    Python's `print` runs once, while a function is recorded, and shows only what is known of a traced value then; this
-    print is an operation of the program. Under `jit` it prints in each call; in a loop, in each step; under `vmap`,
-    once for each element; in the body of a `shard_map`, on each rank, after the rank's name. Prints appear in the order
-    of the program (under MPI, in order for each rank), and none is dropped, whether `ordered` is given, as in JAX, or
-    not. Under differentiation it prints the primal values, once.
+    Python's `print` runs once, while a function is recorded, when a traced value has only a type. This print is an
+    operation of the program. Under `jit` it prints in each call; in a loop, in each step; under `vmap`, once for each
+    element; in the body of a `shard_map`, on each rank, after the rank's name. Prints appear in the order of the
+    program (under MPI, in order for each rank), and none is dropped, whether `ordered` is given, as in JAX, or not.
+    Under differentiation it prints the primal values, once.
 
     Arguments are trees of arrays and other objects, such as text. Raise TypeError for an argument that `fmt` does not
     use, and IndexError or KeyError for a missing one.
@@ -163,7 +163,7 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
     """`with debug_nans():` raise FloatingPointError where a NaN or infinity appears.
 
     An operation makes a NaN if its result has one and no operand does. It makes an infinity if the result has one and
-    all operands are finite. A constant (the `-inf` of a mask, say) is therefore no error. `inf=False` ignores
+    all operands are finite. A constant (the `-inf` of a mask, say) is therefore not an error. `inf=False` ignores
     infinities. The error names the operation, its operands' types, the forward or backward pass, the line of the
     program, and in the body of a `shard_map` the ranks. NumPy functions on plain arrays raise NumPy's own error.
 
@@ -198,11 +198,11 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
     """`with disable_jit():` run functions that `jit` compiles op by op, in Python.
 
     A jitted function is then the function itself: `print` and a debugger see concrete values, and breakpoints are
-    reached in each call. Loops and branches run as Python's wherever nothing records them, so `scan`, `while_loop`,
-    `fori_loop`, `cond` and `checkpoint` in it do too, and so does the body of a `shard_map`. (In a typed `shard_map` a
-    step or a branch may run once more on abstract values, to find the types of results.) Under `grad` and `vmap`,
-    values are traced as they are without `jit`. `make_tape` records the steps of a `scan` one by one. `disable=False`
-    turns `jit` on again, in a block within such a block. It applies to the current thread.
+    reached in each call. Loops and branches (`scan`, `while_loop`, `fori_loop`, `cond`), `checkpoint`, and the body of
+    a `shard_map` run as plain Python, too, unless another transformation records them. (In a typed `shard_map` a step
+    or a branch may run once more on abstract values, to find the types of results.) Under `grad` and `vmap`, values are
+    traced as they are without `jit`. `make_tape` records the steps of a `scan` one by one. `disable=False` turns `jit`
+    on again, in a block within such a block. It applies to the current thread.
 
     >>> import builtins
     >>> from minidiff import jit, scan

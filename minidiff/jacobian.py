@@ -85,7 +85,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
 def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Hessian of `f` by forward mode over reverse mode: `jacfwd(jacrev(f))`.
 
-    Leaves have shape `(*out, *in, *in)`, in trees nested as by `jacfwd`.
+    Leaves have shape `(*out, *in, *in)`, in trees nested as in the result of `jacfwd`.
 
     >>> import numpy as np
     >>> hessian(lambda x: x[0] ** 2 * x[1])(np.array([1.0, 2.0]))

@@ -368,7 +368,7 @@ def _along_axes(primitive: _AlongAxes, x: Value, axis: Any, mask: Value | None) 
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> Value:
-    """One-hot vectors of integers along a new axis (all 0 for one out of range).
+    """One-hot vectors of integers along a new axis; an integer out of range gives 0s.
 
     >>> one_hot(numpy.array([0, 2]), 3)
     array([[1., 0., 0.],
@@ -387,9 +387,9 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> 
 def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Value:
     """Set numbers of `x` to 0, each with probability `rate`, and divide the others by `1 - rate`.
 
-    A key of `minidiff.random` draws which ones, in an array of the shape, by default that of x. Numbers along a
-    dimension of size 1 are dropped together. A `Block` drops the same numbers as a draw for the whole array. Raises
-    ValueError for a rate that is not in [0, 1).
+    The choice is drawn with a key of `minidiff.random`, for an array of `shape`, by default that of x. Numbers along a
+    dimension of size 1 in `shape` are dropped together. A `Block` drops the same numbers as a draw for the whole array.
+    Raises ValueError for a rate that is not in [0, 1).
 
     >>> import minidiff as md
     >>> dropout(md.random.key(0), numpy.ones(5), 0.5)
@@ -421,11 +421,11 @@ def dot_product_attention(
     """Scaled dot-product attention: `softmax(query @ key.T * scale + bias) @ value`.
 
     It is computed for each batch and head. Shapes: `query` is (B, T, N, H), `key` and `value` are (B, S, K, H), the
-    result is (B, T, N, H). If all three lack B, so does the result. B is the number of batches, T of queries, S of
-    keys, N and K of heads, H of features. N is a multiple of K: each head of `key` and `value` serves N / K consecutive
-    heads of `query`. `bias` and the boolean `mask` broadcast to (B, N, T, S). A query attends to the keys where the
-    mask is True, and with `is_causal` only to those up to its own position. `scale` is 1 / sqrt(H) by default. Raise
-    ValueError for incompatible shapes. Raises TypeError for a mask that is not boolean.
+    result is (B, T, N, H). All three may lack B, and then the result lacks it, too. B is the batch size, T the number
+    of queries, S of keys, N and K of heads, H of features. N is a multiple of K: each head of `key` and `value` serves
+    N / K consecutive heads of `query`. `bias` and the boolean `mask` broadcast to (B, N, T, S). A query attends to the
+    keys where the mask is True, and with `is_causal` only to those up to its own position. `scale` is 1 / sqrt(H) by
+    default. Raise ValueError for incompatible shapes. Raises TypeError for a mask that is not boolean.
 
     >>> x = numpy.arange(8.0).reshape(1, 4, 1, 2)
     >>> dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]  # the first query attends to the first key alone

@@ -5,13 +5,13 @@ params)` returns the updates and the new state. `apply_updates` adds the updates
 transformations, and an optimizer is a chain: Adam is `chain(scale_by_adam(), scale_by_learning_rate(rate))`. A learning
 rate is a number, or a schedule: a function from the number of the step, which starts at 0, to the rate.
 
-Parameters are trees of floating-point arrays, and so are states: named tuples of trees like the parameters, and of the
-number of steps. They can be saved, and passed to `jit` and `shard_map`. States and new parameters keep the parameters'
-dtypes, whatever the dtype of a rate, unless `mu_dtype` or `accumulator_dtype` is given. Parameters of functions have
-optax's names, order and defaults. Conjugate the gradients of complex parameters: `md.tree.map(np.conj, gradients)`.
+Parameters are trees of floating-point arrays. States are named tuples of trees like the parameters, and of the number
+of steps. Both can be saved, and passed to `jit` and `shard_map`. States and new parameters keep the parameters' dtypes,
+whatever the dtype of a rate, unless `mu_dtype` or `accumulator_dtype` is given. Parameters of functions have optax's
+names, order and defaults. Conjugate the gradients of complex parameters: `md.tree.map(np.conj, gradients)`.
 
-If a gradient is None, so are its update, and its state from then on. A parameter that is None stays None. But
-`apply_updates` raises for an array whose update is None, since the array would never change.
+If a gradient is None, its update is None, and so is its state from then on. A parameter that is None stays None. But
+`apply_updates` raises an error for an array whose update is None, since the array would never change.
 
 Everything but the norm of the gradients is elementwise. So the state of a sharded array has the sharding of the array,
 and its update communicates nothing.
@@ -83,8 +83,8 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
     """Compose transformations, from first to last.
 
     The state is the tuple of their states. Further arguments of `update`, given by name, are passed to the
-    transformations whose updates take them, as in optax. Raises TypeError for what is not a GradientTransformation;
-    `update` raises ValueError for a state of another structure.
+    transformations whose updates take them, as in optax. Raises TypeError for an argument that is not a
+    GradientTransformation; `update` raises ValueError for a state of another structure.
 
     >>> optimizer = chain(clip_by_global_norm(1.0), sgd(0.1))
     >>> optimizer.update(numpy.array([3.0, 4.0]), optimizer.init(numpy.zeros(2)))[0]
@@ -282,7 +282,8 @@ def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> Gr
 def trace(decay: Value, nesterov: bool = False, accumulator_dtype: Any = None) -> GradientTransformation:
     """Replace gradients by their decaying sum: `sum = decay * sum + gradient`.
 
-    With `nesterov`, the update is `decay * sum + gradient`, of the new sum. `accumulator_dtype` is that of the sums.
+    With `nesterov`, the update is `decay * sum + gradient`, with the new sum. `accumulator_dtype` is the dtype of the
+    sums.
 
     >>> momentum = trace(0.5)
     >>> update, state = momentum.update(1.0, momentum.init(0.0))
@@ -313,8 +314,8 @@ def scale_by_adam(
     """Divide the mean of the gradients by the root of the mean of their squares.
 
     Both are decaying averages, divided by the sum of their weights. `eps` is added to the root, and `eps_root` to the
-    mean below it. With `nesterov`, the mean of the gradients is one step ahead. It is kept in `mu_dtype`, or in the
-    parameters' dtypes.
+    mean below it. With `nesterov`, the mean of the gradients is one step ahead. The mean is stored in `mu_dtype`, or in
+    the parameters' dtypes.
 
     >>> scale = scale_by_adam()
     >>> round(float(scale.update(-5.0, scale.init(1.0))[0]), 6)
@@ -446,8 +447,9 @@ def global_norm(updates: Any) -> Value:
     """The Euclidean norm of all numbers in a tree.
 
     The norm of sharded arrays takes one psum of a number for each leaf; those of leaves that are sharded along the same
-    mesh axes are fused into one call. In the body of a `shard_map`, the norm is that of this rank's values, as with
-    every function there: a `psum` of its square is the square of the norm of arrays that are sharded along that axis.
+    mesh axes are fused into one call. In the body of a `shard_map`, as for every function there, the norm is that of
+    this rank's values. If the arrays are sharded along an axis, a `psum` of its square over that axis is the square of
+    their norm.
 
     >>> float(global_norm({'w': numpy.array([3.0, 0.0]), 'b': 4.0}))
     5.0
@@ -535,8 +537,8 @@ def warmup_cosine_decay_schedule(
 ) -> Schedule:
     """Linear warm-up to `peak_value`, then cosine decay to `end_value`.
 
-    `decay_steps` is the number of all steps, including the warm-up. `exponent` is as in `cosine_decay_schedule`. After
-    a peak of 0, the rate stays 0, whatever `end_value` is.
+    `decay_steps` is the total number of steps, including the warm-up. `exponent` is as in `cosine_decay_schedule`.
+    After a peak of 0, the rate stays 0 for any `end_value`.
 
     >>> schedule = warmup_cosine_decay_schedule(0.0, 1.0, warmup_steps=2, decay_steps=6)
     >>> [round(float(schedule(step)), 12) for step in (0, 1, 2, 4, 6, 9)]
@@ -621,7 +623,7 @@ def _check_floating(caller: str, params: Any) -> None:
             )
 
 
-def _match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters that init was given") -> Any:
+def _match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters given to init") -> Any:
     """Check gradients against their state or parameters, which are returned; widen a state that is kept in `dtype`."""
     like = _without(gradients, like)
     _check_like("update: gradients", gradients, like, whose)
@@ -643,8 +645,8 @@ def _check_like(what: str, values: Any, like: Any, whose: str) -> None:
     (leaves, structure), (others, expected) = tree.flatten(values), tree.flatten(like)
     if structure != expected:
         raise ValueError(
-            f"{what} have the structure {structure}, but {whose} {expected}: pass a tree like theirs, such as that of "
-            "md.grad(loss)(params)"
+            f"{what} have the structure {structure}, but {whose} have {expected}: pass a tree like theirs, such as "
+            "that of md.grad(loss)(params)"
         )
     for n, (x, y) in enumerate(zip(map(typeof, leaves), map(typeof, others))):
         if x.shape != y.shape:

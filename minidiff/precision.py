@@ -1,11 +1,11 @@
 """Mixed precision: compute in 16 bits, keep parameters in 32, and scale the loss.
 
 A `Policy` says which dtypes a function computes in. Parameters (the master weights) stay in float32, so that rounding
-does not lose small updates, and are converted where they are used. bfloat16 has the range of float32. That of float16
-is small: gradients below 6e-8 become 0. A `LossScale` prevents this. It multiplies the loss, and so all gradients, by a
-large number, and divides the gradients by it when they are float32 again. It finds the largest number that does not
-overflow: the number grows from time to time, and halves whenever a gradient is not finite. That step is skipped on all
-ranks.
+does not lose small updates. They are converted where they are used. bfloat16 has the range of float32. The range of
+float16 is small: gradients below 6e-8 become 0. A `LossScale` prevents this. It multiplies the loss, and so all
+gradients, by a large number, and divides the gradients by it when they are float32 again. It finds the largest number
+that does not overflow: the number grows from time to time, and halves whenever a gradient is not finite. All ranks then
+skip that step.
 
 >>> import minidiff as md
 >>> def loss(w, x):
@@ -19,9 +19,10 @@ ranks.
 >>> print(numpy.round(1e8 * gradients, 2), numpy.round(1e8 * md.grad(loss)(w, x), 2))
 [1. 2.] [1. 2.]
 
-A policy also says in which dtype ranks sum gradients. In the body of a `shard_map`, the psum of a weight's gradient is
-the transpose of the weight's `pbroadcast`, and has its dtype. With `reductions='float32'` the weight is converted to
-the compute dtype after the pbroadcast; with `reductions='bfloat16'` before it, so half of the bytes are sent.
+A policy also chooses the dtype in which ranks sum gradients. In the body of a `shard_map`, the psum of a weight's
+gradient is the transpose of the weight's `pbroadcast`, and has its dtype. With `reductions='float32'` the weight is
+converted to the compute dtype after the pbroadcast; with `reductions='bfloat16'` before it, so half of the bytes are
+sent.
 
 Sources: Micikevicius et al., "Mixed precision training", 2018; the names are those of DeepMind's `jmp`.
 """
@@ -56,8 +57,8 @@ class Policy:
     """The dtypes of a function's computation, its parameters, its sums over ranks, and its results.
 
     Dtypes are as in NumPy, or names: `'bfloat16'` needs the package ml_dtypes. The defaults are `compute`, or float32
-    if that has 16 bits. Complex numbers and integers are not converted. Raises TypeError for a dtype that is not one of
-    real floating-point numbers.
+    if that has 16 bits. Complex numbers and integers are not converted. Raises TypeError for a dtype other than a real
+    floating-point one.
 
     >>> policy = Policy('float16')
     >>> policy
@@ -88,7 +89,7 @@ class Policy:
     def apply(self, f: Callable) -> Callable:
         """Make `f` compute under the policy: convert its arguments and its results.
 
-        In 16 bits it is always traced, even on plain arrays, since NumPy's sums of bfloat16 would round at each step.
+        In 16 bits `f` is always traced, even on plain arrays, since NumPy's sums of bfloat16 would round at each step.
 
         >>> import minidiff as md
         >>> md.make_tape(Policy('float16').apply(lambda x: x.sum()))(numpy.ones(3, numpy.float32))
@@ -150,11 +151,11 @@ class _Scale(NamedTuple):
 class LossScale(_Scale):
     """A number that multiplies the loss, and adapts (dynamic loss scaling).
 
-    `good_steps` counts steps with finite gradients since `scale` changed. After `period` of them, `scale` is multiplied
-    by `factor`, up to the largest number of its dtype. When gradients are not finite, `scale` is divided by `factor`,
-    down to 1. It is a tree of numbers, to pass to `jit` and to save with a run. The overflow is expected; silence
-    NumPy's warning with `numpy.errstate(all='ignore')`. Raises ValueError for a scale that is not positive and finite,
-    and for a period or a factor below 1.
+    `good_steps` counts the steps with finite gradients since `scale` last changed. After `period` of them, `scale` is
+    multiplied by `factor`, up to the largest number of its dtype. When gradients are not finite, `scale` is divided by
+    `factor`, down to 1. It is a tree of numbers, to pass to `jit` and to save with a run. The overflow is expected;
+    silence NumPy's warning with `numpy.errstate(all='ignore')`. Raises ValueError for a scale that is not positive and
+    finite, and for a period or a factor below 1.
 
     >>> scale = LossScale(8.0, period=2)
     >>> for finite in (True, True, False):
@@ -220,7 +221,7 @@ def _count_not_finite(values: Any) -> Value:
 def all_finite(values: Any) -> Value:
     """Whether all numbers in a tree of arrays are finite.
 
-    For sharded arrays it communicates one psum of a number, as `global_norm` does, and all ranks get the same result.
+    For sharded arrays it communicates a psum of one number, as `global_norm` does, and all ranks get the same result.
     In the body of a `shard_map` the result is for this rank's values. Gradients of invariant parameters are the same on
     all ranks; for others write `pmin(all_finite(gradients), axis_name)`.
 

@@ -1,13 +1,13 @@
 """Random numbers that are functions of a key, with the API of `jax.random`.
 
 There is no generator with a state. A function draws the same numbers from the same key, wherever it runs: under `jit`,
-`vmap` and `scan`, on one rank or many. `split` and `fold_in` make further keys; use each key once.
+`vmap` and `scan`, on one rank or many. `split` and `fold_in` make new keys; use each key once.
 
-Number k of a draw is a hash of (key, k) alone. So a rank can draw its block of a large array without the rest: give a
-`Block` as the shape. The hash is Threefry-2x32 with 20 rounds, as in JAX. It needs only additions, rotations and
-exclusive ors of 32-bit words, which NumPy computes for many keys and counters at once. (`numpy.random.Philox` is
-faster along one stream, but it is an object for each key, and a block of an array is many pieces of a stream.)
-Keys, `split` and `bits` equal those of JAX.
+Number k of a draw is a hash of key and k, and of nothing else. So a rank can draw its block of a large array without
+the rest: pass a `Block` as the shape. The hash is Threefry-2x32 with 20 rounds, as in JAX. It needs only additions,
+rotations and exclusive ors of 32-bit words, which NumPy computes for many keys and counters at once.
+(`numpy.random.Philox` is faster for one stream, but needs an object for each key, and a block of an array consists of
+many pieces of a stream.) Keys, `split` and `bits` equal those of JAX.
 
 A key is a plain array u32[2], with a type like any other. In the body of a `shard_map`, a key that is the same on all
 ranks draws the same numbers on all of them. `fold_in(key, axis_index('i'))` varies along `i`, and so do its draws.
@@ -122,8 +122,9 @@ random_bits_p = Discrete(
 class Block:
     """A block of a larger draw: an array of this `shape`, which begins at index `starts` of a draw of shape `whole`.
 
-    Functions take it in place of a shape. The starts may be traced, and differ from rank to rank: `spmd.local_block`
-    makes the block of a rank from a partition spec. Raises ValueError for a block that is not inside the whole.
+    Functions take it in place of a shape. The starts may be traced, and may differ from rank to rank:
+    `spmd.local_block` makes the block of a rank from a partition spec. Raises ValueError for a block that is not inside
+    the whole.
 
     >>> import minidiff as md
     >>> key = md.random.key(0)
@@ -226,7 +227,7 @@ def key(seed: Any) -> Value:
 
 
 def split(key: Value, num: Shape = 2) -> Value:
-    """Make `num` keys from one, stacked: u32[num, 2]; or a shape of them.
+    """Make `num` keys from one, stacked: u32[num, 2]; `num` may also be a shape.
 
     Use the new keys in place of the old one.
 
@@ -275,9 +276,9 @@ def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
 def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0.0, maxval: Value = 1.0) -> Value:
     """Draw numbers in [minval, maxval).
 
-    They are evenly spaced numbers in [0, 1), with as many digits as the dtype has, scaled to the bounds, which
-    broadcast to the shape. Scaling may round up to maxval. Differentiable in the bounds. Raises TypeError for a dtype
-    that is not real and floating-point, ValueError if bounds do not broadcast.
+    The numbers are drawn from evenly spaced numbers in [0, 1), with the precision of the dtype, and scaled to the
+    bounds, which broadcast to the shape. Scaling may round up to maxval. Differentiable in the bounds. Raises TypeError
+    for a dtype that is not real and floating-point, ValueError if bounds do not broadcast.
 
     >>> import minidiff as md
     >>> uniform(md.random.key(0), 3).round(3)
@@ -314,9 +315,9 @@ def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
 def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the standard normal distribution, given that the number is in [lower, upper].
 
-    The bounds broadcast to the shape, by default their own. They may be infinite. If they are equal, or both beyond 37
-    on one side, each number is a bound. If a lower bound is above the upper one, raises ValueError, or draws NaN where
-    bounds are traced; NaN bounds draw NaN. Differentiable in the bounds.
+    The bounds broadcast to the shape, which by default is their own. They may be infinite. If they are equal, or both
+    beyond 37 on one side, each number is a bound. Raises ValueError if a lower bound is above the upper one; if bounds
+    are traced, draws NaN instead. NaN bounds draw NaN. Differentiable in the bounds.
 
     >>> import minidiff as md
     >>> truncated_normal(md.random.key(0), 2.0, numpy.inf, 3).round(3)
@@ -342,8 +343,8 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
     """Draw integers in [minval, maxval).
 
     The bounds broadcast to the shape. Probabilities are equal up to a relative error of (maxval - minval) / 2**64.
-    Raises TypeError for bounds or a dtype that are not of integers, ValueError if bounds that are not traced have no
-    number between them, or do not fit the dtype.
+    Raises TypeError for bounds or a dtype that are not integers, and ValueError for bounds that have no number between
+    them, or do not fit the dtype (traced bounds are not checked).
 
     >>> import minidiff as md
     >>> randint(md.random.key(0), 5, 0, 10)
@@ -369,9 +370,9 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
 
 
 def bernoulli(key: Value, p: Value = 0.5, shape: Shape | None = None) -> Value:
-    """Draw booleans that are True with probability `p`, which broadcasts to the shape, by default its own.
+    """Draw booleans that are True with probability `p`.
 
-    Raises ValueError if `p` does not broadcast to the shape.
+    `p` broadcasts to the shape, which by default is its own. Raises ValueError if it does not broadcast.
 
     >>> import minidiff as md
     >>> bernoulli(md.random.key(0), 0.25, 4)
@@ -407,7 +408,7 @@ def permutation(key: Value, x: Any, axis: int = 0) -> Value:
 def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None = None) -> Value:
     """Draw indices along an axis with probabilities `softmax(logits, axis)`.
 
-    The shape of the logits without the axis is the default, and must broadcast to the shape. The index is that of the
+    The shape of the logits without the axis must broadcast to the shape, and is the default. The index is that of the
     largest sum of a logit and a number from the Gumbel distribution. Raises ValueError if the logits do not broadcast.
 
     >>> import minidiff as md

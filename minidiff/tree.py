@@ -1,13 +1,13 @@
 """Trees of values: nested containers with arrays at the leaves.
 
 Trees are tuples, lists, dicts, `OrderedDict`, `defaultdict`, `SimpleNamespace`, named tuples, dataclasses, attrs
-classes, `None` (a tree without leaves), and classes given to `register`. An object of any other class is a leaf, also
+classes, `None` (a tree without leaves), and classes given to `register`. An object of any other class is a leaf, even
 if the class is a subclass of dict or list, since its constructor may differ.
 
-The children of a dataclass or attrs object are its fields. It is rebuilt as by `dataclasses.replace` or `attrs.evolve`:
-`__init__` gets the fields, and computes those with `init=False`. A field declared with `metadata={'static': True}` is a
-setting, such as a name or a function: it is part of the structure, not a leaf, and must be hashable if structures are
-compared.
+The children of a dataclass or attrs object are its fields. Objects are rebuilt as `dataclasses.replace` or
+`attrs.evolve` do it: `__init__` gets the fields, and computes those with `init=False`. A field declared with
+`metadata={'static': True}` is a setting, such as a name or a function: it is part of the structure, not a leaf, and
+must be hashable if structures are compared.
 
 >>> leaves({'w': 1.0, 'b': [2.0, 3.0]})
 [2.0, 3.0, 1.0]
@@ -288,9 +288,9 @@ def class_names() -> list[str]:
 def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatten: Callable[[Any, tuple], Any]) -> None:
     """Register a class whose objects are trees.
 
-    `flatten(x)` returns the children of `x`, which are arrays or trees, and its settings: a hashable object with
-    everything else that is needed to rebuild it, compared by `==`. `unflatten(settings, children)` is the inverse. It
-    must accept children of any kind: traced values, gradients, partition specs. Register subclasses separately. For a
+    `flatten(x)` returns the children of `x`, which are arrays or trees, and its settings: a hashable object, compared
+    by `==`, with everything else that is needed to rebuild `x`. `unflatten(settings, children)` is the inverse. It must
+    accept children of any kind: traced values, gradients, partition specs. Register subclasses separately. For a
     dataclass or attrs class this overrides the default. Raise TypeError if `cls` is not a class, and ValueError if it
     is already registered, or is a built-in tree or leaf class.
 
@@ -314,8 +314,8 @@ def register_with_keys(
 ) -> None:
     """Register a class whose objects are trees, and how paths name their children.
 
-    As `register`, but `flatten_with_keys(x)` returns pairs (key, child) in place of children. Keys are hashable, and
-    paths show `str(key)`. Usual keys are `GetAttrKey(name)`, `DictKey(key)` and `SequenceKey(index)`.
+    Like `register`, but `flatten_with_keys(x)` returns pairs (key, child) in place of children. Keys are hashable, and
+    paths show `str(key)`. Common keys are `GetAttrKey(name)`, `DictKey(key)` and `SequenceKey(index)`.
 
     >>> class Interval:
     ...     def __init__(self, low, high):
@@ -712,7 +712,7 @@ def _match_subtrees(what: str, shape: Structure, trees: Sequence) -> list[list]:
 
 
 def transpose(outer: Structure, inner: Structure | None, tree: Any) -> Any:
-    """Turn a tree of trees inside out: from structure `outer` of trees `inner` to `inner` of `outer`.
+    """Turn a tree of trees inside out: a tree `outer` of trees `inner` becomes an `inner` of `outer`s.
 
     If `inner` is None, it is the structure of the first tree. Raise ValueError if the structures do not match.
 
@@ -821,12 +821,12 @@ def _why_not_a_prefix(s: Structure, tree: Any, path: str) -> str:
         what = "a single array" if other.node is None else _a(other.node)
         return f"{path} is None for {what}, but None means no arrays: write an entry"
     if other.node is None:
-        return f"{path} is {_a(s.node)} of {len(keys)} for a single array"
+        return f"{path} is {_a(s.node)} of {len(keys)} for a single array: write one entry, not {_a(s.node)}"
     if s.node is not other.node and not {s.node, other.node} <= _SEQUENCES:
         return f"{path} is {_a(s.node)} for {_a(other.node)}"
     if keys != other_keys:
         if issubclass(s.node, (dict, types.SimpleNamespace)):
-            return f"{path} has the keys {list(keys)} for values with the keys {list(other_keys)}"
+            return f"{path} has the keys {list(keys)} for values with the keys {list(other_keys)}: give it the same"
         count = "1 entry" if len(keys) == 1 else f"{len(keys)} entries"
         given = "1 value" if len(other_keys) == 1 else f"{len(other_keys)} values"
         return f"{path} has {count} for {given}: write one for each, or a single one for all"

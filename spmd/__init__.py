@@ -14,6 +14,7 @@ from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from spmd.arrays.from_local import from_local
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
 from spmd.checks.agreement import check_invariant, checking
+from spmd.halo import halo
 from spmd.mesh.launch import end_job_on_exception
 from spmd.mesh.mesh import Mesh, barrier, make_mesh, process_count, process_index
 from spmd.mesh.specs import P, PartitionSpec
@@ -40,6 +41,7 @@ __all__ = [
     "explore",
     "from_local",
     "gather",
+    "halo",
     "initialize",
     "list_schedule",
     "local_block",

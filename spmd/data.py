@@ -13,8 +13,8 @@
 (4, 2) [array([3, 8]), array([9, 4])]
 (4, 2) [array([6, 7]), array([2, 0])]
 
-The order of an epoch follows from the seed and the epoch's number alone, so the state to save is a few integers. A run
-can resume from it, also on another number of ranks:
+The order of an epoch follows only from the seed and the epoch's number, so the state to save is a few integers. A run
+can resume from it, even on another number of ranks:
 
 >>> batches = data.batches((images, labels), mesh, P('data'), batch=4)
 >>> first, state = next(batches), batches.state()

@@ -1,7 +1,7 @@
 """The operations of a tape, placed on the ranks of a mesh.
 
 Every rank runs its own operations, and sends a value by one `ppermute` to each rank that needs it. The program is a
-sequence of rounds: in each, a `md.switch` by the rank's index runs the operations whose operands are there, and then
+sequence of rounds: in each, a `md.switch` on the rank's index runs the operations whose operands are ready, and then
 values move. Arguments are the same on all ranks; owners send results to all. The program is a `shard_map`, so it is
 differentiated like any other: where the forward pass sends a value, the backward pass sends a cotangent back.
 
@@ -151,8 +151,8 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
     """Place a tape's operations on ranks by list scheduling.
 
     An operation takes one floating-point operation for each number it returns; a product takes those of its terms. A
-    value takes the time of a `ppermute` to another rank, by the α–β model (along its slowest axis). If one rank alone
-    is as fast, it gets all operations.
+    value takes the time of a `ppermute` to another rank, by the α–β model (along its slowest axis). If a single rank is
+    as fast, it gets all operations.
 
     >>> import minidiff as md
     >>> import minidiff.numpy as np

@@ -49,11 +49,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# ---------------------------------------------------------------- the order of the tests
+# ---------------------------------------------------------------- options, and the order of the tests
 
 
 def pytest_addoption(parser):
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order, drawn from a seed")
+    parser.addoption("--site", metavar="FOLDER", help="test the site that is built there, in Chromium (tests/site)")
 
 
 #: Files whose tests wait, or take long. They come first, so that no worker is left with them at the end.

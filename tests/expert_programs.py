@@ -33,7 +33,7 @@ def of_experts(params, i):
 
 def one_by_one(params, router, x, blocks, k, capacity, priorities, one=expert.feed_forward):
     """What each token gets, of which those of a block queue for each expert: first choices before second choices."""
-    out, taken = [0.0] * len(x), {}
+    out, taken = [0 * row for row in x], {}
     probabilities = md.nn.softmax(x @ router)
     ranking = np.argsort(-probabilities, axis=-1)
     order = range(len(x)) if priorities is None else np.argsort(-priorities)
@@ -43,9 +43,9 @@ def one_by_one(params, router, x, blocks, k, capacity, priorities, one=expert.fe
             queue = i, token * blocks // len(x)
             taken[queue] = taken.get(queue, 0) + 1
             among = sum(probabilities[token, int(j)] for j in ranking[token, :k]) if k > 1 else 1.0
-            fits = float(taken[queue] <= capacity)
-            made = one(of_experts(params, i), x[token])
-            out[token] = out[token] + fits * probabilities[token, i] / among * made
+            if taken[queue] <= capacity:
+                made = one(of_experts(params, i), x[token])
+                out[token] = out[token] + probabilities[token, i] / among * made
     return np.stack(out)
 
 
@@ -154,6 +154,8 @@ def check_partial_experts(name, ranks, backend=None):
     one, mesh = PARTIAL_EXPERTS[name], spmd.make_mesh((ranks,), ("experts",), backend=backend)
     params, x = (np.linspace(1, 2, EXPERTS)[:, None],), np.abs(X) + 0.1
     router = np.where(np.arange(EXPERTS) == 0, 5.0, ROUTER)  # most tokens go to the first expert
+    local = T // ranks
+    dropped = np.where((np.arange(T) % local == 1)[:, None], 0.0, x)  # the first token has taken the only place
 
     def check(layer, meaning, *args):
         specs = P("experts"), *[P()] * (len(args) - 2), P("experts")  # a router is the same on all ranks
@@ -165,13 +167,13 @@ def check_partial_experts(name, ranks, backend=None):
             for f in (both(layer), md.jit(both(layer))):
                 assert_trees_close(f(*args), expected, atol=1e-10)
 
-    for k, capacity in ((1, 1), (2, T)):
+    for k, capacity, tokens in ((1, 1, dropped), (2, T, x)):
         check(
             lambda params, router, x: expert.mixture_of_experts(one, params, router, x, capacity, "experts", k),  # noqa: B023
             partial(one_by_one, blocks=ranks, k=k, capacity=capacity, priorities=None, one=one),
             params,
             router,
-            x,
+            tokens,
         )
     for assignment in ASSIGNMENTS:
         check(

@@ -30,6 +30,7 @@ from tests import (
     dlrm_programs,
     expert_programs,
     grid_programs,
+    halo_programs,
     matmul_programs,
     nested_programs,
     networks,
@@ -174,6 +175,15 @@ def _grids(n, on):
     yield from all_of(grid_programs.check_network, [summa, cannon], [q], [on], [copies])
 
 
+def _convolutions(n, on):
+    return all_of(halo_programs.check_conv, [mesh_of(on, *GRIDS[n])], (True, False))
+
+
+def _fields(n, on):
+    checks = [halo_programs.check_fields, halo_programs.check_gradients]
+    return [functools.partial(check, n, on) for check in (*checks, *[halo_programs.check_recovered] * (n == 2))]
+
+
 def _zero(n, on):
     trained = {1: [(2, "adam")], 2: [(4, "decayed")], 4: [(1, "adam"), (2, "clipped")], 8: [(2, "adam")]}[n]
     if on == MPI:
@@ -210,6 +220,8 @@ PARALLEL = {
     "pipelines of layers that are not finite everywhere": Table(_partial_layers, (4,)),
     "scheduled pipelines": Table(_schedules, (1, 2, 4, 8)),
     "products and networks on grids": Table(_grids, (1, 4, 8, 9), (4, 8)),
+    "convolutions along space": Table(_convolutions, (1, 4, 6)),
+    "fields on a grid": Table(_fields, (1, 2, 4), (1, 2, 4)),
     "parameter servers": Table(
         lambda n, on: all_of(server_programs.check_steps, [n], range(n) if on == SIMULATED else (0, n - 1), [on]),
         (1, 2, 4),
@@ -254,6 +266,18 @@ def check_collectives(name: str, mesh: spmd.Mesh, axes: tuple[str, ...]) -> None
 def _stored(n, on):
     mesh = mesh_of(on, *SHAPES[on][n][0], names="xyz")
     return all_of(collective_checks.check_stored, [mesh], [mesh.axis_names], collective_checks.STORED)
+
+
+#: The shapes of meshes of two axes.
+GRIDS = {1: (1, 1), 2: (2, 1), 4: (2, 2), 6: (2, 3)}
+
+
+def _halos(n, on):
+    mesh = mesh_of(on, *GRIDS[n])
+    for case, typed in in_turn(on, halo_programs.CASES, (True, False)):
+        yield functools.partial(halo_programs.check_halo, mesh, case, typed)
+    yield functools.partial(halo_programs.check_types, mesh)
+    yield from all_of(halo_programs.check_messages, [mesh], halo_programs.CASES if on == SIMULATED else ())
 
 
 def _algorithms(n, on):
@@ -337,6 +361,7 @@ TABLES = {
     "collectives": Table(_collectives, tuple(SHAPES[SIMULATED]), tuple(SHAPES[MPI])),
     "arrays that are stored in other ways": Table(_stored),
     "algorithms": Table(_algorithms, range(1, 9), (2, 3, 4)),
+    "halos": Table(_halos, (1, 4, 6), (2, 4)),
     "auto axes": Table(_auto_axes, (2, 4), (2, 4, 8)),
     "ranks that choose their own branch": Table(_branches),
     "shard_maps in shard_maps": Table(

@@ -1,12 +1,13 @@
 """The benchmarks run, and compare what is equal. How fast anything is, is not tested."""
 
 import json
+import re
 import sys
 import types
 
 import pytest
 
-from .benchmarks import all_reduces, optax_signatures, report
+from .benchmarks import all_reduces, halos, optax_signatures, report
 from .benchmarks.problems import problems
 
 
@@ -89,3 +90,13 @@ def test_long_programs_are_timed(capsys):
     result = report.main(["--quick", "--only", "long", "--peers", "minidiff"])
     assert [len(row["seconds"]) for row in result["long"]] == [1, 1, 1]
     assert "compile a chain of operations: 1,000: " in capsys.readouterr().out
+
+
+def test_fields_on_a_grid_are_compared_with_loops_by_hand(capsys):
+    """On the one rank of this process; a row of the table for each program."""
+    halos.main(["--quick"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7 and all(re.search(r"\d\.\d\d \(\d", line) for line in lines[3:])
+    row = halos.Row("other", 1, lambda: 1.0, lambda: types.SimpleNamespace(data=1.0 + 1e-15))
+    with pytest.raises(AssertionError):
+        halos.check(row)

@@ -1,11 +1,12 @@
-"""Pages that move (notebooks/moving.py, spmd.explore): what they say is what programs do, and a browser steps them."""
+"""Pages that move (notebooks/moving.py, spmd.explore): what they say is what programs do.
+
+A browser steps them in `tests/site/test_moving_pages.py`.
+"""
 
 import html.parser
-import importlib.util
 import itertools
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -129,6 +130,12 @@ def test_each_rank_has_its_block_and_the_type_is_that_of_the_tape():
     assert re.search(r":f64\[4\]\{i\} = all_gather", gathered.text) and gathered.bytes == 16
 
 
+def test_the_title_says_whether_the_page_has_a_gradient():
+    w, x = PROGRAMS["a gradient"][1]
+    assert spmd.explore(LOSS)(w, x).title == "program, step by step"
+    assert spmd.explore(md.grad(LOSS))(w, x).title == "program and its gradient, step by step"
+
+
 def test_what_cannot_be_explored():
     with pytest.raises(TypeError, match="explore"):
         spmd.explore(3)
@@ -192,68 +199,7 @@ def test_prices_are_those_of_the_formulas(pages):
     assert numbers_of(pages["network"], (4, 8))[0] == (total.steps, total.bytes)
 
 
-# ---------------------------------------------------------------- in a browser
-
-needs_browser = pytest.mark.skipif(
-    importlib.util.find_spec("selenium") is None or not (shutil.which("chromium") and shutil.which("chromedriver")),
-    reason="needs selenium and Chromium",
-)
-
-
-@pytest.fixture
-def browser():
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    for argument in ("--headless=new", "--no-sandbox", "--window-size=500,900"):
-        options.add_argument(argument)
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
-
-
-@needs_browser
-def test_keys_buttons_and_sliders(pages, browser, tmp_path):
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-
-    def said():
-        return [x.text for x in browser.find_elements(By.CSS_SELECTOR, "output")]
-
-    browser.get(pages["pipeline"].write(tmp_path / "pipeline.html").as_uri())
-    body = browser.find_element(By.TAG_NAME, "body")
-    assert said() == ["step 1 of 15", "GPipe", "4", "4"]
-    body.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
-    assert said()[0] == "step 2 of 15"
-    body.send_keys(Keys.END)
-    assert said()[0] == "step 15 of 15"
-    body.send_keys(Keys.HOME)
-    browser.find_element(By.ID, "forth").click()
-    assert said()[0] == "step 2 of 15"
-    browser.find_element(By.CSS_SELECTOR, 'input[aria-label="schedule"]').send_keys(Keys.ARROW_RIGHT)
-    browser.find_element(By.CSS_SELECTOR, 'input[aria-label="stages"]').send_keys(Keys.ARROW_LEFT)
-    assert said()[1:] == ["1F1B", "3", "4"]
-    assert len(browser.find_elements(By.CSS_SELECTOR, "table:not([hidden]) th")) == 4
-    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")  # narrow
-    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
-    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 28)"
-    assert not browser.get_log("browser")
-
-
-@needs_browser
-def test_the_script_computes_the_models_seconds(pages, browser, tmp_path):
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-
-    browser.get(pages["cost"].write(tmp_path / "cost.html").as_uri())
-    names = [name for name in cost.ALGORITHMS if name.endswith("all_reduce")]
-    for alpha, key in ((1e-5, Keys.ARROW_LEFT), (1e-6, Keys.ARROW_LEFT)):
-        cells = [x.text for x in browser.find_elements(By.CSS_SELECTOR, "table:not([hidden]) [data-steps]")]
-        expected = [cost.ALGORITHMS[name](64, 10**6).seconds(alpha, 1e-10) for name in names]
-        numpy.testing.assert_allclose([float(x.removesuffix(" s")) for x in cells], expected, rtol=1e-3)
-        browser.find_element(By.CSS_SELECTOR, 'input[data-role="alpha"]').send_keys(key)
+# ---------------------------------------------------------------- other pages
 
 
 def test_a_page_of_ones_own(tmp_path):

@@ -47,7 +47,7 @@ from minidiff.values.dtypes import accumulator_dtype, is_bfloat16, is_real_float
 def _mpi4py() -> Any:
     """Initialize MPI as mpi4py.rc says, unless MPI would kill this process.
 
-    MPICH built without PMIx ends the process, without a useful message, under a launcher that speaks PMIx (Open MPI's;
+    MPICH built without PMIx ends the process, without a useful message, under a launcher that uses PMIx (Open MPI's;
     `srun --mpi=pmix`). Raises LauncherError instead.
     """
     rc = mpi4py.rc

@@ -5,7 +5,8 @@ tape of what this process does to its data: the blocks of all simulated ranks, o
 tape a collective is an ordinary operation that happens to communicate.
 
 `overlap_communication` starts all-reduces and permutations as soon as their operands are ready, and waits where a
-result is first used: the program computes while MPI communicates.
+result is first used. What needs a result in flight, and leads to no other collective, lets everything else go first.
+So the program computes while MPI communicates.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collectives.primitives import Collective
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.higher_order.effects import has_effects
 
 
 class Lowered(Primitive):
@@ -141,7 +143,8 @@ OVERLAPPED = (*PSUMS, ppermute_p)
 def overlap_communication(tape: Tape, *_: Any) -> Tape:
     """Start all-reduces and permutations early; wait where a result is first used.
 
-    A collective starts as soon as its operands are ready. It is not split if nothing can be computed meanwhile.
+    A collective starts as soon as its operands are ready. What needs a result in flight, and leads to no other
+    collective, lets everything else go first. A collective is not split if nothing can be computed meanwhile.
     """
     found = [eqn for eqn in tape.equations if _can_overlap(eqn)]
     return with_equations(tape, _Overlapped(tape, found).equations) if found else tape
@@ -155,24 +158,59 @@ def _can_overlap(eqn: Equation) -> bool:
     return collective in OVERLAPPED and primitive.sends(params)
 
 
+def _needed_early(tape: Tape, collectives: set[Equation]) -> set[Equation]:
+    """The collectives, and the equations with effects, with all that they need."""
+    early: set[Equation] = set()
+    needed: set[Any] = set()
+    for eqn in reversed(tape.equations):
+        if eqn in collectives or has_effects(eqn) or not needed.isdisjoint(eqn.outputs):
+            early.add(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+    return early
+
+
 class _Overlapped:
     """A tape's equations, with the collectives `found` split into `Start` and `Wait`."""
 
     def __init__(self, tape: Tape, found: Sequence[Equation]):
         self.equations: list[Equation] = []
-        split = set(found)
+        self.split = split = set(found)
         #: collective that has not started -> the operands it still needs
         self.missing = {eqn: {a for a in eqn.inputs if isinstance(a, Var)} for eqn in found}
         self.under_way: dict[Var, tuple[Equation, Equation]] = {}  # result -> the collective, and its `Start`
+        self.arrived = 0  # how many collectives have been waited for
+        self.unknown: set[Var] = set()  # the results of delayed equations
         self._make_available(tape.inputs)
+        early = _needed_early(tape, split)
+        self.delayed: list[Equation] = []
         for eqn in tape.equations:
-            if eqn not in split:
-                self._need(eqn.inputs)
-                self.equations.append(eqn)
-                self._make_available(eqn.outputs)
-            elif eqn in self.missing:
-                self._need(eqn.inputs)
+            arrived = self.arrived
+            self._compute(eqn, delay=eqn not in early)
+            if self.arrived > arrived:
+                self._compute_delayed()
+        self._compute_delayed(delay=False)
         self._need(tape.outputs)
+
+    def _waits(self, eqn: Equation) -> bool:
+        """Whether an equation needs a value in flight, or one that is computed later."""
+        return any(isinstance(a, Var) and (a in self.under_way or a in self.unknown) for a in eqn.inputs)
+
+    def _compute(self, eqn: Equation, delay: bool) -> None:
+        """Append an equation, or `delay` it if it waits."""
+        if delay and self._waits(eqn):
+            self.delayed.append(eqn)
+            self.unknown.update(eqn.outputs)
+            return
+        self._need(eqn.inputs)
+        if eqn not in self.split:
+            self.equations.append(eqn)
+            self._make_available(eqn.outputs)
+
+    def _compute_delayed(self, delay: bool = True) -> None:
+        """Compute the delayed equations, by default those that need nothing in flight any more."""
+        equations, self.delayed, self.unknown = self.delayed, [], set()
+        for eqn in equations:
+            self._compute(eqn, delay)
 
     def _make_available(self, names: Sequence[Var]) -> None:
         """Start the collectives whose last missing operands are among these names."""
@@ -196,6 +234,7 @@ class _Overlapped:
                 self._finish(*self.under_way[a])
 
     def _finish(self, eqn: Equation, start: Equation) -> None:
+        self.arrived += 1
         for v in eqn.outputs:
             del self.under_way[v]
         if self.equations[-1] is start:

@@ -38,3 +38,7 @@ Search.performTermsSearch = (words, excluded) => {
 // Names of the reference have dots, which mean something else to a query selector.
 const textOf = Search.htmlToText;
 Search.htmlToText = (html, anchor) => textOf(html, anchor && "#" + CSS.escape(anchor.slice(1)));
+
+// Sphinx counts results, which are sections here, and calls them pages.
+const FOUND = "Search finished, found one page matching the search query.";
+Documentation.TRANSLATIONS[FOUND] = ["One result.", "${resultCount} results."];

@@ -230,7 +230,7 @@ class Jitted:
     def _forget(self) -> None:
         """Drop the quarter of the programs whose last use is the longest ago, as seen outside the fast path.
 
-        The fast path starts anew. Programs that it used come back to it, as the last ones used.
+        The fast path starts again. Programs that it used come back to it, as the last ones used.
         """
         for key in [*self.programs][: MOST_PROGRAMS // 4]:
             del self.programs[key]

@@ -46,7 +46,7 @@ def _truth(x: Value) -> Value:
 
 
 def _shift(x: Value, y: Value, shifted: Callable, beyond: Callable) -> Value:
-    """A shift by less than the number of bits, or what is left beyond."""
+    """A shift by less than the number of bits, or the result of a larger one."""
     unsigned = convert(y, numpy.dtype(f"u{y.dtype.itemsize}"))
     fits = unsigned < 8 * x.dtype.itemsize
     return select(fits, shifted(x, select(fits, y, 0)), beyond(x))

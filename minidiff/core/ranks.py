@@ -63,7 +63,7 @@ class Ranks:
         return walk_back(tape, cts)
 
     def warn(self, message: str, category: type[Warning]) -> None:
-        """Warn at the user's line of what all ranks do alike: one of them speaks."""
+        """Warn at the user's line about something that all ranks do: only one of them warns."""
         location.warn_at(location.current_location(), message, category)
 
     def settings(self) -> Any:

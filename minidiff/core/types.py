@@ -155,7 +155,7 @@ def as_plain_operand(x: Any) -> Any:
         for item in x:
             as_plain_operand(item)
         return x
-    return x if isinstance(x, (Typed, ShapedArray, range)) or x is None else as_plain(x)
+    return x if isinstance(x, (Typed, ShapedArray, range)) else as_plain(x)
 
 
 def zeros_like(x: Any) -> numpy.ndarray:

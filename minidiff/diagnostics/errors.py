@@ -93,7 +93,7 @@ def recorded_message(x: Any, use: str) -> str:
         "from in static_argnums or static_argnames of jit. For range() write md.fori_loop, for a choice md.cond."
         if use == SIZE
         else "Choose with md.cond or np.where instead, loop with md.fori_loop, call np.sin for math.sin; or decide "
-        "outside the function (of a function that jit compiles, by an argument named in static_argnums)."
+        "outside the function, under jit by an argument that is named in static_argnums."
     )
     return (
         f"{use} needs a concrete value, but on this tape {x.type} is only a name: {x.interpreter.name} "
@@ -137,7 +137,7 @@ def _origin(x: Any) -> str:
 class MisfitError(ValueError):
     """NumPy rejected the operands of an operation: its error, with their types."""
 
-    def __init__(self, primitive: Any, args: Sequence[Any], reason: str = "they do not fit"):
+    def __init__(self, primitive: Any, args: Sequence[Any], reason: str = "their shapes cannot be broadcast together"):
         super().__init__(f"{primitive.name} of {' and '.join(map(describe_operand, args))}: {reason}")
 
 

@@ -17,7 +17,14 @@ from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.states import AxisStates, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, VarianceWarning, leak_message, show_axes
+from minidiff.diagnostics.errors import (
+    LeakedTracerError,
+    VarianceError,
+    VarianceWarning,
+    describe_operand,
+    leak_message,
+    show_axes,
+)
 from minidiff.diagnostics.text import name_of
 from minidiff.inputs.agreement import disagreement
 from minidiff.inputs.promotion import restore_weak
@@ -101,7 +108,8 @@ class Flat:
         out = self.f(*tree.unflatten(self.structure, restore_weak(self.weak, leaves)))
         if self.has_aux:
             if not (isinstance(out, tuple) and len(out) == 2):
-                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
+                given = describe_operand(out)
+                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {given}")
             out, aux = out
         outs, self.out_structure = tree.flatten(out)
         outs = result_values(current_interpreter().origin or [name_of(self)], outs, self.out_structure)
@@ -165,7 +173,9 @@ def arguments_of(what: str, args: tuple, numbers: tuple[int, ...], name: str) ->
 def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tuple[int, ...]:
     for n in numbers:
         if not -count <= n < count:
-            raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {count}")
+            raise TypeError(
+                f"{what}: argnums names argument {n}, but {name} was called with {count} (they count from 0)"
+            )
     if len(numbers) > 1 and len({n % count for n in numbers}) < len(numbers):
         raise TypeError(f"{what}: argnums names an argument of {name} twice: {tuple(numbers)}")
     return numbers
@@ -241,7 +251,12 @@ def linear_positions(tape: Any, linear: Any) -> tuple[int, ...]:
 def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Value:
     """Return the one real scalar that the function returned, or raise TypeError."""
     if structure is not tree.LEAF:
-        raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
+        advice = (
+            "is a `return` missing?"
+            if str(structure) == "None"
+            else "return the loss alone, or (loss, aux) and pass has_aux=True"
+        )
+        raise TypeError(f"grad: {name} must return one scalar, got {structure}; {advice}")
     value = outs[0]
     if not value.shape and is_real_float(value.dtype):
         return value

@@ -28,7 +28,7 @@ class Dimensions(NamedTuple):
     operands: tuple[Labels, ...]
     results: tuple[Labels, ...]
     combine: str | None = None
-    params: dict = {}  # noqa: RUF012 (nobody writes into it)
+    params: dict = {}  # noqa: RUF012 (never written)
 
 
 #: Returns the dimensions for the types of operands and results, and the parameters.

@@ -309,6 +309,8 @@ def _attach() -> None:
     for name, function in (_COMPARISONS | _UNARY).items():
         setattr(Tracer, f"__{name}__", function)
     for name, method in _METHODS.items():
+        if "<" in method.__qualname__:  # a lambda, or a function made by another: errors of calls show its name
+            method.__name__ = method.__qualname__ = name
         setattr(Tracer, name, hide_own_frames(method))
     for name, read in _SIZES.items():
         setattr(Tracer, name, property(read))

@@ -378,14 +378,14 @@ def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> 
         raise ValueError(f"pad: mode {mode!r} takes no {', '.join(sorted(unknown))}")
     options = list((_PAD_OPTIONS[mode] | kwargs).values())
     t = typeof(array)
-    widths = [(operator.index(b), operator.index(a)) for b, a in _pairs(pad_width, t.ndim)]
+    widths = [(operator.index(b), operator.index(a)) for b, a in pairs_per_axis(pad_width, t.ndim)]
     if any(n < 0 for pair in widths for n in pair):
         raise ValueError(f"pad: widths cannot be negative, got {widths}")
     if mode == "constant" and isinstance(options[0], (int, float)) and options[0] == 0:
         index = tuple(slice(b, b + n) for (b, _), n in zip(widths, t.shape))
         return unslice_p.bind(array, index=index, shape=tuple(b + n + a for (b, a), n in zip(widths, t.shape)))
     if mode in _STATISTICS or mode in ("constant", "linear_ramp"):
-        options = [_pairs(options[0], t.ndim)]
+        options = [pairs_per_axis(options[0], t.ndim)]
     if not any(map(any, widths)):
         return copy(array)
     for axis, width in enumerate(widths):
@@ -394,7 +394,7 @@ def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> 
     return array
 
 
-def _pairs(x: Any, ndim: int) -> list:
+def pairs_per_axis(x: Any, ndim: int) -> list:
     """Expand a number, a pair, pairs or a dictionary by axis to a pair per axis."""
     if x is None:
         return [(None, None)] * ndim

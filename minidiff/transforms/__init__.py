@@ -1,1 +1,1 @@
-"""The transformations that users call: they check arguments, flatten trees, and run the heart."""
+"""The transformations that users call: they check arguments, flatten trees, and run the core."""

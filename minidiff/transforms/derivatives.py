@@ -19,6 +19,7 @@ from minidiff.inputs.arguments import (
     as_value,
     as_values,
     check_cotangents,
+    check_function,
     check_scalar,
     check_sequences,
     check_tangent,
@@ -153,6 +154,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
 
+    check_function("grad", f)
     numbers = normalize_argnums("grad", argnums)
     several = type(argnums) is not int and isinstance(argnums, Sequence)
     name = name_of(f)

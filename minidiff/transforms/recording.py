@@ -32,7 +32,7 @@ jit_is_disabled: ContextVar[bool] = ContextVar("jit_is_disabled", default=False)
 def collecting_later(function: Function) -> Function:
     """Let Python's garbage collector wait while this function records or compiles a program.
 
-    It would go through all that has been made so far, again and again, and none of it is garbage.
+    It would repeatedly scan all objects that were made so far, and none of them is garbage.
     """
 
     @functools.wraps(function)

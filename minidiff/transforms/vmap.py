@@ -59,7 +59,10 @@ def vmap(
             if not sizes:
                 raise ValueError(f"vmap: no argument is mapped ({shown}); name an axis in in_axes, or give axis_size")
             given = "" if axis_size is None else f", axis_size={axis_size}"
-            raise ValueError(f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown}{given})")
+            raise ValueError(
+                f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown}{given}); to pass an "
+                "argument whole to each call, write None for it in in_axes"
+            )
         batch = Batch(current_interpreter(), sizes.pop(), axis_name=axis_name, spmd=spmd_axis_name)
         batch.origin = "vmap", name_of(f)
         tracers = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
@@ -91,7 +94,8 @@ def _axis_of(x: Value, axis: int, path: str) -> int:
     try:
         return normalize_axis(axis, t.ndim, "vmap")
     except numpy.exceptions.AxisError as error:
-        raise numpy.exceptions.AxisError(f"{error} ({path}: {t})") from None
+        whole = "" if t.shape else "; to pass it whole to each call, write None for it in in_axes"
+        raise numpy.exceptions.AxisError(f"{error} ({path}: {t}){whole}") from None
 
 
 def _is_axis(x: Any) -> bool:

@@ -65,7 +65,7 @@ _copies: dict[int, tuple[weakref.ref, weakref.ref]] = {}
 def read_only_copy(x: Any) -> Any:
     """A read-only copy of an array as it is now: the last one, if the array has not changed since.
 
-    What nobody can write into, such as a number, is returned as it is. What is broadcast is not copied several times.
+    Values that cannot be written into, such as numbers, are returned as they are. Broadcast arrays are copied once.
 
     >>> x = numpy.zeros(2)
     >>> before, again = read_only_copy(x), read_only_copy(x)

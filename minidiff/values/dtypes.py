@@ -65,6 +65,8 @@ def as_plain(x: Any, containers: Callable[[], Iterable[str]] | None = None) -> A
     if type(x) is numpy.ndarray or isinstance(x, (bool, int, float, complex, numpy.generic)):
         return x
     known = [advice for attribute, advice in _INSTEAD_OF_OBJECTS.items() if hasattr(x, attribute)]
+    if x is None:
+        known = ["None; a function without `return` gives None: return the value, or test `x is None` first"]
     advice = known[0] if known else f"{x!r:.60}"
     if containers is not None and not known:
         advice += f" (trees are made of {', '.join(containers())})"

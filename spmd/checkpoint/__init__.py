@@ -9,7 +9,7 @@
 >>> rng = np.random.default_rng(0)
 >>> state = {'w': spmd.distribute(np.arange(8.0), mesh, spmd.P('i')), 'rng': rng.bit_generator.state}
 
-A training loop saves in the background, and keeps the last steps. Opened again, it goes on from the last one:
+A training loop saves in the background, and keeps the last steps. When it starts again, it continues from the last one:
 
 >>> with checkpoint.Checkpoints(path, mesh, keep=2) as saved:
 ...     for step in range(1, 4):
@@ -19,7 +19,7 @@ A training loop saves in the background, and keeps the last steps. Opened again,
 3
 
 A tree of the same structure says how to load it: here with other shardings, on another number of ranks. Each rank reads
-the slices that it needs, from whatever blocks were saved.
+the slices that it needs from the saved blocks.
 
 >>> other = spmd.make_mesh((2,), ('j',), backend='simulated')
 >>> like = {'w': spmd.distribute(np.zeros(8), other, spmd.P('j')), 'rng': rng.bit_generator.state}
@@ -27,14 +27,14 @@ the slices that it needs, from whatever blocks were saved.
 >>> found['w'], found['rng'] == rng.bit_generator.state, notes
 (ShardedArray([ 3.,  4.,  5.,  6.,  7.,  8.,  9., 10.], P('j')), True, {'loss': 0.1})
 
-A part of the tree loads a part, and without one all is loaded as whole arrays, by their paths:
+A part of the tree loads only that part. Without a tree, all arrays are loaded whole, by their paths:
 
 >>> checkpoint.load(path, {'w': np.zeros(8)}, step=2)[0]
 {'w': array([2., 3., 4., 5., 6., 7., 8., 9.])}
 >>> checkpoint.load(path)[0]["['w']"].shape
 (8,)
 
-`python -m spmd.checkpoint PATH` lists what is saved, and what of it is damaged. `files.py` has the format.
+`python -m spmd.checkpoint PATH` lists what is saved, and what is damaged. `files.py` has the format.
 """
 
 from minidiff.diagnostics.tracebacks import hide_frames_of

@@ -11,12 +11,15 @@ tensor_parallel    1, 2, 4, 8       15  features are split
 fsdp_tp            2, 4, 8          15  both, on a mesh of two axes
 pipeline           1, 2, 4, 8       15  layers are split
 gpt                1 to 8          100  a decoder of text, split along any of six axes
-where_to_sum       1 to 8            1  where sums over ranks are taken, as types say it
+heat               1 to 6, 8         4  heat in a plate: halos of blocks, compared with NumPy to the last bit
+wave               1, 2, 4, 8        8  a wave, and its initial field by gradient descent through time
+shallow_water      1 to 6, 8         6  a rotating ocean between two walls, one halo a step
+where_to_sum       1 to 8            1  types that say where sums over ranks are taken
 bugs               2                 1  ten bugs of other libraries, which types catch: `bugs NAME`
 =================  ==========  =======  =======================================================
 
-The seconds are those of four ranks on two processors, about. `python -m spmd.examples` prints this page, and each
-example its options: `python -m spmd.examples.gpt --help`.
+Seconds are approximate, for four ranks on two processors. `python -m spmd.examples` prints this page, and
+`python -m spmd.examples.gpt --help` prints the options of an example.
 
 The first five train a network on handwritten digits; their common options are in `digits.py`. `gpt` trains on
 Paradise Lost (`text.py`). All six share a training loop (`loop.py`): a run with `--checkpoint PATH` can be killed at

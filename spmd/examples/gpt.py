@@ -238,7 +238,7 @@ def _main(options: argparse.Namespace) -> None:
         print(f"\nfinal loss {run.losses[-1]:.6f}, {seconds:.1f} s")
         if options.precision == "float16":
             print(f"loss scale {run.scales[-1]:g}: {sparkline(np.log2(run.scales).tolist())}")
-        print(f"held-out loss {error:.4f}, of a trigram model {ngram_loss(text, 3):.4f} nats a character")
+        print(f"held-out loss {error:.4f}, a trigram model's {ngram_loss(text, 3):.4f} nats per character")
         print(f"\n{sample(config, text, params, options)}", flush=True)
 
 

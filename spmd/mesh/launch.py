@@ -135,7 +135,7 @@ def other_launcher_message(library: str, ranks: int = 1) -> str:
         return f"{said}write `srun --mpi={how}` (`srun --mpi=list` shows what there is), or use its mpiexec"
     return (
         f"{said}start the program with its own {_mpiexec(library)}. Or let mpi4py load the launcher's MPI: `export "
-        "MPI4PY_LIBMPI=` and the path of its libmpi.so (where mpi4py was compiled for one MPI, install it anew: "
+        "MPI4PY_LIBMPI=` and the path of its libmpi.so (where mpi4py was compiled for one MPI, install it again: "
         "`pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py`)"
     )
 

@@ -19,7 +19,7 @@ class Mesh:
     """Ranks along named axes. Made by `make_mesh`.
 
     `shape` is a dict of the axes' sizes, in order; `axis_names` and `size` (the number of ranks) follow from it.
-    `backend` is "mpi" or "simulated". Ranks are numbered in the order of the axes, the last running fastest.
+    `backend` is "mpi" or "simulated". Ranks are numbered in the order of the axes; the last one varies fastest.
 
     >>> mesh = make_mesh((2, 3), ('x', 'y'), backend='simulated')
     >>> mesh.shape, mesh.axis_names, mesh.size, mesh.backend, mesh.rank

@@ -2,7 +2,7 @@
 
 Each file has the building blocks of one parallelism, for use in bodies of `shard_map`, and the loss of one network
 built from them, as a function of (params, (inputs, targets)). The network is that of `network.py`, with the squared
-error. The matrix products of such layers, by one collective or step by step, are in `matmul.py`. The gradient of each
+error. The matrix products of such layers, with one collective or step by step, are in `matmul.py`. The gradient of each
 loss communicates:
 
 =============================  =========  ============  ======  =============  ===========================
@@ -34,17 +34,19 @@ pipeline_parallel              backward   ppermute      stages  M+p-2+2*(p-1)  (
 pipeline_parallel              backward   psum          stages  1              ends
 =============================  =========  ============  ======  =============  ===========================
 
-The last column counts the array elements that one rank passes to these collectives in all. There are L layers, N
-examples, p ranks along the mesh's first axis and q along its second; params is the number of all parameters, weights of
-those without biases, first of the first layer's weights, ends of the first and last layers' parameters; outputs is the
-sum of the layers' output sizes. A pipeline has M microbatches and F features. (Axes of size 1 communicate nothing.)
+The last column counts all array elements that one rank passes to these collectives. There are L layers, N examples, p
+ranks along the mesh's first axis and q along its second. params is the number of all parameters, weights the number
+without biases, first that of the first layer's weights, and ends that of the first and last layers' parameters. outputs
+is the sum of the layers' output sizes. A pipeline has M microbatches and F features. (Axes of size 1 communicate
+nothing.)
 
 Where these counts come from:
 
 - The gradient of a value that is the same on all ranks, and used on different blocks, is the sum over the ranks: the
   parameters of `data_parallel`, and of the ends of a pipeline. One all-reduce sums all of them.
 - A gather and a `psum_scatter` are each other's transposes; the transpose of a `ppermute` sends the other way.
-- In the backward pass, `fully_sharded` gathers again only what it needs: no biases, and not the first layer's weights.
+- In the backward pass, `fully_sharded` gathers again only what it needs: not the biases, and not the first layer's
+  weights.
 
 More files have other networks and layers, and document what these communicate:
 
@@ -61,6 +63,7 @@ scheduled, scheduled_network               the same, run by such a schedule
 weight_versions                            pipelines without a flush: PipeDream, 2BW
 zero, buckets                              optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
 expert, gates, assigned                    experts, each of which gets the tokens that a gate chooses for it
+convolution                                the space of images, whose edges neighbors exchange
 dlrm, embedding                            embedding tables: by tables, columns or rows
 parameter_server, asynchronous             parameters on one rank; in simulated time without waiting for all workers
 search                                     what costs least, for given names of dimensions
@@ -81,6 +84,7 @@ from spmd.parallel.assigned import assigned_experts
 from spmd.parallel.asynchronous import Training, Update, simulate_parameter_server
 from spmd.parallel.attention import attention, chunked_attention
 from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
+from spmd.parallel.convolution import conv
 from spmd.parallel.data import data_parallel
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, decoder_specs, init_decoder
@@ -132,7 +136,7 @@ from spmd.parallel.zero import zero
 __all__ = [
     "Config", "DecoderConfig", "Schedule", "Step", "Training", "Update", "assigned_experts", "attention",
     "attention_by_heads", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
-    "column_parallel", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
+    "column_parallel", "conv", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
     "decoder_specs", "dense", "dense_2d", "dlrm", "dlrm_loss", "double_buffered_versions", "embed", "empty_cache",
     "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights", "gathered",
     "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_params",

@@ -36,7 +36,7 @@ def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) ->
     """`matmul_all_gather` in n steps: blocks of `rhs` go up the ring, and ranks multiply them as they arrive.
 
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s started
-    with. It sends the block on to rank i + 1, and adds the product of the matching columns of `lhs` with it.
+    with. It sends the block on to rank i + 1, and adds the product of the matching columns of `lhs` and the block.
 
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')

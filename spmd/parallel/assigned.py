@@ -1,9 +1,9 @@
 """Experts whose tokens are known beforehand: messages of different lengths, and no token is dropped.
 
 If all ranks know the expert of every token, they know how many tokens each rank sends to each other. So the messages of
-`all_to_all` have these lengths (`splits`), and there is no capacity: each expert computes a block of as many rows as
-the busiest expert has tokens, where copies of a token fill the rest. The assignment may be a hash of the tokens, or the
-result of a router that ran before.
+`all_to_all` have these lengths (`splits`), and there is no capacity. Each expert computes a block with as many rows as
+the busiest expert has tokens; copies of a token fill the rest. The assignment may be a hash of the tokens, or the
+result of an earlier router.
 
 With p ranks, T/p tokens of d features on each, and at most R tokens received by a rank, the collectives take, per rank:
 
@@ -14,7 +14,7 @@ assigned_experts  forward    ragged_all_to_all  experts  2      (T/p + R)*d
 assigned_experts  backward   ragged_all_to_all  experts  2      (T/p + R)*d
 ================  =========  =================  =======  =====  ===========
 
-(All ranks pad what they receive to R rows, which reports count. Padding is not sent.)
+(All ranks pad the rows that they receive to R rows; reports count R. Padding is not sent.)
 
 Source: Roller et al., "Hash layers for large sparse models"; Lewis et al., "BASE layers: Simplifying training of large,
 sparse models".
@@ -75,7 +75,7 @@ def _plan(assigned: numpy.ndarray, local: int) -> tuple[numpy.ndarray, ...]:
 
     Returns the splits, and tables of indices with one row a rank: the tokens in the order of their experts; for each
     local expert, the received rows that it takes; for each received row, the place of its result; and for each token,
-    its place among the results that come back. Nobody reads the rows at the indices that fill up a table.
+    its place among the results that come back. The indices that fill up a table are never read.
     """
     ranks = range(len(assigned))
     order = numpy.argsort(assigned, axis=1, kind="stable")

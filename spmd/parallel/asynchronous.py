@@ -2,8 +2,8 @@
 
 A worker pulls the parameters, computes the gradient of its next batch, and pushes it to the server. Meanwhile, others
 may have updated the parameters: the number of these updates is the gradient's *staleness*. One rule gives three ways of
-training. The server holds the gradients that arrive until its next update makes no other gradient staler than a bound;
-then it subtracts all of them in one update, and their workers go on.
+training. The server holds the gradients that arrive until its next update makes no other gradient staler than a bound.
+Then it subtracts all of them in one update, and their workers continue.
 
 ===============  ========  =========  =================================================
 training         bound     staleness  a worker waits
@@ -17,7 +17,7 @@ With n workers of equal speed, the staleness of asynchronous gradients is n - 1.
 curvature c, with steps of `a` for gradients of staleness s, converges if c * a < 2 * sin(pi / (4 * s + 2)): staleness
 makes large steps unstable.
 
-Time is simulated, gradients are real. Nothing depends on the speed of the machine: the same arguments give the same
+Time is simulated, but gradients are real. Nothing depends on the speed of the machine: the same arguments give the same
 training.
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (bounded delay); Ho et al., "More

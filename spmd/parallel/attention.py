@@ -1,13 +1,14 @@
-"""Attention on one rank: of all tokens at once, or a chunk of keys at a time.
+"""Attention on one rank: for all tokens at once, or for a chunk of keys at a time.
 
-A query attends to keys by weights, the softmax of scores. With positions it attends only to keys at its own position or
-before. There may be fewer heads of keys and values than of queries (grouped-query attention): each then serves several
-heads of queries.
+A query attends to keys with weights, the softmax of scores. With positions, it attends only to keys at or before its
+own position. There may be fewer heads of keys and values than of queries (grouped-query attention). Each then serves
+several heads of queries.
 
 The weights of t queries for t keys are heads * t * t numbers. `attention` computes them all at once, and keeps them for
-the backward pass. `chunked_attention` computes those of one chunk of keys, and again in the backward pass; it keeps the
-sums so far, a result's size for each chunk. `accumulate` takes the softmax in parts: weights are relative to the
-largest score so far, so that none overflows, and a larger score scales the sums down.
+the backward pass. `chunked_attention` computes the weights of one chunk of keys at a time, and again in the backward
+pass. It keeps only the sums so far, one array of the result's size for each chunk. `accumulate` computes the softmax in
+parts: weights are relative to the largest score so far, so that none overflows, and a larger score scales the sums
+down.
 
 Sources: Ainslie et al., "GQA: Training generalized multi-query transformer models from multi-head checkpoints"; Rabe
 and Staats, "Self-attention does not need O(n²) memory".
@@ -29,8 +30,8 @@ def attention(q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any 
     """The mean of the values v for each query and head, weighted by how well the query q matches their keys k.
 
     [queries, heads, d], [tokens, groups, d], [tokens, groups, d] -> [queries, heads, d], where groups divide heads.
-    With positions [queries] and [tokens], integers, a query attends only to keys whose position is at most its own;
-    there must be one.
+    With integer positions [queries] and [tokens], a query attends only to keys at or before its own position; there
+    must be at least one.
 
     >>> q, k, v = np.zeros((1, 1, 2)), np.ones((3, 1, 2)), np.arange(6.0).reshape(3, 1, 2)
     >>> attention(q, k, v)

@@ -1,7 +1,7 @@
 """Collectives of many arrays, packed into buckets: fewer and larger calls.
 
-Each takes a list of arrays. A bucket has arrays of one dtype, whose whole arrays have at most `bucket_bytes`, or a
-single larger one. The last arrays come first, since a backward pass computes their gradients first.
+Each takes a list of arrays. A bucket has arrays of one dtype that together have at most `bucket_bytes` before they are
+split, or a single larger array. The last arrays come first, since a backward pass computes their gradients first.
 
 A psum takes any number of arrays. To gather and scatter, an array that is split along dimension d becomes a matrix with
 a row for each rank's shard, and a bucket is such matrices side by side.
@@ -61,7 +61,7 @@ def psum_scatter_buckets(arrays: list, dims: Dims, axis: str, bucket_bytes: int)
 
 
 def psum_buckets(arrays: list, axis: str, bucket_bytes: int) -> list:
-    """Sum the arrays that are unreduced along the axis. Compiled, a psum starts when its bucket's arrays are there."""
+    """Sum the arrays that are unreduced along the axis; compiled, each bucket as soon as its arrays are ready."""
     arrays, parts = list(arrays), [k for k, x in enumerate(arrays) if axis in md.typeof(x).unreduced]
     for bucket in _buckets(arrays, parts, bucket_bytes):
         terms = [arrays[k] for k in bucket]

@@ -1,9 +1,9 @@
 """Cannon's algorithm: products of matrices whose blocks are on a square grid of ranks, by shifts around rings.
 
-Blocks are placed as for `summa.py`, and never broadcast. First they are skewed, so that each rank has two that may be
-multiplied. In each of q steps a rank multiplies its two blocks; then A's move to the neighbor along the rows of the
-grid, and B's along its columns. In products with a transposed operand, that operand's blocks move, and so do the sums,
-which are complete after q steps and then go to their places. With blocks of a, b and c bytes:
+Blocks are placed as in `summa.py`, but never broadcast. First they are skewed, so that each rank has two blocks that
+can be multiplied. In each of q steps a rank multiplies its two blocks. Then A's block moves to the neighbor along the
+rows of the grid, and B's along its columns. In products with a transposed operand, that operand's blocks move, and so
+do the sums. These are complete after q steps, and then move to their places. With blocks of a, b and c bytes:
 
 =========  ======  =================  ==========  =============  ===================
 product    value   blocks that move   collective  count, a pass  bytes, in each pass
@@ -14,8 +14,8 @@ cannon_tn  Aᵀ @ B  A and C            ppermute    2*q            q*a + q*c
 =========  ======  =================  ==========  =============  ===================
 
 Of each pair, q - 1 calls are shifts along one axis, and one is a permutation of the whole grid. The backward pass has
-as many, in the other direction. These are the bytes of `summa.py`, but each goes over one link: a broadcast to q ranks
-passes its block on about log2(q) times, one after the other.
+as many, in the other direction. The bytes are those of `summa.py`, but each block goes over one link; a broadcast to q
+ranks passes its block on about log2(q) times, one after the other.
 
 Source: Cannon, "A cellular computer to implement the Kalman filter algorithm" (1969).
 """

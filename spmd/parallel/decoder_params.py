@@ -79,7 +79,7 @@ def decoder_specs(config: DecoderConfig) -> dict:
 def init_decoder(key: Any, config: DecoderConfig) -> dict:
     """Whole random weights, of standard deviation 1 / sqrt(features), and scales of 1.
 
-    `key` is one of `minidiff.random`. On a mesh, `spmd.initialize` computes the shards of each rank alone.
+    `key` is one of `minidiff.random`. On a mesh, use `spmd.initialize`, so that each rank computes only its shards.
 
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)
     >>> init_decoder(md.random.key(0), config)['layers']['mlp']['up'].shape

@@ -26,9 +26,9 @@ rows     backward   all_gather    1      N*T*d/p
 rows     backward   psum          1      mlps
 =======  =========  ============  =====  ================
 
-N is the number of examples, mlps that of the MLPs' parameters; N/p*T indices are sent. Whole tables cannot be balanced
-if a few are large; columns can; rows are for tables that are too long for one rank. The gradients of tables are split
-as the tables are.
+N is the number of examples, and mlps that of the MLPs' parameters; N/p*T indices are sent. If a few tables are large,
+splitting by tables is unbalanced, but splitting by columns is not. Split by rows if a table is too long for one rank.
+The gradients of tables are split like the tables.
 
 Source: Naumov et al., "Deep learning recommendation model for personalization and recommendation systems" (2019).
 """
@@ -51,7 +51,7 @@ from spmd.parallel.network import axes_of, init_params, predict
 
 
 def init_dlrm(rng: Any, tables: tuple[int, int, int], bottom: Sequence[int], top: Sequence[int]) -> dict[str, Any]:
-    """Random parameters: of tables [T, R, d], and of MLPs with so many inputs and hidden features.
+    """Random parameters: tables [T, R, d], and MLPs with these numbers of inputs and hidden features.
 
     >>> params = init_dlrm(np.random.default_rng(0), tables=(2, 10, 4), bottom=(3, 8), top=(16,))
     >>> params['tables'].shape, [W.shape for W, b in params['bottom']], [W.shape for W, b in params['top']]

@@ -73,8 +73,8 @@ def lookup_by_columns(tables: Any, indices: Any, axis: str) -> Any:
 def lookup_by_rows(tables: Any, indices: Any, axis: str) -> Any:
     """`lookup` in tables split by rows: [T, R/p, d], [n/p, T] -> [n/p, T, d].
 
-    Each rank looks up its own rows, and -0.0 for others, which changes no sum: the sum over the ranks is `lookup`. (An
-    index out of range gives zeros; `dlrm` checks indices first.)
+    Each rank looks up its own rows, and uses -0.0 for others, which does not change a sum. The sum over the ranks is
+    `lookup`. (An index out of range gives zeros; `dlrm` checks indices first.)
 
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh, specs = make_mesh((2,), ('i',), backend='simulated'), (P(None, 'i'), P('i'))

@@ -2,9 +2,10 @@
 
 The experts of a layer and the tokens are split over the same ranks. A router chooses the experts of each token. An
 expert takes at most `capacity` tokens from each rank, so all messages have one size: one `all_to_all` sends the tokens,
-another returns the experts' outputs. Tokens beyond the capacity get zeros, as a residual connection around the layer
-expects. If an expert gets fewer tokens, copies of one fill the places. Gates, and losses that keep experts equally
-busy, are in `gates.py`; `assigned.py` has a layer that drops no token, because all ranks know the experts beforehand.
+another returns the experts' outputs. The results of tokens beyond the capacity are zeros, as a residual connection
+around the layer expects. If an expert gets fewer tokens, copies of one token fill the free places. Gates, and losses
+that keep experts equally busy, are in `gates.py`. `assigned.py` has a layer that drops no tokens, because all ranks
+know the experts beforehand.
 
 An expert may itself be split, along another axis of the mesh: `feed_forward`. Tokens may be split along further axes
 (data parallelism), along which the experts are the same. On a mesh of three axes, with E experts, capacity C, tokens of
@@ -22,7 +23,7 @@ feed_forward        forward    psum        model         1      E*C*d
 feed_forward        backward   psum        model         1      E*C*d
 ==================  =========  ==========  ============  =====  ========
 
-The psums of a mixture are those of gradients: of the router, which is the same on all ranks, and of the experts.
+The psums of a mixture sum gradients: those of the router, which is the same on all ranks, and those of the experts.
 
 Source: Lepikhin et al., "GShard: Scaling giant models with conditional computation and automatic sharding"; Fedus et
 al., "Switch transformers: Scaling to trillion parameter models with simple and efficient sparsity".

@@ -22,7 +22,7 @@ from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
 
 
 def gathered(params: Any, axis: str) -> Any:
-    """Gather arrays split by their first dimension: leaves [n / ranks, …] -> [n, …], by one `all_gather` each.
+    """Gather arrays split by their first dimension: leaves [n / ranks, …] -> [n, …], with one `all_gather` each.
 
     >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')

@@ -12,7 +12,7 @@ router_z_loss        forward    psum        data,experts  1      1
 ===================  =========  ==========  ============  =====  ========
 
 Source: Shazeer et al., "Outrageously large neural networks: The sparsely-gated mixture-of-experts layer"; Lepikhin et
-al., "GShard" (two experts a token); Fedus et al., "Switch transformers" (one; load-balancing loss); Zoph et al.,
+al., "GShard" (two experts per token); Fedus et al., "Switch transformers" (one; load-balancing loss); Zoph et al.,
 "ST-MoE: Designing stable and transferable sparse expert models" (z-loss).
 """
 
@@ -28,7 +28,7 @@ from minidiff.nn import logsumexp, one_hot
 
 
 def expert_capacity(tokens: int, experts: int, factor: float = 1.25, k: int = 1) -> int:
-    """The capacity of each expert for the `k * tokens` choices of one rank, filled to 1 / factor if all are balanced.
+    """The capacity of each expert for the `k * tokens` choices of one rank. Balanced choices fill it to 1 / factor.
 
     >>> expert_capacity(64, experts=8), expert_capacity(64, experts=8, factor=2.0, k=2)
     (10, 32)
@@ -39,7 +39,7 @@ def expert_capacity(tokens: int, experts: int, factor: float = 1.25, k: int = 1)
 def top_experts(probabilities: Any, k: int) -> Any:
     """The k most probable experts of each token, as one-hot vectors: [tokens, experts] -> [k, tokens, experts].
 
-    Ties are for the first expert. Raises ValueError if there are fewer than k experts.
+    Ties go to the first expert. Raises ValueError if there are fewer than k experts.
 
     >>> np.argmax(top_experts(np.array([[0.2, 0.3, 0.5]]), 2), axis=-1)
     array([[2],
@@ -71,10 +71,11 @@ def gate_weights(probabilities: Any, k: int = 1) -> Any:
 def routed(probabilities: Any, capacity: int, k: int = 1, priorities: Any = None) -> Any:
     """Route tokens to their k most probable experts: [tokens, experts] -> [tokens, experts, capacity].
 
-    The result is 1 at each expert of a token and the token's place there, else 0. All first choices get places before
-    any second choice, in the order of tokens or of falling `priorities` [tokens]. Choices beyond an expert's capacity
-    are dropped: random priorities drop tokens at random; the tokens' largest probabilities, the least certain ones.
-    Raises ValueError for a capacity below 1, and priorities of another shape.
+    The result is 1 at each expert of a token and the token's place there, and 0 elsewhere. All first choices get places
+    before any second choice, in the order of tokens, or of decreasing `priorities` [tokens]. Choices beyond an expert's
+    capacity are dropped. With random priorities, these are random; with the tokens' largest probabilities as
+    priorities, they are the least certain ones. Raises ValueError for a capacity below 1, and priorities of another
+    shape.
 
     >>> probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]])
     >>> def places(**options):
@@ -101,8 +102,9 @@ def routed(probabilities: Any, capacity: int, k: int = 1, priorities: Any = None
 def load_balancing_loss(probabilities: Any, axis: Any = None) -> Any:
     """Experts * sum over experts of (fraction of tokens * mean probability): [tokens, experts] -> [].
 
-    An expert's fraction is that of tokens for which it is the most probable; its derivative is zero. The loss is 1 if
-    both are uniform, and at most the number of experts. `axis` names the axes along which tokens are split: one `psum`.
+    An expert's fraction is the fraction of tokens for which it is the most probable expert; its derivative is zero. The
+    loss is 1 if both are uniform, and at most the number of experts. `axis` names the axes along which tokens are
+    split: one `psum`.
 
     >>> [float(load_balancing_loss(np.array(p))) for p in ([[0.75, 0.25], [0.25, 0.75]], [[1.0, 0.0]])]
     [1.0, 2.0]

@@ -1,9 +1,9 @@
 """Text from a decoder, token by token, on one rank.
 
-A new token attends to the keys and values of those before it, which are kept in the KV cache, [layers, batch, context,
-kv_heads, size] each. So a token costs one pass of its own, not of all tokens before. When the cache is full, a new
-token takes the place of the oldest: each attends to at most `context` tokens. Attention depends on differences of
-rotary positions alone, so these may grow without end.
+A new token attends to the keys and values of the tokens before it, which are kept in the KV cache, [layers, batch,
+context, kv_heads, size] each. So a new token costs one pass for itself, not for all tokens before it. When the cache is
+full, a new token replaces the oldest: each attends to at most `context` tokens. Attention depends only on differences
+of rotary positions, so positions may grow without bound.
 
 Source: Shazeer, "Fast transformer decoding: One write-head is all you need" (what is kept); Holtzman et al., "The
 curious case of neural text degeneration" (sampling); Beltagy et al., "Longformer" (a sliding window of attention).
@@ -44,7 +44,7 @@ def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = fl
 def decode_step(config: DecoderConfig) -> Callable:
     """A function of (params, cache, position, tokens [batch]) to (logits [batch, vocabulary], the new cache).
 
-    `position` is the number of tokens before.
+    `position` is the number of tokens before it.
 
     >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
@@ -92,9 +92,9 @@ def generate(
 ) -> numpy.ndarray:
     """`count` tokens that follow the prompt: [tokens] -> [count], integers.
 
-    Each is drawn by its probability at that `temperature`, among the `top_k` most probable tokens below `vocabulary`,
-    by default all; at temperature 0 it is the most probable one. `key` is one of `minidiff.random`. Raises ValueError
-    for an empty prompt, a negative temperature, and a top_k below 1.
+    Each is drawn with its probability at that `temperature`, from the `top_k` most probable tokens below `vocabulary`,
+    by default from all. At temperature 0 it is the most probable token. `key` is one of `minidiff.random`. Raises
+    ValueError for an empty prompt, a negative temperature, and a top_k below 1.
 
     >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)

@@ -1,8 +1,8 @@
-"""Tensor parallelism of a transformer, Megatron's way: one all-reduce each way for each half layer.
+"""Megatron's tensor parallelism: one all-reduce in each direction for each half layer.
 
-Weights are split over the ranks, activations are not. In a perceptron, the first product is column parallel, the second
-row parallel. Each rank has some heads of attention, and some tokens of the vocabulary. The functions of
-`transformer.py` compute with such weights as with whole ones; a rank's result is one term of the whole result, and a
+Weights are split over the ranks, but activations are not. In a perceptron, the first product is column parallel, and
+the second is row parallel. Each rank has some heads of attention, and some tokens of the vocabulary. The functions of
+`transformer.py` compute with split weights as with whole ones. A rank's result is one term of the whole result, and a
 `psum` closes each half layer. With L layers, N tokens in all and F features, the gradient of the loss communicates:
 
 =========  ==========  =======  ===================  ================================================
@@ -13,14 +13,15 @@ forward    pmax        1        N                    the cross entropy
 backward   psum        2*L+1    (2*L+1)*N*F          half layers, head
 =========  ==========  =======  ===================  ================================================
 
-Gradients of parameters need no sum: those of split weights are split alike, and the scales of the norms multiply the
-same values on all ranks.
+Gradients of parameters need no sum: gradients of split weights are split in the same way, and the scales of the norms
+multiply the same values on all ranks.
 
-**f and g.** Megatron marks the two ends of a half layer by a conjugate pair of functions: f is the identity forward and
-an all-reduce backward, g the other way round. Types have both. f is the `pbroadcast` that they insert where x, the same
-on all ranks, meets split weights: one for query, key and value together. g is `psum`, whose transpose is a
-`pbroadcast`. Written by hand, each as a `custom_vjp`, the pair is right in one of three settings. A perceptron
-g(gelu(f(x) @ A) @ B) on p ranks has the gradients in x, A and B, relative to the right ones:
+**f and g.** Megatron marks the two ends of a half layer with a conjugate pair of functions: f is the identity forward
+and an all-reduce backward, and g is the opposite. With types you get both. f is the `pbroadcast` that is inserted where
+x, the same on all ranks, is multiplied by split weights: one for query, key and value together. g is `psum`, whose
+transpose is a `pbroadcast`. If you write f and g by hand, each as a `custom_vjp`, the pair is right in only one of
+three settings. A perceptron g(gelu(f(x) @ A) @ B) on p ranks has the gradients in x, A and B, relative to the right
+ones:
 
 ========  ======  =======  ============================  =============================
 f         g       typed    check_rep=False, grad inside  check_rep=False, grad outside
@@ -32,10 +33,10 @@ inserted  custom  1 1 1    term 1 1                      1/p 1/p 1/p
 ========  ======  =======  ============================  =============================
 
 - With types, inside the body or outside: the result of a custom f is still the same on all ranks, so a `pbroadcast` is
-  inserted after it. Its cotangent is a sum already, and f sums p equal numbers.
+  inserted after it. The cotangent of that result is already a sum, and f then sums p equal numbers.
 - Without types nothing is inserted, and `psum` is its own transpose. Inside the body that is wrong, since each rank
-  begins with the whole cotangent, 1. There f and g are needed ("term": a rank has only its own term of the sum): it is
-  Megatron's setting, where each process differentiates its own loss.
+  begins with the whole cotangent, 1. There f and g are needed ("term": a rank has only its own term of the sum). This
+  is Megatron's setting, where each process differentiates its own loss.
 - Outside, `shard_map` divides the cotangent of an unmapped result by p, and sums those of unmapped arguments. Then g
   must sum, and f must not.
 
@@ -103,7 +104,7 @@ def tensor_parallel_options(axis: str) -> dict[str, Callable]:
 def tensor_parallel_transformer(
     mesh: spmd.Mesh, config: Config, ends: Callable = tensor_parallel_options, **options: Any
 ) -> Callable:
-    """`next_token_loss`, as a function of (params, (tokens, labels)), which all are whole.
+    """`next_token_loss`, as a function of whole arrays (params, (tokens, labels)).
 
     Parameters are split along the mesh's axis, tokens and labels [batch, tokens] are not; `ends(axis)` are options of
     `next_token_loss`, `options` those of `shard_map`. With `config.dropout` it is a function of (params, (tokens,

@@ -1,21 +1,19 @@
-"""Sequence parallelism around tensor-parallel regions, Megatron's way: between half layers, tokens are split too.
+"""Megatron's sequence parallelism: between tensor-parallel half layers, tokens are split too.
 
 Tensor parallelism (`megatron.py`) keeps the residual stream and the norms whole on every rank. Here each of p ranks has
 1/p of the tokens there, and keeps 1/p of the residuals. An all-gather opens each half layer, and a reduce-scatter
-closes it. They are each other's transposes, and each is half of the all-reduce that tensor parallelism has in their
-place. With L layers, N tokens in all and F features, the gradient of the loss communicates:
+closes it. They are each other's transposes, and each is half of the all-reduce that they replace. With L layers, N
+tokens in all and F features, the gradient of the loss communicates:
 
 =========  ====================  =====  ================  ================================================
 direction  collective            count  numbers per rank  of
 =========  ====================  =====  ================  ================================================
-forward    all_gather            2*L+1  (2*L+1)*N*F/p     half layers, head
-forward    psum_scatter          2*L    2*L*N*F           half layers
-forward    psum                  3      N*F+2*N           embedding; two of the cross entropy
-forward    pmax                  1      N                 the cross entropy
-backward   all_gather            2*L    2*L*N*F/p         half layers
-backward   psum_scatter          2*L+1  (2*L+1)*N*F       half layers, head
-backward   all_gather_invariant  1      N*F/p             embedding: the transpose of its local slice
-backward   psum                  1      (2*L+1)*F         scales of the norms, which meet different tokens
+forward    all_gather            2*L+1  (2*L+1)*N*F/p     half layers, head forward    psum_scatter          2*L
+2*L*N*F           half layers forward    psum                  3      N*F+2*N           embedding; two of the cross
+entropy forward    pmax                  1      N                 the cross entropy backward   all_gather            2*L
+2*L*N*F/p         half layers backward   psum_scatter          2*L+1  (2*L+1)*N*F       half layers, head backward
+all_gather_invariant  1      N*F/p             embedding: the transpose of its local slice backward   psum
+1      (2*L+1)*F         scales of the norms, applied to different tokens
 =========  ====================  =====  ================  ================================================
 
 Source: Korthikanti et al., "Reducing activation recomputation in large transformer models", section 4.2.
@@ -61,9 +59,9 @@ def sequence_parallel_options(axis: str) -> dict[str, Callable]:
 
 
 def sequence_parallel_transformer(mesh: spmd.Mesh, config: Config, **options: Any) -> Callable:
-    """`next_token_loss`, as a function of (params, (tokens, labels)), which all are whole.
+    """`next_token_loss`, as a function of whole arrays (params, (tokens, labels)).
 
-    It is `tensor_parallel_transformer`, but a rank holds the residual stream of its tokens alone. Dropout drops the
+    It is `tensor_parallel_transformer`, but a rank holds the residual stream only for its tokens. Dropout drops the
     same numbers as on one device. Raises ValueError also if the ranks do not divide the tokens of an example.
 
     >>> import minidiff as md, minidiff.numpy as np

@@ -1,8 +1,9 @@
 """A parameter server: one rank keeps the parameters, the others compute gradients.
 
-Each step, the server sends its parameters to all ranks, each computes the gradient for its block of the batch, and the
-server subtracts their mean. This is data parallelism with a root: a `reduce` to the server and a `broadcast` from it
-replace the `psum`. With `leaves` arrays of parameters, of `params` elements in all, a step takes, per rank:
+In each step, the server sends its parameters to all ranks, each rank computes the gradient for its block of the batch,
+and the server subtracts the mean of the gradients. This is data parallelism with a root: a `reduce` to the server and a
+`broadcast` from it replace the `psum`. With `leaves` arrays of parameters, of `params` elements in all, a step takes,
+per rank:
 
 ===========  =========  =================  =======  ======  ========
 step         direction  collective         axes     count   elements
@@ -12,8 +13,8 @@ server_step  forward    psum               workers  1       1
 server_step  backward   reduce             workers  leaves  params
 ===========  =========  =================  =======  ======  ========
 
-Nobody writes the `reduce`: it is the transpose of the broadcast. Servers that do not wait for all workers are simulated
-in `asynchronous.py`.
+You do not write the `reduce`: it is the transpose of the broadcast. `asynchronous.py` simulates servers that do not
+wait for all workers.
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server".
 """

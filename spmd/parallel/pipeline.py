@@ -1,11 +1,11 @@
 """Pipeline parallelism (GPipe).
 
-A rank is a stage: it has some consecutive layers. At each tick every stage applies its layers to another microbatch;
-then all microbatches move on to the next stage by a `ppermute`. With M microbatches and p stages that takes M + p - 1
-ticks, and each stage is busy in M of them. The rest, a fraction (p - 1) / (M + p - 1) of the time, is the bubble: a
-stage then computes on copies of microbatches, and neither its result nor its derivative is used. (A layer may warn of
-NaN there, if it is not defined at microbatches as they enter the first stage.) With k layers a stage, a rank evaluates
-k (M + p - 1) layers, of which k (p - 1) in vain.
+A rank is a stage: it has some consecutive layers. At each tick every stage applies its layers to another microbatch.
+Then a `ppermute` moves all microbatches to the next stage. With M microbatches and p stages that takes M + p - 1 ticks,
+and each stage is busy in M of them. The rest, a fraction (p - 1) / (M + p - 1) of the time, is the bubble: a stage then
+computes with copies of microbatches, and neither its result nor its derivative is used. (A layer may warn of NaN there,
+if it is not defined at the inputs of the first stage.) With k layers per stage, a rank evaluates k (M + p - 1) layers,
+and k (p - 1) of these are wasted.
 
 Source: shard_map tutorial, "SPMD pipeline parallelism (PP)"; Huang et al., "GPipe: Efficient training of giant neural
 networks using pipeline parallelism".
@@ -31,7 +31,7 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     """Apply the layers of all stages in turn to the microbatches of all stages, in the body of a `shard_map`.
 
     `params` are those of this stage's layers, stacked: leaves [layers per stage, …]. `microbatches`, a tree of arrays
-    [k, …], are this stage's share; the result is the same share of the results, [k, …]. The result of
+    [k, …], are this stage's share. The function returns the same share of the results, [k, …]. The result of
     `layer(params, x)` has the structure and shapes of x.
 
     The first stage takes microbatches from its share; when that is used up, all shares move on by one stage, towards

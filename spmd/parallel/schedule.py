@@ -3,7 +3,7 @@
 A stage has a row, with an entry for each tick: the forward or backward pass of a microbatch through a chunk of the
 stage's layers, or None where the stage is idle. All passes take one tick. A stage has one chunk of consecutive layers,
 or several: chunk c of stage i of p is block c*p + i of the network. A schedule is checked when it is made, so no stage
-waits for a step that never comes. `schedules.py` makes the schedules of the literature.
+waits forever. `schedules.py` makes the schedules of the literature.
 """
 
 from __future__ import annotations

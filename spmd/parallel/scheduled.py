@@ -1,12 +1,12 @@
 """Pipelines that follow a schedule: loss and gradients, with few activations stashed.
 
-Differentiating `pipeline` gives all forward passes, then all backward passes. Here the schedule says which of the two a
-stage does at each tick, and for which microbatch: each rank takes its branch of a `switch`. Then activations move on to
+Differentiating `pipeline` gives all forward passes, then all backward passes. Here a schedule says which of the two a
+stage does at each tick, and for which microbatch. Each rank takes its branch of a `switch`. Then activations move on to
 the next stage, and cotangents back to the previous one. A stage stashes the activations that it receives, and its
 backward pass computes the layers again from these (rematerialization).
 
-Each tick has two `ppermute`s of a microbatch's activations, whether or not stages have something to send. At the end a
-`psum` sums the loss, and the gradients of the parameters that all ranks have.
+Each tick has two `ppermute`s of a microbatch's activations, whether or not stages have something to send. At the end, a
+`psum` sums the loss and the gradients of the parameters that all ranks have.
 
 Sources: those of `schedules.py`; Chen et al., "Training deep nets with sublinear memory cost" (rematerialization).
 """
@@ -29,8 +29,8 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
 
     It is called in the body of a `shard_map`. `layers` are three functions: `first(params, inputs) -> x` begins the
     network, `stage(params, x) -> x`, a block of layers, keeps the shape of x, and `last(params, x, targets) -> loss`
-    ends it. They do not communicate along the axis, since each rank does another step. `params`, and `gradients`, have
-    an entry for each function: the first and last are invariant along the axis, this stage's blocks have leaves
+    ends it. They must not communicate along the axis, since each rank does a different step. `params`, and `gradients`,
+    have an entry for each function: the first and last are invariant along the axis, this stage's blocks have leaves
     [chunks, …]. `inputs` and `targets` are [microbatches, …], on all ranks. Raises ValueError if the schedule has
     another number of stages, chunks or microbatches.
 

@@ -1,8 +1,9 @@
-"""Search for partition specs: try all for a few named dimensions, and price each by its tape.
+"""Search for partition specs: try all for a few named dimensions, and price the tape of each.
 
 The loss is a function of whole arrays. Parameters and batch are sharded by specs, and operations on them communicate as
 on any sharded arrays. So the tape of the loss and its gradient says what each choice of specs costs a rank: the time of
-its collectives (by `spmd.CostModel`), the matrix products of its blocks, the bytes of its blocks. Nothing is computed.
+its collectives (according to `spmd.CostModel`), the matrix products of its blocks, the bytes of its blocks. The program
+does not run.
 
 A choice assigns mesh axes to names: each dimension with that name is split along the axis. With a axes and n names
 there are (a + 1)^n choices.

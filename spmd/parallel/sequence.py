@@ -34,6 +34,7 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import all_to_all, axis_index, axis_size
 from collectives.ops import shift
+from minidiff.core.types import typeof
 from spmd.parallel.attention import accumulate, attention, empty_sums, finish
 
 
@@ -51,6 +52,13 @@ def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) 
     >>> f(q, q, q).shape, spmd.communication(f)(q, q, q).counts
     ((8, 2, 4), {'all_to_all': 2})
     """
+    _check_attention("attention_by_heads", q, k, v, axis)
+    ranks, heads, groups = axis_size(axis), q.shape[1], k.shape[1]
+    if heads % ranks or groups % ranks:
+        raise ValueError(
+            f"attention_by_heads: {ranks} ranks along {axis!r} cannot share {heads} heads of q ({typeof(q)}) and "
+            f"{groups} of k and v ({typeof(k)}): give multiples of {ranks}, or call ring_attention, which keeps heads"
+        )
     by_heads = lambda x: all_to_all(x, axis, split_axis=x.ndim - 2, concat_axis=x.ndim - 3, tiled=True)  # noqa: E731
     q, k, v = by_heads(np.stack([q, k, v])) if q.shape == k.shape else (by_heads(q), by_heads(k), by_heads(v))
     positions = (np.arange(len(q)),) * 2 if causal else ()
@@ -61,8 +69,8 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
     """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each; in `zigzag` order if `causal`.
 
     Keys and values go around a ring, by a `ppermute` for each step, and every rank accumulates the weighted values for
-    its own queries. No rank ever has all tokens. The result has the shape of q. Raises ValueError for an odd number of
-    tokens on a rank, if `causal`.
+    its own queries. No rank ever has all tokens. The result has the shape of q. Raises ValueError for other shapes, for
+    heads of queries that are not a multiple of those of keys, and for an odd number of tokens on a rank, if `causal`.
 
     >>> import spmd
     >>> mesh, q = spmd.make_mesh((4,), ('i',), backend='simulated'), np.ones((8, 2, 4))
@@ -71,6 +79,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
     >>> f(q, q, q).shape, spmd.communication(f)(q, q, q).counts
     ((8, 2, 4), {'ppermute': 3})
     """
+    _check_attention("ring_attention", q, k, v, axis)
     ranks, rank, tokens, blocks = axis_size(axis), axis_index(axis), len(q), 2 if causal else 1
     if causal and tokens % 2:
         raise ValueError(f"ring_attention: a rank has two blocks of tokens, but {tokens} tokens are not even")
@@ -98,6 +107,19 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
     if ranks > 1:
         (_, so_far), _ = md.scan(step, (pair, so_far), np.arange(1, ranks))
     return np.concatenate([finish(sums, q.dtype) for sums in so_far])
+
+
+def _check_attention(name: str, q: Any, k: Any, v: Any, axis: str) -> None:
+    """Raise ValueError unless the shapes are [tokens, heads, d] and twice [tokens, groups, d]; groups divide heads."""
+    queries, keys, values = (typeof(x).shape for x in (q, k, v))
+    fit = len(queries) == len(keys) == 3 and keys == values and queries[2] == keys[2]
+    if fit and keys[1] and queries[1] % keys[1] == 0:
+        return
+    raise ValueError(
+        f"{name}: q {typeof(q)}, k {typeof(k)} and v {typeof(v)} on each of the {axis_size(axis)} ranks along {axis!r} "
+        "do not fit: they are [tokens, heads, d], [tokens, groups, d] and [tokens, groups, d], where heads is a "
+        "multiple of groups"
+    )
 
 
 def _attend(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any) -> tuple:

@@ -1,9 +1,9 @@
-"""SUMMA: products of matrices whose blocks are on a square grid of ranks, by broadcasts and reductions.
+"""SUMMA: products of matrices whose blocks are on a square grid of ranks, with broadcasts and reductions.
 
 A matrix [m, k] is split over both axes of a q×q mesh, ``P('rows', 'columns')``: the rank in row r and column c has the
 block [m/q, k/q] at place (r, c). A product takes q steps. Each step broadcasts blocks along rows or columns of the
 grid, or sums products of blocks along them; no rank ever has a whole matrix. Three products are enough, since the
-derivative of each is made of the two others:
+derivatives of each are products of the same three kinds:
 
 =========  ======  ==========================  =======================  =================================
 product    value   broadcast, in each step     reduced, in each step    derivatives, given that of C
@@ -13,8 +13,8 @@ summa_nt   A @ Bᵀ  B over rows                 C over columns           dA = d
 summa_tn   Aᵀ @ B  A over columns              C over rows              dA = B @ dCᵀ, dB = A @ dC
 =========  ======  ==========================  =======================  =================================
 
-None of the derivatives is written down: `broadcast_varying` and `reduce` are each other's transposes, so the backward
-pass of `summa` communicates as `summa_nt` and `summa_tn` do. With blocks of a, b and c bytes on each rank (a collective
+The code has none of these derivatives: `broadcast_varying` and `reduce` are each other's transposes, so the backward
+pass of `summa` communicates like `summa_nt` and `summa_tn`. With blocks of a, b and c bytes on each rank (a collective
 counts the block that each rank passes to it):
 
 =========  ========  =================  =====  =======  =====

@@ -33,7 +33,7 @@ def column_parallel(x: Any, W: Any, b: Any) -> Any:
     """[n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks]: x is whole, each rank has columns of W.
 
     The forward pass communicates nothing. In the backward pass one `psum` sums the ranks' cotangents of x: it is the
-    transpose of the `pbroadcast` that the types insert where x meets W.
+    transpose of the `pbroadcast` that is inserted where x is multiplied by W.
 
     >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
@@ -49,7 +49,7 @@ def column_parallel(x: Any, W: Any, b: Any) -> Any:
 def row_parallel(x: Any, W: Any, b: Any, axis: str) -> Any:
     """[n, k / ranks], [k / ranks, m], [m] -> [n, m]: each rank has rows of W, the result is whole.
 
-    Forward one `psum` of [n, m]; backward nothing.
+    The forward pass takes one `psum` of [n, m], the backward pass nothing.
 
     >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
@@ -65,8 +65,8 @@ def row_parallel(x: Any, W: Any, b: Any, axis: str) -> Any:
 def row_parallel_scattered(x: Any, W: Any, b: Any, axis: str) -> Any:
     """[n, k / ranks], [k / ranks, m], [m / ranks] -> [n, m / ranks]: each rank has rows of W.
 
-    Forward one `psum_scatter` of [n, m]; backward one `all_gather` of [n, m / ranks]. Raises ValueError if the ranks do
-    not divide m.
+    The forward pass takes one `psum_scatter` of [n, m], the backward pass one `all_gather` of [n, m / ranks]. Raises
+    ValueError if the ranks do not divide m.
 
     >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')

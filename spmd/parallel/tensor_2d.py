@@ -1,9 +1,9 @@
 """2D tensor parallelism: activations and weights are split over both axes of a square grid of ranks.
 
-Tensor parallelism along one axis (`tensor.py`) splits weights by features, but sums, and holds, whole activations. On
-a q×q grid a layer's input [n, k] and weights [k, m] are both split as ``P('rows', 'columns')``, examples by rows and
-features by columns, and their product is that of `summa.py` or `cannon.py`; so is its result, which is the next
-layer's input. Biases [m] are split by columns. A rank holds 1/q² of all activations and weights.
+Tensor parallelism along one axis (`tensor.py`) splits weights by features, but sums and holds whole activations. On a
+q×q grid a layer's input [n, k] and weights [k, m] are both split as ``P('rows', 'columns')``, examples by rows and
+features by columns, and their product is that of `summa.py` or `cannon.py`; so is its result, which is the next layer's
+input. Biases [m] are split by columns. A rank holds 1/q² of all activations and weights.
 
 The gradient of `tensor_parallel_2d` with `summa` communicates, along the axes that are here called rows and cols:
 
@@ -117,9 +117,9 @@ def mlp_bytes(q: int, examples: int, features: int, hidden: int, itemsize: int =
         + 2dh/q                                    N*h/q²
     ==  =========  ====================  ========  =============
 
-    So 1D sends the same whatever the number of ranks, and holds whole activations; 2D sends 1/q of a larger number.
-    With h = 4d it sends less if q > 5 + 8d/N. (An all-reduce of s bytes counts as s, as in reports; a ring sends 2s.)
-    Raises ValueError unless q > 1, q divides examples and features, and q² divides hidden.
+    So 1D sends the same for any number of ranks, and holds whole activations; 2D sends 1/q of a larger number. With h =
+    4d it sends less if q > 5 + 8d/N. (An all-reduce of s bytes counts as s, as in reports; a ring sends 2s.) Raises
+    ValueError unless q > 1, q divides examples and features, and q² divides hidden.
 
     >>> for q in (2, 4, 8, 16, 32):
     ...     one, two = mlp_bytes(q, 8192, 1024, 4096).values()

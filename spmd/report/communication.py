@@ -157,9 +157,9 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measu
     then has the seconds that each row took the second time (`timeline` shows when).
 
     The body of a `scan` counts once for each step. Two things differ from a loop that is not compiled: sharded arrays
-    in the carry have the sharding that a step returns from the first step on, not from the second; and what steps
-    compute from constants has its gradient summed once, after the loop, not in each step. Raises TypeError for what is
-    neither a function nor a tape.
+    in the carry have the sharding that a step returns from the first step on, not from the second; and the gradient of
+    values that steps compute from constants is summed once, after the loop, not in each step. Raises TypeError for what
+    is neither a function nor a tape.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -297,8 +297,8 @@ def compare(f: Callable, *args: Any) -> Comparison:
     """Compare what `f(*args)` communicates with types and by the old recipe.
 
     The old recipe is `check_rep=False` throughout. `f` is made of `shard_map`s (`md.grad(loss)`, for example). If all
-    its meshes are simulated, it is run both ways, and the results are compared. On MPI ranks nothing runs and nothing
-    communicates; the comparison says so. Raises TypeError for a tape, which has its types already.
+    its meshes are simulated, it is run both ways, and the results are compared. On MPI ranks nothing runs, and the
+    comparison says so. Raises TypeError for a tape, which has its types already.
 
     >>> import numpy as np
     >>> from minidiff import grad

@@ -165,8 +165,8 @@ def _sharing_problems(processes: Sequence[Process]) -> Iterator[str]:
         n = len(members)
         if n > processors:
             yield (
-                f"{n} ranks share {_count_of(processors, 'processor')} of {host}: right for trying a program, wrong "
-                "for timing it, since ranks that wait keep their processor busy. Start fewer, or use more machines"
+                f"{n} ranks share {_count_of(processors, 'processor')} of {host}: that is fine for trying a program, "
+                "but not for timing it, since ranks that wait keep a processor busy. Start fewer, or use more machines"
             )
         elif n > 1 and not members[0].threads:
             yield (

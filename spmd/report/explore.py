@@ -92,7 +92,10 @@ def explore(f: Callable | Tape) -> Callable[..., Exploration]:
         steps = [ExploredStep(declare(v, known), [[_array(x)]], None, "forward") for v, x in zip(tape.inputs, values)]
         steps += _steps_of(tape, values, known)
         size = max([len(blocks) for step in steps for blocks in step.blocks], default=1)
-        return Exploration(f"{getattr(f, '__name__', 'a program')}, step by step", steps, size)
+        title = getattr(f, "__name__", "a program")
+        if any(step.direction == "backward" for step in steps):  # `grad(f)` has the name of f
+            title += " and its gradient"
+        return Exploration(f"{title}, step by step", steps, size)
 
     return explored
 

@@ -1,4 +1,4 @@
-"""How many bytes each rank holds along a program, and where most.
+"""How many bytes each rank holds while a program runs, and where the peak is.
 
 The walk follows the tape: an equation allocates its results, and frees the values that it is the last to use. Views
 allocate nothing. In the body of a `shard_map` values are blocks. Outside, a sharded array counts as a rank's block of
@@ -173,7 +173,7 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     rank.
 
     The report leaves out what the tape does not show: arrays that Python variables hold after their last use, memory
-    that NumPy or MPI take inside one operation, and, eagerly, values that a policy of `checkpoint` saves in vain until
+    that NumPy or MPI take inside one operation, and, eagerly, unneeded values that a policy of `checkpoint` saves until
     the function ends. In the tests, the memory that NumPy allocates on a rank is within 10 % of the report. Raises
     TypeError for what is neither a function nor a tape.
 

@@ -40,8 +40,8 @@ from spmd.sharding.sharded_array import ShardedArray, Sharding
 
 #: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (
-    "they do not fit. In the body of a shard_map arguments are a rank's blocks, and what the body closes over is "
-    "whole: make it an argument, with a spec of its own in in_specs"
+    "their shapes cannot be broadcast together. In the body of a shard_map, arguments are a rank's blocks, but arrays "
+    "that the body closes over are whole: make them arguments, with specs of their own in in_specs"
 )
 UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_map`'s body is compiled
 

@@ -382,8 +382,8 @@ ERRORS = {
         optim.adamw(0.1, mask={"v": True}), {"w": W}, [{"w": W}]
     ),
     r"update: state has the structure \*, but a chain of 2": lambda: optim.adam(0.1).update(W, W),
-    r"apply_updates: updates have the structure \{'v': \*\}, but the parameters \{'w'": lambda: optim.apply_updates(
-        {"w": W}, {"v": W}
+    r"apply_updates: updates have the structure \{'v': \*\}, but the parameters have \{'w'": lambda: (
+        optim.apply_updates({"w": W}, {"v": W})
     ),
     r"apply_updates: updates\['w'\] has the type f64\[1\], but its parameter f64\[3\]": lambda: optim.apply_updates(
         {"w": W}, {"w": numpy.ones(1)}

@@ -570,6 +570,47 @@ def test_one_sum_waits_for_another():
     assert_trees_close(md.jit(f)(np.arange(16.0)), f(np.arange(16.0)))
 
 
+def test_what_needs_a_result_lets_others_go_first():
+    def body(x):
+        total = psum(np.sin(x), "i")
+        after = np.exp(total) + x  # recorded before what could be computed meanwhile
+        return after, np.cos(np.cos(x))
+
+    f = mapped(body, out_specs=(P(IJ), P(IJ)))
+    (text,) = lowered(md.jit(f), np.arange(16.0))
+    names = [line.split(" = ")[-1].split("(")[0] for line in text.splitlines()[1:]]
+    assert names[:5] == ["sin", "psum_start", "cos", "cos", "psum_wait"]
+    assert_trees_close(md.jit(f)(np.arange(16.0)), f(np.arange(16.0)))
+
+
+def test_what_leads_to_another_sum_does_not_wait_for_others():
+    """So the second one is on its way while they are computed."""
+
+    def body(x):
+        second = psum(psum(np.sin(x), "i") * x, "i")
+        return second * x, np.cos(np.cos(x))
+
+    f = mapped(body, out_specs=P(IJ))
+    (text,) = lowered(md.jit(f), np.arange(16.0))
+    names = [line.split(" = ")[-1].split("(")[0] for line in text.splitlines()[1:]]
+    assert [name for name in names if name in ("psum", "psum_start", "cos", "psum_wait")] == [
+        "psum", "psum_start", "cos", "cos", "psum_wait",
+    ]  # fmt: skip
+    assert_trees_close(md.jit(f)(np.arange(16.0)), f(np.arange(16.0)))
+
+
+def test_effects_stay_in_order(capsys):
+    def body(x):
+        total = psum(np.sin(x), "i")
+        md.debug.print("first {}", np.sum(total) * 0)
+        md.debug.print("second {}", np.sum(np.cos(x)) * 0)
+        return total
+
+    md.jit(mapped(body, out_specs=P("j")))(np.arange(16.0))
+    shown = capsys.readouterr().out
+    assert shown.index("first") < shown.index("second")
+
+
 def test_buckets_are_on_their_way_while_gradients_are_computed():
     mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
     params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))

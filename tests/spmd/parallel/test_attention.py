@@ -67,8 +67,12 @@ def test_zigzag_order_is_balanced(ranks):
 def test_bad_input():
     mesh = spmd.make_mesh((4,), ("tokens",), backend="simulated")
     mapped = lambda f: spmd.shard_map(f, mesh=mesh, in_specs=P("tokens"), out_specs=P("tokens"))  # noqa: E731
-    with pytest.raises(ValueError, match=r"axis 1 of .* is split over 4 ranks, which do not divide 2"):
+    with pytest.raises(ValueError, match=r"4 ranks along 'tokens' cannot share 8 heads of q .* and 2 of k and v"):
         mapped(lambda q, k, v: attention_by_heads(q, k, v, "tokens"))(*arguments(2))
+    for f in (attention_by_heads, ring_attention):
+        wrong = rf"{f.__name__}: q f64\[4,8,3\].* k f64\[4,3,3\].* 4 ranks along 'tokens' do not fit.*of groups"
+        with pytest.raises(ValueError, match=wrong):
+            mapped(lambda q, k, v, f=f: f(q, k, v, "tokens"))(*arguments(3))
     with pytest.raises(ValueError, match="N is a multiple of K"):
         attention(*arguments(3))
     with pytest.raises(ValueError, match="12 tokens cannot be split into two blocks for each of 4 ranks"):

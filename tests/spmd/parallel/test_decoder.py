@@ -124,7 +124,7 @@ def test_the_script(capsys):
     assert re.search(r"\['params'\]\['embedding'\] +\[72, 8\] +P\('feats', 'shards'\) +4,608 +1,152\n", shown)
     assert re.search(r"shards +backward +psum_scatter +21 ", shown)
     assert re.search(
-        r"held-out loss \d\.\d{4}, of a trigram model 1\.98\d\d nats a character\n\nThus.{5}\n", shown, re.S
+        r"held-out loss \d\.\d{4}, a trigram model's 1\.98\d\d nats per character\n\nThus.{5}\n", shown, re.S
     )
 
 

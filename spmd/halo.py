@@ -1,0 +1,136 @@
+"""Halos: a rank's block of an array, with the neighbors' edges around it.
+
+A halo is made of slices, permutations of ranks and concatenations, so it has their types, derivatives and costs. The
+transpose of a slice adds, so the backward pass adds the cotangents of a halo to the blocks that its values came from.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from collectives import axis_index, ppermute
+from collectives.axes import CollectiveAxes, single_axes
+from collectives.ops import Tree, array_of, each_leaf, make_varying
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, typeof, zeros_like
+from minidiff.ops.elementwise import where
+from minidiff.ops.indexing import slice_along
+from minidiff.ops.rearranging import pairs_per_axis
+from minidiff.ops.shape import broadcast_to, concatenate
+from spmd.mesh.specs import PartitionSpec
+
+Width = tuple[int, int]  # before and after
+MODES = ("periodic", "zeros", "edge")
+
+
+def halo(x: Tree, widths: Any, axes: Any, mode: str | Sequence[str] = "periodic") -> Tree:
+    """Put the neighbors' edges around this rank's block, in the body of a `shard_map`.
+
+        x:                      [a b]      [c d]      {i}
+        halo(x, 1, 'i'):        [d a b c]  [b c d a]  {i}
+        ... mode='zeros':       [0 a b c]  [b c d 0]  {i}
+        ... mode='edge':        [a a b c]  [b c d d]  {i}
+
+    `widths` are those of `np.pad`: a number, a pair (before, after), or a pair for each dimension; a dictionary has
+    the pairs of some dimensions. `axes` says what each dimension is split over, as a partition spec does: the name of a
+    mesh axis, several, or None for a dimension that every rank has whole, which is padded on the spot. `mode` says what
+    is around the whole array: the array again, zeros, or its edge repeated; one for all dimensions, or one for each.
+    Corners come from the diagonal neighbors. `x` is a tree of arrays, and each result varies along the axes.
+
+    It costs two messages for each axis, one in each direction, and none along an axis of one rank. A halo that is wider
+    than a block comes from several neighbors, and costs two messages for each of them. The transpose adds the halo to
+    the blocks that it came from. Raises ValueError, with the type, for widths, axes or modes that do not fit.
+
+    >>> import spmd, minidiff as md, minidiff.numpy as np
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> f = lambda x: halo(x, 1, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=spmd.P('i'), out_specs=spmd.P('i'))(np.array([3, 1, 4, 5]))
+    ShardedArray([5, 3, 1, 4, 1, 4, 5, 3], P('i'))
+    """
+    return each_leaf(lambda leaf: _halo(array_of(leaf), widths, axes, mode), x)
+
+
+def _halo(x: Value, widths: Any, axes: Any, mode: str | Sequence[str]) -> Value:
+    for dim, (width, names, outside) in enumerate(_for_each_dimension(typeof(x), widths, axes, mode)):
+        if any(width):
+            x = _Dimension(dim, names, outside).extended(x, *width)
+    return x
+
+
+def _for_each_dimension(t: ShapedArray, widths: Any, axes: Any, mode: Any) -> list[tuple[Width, tuple[str, ...], str]]:
+    """For each dimension of a block its width before and after, the axes it is split over, and its mode."""
+    spec = PartitionSpec(*((axes,) if axes is None or isinstance(axes, str) else axes))
+    shown = f"halo of {t} with widths={widths!r} along {spec}"
+    if len(spec.entries) > t.ndim:
+        raise ValueError(
+            f"{shown}: there are {len(spec.entries)} entries for {t.ndim} dimensions; write one for each, "
+            "and a tuple of names for a dimension that is split over several axes"
+        )
+    try:
+        pairs = [(operator.index(b), operator.index(a)) for b, a in pairs_per_axis(widths, t.ndim)]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{shown}: widths is an int, a pair (before, after), one pair for each of the {t.ndim} "
+            "dimensions, or a dictionary of them, as for np.pad"
+        ) from None
+    if any(width < 0 for pair in pairs for width in pair):
+        raise ValueError(f"{shown}: a width is negative; to drop the edges of a block, write a slice of it")
+    modes = (mode,) * t.ndim if isinstance(mode, str) else tuple(mode)
+    if len(modes) != t.ndim or not set(modes) <= set(MODES):
+        raise ValueError(
+            f"{shown}: mode is one of {MODES}, or one of them for each of the {t.ndim} dimensions, got {mode!r}"
+        )
+    for dim, (pair, n) in enumerate(zip(pairs, t.shape)):
+        if any(pair) and not n:
+            raise ValueError(f"{shown}: dimension {dim} has no entries, so it has no edges")
+    return list(zip(pairs, spec.dims(t.ndim), modes))
+
+
+class _Dimension:
+    """One dimension of blocks, split over the axes `names`."""
+
+    def __init__(self, dim: int, names: tuple[str, ...], mode: str):
+        self.dim = dim
+        self.names = names
+        self.mode = mode
+        self.run: CollectiveAxes | None = single_axes("halo", names) if names else None
+        self.size = self.run.size if self.run else 1
+
+    def extended(self, x: Value, before: int, after: int) -> Value:
+        """`x` with as many entries of the ranks before and after this one."""
+        if self.run is not None:
+            x = make_varying(x, self.run)
+        return concatenate([*self.side(x, before, 1)[::-1], x, *self.side(x, after, -1)], self.dim)
+
+    def side(self, x: Value, width: int, by: int) -> list[Value]:
+        """The `width` entries on one side of `x`, nearest first, in pieces that the ranks pass on to `by` further."""
+        pieces, piece, n = [], x, typeof(x).shape[self.dim]
+        while width:
+            count = min(width, n)
+            piece = self.shifted(self.edge(piece, count, by), by)
+            if self.mode == "edge":
+                piece = self.repeated(self.edge(x, 1, -by), piece, by)
+            pieces.append(piece)
+            width -= count
+        return pieces
+
+    def edge(self, x: Value, count: int, by: int) -> Value:
+        """The entries of `x` that its neighbor needs, which is `by` further: the last ones, or the first."""
+        n = typeof(x).shape[self.dim]
+        return slice_along(x, self.dim, n - count, n) if by > 0 else slice_along(x, self.dim, 0, count)
+
+    def shifted(self, x: Value, by: int) -> Value:
+        """The value of the rank that is `by` before this one; of no rank, zeros."""
+        if self.size == 1:
+            return x if self.mode == "periodic" else zeros_like(x)
+        pairs = [(rank, (rank + by) % self.size) for rank in range(self.size)]
+        return ppermute(x, self.names, [(a, b) for a, b in pairs if self.mode == "periodic" or b - a == by])
+
+    def repeated(self, edge: Value, piece: Value, by: int) -> Value:
+        """`piece`; on the rank that has no neighbor there, `edge` as often."""
+        edge = broadcast_to(edge, typeof(piece).shape)
+        if self.size == 1:
+            return edge
+        return where(axis_index(self.names) == (0 if by > 0 else self.size - 1), edge, piece)

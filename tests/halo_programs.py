@@ -1,0 +1,175 @@
+"""Halos of blocks, compared with slices of the padded whole array; on any mesh, simulated or of MPI ranks."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import numpy
+from numpy.testing import assert_allclose, assert_array_equal
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+from spmd.examples import heat, shallow_water, wave
+from spmd.examples.fields import FIELD, bumps, grid_mesh, whole_halo
+from spmd.halo import MODES
+from spmd.parallel import conv
+
+
+class Case(NamedTuple):
+    """The arguments of a halo, and the shape of a rank's block."""
+
+    shape: tuple[int, ...]
+    widths: tuple[tuple[int, int], ...]
+    axes: tuple
+    mode: tuple[str, ...]
+
+
+#: Blocks of two dimensions on axes "i" and "j": widths of one and of several blocks, of one side, of none.
+CASES = [
+    Case((3, 2), widths, axes, modes)
+    for (widths, axes), modes in zip(
+        itertools.product(
+            [((1, 1), (1, 1)), ((0, 2), (1, 0)), ((7, 4), (0, 0)), ((2, 1), (5, 3))],
+            [("i", "j"), ("j", "i"), (None, "i"), (("i", "j"), None), (None, None)],
+        ),
+        itertools.cycle(itertools.product(MODES, MODES)),
+    )
+]
+
+
+def sizes_of(case: Case, mesh: spmd.Mesh) -> list[int]:
+    """The number of ranks along each dimension."""
+    return [spmd.mesh.specs.part_count(axes, mesh.shape) for axes in P(*case.axes).dims(len(case.shape))]
+
+
+def blocks_with_halos(x: numpy.ndarray, case: Case, sizes: list[int]) -> numpy.ndarray:
+    """The blocks with their halos, beside each other: slices of the padded whole."""
+    padded = whole_halo(x, case.widths, None, case.mode)
+    for dim, (n, (before, after)) in enumerate(zip(case.shape, case.widths)):
+        places = [range(k * n, k * n + before + n + after) for k in range(sizes[dim])]
+        padded = numpy.take(padded, list(itertools.chain(*places)), dim)
+    return padded
+
+
+def mapped(case: Case, mesh: spmd.Mesh, typed: bool):
+    spec = P(*case.axes)
+    return spmd.shard_map(
+        lambda x: spmd.halo(x, case.widths, case.axes, case.mode),
+        mesh=mesh, in_specs=spec, out_specs=spec, check_rep=typed,
+    )  # fmt: skip
+
+
+def gathered(x):
+    return np.asarray(spmd.gather(x))
+
+
+def check_halo(mesh: spmd.Mesh, case: Case, typed: bool) -> None:
+    """Values, by all interpreters, and the transpose by the inner-product identity."""
+    sizes, rng = sizes_of(case, mesh), numpy.random.default_rng(0)
+    x, t = rng.standard_normal((2, *[n * m for n, m in zip(case.shape, sizes)]))
+    f, expected = mapped(case, mesh, typed), blocks_with_halos(x, case, sizes)
+    assert_array_equal(gathered(f(x)), expected)
+    assert_array_equal(gathered(md.jit(f)(x)), expected)
+    value, tangent = md.jvp(f, (x,), (t,))
+    assert_array_equal(gathered(value), expected)
+    assert_array_equal(gathered(tangent), blocks_with_halos(t, case, sizes))
+    both = gathered(md.vmap(f)(numpy.stack([x, t])))
+    assert_array_equal(both, [expected, blocks_with_halos(t, case, sizes)])
+    y = rng.standard_normal(expected.shape)
+    for transform in (lambda g: g, md.jit):
+        back = transform(lambda x, y: md.vjp(f, x)[1](y)[0])(x, y)
+        assert_allclose(numpy.vdot(expected, y), numpy.vdot(x, gathered(back)), rtol=0, atol=1e-9)
+
+
+def check_messages(mesh: spmd.Mesh, case: Case) -> None:
+    """Two messages an axis, forward and backward; more if the halo is wider than a block; none from one rank."""
+    sizes = sizes_of(case, mesh)
+    hops = sum(
+        -(-width // n) for n, size, widths in zip(case.shape, sizes, case.widths) for width in widths if size > 1
+    )
+    f, x = mapped(case, mesh, True), numpy.zeros([n * m for n, m in zip(case.shape, sizes)])
+    assert spmd.communication(f)(x).counts.get("ppermute", 0) == hops
+    gradient = md.grad(lambda x: np.sum(np.sin(f(x))))
+    counts = spmd.communication(gradient)(x).counts
+    assert counts.get("ppermute", 0) == 2 * hops and set(counts) <= {"ppermute", "psum"}
+
+
+def check_types(mesh: spmd.Mesh) -> None:
+    """A halo varies along the axes that it comes from, on one rank too; integers and trees keep their types."""
+
+    def body(x, whole):
+        found = spmd.halo({"f": x, "n": np.arange(6).reshape(3, 2)}, 1, "i")
+        assert md.typeof(found["f"]).variance == {"i", "j"}
+        assert md.typeof(found["n"]).variance == {"i"} and md.typeof(found["n"]).dtype == int
+        assert md.typeof(spmd.halo(whole, 1, (None, "j"))).variance == {"j"}
+        return found["f"]
+
+    x = numpy.ones((3 * mesh.shape["i"], 2 * mesh.shape["j"]))
+    spmd.shard_map(body, mesh=mesh, in_specs=(P("i", "j"), P()), out_specs=P("i", "j"))(x, numpy.ones((2, 2)))
+
+
+def check_conv(mesh: spmd.Mesh, typed: bool) -> None:
+    """Values and gradients are those of whole images; the kernel's gradient is summed over the ranks."""
+    rng, spec = numpy.random.default_rng(0), P(None, "i", "j")
+    x = rng.standard_normal((2, 3 * mesh.shape["i"], 2 * mesh.shape["j"], 3))
+    kernel, target = rng.standard_normal((3, 2, 3, 4)), rng.standard_normal((*x.shape[:-1], 4))
+    mode = ("edge", "periodic")
+    split = spmd.shard_map(
+        lambda x, kernel: conv(x, kernel, ("i", "j"), mode),
+        mesh=mesh, in_specs=(spec, P()), out_specs=spec, check_rep=typed,
+    )  # fmt: skip
+    whole = functools.partial(conv, axes=(None, None), mode=mode)
+    padded = whole_halo(x, ((0, 0), (1, 1), (0, 1), (0, 0)), None, ("zeros", *mode, "zeros"))
+    windows = numpy.lib.stride_tricks.sliding_window_view(padded, (3, 2), (1, 2))
+    assert_allclose(whole(x, kernel), numpy.einsum("nhwcij,ijcf->nhwf", windows, kernel), rtol=1e-12)
+    error = lambda f: lambda x, kernel: np.sum((f(x, kernel) - target) ** 2)  # noqa: E731
+    expected = md.value_and_grad(error(whole), argnums=(0, 1))(x, kernel)
+    for transform in (lambda f: f, md.jit):
+        found = transform(md.value_and_grad(error(split), argnums=(0, 1)))(x, kernel)
+        for a, b in zip(md.tree.leaves(spmd.gather(found)), md.tree.leaves(expected)):
+            assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+# ---------------------------------------------------------------- the examples
+
+
+def check_fields(n: int, on: str) -> None:
+    """Each example is the same as plain NumPy to the last bit, eager and compiled."""
+    mesh = grid_mesh(n, on)
+    for field, program, plain, spec in (
+        (bumps((12, 8)), heat.plate(mesh, 5), heat.plain, FIELD),
+        (bumps((16, 8)), wave.recorded(mesh, 5), wave.plain_recorded, FIELD),
+        (shallow_water.jet((12, 24)), shallow_water.ocean(mesh, 5), shallow_water.plain, shallow_water.STATE),
+    ):
+        blocks = spmd.distribute(field, mesh, spec)
+        for transform in (lambda f: f, md.jit):
+            assert_array_equal(gathered(transform(program)(blocks)), plain(field, 5))
+
+
+def check_gradients(n: int, on: str) -> None:
+    """The adjoint through all steps, also in segments, is that of the program on one rank, and right."""
+    mesh, alone = grid_mesh(n, on), grid_mesh(1, "simulated")
+    u, steps = bumps((16, 8)), 6
+    record = wave.plain_recorded(u, steps)
+    guess = 0.5 * u[::-1]
+    value, gradient = md.value_and_grad(wave.misfit(alone))(guess, record)
+    assert_allclose(value, 0.5 * numpy.sum((wave.plain_recorded(guess, steps) - record) ** 2))
+    for segment in (1, 3):
+        for transform in (lambda f: f, md.jit):
+            found = transform(md.value_and_grad(wave.misfit(mesh, segment)))(guess, record)
+            assert_allclose(found[0], value)
+            assert_allclose(gathered(found[1]), gathered(gradient), rtol=1e-10, atol=1e-12)
+    if n == 1:
+        md.testing.check_grads(lambda u: wave.misfit(mesh)(u, record), (guess,), order=1)
+
+
+def check_recovered(n: int, on: str) -> None:
+    u, mesh = bumps((16, 16)), grid_mesh(n, on)
+    record = wave.recorded(mesh, 36)(spmd.distribute(u, mesh, FIELD))
+    found, misfits = wave.recover(mesh, record, u.shape, 12, 6)
+    assert all(a > b for a, b in itertools.pairwise(misfits))
+    assert numpy.linalg.norm(gathered(found) - u) < 0.05 * numpy.linalg.norm(u)

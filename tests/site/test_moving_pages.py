@@ -1,0 +1,44 @@
+"""Pages that move (`docs/moving.md`): keys, buttons and sliders do what they say."""
+
+import numpy
+
+from collectives import cost
+
+from .conftest import show
+
+
+def test_keys_buttons_and_sliders(browser, site):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    def said():
+        return [x.text for x in browser.find_elements(By.CSS_SELECTOR, "output")]
+
+    show(browser, width=500)
+    browser.get((site / "docs/moving/pipeline.html").as_uri())
+    body = browser.find_element(By.TAG_NAME, "body")
+    assert said() == ["step 1 of 15", "GPipe", "4", "4"]
+    body.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
+    assert said()[0] == "step 2 of 15"
+    body.send_keys(Keys.END)
+    assert said()[0] == "step 15 of 15"
+    body.send_keys(Keys.HOME)
+    browser.find_element(By.ID, "forth").click()
+    assert said()[0] == "step 2 of 15"
+    browser.find_element(By.CSS_SELECTOR, 'input[aria-label="schedule"]').send_keys(Keys.ARROW_RIGHT)
+    browser.find_element(By.CSS_SELECTOR, 'input[aria-label="stages"]').send_keys(Keys.ARROW_LEFT)
+    assert said()[1:] == ["1F1B", "3", "4"]
+    assert len(browser.find_elements(By.CSS_SELECTOR, "table:not([hidden]) th")) == 4
+
+
+def test_the_script_computes_the_models_seconds(browser, site):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get((site / "docs/moving/cost.html").as_uri())
+    names = [name for name in cost.ALGORITHMS if name.endswith("all_reduce")]
+    for alpha, key in ((1e-5, Keys.ARROW_LEFT), (1e-6, Keys.ARROW_LEFT)):
+        cells = [x.text for x in browser.find_elements(By.CSS_SELECTOR, "table:not([hidden]) [data-steps]")]
+        expected = [cost.ALGORITHMS[name](64, 10**6).seconds(alpha, 1e-10) for name in names]
+        numpy.testing.assert_allclose([float(x.removesuffix(" s")) for x in cells], expected, rtol=1e-3)
+        browser.find_element(By.CSS_SELECTOR, 'input[data-role="alpha"]').send_keys(key)

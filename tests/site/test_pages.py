@@ -1,0 +1,78 @@
+"""Every page of the site can be read: on narrow and wide screens, in light and dark, its pictures included."""
+
+from functools import partial
+
+from tests.samples import check_each
+
+from .conftest import show
+
+#: Text that stands out from its background by less than the given contrast (WCAG 2: from 1 to 21), and by how much.
+FAINT = """
+const channels = color => color.match(/[\\d.]+/g).map(Number);
+const linear = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+const over = (below, [r, g, b, a = 1]) => [r, g, b].map((v, i) => v * a + below[i] * (1 - a));
+const grounds = new Map([[null, [255, 255, 255]]]);
+function ground(node) {
+  if (!grounds.has(node)) grounds.set(node, paint(node));
+  return grounds.get(node);
+}
+function paint(node) {
+  const style = getComputedStyle(node);
+  if (style.backgroundImage != "none") return null;
+  const color = channels(style.backgroundColor);
+  const below = color[3] == null ? [0, 0, 0] : ground(node.parentElement);
+  return below && over(below, color);
+}
+const faint = [];
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  const text = texts.currentNode, node = text.parentElement, style = getComputedStyle(node);
+  const shown = node.checkVisibility({visibilityProperty: true}) && style.color != "rgba(0, 0, 0, 0)";
+  const below = text.data.trim() && shown && !node.closest("svg") && ground(node);
+  if (!below) continue;
+  const [dark, light] = [luminance(over(below, channels(style.color))), luminance(below)].sort((a, b) => a - b);
+  const contrast = (light + 0.05) / (dark + 0.05);
+  if (contrast < arguments[0]) faint.push(`${text.data.trim()}: ${contrast.toFixed(2)}`);
+}
+return faint;
+"""
+WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
+MISSING = "return [...document.images].filter(image => !image.complete || !image.naturalWidth).map(image => image.src)"
+
+
+def check_page(browser, path):
+    browser.get(path.as_uri())
+    assert browser.execute_script(MISSING) == []
+    for width in (400, 1400):
+        show(browser, width)
+        needed, there = browser.execute_script(WIDTHS)
+        assert needed <= there, f"{needed} pixels wide in a window of {there}"
+    for scheme in ("light", "dark"):
+        show(browser, scheme=scheme)
+        assert browser.execute_script(FAINT, 3) == [], scheme
+
+
+def test_every_page_can_be_read(browser, site):
+    pages = [path for path in sorted(site.rglob("*.html")) if "_modules" not in path.parts]
+    check_each((str(path.relative_to(site)), partial(check_page, browser, path)) for path in pages)
+
+
+def test_what_cannot_be_read_is_found(browser, tmp_path):
+    style = ":root { color-scheme: light dark; color: CanvasText; background: Canvas }"
+
+    def problem(body):
+        page = tmp_path / "page.html"
+        page.write_text(f"<!doctype html><style>{style}</style>{body}")
+        try:
+            check_page(browser, page)
+        except AssertionError as error:
+            return str(error)
+
+    assert problem("<p>text") is None
+    assert "pixels wide" in problem("<div style='width: 500px'>wide</div>")
+    assert "dark" in problem("<p style='color: #333'>text")
+    assert "light" in problem("<p style='background: #444; color: black'>text")
+    assert problem("<p style='background: #ccc; color: #333'>text") is None
+    assert "missing.png" in problem("<img src='missing.png'>")
+    browser.get_log("browser")  # of the picture

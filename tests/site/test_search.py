@@ -1,0 +1,77 @@
+"""Questions of new users, typed into the search box: the first hit answers."""
+
+from urllib.parse import urlsplit
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+
+
+def assign(weights):
+    weights[0] = 1.0
+    return np.sum(weights)
+
+
+def clip(weights):
+    return weights if weights > 0 else 0.0
+
+
+ANSWERS = {
+    "set an element": "docs/mistakes.html#i-cannot-assign-to-an-element",
+    "gradient four times too large": "docs/mistakes.html#my-gradient-is-four-times-too-large",
+    "jax.lax.psum": "docs/coming-from.html#jax",
+    "which rank has which block": "docs/guide/ranks.html#which-rank-has-which-block",
+    "resume a run": "docs/guide/mpi.html#checkpoints",
+    "print the tape": "docs/guide/derivatives.html#print-a-tape",
+    "float32": "docs/guide/derivatives.html#float32-and-python-s-numbers",
+    "16 bits": "docs/guide/training.html#half-precision-16-bits-float16-and-bfloat16",
+    "Slurm": "docs/guide/mpi.html#across-several-machines-with-slurm-or-a-host-file",
+    "hangs": "docs/mistakes.html#my-program-hangs-ranks-wait-for-each-other",
+    "add an operation": "CONTRIBUTING.html#add-an-operation",
+}
+#: Calls that fail, whose messages users paste into the search box.
+ERRORS = {
+    "an assignment": (lambda: md.grad(assign)(np.ones(3)), "docs/errors.html#writing-into-arrays"),
+    "a condition": (lambda: md.jit(clip)(1.0), "docs/errors.html#conditions"),
+    "a result": (
+        lambda: spmd.shard_map(lambda v: v, MESH, P("i"), P())(np.ones(4)),
+        "docs/errors.html#results",
+    ),
+}
+
+
+TOP = "return Math.round(document.getElementById(arguments[0]).getBoundingClientRect().top)"
+
+
+def check_answer(browser, address, question, answer):
+    """Type a question into the search box, follow the first hit, and see the answer there."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get(f"{address}/docs/index.html")
+    box = browser.find_element(By.CSS_SELECTOR, 'input[name="q"]')
+    box.send_keys(question)
+    box.submit()
+    hits = WebDriverWait(browser, 60).until(lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results li a"))
+    browser.get(hits[0].get_attribute("href"))
+    found = urlsplit(browser.current_url)
+    assert f"{found.path}#{found.fragment}" == f"/{answer}"
+    WebDriverWait(browser, 60).until(lambda b: 0 <= b.execute_script(TOP, found.fragment) < 450, "is not scrolled to")
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_the_first_hit_answers(browser, address, question):
+    check_answer(browser, address, question, ANSWERS[question])
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_the_first_hit_explains_a_message(browser, address, name):
+    call, answer = ERRORS[name]
+    with pytest.raises(Exception) as error:
+        call()
+    check_answer(browser, address, str(error.value).splitlines()[0], answer)

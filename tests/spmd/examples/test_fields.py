@@ -1,0 +1,81 @@
+"""The examples of fields on a grid, as scripts; `tests/halo_programs.py` compares what they compute."""
+
+import importlib.util
+import re
+import runpy
+import sys
+
+import numpy
+import pytest
+
+import spmd
+from spmd.examples import fields, heat, shallow_water, wave
+
+SCRIPTS = {"heat": heat, "wave": wave, "shallow_water": shallow_water}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_script(name, capsys):
+    """It shows the mesh, whether NumPy found the same, and what a rank sends."""
+    SCRIPTS[name].main(["--shape", "16", "24", "--steps", "9", "--ranks", "4"])
+    out = capsys.readouterr().out
+    assert str(fields.grid_mesh(4, "simulated")) in out
+    assert "No MPI launcher: 4 ranks are simulated" in out
+    assert "The same as plain NumPy, to the last bit: yes" in out
+    assert re.search(r"^ppermute +rows ", out, re.M) and re.search(r"^ppermute +columns ", out, re.M)
+
+
+def test_another_result_is_told(capsys):
+    mesh, field = fields.grid_mesh(2, "simulated"), fields.bumps((4, 4))
+    fields.compare(heat.plate(mesh, 1), lambda u: heat.plain(u, 1) + 1e-15, field, fields.FIELD, mesh)
+    assert "to the last bit: NO" in capsys.readouterr().out
+
+
+def test_the_wave_is_found_again(capsys):
+    wave.main(["--shape", "16", "16", "--steps", "36", "--iterations", "12", "--ranks", "2"])
+    out = capsys.readouterr().out
+    assert float(re.search(r"with an error of ([\d.]+)%", out).group(1)) < 5
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["", "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(importlib.util.find_spec(f"spmd.examples.{name}").origin, run_name="__main__")
+    shown = capsys.readouterr().out
+    assert f"usage: python -m spmd.examples.{name} " in shown and f" python -m spmd.examples.{name}\n" in shown
+    for option in ("--shape", "--steps", "--ranks"):
+        assert option in shown
+
+
+def test_meshes_are_as_square_as_possible():
+    shapes = {n: tuple(fields.grid_mesh(n, "simulated").shape.values()) for n in (1, 2, 4, 6, 7, 12)}
+    assert shapes == {1: (1, 1), 2: (2, 1), 4: (2, 2), 6: (3, 2), 7: (7, 1), 12: (4, 3)}
+
+
+def test_heat_is_conserved():
+    """And spreads: no heat flows through the edge."""
+    u = fields.bumps((12, 8))
+    later = numpy.asarray(spmd.gather(heat.plate(fields.grid_mesh(4, "simulated"), 50)(u)))
+    assert numpy.isclose(later.sum(), u.sum(), rtol=1e-12) and numpy.ptp(later) < 0.5 * numpy.ptp(u)
+
+
+def test_water_is_conserved_and_stays_between_the_walls():
+    state = shallow_water.jet((12, 24))
+    later = numpy.asarray(spmd.gather(shallow_water.ocean(fields.grid_mesh(4, "simulated"), 50)(state)))
+    assert numpy.isclose(later[0].sum(), state[0].sum(), rtol=1e-12)
+    assert not later[2, -1].any() and later[2, :-1].any()
+
+
+def test_water_at_rest_stays_at_rest():
+    state = numpy.zeros((3, 8, 8))
+    state[0] = shallow_water.DEPTH
+    numpy.testing.assert_array_equal(shallow_water.plain(state, 5), state)
+
+
+def test_a_jet_in_balance_hardly_changes():
+    """The slope of the water holds it: without rotation it would not."""
+    state = shallow_water.jet((24, 48))
+    state[0] = state[0].mean(axis=1, keepdims=True)
+    later = shallow_water.plain(state, 50)
+    assert abs(later[1] - state[1]).max() < 0.05 * state[1].max()
