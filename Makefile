@@ -7,7 +7,8 @@
 # make docs       builds the site, docs/_build/html/index.html, in an environment of its own (Python 3.11 or newer, a minute);
 #                 a warning is an error; make docs BUILDER=linkcheck follows the links to other sites
 # make test-site  builds the site, follows its links, and in Chromium searches it, and reads each page (2 minutes)
-# make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
+# make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP";
+#                 and calls and collectives of two MPI ranks with mpi4py's
 # make lint       checks the style, and the types
 # make clean      removes what the others made
 #
@@ -76,8 +77,9 @@ test-site: $(VENV)/.installed-$(MPI)-test-notebooks-browser
 	$(MAKE) docs ARGS=
 	python -m pytest tests/site --site docs/_build/html $(ARGS)
 
-bench: $(VENV)/.installed-bench
+bench: $(VENV)/.installed-$(MPI)-bench
 	python -m tests.benchmarks $(ARGS)
+	mpiexec -n 2 python -m tests.benchmarks.ranks
 
 lint: $(VENV)/.installed-$(MPI)-test-notebooks
 	ruff check . && ruff format --check .

@@ -30,9 +30,15 @@ PATIENCE = 10.0
 
 
 @functools.cache
+def is_wanted() -> bool:
+    """Whether the environment variable MINIDIFF_KERNELS does not leave all operations to NumPy."""
+    return os.environ.get("MINIDIFF_KERNELS", "1") != "0"
+
+
+@functools.cache
 def is_available() -> bool:
-    """Whether llvmlite is installed, and the environment variable MINIDIFF_KERNELS does not switch kernels off."""
-    return os.environ.get("MINIDIFF_KERNELS", "1") != "0" and importlib.util.find_spec("llvmlite") is not None
+    """Whether kernels are wanted, and llvmlite is installed."""
+    return is_wanted() and importlib.util.find_spec("llvmlite") is not None
 
 
 # ---------------------------------------------------------------- compiling
