@@ -22,8 +22,9 @@ from minidiff.compiler.clock import Clock
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.fusion import fused_p
-from minidiff.compiler.in_place import IN_PLACE, add_within
+from minidiff.compiler.in_place import ADDED, IN_PLACE, add_within
 from minidiff.compiler.kernels import Kernel, find_reads, fuse
+from minidiff.compiler.products import product_text
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
@@ -32,6 +33,7 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
 from minidiff.higher_order.dead_code import dependents
+from minidiff.ops import linalg
 from minidiff.ops.base import DecidedOnce
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import collecting_later, stage_flat
@@ -54,10 +56,10 @@ def group_operations(tape: Tape, foreign: Collection[Var], kernels: bool = True)
     sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
     excluded = dependents(tape.equations, [*foreign, *sharded]) if foreign or sharded else frozenset()
     has_loops = kernels and native.is_available()
-    tape = add_within(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
+    tape = add_within(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded, kernels)
     if kernels and native.is_wanted():
         tape = share_factorizations(tape, excluded)
-    return add_within(fuse(tape, excluded), excluded) if has_loops else tape
+    return add_within(fuse(tape, excluded), excluded, kernels) if has_loops else tape
 
 
 class Source:
@@ -235,6 +237,8 @@ class Source:
                 found.append(f"; {name}\n{x.llvm}\n")
             elif isinstance(x, CompiledTape):
                 found.append(x.source.llvm)
+        added = [e.outputs[0].type.dtype for e in self.tape.equations if e.primitive is ADDED[linalg.matmul_p]]
+        found += [f"; add_product of {dtype}\n{product_text(dtype)}\n" for dtype in dict.fromkeys(added)]
         return "\n".join(filter(None, found))
 
     def _next(self, name: str) -> int:

@@ -23,6 +23,7 @@ from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.layout import Shape, find_layout, group_shape, needs_layout, operands_of, pieces_of
 from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of
+from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.compiler.regions import over_regions
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Value
@@ -34,8 +35,9 @@ from minidiff.ops.indexing import slice_p
 from minidiff.values.dtypes import is_scalar_constant
 
 #: Arrays of fewer elements stay with NumPy, and so do groups of fewer elements times operations: compiling a loop takes
-#: some 40 ms, as long as thousands of calls of such a group.
-LEAST_ELEMENTS, LEAST_WORK = 256, 1 << 15
+#: some 40 ms, as long as thousands of calls of such a group. A function such as exp counts as many operations, since
+#: that is what its loop saves beside NumPy's: from 4 (log) to 33 (tanh) times the time of an addition.
+LEAST_ELEMENTS, LEAST_WORK, FUNCTION_WORK = 256, 1 << 15, 16
 
 #: The least length of rows, if a loop has several regions (`layout.py`) or more dimensions than rows and columns. Each
 #: region has to have half of the least work.
@@ -144,6 +146,11 @@ def _loop_of(eqn: Equation, excluded: Container[Var]) -> Shape | None:
     return out.shape if out.size >= LEAST_ELEMENTS and lowering_of(eqn) is not None else None
 
 
+def _work(eqn: Equation) -> int:
+    """How many additions an operation counts as."""
+    return FUNCTION_WORK if eqn.primitive.name in FUNCTIONS else 1
+
+
 def _fused(
     group: list[Equation], shape: Shape | None, uses: dict[Var, int], reads: dict[Var, Equation]
 ) -> list[Equation]:
@@ -152,8 +159,8 @@ def _fused(
         return group
     inputs = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
     through = {a: reads[a] for a in inputs if a in reads and a.type.shape == shape}
-    count = len(group) + len(through)
-    if count < 2 or count * math.prod(shape) < LEAST_WORK:
+    work = sum(map(_work, group)) + len(through)
+    if len(group) + len(through) < 2 or work * math.prod(shape) < LEAST_WORK:
         return group
     if len(group) <= MOST_OPERATIONS:
         for given in (through, {}) if through else ({},):

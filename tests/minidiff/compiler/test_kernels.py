@@ -73,6 +73,7 @@ def test_small_arrays_stay_with_numpy():
     f = lambda x: (x * 2 + x) * x  # noqa: E731
     assert fused(f, x) == 1
     assert fused(f, x[: len(x) // 3]) == 0
+    assert fused(lambda x: np.tanh(x * 2 + x), x[: len(x) // 3]) == 1  # a function counts as many operations
 
     def long(x):
         for _ in range(1000):
