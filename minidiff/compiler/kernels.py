@@ -228,7 +228,7 @@ def _kernel_equation(group: list[Equation], uses: dict[Var, int], reads: dict[Va
 
 def _is_worthwhile(body: Tape) -> bool:
     """Whether NumPy can call a group's kernel, and takes longer for its operations."""
-    size, count, least = math.prod(group_shape(body)), len(body.equations), LEAST_WORK
+    work, least = sum(map(_work, body.equations)) * math.prod(group_shape(body)), LEAST_WORK
     if needs_layout(body):
         layout = find_layout(body)
         if layout is None or len(body.outputs) > MOST_WITH_LAYOUT:
@@ -237,7 +237,7 @@ def _is_worthwhile(body: Tape) -> bool:
             return False
         least = max(least, layout.count * least // 2)
     operands = len(operands_of(body)) + len(body.outputs)
-    return operands <= MOST_OPERANDS and count > 1 and count * size >= least
+    return operands <= MOST_OPERANDS and len(body.equations) > 1 and work >= least
 
 
 # ---------------------------------------------------------------- kernels
