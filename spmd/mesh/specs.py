@@ -38,7 +38,7 @@ class PartitionSpec:
     sharding", for `unreduced` and `reduced`.
     """
 
-    __slots__ = ("entries", "unreduced", "reduced", "summed", "path", "axes", "states", "held", "_known_key")
+    __slots__ = ("entries", "unreduced", "reduced", "summed", "path", "axes", "held", "_known_states", "_known_key")
 
     @hide_own_frames
     def __init__(self, *entries: Entry, unreduced: Names = (), reduced: Names = (), sum: Names = ()):
@@ -58,11 +58,18 @@ class PartitionSpec:
         self.reduced: frozenset[str] = _set(reduced) if reduced else NONE
         self.summed: tuple[str, ...] = axes_of_entry(sum)
         self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
-        #: The mesh axes that dimensions are split along, those along which blocks differ, and the states of a block.
+        #: The mesh axes that dimensions are split along, and those along which ranks have different blocks.
         self.axes: frozenset[str] = frozenset(a for e in entries for a in axes_of_entry(e))
         self.held: frozenset[str] = self.axes | self.unreduced
-        self.states = AxisStates.of(self.axes, self.unreduced, self.reduced)
+        self._known_states: AxisStates | None = None
         self._known_key: tuple | None = None
+
+    @property
+    def states(self) -> AxisStates:
+        """The states of a block along mesh axes."""
+        if self._known_states is None:
+            self._known_states = AxisStates.of(self.axes, self.unreduced, self.reduced)
+        return self._known_states
 
     @property
     def is_trivial(self) -> bool:
