@@ -7,7 +7,8 @@
 # make docs       builds the site, docs/_build/html/index.html, in an environment of its own (Python 3.11 or newer, a minute);
 #                 a warning is an error; make docs BUILDER=linkcheck follows the links to other sites
 # make test-site  builds the site, follows its links, and in Chromium searches it, and reads each page (2 minutes)
-# make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
+# make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP";
+#                 and calls and collectives of two MPI ranks with mpi4py's
 # make lint       checks the style, and the types
 # make clean      removes what the others made
 #
@@ -39,7 +40,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel --jit $(ARGS)
 
-# Tests in one process run on all processors, and one more, since some tests wait. Those on 1 to 4 ranks share one launch.
+# Tests in one process run on all processors, and one more, since some tests wait. Those on MPI ranks share one launch.
 # All groups run, and a summary says which failed.
 test: $(VENV)/.installed-$(MPI)-test-notebooks
 	python -m tests.run_all --workers $(WORKERS) --limit $(TIMEOUT) $(ARGS)
@@ -76,8 +77,9 @@ test-site: $(VENV)/.installed-$(MPI)-test-notebooks-browser
 	$(MAKE) docs ARGS=
 	python -m pytest tests/site --site docs/_build/html $(ARGS)
 
-bench: $(VENV)/.installed-bench
+bench: $(VENV)/.installed-$(MPI)-bench
 	python -m tests.benchmarks $(ARGS)
+	mpiexec -n 2 python -m tests.benchmarks.ranks
 
 lint: $(VENV)/.installed-$(MPI)-test-notebooks
 	ruff check . && ruff format --check .

@@ -74,6 +74,9 @@ def collective_axes(
     if groups is not None:
         return [single_axes(name, axis_name, groups, uniform)]
     scope, vmapped = current_scope(), named_axes(current_interpreter())
+    if type(axis_name) is str and not vmapped:  # as below, in short
+        _check_bound(name, axis_name, axis_name, scope, vmapped)
+        return [CollectiveAxes(scope, (axis_name,))]
     axes: tuple[str, ...] = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     if isinstance(axis_name, (set, frozenset)):
         bound = [*(scope.axes if scope is not None else ()), *vmapped]  # in this order on all ranks

@@ -7,6 +7,7 @@ those of `minidiff.core.states`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -115,11 +116,7 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
     if states.unreduced and is_zero(x):
         x = pbroadcast_p.bind(x, **axes_in_scope(scope, states.unreduced).params)
         before = states_of(x)
-    moves: dict[tuple[str, str], list[str]] = {}
-    for a in scope.axes:
-        if before.along(a) != states.along(a):
-            moves.setdefault((before.along(a), states.along(a)), []).append(a)
-    for move, axes in moves.items():
+    for move, axes in _moves(before, states, tuple(scope.axes)):
         if move not in _FREE:
             raise VarianceError(
                 f"{typeof(x)} is {move[0]} along {show_axes(axes)}, and is needed as {move[1]} there: "
@@ -127,6 +124,16 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
             )
         x = _FREE[move].bind(x, **axes_in_scope(scope, axes).params)
     return x
+
+
+@functools.lru_cache(maxsize=4096)
+def _moves(before: AxisStates, states: AxisStates, scope: tuple[str, ...]) -> list[tuple[tuple[str, str], list[str]]]:
+    """The pairs of different states along axes, before and after, and the axes of each."""
+    moves: dict[tuple[str, str], list[str]] = {}
+    for a in scope:
+        if before.along(a) != states.along(a):
+            moves.setdefault((before.along(a), states.along(a)), []).append(a)
+    return [*moves.items()]
 
 
 def cast_type(t: ShapedArray, primitive: Any, axes: Collection[str]) -> ShapedArray:

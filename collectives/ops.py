@@ -214,6 +214,8 @@ def array_of(x: Any) -> Value:
 
 def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
     """Apply a collective to each leaf of a tree; a VarianceError names the leaf."""
+    if isinstance(x, Tracer):
+        return collective(x)
     leaves, structure = tree.flatten(x)
     results: list[Value] = []
     try:
@@ -329,8 +331,8 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
         return sum_copies(x, run.size)
     if not scope.typed or run.groups is not None:
         return bind_over(untyped_psum_p, make_varying(x, run), run)
-    part = run._replace(axes=varying)
-    copies = run.size // part.size
+    part = run if varying == run.axes else run._replace(axes=varying)
+    copies = 1 if part is run else run.size // part.size
     if copies == 1:
         return bind_over(psum_p, parts_over(x, part), part)
     return round_once(lambda x: bind_over(psum_p, sum_copies(parts_over(x, part), copies), part), x)

@@ -182,8 +182,8 @@ def gather(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bo
         gather(x, 'i', root=1, tiled=True):  [0,0]    [a,b]    {i}
         backward:                            [u0,u1]  [v0,v1]  {i}  ->  [v0]  [v1]  {i}
 
-    Other ranks get zeros. This is MPI_Gather. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]; blocks are put
-    along `axis`. Varying -> varying; transposes to `scatter`. (To gather on every rank, use `all_gather`.)
+    Other ranks get zeros. This is MPI_Gather. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]; blocks are
+    placed along `axis`. Varying -> varying; transposes to `scatter`. (To gather on every rank, use `all_gather`.)
 
     >>> f = lambda x: gather(x, 'i', root=1, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))

@@ -60,7 +60,7 @@ def as_rst(app, what, name, x, options, lines):
     text = re.sub(r"(?<!`)`([^`\n][^`]*)`(?!`)", lambda m: "``" + " ".join(m[1].split()) + "``", text)
     text = re.sub(r"(\w``)(?=\w)", r"\1\\ ", text)
     text = "\n\n".join(map(link_errors, text.split("\n\n")))
-    text = re.sub(r"``.*?``|(?<=[(\s])\*+(?=\w+[,)])", escape, text)
+    text = re.sub(r"``.*?``|(?<=[(\[\s])\*+(?=\w+[,)\]])", escape, text)
     text = re.sub(r"\n\n(?=    \S)", "\n\n::\n\n", text)
     lines[:] = text.split("\n")
 

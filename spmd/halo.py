@@ -61,7 +61,7 @@ def _halo(x: Value, widths: Any, axes: Any, mode: str | Sequence[str]) -> Value:
 
 def _for_each_dimension(t: ShapedArray, widths: Any, axes: Any, mode: Any) -> list[tuple[Width, tuple[str, ...], str]]:
     """For each dimension of a block its width before and after, the axes it is split over, and its mode."""
-    spec = PartitionSpec(*((axes,) if axes is None or isinstance(axes, str) else axes))
+    spec = as_spec(axes)
     shown = f"halo of {t} with widths={widths!r} along {spec}"
     if len(spec.entries) > t.ndim:
         raise ValueError(
@@ -86,6 +86,11 @@ def _for_each_dimension(t: ShapedArray, widths: Any, axes: Any, mode: Any) -> li
         if any(pair) and not n:
             raise ValueError(f"{shown}: dimension {dim} has no entries, so it has no edges")
     return list(zip(pairs, spec.dims(t.ndim), modes))
+
+
+def as_spec(axes: Any) -> PartitionSpec:
+    """The axes of dimensions as a partition spec: of a spec, of its entries, or of the only axis."""
+    return axes if isinstance(axes, PartitionSpec) else PartitionSpec(*((axes,) if isinstance(axes, str) else axes))
 
 
 class _Dimension:

@@ -630,11 +630,12 @@ def _in_order(mesh, last) -> list:
 
 
 def _of_few(mesh, last) -> list:
-    return axes_of(mesh) if len(mesh.axis_names) < 3 else []
+    return _in_order(mesh, last) if len(mesh.axis_names) < 3 else []
 
 
 def _of_many(mesh, last) -> list:
-    return axes_of(mesh) if len(mesh.axis_names) > 2 else []
+    """All groups of many axes, and of few those that are not in order."""
+    return axes_of(mesh) if len(mesh.axis_names) > 2 else [a for a in axes_of(mesh) if list(a) != sorted(a)]
 
 
 def _some(mesh, last) -> list:
@@ -683,7 +684,7 @@ def _extrema(check_rep) -> Callable:
 #: ranks are asked it. `last` says that the mesh is the last one of as many ranks.
 CHECKS: dict[str, tuple[Callable, Callable, Callable]] = {
     "values": (check_all_values, _every, _last),
-    "values without types": (functools.partial(check_all_values, check_rep=False), _every, _nowhere),
+    "values without types": (functools.partial(check_all_values, check_rep=False), _in_order, _nowhere),
     "one each": (check_one_each, _nowhere, _every),
     "one each without types": (functools.partial(check_one_each, check_rep=False), _nowhere, _backwards),
     **{
@@ -694,7 +695,7 @@ CHECKS: dict[str, tuple[Callable, Callable, Callable]] = {
     "dtypes": (check_dtypes, _in_order, _last),
     "every case vectorized": (_vmapped(cases), _in_order, _nowhere),
     "vectorized": (_vmapped(one_case_each), _nowhere, _backwards),
-    "operands that vary along fewer axes": (check_fewer_axes, _every, _nowhere),
+    "operands that vary along fewer axes": (check_fewer_axes, _in_order, _nowhere),
     "operands that do not vary": (functools.partial(check_one_each, held=()), _nowhere, _backwards),
     "compiled": (_of_one(check_compiled), _some, _last),
     "NaN": (check_nan, _in_order, _in_order),

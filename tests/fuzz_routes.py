@@ -347,10 +347,19 @@ SMOOTH = [
         "np.cosh(np.sin({a}))",
     ),
 ]
+#: What loops read where it is: each has the shape of {a}.
+READS = [
+    "np.roll({a}, {n})",
+    "np.roll({a}, ({n}, {m}), (-1, 0)) if np.ndim({a}) else {a}",
+    "{a}[..., ::-1] if np.ndim({a}) else {a}",
+    "np.concatenate([{a}[..., {m}:], {a}[..., :{m}]], -1) if np.ndim({a}) else {a}",
+    "np.pad({a}, 1)[(slice(2, None),) * np.ndim({a})] + np.pad({a}, 1)[(slice(None, -2),) * np.ndim({a})]",
+    "np.roll({a}, {n}, 0) + np.roll({a}, {m}, -1) if np.ndim({a}) else {a}",
+]
 
 
 def loops(rng: random.Random) -> str:
-    """Elementwise operations and sums, compiled into loops, beside NumPy's; and their derivatives."""
+    """Compiled loops of elementwise operations, sums, and shifted arrays, beside NumPy's; and their derivatives."""
     exact = rng.random() < 0.5
     rows, columns = rng.choice([(3, 4), (1, 7), (5, 1), (2, 40), (33, 9)])
     arrays = []
@@ -366,12 +375,17 @@ def loops(rng: random.Random) -> str:
     steps, known = [], [*names]
     for k in range(rng.randrange(2, 9)):
         dtype = rng.choice(["float64", "float32", "int32", "uint8", "bool"])
-        step = rng.choice(EXACT if exact else SMOOTH).format(
-            a=rng.choice(known), b=rng.choice(known), dtype=dtype, axis=rng.choice([-1, None])
+        step = rng.choice(READS if rng.random() < 0.3 else EXACT if exact else SMOOTH).format(
+            a=rng.choice(known),
+            b=rng.choice(known),
+            dtype=dtype,
+            axis=rng.choice([-1, None]),
+            n=rng.randrange(-9, 10),
+            m=rng.choice([-1, 1, 2]),
         )
         known.append(f"y{k}")
         steps.append(f"y{k} = {step}")
-    last = known[len(names) :]
+    last = [y for y in known[len(names) :] if rng.random() < 0.5] or known[-1:]
     tolerances = "rtol=0" if exact else "rtol=1e-9, atol=1e-11"
     body = "\n            ".join(steps)
     return f"""
@@ -387,8 +401,14 @@ def loops(rng: random.Random) -> str:
         programs = [f, md.value_and_grad(total, real) if real and {not exact} else f]
         if {not exact}:
             programs.append(md.grad(lambda x, *rest: np.sum(np.sin(md.grad(total)(x, *rest)))))
+            descend = lambda x, rest: x - 0.1 * md.grad(total)(x, *rest)
+            programs.append(lambda x, *rest: md.scan(lambda c, _: (descend(c, rest), np.sum(c)), x, None, 2))
+        mesh = spmd.make_mesh((2,), ("i",))
+        on_ranks = lambda *xs: [np.asarray(y)[None] for y in f(*[x[0] for x in xs])]
+        of_ranks = spmd.shard_map(on_ranks, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+        programs.append(lambda *xs: of_ranks(*[np.stack([x, x[()]]) for x in xs]))
         for g in programs:
-            with mock.patch.multiple(kernels, LEAST_ELEMENTS=1, LEAST_WORK=1):
+            with mock.patch.multiple(kernels, LEAST_ELEMENTS=1, LEAST_WORK=1, LEAST_COLUMNS=1):
                 found = md.tree.leaves(md.jit(g)(*arrays))
             expected = md.tree.leaves(md.jit(g, kernels=False)(*arrays))
             for one, other in zip(found, expected, strict=True):

@@ -39,6 +39,21 @@ def test_a_missing_peer_is_shown(monkeypatch, capsys):
     assert any("grad: formula" in line and "missing" in line for line in text.splitlines())
 
 
+def test_a_peer_without_a_function_has_no_time_in_that_row(monkeypatch, capsys):
+    def prepare(problem):
+        def run():
+            if problem.name == "heat":
+                raise report.peers.Unsupported("no roll")
+            return problem.by_hand(problem.params, problem.data)
+
+        return run
+
+    monkeypatch.setitem(report.peers.PEERS, "numba", lambda: prepare)
+    result = report.main(["--quick", "--only", "heat", "polynomial", "--peers", "minidiff", "numba"])
+    columns = {row["name"]: {*row["ratio"]} for row in result["rows"]}
+    assert columns == {"grad: polynomial": {"minidiff", "numba"}, "grad: heat": {"minidiff"}}
+
+
 @pytest.mark.parametrize("time, verdict", [(20.0, "minidiff <= 25 µs: met"), (30.0, "minidiff <= 25 µs: missed")])
 def test_targets(monkeypatch, time, verdict):
     monkeypatch.setattr(report, "TARGETS", {("grad: formula", "minidiff"): (25.0, "µs")})

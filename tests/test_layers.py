@@ -1,6 +1,7 @@
 """The layers, `numpy` <- `minidiff` <- `collectives` <- `spmd`: what each imports, in its files and as it loads."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -49,12 +50,24 @@ LATER = {
 INSIDE = {"collectives.backends.mpi", *ELSEWHERE}
 
 
+@functools.cache
 def modules():
     """All modules: name -> path."""
     found = {}
     for path in (p for layer in LAYERS for p in (ROOT / layer).rglob("*.py")):
         found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
     return found
+
+
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imports_of(path):
+    """What `imports` finds in a file."""
+    return [*imports(tree_of(path), modules())]
 
 
 def imports(node, known, inside=False):
@@ -73,7 +86,7 @@ def imports(node, known, inside=False):
 
 def test_no_module_imports_itself_round_a_corner():
     known = modules()
-    found = {name: imports(ast.parse(path.read_text()), known) for name, path in known.items()}
+    found = {name: imports_of(path) for name, path in known.items()}
     graph = {name: {x for x, _ in pairs} & known.keys() - {name} for name, pairs in found.items()}
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -89,7 +102,7 @@ def folder_of(module):
 def test_no_folder_imports_itself_round_a_corner():
     known, graph = modules(), {}
     for name, path in known.items():
-        found = {folder_of(x) for x, _ in imports(ast.parse(path.read_text()), known) if x in known}
+        found = {folder_of(x) for x, _ in imports_of(path) if x in known}
         graph.setdefault(folder_of(name), set()).update(found - {folder_of(name)})
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -100,7 +113,7 @@ def test_no_folder_imports_itself_round_a_corner():
 def test_the_heart_stands_on_what_knows_nothing_of_it():
     known = modules()
     files = {name: path for name, path in known.items() if name.startswith("minidiff.core")}
-    found = {folder_of(x) for path in files.values() for x, _ in imports(ast.parse(path.read_text()), known)}
+    found = {folder_of(x) for path in files.values() for x, _ in imports_of(path)}
     assert found & {folder_of(x) for x in known} <= {"minidiff.core", "minidiff.values", "minidiff.diagnostics"}
     lines = [len(path.read_text().splitlines()) for path in files.values()]
     assert max(lines) <= 250
@@ -110,13 +123,13 @@ def test_the_heart_stands_on_what_knows_nothing_of_it():
 def test_functions_import_optional_packages_alone():
     known = modules()
     for name, path in known.items():
-        inside = {module for module, yes in imports(ast.parse(path.read_text()), known) if yes}
+        inside = {module for module, yes in imports_of(path) if yes}
         assert {x for x in inside if x.partition(".")[0] in LAYERS} <= INSIDE, name
 
 
 def imported(path):
     """The packages that a file names in its imports, those inside functions as well."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -143,7 +156,7 @@ def test_what_few_programs_need_loads_later(layer):
 def test_no_two_classes_have_one_name():
     places = {}
     for name, path in modules().items():
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(name)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

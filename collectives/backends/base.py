@@ -10,8 +10,8 @@ import contextlib
 import math
 import signal
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -37,6 +37,19 @@ def ignore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+class Tally:
+    """How often a collective has been called, and the bytes of each rank's operands."""
+
+    __slots__ = ("bytes", "calls")
+
+    def __init__(self) -> None:
+        self.calls = self.bytes = 0
+
+    def add(self, nbytes: int) -> None:
+        self.calls += 1
+        self.bytes += nbytes
+
+
 class Backend(ABC):
     """The ranks along axes of these `sizes`; collectives are methods `_psum`, `_all_gather`, …"""
 
@@ -47,8 +60,7 @@ class Backend(ABC):
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
-        self.calls: Counter = Counter()  # the number of calls of each collective
-        self.bytes: Counter = Counter()  # the bytes of each rank's operands
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by collective
 
     def same_ranks(self, other: Backend) -> bool:
         """Whether another backend of the same sizes has the same ranks, so that each can use the other's values."""
@@ -67,7 +79,7 @@ class Backend(ABC):
         """The axes a collective's result varies along; groups of ranks may have different results."""
         if name in SAME_ON_ALL and "groups" not in params:
             return tuple(a for a in held if a not in params["axes"])
-        return self.sort_axes({*held, *params["axes"]})
+        return held if held == params["axes"] else self.sort_axes({*held, *params["axes"]})
 
     def barrier(self) -> None:  # noqa: B027  (simulated ranks need not wait)
         """Wait until all ranks have reached this call."""
@@ -85,8 +97,7 @@ class Backend(ABC):
 
     def count(self, name: str, nbytes: int) -> None:
         """Count a collective that communicates."""
-        self.calls[name] += 1
-        self.bytes[name] += nbytes
+        self.tallies[name].add(nbytes)
 
     @abstractmethod
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
@@ -96,21 +107,35 @@ class Backend(ABC):
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
         """Run a collective, within each of `params["groups"]` if given: the result, and its axes."""
 
+    @abstractmethod
     def variadic(
         self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict
     ) -> list[tuple[Any, Axes]]:
         """All-reduce several values of one dtype in one call: results, with axes."""
-        if not communicates:
-            return [self.collective(name, x, held, False, params) for x, held in operands]
-        return self.wait(self.start(name, operands, params))
+
+    def moves_nothing(self, name: str, x: Any, params: Mapping[str, Any]) -> bool:
+        """Whether the data of a collective's result is that of its operand, an array or a type."""
+        return False
 
     @abstractmethod
-    def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
-        """Start an all-reduce of several values, or a `ppermute` of one, for `wait`; all ranks do so in one order."""
+    def prepare(
+        self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict, several: bool
+    ) -> Callable[..., Any]:
+        """What runs a collective again and again, on data of the types of these operands: one, or several at once.
+
+        All ranks call it when they first call the collective.
+        """
 
     @abstractmethod
-    def wait(self, started: Any) -> list[tuple[Any, Axes]]:
-        """Wait for what `start` returned, and return the results."""
+    def prepare_start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Callable[..., Any]:
+        """What starts an all-reduce of several values, or a `ppermute` of one: `wait` takes what it returns.
+
+        All ranks start in one order, and call this when they first start the collective.
+        """
+
+    @abstractmethod
+    def wait(self, started: Any) -> list[Any]:
+        """Wait for what has been started, and return the data of the results."""
 
     @abstractmethod
     def finish(self) -> None:

@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mpi4py
@@ -38,9 +38,10 @@ from collectives.backends.base import (
 )
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
-from collectives.guards.mismatch import DisagreementError, Kind, group_reports, report
+from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.operation import Primitive
+from minidiff.core.types import ShapedArray
 from minidiff.values.dtypes import accumulator_dtype, is_bfloat16, is_real_float
 
 
@@ -71,7 +72,12 @@ def _name(version: str) -> str:
     return " ".join(version.split("\n")[0].split(",")[0].replace("\0", "").replace(" Version:", "").split())
 
 
+Run = Callable[..., Any]  # what runs a collective on blocks of known types
+MANY = 4096  # of these that a mesh keeps
+CASTS = ("pbroadcast", "reduced", "unreduced")  # they change types alone
+
 _mpi = _mpi4py()
+BYTE = _mpi.BYTE
 WORLD = _mpi.COMM_WORLD
 ROUND_TRIPS = 20  # messages by which two ranks compare their clocks
 
@@ -84,6 +90,7 @@ class MPIRanks(Backend):
     def __init__(self, sizes: dict[str, int], comm: Any = None):
         super().__init__(sizes)
         self._started: list[Started] = []
+        self._runs: dict[tuple, Run] = {}  # what `prepare` has returned
         self._given = WORLD if comm is None else comm
         self._lease = _communicators(self._given, sizes)
         self._lease.users.add(self)
@@ -177,63 +184,122 @@ class MPIRanks(Backend):
     def apply(
         self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
     ) -> tuple[numpy.ndarray, Axes]:
-        held = self.sort_axes({a for _, axes in operands for a in axes})
+        along = {axes for _, axes in operands}
+        held = along.pop() if len(along) == 1 else self.sort_axes({a for axes in along for a in axes})
         return primitive.bind(*[x for x, _ in operands], **params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
-        x = _sendable(x)
-        if communicates:
-            self.count(name, x.nbytes)
-        if params["size"] == 1:  # simulate the single rank, or the only one of its group
-            alone = {k: v for k, v in params.items() if k != "groups"}
-            out, varies = Simulated(dict.fromkeys(params["axes"], 1)).collective(name, x, (), False, alone)
-            return (out[0] if varies else out), self.held_after(name, held, params)
-        if "groups" in params:
-            return self._in_groups(name, x, **params), self.held_after(name, held, params)
-        if communicates:
-            self.along(params["axes"]).mismatch_check.note(name, params, x)
-        return getattr(self, "_" + name)(x, **params), self.held_after(name, held, params)
-
-    def _in_groups(self, name, x, axes, size, groups, **params):
-        self.along(axes).mismatch_check.note(name, {"axes": axes, "groups": groups, **params}, x)
-        ranks = self.group(axes, groups)
-        return ranks.collective(name, x, (), False, {**params, "axes": (GROUP,), "size": ranks.size((GROUP,))})[0]
+        if name not in CASTS:
+            x = self._prepared(name, [(x, held)], communicates, params, several=False)(x)
+        return x, self.held_after(name, held, params)
 
     def variadic(
         self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], communicates: bool, params: dict
     ) -> list[tuple[numpy.ndarray, Axes]]:
+        outs = self._prepared(name, operands, communicates, params, several=True)(*[x for x, _ in operands])
+        return [(out, self.held_after(name, held, params)) for out, (_, held) in zip(outs, operands)]
+
+    def _prepared(self, name: str, operands: Sequence[tuple], communicates: bool, params: dict, several: bool) -> Run:
+        """What `prepare` returned for operands of these types, if it was called for such ones before."""
+        key = (name, several, communicates, *params.values(), *[(x.shape, x.dtype) for x, _ in operands])
+        found = self._runs.get(key)
+        if found is None:
+            if len(self._runs) >= MANY:
+                self._runs.clear()
+            found = self._runs[key] = self.prepare(name, operands, communicates, params, several)
+        return found
+
+    def moves_nothing(self, name: str, x: Any, params: Mapping[str, Any]) -> bool:
+        return name in CASTS or (params["size"] == 1 and _of_one_rank(name, x, params) is _operand)
+
+    def prepare(
+        self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict, several: bool
+    ) -> Run:
+        types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
+        if several and not communicates:
+            each = [self._decide(name, x, params) for x in types]
+            return lambda *xs: [run(x) for run, x in zip(each, xs)]
+        run = self._decide_sums(types, **params) if several else self._decide(name, types[0], params)
         if not communicates:
-            return super().variadic(name, operands, communicates, params)
-        started = self._pack(name, operands, params)
-        self._communicator(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
-        return started.results()
+            return run if run is _operand else lambda x: run(_sendable(x))
+        announce = self._announcing(name, types, params)
 
-    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
-        return getattr(self, "_start_" + name)(name, operands, **params)
+        def call(x):
+            announce()
+            return run(_sendable(x))
 
-    def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], **params: Any) -> Started:
-        started = self._pack(name, operands, params)
-        started.comm = self._communicator(**params)
-        self._started.append(started)  # first: `finish` must know of it even if Ctrl-C comes next
-        started.requests = [started.comm.Iallreduce(started.given, started.buffer, _mpi.SUM)]
-        return started
+        def call_several(*xs):
+            announce()
+            return run(*map(_sendable, xs))
 
-    def _communicator(self, axes: Axes, size: int, groups: Groups | None = None) -> Any:
-        """The communicator of the ranks that this rank sums with."""
-        return self.along(axes) if groups is None else self.group(axes, groups).comm
+        return call_several if several else call
 
-    def _start_ppermute(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size, perm):
-        ((x, held),) = operands
-        x = _sendable(x)
-        self.along(axes).mismatch_check.note(name, {"axes": axes, "perm": perm}, x)
-        self.count(name, x.nbytes)
-        started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.sort_axes({*held, *axes})])
-        started.given, started.comm = x, self.along(axes)
-        self._started.append(started)
-        started.requests = [*self._sent(x, started.buffer, axes, perm)]
-        return started
+    def _decide(self, name: str, x: ShapedArray, params: dict) -> Run:
+        """What runs a collective on blocks of this type, by the method of its name."""
+        if params["size"] == 1:
+            return _of_one_rank(name, x, params)
+        if "groups" not in params:
+            return getattr(self, f"_{name}")(x, **params)
+        ranks = self.group(params["axes"], params["groups"])
+        others = {k: v for k, v in params.items() if k != "groups"}
+        return ranks._decide(name, x, {**others, "axes": (GROUP,), "size": ranks.size((GROUP,))})
 
-    def wait(self, started: Started) -> list[tuple[numpy.ndarray, Axes]]:
+    def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
+        """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
+        count, comm = self.tallies[name].add, self.along(params["axes"])
+        nbytes, note = sum(x.nbytes for x in types), noter(name, params, types)
+
+        def announce():
+            count(nbytes)
+            note(comm.mismatch_check)
+
+        return announce
+
+    # ------------------------------------------------ started now, waited for later
+
+    def prepare_start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Callable[..., Started]:
+        types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
+        comm, begin = getattr(self, f"_start_{name}")(types, **params)
+        announce, under_way = self._announcing(name, types, params), self._started
+
+        def start(*xs):
+            xs = [*map(_sendable, xs)]
+            announce()
+            started = Started(comm, xs)
+            under_way.append(started)  # first: `finish` must know of it even if Ctrl-C comes next
+            begin(started)
+            return started
+
+        return start
+
+    def _start_psum(self, types: Sequence[ShapedArray], **params: Any) -> tuple[Any, Callable[[Started], None]]:
+        comm, packing = self._communicator(**params), Packing(types)
+
+        def begin(started):
+            started.given, buffer = packing.pack(started.given)
+            started.results = lambda: packing.unpack(buffer)
+            started.requests = [comm.Iallreduce(started.given, buffer, _mpi.SUM)]
+
+        return comm, begin
+
+    def _start_ppermute(self, types: Sequence[ShapedArray], axes: Axes, size: int, perm: Sequence[tuple[int, int]]):
+        comm, (place, messages) = self.along(axes), self._messages(axes, perm)
+
+        def begin(started):
+            (x,) = started.given
+            out = place(x.shape, x.dtype)
+            started.results = lambda: [out]
+            started.requests.extend(messages(x, out))
+
+        return comm, begin
+
+    def progress(self, started: Started) -> list[numpy.ndarray]:
+        """Let MPI go on with what has been started, this and all else."""
+        for request in started.requests:
+            request.Test()
+        return []
+
+    def wait(self, started: Started) -> list[numpy.ndarray]:
         self._started.remove(started)
         started.comm.wait_for(started.requests)
         return started.results()
@@ -248,22 +314,6 @@ class MPIRanks(Backend):
             else:
                 started.comm.wait_for(started.requests)
 
-    def _pack(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
-        """Pack values into one buffer for an all-reduce; do not copy a single value."""
-        arrays, axes = [_sendable(x) for x, _ in operands], params["axes"]
-        self.along(axes).mismatch_check.note(name, params, *arrays)
-        dtype = arrays[0].dtype
-        self.count(name, sum(x.nbytes for x in arrays))
-        buffer = numpy.empty(sum(x.size for x in arrays), accumulator_dtype(dtype))
-        held = [self.held_after(name, held, params) for _, held in operands]
-        started = Started(buffer, dtype, [x.shape for x in arrays], held)
-        if len(arrays) == 1 and buffer.dtype == dtype:
-            started.given = arrays[0]
-            return started
-        for place, x in zip(started.places(buffer), arrays):
-            place[...] = x
-        return started
-
     def barrier(self) -> None:
         self.comm.mismatch_check.note("barrier", {"axes": tuple(self.sizes)})
         self.comm.Barrier()
@@ -272,12 +322,19 @@ class MPIRanks(Backend):
         return numpy.asarray(self.index(axes)), self.sort_axes(axes)
 
     # ------------------------------------------------ collectives
+    #
+    # Each method takes the type of this rank's block. What it does itself is decided once; the function that it returns
+    # runs each time.
 
     def _all_reduce(self, x, axes, op):
-        given = _reducible(x)
-        out = numpy.empty_like(given)
-        self.along(axes).Allreduce(given, out, op)
-        return _restore_dtype(out, x)
+        comm, shape, dtype = self.along(axes), x.shape, _reducible_dtype(x.dtype)
+
+        def run(x):
+            out = numpy.empty(shape, dtype)
+            comm.Allreduce(x, out, op)
+            return out
+
+        return _as_reducible(run, x.dtype)
 
     def _psum(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.SUM)
@@ -288,90 +345,161 @@ class MPIRanks(Backend):
     def _pmin(self, x, axes, size):
         return self._all_reduce(x, axes, _MINIMUM if is_real_float(x.dtype) else _mpi.MIN)
 
+    def _decide_sums(self, types, **params):
+        comm, packing = self._communicator(**params), Packing(types)
+
+        def run(*xs):
+            given, buffer = packing.pack(xs)
+            comm.Allreduce(given, buffer, _mpi.SUM)
+            return packing.unpack(buffer)
+
+        return run
+
+    def _communicator(self, axes: Axes, size: int, groups: Groups | None = None) -> Any:
+        """The communicator of the ranks that this rank sums with."""
+        return self.along(axes) if groups is None else self.group(axes, groups).comm
+
     def _pbroadcast(self, x, axes, size):
-        return x
+        return _operand
 
     _reduced = _unreduced = _pbroadcast
 
     def _all_gather(self, x, axes, size, axis, tiled):
-        blocks = numpy.empty((size, *x.shape), x.dtype)
-        self.along(axes).Allgather(_bytes(x), _bytes(blocks))
-        return unsplit_dimension(blocks, axis, tiled)
+        comm, shape = self.along(axes), (size, *x.shape)
+
+        def run(x):
+            blocks = numpy.empty(shape, x.dtype)
+            comm.Allgather(_bytes(x), _bytes(blocks))
+            return unsplit_dimension(blocks, axis, tiled)
+
+        return run
 
     _all_gather_invariant = _all_gather_reduced = _all_gather
 
     def _psum_scatter(self, x, axes, size, axis, tiled):
-        parts = _reducible(numpy.ascontiguousarray(split_dimension(x, size, axis, tiled)))
-        out = numpy.empty(parts.shape[1:], parts.dtype)
-        self.along(axes).Reduce_scatter_block(parts, out, _mpi.SUM)
-        return _restore_dtype(out, x)
+        comm = self.along(axes)
+
+        def run(x):
+            parts = numpy.ascontiguousarray(split_dimension(x, size, axis, tiled))
+            out = numpy.empty(parts.shape[1:], parts.dtype)
+            comm.Reduce_scatter_block(parts, out, _mpi.SUM)
+            return out
+
+        return _as_reducible(run, x.dtype)
 
     def _pscatter(self, x, axes, size, axis, tiled):
-        return split_dimension(x, size, axis, tiled)[self.index(axes)]
+        me = self.index(axes)
+        return lambda x: split_dimension(x, size, axis, tiled)[me]
 
     def _all_to_all(self, x, axes, size, split_axis, concat_axis, tiled):
-        parts = numpy.ascontiguousarray(split_dimension(x, size, split_axis, tiled))
-        out = numpy.empty_like(parts)
-        self.along(axes).Alltoall(_bytes(parts), _bytes(out))
-        return unsplit_dimension(out, concat_axis, tiled)
+        comm = self.along(axes)
+
+        def run(x):
+            parts = numpy.ascontiguousarray(split_dimension(x, size, split_axis, tiled))
+            out = numpy.empty_like(parts)
+            comm.Alltoall(_bytes(parts), _bytes(out))
+            return unsplit_dimension(out, concat_axis, tiled)
+
+        return run
 
     def _ragged_all_to_all(self, x, axes, size, axis, splits):
-        me = self.index(axes)
-        rows = numpy.ascontiguousarray(numpy.moveaxis(x, axis, 0))
-        out = numpy.zeros((longest_block(zip(*splits)), *rows.shape[1:]), x.dtype)
-        row = math.prod(rows.shape[1:]) * x.itemsize
-        sent, got = [n * row for n in splits[me]], [arriving[me] * row for arriving in splits]
-        self.along(axes).Alltoallv(_parts(rows, sent), _parts(out, got))
-        return numpy.moveaxis(out, 0, axis)
+        me, comm, longest = self.index(axes), self.along(axes), longest_block(zip(*splits))
+
+        def run(x):
+            rows = numpy.ascontiguousarray(numpy.moveaxis(x, axis, 0))
+            out = numpy.zeros((longest, *rows.shape[1:]), x.dtype)
+            row = math.prod(rows.shape[1:]) * x.itemsize
+            sent, got = [n * row for n in splits[me]], [arriving[me] * row for arriving in splits]
+            comm.Alltoallv(_parts(rows, sent), _parts(out, got))
+            return numpy.moveaxis(out, 0, axis)
+
+        return run
 
     def _broadcast(self, x, axes, size, root):
-        if self.index(axes) != root:
-            x = numpy.empty_like(x)
-        out = x if x.flags.writeable else x.copy()  # mpi4py wants a writable buffer, also on the root
-        self.along(axes).Bcast(_bytes(out), root)
-        return out
+        comm, at_root = self.along(axes), self.index(axes) == root
+
+        def run(x):
+            if not at_root:
+                x = numpy.empty_like(x)
+            out = x if x.flags.writeable else x.copy()  # mpi4py wants a writable buffer, also on the root
+            comm.Bcast(_bytes(out), root)
+            return out
+
+        return run
 
     _broadcast_varying = _broadcast
 
     def _at_root(self, x, axes, size, root):
-        return x if self.index(axes) == root else numpy.zeros_like(x)
+        return _operand if self.index(axes) == root else numpy.zeros_like
 
     def _reduce(self, x, axes, size, root):
-        given = _reducible(x)
-        out = numpy.zeros_like(given)
-        self.along(axes).Reduce(given, out if self.index(axes) == root else None, _mpi.SUM, root)
-        return _restore_dtype(out, x)
+        comm, at_root = self.along(axes), self.index(axes) == root
+
+        def run(x):
+            out = numpy.zeros_like(x)
+            comm.Reduce(x, out if at_root else None, _mpi.SUM, root)
+            return out
+
+        return _as_reducible(run, x.dtype)
 
     def _gather(self, x, axes, size, root, axis, tiled):
-        blocks = numpy.zeros((size, *x.shape), x.dtype)
-        self.along(axes).Gather(_bytes(x), _bytes(blocks) if self.index(axes) == root else None, root)
-        return unsplit_dimension(blocks, axis, tiled)
+        comm, at_root, shape = self.along(axes), self.index(axes) == root, (size, *x.shape)
+
+        def run(x):
+            blocks = numpy.zeros(shape, x.dtype)
+            comm.Gather(_bytes(x), _bytes(blocks) if at_root else None, root)
+            return unsplit_dimension(blocks, axis, tiled)
+
+        return run
 
     def _scatter(self, x, axes, size, root, axis, tiled):
-        parts = split_dimension(x, size, axis, tiled)
-        out = numpy.empty(parts.shape[1:], x.dtype)
-        given = _bytes(numpy.ascontiguousarray(parts)) if self.index(axes) == root else None
-        self.along(axes).Scatter(given, _bytes(out), root)
-        return out
+        comm, at_root = self.along(axes), self.index(axes) == root
+
+        def run(x):
+            parts = split_dimension(x, size, axis, tiled)
+            out = numpy.empty(parts.shape[1:], x.dtype)
+            comm.Scatter(_bytes(numpy.ascontiguousarray(parts)) if at_root else None, _bytes(out), root)
+            return out
+
+        return run
 
     def _pscan(self, x, axes, size, reverse, exclusive):
-        given, comm = _reducible(x), self._towards(axes, reverse)
-        out = numpy.zeros_like(given)
-        (comm.Exscan if exclusive else comm.Scan)(given, out, _mpi.SUM)
-        if exclusive and comm.Get_rank() == 0:
-            out[...] = 0  # MPI leaves it undefined
-        return _restore_dtype(out, x)
+        comm = self._towards(axes, reverse)
+        scan, first = (comm.Exscan, comm.Get_rank() == 0) if exclusive else (comm.Scan, False)
+
+        def run(x):
+            out = numpy.zeros_like(x)
+            scan(x, out, _mpi.SUM)
+            if first:
+                out[...] = 0  # MPI leaves it undefined
+            return out
+
+        return _as_reducible(run, x.dtype)
 
     def _ppermute(self, x, axes, size, perm):
-        out = numpy.zeros_like(x)
-        self.along(axes).wait_for(self._sent(x, out, axes, perm))
-        return out
+        comm, shape, (place, messages) = self.along(axes), x.shape, self._messages(axes, perm)
 
-    def _sent(self, x: numpy.ndarray, out: numpy.ndarray, axes: Axes, perm: Sequence[tuple[int, int]]) -> Iterator[Any]:
-        """Start sending `x` along `perm` and receiving into `out`, and yield the requests."""
-        me, comm = self.index(axes), self.along(axes)
-        yield from (comm.Irecv(_bytes(out), source, 0) for source, destination in perm if destination == me)
-        yield from (comm.Isend(_bytes(x), destination) for source, destination in perm if source == me)
+        def run(x):
+            out = place(shape, x.dtype)
+            comm.wait_for(messages(x, out))
+            return out
+
+        return run
+
+    def _messages(self, axes: Axes, perm: Sequence[tuple[int, int]]) -> tuple[Callable, Callable[..., Iterator]]:
+        """Where a permutation's message arrives, which is zeros if none comes; and what starts its messages."""
+        comm, me = self.along(axes), self.index(axes)
+        sources = [source for source, destination in perm if destination == me]
+        destinations = [destination for source, destination in perm if source == me]
+
+        def messages(x, out):
+            x, out = _view_for_mpi(x), _view_for_mpi(out)
+            for source in sources:
+                yield comm.Irecv([out, BYTE], source, 0)
+            for destination in destinations:
+                yield comm.Isend([x, BYTE], destination)
+
+        return numpy.empty if sources else numpy.zeros, messages
 
     # ------------------------------------------------ in and out
 
@@ -399,7 +527,8 @@ class MPIRanks(Backend):
             return x[None]
         self.along(held).mismatch_check.note("all_gather", {"axes": held}, x)
         self.count("all_gather", x.nbytes)
-        return self._all_gather(_sendable(x), held, self.size(held), 0, False)
+        params = {"axes": held, "size": self.size(held), "axis": 0, "tiled": False}
+        return self.collective("all_gather", x, held, False, params)[0]
 
     def is_here(self, held: Axes) -> bool:
         return self.size(held) == 1
@@ -412,25 +541,61 @@ class MPIRanks(Backend):
 
 
 class Started:
-    """A started collective: MPI owns `given`, which is the buffer itself or a value, until it is waited for."""
+    """A started collective: MPI reads `given` and writes into what `results` returns, until it is waited for."""
 
-    def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
-        self.buffer = buffer
-        self.dtype = dtype
-        self.shapes = shapes
-        self.held = held
-        self.given: Any = _mpi.IN_PLACE
-        self.comm: Any = None
+    results: Callable[[], list[numpy.ndarray]]
+
+    def __init__(self, comm: Any, given: Any):
+        self.comm = comm
+        self.given = given
         self.requests: list = []
 
-    def places(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
-        """The part of the buffer for each value."""
-        ends = [0, *itertools.accumulate(math.prod(shape) for shape in self.shapes)]
-        return [buffer[start:end].reshape(shape) for (start, end), shape in zip(itertools.pairwise(ends), self.shapes)]
 
-    def results(self) -> list[tuple[numpy.ndarray, Axes]]:
-        """The values, as views of the buffer."""
-        return list(zip(self.places(self.buffer.astype(self.dtype, copy=False)), self.held))
+class Packing:
+    """How values of one dtype are put into one buffer for an all-reduce. A single value is passed as it is."""
+
+    def __init__(self, types: Sequence[ShapedArray]):
+        self.dtype = types[0].dtype
+        self.wide = accumulator_dtype(self.dtype)
+        self.copies = len(types) > 1 or self.wide != self.dtype
+        ends = [0, *itertools.accumulate(x.size for x in types)]
+        self.places = [(slice(*ends[k : k + 2]), x.shape) for k, x in enumerate(types)]
+        self.shape = (ends[-1],) if self.copies else types[0].shape
+
+    def pack(self, xs: Sequence[numpy.ndarray]) -> tuple[Any, numpy.ndarray]:
+        """What MPI takes, and the buffer that the sum is written into."""
+        buffer = numpy.empty(self.shape, self.wide)
+        if not self.copies:
+            return xs[0], buffer
+        for (place, shape), x in zip(self.places, xs):
+            buffer[place].reshape(shape)[...] = x
+        return _mpi.IN_PLACE, buffer
+
+    def unpack(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
+        """The sums, as views of the buffer."""
+        if not self.copies:
+            return [buffer]
+        buffer = buffer.astype(self.dtype, copy=False)
+        return [buffer[place].reshape(shape) for place, shape in self.places]
+
+
+def _operand(x: numpy.ndarray) -> numpy.ndarray:
+    """What runs a collective that moves nothing."""
+    return x
+
+
+def _of_one_rank(name: str, x: Any, params: Mapping[str, Any]) -> Run:
+    """What runs a collective of a single rank: the result is the operand, in another shape if need be, or zeros.
+
+    Simulated, on ones, it says which.
+    """
+    alone = {k: v for k, v in params.items() if k != "groups"}
+    ones = numpy.ones(x.shape, bool)
+    out, varies = Simulated(dict.fromkeys(params["axes"], 1)).collective(name, ones, (), False, alone)
+    shape = out.shape[1:] if varies else out.shape
+    if not out.all():
+        return lambda x: numpy.zeros(shape, x.dtype)
+    return _operand if shape == x.shape else lambda x: x.reshape(shape)
 
 
 # ---------------------------------------------------------------- communicators
@@ -573,35 +738,43 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
 
 def _sendable(x: numpy.ndarray) -> numpy.ndarray:
     """Return x contiguous, aligned and in native byte order, as MPI requires; copy only if needed."""
+    if type(x) is numpy.ndarray and x.flags.num & _SENDABLE == _SENDABLE and x.dtype.isnative:
+        return x
     x = numpy.asarray(x, None if x.dtype.isnative else x.dtype.newbyteorder("="), order="C")
     return x if x.flags.aligned else x.copy()
 
 
+_SENDABLE = 0x1 | 0x100  # numpy's flags C_CONTIGUOUS and ALIGNED
+
+
 def _bytes(x: numpy.ndarray) -> list:
     """A buffer specification for moving data, as bytes: MPI need not know the dtype."""
-    return [_view_for_mpi(x), _mpi.BYTE]
+    return [_view_for_mpi(x), BYTE]
 
 
 def _view_for_mpi(x: numpy.ndarray) -> numpy.ndarray:
     """View x as a dtype whose memory mpi4py can read: it does not know bfloat16."""
-    return x.view(numpy.uint16) if is_bfloat16(x.dtype) else x
+    return x.view(numpy.uint16) if x.dtype.kind == "V" and is_bfloat16(x.dtype) else x
 
 
 def _parts(x: numpy.ndarray, counts: Sequence[int]) -> list:
     """A buffer specification as `_bytes`, in consecutive parts of `counts` bytes."""
-    return [_view_for_mpi(x), (counts, [0, *itertools.accumulate(counts)][:-1]), _mpi.BYTE]
+    return [_view_for_mpi(x), (counts, [0, *itertools.accumulate(counts)][:-1]), BYTE]
 
 
-def _reducible(x: numpy.ndarray) -> numpy.ndarray:
-    """Convert x to a dtype that MPI can reduce."""
-    if x.dtype.kind == "b":  # MPI has no order for booleans; as bytes they are 0 and 1
-        return x.view(numpy.uint8)
-    return x.astype(accumulator_dtype(x.dtype), copy=False)  # it has no 16-bit floats
+def _reducible_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    """The dtype as which MPI reduces values of a dtype."""
+    return numpy.dtype(numpy.uint8) if dtype.kind == "b" else accumulator_dtype(dtype)
 
 
-def _restore_dtype(out: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
-    """Convert a reduction of `_reducible(x)` back to the dtype of x."""
-    return out.view(x.dtype) if x.dtype.kind == "b" else out.astype(x.dtype, copy=False)
+def _as_reducible(run: Run, dtype: numpy.dtype) -> Run:
+    """What reduces values of a dtype, where `run` reduces those of its `_reducible_dtype`."""
+    wide = _reducible_dtype(dtype)
+    if wide == dtype:
+        return run
+    if dtype.kind == "b":  # MPI has no order for booleans; as bytes they are 0 and 1
+        return lambda x: run(x.view(wide)).view(dtype)
+    return lambda x: run(x.astype(wide)).astype(dtype)  # it has no 16-bit floats
 
 
 def _as_numpy(ufunc: numpy.ufunc) -> Any:

@@ -91,11 +91,21 @@ class Simulated(Backend):
             results.update(zip(group, out.reshape(len(group), self.size(rest), *out.shape[1:])))
         return self._join(numpy.stack([results[rank] for rank in sorted(results)]), axes, rest)
 
-    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Sequence:
-        self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
+    def variadic(self, name, operands, communicates, params):
+        if communicates:
+            self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
         return [self.collective(name, x, held, False, params) for x, held in operands]
 
-    def wait(self, started: Sequence) -> list[tuple[numpy.ndarray, Axes]]:
+    def prepare(self, name, operands, communicates, params, several):
+        helds = [held for _, held in operands]
+        if several:
+            return lambda *xs: [x for x, _ in self.variadic(name, [*zip(xs, helds)], communicates, params)]
+        return lambda x: self.collective(name, x, helds[0], communicates, params)[0]
+
+    def prepare_start(self, name, operands, params):
+        return self.prepare(name, operands, True, params, several=True)
+
+    def wait(self, started: Sequence) -> list[numpy.ndarray]:
         return list(started)
 
     def finish(self) -> None:

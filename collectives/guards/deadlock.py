@@ -54,16 +54,15 @@ abandoned: list = []
 def wait_for(requests: Sequence[Any]) -> None:
     """Wait for all `requests`; Ctrl-C interrupts at once."""
     # Poll without sleeping: some MPI libraries make progress on long messages only while they are called.
-    if not requests:
-        return
-    first = requests[0]
-    test = first.Test if len(requests) == 1 else lambda: first.Testall(requests)
     try:
-        for _ in range(SPIN):
-            if test():
-                return
-        while not test():
-            _offer_processor()
+        for request in requests:
+            test = request.Test
+            for _ in range(SPIN):
+                if test():
+                    break
+            else:
+                while not test():
+                    _offer_processor()
     except BaseException:
         abandoned.append(requests)
         raise
@@ -347,6 +346,8 @@ class Watched:
     def __init__(self, comm: Any, watchdog: Watchdog, name: tuple, ranks: Sequence[int]):
         self._comm = comm
         self._watchdog = watchdog
+        self._calls = watchdog.calls
+        self._unfinished = watchdog.unfinished
         self._made = 0  # the number of communicators made from this one
         self.begun = 0  # the number of calls begun
         self._recent: list = [None] * KEPT
@@ -359,31 +360,35 @@ class Watched:
         watchdog.communicators.append(self)
 
     def __getattr__(self, method: str) -> Any:
-        if method not in WAITING:
-            return getattr(self._comm, method)
-        start = getattr(self._comm, f"I{method[0].lower()}{method[1:]}")
-        call = self.__dict__[method] = functools.partial(self.wait, method, start)
-        return call
+        found = getattr(self._comm, method)
+        if method in WAITING:
+            found = functools.partial(self.wait, method, getattr(self._comm, f"I{method[0].lower()}{method[1:]}"))
+        self.__dict__[method] = found  # so that the next look-up finds it
+        return found
 
     def wait(self, method: str, start: Callable | None, *args: Any) -> None:
         """Start a nonblocking call and wait; without `start`, wait for given requests.
 
         Once the call has started, this rank has taken part in it, so Ctrl-C may interrupt the wait.
         """
-        calls, thread, unfinished = self._watchdog.calls, threading.get_ident(), self._watchdog.unfinished
-        if method != COMPARISON:
+        calls, unfinished, thread = self._calls, self._unfinished, threading.get_ident()
+        compares = method is COMPARISON
+        if not compares:
             if thread in unfinished:
                 raise RuntimeError(UNFINISHED)
             unfinished.add(thread)
-        self.begun += 1
-        calls[thread] = self._recent[self.begun % KEPT] = self, self.begun, method, self.mismatch_check.latest
+        self.begun = number = self.begun + 1
+        calls[thread] = self._recent[number % KEPT] = self, number, method, self.mismatch_check.latest
         try:
             if len(calls) > 1 or self._misused:
                 self._check_alone(thread)
-            requests = [start(*args)] if start else list(args[0])
-            if method != COMPARISON:
+            requests = [*args[0]] if start is None else [start(*args)]
+            if not compares:
                 unfinished.discard(thread)
-            wait_for(requests)
+            for request in requests:
+                if not request.Test():
+                    wait_for(requests)
+                    break
         except BaseException as error:
             abandoned.append(args)
             if isinstance(error, Exception):  # not Ctrl-C

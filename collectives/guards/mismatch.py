@@ -94,8 +94,8 @@ class MismatchCheck:
         self.since: list[Kind] = []
         self._due = 0
 
-    def note(self, name: str, params: Mapping[str, Any], *values: numpy.ndarray) -> None:
-        """Record a call on `values`, which all ranks make, and compare calls if due.
+    def note(self, name: str, params: Mapping[str, Any], *values: Any) -> None:
+        """Record a call on `values`, or types, which all ranks make, and compare calls if due.
 
         Raises DisagreementError on all ranks if this call or an earlier one was not the same on all of them.
         """
@@ -104,9 +104,13 @@ class MismatchCheck:
         if kind is None:
             weight = OFTEN if self.each and name not in ALONE else 1 + sum(x.nbytes for x in values) // LARGE
             if len(self.kinds) >= MANY:
-                self.kinds.clear()
+                self.kinds = {}
             kind = self.kinds[key] = Kind(_text(name, params, values), _place(), weight)
             self._due = OFTEN
+        self.repeat(kind)
+
+    def repeat(self, kind: Kind) -> None:
+        """Record a call of a known kind, and compare calls if due."""
         self.latest = kind
         self.since.append(kind)
         self._due += kind.weight
@@ -193,6 +197,22 @@ class MismatchCheck:
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
         requests = [self.comm.Irecv(coming, (rank - by) % size, TAG), self.comm.Isend(given, (rank + by) % size, TAG)]
         self.wait(requests, here)
+
+
+def noter(name: str, params: Mapping[str, Any], values: Iterable[Any]) -> Callable[[MismatchCheck], None]:
+    """A function that notes such a call, again and again; its kind is looked up once, until a check forgets its own."""
+    types = [ShapedArray(x.shape, x.dtype) for x in values]
+    kind: Any = None
+    kinds: Any = None  # of the check, when the kind was looked up
+
+    def note(check: MismatchCheck) -> None:
+        nonlocal kind, kinds
+        if check.kinds is kinds:
+            return check.repeat(kind)
+        check.note(name, params, *types)
+        kind, kinds = check.latest, check.kinds
+
+    return note
 
 
 def calls_agree(made: Iterable[Sequence[str]]) -> bool:

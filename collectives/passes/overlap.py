@@ -12,10 +12,8 @@ So the program computes while MPI communicates.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy
 
 from collectives.backends.base import Axes, Backend
 from collectives.ops import ppermute_p
@@ -25,19 +23,25 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.effects import has_effects
+from minidiff.ops.base import DecidedOnce, Multilinear
 
 
-class Lowered(Primitive):
+class Lowered(DecidedOnce):
     """A collective, of one value or several, on a backend's data.
 
     Parameters: the `collective`, its own `params`, the backend `ranks`, and `held`, the axes each operand varies along.
     """
 
-    shares_memory = True  # over an axis of size 1 the result may be the operand
+    shares_memory = True  # in groups of single ranks the result may be the operand
 
     def __init__(self, collective: Collective):
-        super().__init__(collective.name, _run_several if collective.multiple_results else _run)
+        super().__init__(collective.name)
         self.multiple_results = collective.multiple_results
+
+    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+        collective, own = params["collective"], params["params"]
+        given = list(zip(operands, params["held"]))
+        return params["ranks"].prepare(collective.name, given, collective.sends(own), own, self.multiple_results)
 
     def sends(self, params):
         return params["collective"].sends(params["params"])
@@ -56,17 +60,6 @@ def _result_type(x: ShapedArray, held: Axes, ranks: Backend, collective: Collect
     return ShapedArray(ranks.data_shape(shape, ranks.held_after(collective.name, held, params)), dtype)
 
 
-def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]) -> numpy.ndarray:
-    return ranks.collective(collective.name, x, held[0], collective.sends(params), params)[0]
-
-
-def _run_several(
-    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]
-) -> list:
-    found = ranks.variadic(collective.name, list(zip(xs, held)), collective.sends(params), params)
-    return [out for out, _ in found]
-
-
 class Start(Lowered):
     """Start a collective. `Wait` takes its result, which represents data in flight.
 
@@ -77,27 +70,45 @@ class Start(Lowered):
     def __init__(self, collective: Collective, over: bool):
         super().__init__(collective)
         self.name, self.multiple_results, self.shares_memory = f"{collective.name}_start", False, not over
-        self.impl = _run_start
+
+    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+        given = list(zip(operands, params["held"]))
+        return params["ranks"].prepare_start(params["collective"].name, given, params["params"])
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]
 
 
-def _run_start(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]) -> Any:
-    return ranks.start(collective.name, list(zip(xs, held)), params)
-
-
-class Wait(Primitive):
+class Wait(DecidedOnce):
     """Wait for a started collective. Parameters: the backend `ranks`, and the `types` of the results."""
 
     shares_memory = True  # the results are views of one buffer
     multiple_results = True
 
     def __init__(self, collective: Collective):
-        super().__init__(f"{collective.name}_wait", lambda started, ranks, types: [x for x, _ in ranks.wait(started)])
+        super().__init__(f"{collective.name}_wait")
+
+    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+        return params["ranks"].wait
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return list(params["types"])
+
+    def show_params(self, params: dict) -> str:
+        return ""
+
+
+class Progress(DecidedOnce):
+    """Let MPI go on with what is in flight. Many MPI libraries do so only while the program calls them."""
+
+    has_effect = True
+    multiple_results = True
+
+    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+        return params["ranks"].progress
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return []
 
     def show_params(self, params: dict) -> str:
         return ""
@@ -113,18 +124,22 @@ class Index(Primitive):
 
 
 lowered_p, start_p, wait_p = map(functools.cache, (Lowered, Start, Wait))
+progress_p = Progress("progress")
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
 
 
 def run_lowered(
     collective: Collective, operands: Sequence[tuple[Any, Axes]], ranks: Backend, params: dict
 ) -> list[tuple[Any, Axes]]:
-    """Bind a lowered collective: the results, each with the axes it varies along."""
+    """Bind a lowered collective, unless it moves nothing: the results, each with the axes it varies along."""
     helds = tuple(held for _, held in operands)
-    found = lowered_p(collective).bind(
-        *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
-    )
-    outs = found if collective.multiple_results else [found]
+    if all(ranks.moves_nothing(collective.name, typeof(x), params) for x, _ in operands):
+        outs = [x for x, _ in operands]
+    else:
+        found = lowered_p(collective).bind(
+            *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
+        )
+        outs = found if collective.multiple_results else [found]
     return [(out, ranks.held_after(collective.name, held, params)) for out, held in zip(outs, helds)]
 
 
@@ -144,7 +159,8 @@ def overlap_communication(tape: Tape, *_: Any) -> Tape:
     """Start all-reduces and permutations early; wait where a result is first used.
 
     A collective starts as soon as its operands are ready. What needs a result in flight, and leads to no other
-    collective, lets everything else go first. A collective is not split if nothing can be computed meanwhile.
+    collective, lets everything else go first. A collective is not split if nothing can be computed meanwhile. After
+    each matrix product that is computed meanwhile, MPI is called once, so that what is in flight goes on.
     """
     found = [eqn for eqn in tape.equations if _can_overlap(eqn)]
     return with_equations(tape, _Overlapped(tape, found).equations) if found else tape
@@ -204,7 +220,16 @@ class _Overlapped:
         self._need(eqn.inputs)
         if eqn not in self.split:
             self.equations.append(eqn)
+            self._make_progress(eqn)
             self._make_available(eqn.outputs)
+
+    def _make_progress(self, eqn: Equation) -> None:
+        """After a product, which takes a while, let collectives in flight go on."""
+        if self.under_way and isinstance(eqn.primitive, Multilinear):
+            collective, start = next(iter(self.under_way.values()))
+            if not collective.params["ranks"].at_once:
+                params = {"ranks": collective.params["ranks"]}
+                self.equations.append(Equation(progress_p, start.outputs, params, [], eqn.source))
 
     def _compute_delayed(self, delay: bool = True) -> None:
         """Compute the delayed equations, by default those that need nothing in flight any more."""

@@ -11,7 +11,7 @@ import keyword
 import math
 import textwrap
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -20,9 +20,11 @@ from minidiff.compiler import native
 from minidiff.compiler.buffers import Memory, carries_of_its_own, copy_p
 from minidiff.compiler.clock import Clock
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
+from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.fusion import fused_p
-from minidiff.compiler.in_place import IN_PLACE, add_within
-from minidiff.compiler.kernels import Kernel, fuse
+from minidiff.compiler.in_place import ADDED, IN_PLACE, add_within
+from minidiff.compiler.kernels import Kernel, find_reads, fuse
+from minidiff.compiler.products import product_text
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.operation import Primitive
@@ -31,6 +33,8 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
 from minidiff.higher_order.dead_code import dependents
+from minidiff.ops import linalg
+from minidiff.ops.base import DecidedOnce
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import collecting_later, stage_flat
 from minidiff.values.allocation import keep_by_default
@@ -45,14 +49,17 @@ REUSED_BYTES = 4096
 
 
 def group_operations(tape: Tape, foreign: Collection[Var], kernels: bool = True) -> Tape:
-    """The operations of a tape as a program runs them: sums within an array, and fused loops.
+    """The operations of a tape as a program runs them: sums within an array, shared factorizations, and fused loops.
 
     `foreign` are inputs that may not be plain arrays.
     """
     sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
     excluded = dependents(tape.equations, [*foreign, *sharded]) if foreign or sharded else frozenset()
-    tape = add_within(tape, excluded)
-    return fuse(tape, excluded) if kernels and native.is_available() else tape
+    has_loops = kernels and native.is_available()
+    tape = add_within(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded, kernels)
+    if kernels and native.is_wanted():
+        tape = share_factorizations(tape, excluded)
+    return add_within(fuse(tape, excluded), excluded, kernels) if has_loops else tape
 
 
 class Source:
@@ -118,6 +125,7 @@ class Source:
 
     def _compile(self, text: str) -> Callable:
         scope = {name: x.function() if isinstance(x, Kernel) else x for name, x in self.namespace.items()}
+        scope.update((name, x.first_in(scope, name)) for name, x in scope.items() if isinstance(x, Undecided))
         scope[ASKED_FOR] = self.asked_for
         exec(compile(text, f"<{self.name}, compiled by minidiff>", "exec"), scope)
         return scope[self.name]
@@ -169,7 +177,7 @@ class Source:
         """`name(operands, parameters)`; other parameters are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
-            function: Callable = functools.partial(_evaluate, primitive)
+            function: Any = functools.partial(_evaluate, primitive)
             foreign = not self.foreign.isdisjoint(a for a in eqn.inputs if isinstance(a, Var))
             donated = [] if foreign else carries_of_its_own(eqn)
             params = {
@@ -179,9 +187,14 @@ class Source:
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
             function = functools.partial(evaluate, primitive) if _runs_wide(eqn) else in_place or primitive.impl
-        shown = {k: v.name if isinstance(v, CompiledTape) else repr(v) for k, v in params.items() if _is_shown(v)}
-        bound = {k: v for k, v in params.items() if not _is_shown(v)}
+        tapes = {k: v.name for k, v in params.items() if isinstance(v, CompiledTape)}
         self.namespace.update((v.name, v) for v in params.values() if isinstance(v, CompiledTape))
+        shown, bound = tapes, {}
+        if isinstance(primitive, DecidedOnce):
+            function = Undecided(primitive, params)
+        else:
+            shown = {k: tapes.get(k) or repr(v) for k, v in params.items() if _is_shown(v)}
+            bound = {k: v for k, v in params.items() if k not in shown}
         name = f"{primitive.name}_in_place" if in_place else primitive.name
         name = self._bind(name, functools.partial(function, **bound) if bound else function)
         call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
@@ -224,6 +237,8 @@ class Source:
                 found.append(f"; {name}\n{x.llvm}\n")
             elif isinstance(x, CompiledTape):
                 found.append(x.source.llvm)
+        added = [e.outputs[0].type.dtype for e in self.tape.equations if e.primitive is ADDED[linalg.matmul_p]]
+        found += [f"; add_product of {dtype}\n{product_text(dtype)}\n" for dtype in dict.fromkeys(added)]
         return "\n".join(filter(None, found))
 
     def _next(self, name: str) -> int:
@@ -273,6 +288,22 @@ class Source:
         if isinstance(a, Var):
             return self.names[a]
         return self._bind("result", numpy.asarray(a)[()]) if is_scalar_constant(a) else self.names[id(a)]
+
+
+class Undecided(NamedTuple):
+    """What a program calls for an operation until it has been decided what runs it."""
+
+    primitive: DecidedOnce
+    params: dict
+
+    def first_in(self, scope: dict[str, Any], name: str) -> Callable:
+        """The first function of this `name`, which puts what has been decided in its place."""
+
+        def first(*operands, **bodies):
+            scope[name] = run = self.primitive.decide(operands, self.params)
+            return run(*operands, **bodies)
+
+        return first
 
 
 def _may_shard(eqn: Equation) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.compiler.layout import group_shape
+from minidiff.compiler.layout import PIECES, group_shape, pieces_of
 from minidiff.core.operation import Primitive
-from minidiff.core.tape import Tape
+from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.ops import elementwise, indexing, linalg, shape
@@ -87,7 +87,10 @@ def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:
     for eqn in body.equations:
         (v,) = eqn.outputs
         operands = [texts[a] if isinstance(a, Var) else repr(numpy.asarray(a).item()) for a in eqn.inputs]
-        if eqn.primitive is sum_p:
+        if eqn.primitive in PIECES:
+            texts[v] = names[v]
+            yield f"{indent}{names[v]} = {_read(eqn, counters, element)}"
+        elif eqn.primitive is sum_p:
             kept = [i for d, i in enumerate(counters) if d not in eqn.params["axes"]]
             yield f"{indent}{element(v, kept)} += {operands[0]}"
         else:
@@ -96,3 +99,39 @@ def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:
             text = write(*operands) if write else f"{eqn.primitive.name}({', '.join(operands)})"
             yield f"{indent}{texts[v]} = {text}"
     yield f"    return {', '.join(names[v] for v in body.outputs)}"
+
+
+def _read(eqn: Equation, counters: Sequence[str], element: Callable[[Any, Sequence[str]], str]) -> str:
+    """The element of an array that a loop reads through an operation: `x[i0 + 509] if i0 < 3 else x[i0 - 3]`."""
+    whole, text = eqn.outputs[0].type.shape, ""
+    pieces = pieces_of(eqn)
+    for piece in pieces:
+        x = eqn.inputs[piece.operand]
+        places = [_plus(i, -o) for i, o in zip(counters, piece.origin)]
+        text += element(x, _places(piece.part, places, x.type.shape))
+        ends = [(i, o, o + n, m) for i, o, n, m in zip(counters, piece.origin, piece.shape, whole)]
+        inside = [f"{f'{a} <= ' * (a > 0)}{i}{f' < {b}' * (b < n)}" for i, a, b, n in ends if a > 0 or b < n]
+        if not inside or (piece is pieces[-1] and len(pieces) > 1):  # several are all of it
+            return text
+        text += f" if {' and '.join(inside)} else "
+    return f"{text}0"
+
+
+def _plus(text: str, n: int) -> str:
+    return f"{text} + {n}" if n > 0 else f"{text} - {-n}" if n else text
+
+
+def _places(index: tuple, places: Sequence[str], shape: Sequence[int]) -> list[str]:
+    """The indices of x, of this shape, in `x[index][places]`."""
+    rest, sizes = iter(places), iter(shape)
+    found = []
+    for i in index:
+        if i is None:
+            next(rest)
+        elif isinstance(i, slice):
+            start, _, step = i.indices(next(sizes))
+            steps = f"{abs(step)} * " * (abs(step) > 1) + next(rest)
+            found.append(_plus(steps, start) if step > 0 else f"{start} - {steps}")
+        else:
+            found.append(str(i % next(sizes)))
+    return [*found, *rest]

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy
 
+from minidiff.compiler import native, products
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
-from minidiff.core.types import Var
+from minidiff.core.types import Var, typeof
 from minidiff.higher_order.dead_code import count_uses
-from minidiff.ops import elementwise, indexing, slices, updates
+from minidiff.ops import elementwise, indexing, linalg, slices, updates
 
 # ---------------------------------------------------------------- x + zeros with v at an index
 
@@ -47,11 +48,12 @@ def _adding(name: str, write: Callable) -> Primitive:
     return Primitive(name, impl, lambda x, *types, **params: (x.shape, x.dtype))
 
 
-#: Operation that puts an array into zeros -> the operation that adds the array there.
+#: Operation that puts an array into zeros, or multiplies matrices -> the operation that adds the result to an array.
 ADDED: dict[Primitive, Primitive] = {
     indexing.unslice_p: _adding("add_at", _add_at),
     slices.dynamic_unslice_p: _adding("add_along", _add_along),
     indexing.scatter_add_p: _adding("add_at_indices", _add_at_indices),
+    linalg.matmul_p: _adding("add_product", products.add_product),
 }
 
 #: Operation -> the function that writes into its first operand, and returns it.
@@ -62,15 +64,23 @@ IN_PLACE: dict[Primitive, Callable[..., Any]] = {
     ADDED[indexing.unslice_p]: _add_at,
     ADDED[slices.dynamic_unslice_p]: _add_along,
     ADDED[indexing.scatter_add_p]: _add_at_indices,
+    ADDED[linalg.matmul_p]: products.add_product,
 }
 
 
-def add_within(tape: Tape, excluded: Container[Var] = ()) -> Tape:
+def add_within(tape: Tape, excluded: Container[Var] = (), kernels: bool = True) -> Tape:
     """Where zeros with an array in them are only added to another array, add the array there.
 
-    (So an element of -0.0 elsewhere stays -0.0.) Values in `excluded` may not be plain arrays.
+    (So an element of -0.0 elsewhere stays -0.0.) With `kernels`, add products of small matrices so, too. Values in
+    `excluded` may not be plain arrays.
     """
-    candidates = {e.outputs[0]: e for e in tape.equations if e.primitive in ADDED and e.outputs[0] not in excluded}
+
+    def fits(eqn: Equation) -> bool:
+        if eqn.primitive is linalg.matmul_p:
+            return kernels and products.fits(*map(typeof, eqn.inputs)) and native.is_available()
+        return eqn.primitive in ADDED
+
+    candidates = {e.outputs[0]: e for e in tape.equations if fits(e) and e.outputs[0] not in excluded}
     if not candidates:
         return tape
     uses = count_uses(tape)

@@ -135,6 +135,21 @@ def key_of(x: Any) -> Any:
     return t, t.sharding
 
 
+def _fast_key(args: tuple) -> tuple:
+    """What of the arguments decides which program the fast path takes."""
+    return tuple(
+        [(x.shape, x.dtype) if type(x) is numpy.ndarray else _KEYS.get(type(x)) or _key_outside(x) for x in args]
+    )
+
+
+_KEYS = {t: t for t in _SCALARS}
+
+
+def _key_outside(x: Any) -> Any:
+    """The cache key of a sharded array, which is a value outside of all transformations; of other arguments, none."""
+    return key_of(x) if isinstance(x, Tracer) and x.interpreter is EVALUATE else type(x)
+
+
 def surroundings() -> tuple:
     """What a recording depends on, besides the function, its static arguments and the types of the others.
 
@@ -194,8 +209,7 @@ class Jitted:
             if not kwargs and current_interpreter() is EVALUATE:
                 run = self.numbers.get((*map(type, args),))
                 if run is None and self.arrays:
-                    key = [(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args]
-                    run = self.arrays.get((*key,))
+                    run = self.arrays.get(_fast_key(args))
                 if run is not None:
                     try:
                         return run(*args)
@@ -223,7 +237,7 @@ class Jitted:
             self._forget()
         if program.overwritten:
             return program.function(*copy_what_is_shared(values, program.overwritten))
-        if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
+        if not kwargs and not self.static and all(type(x) in _IS_LEAF or isinstance(x, Tracer) for x in args):
             self._remember(args, values, program.function)
         return program.function(*values)
 
@@ -286,9 +300,8 @@ class Jitted:
         if any(c is not None and c is not type(v) for c, v in zip(converters, values)):
             return  # a Python integer that needed a larger type than others
         types = tuple(map(type, args))
-        if numpy.ndarray in types:
-            key = tuple([(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args])
-            self.arrays[key] = _convert_first(run, converters)
+        if not all(t in _SCALARS for t in types):
+            self.arrays[_fast_key(args)] = _convert_first(run, converters)
         elif len(self.numbers) < 64:
             self.numbers[types] = _convert_first(run, converters)
 
@@ -371,7 +384,8 @@ def jit(
 
     `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
     rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error. If llvmlite is installed,
-    groups of elementwise operations on large arrays are compiled into loops; `kernels=False` leaves them to NumPy.
+    groups of elementwise operations on large arrays are compiled into loops, and large matrices are factorized once for
+    all operations that need it; `kernels=False` leaves both to NumPy.
 
     `jit` works on derivatives (`jit(grad(f))`), and the compiled function can be differentiated, vmapped and staged.
 

@@ -3,7 +3,8 @@
 Elementwise operations wait, and those on arrays of one shape run in one loop when something else needs a result of it.
 They do not wait longer than that keeps four arrays in memory which nothing else needs.
 
-A loop may end with sums of its elements. Values that only the loop itself uses are never stored.
+A loop reads slices, rolls, arrays in zeros and concatenations from the arrays that they move (`layout.py`), and may end
+with sums of its elements. Values that only the loop itself uses are never stored.
 """
 
 from __future__ import annotations
@@ -19,26 +20,35 @@ import numpy
 
 from minidiff.compiler import native
 from minidiff.compiler.fusion import fused_p
-from minidiff.compiler.layout import Shape, find_layout
+from minidiff.compiler.layout import Shape, find_layout, group_shape, needs_layout, operands_of, pieces_of
 from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of
+from minidiff.compiler.mathematics import FUNCTIONS
+from minidiff.compiler.regions import over_regions
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.dead_code import count_uses
 from minidiff.ops import elementwise, reduction
 from minidiff.ops.base import sum_p
+from minidiff.ops.indexing import slice_p
 from minidiff.values.dtypes import is_scalar_constant
 
 #: Arrays of fewer elements stay with NumPy, and so do groups of fewer elements times operations: compiling a loop takes
-#: some 40 ms, as long as thousands of calls of such a group.
-LEAST_ELEMENTS, LEAST_WORK = 256, 1 << 15
+#: some 40 ms, as long as thousands of calls of such a group. A function such as exp counts as many operations, since
+#: that is what its loop saves beside NumPy's: from 4 (log) to 33 (tanh) times the time of an addition.
+LEAST_ELEMENTS, LEAST_WORK, FUNCTION_WORK = 256, 1 << 15, 16
+
+#: The least length of rows, if a loop has several regions (`layout.py`) or more dimensions than rows and columns. Each
+#: region has to have half of the least work.
+LEAST_COLUMNS = 64
 
 #: The most operations, and the most operands with results, of one kernel. NumPy's limit is 64 operands and results.
 MOST_OPERATIONS, MOST_OPERANDS = 400, 48
 
-#: The most results of a kernel with sums: a generalized ufunc has at most 64 dimensions in all, and each may have two.
-MOST_WITH_SUMS = 24
+#: The most results of a kernel with sums or reads: a generalized ufunc has at most 64 dimensions in all, and each
+#: result may have two.
+MOST_WITH_LAYOUT = 24
 
 #: The most arrays that operations keep in memory only because they wait.
 MOST_HELD = 4
@@ -51,21 +61,48 @@ def fuse(tape: Tape, excluded: Container[Var] = ()) -> Tape:
 
     Values in `excluded`, which may not be plain arrays, are not in groups.
     """
-    loops = {eqn: shape for eqn in tape.equations if (shape := _loop_of(eqn, excluded)) is not None}
+    loops = _find_loops(tape, excluded)
     if not loops:
         return tape
-    uses = count_uses(tape)
-    groups = _group(tape, loops)
-    return with_equations(tape, [e for group in groups for e in _fused(group, loops.get(group[0], ()), uses)])
+    uses, reads = count_uses(tape), find_reads(tape, excluded, loops)
+    groups = _group(tape, loops, reads)
+    tape = with_equations(tape, [e for group in groups for e in _fused(group, loops.get(group[0]), uses, reads)])
+    unused = {*reads} - {*count_uses(tape)}
+    return with_equations(tape, [e for e in tape.equations if unused.isdisjoint(e.outputs)])
 
 
-def _group(tape: Tape, loops: dict[Equation, Shape]) -> Iterator[list[Equation]]:
+def _find_loops(tape: Tape, excluded: Container[Var]) -> dict[Equation, Shape]:
+    """The equations that can be part of loops, with the shapes of these."""
+    return {eqn: shape for eqn in tape.equations if (shape := _loop_of(eqn, excluded)) is not None}
+
+
+def find_reads(tape: Tape, excluded: Container[Var], loops: dict[Equation, Shape] | None = None) -> dict[Var, Equation]:
+    """The equations that loops read through, by their results.
+
+    They are slices, which are views, and the others whose results nothing but loops of their shape use.
+    """
+    found = {e.outputs[0]: e for e in tape.equations if pieces_of(e) and e.outputs[0] not in excluded}
+    if not found:
+        return {}
+    loops = _find_loops(tape, excluded) if loops is None else loops
+    stored = {a for a in tape.outputs if isinstance(a, Var)}
+    for eqn in tape.equations:
+        stored.update(a for a in eqn.inputs if isinstance(a, Var) and loops.get(eqn) != a.type.shape)
+    return {v: e for v, e in found.items() if e.primitive is slice_p or v not in stored}
+
+
+def _group(tape: Tape, loops: dict[Equation, Shape], reads: dict[Var, Equation]) -> Iterator[list[Equation]]:
     """Yield the equations in an order in which each group is together; `loops` has the shapes of their loops."""
-    last: dict[Atom, Any] = {a: eqn for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
+
+    def operands(eqn: Equation) -> set[Var]:
+        sources = [s for a in eqn.inputs for s in (reads[a].inputs if isinstance(a, Var) and a in reads else [a])]
+        return {s for s in sources if isinstance(s, Var)}
+
+    last: dict[Atom, Any] = {a: eqn for eqn in tape.equations for a in operands(eqn)}
     last.update(dict.fromkeys([*tape.inputs, *(a for a in tape.outputs if isinstance(a, Var))]))
     waiting: dict[Shape, list[Equation]] = {}
     maker: dict[Var, Equation] = {}  # of the results that wait
-    held: Counter[Shape] = Counter()  # by loop: operands that it keeps, and nothing else needs
+    held: Counter[Shape] = Counter()  # by loop: elements of operands that it keeps, and nothing else needs
 
     def run(shape: Shape) -> list[Equation]:
         group = waiting.pop(shape)
@@ -79,7 +116,7 @@ def _group(tape: Tape, loops: dict[Equation, Shape]) -> Iterator[list[Equation]]
         makers = [maker[a] for a in eqn.inputs if isinstance(a, Var) and a in maker]
         needed = dict.fromkeys([loops[m] for m in makers if loops[m] != shape or m.primitive in SUMS])
         if shape is None:
-            needed |= {other: None for other, count in held.items() if count > MOST_HELD}
+            needed |= {other: None for other, n in held.items() if n > MOST_HELD * math.prod(other)}
         for other in needed:
             yield run(other)
         if shape is None:
@@ -87,8 +124,8 @@ def _group(tape: Tape, loops: dict[Equation, Shape]) -> Iterator[list[Equation]]
             continue
         waiting.setdefault(shape, []).append(eqn)
         maker[eqn.outputs[0]] = eqn
-        outside = {a for a in eqn.inputs if isinstance(a, Var) and a not in maker and a.type.shape == shape}
-        held[shape] += sum(last[a] is eqn for a in outside)
+        size = math.prod(shape)
+        held[shape] += sum(min(a.type.size, size) for a in operands(eqn) if a not in maker and last[a] is eqn)
     for shape in [*waiting]:
         yield run(shape)
 
@@ -109,45 +146,65 @@ def _loop_of(eqn: Equation, excluded: Container[Var]) -> Shape | None:
     return out.shape if out.size >= LEAST_ELEMENTS and lowering_of(eqn) is not None else None
 
 
-def _fused(group: list[Equation], shape: Shape, uses: dict[Var, int]) -> list[Equation]:
+def _work(eqn: Equation) -> int:
+    """How many additions an operation counts as."""
+    return FUNCTION_WORK if eqn.primitive.name in FUNCTIONS else 1
+
+
+def _fused(
+    group: list[Equation], shape: Shape | None, uses: dict[Var, int], reads: dict[Var, Equation]
+) -> list[Equation]:
     """The equation of a group's kernel, and those of NumPy that finish its means; or parts of the group."""
-    operations = [eqn for eqn in group if eqn.primitive not in SUMS]
-    if len(group) < 2 or len(group) * math.prod(shape) < LEAST_WORK:
+    if shape is None:
         return group
-    found = _kernel_equation(group, uses) if len(group) <= MOST_OPERATIONS else None
-    if found is not None:
-        return found
+    inputs = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
+    through = {a: reads[a] for a in inputs if a in reads and a.type.shape == shape}
+    work = sum(map(_work, group)) + len(through)
+    if len(group) + len(through) < 2 or work * math.prod(shape) < LEAST_WORK:
+        return group
+    if len(group) <= MOST_OPERATIONS:
+        for given in (through, {}) if through else ({},):
+            found = _kernel_equation(group, uses, given)
+            if found is not None:
+                return found
+    operations = [eqn for eqn in group if eqn.primitive not in SUMS]
     if len(operations) < len(group) <= MOST_OPERATIONS:  # the sums do not fit into one loop
         rest = [eqn for eqn in group if eqn.primitive in SUMS]
-        return [*(_fused(operations, shape, uses) if len(operations) > 1 else operations), *rest]
+        return [*(_fused(operations, shape, uses, reads) if operations else []), *rest]
     if len(group) < 4:
         return group
     half = len(group) // 2
-    return [*_fused(group[:half], shape, uses), *_fused(group[half:], shape, uses)]
+    return [*_fused(group[:half], shape, uses, reads), *_fused(group[half:], shape, uses, reads)]
 
 
-def _kernel_equation(group: list[Equation], uses: dict[Var, int]) -> list[Equation] | None:
-    """The equation of a kernel; None if it would have too many operands, or its sums do not fit together."""
+def _kernel_equation(group: list[Equation], uses: dict[Var, int], reads: dict[Var, Equation]) -> list[Equation] | None:
+    """The equation of a kernel that reads through `reads`; None if it would have too many operands, or no layout."""
     members = {v for eqn in group for v in eqn.outputs}
     inner: dict[Var, int] = {}
     names: dict[Any, Var] = {}  # atom from outside, by identity -> its name inside
-    outside: list[Atom] = []
+    outside: dict[Var, Atom] = {}  # name inside -> the operand
     body: list[Equation] = []
     finished: list[Equation] = []
     results: dict[Var, Var] = {}
 
-    def operand(a: Atom) -> Atom:
-        if not isinstance(a, Var) and is_scalar_constant(a):
-            return a
-        if isinstance(a, Var) and a in members:
-            inner[a] = inner.get(a, 0) + 1
-            return names[a]
+    def given(a: Atom) -> Var:
         key = a if isinstance(a, Var) else id(a)
         if key not in names:
             names[key] = Var(typeof(a))
-            outside.append(a)
+            outside[names[key]] = a
         return names[key]
 
+    def operand(a: Atom) -> Atom:
+        if not isinstance(a, Var):
+            return a if is_scalar_constant(a) else given(a)
+        if a in members:
+            inner[a] = inner.get(a, 0) + 1
+            return names[a]
+        return read[a] if a in read else given(a)
+
+    read = {v: Var(v.type) for v in reads}
+    for v, eqn in reads.items():
+        body.append(Equation(eqn.primitive, [given(a) for a in eqn.inputs], eqn.params, [read[v]], eqn.source))
     for eqn in group:
         inputs = [operand(a) for a in eqn.inputs]
         (v,) = eqn.outputs
@@ -162,13 +219,25 @@ def _kernel_equation(group: list[Equation], uses: dict[Var, int]) -> list[Equati
         primitive = sum_p if eqn.primitive in SUMS else eqn.primitive
         body.append(Equation(primitive, inputs, eqn.params, [names[v]], eqn.source))
     kept = [v for v in results if uses.get(v, 0) > inner.get(v, 0)]
-    if len(outside) + len(kept) > MOST_OPERANDS:
+    tape = Tape([*outside], body, [names[v] for v in kept])
+    if not _is_worthwhile(tape):
         return None
-    inputs_ = [v for k, v in names.items() if k not in members]
-    tape = Tape(inputs_, body, [names[v] for v in kept])
-    if any(eqn.primitive is sum_p for eqn in body) and (len(kept) > MOST_WITH_SUMS or find_layout(tape) is None):
-        return None
-    return [Equation(fused_p, outside, {"body": tape}, [results[v] for v in kept], group[0].source), *finished]
+    outputs = [results[v] for v in kept]
+    return [Equation(fused_p, [*outside.values()], {"body": tape}, outputs, group[0].source), *finished]
+
+
+def _is_worthwhile(body: Tape) -> bool:
+    """Whether NumPy can call a group's kernel, and takes longer for its operations."""
+    size, count, least = math.prod(group_shape(body)), len(body.equations), LEAST_WORK
+    if needs_layout(body):
+        layout = find_layout(body)
+        if layout is None or len(body.outputs) > MOST_WITH_LAYOUT:
+            return False
+        if (layout.ndim > 2 or layout.count > 1) and layout.sizes[-1] < LEAST_COLUMNS:
+            return False
+        least = max(least, layout.count * least // 2)
+    operands = len(operands_of(body)) + len(body.outputs)
+    return operands <= MOST_OPERANDS and count > 1 and count * size >= least
 
 
 # ---------------------------------------------------------------- kernels
@@ -184,8 +253,7 @@ class Kernel:
     def __init__(self, body: Tape, reference: Callable[[], Callable]):
         self.body = body
         self.reference = reference
-        sums = any(eqn.primitive is sum_p for eqn in body.equations)
-        self.loop = Loop(body, find_layout(body) if sums else None)
+        self.loop = Loop(body, find_layout(body) if needs_layout(body) else None)
 
     @property
     def llvm(self) -> str:
@@ -200,7 +268,7 @@ class Kernel:
     def function(self) -> Callable:
         """What the program calls."""
         (ufunc, raised), reference = self.compiled(), self.reference
-        run = ufunc if self.loop.layout is None else self._of_blocks(ufunc)
+        run = ufunc if self.loop.layout is None else over_regions(ufunc, self.loop, self.loop.layout)
 
         def fused(*operands: Value) -> Any:
             before = raised.value
@@ -213,23 +281,6 @@ class Kernel:
             return out
 
         return fused
-
-    def _of_blocks(self, ufunc: numpy.ufunc) -> Callable:
-        """The kernel with operands seen as rows and columns, and results as they are wanted."""
-        layout = self.loop.layout
-        assert layout is not None
-        rows, columns = layout.sizes
-        blocks = {"mn": (rows, columns), "n": (columns,), "m": (rows,), "": ()}
-        given = [blocks[p.dimensions] for p in self.loop.operands]
-        wanted = [v.type.shape for v in self.body.outputs]
-
-        def run(*operands: Value) -> Any:
-            out = ufunc(*[x.reshape(s) for x, s in zip(operands, given)])
-            outs = out if type(out) is tuple else (out,)
-            outs = tuple([x.reshape(s) if s else x for x, s in zip(outs, wanted)])
-            return outs if len(outs) > 1 else outs[0]
-
-        return run
 
 
 def _warnings_are_ignored() -> bool:

@@ -1,41 +1,224 @@
-"""How a loop sees its arrays: the dimensions of a group as rows and columns, and the operands that have them."""
+"""How a loop sees its arrays: in dimensions that it walks as one, and in regions, where each operand is one view.
+
+A loop reads slices, rolled arrays, arrays in zeros, and concatenations where their elements are. Each of these consists
+of pieces of arrays. The ends of pieces cut the loop into regions: `x + np.roll(x, 1)` is a loop over the first element
+and one over the others.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy
 
 from minidiff.compiler.ir import constant, type_of
-from minidiff.core.tape import Tape
-from minidiff.core.types import typeof
+from minidiff.core.operation import Primitive
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import Var, typeof
+from minidiff.ops import indexing, rearranging
 from minidiff.ops.base import sum_p
+from minidiff.ops.shape import concatenate_p
 
 Shape = tuple[int, ...]
 
+# ---------------------------------------------------------------- reads
 
-class Layout(NamedTuple):
-    """The first `split` dimensions of a shape are seen as rows, the others as columns."""
 
+class Piece(NamedTuple):
+    """Elements of an operand, `inputs[operand][part]`: the first one is at `origin` in the loop's dimensions."""
+
+    operand: int
+    part: tuple
+    origin: Shape
     shape: Shape
-    split: int
+
+
+def _of_slice(eqn: Equation) -> list[Piece]:
+    (v,) = eqn.outputs
+    return [Piece(0, eqn.params["index"], (0,) * v.type.ndim, v.type.shape)]
+
+
+def _of_roll(eqn: Equation) -> list[Piece]:
+    shape = eqn.outputs[0].type.shape
+    total = [0] * len(shape)
+    for shift, axis in zip(eqn.params["shifts"], eqn.params["axes"]):
+        total[axis] = (total[axis] + shift) % shape[axis]
+    origins = itertools.product(*[(s, s - n) if s else (0,) for s, n in zip(total, shape)])
+    return [Piece(0, (), origin, shape) for origin in origins]
+
+
+def _in_zeros(eqn: Equation) -> list[Piece]:
+    shape, index = eqn.params["shape"], eqn.params["index"]
+    given = typeof(eqn.inputs[0])
+    if any(not isinstance(i, slice) or i.step not in (None, 1) for i in index):
+        return []
+    if 2 * given.size < math.prod(shape):  # then it takes less time to add where there are no zeros
+        return []
+    starts = [i.indices(n)[0] for i, n in zip(index, shape)]
+    return [Piece(0, (), (*starts, *[0] * (len(shape) - len(starts))), given.shape)]
+
+
+def _of_concatenation(eqn: Equation) -> list[Piece]:
+    axis, (v,) = eqn.params["axis"], eqn.outputs
+    shapes = [typeof(a).shape for a in eqn.inputs]
+    starts = itertools.accumulate([s[axis] for s in shapes], initial=0)
+    origins = [(0,) * axis + (n,) + (0,) * (v.type.ndim - axis - 1) for n in starts]
+    return [Piece(k, (), origin, shape) for k, (origin, shape) in enumerate(zip(origins, shapes)) if math.prod(shape)]
+
+
+#: The operations that loops read through, and their pieces. Elements of the result in no piece are zero.
+PIECES: dict[Primitive, Callable[[Equation], list[Piece]]] = {
+    indexing.slice_p: _of_slice,
+    rearranging.roll_p: _of_roll,
+    indexing.unslice_p: _in_zeros,
+    concatenate_p: _of_concatenation,
+}
+
+
+def pieces_of(eqn: Equation) -> list[Piece]:
+    """The pieces that the result of an equation consists of; none if a loop does not read through it."""
+    if eqn.primitive not in PIECES or not eqn.outputs[0].type.size:
+        return []
+    dtypes = {typeof(a).dtype for a in [*eqn.inputs, *eqn.outputs]}
+    return PIECES[eqn.primitive](eqn) if len(dtypes) == 1 else []
+
+
+def operands_of(body: Tape) -> dict[Var, list[Piece]]:
+    """What a loop reads: inputs, which broadcast (their pieces have no origin), and the results of its reads."""
+    place = {v: k for k, v in enumerate(body.inputs)}
+    reads = {e.outputs[0]: e for e in body.equations if e.primitive in PIECES}
+    used = {a for e in body.equations if e.primitive not in PIECES for a in e.inputs if isinstance(a, Var)}
+    found = {v: [Piece(k, (), (), v.type.shape)] for v, k in place.items() if v in used}
+    for v, eqn in reads.items():
+        found[v] = [p._replace(operand=place[eqn.inputs[p.operand]]) for p in pieces_of(eqn)]
+    return found
+
+
+# ---------------------------------------------------------------- dimensions and regions
+
+#: The first element of a region, and the one after its last, in each dimension.
+Region = tuple[tuple[int, int], ...]
+
+
+class View(NamedTuple):
+    """An array in the dimensions of a layout: where it begins, its sizes, and the dimensions that its view has."""
+
+    origin: Shape
+    sizes: Shape
+    kept: tuple[int, ...]
+    broadcasts: bool
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        return math.prod(self.shape[: self.split]), math.prod(self.shape[self.split :])
+    def shape(self) -> Shape:
+        return tuple([self.sizes[d] for d in self.kept])
 
-    def dimensions_of(self, shape: Shape) -> str | None:
-        """The dimensions of an operand that broadcasts: "mn" rows and columns, "m" rows; None if it has part of one."""
+    def contains(self, region: Region) -> bool:
+        places = zip(self.origin, self.sizes, region)
+        return self.broadcasts or all(o <= first and last <= o + n for o, n, (first, last) in places)
+
+    def select(self, region: Region) -> tuple[slice, ...]:
+        """The index of a region's elements."""
+        found = []
+        for d in self.kept:
+            first, last = region[d]
+            found.append(slice(0, 1) if self.sizes[d] == 1 else slice(first - self.origin[d], last - self.origin[d]))
+        return tuple(found)
+
+
+class Layout:
+    """The dimensions of a loop: those that all arrays have alike are one.
+
+    The last two are rows and columns, which the kernel walks over. NumPy walks over those before.
+    """
+
+    def __init__(self, body: Tape):
+        self.shape = shape = group_shape(body)
+        self.operands = operands_of(body)
+        self.sums = [kept_shape(shape, e.params["axes"]) for e in body.equations if e.primitive is sum_p]
+        arrays = [*itertools.chain(*self.operands.values()), *[Piece(0, (), (), s) for s in self.sums]]
+        strides = [_strides(p, shape, body) for p in arrays]
+        starts = [d for d in range(len(shape)) if not all(_continues(d, p, shape, s) for p, s in zip(arrays, strides))]
+        self.groups = list(zip(starts, [*starts[1:], len(shape)]))
+        self.sizes = tuple([math.prod(shape[a:b]) for a, b in self.groups])
+        self.views = {v: [self.view(p.shape, p.origin) for p in pieces] for v, pieces in self.operands.items()}
+        self.cuts = [self._cuts(d) for d in range(self.ndim)]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.groups)
+
+    def _cuts(self, d: int) -> list[int]:
+        """Where regions begin and end along a dimension."""
+        cut = [view for view in itertools.chain(*self.views.values()) if not view.broadcasts]
+        ends = [end for view in cut for end in (view.origin[d], view.origin[d] + view.sizes[d])]
+        return sorted({0, self.sizes[d], *[end for end in ends if 0 < end < self.sizes[d]]})
+
+    @property
+    def count(self) -> int:
+        """The number of regions."""
+        return math.prod([len(cuts) - 1 for cuts in self.cuts])
+
+    def regions(self) -> Iterator[Region]:
+        return itertools.product(*map(itertools.pairwise, self.cuts))
+
+    def view(self, shape: Shape, origin: Shape = ()) -> View:
+        """How the loop sees an array of this shape, which broadcasts if it has no origin."""
         padded = (1,) * (len(self.shape) - len(shape)) + shape
-        found = ""
-        for name, part in (("m", slice(0, self.split)), ("n", slice(self.split, None))):
-            own, whole = math.prod(padded[part]), math.prod(self.shape[part])
-            if own not in (1, whole):
-                return None
-            found += name if own == whole != 1 else ""
-        return found
+        sizes = tuple([math.prod(padded[a:b]) for a, b in self.groups])
+        rows = self.ndim - 2
+        kept = [d for d in range(self.ndim) if d < rows or (self.sizes[d] != 1 and (origin or sizes[d] != 1))]
+        starts = tuple([origin[a] * math.prod(self.shape[a + 1 : b]) if origin else 0 for a, b in self.groups])
+        return View(starts, sizes, tuple(kept), not origin)
+
+    def dimensions_of(self, view: View) -> str:
+        """The dimensions that a kernel's loop has of a view: "mn" rows and columns, "m" rows."""
+        return "".join(["mn"[d - self.ndim] for d in view.kept if d >= self.ndim - 2])
+
+
+def _strides(piece: Piece, shape: Shape, body: Tape) -> Shape:
+    """The strides of a piece of an array in a loop of this shape, if its elements have one byte and are adjacent."""
+    if not piece.origin:
+        return numpy.broadcast_to(numpy.empty(piece.shape, "i1"), shape).strides
+    return numpy.empty(body.inputs[piece.operand].type.shape, "i1")[piece.part].strides
+
+
+def _continues(d: int, piece: Piece, shape: Shape, strides: Shape) -> bool:
+    """Whether a walk over dimension `d` goes on in equal steps where the dimensions before it change."""
+    before = [k for k in range(d) if shape[k] != 1]
+    if piece.origin and (piece.origin[d], piece.shape[d]) != (0, shape[d]):
+        return False
+    return d > 0 and (shape[d] == 1 or not before or strides[before[-1]] == strides[d] * shape[d])
+
+
+def group_shape(body: Tape) -> Shape:
+    """The shape of the elements that a group's loop runs over."""
+    eqn = body.equations[0]
+    return typeof(eqn.inputs[0]).shape if eqn.primitive is sum_p else eqn.outputs[0].type.shape
+
+
+def kept_shape(shape: Shape, axes: Sequence[int]) -> Shape:
+    """A shape with 1 in place of the sizes along these axes."""
+    return tuple([1 if i in axes else n for i, n in enumerate(shape)])
+
+
+def needs_layout(body: Tape) -> bool:
+    """Whether a group has reads or sums. If not, its loop is an ordinary ufunc, and sees its arrays as NumPy does."""
+    return any(eqn.primitive is sum_p or eqn.primitive in PIECES for eqn in body.equations)
+
+
+def find_layout(body: Tape) -> Layout | None:
+    """The layout of a group with reads or sums; None if there is none, or no array is cut."""
+    layout = Layout(body)
+    reads = any(eqn.primitive in PIECES for eqn in body.equations)
+    if math.prod(layout.shape) == 1 or (reads and (layout.ndim, layout.count) == (1, 1)):  # each is one adjacent array
+        return None
+    kept = [layout.view(s) for s in layout.sums]
+    if any(v.sizes[:-2] != layout.sizes[:-2] and v.sizes[-2:] == layout.sizes[-2:] for v in kept):
+        return None  # a sum along NumPy's dimensions alone
+    return layout
 
 
 class Parameter(NamedTuple):
@@ -63,26 +246,3 @@ class Parameter(NamedTuple):
             "reorder": "reassoc " if is_float else "",
             "zero": constant(None, -0.0 if is_float else 0, self.dtype).text,  # -0.0 + x is x, for 0.0 too
         }
-
-
-def group_shape(body: Tape) -> Shape:
-    """The shape of the elements that a group's loop runs over."""
-    eqn = body.equations[0]
-    return typeof(eqn.inputs[0]).shape if eqn.primitive is sum_p else eqn.outputs[0].type.shape
-
-
-def kept_shape(shape: Shape, axes: Sequence[int]) -> Shape:
-    """A shape with 1 in place of the sizes along these axes."""
-    return tuple([1 if i in axes else n for i, n in enumerate(shape)])
-
-
-def find_layout(body: Tape) -> Layout | None:
-    """Rows and columns that fit all operands and sums of a group, or None."""
-    shape = group_shape(body)
-    summed = [eqn.params["axes"] for eqn in body.equations if eqn.primitive is sum_p]
-    shapes = [v.type.shape for v in body.inputs] + [kept_shape(shape, axes) for axes in summed]
-    for split in (0, *range(len(shape) - 1, 0, -1)):
-        layout = Layout(shape, split)
-        if all(layout.dimensions_of(s) is not None for s in shapes):
-            return layout if math.prod(shape) > 1 else None
-    return None

@@ -15,7 +15,7 @@ import platform
 from collections.abc import Iterable
 
 from minidiff.compiler.ir import Code, Value
-from minidiff.compiler.layout import Layout, Parameter, kept_shape
+from minidiff.compiler.layout import Layout, Parameter, group_shape, kept_shape
 from minidiff.compiler.lowering import lower_equation
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var
@@ -77,9 +77,11 @@ _FINISH_FLOAT = """%{x}.end = load {type}, ptr %{x}.total
 %{x}.result = select i1 %{x}.is.finite, {type} %{x}.corrected, {type} %{x}.end
 store {type} %{x}.result, ptr {address}"""
 
-#: Rows, and chunks of columns. Elements that are not adjacent are copied into a buffer, and back.
+#: Elements of NumPy's own loop, rows, and chunks of columns. What is not adjacent is copied into a buffer, and back.
 _BUFFER = "%{x}.buffer = alloca [{bytes} x i8], align 64"
 _ADJACENT = "%{x}.adjacent = icmp eq i64 %{x}.columnstep, {size}"
+_OUTER = """%{x}.over = mul i64 %o, %{x}.outerstep
+%{x} = getelementptr i8, ptr %{x}.first, i64 %{x}.over"""
 _ROW = """%{x}.down = mul i64 %r, %{x}.rowstep
 %{x}.row = getelementptr i8, ptr %{x}, i64 %{x}.down"""
 _CHUNK = """%{x}.offset = mul i64 %start, %{x}.columnstep
@@ -124,9 +126,13 @@ store i32 0, ptr %events
 {entry}
 %most = select i1 {adjacent}, i64 %n, i64 {chunk}
 %some = icmp sgt i64 %n, 0
-br i1 %some, label %rows, label %done
+br i1 %some, label %outer, label %done
+outer:
+%o = phi i64 [ 0, %entry ], [ %o.next, %outer.end ]
+{outer}
+br label %rows
 rows:
-%r = phi i64 [ 0, %entry ], [ %r.next, %row.end ]
+%r = phi i64 [ 0, %outer ], [ %r.next, %row.end ]
 %first = icmp eq i64 %r, 0
 {row}
 br label %chunks
@@ -144,9 +150,13 @@ row.end:
 {row_ends}
 %r.next = add i64 %r, 1
 %r.more = icmp slt i64 %r.next, %m
-br i1 %r.more, label %rows, label %end
+br i1 %r.more, label %rows, label %outer.end
+outer.end:
+{outer_ends}
+%o.next = add i64 %o, 1
+%o.more = icmp slt i64 %o.next, %count.outer
+br i1 %o.more, label %outer, label %end
 end:
-{end}
 %flags = call i32 @fetestexcept(i32 {flags})
 %raised = icmp ne i32 %flags, 0
 %of.flags = select i1 %raised, i32 {warning}, i32 0
@@ -210,17 +220,21 @@ class Loop:
 
     def __init__(self, body: Tape, layout: Layout | None):
         self.code = Code()
+        self.body = body
         self.layout = layout
-        self.operands = [self._parameter(f"x{k}", v) for k, v in enumerate(body.inputs)]
-        values = {v: Value(self.code, f"%{p.name}.v", p.dtype) for v, p in zip(body.inputs, self.operands)}
+        inputs = body.inputs if layout is None else [*layout.operands]  # results of reads among them
+        self.operands = [self._parameter(f"x{k}", v) for k, v in enumerate(inputs)]
+        values = {v: Value(self.code, f"%{p.name}.v", p.dtype) for v, p in zip(inputs, self.operands)}
         summed: dict[Var, tuple[int, ...]] = {}
         for eqn in body.equations:
             (v,) = eqn.outputs
             if eqn.primitive is sum_p:
                 values[v], summed[v] = values[eqn.inputs[0]], eqn.params["axes"]
-            else:
+            elif v not in values:
                 values[v] = lower_equation(self.code, eqn, values)
         self.results = [self._parameter(f"y{k}", v, summed.get(v)) for k, v in enumerate(body.outputs)]
+        shapes = [kept_shape(group_shape(body), summed.get(v, ())) for v in body.outputs]
+        self.result_views = [layout.view(s) for s in shapes] if layout else []
         self.values = [values[v] for v in body.outputs]
         self.parameters = [*self.operands, *self.results]
         self.with_columns = [p for p in self.parameters if p.has_columns]
@@ -230,8 +244,8 @@ class Loop:
         if self.layout is None:
             return Parameter(name, v.type.dtype, "" if v.type.size == 1 and name.startswith("x") else "n")
         shape = v.type.shape if axes is None else kept_shape(self.layout.shape, axes)
-        dimensions = self.layout.dimensions_of(shape)
-        assert dimensions is not None
+        view = self.layout.views[v][0] if v in self.layout.views else self.layout.view(shape)
+        dimensions = self.layout.dimensions_of(view)
         # A sum along axes of size 1 has rows and columns: it adds nothing up.
         return Parameter(name, v.type.dtype, dimensions, axes is not None and dimensions != "mn")
 
@@ -314,8 +328,8 @@ class Loop:
                 *_fill(_ADJACENT, self.with_columns),
                 *[f"{b} = and i1 {a}, {x}" for x, (a, b) in zip(adjacent, itertools.pairwise(names))],
                 *_fill(_TOTAL, self.totals),
-                *_fill(_CLEAR, at_end),
             ],
+            "outer": [*_fill(_OUTER, self.parameters), *_fill(_CLEAR, at_end)],
             "row": [
                 *_fill(_ROW, self.parameters),
                 *_fill("%{x}.p = getelementptr i8, ptr %{x}.row, i64 0", alone),
@@ -331,7 +345,7 @@ class Loop:
                 *_fill(_ADD_LOST, floats),
             ],
             "row_ends": [self._finish(p, f"%{p.name}.row") for p in by_row],
-            "end": [self._finish(p, f"%{p.name}") for p in at_end],
+            "outer_ends": [self._finish(p, f"%{p.name}") for p in at_end],
         }
         return _KERNEL.format(
             arguments="".join([f", ptr %{name}" for name in self._arguments()]),
@@ -351,8 +365,8 @@ class Loop:
     def _given(self) -> list[str]:
         """Load the addresses, sizes and steps that NumPy passes.
 
-        An ordinary ufunc gets one size, and one step for each parameter. A generalized one gets the sizes and steps of
-        its loop, which has one element, and then those of the signature.
+        An ordinary ufunc gets one size, and one step for each parameter. A generalized one gets the number of elements
+        of its own loop, one step there for each parameter, and then the sizes and steps of the signature.
         """
         lines: list[str] = []
 
@@ -360,22 +374,33 @@ class Loop:
             lines.append(f"%{name}.given = getelementptr {type_}, ptr %{source}, i64 {k}")
             lines.append(f"%{name} = load {type_}, ptr %{name}.given")
 
+        def constant(name: str, number: int) -> None:
+            lines.append(f"%{name} = add i64 0, {number}")
+
+        generalized = self.layout is not None
+        if generalized:
+            load("count.outer", "sizes", 0)
+        else:
+            constant("count.outer", 1)
         for k, p in enumerate(self.parameters):
-            load(p.name, "args", k, "ptr")
+            load(f"{p.name}.first", "args", k, "ptr")
+            if generalized:
+                load(f"{p.name}.outerstep", "steps", k)
+            else:
+                constant(f"{p.name}.outerstep", 0)
         sizes = list(dict.fromkeys("".join(p.dimensions for p in self.parameters)))
-        first = 0 if self.layout is None else 1
-        steps = itertools.count(0 if self.layout is None else len(self.parameters))
+        steps = itertools.count(len(self.parameters) if generalized else 0)
         for name in "mn":
             if name in sizes:
-                load(name, "sizes", first + sizes.index(name))
+                load(name, "sizes", sizes.index(name) + generalized)
             else:
-                lines.append(f"%{name} = add i64 0, 1")
+                constant(name, 1)
         for p in self.parameters:
             for name, step in (("m", "rowstep"), ("n", "columnstep")):
                 if name in p.dimensions:
                     load(f"{p.name}.{step}", "steps", next(steps))
                 else:
-                    lines.append(f"%{p.name}.{step} = add i64 0, 0")
-            if self.layout is None and not p.dimensions:
+                    constant(f"{p.name}.{step}", 0)
+            if not generalized and not p.dimensions:
                 next(steps)  # that of one element, which is not used
         return lines

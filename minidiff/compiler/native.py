@@ -30,9 +30,15 @@ PATIENCE = 10.0
 
 
 @functools.cache
+def is_wanted() -> bool:
+    """Whether the environment variable MINIDIFF_KERNELS does not leave all operations to NumPy."""
+    return os.environ.get("MINIDIFF_KERNELS", "1") != "0"
+
+
+@functools.cache
 def is_available() -> bool:
-    """Whether llvmlite is installed, and the environment variable MINIDIFF_KERNELS does not switch kernels off."""
-    return os.environ.get("MINIDIFF_KERNELS", "1") != "0" and importlib.util.find_spec("llvmlite") is not None
+    """Whether kernels are wanted, and llvmlite is installed."""
+    return is_wanted() and importlib.util.find_spec("llvmlite") is not None
 
 
 # ---------------------------------------------------------------- compiling
@@ -48,7 +54,7 @@ def _llvm() -> Any:
 
 
 @functools.cache
-def _processor() -> tuple[str, str]:
+def processor() -> tuple[str, str]:
     """The name of this processor, and the instructions that it has."""
     llvm = _llvm()
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
@@ -56,7 +62,7 @@ def _processor() -> tuple[str, str]:
 
 @functools.cache
 def _target() -> Any:
-    cpu, features = _processor()
+    cpu, features = processor()
     return _llvm().Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=2)
 
 
@@ -126,7 +132,7 @@ def _key(ir: str) -> str:
     import llvmlite
 
     versions = (__version__, llvmlite.__version__, str(_llvm().llvm_version_info))
-    parts = (ir, *_processor(), *versions)
+    parts = (ir, *processor(), *versions)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

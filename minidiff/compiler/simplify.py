@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ from minidiff.diagnostics.location import Location
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.dead_code import prune_tape
-from minidiff.ops import elementwise, reduction, shape
+from minidiff.ops import elementwise, rearranging, reduction, shape
 from minidiff.ops.base import Differential
 from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_constant
 
@@ -417,6 +418,18 @@ def transposed_twice(program, eqn):
     return Equation(eqn.primitive, before.inputs, {"axes": tuple(before.params["axes"][a] for a in axes)}, eqn.outputs)
 
 
+def rolled_twice(program, eqn):
+    """Merge two rolls into one."""
+    before = program.made_by(eqn.inputs[0], rearranging.roll_p)
+    if before is None:
+        return None
+    shifts = Counter()  # by axis
+    for made in (before, eqn):
+        for shift, axis in zip(made.params["shifts"], made.params["axes"]):
+            shifts[axis] += shift
+    return Equation(eqn.primitive, before.inputs, {"shifts": (*shifts.values(),), "axes": (*shifts,)}, eqn.outputs)
+
+
 def broadcast_of_reshape(program, eqn):
     """Drop a reshape before a broadcast; a broadcast of equal size is a reshape.
 
@@ -476,4 +489,5 @@ RULES: dict[Primitive, tuple[Rule, ...]] = {
     shape.reshape_p: (same_shape, reshaped_twice, sum_reshaped),
     shape.broadcast_to_p: (same_shape, broadcast_of_reshape),
     shape.transpose_p: (transposed_twice,),
+    rearranging.roll_p: (rolled_twice,),
 }

@@ -131,7 +131,8 @@ def _without_out(name: str, kwargs: dict) -> dict:
     if any(o is not None for o in (out if isinstance(out, tuple) else (out,))):
         raise TypeError(
             f"{name} cannot write a traced value into an existing array (out= or an in-place operator such as "
-            "a += x); leave out out=, or write a = a + x; for a[i] += x, a = np.at(a)[i].add(x) of minidiff.numpy"
+            f"a += x); write y = {name}(...) without out=, or a = a + x; for a[i] += x, a = np.at(a)[i].add(x) of "
+            "minidiff.numpy"
         )
     return {k: v for k, v in kwargs.items() if k != "out"}
 

@@ -85,6 +85,20 @@ def axes_fit(*types: ShapedArray, **params) -> bool:
     return len({*axes}) == len(axes) and all(0 <= a < x.ndim for a in axes) and len(rest) == 1
 
 
+class DecidedOnce(Primitive):
+    """A primitive of which much is decided once: what its parameters and the types of its operands say.
+
+    `decide(operands, params)` returns what runs it on operands of these types. A compiled program calls it at the first
+    run of the operation.
+    """
+
+    def __init__(self, name: str, **rules: Any):
+        super().__init__(name, lambda *operands, **params: self.decide(operands, params)(*operands), **rules)
+
+    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+        raise NotImplementedError
+
+
 class Batched(Primitive):
     """A primitive with a batching rule, `batch_rule(primitive, args, batched, **params)`.
 

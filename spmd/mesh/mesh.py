@@ -59,17 +59,17 @@ class Mesh:
     @property
     def calls(self) -> dict[str, int]:
         """How often each collective has run on this mesh, as the backend counts: {"psum": 3, …}."""
-        return dict(self.ranks.calls)
+        return {name: tally.calls for name, tally in self.ranks.tallies.items() if tally.calls}
 
     @property
     def bytes(self) -> dict[str, int]:
         """How many bytes each rank has passed to each collective."""
-        return dict(self.ranks.bytes)
+        return {name: tally.bytes for name, tally in self.ranks.tallies.items() if tally.calls}
 
     def reset_calls(self) -> None:
         """Reset `calls` and `bytes` to zero."""
-        self.ranks.calls.clear()
-        self.ranks.bytes.clear()
+        for tally in self.ranks.tallies.values():  # which programs hold
+            tally.calls = tally.bytes = 0
 
     def is_like(self, other: Mesh) -> bool:
         """Whether another mesh has the same axes over the same ranks.

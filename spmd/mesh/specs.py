@@ -38,7 +38,7 @@ class PartitionSpec:
     sharding", for `unreduced` and `reduced`.
     """
 
-    __slots__ = ("entries", "unreduced", "reduced", "summed", "path", "_known_key")
+    __slots__ = ("entries", "unreduced", "reduced", "summed", "path", "axes", "states", "held", "_known_key")
 
     @hide_own_frames
     def __init__(self, *entries: Entry, unreduced: Names = (), reduced: Names = (), sum: Names = ()):
@@ -58,22 +58,11 @@ class PartitionSpec:
         self.reduced: frozenset[str] = _set(reduced) if reduced else NONE
         self.summed: tuple[str, ...] = axes_of_entry(sum)
         self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
+        #: The mesh axes that dimensions are split along, those along which blocks differ, and the states of a block.
+        self.axes: frozenset[str] = frozenset(a for e in entries for a in axes_of_entry(e))
+        self.held: frozenset[str] = self.axes | self.unreduced
+        self.states = AxisStates.of(self.axes, self.unreduced, self.reduced)
         self._known_key: tuple | None = None
-
-    @property
-    def axes(self) -> frozenset[str]:
-        """The mesh axes that dimensions are split along."""
-        return frozenset().union(*[axes_of_entry(e) for e in self.entries])
-
-    @property
-    def states(self) -> AxisStates:
-        """The states of a block along mesh axes."""
-        return AxisStates.of(self.axes, self.unreduced, self.reduced)
-
-    @property
-    def held(self) -> frozenset[str]:
-        """The mesh axes along which ranks have different blocks."""
-        return self.axes | self.unreduced
 
     @property
     def is_trivial(self) -> bool:

@@ -12,7 +12,7 @@ from minidiff.core.interpreter import current_scope
 from minidiff.core.ranks import vary_along
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from spmd.halo import halo
+from spmd.halo import as_spec, halo
 
 
 def conv(x: Value, kernel: Value, axes: Any, mode: str | Sequence[str] = "zeros") -> Value:
@@ -42,15 +42,11 @@ def conv(x: Value, kernel: Value, axes: Any, mode: str | Sequence[str] = "zeros"
         )
     taps = t.shape[:space]
     others = (None,) * (image.ndim - space - 1)
-    axes = (axes,) if axes is None or isinstance(axes, str) else tuple(axes)
     modes = (mode,) * space if isinstance(mode, str) else tuple(mode)
     widths = [(0, 0)] * len(others) + [((k - 1) // 2, k // 2) for k in taps] + [(0, 0)]
-    p = halo(x, widths, (*others, *axes), (*["zeros"] * len(others), *modes, "zeros"))
-    scope = current_scope()
-    if isinstance(kernel, Tracer) and not (
-        scope and scope.checks
-    ):  # all taps at once: one sum over ranks on the way back
-        kernel = vary_along(kernel, typeof(p).variance)
+    p = halo(x, widths, (*others, *as_spec(axes).entries), (*["zeros"] * len(others), *modes, "zeros"))
+    if isinstance(kernel, Tracer) and not (current_scope() and current_scope().checks):
+        kernel = vary_along(kernel, typeof(p).variance)  # once, not at each tap: its gradient is one sum over the ranks
 
     def of_tap(tap: tuple[int, ...]) -> Value:
         window = [slice(k, k + n) for k, n in zip(tap, image.shape[len(others) :])]

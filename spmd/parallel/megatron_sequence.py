@@ -8,12 +8,14 @@ tokens in all and F features, the gradient of the loss communicates:
 =========  ====================  =====  ================  ================================================
 direction  collective            count  numbers per rank  of
 =========  ====================  =====  ================  ================================================
-forward    all_gather            2*L+1  (2*L+1)*N*F/p     half layers, head forward    psum_scatter          2*L
-2*L*N*F           half layers forward    psum                  3      N*F+2*N           embedding; two of the cross
-entropy forward    pmax                  1      N                 the cross entropy backward   all_gather            2*L
-2*L*N*F/p         half layers backward   psum_scatter          2*L+1  (2*L+1)*N*F       half layers, head backward
-all_gather_invariant  1      N*F/p             embedding: the transpose of its local slice backward   psum
-1      (2*L+1)*F         scales of the norms, applied to different tokens
+forward    all_gather            2*L+1  (2*L+1)*N*F/p     half layers, head
+forward    psum_scatter          2*L    2*L*N*F           half layers
+forward    psum                  3      N*F+2*N           embedding; two of the cross entropy
+forward    pmax                  1      N                 the cross entropy
+backward   all_gather            2*L    2*L*N*F/p         half layers
+backward   psum_scatter          2*L+1  (2*L+1)*N*F       half layers, head
+backward   all_gather_invariant  1      N*F/p             embedding: the transpose of its local slice
+backward   psum                  1      (2*L+1)*F         scales of the norms, applied to different tokens
 =========  ====================  =====  ================  ================================================
 
 Source: Korthikanti et al., "Reducing activation recomputation in large transformer models", section 4.2.

@@ -193,13 +193,29 @@ class SPMD(Interpreter):
         return results if primitive.multiple_results else results[0]
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
-        """Run a body as one compiled program on this process's data.
+        """Run a body as one compiled program on this process's data; None if there is no such program."""
+        if self.base is not EVALUATE or (self.idle and any(map(has_effects, tape.equations))):
+            return None
+        found = self.program(tape, values)
+        if found is None:
+            return None
+        source, places = found
+        try:
+            with running(self.base):  # the remaining branches and loops are on data
+                results = source.results(*[self.operand(x)[0] for x in values])
+        except BaseException:
+            self.mesh.ranks.finish()
+            raise
+        return [RankTracer(self, x, *place) for x, place in zip(results, places)]
+
+    def program(
+        self, tape: CompiledTape, values: Sequence[Value]
+    ) -> tuple[Source, list[tuple[Axes, AxisStates | None]]] | None:
+        """A body as one program on this process's data, and the places of its results.
 
         Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop,
         whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
         """
-        if self.base is not EVALUATE or (self.idle and any(map(has_effects, tape.equations))):
-            return None
         operands = [self.operand(x) for x in values]
         states = [getattr(x, "marked", None) for x in values]
         kinds = zip(operands, states)
@@ -210,16 +226,7 @@ class SPMD(Interpreter):
                 tape.lowered[key] = Source(lowered, tape.name, options=tape.options), places
             except TracerError:
                 tape.lowered[key] = None
-        if tape.lowered[key] is None:
-            return None
-        source, places = tape.lowered[key]
-        try:
-            with running(self.base):  # the remaining branches and loops are on data
-                results = source.results(*[x for x, _ in operands])
-        except BaseException:
-            self.mesh.ranks.finish()
-            raise
-        return [RankTracer(self, x, *place) for x, place in zip(results, places)]
+        return tape.lowered[key]
 
     def lowered(
         self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None], options: dict

@@ -27,8 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy
-
 from collectives.ops import untyped_psum_p
 from collectives.passes.gradient_bucket import summed_backward_pass
 from minidiff.core.forward import JVP
@@ -53,8 +51,8 @@ from minidiff.higher_order.bodies import HigherOrder
 from minidiff.higher_order.dead_code import with_used_results
 from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.masks import choose, place, positions, split_list
+from minidiff.ops.base import DecidedOnce
 from minidiff.ops.elementwise import divide
-from minidiff.values.aliasing import owner_of, read_only_view
 from spmd.checks.agreement import NO_CALL, checks_values, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
@@ -69,9 +67,10 @@ from spmd.mesh.specs import (
     global_type,
 )
 from spmd.shard_map.auto_axes import check_splits_batch, with_auto_axes
+from spmd.shard_map.compiled import copy_shared_results, decide_call
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
 from spmd.shard_map.residuals import LinearBody, Specs
-from spmd.sharding.sharded_array import ShardedArray, Sharding, with_sharding
+from spmd.sharding.sharded_array import Sharding, with_sharding
 
 Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
 
@@ -95,7 +94,7 @@ class StageBody(Stage):
         return self.adopt_own(x)
 
 
-class ShardMap(HigherOrder):
+class ShardMap(HigherOrder, DecidedOnce):
     """The `shard_map` operation.
 
     Parameters: `body`, a Body or a Tape; `mesh`; `in_specs`; `out_specs` (if the body is a Tape); `check_rep`,
@@ -123,7 +122,12 @@ class ShardMap(HigherOrder):
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
         results = [interpreter.leave(x, spec) for x, spec in zip(outs, out_specs)]
-        return _copy_shared_results(results, interpreter.plain)
+        return copy_shared_results(results, interpreter.plain)
+
+    def decide(self, operands: Sequence[Value], params: dict) -> Callable[..., list[Value]]:
+        """What runs it in a compiled program."""
+        compare_call(params)
+        return decide_call(operands, params, self.evaluate)
 
     # ------------------------------------------------ forward mode
 
@@ -357,14 +361,3 @@ def _closed_over_arguments(interpreter: Interpreter, values: Sequence[Tracer], m
     """The values that a body closes over, gathered, as unmapped arguments."""
     with running(interpreter):
         return [_reshard_argument(x, mesh, P()) for x in values]
-
-
-def _copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
-    """Copy results that share memory with the user's `plain` arrays, and plain ones that share it with sharded ones."""
-    sharded = [x for x in results if isinstance(x, ShardedArray)]
-    for x in sharded:
-        if id(owner_of(x.data)) in plain:
-            x.data = read_only_view(x.data.copy())
-    owners = plain.union(id(owner_of(x.data)) for x in sharded)
-    shared = lambda x: not x.flags.writeable or id(owner_of(x)) in owners  # noqa: E731
-    return [x.copy() if isinstance(x, numpy.ndarray) and shared(x) else x for x in results]

@@ -110,11 +110,21 @@ class ShardedArray(Tracer):
     """
 
     def __init__(self, mesh: Mesh, spec: PartitionSpec, block: ShapedArray, data: Any):
-        super().__init__(EVALUATE)
+        self._set(with_sharding(global_type(block, spec, mesh.shape), mesh, spec), mesh, spec, data)
+
+    @classmethod
+    def of_type(cls, t: ShapedArray, data: Any) -> ShardedArray:
+        """The array of a type, which says how it is sharded, with these blocks."""
+        x = cls.__new__(cls)
+        x._set(t, t.sharding.mesh, t.sharding.spec, data)
+        return x
+
+    def _set(self, t: ShapedArray, mesh: Mesh, spec: PartitionSpec, data: Any) -> None:
+        self.interpreter = EVALUATE
         self.mesh = mesh
         self.spec = spec
         self.data = read_only_view(data)  # as the backend holds it, varying along `held`
-        self._type = with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
+        self._type = t
 
     @hide_own_frames
     def __getattr__(self, name: str) -> Any:

@@ -1,6 +1,7 @@
 """The libraries that are compared: each turns a problem into a function of no arguments that gives `(loss, grads)`.
 
-A peer that is not installed raises ImportError when it is loaded, and is shown as missing.
+A peer that is not installed raises ImportError when it is loaded, and is shown as missing. One that lacks a function
+which a problem needs raises `Unsupported` at the first call, and has no time in that problem's row.
 """
 
 from __future__ import annotations
@@ -8,9 +9,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
+import numpy
+
 from .problems import Problem
 
 Run = Callable[[], tuple]
+
+
+class Unsupported(Exception):
+    """A library lacks a function that a problem needs."""
 
 
 def by_hand(problem: Problem) -> Run:
@@ -65,7 +72,10 @@ def mygrad() -> Callable[[Problem], Run]:
     def prepare(problem: Problem) -> Run:
         def run():
             params = [mg.tensor(p, copy=False) for p in problem.params]
-            loss = problem.loss(mg, params, problem.data)
+            try:
+                loss = problem.loss(mg, params, problem.data)
+            except AttributeError as error:
+                raise Unsupported(error) from None
             loss.backward()
             return loss.item(), [p.grad for p in params]
 
@@ -79,12 +89,32 @@ def torch() -> Callable[[Problem], Run]:
     torch.set_num_threads(1)
 
     def prepare(problem: Problem) -> Run:
-        params = [torch.tensor(p, requires_grad=True) for p in problem.params]
+        # Of Python's floats, PyTorch would make float32.
+        params = [torch.tensor(numpy.asarray(p), requires_grad=True) for p in problem.params]
         data = [torch.tensor(x) for x in problem.data]
 
         def run():
             loss = problem.loss(torch, params, data)
             return loss.detach(), torch.autograd.grad(loss, params)
+
+        return run
+
+    return prepare
+
+
+def numba() -> Callable[[Problem], Run]:
+    """The gradient by hand, compiled."""
+    numba = importlib.import_module("numba")
+    errors = numba.core.errors
+
+    def prepare(problem: Problem) -> Run:
+        compiled, params, data = numba.njit(problem.by_hand), tuple(problem.params), tuple(problem.data)
+
+        def run():
+            try:
+                return compiled(params, data)
+            except (errors.NumbaError, errors.UnsupportedBytecodeError) as error:
+                raise Unsupported(error) from None
 
         return run
 
@@ -114,6 +144,7 @@ PEERS: dict[str, Callable[[], Callable[[Problem], Run]]] = {
     "autograd": autograd,
     "MyGrad": mygrad,
     "PyTorch": torch,
+    "numba": numba,
     "JAX": lambda: _jax(jit=False),
     "JAX jit": lambda: _jax(jit=True),
 }

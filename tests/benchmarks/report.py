@@ -63,10 +63,19 @@ def check(problem: Problem, runs: dict) -> None:
 
 
 def gradients(problem: Problem, prepare: dict, options) -> dict:
-    """One row: the gradient by each peer."""
+    """One row: the gradient by each peer that supports it."""
     runs = {HAND: peers.by_hand(problem), **{name: p(problem) for name, p in prepare.items()}}
+    runs = {name: run for name, run in runs.items() if _is_supported(run)}
     check(problem, runs)
     return _row(f"grad: {problem.name}", measure.times(runs, options.rounds, options.seconds), HAND, 1e6, "µs")
+
+
+def _is_supported(run: peers.Run) -> bool:
+    try:
+        run()
+    except peers.Unsupported:
+        return False
+    return True
 
 
 def evaluations(problem: Problem, options) -> dict:
@@ -82,7 +91,7 @@ def evaluations(problem: Problem, options) -> dict:
 
 def memory(problem: Problem, prepare: dict) -> dict:
     """One row: the most bytes held at once. Only what allocates through Python can be seen."""
-    seen = {name: p for name, p in prepare.items() if name not in ("PyTorch", "JAX", "JAX jit")}
+    seen = {name: p for name, p in prepare.items() if name not in ("PyTorch", "numba", "JAX", "JAX jit")}
     runs = {HAND: peers.by_hand(problem), **{name: p(problem) for name, p in seen.items()}}
     found = {name: [measure.peak_memory(run)] for name, run in runs.items()}
     return _row(f"memory: {problem.name}", found, HAND, 1e-6, "MB")

@@ -19,6 +19,7 @@ from collectives import (
     all_gather_invariant,
     all_to_all,
     axis_index,
+    pbroadcast,
     pmax,
     pmean,
     ppermute,
@@ -73,6 +74,7 @@ def watched(monkeypatch):
     along(("i",))  # communicators are made at first use, which is no collective of the program's
     monkeypatch.setattr(mesh.ranks, "along", lambda axes: Watched(along(axes), calls), raising=False)
     monkeypatch.setattr(mesh.ranks, "comm", Watched(mesh.ranks.comm, calls))
+    monkeypatch.setattr(mesh.ranks, "_runs", {})  # what was decided with the communicators themselves
     mesh.reset_calls()
     return mesh, calls
 
@@ -160,6 +162,42 @@ def test_along_an_axis_of_one_rank_mpi_is_not_called(monkeypatch):
         for run in (md.grad(f), md.jit(md.grad(f))):
             run(np.arange(4.0))
     assert calls and all(mesh.ranks.size(axes) > 1 for axes in calls)
+
+
+@pytest.mark.parallel(1)
+def test_of_one_rank_a_compiled_collective_is_nothing():
+    mesh = line()
+    bodies = [
+        lambda x: psum(pbroadcast(psum(x.sum(), "i"), "i") * x, "i"),
+        lambda x: ppermute(x, "i", [(0, 0)]) + all_gather(x, "i", tiled=True) + pmax(x, "i"),
+    ]
+    for body in bodies:
+        f = spmd.shard_map(lambda x, body=body: body(x) * 2, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+        (text,) = lowered(md.jit(f), np.arange(3.0))
+        assert not any(name in text for name in ("psum", "pbroadcast", "ppermute", "gather", "pmax"))
+        np.testing.assert_allclose(md.jit(f)(np.arange(3.0)).gather(), f(np.arange(3.0)).gather())
+    assert mesh.calls == {}
+
+
+@pytest.mark.parallel(1)
+@each("name", ["psum", "pmax", "ppermute", "all_gather", "all_to_all"])
+@each("jit", [False, True])
+def test_the_result_of_one_rank_is_not_its_operand(name, jit):
+    body = {
+        "psum": lambda x: psum(x, "i"),
+        "pmax": lambda x: pmax(x, "i"),
+        "ppermute": lambda x: psum(ppermute(x, "i", [(0, 0)]), "i"),
+        "all_gather": lambda x: all_gather_invariant(x, "i", tiled=True),
+        "all_to_all": lambda x: psum(all_to_all(x, "i", 0, 0, tiled=True), "i"),
+    }[name]
+    f = spmd.shard_map(body, mesh=line(), in_specs=P("i"), out_specs=P())
+    f, x = md.jit(f) if jit else f, np.arange(3.0)
+    for given in (x, spmd.distribute(x, line(), P("i"))):
+        for _ in range(2):
+            out = f(given)
+            assert out.tolist() == [0.0, 1.0, 2.0]
+            out[...] = -1
+    assert x.tolist() == [0.0, 1.0, 2.0]
 
 
 # ---------------------------------------------------------------- fewer calls
@@ -431,6 +469,32 @@ def test_an_error_while_something_is_on_its_way(name, where):
             f(bad)
         assert not line().ranks._started
         np.testing.assert_array_equal(whole(f(x)[1]), expected)
+
+
+@few
+def test_mpi_is_called_after_products_while_sums_are_in_flight(monkeypatch):
+    """MPI libraries move long messages only while they are called."""
+
+    def body(x, w):
+        total = psum(x, "i")
+        for _ in range(3):
+            w = np.tanh(w @ w)
+        return total, w
+
+    f = md.jit(mapped(body, in_specs=(P("i"), P()), out_specs=(P(), P())))
+    x, w = np.arange(6.0 * RANKS).reshape(-1, 2), np.eye(3) / 2
+    called = []
+    progress = type(line().ranks).progress
+    monkeypatch.setattr(type(line().ranks), "progress", lambda self, s: called.append(s) or progress(self, s))
+    total, product = f(x, w)
+    assert len(called) == 3 and len({*map(id, called)}) == 1
+    for _ in range(3):
+        w = np.tanh(w @ w)
+    np.testing.assert_allclose(whole(total), x.reshape(RANKS, 3, 2).sum(0))
+    np.testing.assert_allclose(product, w)
+    (text,) = lowered(f, x, np.eye(3) / 2)
+    names = [row.split("#")[0].split(" = ")[-1].split("(")[0].strip() for row in text.splitlines()]
+    assert sum(name.startswith("progress") for name in names) == 3
 
 
 @few

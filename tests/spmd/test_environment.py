@@ -189,7 +189,8 @@ def test_a_program_gets_its_own_options(tmp_path):
 
 def test_examples_are_listed():
     listed = run("-m", "spmd.examples").stdout
-    scripts = [f for f in pkgutil.iter_modules(spmd.examples.__path__) if f.name not in ("digits", "text", "loop")]
+    shared = ("digits", "fields", "loop", "text")
+    scripts = [f for f in pkgutil.iter_modules(spmd.examples.__path__) if f.name not in shared]
     assert all(re.search(rf"^{f.name} +[0-9].* [0-9]+  ", listed, re.M) for f in scripts if f.name != "__main__")
 
 

@@ -24,8 +24,8 @@ REFUSED = {
     "an unknown mode": (lambda: spmd.halo(X, 1, (None,), "wrap"), "mode is one of ('periodic', 'zeros', 'edge')"),
     "three modes": (lambda: spmd.halo(X, 1, (None,), ["edge"] * 3), "each of the 2 dimensions"),
     "no edges": (lambda: spmd.halo(X[:0], ((1, 0), (0, 0)), (None,)), "f64[0,2] with widths=((1, 0), (0, 0))"),
-    "other channels": (lambda: conv(X, numpy.ones((3, 3, 1)), None), "x is f64[3,2] and the kernel f64[3,3,1]"),
-    "no space": (lambda: conv(X, numpy.ones((2, 2)), None), "as many dimensions of space as of taps"),
+    "other channels": (lambda: conv(X, numpy.ones((3, 3, 1)), ()), "x is f64[3,2] and the kernel f64[3,3,1]"),
+    "no space": (lambda: conv(X, numpy.ones((2, 2)), ()), "as many dimensions of space as of taps"),
 }
 
 
@@ -54,6 +54,15 @@ def test_a_partial_sum_has_no_edges():
     )
     with pytest.raises(VarianceError, match=r"x\['a'\].*is unreduced along"):
         f(numpy.ones(4))
+
+
+def test_axes_may_be_a_partition_spec():
+    f, g = (
+        spmd.shard_map(lambda x, axes=axes: spmd.halo(x, 1, axes), mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+        for axes in (P("i"), ("i", None))
+    )
+    x = numpy.arange(8.0).reshape(4, 2)
+    assert_array_equal(f(x).gather(), g(x).gather())
 
 
 def test_outside_of_a_body_it_pads():

@@ -2,12 +2,14 @@
 
 from functools import partial
 
+import numpy
 import pytest
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pbroadcast, pmean, psum
+from minidiff.compiler import factorizations
 from spmd import P
 from spmd.shard_map.interpreter import SPMD, UNROLLED
 from tests.programs import assert_trees_close
@@ -408,3 +410,21 @@ def test_the_step_of_a_long_loop_is_compiled(monkeypatch):
     X = np.array([0.1, 0.2])
     monkeypatch.setattr(SPMD, "process", counting)
     assert operations(UNROLLED + 1) == operations(UNROLLED + 30) < 10
+
+
+def test_bodies_share_factorizations(monkeypatch):
+    """Those of a matrix that is the same on all ranks; matrices that differ are a stack, which NumPy factorizes."""
+    monkeypatch.setattr(factorizations, "LEAST_ROWS", 1)
+    rng = numpy.random.default_rng(0)
+    k, y = rng.normal(size=(6, 6)) + 6 * numpy.eye(6), rng.normal(size=(6, 8))
+
+    def process(k, y):
+        return np.sum(y * np.linalg.solve(k, y)) + np.linalg.slogdet(k)[1]
+
+    def shifted(k, y):
+        return process(k + 0.1 * np.sum(y), y)
+
+    for body in (process, shifted):
+        loss = mapped(lambda k, y, body=body: psum(body(k, y), "i"), (P(), P(None, "i")), P())
+        whole = lambda k, y, body=body: sum(body(k, y[:, i : i + 2]) for i in (0, 2, 4, 6))  # noqa: E731
+        assert_trees_close(md.jit(md.grad(loss))(k, y), md.grad(whole)(k, y))

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections import Counter
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.guards.deadlock import COMPARISON, PendingCall, State, stuck
-from collectives.guards.mismatch import Kind, calls_agree, mismatch_message
+from collectives.guards.mismatch import OFTEN, Kind, MismatchCheck, calls_agree, mismatch_message, noter
 from tests import PATIENCE
 from tests.samples import each
 
@@ -173,3 +174,36 @@ def test_the_first_call_that_is_not_the_same(made):
         for rank, kinds in enumerate(made):
             call = str(kinds[same]) if same < len(kinds) else "no further one"
             assert re.search(rf"  ranks? ([0-9, ]+, )?{rank}(, [0-9, ]+)?: {re.escape(call)}\n", report)
+
+
+# ---------------------------------------------------------------- calls that are made again and again
+
+
+class Alone:
+    """The communicator of a single rank."""
+
+    def Get_rank(self):
+        return 0
+
+    def Get_size(self):
+        return 1
+
+
+@pytest.mark.parametrize("size", [1, 2**20], ids=["small", "large"])
+def test_what_notes_a_call_again_does_as_a_call_that_is_looked_up(size):
+    """Ranks that run a compiled program, and others that do not, compare at the same calls."""
+    x, params = numpy.ones(size), {"axes": ("i",), "size": 2}
+    checks = [MismatchCheck(Alone(), [0], wait=None) for _ in range(2)]
+    again = noter("psum", params, [x])
+    for k in range(3 * OFTEN):
+        again(checks[0])
+        checks[1].note("psum", params, x)
+        if k % 50 == 7:
+            for check in checks:
+                check.note("pmax", {**params, "k": k}, x)
+        if k % 50 == 23:  # as after a disagreement
+            for check in checks:
+                check.kinds = {}
+        one, other = ((c.since, c.latest, [*c.kinds], c._due) for c in checks)
+        assert [str(kind).partition(";")[0] for kind in one[0]] == [str(kind).partition(";")[0] for kind in other[0]]
+        assert one[1].text == other[1].text and one[2:] == other[2:]

@@ -8,6 +8,7 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import hypothesis
 import hypothesis.strategies as st
@@ -16,7 +17,10 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
+import spmd
+from collectives import psum
 from minidiff.compiler import kernels, native
+from spmd import P
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs llvmlite: pip install '.[compiled]'")
 
@@ -38,11 +42,14 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("MINIDIFF_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
 
 
+LIMITS = ("LEAST_ELEMENTS", "LEAST_WORK", "LEAST_COLUMNS")
+
+
 @pytest.fixture
 def of_any_size(monkeypatch):
     """Kernels also for arrays that NumPy is faster on."""
-    monkeypatch.setattr(kernels, "LEAST_ELEMENTS", 1)
-    monkeypatch.setattr(kernels, "LEAST_WORK", 1)
+    for name in LIMITS:
+        monkeypatch.setattr(kernels, name, 1)
 
 
 # ---------------------------------------------------------------- what is in a group
@@ -66,6 +73,7 @@ def test_small_arrays_stay_with_numpy():
     f = lambda x: (x * 2 + x) * x  # noqa: E731
     assert fused(f, x) == 1
     assert fused(f, x[: len(x) // 3]) == 0
+    assert fused(lambda x: np.tanh(x * 2 + x), x[: len(x) // 3]) == 1  # a function counts as many operations
 
     def long(x):
         for _ in range(1000):
@@ -86,6 +94,8 @@ def test_kernels_can_be_left_out():
 
 def test_an_operation_alone_stays_with_numpy():
     assert operations(lambda x: x * 2, x) == ["multiply"]
+    assert operations(lambda x: x[1:].sum(), x) == ["slice", "sum"]  # of adjacent elements
+    assert operations(lambda x: x[1:] * x[:-1], np.stack([x, x])) == ["slice", "slice", "multiply"]
 
 
 def test_what_a_matmul_needs_runs_before_it_and_what_it_gives_after():
@@ -138,6 +148,125 @@ def test_complex_numbers_stay_with_numpy_in_the_same_program(f):
 
 def test_long_doubles_stay_with_numpy():
     assert fused(lambda y: y * 2 + y, x.astype(numpy.longdouble)) == 0
+
+
+# ---------------------------------------------------------------- what is read where it is
+
+grid = numpy.random.default_rng(0).normal(size=(400, 500))
+
+
+def around(u):
+    return np.roll(u, 1, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1) + np.roll(u, -1, 1) - 4 * u
+
+
+def inside(u):
+    return u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * u[1:-1, 1:-1]
+
+
+def corners(u):
+    return np.roll(np.roll(u, 1, 0), 1, 1) - np.roll(np.roll(u, -1, 1), -1, 0)
+
+
+def in_zeros(u):
+    return np.pad(u, 1) * np.pad(u, ((2, 0), (0, 2))) + 1
+
+
+def joined(u):
+    return np.concatenate([u[:, -1:], u[:, :-1]], 1) * u - np.concatenate([u, 2 * u])[:-200]
+
+
+@pytest.mark.parametrize("f", [around, inside, corners, in_zeros])
+def test_loops_read_arrays_where_they_are(f):
+    assert operations(f, grid) == ["fused"]
+    loss = md.value_and_grad(lambda u: np.sum(np.tanh(f(u) * u.sum())))
+    moved = {"roll", "unslice", "concatenate"}
+    assert moved.isdisjoint(operations(loss, grid))
+    for one, other in zip(md.jit(loss)(grid), loss(grid)):
+        numpy.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("f", [around, inside, corners, in_zeros, joined])
+@pytest.mark.parametrize("shape", [(200, 300), (3, 200, 300)])
+@pytest.mark.parametrize("layout", [numpy.ascontiguousarray, numpy.asfortranarray, lambda a: a[..., ::-1]])
+def test_values_of_what_is_read(f, shape, layout):
+    u = layout(numpy.random.default_rng(0).normal(size=shape))
+    f = f if len(shape) == 2 else (lambda u, f=f: [md.vmap(f)(u), f(u[0]) * f(u[1])])
+    for one, other in zip(md.tree.leaves(md.jit(f)(u)), md.tree.leaves(md.jit(f, kernels=False)(u))):
+        numpy.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_what_something_else_needs_is_stored():
+    f = lambda u: (v := np.roll(u, 1, 0), v * u + 1)  # noqa: E731
+    assert operations(f, grid) == ["roll", "fused"]
+    assert operations(lambda u: (np.roll(u, 1, 0) * u + 1) @ np.roll(u, 1, 1).T, grid).count("roll") == 1
+
+
+def test_a_slice_that_is_most_of_its_array_is_read_and_others_are_added_in_place():
+    gradient = lambda part: md.grad(lambda u: np.sum(np.sin(u) * u) + np.sum(part(u) ** 3))  # noqa: E731
+    assert "unslice" not in operations(gradient(lambda u: u[1:]), grid)
+    assert "add_at" in operations(gradient(lambda u: u[:9]), grid)
+    assert "add_at" in operations(gradient(lambda u: u[::2]), grid)
+
+
+def test_short_rows_stay_with_numpy():
+    f = lambda u: np.roll(u, 1, 1) * u + 1  # noqa: E731
+    tall = numpy.ones((5000, 10))
+    assert operations(f, tall) == ["roll", "fused"]
+    assert operations(f, tall.reshape(500, 100)) == ["fused"]
+    assert operations(lambda u: np.roll(u, 1, 0) * u + 1, tall) == ["fused"]  # whose rows are one after another
+
+
+def test_many_regions_stay_with_numpy():
+    """Each is a call, which has to be worth it."""
+    f = lambda u: sum((np.roll(np.roll(u, k, 0), -k, 1) for k in range(1, 10)), u)  # noqa: E731
+    assert operations(f, grid[:100]).count("roll") == 9
+    assert operations(lambda u: f(u) - u, numpy.ones((2000, 2000))) == ["fused"]
+
+
+def test_warnings_name_the_operation_beside_reads():
+    zeros = numpy.zeros((200, 300))
+    with pytest.warns(RuntimeWarning, match="divide by zero encountered in divide"):
+        found = md.jit(lambda u: (1 + np.roll(u, 1, 0)) / np.roll(u, 1, 1))(zeros)
+    assert numpy.isinf(found).all()
+
+
+def test_reads_in_loops_and_on_ranks(of_any_size):
+    steps = lambda u: md.scan(lambda u, _: (u + 0.1 * around(u), np.sum(u)), u, None, 5)  # noqa: E731
+    until = lambda u: md.while_loop(lambda u: np.max(u) > 1, lambda u: u + 0.1 * around(u), u)  # noqa: E731
+    mesh = spmd.make_mesh((4,), ("i",))
+    ranks = spmd.shard_map(lambda u: psum(around(u), "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    for f in (steps, until, ranks, md.grad(lambda u: steps(u)[1].sum()), md.grad(lambda u: np.sum(ranks(u) ** 2))):
+        run = md.jit(f)
+        assert "i0 - 1" in run.source(grid)
+        for one, other in zip(md.tree.leaves(run(grid)), md.tree.leaves(md.jit(f, kernels=False)(grid))):
+            numpy.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_source_shows_what_is_read(of_any_size):
+    def f(u):
+        return (np.roll(u, 1, 0) + np.pad(u[:, 1:], ((0, 0), (1, 0)))) * u[::-1]
+
+    source = md.jit(f).source(numpy.ones((20, 30)))
+    assert (
+        source
+        == """\
+def fused(d, e):  # one loop, compiled; f64[20,30], f64[20,29]
+    for i0 in range(20):
+        for i1 in range(30):
+            f = d[i0 - 1, i1] if 1 <= i0 else d[i0 + 19, i1]
+            g = e[i0, i1 - 1] if 1 <= i1 else 0
+            h = d[19 - i0, i1]
+            i = f + g
+            j[i0, i1] = i * h
+    return j
+
+
+def f(a):  # f64[20,30]
+    b = a[:, 1:]  # f64[20,29]
+    c = fused(a, b)  # f64[20,30]
+    del b
+    return c"""
+    )
 
 
 # ---------------------------------------------------------------- equal to NumPy
@@ -216,13 +345,8 @@ def operands(draw, count):
 def test_random_programs(data):
     program = data.draw(programs())
     arrays = data.draw(operands(program[0]))
-    before = kernels.LEAST_ELEMENTS, kernels.LEAST_WORK
-    kernels.LEAST_ELEMENTS = kernels.LEAST_WORK = 1
-    try:
-        run = md.jit(lambda *arrays: run_program(program, arrays, np))
-        found = run(*arrays)
-    finally:
-        kernels.LEAST_ELEMENTS, kernels.LEAST_WORK = before
+    with mock.patch.multiple(kernels, **dict.fromkeys(LIMITS, 1)):
+        found = md.jit(lambda *arrays: run_program(program, arrays, np))(*arrays)
     plain = md.jit(lambda *arrays: run_program(program, arrays, np), kernels=False)(*arrays)
     for a, b in zip(found, plain):
         assert (a.dtype, a.shape, type(a)) == (b.dtype, b.shape, type(b))
@@ -234,6 +358,85 @@ def test_random_programs(data):
             assert different.mean() <= 0.05 if different.size > 20 else True
             if not any(v.dtype.kind == "f" for v in plain):
                 numpy.testing.assert_array_equal(a, b)
+
+
+COMPUTED = ("add", "multiply", "maximum", "subtract", "square")
+
+
+@st.composite
+def readings(draw):
+    """Arrays and a program of reads and elementwise operations, as (name, operands, parameters)."""
+    shape = draw(st.sampled_from(((), (7,), (4, 5), (1, 6), (6, 1), (3, 1, 4), (2, 3, 4), (2, 2, 1, 3), (0, 3))))
+    rng = numpy.random.default_rng(draw(st.integers(0, 99)))
+    dtype = draw(st.sampled_from(("f8", "f8", "f4", "i4")))
+    wide = lambda a: numpy.repeat(a, 2, -1)[..., ::2] if a.ndim else a  # noqa: E731
+    layouts = st.sampled_from((numpy.asarray, numpy.asfortranarray, wide))
+    arrays = [draw(layouts)((rng.normal(size=shape) * 5).astype(dtype)) for _ in range(draw(st.integers(1, 3)))]
+    values, steps = [*arrays], []
+    for _ in range(draw(st.integers(2, 9))):
+        k = draw(st.integers(0, len(values) - 1))
+        a = values[k]
+        alike = [j for j, b in enumerate(values) if b.shape == a.shape]
+        axis = draw(st.integers(0, max(a.ndim - 1, 0)))
+        name = draw(st.sampled_from((*COMPUTED, "roll", "slice", "pad", "concatenate")))
+        name = name if (a.ndim and a.size < 200) or name in COMPUTED else "square"
+        operands, settings = [k], ()
+        if name != "square" and (name in COMPUTED or name == "concatenate"):
+            operands += draw(st.lists(st.sampled_from(alike), min_size=1, max_size=1 if name in COMPUTED else 2))
+        if name == "roll":
+            axes = draw(st.lists(st.integers(0, a.ndim - 1), min_size=1, max_size=3))
+            settings = tuple([draw(st.integers(-9, 9)) for _ in axes]), tuple(axes)
+        elif name == "slice":
+            ends = st.none() | st.integers(-5, 5)
+            steps_ = st.sampled_from((None, None, 2, -1))
+            settings = tuple([slice(draw(ends), draw(ends), draw(steps_)) for _ in range(axis + 1)])
+        elif name == "pad":
+            settings = tuple([(draw(st.integers(0, 2)), draw(st.integers(0, 1))) for _ in a.shape])
+        elif name == "concatenate":
+            settings = axis
+        steps.append((name, operands, settings))
+        values.append(run_reading(steps[-1:], values, numpy)[-1])
+    return steps, arrays, draw(st.sampled_from((None, (), (0,), (-1,))))
+
+
+def run_reading(steps, arrays, np):
+    """The arrays, and the results of all steps."""
+    values = [*arrays]
+    for name, operands, settings in steps:
+        chosen = [values[k] for k in operands]
+        if name == "roll":
+            values.append(np.roll(*chosen, *settings))
+        elif name == "slice":
+            values.append(chosen[0][settings])
+        elif name == "pad":
+            values.append(np.pad(*chosen, settings))
+        elif name == "concatenate":
+            values.append(np.concatenate(chosen, settings))
+        else:
+            values.append(getattr(np, name)(*chosen))
+    return values
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(readings())
+def test_random_reads(program):
+    """Of slices, rolls, pads and concatenations; the results, sums of them, and gradients."""
+    steps, arrays, axes = program
+
+    def results(*arrays):
+        found = run_reading(steps, arrays, np)[len(arrays) :]
+        found = [v for v, (name, *_) in zip(found, steps) if name in COMPUTED] or found  # what loops read is not stored
+        return [*found, *[v.sum(axes) for v in found if axes is None or v.ndim]]
+
+    total = lambda *arrays: sum(np.sum(np.sin(v * 1.0)) for v in results(*arrays))  # noqa: E731
+    given = [a.astype("f8") for a in arrays]
+    for f, xs in (results, arrays), (md.grad(total, argnums=tuple(range(len(arrays)))), given):
+        with mock.patch.multiple(kernels, **dict.fromkeys(LIMITS, 1)):
+            found = md.jit(f)(*xs)
+        for a, b in zip(found, md.jit(f, kernels=False)(*xs)):
+            assert (a.dtype, a.shape, type(a)) == (b.dtype, b.shape, type(b))
+            scale = max(1.0, abs(numpy.max(numpy.abs(b), initial=0.0)))
+            numpy.testing.assert_allclose(a, b, rtol=1e-4 if a.dtype == "f4" else 1e-9, atol=1e-12 * scale)
 
 
 EXACT = ("add", "subtract", "multiply", "divide", "negative", "absolute", "square", "sqrt", "reciprocal", "maximum",

@@ -333,7 +333,11 @@ def test_clip_has_the_dtype_of_all_its_arguments(dtype, low, high):
     if low is high is None and np.lib.NumpyVersion(np.__version__) < "2.1.0":
         pytest.skip("NumPy 2.0 clips to one bound at least")
     x = np.array([0, 5], dtype)
-    expected = np.clip(x, low, high)
+    try:
+        expected = np.clip(x, low, high)
+    except OverflowError:
+        assert np.lib.NumpyVersion(np.__version__) < "2.1.0"
+        pytest.skip("NumPy 2.0 takes bounds that the dtype holds")
     np.testing.assert_array_equal(md.make_tape(lambda x: np.clip(x, low, high))(x)(x)[0], expected, strict=True)
 
 

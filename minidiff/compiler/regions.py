@@ -1,0 +1,84 @@
+"""Run a kernel on whole arrays: region by region, where each operand is one view (`layout.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.compiler.layout import Layout, Region, View
+from minidiff.compiler.loops import Loop
+from minidiff.core.tracer import Value
+
+
+def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
+    """The function of a kernel's operands that calls the ufunc on each region, and returns the results."""
+    operands = [pair for v, pieces in layout.operands.items() for pair in zip(pieces, layout.views[v])]
+    # The places and parts of operands, and the shapes that these have to be given, if they do not have them.
+    sources = [(p.operand, p.part, None if p.shape == view.shape else view.shape) for p, view in operands]
+    summed = [_outer_sums(view, layout) for view in loop.result_views]
+    shapes = [v.type.shape for v in loop.body.outputs]
+    as_they_are = not any(summed) and shapes == [view.shape for view in loop.result_views]
+
+    def views(operands: Sequence[Value]) -> list[Value]:
+        found = []
+        for k, part, shape in sources:
+            x = operands[k][part] if part else operands[k]
+            found.append(x if shape is None else x.reshape(shape))
+        return found
+
+    def at_once(*operands: Value) -> Any:
+        out = ufunc(*views(operands))
+        if as_they_are:
+            return out
+        outs = out if type(out) is tuple else (out,)
+        outs = tuple([numpy.add.reduce(x, axes) if axes else x for x, axes in zip(outs, summed)])
+        outs = tuple([x.reshape(s) if s else x for x, s in zip(outs, shapes)])
+        return outs if len(outs) > 1 else outs[0]
+
+    if layout.count == 1:
+        return at_once
+
+    added = [p.is_sum or bool(axes) for p, axes in zip(loop.results, summed)]
+    dtypes = [p.dtype for p in loop.results]
+    plan = [
+        (_reads(loop, layout, region), [view.select(region) for view in loop.result_views])
+        for region in layout.regions()
+    ]
+
+    def in_parts(*operands: Value) -> Any:
+        given = views(operands)
+        # -0.0 + x is x, for 0.0 too.
+        outs = [numpy.full(s, -0.0, t) if yes else numpy.empty(s, t) for s, t, yes in zip(shapes, dtypes, added)]
+        seen = [y.reshape(view.shape) for y, view in zip(outs, loop.result_views)]
+        for reads, places in plan:
+            targets = [None if yes else y[i] for y, i, yes in zip(seen, places, added)]
+            found = ufunc(*[x if k is None else given[k][x] for k, x in reads], out=tuple(targets))
+            for k, x in enumerate(found if type(found) is tuple else (found,)):
+                if added[k]:
+                    seen[k][places[k]] += numpy.add.reduce(x, summed[k], keepdims=True) if summed[k] else x
+        results = [y if y.shape else y[()] for y in outs]
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return in_parts
+
+
+def _outer_sums(view: View, layout: Layout) -> tuple[int, ...]:
+    """The dimensions before rows and columns along which a result is a sum: the ufunc gives its terms."""
+    return tuple([d for d in range(layout.ndim - 2) if view.sizes[d] != layout.sizes[d]])
+
+
+def _reads(loop: Loop, layout: Layout, region: Region) -> list[tuple[int | None, Any]]:
+    """What each operand of a kernel is in a region: the number of a piece and an index, or None and zeros."""
+    found: list[tuple[int | None, Any]] = []
+    first = 0
+    for p, views in zip(loop.operands, layout.views.values()):
+        inside = next((k for k, view in enumerate(views) if view.contains(region)), None)
+        if inside is None:
+            shape = [region[d][1] - region[d][0] for d in views[0].kept]
+            found.append((None, numpy.broadcast_to(numpy.zeros((), p.dtype), shape)))
+        else:
+            found.append((first + inside, views[inside].select(region)))
+        first += len(views)
+    return found

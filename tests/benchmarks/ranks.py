@@ -1,0 +1,288 @@
+"""What calls and collectives cost on MPI ranks, beside the same calls of mpi4py by hand.
+
+    mpiexec -n 2 python -m tests.benchmarks.ranks [--rounds N] [--only NAME …] [--json FILE] [--profile N]
+
+Each round times all of a row's programs in turn. A time is that of the slowest rank, and what is shown are medians and
+minima over rounds: ratios within a round say more than times. `--profile` also counts where the Python code of one
+call spends its time, by the parts of the library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import itertools
+import json
+import os
+import pstats
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+for _name in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_name}_NUM_THREADS", "1")
+
+import numpy as np  # noqa: E402
+from mpi4py import MPI  # noqa: E402
+
+import minidiff as md  # noqa: E402
+import minidiff.numpy as mnp  # noqa: E402
+import spmd  # noqa: E402
+from collectives import pmean, ppermute, psum  # noqa: E402
+from spmd import P  # noqa: E402
+
+Runs = dict[str, Callable[[], object]]
+HAND = "mpi4py"
+FEW, MANY = 2, 10  # collectives in a body, to see what a further one costs
+
+
+def mapped(body: Callable, mesh: spmd.Mesh, count: int = 1, out: P = P()) -> Callable:
+    return spmd.shard_map(body, mesh=mesh, in_specs=(P("i"),) * count, out_specs=out)
+
+
+def blocks(mesh: spmd.Mesh, size: int) -> tuple[spmd.ShardedArray, np.ndarray]:
+    """An array whose blocks have `size` bytes, and this rank's block of it."""
+    block = np.linspace(0.5, 1.0, size // 8)
+    return spmd.distribute(np.tile(block, mesh.size), mesh, P("i")), block
+
+
+# ---------------------------------------------------------------- rows: the same by the library, and by hand
+
+
+def one_sum(mesh: spmd.Mesh) -> Runs:
+    x, block = blocks(mesh, 8)
+    f, out = mapped(lambda x: psum(x, "i"), mesh), np.empty_like(block)
+    compiled = md.jit(f)
+    return {HAND: lambda: MPI.COMM_WORLD.Allreduce(block, out), "compiled": lambda: compiled(x), "eager": lambda: f(x)}
+
+
+def sums(mesh: spmd.Mesh, size: int) -> Runs:
+    """A few dependent sums, and many."""
+    x, block = blocks(mesh, size)
+    runs: Runs = {}
+    for n in (FEW, MANY):
+
+        def body(x, n=n):
+            total = x
+            for _ in range(n):
+                total = psum(total * x, "i")
+            return total
+
+        def by_hand(n=n):
+            total = block
+            for _ in range(n):
+                product, total = total * block, np.empty_like(block)
+                MPI.COMM_WORLD.Allreduce(product, total)
+
+        f = mapped(body, mesh)
+        compiled = md.jit(f)
+        runs |= {f"{HAND}, {n}": by_hand, f"compiled, {n}": lambda f=compiled: f(x), f"eager, {n}": lambda f=f: f(x)}
+    return runs
+
+
+def shift(mesh: spmd.Mesh) -> Runs:
+    x, block = blocks(mesh, 512)
+    n, out = mesh.size, np.empty_like(block)
+    f = mapped(lambda x: ppermute(x, "i", [(r, (r + 1) % n) for r in range(n)]), mesh, out=P("i"))
+    compiled = md.jit(f)
+    to, source = (MPI.COMM_WORLD.rank + 1) % n, (MPI.COMM_WORLD.rank - 1) % n
+    return {
+        HAND: lambda: MPI.COMM_WORLD.Sendrecv(block, to, 0, out, source, 0),
+        "compiled": lambda: compiled(x),
+        "eager": lambda: f(x),
+    }
+
+
+LAYERS, BATCH = (784, 512, 256, 10), 1024
+
+
+def data_parallel(mesh: spmd.Mesh) -> Runs:
+    """A step of gradient descent on the squared error of a network, whose batch is split over the ranks."""
+    rng, rows = np.random.default_rng(0), BATCH // mesh.size
+    shapes = [*itertools.pairwise(LAYERS)]
+    params = [(rng.normal(size=s).astype("f4") / 30, np.zeros(s[1], "f4")) for s in shapes]
+    inputs, targets = rng.normal(size=(BATCH, LAYERS[0])).astype("f4"), rng.normal(size=(BATCH, 10)).astype("f4")
+    rate = np.float32(0.01)
+
+    def loss(params, inputs, targets):
+        x = inputs
+        for k, (w, b) in enumerate(params):
+            x = x @ w + b
+            x = mnp.tanh(x) if k < len(params) - 1 else x
+        return pmean(mnp.mean((x - targets) ** 2), "i")
+
+    total = spmd.shard_map(loss, mesh=mesh, in_specs=(P(), P("i"), P("i")), out_specs=P())
+
+    @md.jit
+    def step(params, inputs, targets):
+        value, gradient = md.value_and_grad(total)(params, inputs, targets)
+        return value, md.tree.map(lambda p, g: p - rate * g, params, gradient)
+
+    split = [spmd.distribute(x, mesh, P("i")) for x in (inputs, targets)]
+    here = slice(MPI.COMM_WORLD.rank * rows, (MPI.COMM_WORLD.rank + 1) * rows)
+    mine, wanted = inputs[here].copy(), targets[here].copy()
+    ends = np.cumsum([0, *[x.size for layer in params for x in layer]])
+
+    def by_hand():
+        kept, x = [], mine
+        for k, (w, b) in enumerate(params):
+            kept.append(x)
+            x = x @ w
+            x += b
+            if k < len(params) - 1:
+                np.tanh(x, out=x)
+        ct = x - wanted
+        value = np.vdot(ct, ct) / np.float32(10 * BATCH)
+        ct *= np.float32(2 / (10 * BATCH))
+        flat = np.empty(ends[-1], "f4")
+        parts = [flat[a:b] for a, b in itertools.pairwise(ends)]
+        for k in reversed(range(len(params))):
+            np.matmul(kept[k].T, ct, out=parts[2 * k].reshape(shapes[k]))
+            ct.sum(0, out=parts[2 * k + 1])
+            if k:
+                ct = ct @ params[k][0].T
+                ct *= 1 - kept[k] * kept[k]
+        everywhere, summed = np.empty((), "f4"), np.empty_like(flat)
+        MPI.COMM_WORLD.Allreduce(value, everywhere)
+        MPI.COMM_WORLD.Allreduce(flat, summed)
+        parts = [summed[a:b] for a, b in itertools.pairwise(ends)]
+        return everywhere, [
+            (w - rate * parts[2 * k].reshape(w.shape), b - rate * parts[2 * k + 1]) for k, (w, b) in enumerate(params)
+        ]
+
+    (ours, new), (theirs, expected) = step(params, *split), by_hand()
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    for p, q in zip(md.tree.leaves(new), md.tree.leaves(expected)):
+        np.testing.assert_allclose(p, q, rtol=1e-3, atol=1e-6)
+    return {HAND: by_hand, "compiled": lambda: step(params, *split)}
+
+
+ROWS: dict[str, tuple[Callable[[spmd.Mesh], Runs], float]] = {  # with the seconds that a round may take
+    "one psum of 8 B": (one_sum, 0.01),
+    "psums of 8 B": (lambda mesh: sums(mesh, 8), 0.01),
+    "psums of 64 kB": (lambda mesh: sums(mesh, 2**16), 0.03),
+    "psums of 512 kB": (lambda mesh: sums(mesh, 2**19), 0.06),
+    "one ppermute of 512 B": (shift, 0.01),
+    "data-parallel step": (data_parallel, 0.1),
+}
+
+# ---------------------------------------------------------------- measuring
+
+
+def microseconds(run: Callable, calls: int) -> float:
+    """Microseconds a call, on the slowest rank."""
+    MPI.COMM_WORLD.Barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return MPI.COMM_WORLD.allreduce(1e6 * (time.perf_counter() - start) / calls, MPI.MAX)
+
+
+def rounds_of(runs: Runs, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Microseconds a call of each program, by round: the programs of a round run in turn."""
+    calls = {}
+    for name, run in runs.items():
+        for _ in range(3):
+            run()
+        calls[name] = max(1, round(1e6 * seconds / min(microseconds(run, 3) for _ in range(3))))
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            found[name].append(microseconds(run, calls[name]))
+    return found
+
+
+def lines(name: str, found: dict[str, list[float]]) -> Iterator[dict]:
+    """What a row shows: each program beside mpi4py; of sums, what each further one costs."""
+    if f"{HAND}, {MANY}" in found:
+        found = {
+            kind: [(many - few) / (MANY - FEW) for few, many in zip(found[f"{kind}, {FEW}"], found[f"{kind}, {MANY}"])]
+            for kind in (HAND, "compiled", "eager")
+        }
+        name = f"each further of {name}"
+    for kind, times in found.items():
+        beside = [*zip(times, found[HAND])]
+        yield {
+            "row": name,
+            "kind": kind,
+            "ranks": MPI.COMM_WORLD.size,
+            "minimum": min(times),
+            "median": statistics.median(times),
+            "over": statistics.median(a - b for a, b in beside),
+            "over minima": min(times) - min(found[HAND]),
+            "ratio": statistics.median([a / b for a, b in beside if b > 0] or [0.0]),
+        }
+
+
+# ---------------------------------------------------------------- where the time goes
+
+#: The parts of the library, by how a path in it begins: the first that fits.
+PARTS = {
+    "waiting": ("sched_yield", "Test", "wait_for"),
+    "guards": ("collectives/guards/", "spmd/checks/", "get_ident"),
+    "arguments": ("minidiff/compiler/jit", "minidiff/inputs/", "minidiff/tree", "spmd/mesh/specs"),
+    "collectives": ("collectives/", "mpi4py", "numpy.empty"),
+    "entering and leaving": ("spmd/", "minidiff/values/"),
+    "interpreters, types": ("minidiff/core/", "minidiff/diagnostics/", "minidiff/ops/", "minidiff/numpy/"),
+}
+
+
+def profile(run: Callable, calls: int) -> dict[str, float]:
+    """Microseconds a call by part of the library, as Python's profiler counts: it slows down short functions most."""
+    profiler = cProfile.Profile()
+    MPI.COMM_WORLD.Barrier()
+    profiler.enable()
+    for _ in range(calls):
+        run()
+    profiler.disable()
+    found: dict[str, float] = defaultdict(float)
+    stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    for (path, _, function), (_, _, own, _, callers) in stats.items():
+        if path == "~" and not any(word in function for word in PARTS["waiting"]):  # a built-in: part of its callers
+            for (caller, _, name), (_, _, share, _) in callers.items():
+                found[_part(caller, name)] += 1e6 * share / calls
+        else:
+            found[_part(path, function)] += 1e6 * own / calls
+    return dict(found)
+
+
+def _part(path: str, function: str) -> str:
+    where = os.path.relpath(path, os.path.dirname(os.path.dirname(md.__file__))) if os.path.isabs(path) else path
+    fits = lambda start: where.startswith(start) or start in function  # noqa: E731
+    return next((part for part, starts in PARTS.items() if any(map(fits, starts))), "the program")
+
+
+# ---------------------------------------------------------------- the program
+
+
+def main(arguments: list[str] | None = None) -> list[dict]:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.ranks", description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--only", nargs="*", default=list(ROWS), help="parts of the rows' names")
+    parser.add_argument("--json", help="write the numbers to this file")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="say where the time of N calls goes")
+    options = parser.parse_args(arguments)
+    mesh, result = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi"), []
+    say = print if MPI.COMM_WORLD.rank == 0 else lambda *_: None
+    say(f"{MPI.Get_library_version().splitlines()[0].strip()}, {MPI.COMM_WORLD.size} ranks; microseconds")
+    say(f"{'':38}{'':10}{'minimum':>10}{'median':>10}{'over':>10}{'ratio':>8}")
+    for name, (make, seconds) in ROWS.items():
+        if not any(part in name for part in options.only):
+            continue
+        runs = make(mesh)
+        for line in lines(name, rounds_of(runs, options.rounds, seconds)):
+            result.append(line)
+            numbers = "".join(f"{line[key]:10.1f}" for key in ("minimum", "median", "over"))
+            say(f"{line['row']:38}{line['kind']:10}{numbers}{line['ratio']:8.2f}")
+        for kind in [k for k in runs if options.profile and k in ("compiled", "eager")]:
+            for part, took in sorted(profile(runs[kind], options.profile).items(), key=lambda item: -item[1]):
+                say(f"    {kind}: {part:30}{took:8.1f}")
+    if options.json and MPI.COMM_WORLD.rank == 0:
+        with open(options.json, "w") as file:
+            json.dump(result, file, indent=1)
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The benchmark of calls and collectives runs, and computes the same as by hand. How fast it is is not tested."""
+
+import json
+
+import pytest
+from mpi4py import MPI
+
+from tests.benchmarks import ranks
+
+
+@pytest.mark.parallel([1, 2])
+def test_calls_are_timed_beside_mpi4py(tmp_path, capsys):
+    path = tmp_path / "numbers.json"
+    rows = ranks.main(["--rounds", "1", "--only", "8 B", "512 B", "step", "--json", str(path), "--profile", "2"])
+    names = {row["row"] for row in rows}
+    assert names == {"one psum of 8 B", "each further of psums of 8 B", "one ppermute of 512 B", "data-parallel step"}
+    assert {row["kind"] for row in rows} == {"mpi4py", "compiled", "eager"}
+    assert {row["ranks"] for row in rows} == {MPI.COMM_WORLD.size}
+    if MPI.COMM_WORLD.rank == 0:
+        assert json.loads(path.read_text()) == rows
+        text = capsys.readouterr().out
+        assert all(name in text for name in names) and "compiled: arguments" in text

@@ -1,0 +1,108 @@
+"""What a compiled shard_map has decided in its first call holds in the later ones, and only where it still fits."""
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, psum
+from minidiff.compiler.codegen import CompiledTape
+from spmd import P
+from tests.programs import assert_trees_close
+
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+OTHER = spmd.make_mesh((4,), ("i",), backend="simulated")
+X = numpy.linspace(0.5, 2.0, 8)
+
+
+def mapped(f, in_specs=P("i"), out_specs=P("i"), mesh=MESH):
+    return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+
+def body(x):
+    return psum(np.sin(x).sum(), "i"), x * axis_index("i")
+
+
+def both(mesh=MESH):
+    return mapped(body, out_specs=(P(), P("i")), mesh=mesh)
+
+
+def test_a_program_takes_what_is_sharded_otherwise():
+    """As in a loop, whose step is compiled before it is known how its operands are sharded."""
+    expected = both()(X)
+    sharded = [spmd.distribute(X, mesh, spec) for mesh in (MESH, OTHER) for spec in (P("i"), P())]
+    for first in (X, *sharded):
+        run = md.jit(both()).program(first).source.results
+        for x in (first, X, *sharded, first):
+            assert_trees_close(run(x), expected)
+
+
+def test_each_sharding_has_its_program():
+    f = md.jit(lambda x: (2.0 * x, both()(x)))
+    for _ in range(3):
+        for x in (X, *[spmd.distribute(X, MESH, spec) for spec in (P("i"), P())]):
+            twice, found = f(x)
+            assert getattr(twice, "spec", P()) == getattr(x, "spec", P())
+            assert_trees_close(found, both()(X))
+
+
+def test_a_function_that_is_compiled_is_still_differentiated_and_vmapped():
+    f = md.jit(mapped(lambda x: psum(np.sin(x).sum(), "i"), out_specs=P()))
+    x = spmd.distribute(X, MESH, P("i"))
+    for _ in range(2):
+        f(x)
+        numpy.testing.assert_allclose(md.grad(f)(x).gather(), numpy.cos(X))
+        numpy.testing.assert_allclose(md.vmap(f)(numpy.stack([X, -X])), [numpy.sin(X).sum(), numpy.sin(-X).sum()])
+
+
+def test_debug_nans_looks_into_a_program_that_has_run_without_it():
+    f = md.jit(mapped(lambda x: np.log(x)))
+    f(X)
+    with md.debug_nans(), pytest.raises(FloatingPointError, match="log"), numpy.errstate(all="ignore"):
+        f(-X)
+    with numpy.errstate(all="ignore"):
+        assert numpy.isnan(f(-X).gather()).all()
+
+
+def test_results_share_no_memory_with_arguments():
+    one = spmd.make_mesh((1,), ("i",), backend="simulated")
+    for mesh in (MESH, one):
+        for spec, out in ((P(), P()), (P("i"), P("i")), (P(), P("i"))):
+            f = md.jit(mapped(lambda x: (x, x[:1] * 2, x), spec, out, mesh))
+            for x in (X.copy(), spmd.distribute(X, mesh, spec)):
+                for _ in range(2):
+                    for result in f(x):
+                        whole = result.gather() if isinstance(result, spmd.ShardedArray) else result
+                        assert whole.flags.writeable
+                        whole[...] = -1.0
+                        if isinstance(x, numpy.ndarray):
+                            assert isinstance(result, spmd.ShardedArray) <= (not numpy.shares_memory(result.data, x))
+                            assert (x == X).all()
+                assert_trees_close(x.gather() if isinstance(x, spmd.ShardedArray) else x, X)
+
+
+def test_an_error_in_a_program_leaves_it_as_it_was():
+    def fails_once(x):
+        return md.pure_callback(lambda x: answers.pop()(x), x, x)
+
+    answers = [numpy.sin, lambda x: 1 / 0, numpy.sin]
+    one = spmd.make_mesh((1,), ("i",), backend="simulated")
+    f = md.jit(mapped(lambda x: psum(fails_once(x), "i"), out_specs=P(), mesh=one))
+    expected = numpy.sin(X)
+    numpy.testing.assert_allclose(f(X), expected)
+    with pytest.raises(ZeroDivisionError):
+        f(X)
+    numpy.testing.assert_allclose(f(X), expected)
+
+
+def test_what_is_decided_is_in_the_place_of_what_decides():
+    f = md.jit(both())
+    f(X)
+    (tape,) = [x for x in f.program(X).source.namespace.values() if isinstance(x, CompiledTape)]
+    ((source, _),) = tape.lowered.values()
+    functions = source.results.__globals__
+    decided = {name: run for name, run in functions.items() if name.startswith("psum_")}
+    assert len(decided) == 2 and "first" not in [run.__name__ for run in decided.values()]
+    f(X)
+    assert all(functions[name] is run for name, run in decided.items())
