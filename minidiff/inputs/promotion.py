@@ -32,7 +32,9 @@ def are_weak(leaves: Iterable[Any]) -> list[bool]:
 
 def restore_weak(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]:
     """Convert the values marked as `weak` back to Python numbers."""
-    return [as_weak(x) if yes else x for x, yes in zip(values, weak)] if True in weak else values
+    if True not in weak:
+        return values
+    return [as_weak(x) if yes else x for x, yes in zip(values, weak)] if False in weak else list(map(as_weak, values))
 
 
 def as_weak(x: Value) -> Value:
