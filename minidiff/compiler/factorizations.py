@@ -22,6 +22,7 @@ from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.dead_code import prune_tape
 from minidiff.ops.decomposition import det_p, inv_p, inverse_p, slogdet_p, solve_p
+from minidiff.ops.dimensions import gather
 from minidiff.ops.shape import transpose_p
 
 #: Smaller matrices stay with NumPy, which factorizes them in less time than the calls from Python save.
@@ -129,13 +130,14 @@ lu_p = Primitive(
     lambda x: _lapack().factorize(x),
     lambda x: [(x.shape, x.dtype), (x.shape[:1], numpy.dtype(_lapack().integer))],
     multiple_results=True,
+    sharding=gather,
 )
 
 
 def _from_lu(p: Primitive, impl: Callable) -> Primitive:
     """Declare an operation of a matrix that is factorized, or of its transpose."""
     shape_rule = lambda lu, pivots, *others, transposed: p.shape_rule(lu, *others)  # noqa: E731
-    return Primitive(f"lu_{p.name}", impl, shape_rule, multiple_results=p.multiple_results)
+    return Primitive(f"lu_{p.name}", impl, shape_rule, multiple_results=p.multiple_results, sharding=gather)
 
 
 #: Operation of a matrix -> the same of its factors.

@@ -23,6 +23,7 @@ from spmd.report.table import Table, show_seconds
 
 WIDTH = 72  # columns that are printed
 COMPUTE, NETWORK = 0, 1  # the two lanes of a rank
+KINDS = ("compute", "network")
 PREDICTED = "predicted"
 WAITING = "waiting"  # for the last rank to begin a collective
 
@@ -68,21 +69,33 @@ class Lanes:
     @property
     def lines(self) -> LineTimes:
         """The seconds of each line of the program, those that take most time first: a table to print."""
-        measured = [x for x in self.operations if not self.names[x.lane].startswith(PREDICTED)]
-        return LineTimes(tuple(measured))
+        by_rank: dict = defaultdict(Counter)
+        for x in self.operations:
+            rank, kind = self._place(x.lane)
+            if rank != PREDICTED:
+                by_rank[x.source, WAITING if x.name == WAITING else kind][rank] += x.seconds
+        found: dict = defaultdict(dict)
+        for (line, kind), ranks in by_rank.items():
+            found[line][kind] = max(ranks.values())
+        return LineTimes(dict(sorted(found.items(), key=lambda item: -sum(item[1].values()))))
+
+    def _place(self, lane: int) -> tuple[str, str]:
+        """The rank of a lane, and what it shows."""
+        rank, _, kind = self.names[lane].rpartition(" ")
+        return (rank, kind) if kind in KINDS else (self.names[lane], KINDS[COMPUTE])
 
     def trace_events(self) -> list[dict]:
         """The operations as trace events, in the format of Chrome's tracing: a rank is a process, a lane a thread."""
         events: list[dict] = []
-        for lane, name in enumerate(self.names):
-            where = {"pid": lane // 2, "tid": lane % 2}
-            rank, _, kind = name.rpartition(" ")
-            events.append({"name": "process_name", "ph": "M", **where, "args": {"name": rank or "program"}})
-            events.append({"name": "thread_name", "ph": "M", **where, "args": {"name": kind}})
+        places = [self._place(lane) for lane in range(len(self.names))]
+        ranks = [*dict.fromkeys(rank for rank, _ in places)]
+        where = [{"pid": ranks.index(rank), "tid": KINDS.index(kind)} for rank, kind in places]
+        for (rank, kind), ids in zip(places, where):
+            events.append({"name": "process_name", "ph": "M", **ids, "args": {"name": rank or "program"}})
+            events.append({"name": "thread_name", "ph": "M", **ids, "args": {"name": kind}})
         for x in self.operations:
-            where = {"pid": x.lane // 2, "tid": x.lane % 2}
             when = {"ts": x.start * 1e6, "dur": x.seconds * 1e6}
-            events.append({"name": x.name, "ph": "X", **where, **when, "args": {"line": str(x.source or "")}})
+            events.append({"name": x.name, "ph": "X", **where[x.lane], **when, "args": {"line": str(x.source or "")}})
         return events
 
     def save(self, path: str | os.PathLike) -> None:
@@ -118,24 +131,12 @@ class Lanes:
 
 @dataclass(frozen=True, repr=False)
 class LineTimes(Table):
-    """The seconds of each line of a program: those of the rank that spends most."""
+    """The `seconds` that each line of a program computes, communicates and waits, on the rank that takes longest."""
 
-    operations: tuple[Operation, ...]
-
-    @property
-    def seconds(self) -> dict[Location | None, dict[str, float]]:
-        """The seconds that each line computes, communicates and waits, most in all first."""
-        by_rank: dict = defaultdict(Counter)
-        for x in self.operations:
-            kind = WAITING if x.name == WAITING else ("compute", "network")[x.lane % 2]
-            by_rank[x.source, kind][x.lane // 2] += x.seconds
-        found: dict = defaultdict(dict)
-        for (line, kind), ranks in by_rank.items():
-            found[line][kind] = max(ranks.values())
-        return dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
+    seconds: dict[Location | None, dict[str, float]]
 
     def _table(self) -> tuple[list, list, None]:
-        kinds = ("compute", "network", WAITING)
+        kinds = (*KINDS, WAITING)
         rows = [
             [*(show_seconds(times[k]) if k in times else "" for k in kinds), direction_of(line), show_line(line)]
             for line, times in self.seconds.items()
@@ -205,7 +206,7 @@ def timeline(
 def _predicted(tape: Tape, model: Any, flops_per_second: float) -> Lanes:
     run = _Run(model, flops_per_second)
     run.follow(tape, [0.0] * len(tape.inputs))
-    return Lanes(tuple(run.operations), ("compute", "network"))
+    return Lanes(tuple(run.operations), KINDS)
 
 
 def _side_by_side(predicted: Lanes | None, measured: Sequence[Sequence[MeasuredStep]]) -> Lanes:

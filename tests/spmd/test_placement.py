@@ -30,9 +30,11 @@ def test_list_schedule():
     assert slow.seconds <= alone.seconds * (1 + 1e-12)
     first, second, total = str(fast).splitlines()
     assert first.startswith("rank 0 |[matmul") and second.startswith("rank 1 |[matmul") and "in all" in total
-    for (name, rank, start, end), eqn in zip(fast.operations, tape.equations):
-        assert name == eqn.primitive.name and end > start
-        assert not any(r == rank and s < end and start < e for n, r, s, e in fast.operations if (n, s) != (name, start))
+    for a, eqn in zip(fast.operations, tape.equations):
+        assert a.name == eqn.primitive.name and a.end > a.start
+        assert not any(b.lane == a.lane and b.start < a.end and a.start < b.end for b in fast.operations if b is not a)
+    assert fast.lines.seconds[None]["compute"] == max(map(fast.busy, (0, 1)))  # this tape keeps no lines
+    assert {(e["pid"], e["tid"]) for e in fast.trace_events()} == {(0, 0), (1, 0)}
     f = spmd.partition_tape(tape, fast.placement, MESH)
     numpy.testing.assert_allclose(f(0.1 * x, 0.2 * x)[0], tape(0.1 * x, 0.2 * x)[0])
 
