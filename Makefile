@@ -40,7 +40,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel --jit $(ARGS)
 
-# Tests in one process run on all processors, and one more, since some tests wait. Those on MPI ranks share one launch.
+# Tests in one process run on all processors, and one more, since some tests wait. Those on 1 to 4 ranks share one launch.
 # All groups run, and a summary says which failed.
 test: $(VENV)/.installed-$(MPI)-test-notebooks
 	python -m tests.run_all --workers $(WORKERS) --limit $(TIMEOUT) $(ARGS)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-LAUNCHES = ((8, 4, 3, 2, 1),)  # the numbers of ranks that tests ask for, by launches: each on the first of them
+LAUNCHES = ((4, 3, 2, 1), (8,))  # the numbers of ranks that tests ask for, by launches: each on the first of them
 #: What `--quick` runs in one process: the core's tests, and some of each other part.
 QUICK = (
     *(f"tests/minidiff/test_{name}.py" for name in ("core", "forward", "reverse", "staging", "tape", "transposition")),

@@ -1,6 +1,6 @@
 """Run the tests on MPI ranks, those for several numbers of ranks in one launch.
 
-    mpiexec -n 8 python -m tests.run_on_ranks 8 4 3 2 1 [options of pytest]
+    mpiexec -n 4 python -m tests.run_on_ranks 4 3 2 1 [options of pytest]
 
 Tests for n ranks run on the first n of the launch, in a session of pytest in which these ranks are all that there are.
 The others sleep meanwhile. So processes start, and import what they need, once for all of these sessions.
