@@ -90,6 +90,11 @@ def skip(app, what, name, x, skipped, options):
 NO_SOURCE = "builtins"
 
 
+def forget_no_source(app, env):
+    """Leave the module that stands for no source out of the index of modules, which would link to a page of it."""
+    getattr(env, "_viewcode_modules", {}).pop(NO_SOURCE, None)
+
+
 def find_source(app, path, name):
     """The module whose source has a public function, which a module that exports it has wrapped.
 
@@ -242,6 +247,7 @@ def setup(app):
     app.connect("autodoc-process-signature", leave_out_any)
     app.connect("autodoc-skip-member", skip)
     app.connect("viewcode-follow-imported", find_source)
+    app.connect("env-check-consistency", forget_no_source)
     app.add_transform(LinkNames)
     search.IndexBuilder = SectionIndex  # the builder imports it when it begins to write; there is no option for it
     app.add_html_math_renderer("mathml", (write_math, None), (write_math_block, None))
