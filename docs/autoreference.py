@@ -90,9 +90,10 @@ def skip(app, what, name, x, skipped, options):
 NO_SOURCE = "builtins"
 
 
-def forget_no_source(app, env):
+def forget_no_source(app):
     """Leave the module that stands for no source out of the index of modules, which would link to a page of it."""
-    getattr(env, "_viewcode_modules", {}).pop(NO_SOURCE, None)
+    getattr(app.env, "_viewcode_modules", {}).pop(NO_SOURCE, None)
+    return []
 
 
 def find_source(app, path, name):
@@ -247,7 +248,7 @@ def setup(app):
     app.connect("autodoc-process-signature", leave_out_any)
     app.connect("autodoc-skip-member", skip)
     app.connect("viewcode-follow-imported", find_source)
-    app.connect("env-check-consistency", forget_no_source)
+    app.connect("html-collect-pages", forget_no_source, priority=400)  # before that index is made
     app.add_transform(LinkNames)
     search.IndexBuilder = SectionIndex  # the builder imports it when it begins to write; there is no option for it
     app.add_html_math_renderer("mathml", (write_math, None), (write_math_block, None))
