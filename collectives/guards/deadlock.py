@@ -156,7 +156,8 @@ class Channel:
     def __init__(self, comm: Any, ranks: Sequence[int]):
         self.comm = comm
         self.ranks = frozenset(ranks)
-        self.judge = ranks.index(min(ranks))  # its rank on the communicator
+        self.lowest = min(ranks)
+        self.judge = ranks.index(self.lowest)  # its rank on the communicator
         self.is_mine = comm.Get_rank() == self.judge
         self.sent: list = []  # requests that may still be in flight
 
@@ -265,10 +266,13 @@ class Watchdog:
             self._heard[state.rank] = Heard(state, now, last)
 
     def _tell(self) -> None:
-        """Report this rank's state, and relay recent reports of others."""
+        """Report this rank's state, and relay recent reports of others.
+
+        It does so once to each judge, who may stop listening when it has heard that all have ended.
+        """
         known = [(h.state, max(0.0, self._looked - h.last)) for h in list(self._heard.values())]
         known = [(state, age) for state, age in known if age <= PAST[-1] * TICK]
-        for channel in self.channels:
+        for channel in {channel.lowest: channel for channel in self.channels}.values():
             channel.sent = [request for request in channel.sent if not request.Test()]
             if known and not channel.is_mine and not channel.sent:
                 channel.sent.append(channel.comm.isend(known, channel.judge, STATE))
