@@ -40,7 +40,8 @@ __all__ = [
 _install(_Ranks)
 _hide_frames_of(globals(), __all__)
 
-_LATER = ("algorithms", "cost", "reference")  # imported on first use: most programs do not need them
+#: Imported on first use: most programs do not need them.
+_LATER = {name: f"collectives.{name}" for name in ("algorithms", "cost", "reference")}
 
 if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from collectives import algorithms as algorithms

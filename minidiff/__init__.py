@@ -20,10 +20,9 @@ from minidiff import numpy, tree
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
-from minidiff.diagnostics.other_libraries import missing_attribute_error as _missing_attribute_error
+from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 from minidiff.diagnostics.siblings import shadowing_message as _shadowing_message
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
-from minidiff.diagnostics.tracebacks import hide_own_frames as _hide_own_frames
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.transforms.recording import close_tape as _close_tape
@@ -45,10 +44,11 @@ __all__ += ["keep_memory", "release_memory"]
 __all__ += ["nn", "numerical", "numpy", "optim", "precision", "random", "testing", "tree"]
 __all__ += ["LeakedTracerError", "TracerError", "UnboundAxisError", "VarianceError", "VarianceWarning"]
 
-#: Names that are imported when they are first used: name -> module, and whether it is a name in that module or the
-#: module itself. (A module must not have the same name as a function in it, since importing it would shadow that.)
-_LATER = {
-    name: (f"minidiff.{module}", True)
+# Imported on first use.
+_LATER = {name: f"minidiff.{name}" for name in ("debug", "nn", "optim", "precision", "random")}
+_LATER |= {name: f"minidiff.checks.{name}" for name in ("numerical", "testing")}
+_NAMES = {
+    name: f"minidiff.{module}"
     for module, names in {
         "compiler.jit": ["jit"],
         "debug": ["debug_nans", "disable_jit"],
@@ -69,8 +69,6 @@ _LATER = {
     }.items()
     for name in names
 }
-_LATER |= {name: (f"minidiff.{name}", False) for name in ("debug", "nn", "optim", "precision", "random")}
-_LATER |= {name: (f"minidiff.checks.{name}", False) for name in ("numerical", "testing")}
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
@@ -103,16 +101,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff.values.allocation import keep_memory, release_memory
 
 else:  # type checkers would infer from it that every name exists
-
-    @_hide_own_frames
-    def __getattr__(name: str) -> _typing.Any:
-        if name not in _LATER:
-            raise _missing_attribute_error(__name__, name, __dir__())
-        path, inside = _LATER[name]
-        module = _importlib.import_module(path)
-        globals()[name] = getattr(module, name) if inside else module
-        _hide_frames_of(globals(), [name])
-        return globals()[name]
+    __getattr__ = _module_getattr(__name__, _LATER, _NAMES)
 
 
 def __dir__() -> list[str]:

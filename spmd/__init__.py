@@ -62,7 +62,7 @@ __all__ = [
 
 
 # Imported on first use: not every program needs them, and many ranks that start together share few processors.
-_LATER = ("checkpoint", "data", "examples", "parallel")
+_LATER = {name: f"spmd.{name}" for name in ("checkpoint", "data", "examples", "parallel")}
 _NAMES = {
     name: module
     for module, names in {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -152,21 +152,26 @@ def missing_attribute_error(owner: str, name: str, known: Iterable[str] = ()) ->
     return AttributeError(f"{owner} has no attribute {name!r}{suggestion}")
 
 
-def module_getattr(module: str, later: Sequence[str] = (), names: Mapping[str, str] = MappingProxyType({})) -> Callable:
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def module_getattr(module: str, modules: Mapping[str, str] = _NONE, names: Mapping[str, str] = _NONE) -> Callable:
     """The `__getattr__` of a module, which imports on first use and has no other names.
 
-    `later` are its submodules; `names` has other modules' names that it exports, with these modules.
+    `modules` has the paths of modules that are attributes of it, `names` those of the modules that define the others.
+    (A module must not have the same name as a function in it, since importing it would shadow that.)
     """
 
     @hide_own_frames
     def find(name: str) -> Any:
-        if name in later:
-            return importlib.import_module(f"{module}.{name}")
-        if name not in names:
-            raise missing_attribute_error(module, name, dir(sys.modules[module]))
         namespace = vars(sys.modules[module])
-        namespace[name] = getattr(importlib.import_module(names[name]), name)
-        hide_frames_of(namespace, [name])
+        if name in modules:
+            namespace[name] = importlib.import_module(modules[name])
+        elif name in names:
+            namespace[name] = getattr(importlib.import_module(names[name]), name)
+            hide_frames_of(namespace, [name])
+        else:
+            raise missing_attribute_error(module, name, dir(sys.modules[module]))
         return namespace[name]
 
     return find

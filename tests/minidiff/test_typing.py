@@ -63,19 +63,22 @@ def test_type_checkers_are_not_told_that_there_is_every_name(package):
     assert [f.name for f in told if isinstance(f, ast.FunctionDef) and f.name == "__getattr__"] == []
 
 
-def test_names_that_are_imported_late_are_there_for_type_checkers():
-    body = ast.parse(Path(minidiff.__file__).read_text()).body
+@pytest.mark.parametrize("package", PACKAGES)
+def test_names_that_are_imported_late_are_there_for_type_checkers(package):
+    module = importlib.import_module(package)
+    body = ast.parse(Path(module.__file__).read_text()).body
     blocks = [block for block in body if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)]
     told = {}
     for statement in itertools.chain(*(block.body for block in blocks)):
         for alias in statement.names:
             if isinstance(statement, ast.Import):
                 told[alias.asname] = (alias.name, False)
-            elif statement.module == "minidiff":
-                told[alias.name] = (f"minidiff.{alias.name}", False)
+            elif statement.module == package:
+                told[alias.name] = (f"{package}.{alias.name}", False)
             else:
                 told[alias.name] = (statement.module, True)
-    assert told == minidiff._LATER
+    later = {name: (path, False) for name, path in module._LATER.items()}
+    assert told == {**later, **{name: (path, True) for name, path in getattr(module, "_NAMES", {}).items()}}
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "minidiff.numpy"])
