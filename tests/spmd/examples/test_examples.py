@@ -67,14 +67,21 @@ def test_the_script(name, capsys):
     assert (final, right) == (f"{run.losses[-1]:.6f}", f"{digits.accuracy(example, run):.4f}")
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+#: The options of each example.
+OPTIONS = {
+    **dict.fromkeys(EXAMPLES, ("--steps", "--seed", "--ranks", "--checkpoint PATH", "--every N", "--tape", "--jit")),
+    **dict.fromkeys(("heat", "wave", "shallow_water"), ("--shape", "--steps", "--ranks")),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
 def test_help(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["", "--help"])
     with pytest.raises(SystemExit):
         runpy.run_path(importlib.util.find_spec(f"spmd.examples.{name}").origin, run_name="__main__")
     shown = capsys.readouterr().out
     assert f"usage: python -m spmd.examples.{name} " in shown and f" python -m spmd.examples.{name}\n" in shown
-    for option in ("--steps", "--seed", "--ranks", "--checkpoint PATH", "--every N", "--tape", "--jit"):
+    for option in OPTIONS[name]:
         assert option in shown
 
 

@@ -1,9 +1,6 @@
 """The examples of fields on a grid, as scripts; `tests/halo_programs.py` compares what they compute."""
 
-import importlib.util
 import re
-import runpy
-import sys
 
 import numpy
 import pytest
@@ -35,17 +32,6 @@ def test_the_wave_is_found_again(capsys):
     wave.main(["--shape", "16", "16", "--steps", "36", "--iterations", "12", "--ranks", "2"])
     out = capsys.readouterr().out
     assert float(re.search(r"with an error of ([\d.]+)%", out).group(1)) < 5
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_help(name, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["", "--help"])
-    with pytest.raises(SystemExit):
-        runpy.run_path(importlib.util.find_spec(f"spmd.examples.{name}").origin, run_name="__main__")
-    shown = capsys.readouterr().out
-    assert f"usage: python -m spmd.examples.{name} " in shown and f" python -m spmd.examples.{name}\n" in shown
-    for option in ("--shape", "--steps", "--ranks"):
-        assert option in shown
 
 
 def test_meshes_are_as_square_as_possible():
