@@ -18,7 +18,7 @@ import numpy
 from minidiff import tree
 from minidiff.compiler import native
 from minidiff.compiler.buffers import Memory, carries_of_its_own, copy_p
-from minidiff.compiler.clock import Clock
+from minidiff.compiler.clock import current_clock
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.fusion import fused_p
@@ -83,7 +83,7 @@ class Source:
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
         self.options = options or {}
-        self.clock: Clock | None = self.options.get("clock")
+        self.clock = current_clock.get()
         self.namespace.update(self.clock.names if self.clock else {})
         tape = group_operations(tape, self.foreign, self.options.get("kernels", True))
         self.tape = tape
