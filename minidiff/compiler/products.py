@@ -297,11 +297,11 @@ def sum_products(*factors: numpy.ndarray) -> numpy.ndarray:
 
 
 def add_product(c: numpy.ndarray, *factors: numpy.ndarray) -> numpy.ndarray:
-    """Add the products of pairs of matrices to another matrix, and return that.
+    """Add the products of one or two pairs of matrices to another matrix, and return that.
 
     NumPy computes them if elements of rows are not adjacent.
     """
-    adjacent = {b.strides[1] for b in (c, *factors[1::2])} == {c.itemsize}
+    adjacent = c.strides[1] == factors[1].strides[1] == factors[-1].strides[1] == c.itemsize
     if adjacent and c.flags.aligned and c.dtype.isnative:
         _adding(c.dtype, len(factors) // 2)(*factors, c)
     else:  # the kernel would get a copy of c
