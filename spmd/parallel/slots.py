@@ -42,9 +42,10 @@ def allocate(schedule: Schedule) -> tuple[Entry, list[tuple[int, ...]]]:
     """
     shape = schedule.stages, schedule.ticks
     table = Entry(*(numpy.full(shape, i if i == 0 else NOTHING) for i in (0, 0, 0, 1, 1, 1, 1)))
-    for stage, tick, step in schedule.steps:
-        at = stage, tick
-        table.kind[at], table.microbatch[at], table.chunk[at] = KINDS.index(step.direction), *step[1:]
+    stages, ticks, steps = zip(*schedule.steps)
+    of_steps = [KINDS.index(step.direction) for step in steps], *zip(*[step[1:] for step in steps])
+    for column, values in zip(table, of_steps):
+        column[stages, ticks] = values
     activations, cotangents = (table.activation, table.arriving_activation), (table.cotangent, table.arriving_cotangent)
     both = (FORWARD, *activations), (BACKWARD, *cotangents)
     return table, [tuple(_allocate(schedule, stage, *each) for each in both) for stage in range(schedule.stages)]
@@ -53,13 +54,17 @@ def allocate(schedule: Schedule) -> tuple[Entry, list[tuple[int, ...]]]:
 def _allocate(schedule: Schedule, stage: int, direction: str, used: numpy.ndarray, arriving: numpy.ndarray) -> int:
     """Write a stage's slots for the values that steps of a direction receive, and return the number of slots."""
     free_at: list[int] = []  # for each slot
+    arrivals, uses, slots = [], [], []
     steps = [step for step in schedule.table[stage] if step and step.direction == direction]
     for step in steps:  # in the order in which what they need arrives
         needed = step.needs(stage, schedule.stages, schedule.chunks)
         if needed and needed[1].direction == direction:
-            arrival = schedule.tick(*needed) + 1
-            uses = [schedule.tick(stage, step), schedule.tick(stage, step._replace(direction=BACKWARD))]
-            slot = next((i for i, tick in enumerate(free_at) if tick <= arrival), len(free_at))
-            free_at[slot : slot + 1] = [uses[-1] + 1]
-            arriving[stage, arrival], used[stage, uses] = slot, slot
+            arrivals.append(schedule.tick(*needed) + 1)
+            uses.append((schedule.tick(stage, step), schedule.tick(stage, step._replace(direction=BACKWARD))))
+            slot = next((i for i, tick in enumerate(free_at) if tick <= arrivals[-1]), len(free_at))
+            free_at[slot : slot + 1] = [uses[-1][-1] + 1]
+            slots.append(slot)
+    arriving[stage, arrivals] = slots
+    for ticks in zip(*uses):
+        used[stage, ticks] = slots
     return len(free_at)
