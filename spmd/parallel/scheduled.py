@@ -116,7 +116,7 @@ def _add_gradients(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
 
 
 def _zeros(t: Any, axis: str, *leading: int) -> Any:
-    return pbroadcast(np.zeros((*leading, *t.shape), t.dtype), axis)
+    return pbroadcast(np.broadcast_to(np.zeros((), t.dtype), (*leading, *t.shape)), axis)  # no memory until it is added to
 
 
 def _put(stash: Any, slot: Any, value: Any) -> Any:
