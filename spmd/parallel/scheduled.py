@@ -20,8 +20,12 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, axis_size, pbroadcast, psum
 from collectives.ops import shift
+from minidiff.higher_order.bodies import label_operation
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
+
+#: Marks the entries of a schedule, which a prediction reads from the tape (`spmd.predict`).
+schedule_p = label_operation("schedule")
 
 
 def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, targets: Any, axis: str) -> tuple:
@@ -53,6 +57,12 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
     table, slots = allocate(schedule)
     stashes = tuple(_zeros(x, axis, max(1, *counts)) for counts in zip(*slots, strict=True))
     rows = Entry(*(_at(column, axis_index(axis)) for column in table))
+    rows = rows._replace(
+        **{
+            name: schedule_p.bind(getattr(rows, name), schedule=schedule, along=axis, field=name)
+            for name in ("kind", "chunk")
+        }
+    )
     tick = _tick(params, _block(schedule, layers, inputs, targets, loss, axis), axis)
     # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
     loop = md.jit(lambda start, rows: md.scan(tick, start, rows)[0])
@@ -116,7 +126,9 @@ def _add_gradients(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
 
 
 def _zeros(t: Any, axis: str, *leading: int) -> Any:
-    return pbroadcast(np.broadcast_to(np.zeros((), t.dtype), (*leading, *t.shape)), axis)  # no memory until it is added to
+    return pbroadcast(
+        np.broadcast_to(np.zeros((), t.dtype), (*leading, *t.shape)), axis
+    )  # no memory until it is added to
 
 
 def _put(stash: Any, slot: Any, value: Any) -> Any:
