@@ -313,8 +313,8 @@ def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
 
     Products of matrices of several sizes give the peak and the efficiency, a sum of long arrays the bandwidth of
     memory, one of short arrays the other operations, and one of a few numbers what starting an operation takes: each
-    the least of `repeats` times. The link is a `spmd.calibrate` of the mesh. All ranks must call it; all get the same machine. A
-    mesh of one rank has a link that is never used.
+    the least of `repeats` times. The link is a `spmd.calibrate` of the mesh. All ranks must call it, and all
+    get the same machine. A mesh of one rank has a link that is never used.
 
     >>> import spmd
     >>> machine = this_machine(spmd.make_mesh((2,), ('i',), backend='simulated'), repeats=1)

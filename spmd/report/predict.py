@@ -111,7 +111,6 @@ class Prediction(Table):
             *[f"({note})" for note in self.notes],
         ]
 
-
     def plot(self, ax: Any = None) -> Any:
         """Draw the seconds of each kind of work, what is hidden of communication paler. Returns the axes."""
         bars = []
