@@ -295,9 +295,9 @@ class _Run:
                 self.walk.notes[LONGEST_BRANCH] = None
             self.nest(eqn, span, 1, max(ready, default=0.0))
         elif getattr(primitive, "repeats", False) or isinstance(primitive, While):
-            span = self.loop(eqn)
-            if span is not None:
-                self.nest(eqn, span, run_count(eqn), max(ready, default=0.0))
+            step = self.loop(eqn)
+            if step is not None:
+                self.nest(eqn, step, run_count(eqn), max(ready, default=0.0))
         else:
             (body, *_) = bodies
             self.inline(eqn, body, eqn.inputs)

@@ -320,7 +320,7 @@ def test_a_trillion_parameters_are_priced_from_their_types():
     parameters = sum(t.size for t in md.tree.leaves(args[0]))
     assert parameters > 1e12
     assert 2 * parameters / 512 < report.memory["params"] < 2.4 * parameters / 512  # every stage has both ends
-    assert 0.2 < report.mfu < report.hfu < 0.9
+    assert 0.1 < report.mfu < report.hfu < 0.5  # as many microbatches as stages: half the time is a bubble
 
 
 def test_the_table_and_the_picture_have_each_kind():
