@@ -63,8 +63,8 @@ class Link:
 
     `model` has the latency, the seconds a byte (one way, of one device) and those of summing a byte.
 
-    >>> Link("wire", 4, CostModel(alpha=1e-6, beta=1e-9)).model.seconds("ppermute", 2, 1000)
-    2e-06
+    >>> Link("wire", 4, CostModel(alpha=1.0, beta=1.0)).model.seconds("ppermute", 2, 1000)
+    1001.0
     """
 
     name: str

@@ -3,7 +3,8 @@
 Differentiating `pipeline` gives all forward passes, then all backward passes. Here a schedule says which of the two a
 stage does at each tick, and for which microbatch. Each rank takes its branch of a `switch`. Then activations move on to
 the next stage, and cotangents back to the previous one. A stage stashes the activations that it receives, and its
-backward pass computes the layers again from these (rematerialization).
+backward pass computes the layers again from these (rematerialization). If a schedule splits backward passes, the first
+part leaves what the second one needs, the layers' operands and cotangents, in a stash.
 
 Each tick has two `ppermute`s of a microbatch's activations, whether or not stages have something to send. At the end, a
 `psum` sums the loss and the gradients of the parameters that all ranks have.
@@ -21,6 +22,8 @@ import minidiff.numpy as np
 from collectives import axis_index, axis_size, pbroadcast, psum
 from collectives.ops import shift
 from minidiff.higher_order.bodies import label_operation
+from minidiff.higher_order.partial_eval import TracedBody
+from minidiff.higher_order.split_tape import split_tape
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
 
@@ -55,7 +58,8 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
     loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
     gradients = md.tree.map(lambda leaf: _zeros(leaf, axis), params)
     table, slots = allocate(schedule)
-    stashes = tuple(_zeros(x, axis, max(1, *counts)) for counts in zip(*slots, strict=True))
+    activations, cotangents, *saved = (max(1, *counts) for counts in zip(*slots, strict=True))
+    stashes = _zeros(x, axis, activations), _zeros(x, axis, cotangents)
     rows = Entry(*(_at(column, axis_index(axis)) for column in table))
     rows = rows._replace(
         **{
@@ -63,10 +67,19 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
             for name in ("kind", "chunk")
         }
     )
-    tick = _tick(params, _block(schedule, layers, inputs, targets, loss, axis), axis)
+    block = _block(schedule, layers, inputs, targets, loss, axis)
+
+    def run(start, rows):
+        if not saved:
+            return md.scan(_tick(params, block, axis), start, rows)[0]
+        split = SplitBackward(block, params, x, rows)
+        stash = tuple(_zeros(t, axis, *saved) for t in split.saved)
+        *rest, gradients = start
+        *rest, (gradients, _) = md.scan(_tick(params, block, axis, split), (*rest, (gradients, stash)), rows)[0]
+        return (*rest, gradients)
+
     # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
-    loop = md.jit(lambda start, rows: md.scan(tick, start, rows)[0])
-    *_, loss, gradients = loop((x, x, stashes, loss, gradients), rows)
+    *_, loss, gradients = md.jit(run)((x, x, stashes, loss, gradients), rows)
     loss, (of_first, of_blocks, of_last) = md.tree.map(lambda x: x / schedule.microbatches, (loss, gradients))
     loss, of_first, of_last = psum((loss, of_first, of_last), axis)
     return loss, (of_first, of_blocks, of_last)
@@ -87,7 +100,38 @@ def _block(schedule: Schedule, layers: tuple, inputs: Any, targets: Any, no_loss
     return block
 
 
-def _tick(params: tuple, block: Callable, axis: str) -> Callable:
+class SplitBackward:
+    """The backward pass of a block as two tapes: for the cotangent of its operand, and for the gradients.
+
+    `saved` has the types of what the first one leaves for the second one.
+    """
+
+    def __init__(self, block: Callable, params: tuple, x: Any, rows: Entry):
+        def backward(x, cotangent, *entry):
+            entry = Entry(*entry)
+            (_, more), pull = md.vjp(lambda params, x: block(params, x, entry), _of_chunk(params, entry.chunk), x)
+            of_chunk, cotangent = pull((cotangent, np.ones_like(more)))
+            leaves, self.structure = md.tree.flatten(of_chunk)
+            return [cotangent, *leaves]
+
+        types = [md.typeof(x)] * 2 + [t.update(shape=t.shape[1:]) for t in map(md.typeof, rows)]
+        tape, self.captured = TracedBody(backward, types).close(lambda results: results)
+        self.first, self.second = split_tape(tape, [k == 0 for k in range(len(tape.outputs))])
+        self.operands = len(self.captured) + len(types)
+        self.saved = [*types[:2], *self.second.in_types[self.operands :]]
+
+    def cotangent(self, entry: Entry, x: Any, cotangent: Any) -> tuple[Any, list]:
+        """The cotangent of the operand, and what to save."""
+        cotangent_of_x, *saved = self.first.apply(*self.captured, x, cotangent, *entry)
+        return cotangent_of_x, [x, cotangent, *saved]
+
+    def gradients(self, entry: Entry, saved: list) -> Any:
+        """The gradients of the block's parameters, from what was saved."""
+        found = self.second.apply(*self.captured, *saved[:2], *entry, *saved[2:])
+        return md.tree.unflatten(self.structure, found)
+
+
+def _tick(params: tuple, block: Callable, axis: str, split: Any = None) -> Callable:
     """A tick, as the step of a scan over this stage's entries."""
 
     def idle(entry, *operands):
@@ -102,12 +146,24 @@ def _tick(params: tuple, block: Callable, axis: str) -> Callable:
         of_chunk, cotangent = pull((cotangent, np.ones_like(more)))
         return x, cotangent, loss, _add_gradients(gradients, of_chunk, entry.chunk)
 
+    def backward_alone(entry, x, cotangent, loss, sums):
+        gradients, stash = sums
+        cotangent, saved = split.cotangent(entry, x, cotangent)
+        return x, cotangent, loss, (gradients, tuple(np.at(s)[entry.saved].set(v) for s, v in zip(stash, saved)))
+
+    def weight(entry, x, cotangent, loss, sums):
+        gradients, stash = sums
+        of_chunk = split.gradients(entry, [_at(s, entry.saved) for s in stash])
+        return x, cotangent, loss, (_add_gradients(gradients, of_chunk, entry.chunk), stash)
+
+    branches = [idle, forward, backward] if split is None else [idle, forward, backward_alone, weight]
+
     def tick(carry, entry):
         x, cotangent, (activations, cotangents), *sums = carry
         activations = _put(activations, entry.arriving_activation, x)
         cotangents = _put(cotangents, entry.arriving_cotangent, cotangent)
         operands = _get(activations, entry.activation), _get(cotangents, entry.cotangent), *sums
-        x, cotangent, *sums = md.switch(entry.kind, [idle, forward, backward], entry, *operands)
+        x, cotangent, *sums = md.switch(entry.kind, branches, entry, *operands)
         return (shift(x, axis, 1), shift(cotangent, axis, -1), (activations, cotangents), *sums), None
 
     return tick
