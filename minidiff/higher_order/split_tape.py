@@ -17,20 +17,21 @@ from minidiff.higher_order.scan import Scan
 def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:
     """Two tapes, of which one computes the results marked `first`, and the other one the rest.
 
-    The first tape has further results, and the second one takes them as its last inputs. A loop over elements becomes
-    two loops. An operation with other bodies, of which both tapes need results, is on both.
+    The first tape has further results, and the second one takes them as its last inputs, but for numbers, which it
+    computes again. A loop over elements becomes two loops. An operation with other bodies, of which both tapes need
+    results, is on both.
 
     >>> import numpy as np
     >>> from minidiff import make_tape
-    >>> tape = make_tape(lambda x: (np.cos(y := np.sin(x)), np.exp(y)))(1.0)
+    >>> tape = make_tape(lambda x: (np.cos(y := np.sin(x)), np.exp(y)))(np.ones(3))
     >>> for part in split_tape(tape, [True, False]):
     ...     print(part)
-    lambda a:f64[]:
-      b:f64[] = sin(a)
-      c:f64[] = cos(b)
+    lambda a:f64[3]:
+      b:f64[3] = sin(a)
+      c:f64[3] = cos(b)
       return (c, b)
-    lambda a:f64[], b:f64[]:
-      c:f64[] = exp(b)
+    lambda a:f64[3], b:f64[3]:
+      c:f64[3] = exp(b)
       return c
     """
     wanted, rest = choose(tape.outputs, first), choose(tape.outputs, [not yes for yes in first])
@@ -51,11 +52,17 @@ def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:
             late.append(eqn)
         else:
             early.append(eqn)
+            late += [eqn] if _is_number(eqn) else []
         needed.update(a for a in early[-1].inputs if isinstance(a, Var))
-    made = {v: None for eqn in reversed(early) for v in eqn.outputs}
+    made = {v: None for eqn in reversed(early) for v in eqn.outputs if not _is_number(eqn)}
     equations, names = needed_equations(late[::-1], rest, made)
     crossing = [v for v in made if v in names or v in rest]
     return Tape(tape.inputs, early[::-1], [*wanted, *crossing]), Tape([*tape.inputs, *crossing], equations, rest)
+
+
+def _is_number(eqn: Equation) -> bool:
+    """Whether an equation computes numbers, by itself."""
+    return not (eqn.bodies or eqn.primitive.sends(eqn.params)) and all(v.type.shape == () for v in eqn.outputs)
 
 
 def _split_scan(eqn: Equation, used: Sequence[bool]) -> list[Equation]:

@@ -22,7 +22,7 @@ import minidiff.numpy as np
 from collectives import axis_index, axis_size, pbroadcast, psum
 from collectives.ops import shift
 from minidiff.higher_order.bodies import label_operation
-from minidiff.higher_order.partial_eval import TracedBody
+from minidiff.higher_order.partial_eval import TracedBody, cast_to_types
 from minidiff.higher_order.split_tape import split_tape
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
@@ -54,7 +54,8 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
     """
     _check(schedule, params[1], inputs, targets, axis)
     params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)  # no branch sums their gradients
-    x = _zeros(md.eval_shape(layers[0], params[0], inputs[0]), axis)
+    activation = md.eval_shape(layers[0], params[0], inputs[0])
+    x = _zeros(activation, axis)
     loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
     gradients = md.tree.map(lambda leaf: _zeros(leaf, axis), params)
     table, slots = allocate(schedule)
@@ -72,8 +73,8 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
     def run(start, rows):
         if not saved:
             return md.scan(_tick(params, block, axis), start, rows)[0]
-        split = SplitBackward(block, params, x, rows)
-        stash = tuple(_zeros(t, axis, *saved) for t in split.saved)
+        split = SplitBackward(block, params, activation.update(variance={axis, *activation.variance}), rows)
+        stash = tuple(_zeros(t, tuple(sorted(t.variance)), *saved) for t in split.saved)
         *rest, gradients = start
         *rest, (gradients, _) = md.scan(_tick(params, block, axis, split), (*rest, (gradients, stash)), rows)[0]
         return (*rest, gradients)
@@ -106,7 +107,7 @@ class SplitBackward:
     `saved` has the types of what the first one leaves for the second one.
     """
 
-    def __init__(self, block: Callable, params: tuple, x: Any, rows: Entry):
+    def __init__(self, block: Callable, params: tuple, x: md.ShapedArray, rows: Entry):
         def backward(x, cotangent, *entry):
             entry = Entry(*entry)
             (_, more), pull = md.vjp(lambda params, x: block(params, x, entry), _of_chunk(params, entry.chunk), x)
@@ -114,7 +115,7 @@ class SplitBackward:
             leaves, self.structure = md.tree.flatten(of_chunk)
             return [cotangent, *leaves]
 
-        types = [md.typeof(x)] * 2 + [t.update(shape=t.shape[1:]) for t in map(md.typeof, rows)]
+        types = [x] * 2 + [t.update(shape=t.shape[1:]) for t in map(md.typeof, rows)]
         tape, self.captured = TracedBody(backward, types).close(lambda results: results)
         self.first, self.second = split_tape(tape, [k == 0 for k in range(len(tape.outputs))])
         self.operands = len(self.captured) + len(types)
@@ -122,6 +123,7 @@ class SplitBackward:
 
     def cotangent(self, entry: Entry, x: Any, cotangent: Any) -> tuple[Any, list]:
         """The cotangent of the operand, and what to save."""
+        x, cotangent = cast_to_types([x, cotangent], self.saved)
         cotangent_of_x, *saved = self.first.apply(*self.captured, x, cotangent, *entry)
         return cotangent_of_x, [x, cotangent, *saved]
 
@@ -181,7 +183,7 @@ def _add_gradients(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
     return of_first, of_blocks, of_last
 
 
-def _zeros(t: Any, axis: str, *leading: int) -> Any:
+def _zeros(t: Any, axis: str | tuple[str, ...], *leading: int) -> Any:
     return pbroadcast(
         np.broadcast_to(np.zeros((), t.dtype), (*leading, *t.shape)), axis
     )  # no memory until it is added to

@@ -11,7 +11,7 @@ import spmd
 from collectives import pbroadcast, pmean, psum
 from spmd import P
 from spmd.machines import A100, H100, TPU_V5E, TPU_V5P, Efficiency, Link, link
-from spmd.parallel import gpipe, interleaved, one_f_one_b
+from spmd.parallel import gpipe, interleaved, one_f_one_b, zero_bubble
 from spmd.parallel.causal_attention import causal_attention
 from spmd.parallel.scheduled import scheduled
 from spmd.parallel.transformer import Config, dimensions, mlp, next_token_loss, normalize, sizes
@@ -243,15 +243,25 @@ def test_schedules_take_what_their_papers_say(p, M, forward, backward):
     assert timed.seconds == pytest.approx(((M - M % p or p) + (p - 1) / 2) * (forward + backward))
 
 
+@pytest.mark.parametrize("p, M", [(2, 4), (4, 8), (8, 20)])
+def test_split_backward_passes_leave_a_third_of_the_bubble(p, M):
+    """(p - 1) * (F + B - W), where B and W are the parts of a backward pass: Qi et al., section 2."""
+    seconds = {"forward": 1.0, "backward": 1.0, "weight": 1.0}
+    timed = time_schedule(zero_bubble(p, M), lambda stage, step: seconds[step.direction])
+    assert timed.seconds == 3 * M + p - 1
+    assert timed.busy(0) == 3 * M
+    assert max(zero_bubble(p, M).stashed) == max(one_f_one_b(p, M).stashed) == p
+
+
 def test_messages_delay_what_waits_for_them():
     schedule = one_f_one_b(4, 1)
     assert time_schedule(schedule, lambda *_: 1.0, send=0.5).seconds == 8 + 6 * 0.5
 
 
-def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens):
+def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens, make=one_f_one_b):
     """A step in a pipeline, with types for its arguments: Megatron's parallelism, in 16 bits."""
     mesh = spmd.make_mesh((data, stages, feats), ("data", "stages", "feats"), backend="simulated")
-    schedule, names, whole = one_f_one_b(stages, microbatches), dimensions(config), sizes(config)
+    schedule, names, whole = make(stages, microbatches), dimensions(config), sizes(config)
     split = dict.fromkeys(("vocabulary", "heads", "kv_heads", "hidden"), "feats")
 
     def type_of(names, *leading):
@@ -262,7 +272,8 @@ def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens):
 
     trees = {"embedding": names["embedding"]}, names["layers"][0], {"norm": names["norm"], "head": names["head"]}
     layers = config.layers
-    params = [md.tree.map(lambda n, k=k: type_of(n, *k), t) for t, k in zip(trees, ((), (1, layers), ()))]
+    leading = schedule.chunks, layers // schedule.chunks
+    params = [md.tree.map(lambda n, k=k: type_of(n, *k), t) for t, k in zip(trees, ((), leading, ()))]
     specs = [md.tree.map(lambda n, k=k: spec_of(n, *k), t) for t, k in zip(trees, ((), (None, "stages"), ()))]
 
     def block(x, p):
@@ -310,6 +321,23 @@ def test_a_pipelined_decoder_has_the_operations_of_the_paper(data, stages, feats
     assert report.seconds == pytest.approx(
         sum(e.seconds for k, e in report.kinds.items() if "along" not in k) + report.exposed, rel=1e-6
     )
+
+
+def test_the_bubble_shrinks_from_schedule_to_schedule():
+    """As their papers say; the operations are the same, but for what the last stage's head computes again."""
+    config = Config(64, 2048, 16, 16, 8192, swiglu=False)
+    makes = one_f_one_b, functools.partial(interleaved, chunks=2), zero_bubble
+    plain, chunked, split = (
+        spmd.predict(step, A100, nearest=("feats", "data", "stages"))(*args)
+        for step, args in (pipelined_decoder(config, 2, 4, 2, 8, 1, 2048, make) for make in makes)
+    )
+    bubbles = [report.kinds["pipeline bubble"].seconds for report in (plain, chunked, split)]
+    assert bubbles[0] > bubbles[1] > 0
+    assert bubbles[0] > bubbles[2] > 0
+    assert chunked.flops == pytest.approx(plain.flops)
+    assert split.flops == pytest.approx(plain.flops, rel=0.02)
+    assert split.model_flops == pytest.approx(plain.model_flops, rel=0.02)
+    assert chunked.seconds < plain.seconds
 
 
 def test_a_trillion_parameters_are_priced_from_their_types():
