@@ -26,6 +26,7 @@ from spmd.shard_map.operation import shard_map_p
 
 if TYPE_CHECKING:
     from spmd.machines import Machine, Placement
+    from spmd.report.pipelined import Timed
 
 
 ACTIVATIONS, BUFFERS = "activations", "buffers"
@@ -38,6 +39,7 @@ class Prediction(Table):
     `seconds` is the time of the step. `kinds` has an `Entry` for each kind of work (its count, seconds, exposed
     seconds, floating-point operations and bytes), `lines` one for each line of the program. `flops` are those of the
     hardware, `model_flops` those without what is computed again. `memory` has the bytes of a rank at the peak, by kind.
+    `schedules` has the steps of each pipeline in time, which `plot()` draws.
     """
 
     machine: Machine
@@ -46,6 +48,7 @@ class Prediction(Table):
     span: Span
     memory: Mapping[str, int]
     dtype: Any
+    schedules: Sequence[Timed] = ()
     notes: Sequence[str] = field(default_factory=list)
 
     @property
@@ -221,7 +224,9 @@ def _predict(
     use = memory_of(tape, optimized=optimized)
     dtype = max(prices.dtypes, key=prices.dtypes.__getitem__, default="float32")
     held = _by_argument(tape, use, args, names)
-    return Prediction(machine, math.prod(shape.values()), span.seconds, span, held, dtype, [*walk.notes])
+    return Prediction(
+        machine, math.prod(shape.values()), span.seconds, span, held, dtype, walk.schedules, [*walk.notes]
+    )
 
 
 def _by_argument(tape: Tape, use: MemoryUse, args: Any, names: Sequence[str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pbroadcast, pmean, psum
+from collectives import axis_index, axis_size, pbroadcast, pmean, psum
 from spmd import P
 from spmd.machines import A100, H100, TPU_V5E, TPU_V5P, Efficiency, Link, link
 from spmd.parallel import gpipe, interleaved, one_f_one_b, zero_bubble
@@ -258,7 +258,7 @@ def test_messages_delay_what_waits_for_them():
     assert time_schedule(schedule, lambda *_: 1.0, send=0.5).seconds == 8 + 6 * 0.5
 
 
-def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens, make=one_f_one_b):
+def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens, make=one_f_one_b, stage=None):
     """A step in a pipeline, with types for its arguments: Megatron's parallelism, in 16 bits."""
     mesh = spmd.make_mesh((data, stages, feats), ("data", "stages", "feats"), backend="simulated")
     schedule, names, whole = make(stages, microbatches), dimensions(config), sizes(config)
@@ -282,7 +282,7 @@ def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens, m
 
     layers = (
         lambda p, t: embed(p["embedding"], t, "feats"),
-        lambda p, x: md.scan(block, x, p)[0],
+        functools.partial(stage or (lambda block, p, x: md.scan(block, x, p)[0]), block),
         lambda p, x, y: np.mean(label_cross_entropy(normalize(config, p["norm"], x) @ p["head"], y, "feats")),
     )
 
@@ -316,7 +316,11 @@ def test_a_pipelined_decoder_has_the_operations_of_the_paper(data, stages, feats
     assert report.flops == pytest.approx(expected, rel=1e-9)
     model = 72 * examples * s * L * h**2 * (1 + s / (6 * h) + V / (12 * L * h)) / (data * stages * feats)
     assert report.model_flops == pytest.approx(model, rel=1e-9)
-    assert report.kinds["pipeline bubble"].seconds > 0
+    (timed,) = report.schedules
+    bubble = report.kinds["pipeline bubble"].seconds
+    assert bubble == pytest.approx(timed.seconds - max(map(timed.busy, range(stages)))) > 0
+    pytest.importorskip("matplotlib").use("Agg")
+    assert len(timed.plot().get_yticklabels()) == stages
     assert "psum along data" in report.kinds
     assert report.seconds == pytest.approx(
         sum(e.seconds for k, e in report.kinds.items() if "along" not in k) + report.exposed, rel=1e-6
@@ -338,6 +342,26 @@ def test_the_bubble_shrinks_from_schedule_to_schedule():
     assert split.flops == pytest.approx(plain.flops, rel=0.02)
     assert split.model_flops == pytest.approx(plain.model_flops, rel=0.02)
     assert chunked.seconds < plain.seconds
+
+
+def test_stages_may_have_different_layers():
+    """Known by the number of the stage: 126 layers on 16 stages, the first and the last of which have one less."""
+    config = Config(128256, 16384, 128, 128, 53248, kv_heads=8)
+
+    def stage(block, w, x):
+        ends = (axis_index("stages") == 0) | (axis_index("stages") == axis_size("stages") - 1)
+        short = lambda x: md.scan(block, x, md.tree.map(lambda leaf: leaf[:-1], w))[0]  # noqa: E731
+        return md.cond(ends, short, lambda x: md.scan(block, x, w)[0], x)
+
+    step, args = pipelined_decoder(config, 128, 16, 8, 16, 1, 8192, stage=stage)
+    report = spmd.predict(step, H100, nearest=("feats", "data", "stages"))(*args)
+    assert report.ranks == 16384
+    h, s = config.features, 8192
+    weights = 126 * (2 * h * h + 2 * h * h // 16 + 3 * h * config.hidden)
+    forward = 2 * 2048 * s * weights + 4 * 126 * 2048 * s**2 * h
+    head = 2 * 2048 * s * h * config.vocabulary
+    assert report.flops == pytest.approx((4 * forward + 4 * head) / 16384, rel=1e-6)
+    assert not report.notes
 
 
 def test_a_trillion_parameters_are_priced_from_their_types():
