@@ -140,10 +140,10 @@ class Machine:
         By default the last axis of the mesh is the nearest. Raises ValueError for an axis that the mesh does not have,
         and for one along which no link joins all ranks.
         """
-        order = tuple(reversed(shape)) if nearest is None else tuple(nearest)
+        order = tuple([*shape][::-1] if nearest is None else nearest)
         if unknown := [axis for axis in order if axis not in shape]:
             raise ValueError(f"{self.name}: the mesh has no axis {unknown[0]!r}, only {', '.join(shape)}")
-        order += tuple(axis for axis in reversed(shape) if axis not in order)
+        order += tuple(axis for axis in [*shape][::-1] if axis not in order)
         return Placement(self, tuple((axis, shape[axis]) for axis in order))
 
 

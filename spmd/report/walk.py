@@ -75,17 +75,31 @@ class Entry:
             setattr(self, name, getattr(self, name) + times * value)
 
 
+class Operation(NamedTuple):
+    """An operation in a lane, by number or name, from `start` to `end`, in seconds; `source` is its line, if known."""
+
+    name: str
+    lane: Any
+    start: float
+    end: float
+    source: Location | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
 @dataclass
 class Span:
     """What a tape takes: seconds from its first to its last operation, and an `Entry` for each `Key`.
 
-    `operations` has name, lane, start, end and source of each operation on the tape itself, if the walk keeps them.
+    `operations` are those on the tape itself, if the walk keeps them.
     """
 
     seconds: float = 0.0
     entries: dict[Key, Entry] = field(default_factory=lambda: defaultdict(Entry))
     sends: float = 0.0  # the longest message along the axis of a schedule, which travels between two of its steps
-    operations: list[tuple[str, str, float, float, Location | None]] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)  # when each result is there
 
     def add(self, other: Span, times: float = 1) -> None:
@@ -397,7 +411,7 @@ class _Run:
 
     def note_operation(self, name: str, lane: str, start: float, end: float, source: Location | None) -> None:
         if self.walk.keep:
-            self.span.operations.append((name, lane, start, end, source))
+            self.span.operations.append(Operation(name, lane, start, end, source))
 
     def finish(self, tape: Tape) -> Span:
         self.wait(max(self.free.values(), default=0.0))
