@@ -3,7 +3,9 @@
 Differentiating `pipeline` gives all forward passes, then all backward passes. Here a schedule says which of the two a
 stage does at each tick, and for which microbatch. Each rank takes its branch of a `switch`. Then activations move on to
 the next stage, and cotangents back to the previous one. A stage stashes the activations that it receives, and its
-backward pass computes the layers again from these (rematerialization).
+backward pass computes the layers again from these (rematerialization). Or, with `recompute=False`, it stashes what the
+derivatives of its layers need (their residuals), and `md.checkpoint` around layers says how much that is. Parameters
+are not stashed. The last block then computes the loss and the loss's gradient at once, in its forward pass.
 
 Each tick has two `ppermute`s of a microbatch's activations, whether or not stages have something to send. At the end, a
 `psum` sums the loss and the gradients of the parameters that all ranks have.
@@ -13,7 +15,8 @@ Sources: those of `schedules.py`; Chen et al., "Training deep nets with sublinea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import minidiff as md
@@ -24,15 +27,26 @@ from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
 
 
-def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, targets: Any, axis: str) -> tuple:
+def scheduled(
+    schedule: Schedule,
+    layers: tuple,
+    params: tuple,
+    inputs: Any,
+    targets: Any,
+    axis: str,
+    recompute: bool = True,
+    key: Any = None,
+) -> tuple:
     """(loss, gradients): the mean loss over the microbatches, computed in the order of a schedule.
 
     It is called in the body of a `shard_map`. `layers` are three functions: `first(params, inputs) -> x` begins the
     network, `stage(params, x) -> x`, a block of layers, keeps the shape of x, and `last(params, x, targets) -> loss`
     ends it. They must not communicate along the axis, since each rank does a different step. `params`, and `gradients`,
     have an entry for each function: the first and last are invariant along the axis, this stage's blocks have leaves
-    [chunks, …]. `inputs` and `targets` are [microbatches, …], on all ranks. Raises ValueError if the schedule has
-    another number of stages, chunks or microbatches.
+    [chunks, …]. `inputs` and `targets` are [microbatches, …], on all ranks. Without `recompute`, stages stash residuals
+    instead of activations. With a `key` of `minidiff.random`, `first` and `stage` get a key as their last argument,
+    another one for each block and microbatch. Raises ValueError if the schedule has another number of stages, chunks or
+    microbatches.
 
     >>> from spmd import P, make_mesh, shard_map
     >>> from spmd.parallel import one_f_one_b
@@ -47,58 +61,139 @@ def scheduled(schedule: Schedule, layers: tuple, params: tuple, inputs: Any, tar
     """
     _check(schedule, params[1], inputs, targets, axis)
     params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)  # no branch sums their gradients
-    x = _zeros(md.eval_shape(layers[0], params[0], inputs[0]), axis)
-    loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
-    gradients = md.tree.map(lambda leaf: _zeros(leaf, axis), params)
-    table, slots = allocate(schedule)
-    stashes = tuple(_zeros(x, axis, max(1, *counts)) for counts in zip(*slots, strict=True))
+    block = _block(schedule, layers[:2], inputs, key, axis)
+    ending = _ending(schedule, layers[2], targets, axis)
+    table, slots = allocate(schedule, recompute)
     rows = Entry(*(_at(column, axis_index(axis)) for column in table))
-    tick = _tick(params, _block(schedule, layers, inputs, targets, loss, axis), axis)
+    x = md.eval_shape(lambda: block(_of_chunk(params, 0)[:2], None, md.tree.map(lambda column: column[0], rows)))
+    loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
+    x, gradients = _zeros(x, axis), md.tree.map(lambda leaf: _zeros(leaf, axis), params)
+    counts = [max(1, *each) for each in zip(*slots)]
+    stashes = tuple(_zeros(x, axis, count) for count in counts[:2])
+    if recompute:
+        passes, kept = _recomputing(params, block, ending), ()
+    else:
+        passes, kept = _keeping(params, block, ending, x, counts[2:], axis)
     # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
-    loop = md.jit(lambda start, rows: md.scan(tick, start, rows)[0])
-    *_, loss, gradients = loop((x, x, stashes, loss, gradients), rows)
+    loop = md.jit(lambda start, rows: md.scan(_tick(passes, axis), start, rows)[0])
+    *_, loss, gradients = loop((x, x, stashes, kept, loss, gradients), rows)
     loss, (of_first, of_blocks, of_last) = md.tree.map(lambda x: x / schedule.microbatches, (loss, gradients))
     loss, of_first, of_last = psum((loss, of_first, of_last), axis)
     return loss, (of_first, of_blocks, of_last)
 
 
-def _block(schedule: Schedule, layers: tuple, inputs: Any, targets: Any, no_loss: Any, axis: str) -> Callable:
-    """A function that applies a block of layers to a microbatch: (x, loss), where only the last block has a loss."""
-    first, stage, last = layers
+def _block(schedule: Schedule, layers: tuple, inputs: Any, key: Any, axis: str) -> Callable:
+    """A function that applies a block of layers to a microbatch."""
+    first, stage = layers
     rank = axis_index(axis)  # outside the branches, since not all simulated ranks run each of them
 
     def block(params, x, entry):
         number = rank + schedule.stages * entry.chunk
-        x = md.cond(number == 0, lambda x: first(params[0], _at(inputs, entry.microbatch)), lambda x: x, x)
-        x = stage(params[1], x)
-        ending = lambda x: last(params[2], x, _at(targets, entry.microbatch))  # noqa: E731
-        return x, md.cond(number == schedule.stages * schedule.chunks - 1, ending, lambda x: no_loss, x)
+        keys = ()
+        if key is not None:
+            blocks = schedule.stages * schedule.chunks
+            keys = (md.random.fold_in(key, entry.microbatch * blocks + number),)
+        begin = lambda: first(params[0], _at(inputs, entry.microbatch), *keys)  # noqa: E731
+        x = begin() if x is None else md.cond(number == 0, lambda x: begin(), lambda x: x, x)
+        return stage(params[1], x, *keys)
 
     return block
 
 
-def _tick(params: tuple, block: Callable, axis: str) -> Callable:
+def _ending(schedule: Schedule, last: Callable, targets: Any, axis: str) -> Callable:
+    """A function that applies one of two to the last block's result: `yes` if there is one, `no` elsewhere."""
+    rank = axis_index(axis)
+
+    def ending(entry, yes, no, *operands):
+        number = rank + schedule.stages * entry.chunk
+        loss = lambda params, x: last(params, x, _at(targets, entry.microbatch))  # noqa: E731
+        return md.cond(number == schedule.stages * schedule.chunks - 1, partial(yes, loss), no, *operands)
+
+    return ending
+
+
+# ---------------------------------------------------------------- forward and backward passes
+
+
+def _recomputing(params: tuple, block: Callable, ending: Callable) -> tuple[Callable, Callable]:
+    """The passes of stages that stash what they receive."""
+
+    def whole(params, x, entry, loss):
+        x = block(params[:2], x, entry)
+        return x, ending(entry, lambda last, params, x: last(params, x), lambda params, x: loss, params[2], x)
+
+    def forward(entry, x, cotangent, kept, loss, gradients):
+        x, more = whole(_of_chunk(params, entry.chunk), x, entry, np.zeros_like(loss))
+        return x, cotangent, kept, loss + more, gradients
+
+    def backward(entry, x, cotangent, kept, loss, gradients):
+        zero = np.zeros_like(loss)
+        (_, more), pull = md.vjp(lambda params, x: whole(params, x, entry, zero), _of_chunk(params, entry.chunk), x)
+        of_chunk, cotangent = pull((cotangent, np.ones_like(more)))
+        return x, cotangent, kept, loss, _add_gradients(gradients, of_chunk, entry.chunk)
+
+    return forward, backward
+
+
+def _keeping(
+    params: tuple, block: Callable, ending: Callable, x: Any, counts: Sequence[int], axis: str
+) -> tuple[tuple[Callable, Callable], tuple]:
+    """The passes of stages that stash residuals, and the empty stashes: of residuals, of the loss's cotangents."""
+    structure: list = []  # of the pullback, once a forward pass has been recorded
+
+    def pass_forward(params, x, entry):
+        """The block's result, and the residuals that are not parameters."""
+        x, pull = md.vjp(lambda params, x: block(params, x, entry), params, x)
+        leaves, made = md.tree.flatten(pull)
+        known = {id(leaf): i for i, leaf in enumerate(md.tree.leaves(params))}
+        places = [known.get(id(leaf)) for leaf in leaves]
+        structure[:] = made, places
+        return x, [leaf for leaf, place in zip(leaves, places) if place is None]
+
+    def forward(entry, x, cotangent, kept, loss, gradients):
+        residuals, cotangents = kept
+        of_chunk = _of_chunk(params, entry.chunk)
+        x, leaves = pass_forward(of_chunk[:2], x, entry)
+        residuals = [_put(stash, entry.residuals, leaf) for stash, leaf in zip(residuals, leaves)]
+
+        def ends(last, params, x, loss, cotangents, of_last):
+            more, (ct_params, ct_x) = md.value_and_grad(last, argnums=(0, 1))(params, x)
+            return loss + more, _put(cotangents, entry.loss, ct_x), md.tree.map(np.add, of_last, ct_params)
+
+        operands = of_chunk[2], x, loss, cotangents, gradients[2]
+        loss, cotangents, of_last = ending(entry, ends, lambda params, x, *others: others, *operands)
+        return x, cotangent, (residuals, cotangents), loss, (*gradients[:2], of_last)
+
+    def backward(entry, x, cotangent, kept, loss, gradients):
+        (residuals, cotangents), (of_first, of_blocks, of_last) = kept, gradients
+        made, places = structure
+        of_params = md.tree.leaves(_of_chunk(params, entry.chunk)[:2])
+        left = iter([_at(stash, entry.residuals) for stash in residuals])
+        pull = md.tree.unflatten(made, [next(left) if place is None else of_params[place] for place in places])
+        ct = np.where(entry.loss == NOTHING, cotangent, _at(cotangents, entry.loss))
+        of_chunk, cotangent = pull(ct)
+        gradients = _add_gradients((of_first, of_blocks, ()), (*of_chunk, ()), entry.chunk)
+        return x, cotangent, kept, loss, (*gradients[:2], of_last)
+
+    entry = Entry(*[0] * len(Entry._fields))
+    _, leaves = md.eval_shape(lambda x: pass_forward(_of_chunk(params, 0)[:2], x, entry), x)
+    stashes = [_zeros(leaf, axis, counts[0]) for leaf in leaves], _zeros(x, axis, counts[1])
+    return (forward, backward), stashes
+
+
+def _tick(passes: tuple[Callable, Callable], axis: str) -> Callable:
     """A tick, as the step of a scan over this stage's entries."""
 
     def idle(entry, *operands):
         return operands  # every tick sends them; receivers have no slot for these
 
-    def forward(entry, x, cotangent, loss, gradients):
-        x, more = block(_of_chunk(params, entry.chunk), x, entry)
-        return x, cotangent, loss + more, gradients
-
-    def backward(entry, x, cotangent, loss, gradients):
-        (_, more), pull = md.vjp(lambda params, x: block(params, x, entry), _of_chunk(params, entry.chunk), x)
-        of_chunk, cotangent = pull((cotangent, np.ones_like(more)))
-        return x, cotangent, loss, _add_gradients(gradients, of_chunk, entry.chunk)
-
     def tick(carry, entry):
-        x, cotangent, (activations, cotangents), *sums = carry
+        x, cotangent, (activations, cotangents), *others = carry
         activations = _put(activations, entry.arriving_activation, x)
         cotangents = _put(cotangents, entry.arriving_cotangent, cotangent)
-        operands = _get(activations, entry.activation), _get(cotangents, entry.cotangent), *sums
-        x, cotangent, *sums = md.switch(entry.kind, [idle, forward, backward], entry, *operands)
-        return (shift(x, axis, 1), shift(cotangent, axis, -1), (activations, cotangents), *sums), None
+        operands = _get(activations, entry.activation), _get(cotangents, entry.cotangent), *others
+        x, cotangent, *others = md.switch(entry.kind, [idle, *passes], entry, *operands)
+        return (shift(x, axis, 1), shift(cotangent, axis, -1), (activations, cotangents), *others), None
 
     return tick
 
