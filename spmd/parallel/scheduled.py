@@ -36,6 +36,7 @@ def scheduled(
     axis: str,
     recompute: bool = True,
     key: Any = None,
+    accumulate: Any = None,
 ) -> tuple:
     """(loss, gradients): the mean loss over the microbatches, computed in the order of a schedule.
 
@@ -45,7 +46,8 @@ def scheduled(
     have an entry for each function: the first and last are invariant along the axis, this stage's blocks have leaves
     [chunks, …]. `inputs` and `targets` are [microbatches, …], on all ranks. Without `recompute`, stages stash residuals
     instead of activations. With a `key` of `minidiff.random`, `first` and `stage` get a key as their last argument,
-    another one for each block and microbatch. Raises ValueError if the schedule has another number of stages, chunks or
+    another one for each block and microbatch. Gradients are added up in the dtype `accumulate`, if it is wider than that
+    of their parameters, and have the parameters' dtype when they are summed over ranks. Raises ValueError if the schedule has another number of stages, chunks or
     microbatches.
 
     >>> from spmd import P, make_mesh, shard_map
@@ -67,7 +69,7 @@ def scheduled(
     rows = Entry(*(_at(column, axis_index(axis)) for column in table))
     x = md.eval_shape(lambda: block(_of_chunk(params, 0)[:2], None, md.tree.map(lambda column: column[0], rows)))
     loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
-    x, gradients = _zeros(x, axis), md.tree.map(lambda leaf: _zeros(leaf, axis), params)
+    x, gradients = _zeros(x, axis), md.tree.map(lambda leaf: _zeros(leaf, axis, dtype=accumulate), params)
     counts = [max(1, *each) for each in zip(*slots)]
     stashes = tuple(_zeros(x, axis, count) for count in counts[:2])
     if recompute:
@@ -77,7 +79,8 @@ def scheduled(
     # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
     loop = md.jit(lambda start, rows: md.scan(_tick(passes, axis), start, rows)[0])
     *_, loss, gradients = loop((x, x, stashes, kept, loss, gradients), rows)
-    loss, (of_first, of_blocks, of_last) = md.tree.map(lambda x: x / schedule.microbatches, (loss, gradients))
+    loss, gradients = md.tree.map(lambda x: x / schedule.microbatches, (loss, gradients))
+    of_first, of_blocks, of_last = md.tree.map(lambda x, leaf: x.astype(leaf.dtype), gradients, params)
     loss, of_first, of_last = psum((loss, of_first, of_last), axis)
     return loss, (of_first, of_blocks, of_last)
 
@@ -158,7 +161,7 @@ def _keeping(
 
         def ends(last, params, x, loss, cotangents, of_last):
             more, (ct_params, ct_x) = md.value_and_grad(last, argnums=(0, 1))(params, x)
-            return loss + more, _put(cotangents, entry.loss, ct_x), md.tree.map(np.add, of_last, ct_params)
+            return loss + more, _put(cotangents, entry.loss, ct_x), md.tree.map(_add, of_last, ct_params)
 
         operands = of_chunk[2], x, loss, cotangents, gradients[2]
         loss, cotangents, of_last = ending(entry, ends, lambda params, x, *others: others, *operands)
@@ -205,13 +208,17 @@ def _of_chunk(params: tuple, chunk: Any) -> tuple:
 
 def _add_gradients(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
     """Add the gradients of the parameters that `_of_chunk` selects."""
-    of_blocks = md.tree.map(lambda leaf, more: np.at(leaf)[chunk].add(more), gradients[1], of_chunk[1])
-    of_first, of_last = md.tree.map(np.add, (gradients[0], gradients[2]), (of_chunk[0], of_chunk[2]))
+    of_blocks = md.tree.map(lambda leaf, more: np.at(leaf)[chunk].add(more.astype(leaf.dtype)), gradients[1], of_chunk[1])
+    of_first, of_last = md.tree.map(_add, (gradients[0], gradients[2]), (of_chunk[0], of_chunk[2]))
     return of_first, of_blocks, of_last
 
 
-def _zeros(t: Any, axis: str, *leading: int) -> Any:
-    return pbroadcast(np.zeros((*leading, *t.shape), t.dtype), axis)
+def _add(total: Any, more: Any) -> Any:
+    return total + more.astype(total.dtype)
+
+
+def _zeros(t: Any, axis: str, *leading: int, dtype: Any = None) -> Any:
+    return pbroadcast(np.zeros((*leading, *t.shape), np.result_type(t.dtype, dtype or t.dtype)), axis)
 
 
 def _put(stash: Any, slot: Any, value: Any) -> Any:
