@@ -8,8 +8,8 @@ waits forever. `schedules.py` makes the schedules of the literature.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,10 +69,11 @@ class Schedule:
         for stage, tick, step in self.steps:
             if step not in everything:
                 raise ValueError(f"stage {stage}, tick {tick}: {step!r} is neither a forward nor a backward pass")
-            if (first := self.table[stage].index(step)) < tick:
+            if (first := self.tick(stage, step)) < tick:
                 raise ValueError(f"stage {stage}, tick {tick}: the {step} has been at tick {first} already")
         for stage, row in enumerate(self.table):
-            if missing := [str(step) for step in everything if step not in row]:
+            done = {*row}
+            if missing := [str(step) for step in everything if step not in done]:
                 raise ValueError(f"stage {stage} lacks the {missing[0]}")
         for stage, tick, step in self.steps:
             if (needed := step.needs(stage, self.stages, self.chunks)) and self.tick(*needed) >= tick:
@@ -81,10 +82,10 @@ class Schedule:
                     f"tick {self.tick(*needed)} and must be earlier"
                 )
 
-    @property
-    def steps(self) -> Iterator[tuple[int, int, Step]]:
+    @functools.cached_property
+    def steps(self) -> list[tuple[int, int, Step]]:
         """All steps: (stage, tick, step)."""
-        return ((i, tick, step) for i, row in enumerate(self.table) for tick, step in enumerate(row) if step)
+        return [(i, tick, step) for i, row in enumerate(self.table) for tick, step in enumerate(row) if step]
 
     @property
     def stages(self) -> int:
@@ -94,17 +95,21 @@ class Schedule:
     def ticks(self) -> int:
         return len(self.table[0])
 
-    @property
+    @functools.cached_property
     def microbatches(self) -> int:
         return 1 + max(step.microbatch for _, _, step in self.steps)
 
-    @property
+    @functools.cached_property
     def chunks(self) -> int:
         return 1 + max(step.chunk for _, _, step in self.steps)
 
     def tick(self, stage: int, step: Step) -> int:
-        """The tick at which a stage does a step."""
-        return self.table[stage].index(step)
+        """The tick at which a stage does a step (the first, if it is repeated)."""
+        return self._ticks[stage, step]
+
+    @functools.cached_property
+    def _ticks(self) -> dict[tuple[int, Step], int]:
+        return {(stage, step): tick for stage, tick, step in reversed(self.steps)}
 
     @property
     def bubble(self) -> float:

@@ -218,7 +218,8 @@ def _add(total: Any, more: Any) -> Any:
 
 
 def _zeros(t: Any, axis: str, *leading: int, dtype: Any = None) -> Any:
-    return pbroadcast(np.zeros((*leading, *t.shape), np.result_type(t.dtype, dtype or t.dtype)), axis)
+    zero = np.zeros((), np.result_type(t.dtype, dtype or t.dtype))
+    return pbroadcast(np.broadcast_to(zero, (*leading, *t.shape)), axis)  # no memory until it is added to
 
 
 def _put(stash: Any, slot: Any, value: Any) -> Any:

@@ -22,6 +22,7 @@ language model training on GPU clusters using Megatron-LM" (interleaved).
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 
 from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule, Step
@@ -97,18 +98,20 @@ def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
     ...
     ValueError: deadlock at tick 0: stage 0's backward of microbatch 0 waits for the forward of microbatch 0 on stage 0
     """
-    left, stages = [list(order) for order in orders], len(orders)
+    left, stages = [deque(order) for order in orders], len(orders)
     chunks = 1 + max((step.chunk for order in orders for step in order), default=0)
     table: list[list[Step | None]] = [[] for _ in orders]
+    done: set[tuple[int, Step]] = set()
     while any(left):
         waits = {i: order[0].needs(i, stages, chunks) for i, order in enumerate(left) if order}
-        unmet = {i: needed for i, needed in waits.items() if needed and needed[1] not in table[needed[0]]}
+        unmet = {i: needed for i, needed in waits.items() if needed and needed not in done}
         ready = [bool(order) and i not in unmet for i, order in enumerate(left)]
         if not any(ready):
             what = [f"stage {i}'s {left[i][0]} waits for the {step} on stage {j}" for i, (j, step) in unmet.items()]
             raise ValueError(f"deadlock at tick {len(table[0])}: " + "; ".join(what))
+        done.update((i, order[0]) for i, order in enumerate(left) if ready[i])
         for row, order, now in zip(table, left, ready):
-            row.append(order.pop(0) if now else None)
+            row.append(order.popleft() if now else None)
     _delay_forwards(table)
     return Schedule(tuple(map(tuple, table)))
 
@@ -116,12 +119,12 @@ def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
 def _delay_forwards(table: list[list[Step | None]]) -> None:
     """Move forward passes to the last idle tick before the next step of the stage, and before they are used."""
     stages, chunks = len(table), 1 + max(step.chunk for row in table for step in row if step)
-    used = {step.needs(i, stages, chunks): (i, step) for i, row in enumerate(table) for step in row if step}
+    used = {step.needs(i, stages, chunks): tick for i, row in enumerate(table) for tick, step in enumerate(row) if step}
     for tick in reversed(range(len(table[0]))):
         for stage, row in enumerate(table):
             if (step := row[tick]) and step.direction == FORWARD and (stage, step) in used:
-                user, by = used[stage, step]
-                later, end = tick, table[user].index(by)
+                later, end = tick, used[stage, step]
                 while later + 1 < end and row[later + 1] is None:
                     later += 1
                 row[tick], row[later] = None, step
+                used[step.needs(stage, stages, chunks)] = later

@@ -62,32 +62,32 @@ def allocate(schedule: Schedule, recompute: bool = True) -> tuple[Entry, list[Sl
     """
     shape = schedule.stages, schedule.ticks
     table = Entry(*(numpy.full(shape, i if i == 0 else NOTHING) for i in (0, 0, 0, 1, 1, 1, 1, 1, 1)))
-    for stage, tick, step in schedule.steps:
-        at = stage, tick
-        table.kind[at], table.microbatch[at], table.chunk[at] = KINDS.index(step.direction), *step[1:]
+    stages, ticks, steps = zip(*schedule.steps)
+    of_steps = [KINDS.index(step.direction) for step in steps], *zip(*[step[1:] for step in steps])
+    for column, values in zip(table, of_steps):
+        column[stages, ticks] = values
     return table, [_allocate(schedule, stage, table, recompute) for stage in range(schedule.stages)]
 
 
 def _allocate(schedule: Schedule, stage: int, table: Entry, recompute: bool) -> Slots:
     """Write a stage's slots, and return how many there are."""
     lives: dict[str, list] = {name: [] for name in Slots._fields}  # ticks, and the columns that name the slot there
-    last_block = stage, schedule.chunks - 1
     for now, step in enumerate(schedule.table[stage]):
         if step is None:
             continue
         then = schedule.tick(stage, step._replace(direction=BACKWARD))
         needed = step.needs(stage, schedule.stages, schedule.chunks)
-        if needed and needed[1].direction == step.direction:
-            arrival = schedule.tick(*needed) + 1
-            if step.direction == FORWARD:
-                arriving, used, uses = table.arriving_activation, table.activation, [now, then][: 1 + recompute]
-            else:
-                arriving, used, uses = table.arriving_cotangent, table.cotangent, [now]
-            kind = "activations" if step.direction == FORWARD else "cotangents"
-            lives[kind].append([(arrival, arriving), *((tick, used) for tick in uses)])
-        if step.direction == FORWARD and not recompute:
+        arrival = schedule.tick(*needed) + 1 if needed and needed[1].direction == step.direction else None
+        if step.direction == BACKWARD:
+            if arrival is not None:
+                lives["cotangents"].append([(arrival, table.arriving_cotangent), (now, table.cotangent)])
+            continue
+        if arrival is not None:
+            uses = [(now, table.activation), *[(then, table.activation)] * recompute]
+            lives["activations"].append([(arrival, table.arriving_activation), *uses])
+        if not recompute:
             lives["residuals"].append([(now, table.residuals), (then, table.residuals)])
-            if (stage + 1, step.chunk) == (schedule.stages, last_block[1]):
+            if schedule.stages * step.chunk + stage == schedule.stages * schedule.chunks - 1:
                 lives["losses"].append([(now, table.loss), (then, table.loss)])
     return Slots(**{name: _first_free(stage, each) for name, each in lives.items()})
 
