@@ -98,6 +98,11 @@ def parameters(config: MegatronConfig) -> int:
     return config.layers * layers + sum(map(count, md.tree.leaves(names)))
 
 
+def layers_of_block(config: MegatronConfig, blocks: int) -> int:
+    """How many layers a block has, with those that are skipped."""
+    return -(-config.layers // blocks)
+
+
 def megatron_specs(config: MegatronConfig) -> dict:
     """The tree of parameters, with partition specs as leaves; layers are [chunks, layers of all stages, …]."""
     names = dimensions(config)
@@ -106,14 +111,15 @@ def megatron_specs(config: MegatronConfig) -> dict:
     return {**md.tree.map(split, {**names, "layers": []}), "layers": layers}
 
 
-def init_megatron(key: Any, config: MegatronConfig, chunks: int = 1) -> dict:
+def init_megatron(key: Any, config: MegatronConfig, stages: int = 1, chunks: int = 1) -> dict:
     """Float32 parameters: weights of standard deviation 0.02, scales of 1 and biases of 0.
 
-    Block b of the network, of `layers / (stages * chunks)` layers, is in chunk b // stages, for stage b % stages.
+    Block b of the network is in chunk b // stages, for stage b % stages. If the layers do not make equal blocks, the
+    last block ends with layers that are skipped.
     """
     size, names = all_sizes(config), dimensions(config)
     layers = md.tree.map(lambda names: f"chunks each {names}", names["layers"])
-    size = {**size, "chunks": chunks, "each": config.layers // chunks}
+    size = {**size, "chunks": chunks, "each": stages * layers_of_block(config, stages * chunks)}
     leaves, structure = md.tree.flatten({**names, "layers": layers})
     ones = {id(leaf) for tree in (names["norm"], layers["attention_norm"], layers["mlp_norm"]) for leaf in tree[:1]}
 
@@ -140,16 +146,16 @@ def with_bias(x: Any, params: Any) -> Any:
     return x + params[1] if params[1:] else x
 
 
-def attention_core(config: MegatronConfig, qkv: Any, key: Any) -> Any:
+def attention_core(config: MegatronConfig, qkv: Any, key: Any, positions: Any) -> Any:
     """Causal attention: [batch, tokens, kv_heads, group, size] -> [batch, tokens, kv_heads, served, size]."""
-    tokens, size = qkv.shape[1], qkv.shape[-1]
+    size = qkv.shape[-1]
     query, k, v = qkv[:, :, :, :-2], qkv[:, :, :, -2], qkv[:, :, :, -1]
     if not config.positions:
-        turned = [rotary(x.reshape(*x.shape[:2], -1, size), np.arange(tokens)) for x in (query, k)]
+        turned = [rotary(x.reshape(*x.shape[:2], -1, size), positions) for x in (query, k)]
         query, k = turned[0].reshape(query.shape), turned[1]
     scores = np.einsum("btgrd,bsgd->bgrts", query * (1 / math.sqrt(size)), k)
-    future = np.where(np.tri(tokens, dtype=bool), 0.0, -np.inf).astype(scores.dtype)
-    weights = softmax(scores + future)
+    zero, minus_infinity = np.array([0.0, -np.inf], scores.dtype)
+    weights = softmax(scores + np.where(positions[:, None] >= positions, zero, minus_infinity))
     weights = weights if key is None else dropout(key, weights, config.dropout)
     return np.einsum("bgrts,bsgd->btgrd", weights, v)
 
@@ -164,10 +170,13 @@ def activation(config: MegatronConfig, up: Any, params: Any) -> Any:
     return md.checkpoint(activate)(up, params[1] if params[1:] else None)
 
 
-def layer(config: MegatronConfig, ends: dict, recompute: str | None, params: dict, x: Any, key: Any) -> Any:
+def layer(
+    config: MegatronConfig, ends: dict, recompute: str | None, params: dict, x: Any, key: Any, positions: Any
+) -> Any:
     """A layer of one rank: [batch, tokens, features] -> same, where `ends` open and close half layers.
 
-    What is gathered is not kept, but gathered again in the backward pass.
+    What is gathered is not kept, but gathered again in the backward pass. Nor is the mask, which takes an argument of
+    what recomputes it: the positions of all tokens.
     """
     open_half = lambda product: md.checkpoint(lambda x, w: np.einsum(product, ends["gather"](x), w))  # noqa: E731
     core = partial(attention_core, config)
@@ -179,7 +188,7 @@ def layer(config: MegatronConfig, ends: dict, recompute: str | None, params: dic
         return y if key is None else ends["dropout"](key, y, config.dropout)
 
     y = open_half("btf,fgrs->btgrs")(norm(config, params["attention_norm"], x), params["qkv"][0])
-    y = core(with_bias(y, params["qkv"]), keys[0])
+    y = core(with_bias(y, params["qkv"]), keys[0], positions)
     x = x + close(np.einsum("btgrs,grsf->btf", y, params["out"][0]), params["out"], keys[1])
     y = open_half("btf,fnh->btnh")(norm(config, params["mlp_norm"], x), params["up"][0])
     return x + close(activation(config, y, params["up"]) @ params["down"][0], params["down"], keys[2])
@@ -210,6 +219,7 @@ def megatron_loss_and_gradients(
     (2.1, P(None, 'stages', None, 'feats', None, None))
     """
     check(mesh, config, schedule, recompute)
+    ranks, skipped = mesh.shape["feats"], config.layers % (schedule.stages * schedule.chunks) > 0
     ends = {"gather": lambda x: x, "combine": partial(psum, axis_name="feats"), "dropout": dropout}
     ends |= {"embed": partial(embed, axis="feats"), **(sequence_parallel_options("feats") if sequence else {})}
     block = partial(layer, config, ends, recompute)
@@ -225,13 +235,15 @@ def megatron_loss_and_gradients(
         return x if key is None else ends["dropout"](key, x, config.dropout)
 
     def stage(params, x, key=None):
-        each = np.arange(len(md.tree.leaves(params)[0]))
+        each, positions = np.arange(len(md.tree.leaves(params)[0])), np.arange(x.shape[1] * (ranks if sequence else 1))
+        before = axis_index("stages") * len(each)
 
-        def step(x, each):
-            params, i = each
-            return block(params, x, None if key is None else md.random.fold_in(key, i)), None
+        def step(x, params, i, positions):
+            y = block(params, x, None if key is None else md.random.fold_in(key, i), positions)
+            return np.where(before + i < config.layers, y, x) if skipped else y
 
-        return md.scan(md.checkpoint(step) if recompute == "full" else step, x, (params, each))[0]
+        step = md.checkpoint(step) if recompute == "full" else step
+        return md.scan(lambda x, each: (step(x, *each, positions), None), x, (params, each))[0]
 
     def last(params, x, labels):
         x = ends["gather"](norm(config, params["norm"], x))
@@ -276,7 +288,7 @@ def megatron_step(
     value_and_gradients = megatron_loss_and_gradients(mesh, config, schedule, recompute, sequence)
 
     def init(key: Any) -> dict:
-        masters = init_megatron(key, config, schedule.chunks)
+        masters = init_megatron(key, config, schedule.stages, schedule.chunks)
         return {"weights": _cast(masters, dtype), "masters": masters, "optimizer": optimizer.init(masters)}
 
     def step(state: dict, tokens: Any, labels: Any, key: Any) -> tuple:
@@ -295,10 +307,12 @@ def check(mesh: spmd.Mesh, config: MegatronConfig, schedule: Schedule, recompute
     if recompute not in RECOMPUTE:
         raise ValueError(f"megatron: recompute={recompute!r}; write {', '.join(map(repr, RECOMPUTE))}")
     check_divided("megatron", mesh, all_sizes(config), SPLIT)
-    if config.layers % (blocks := schedule.stages * schedule.chunks):
+    blocks = schedule.stages * schedule.chunks
+    skipped = layers_of_block(config, blocks) * blocks - config.layers
+    if skipped and schedule.chunks > 1 or skipped >= blocks:
         raise ValueError(
             f"megatron: {config.layers} layers do not make {blocks} equal blocks, {schedule.stages} stages times "
-            f"{schedule.chunks} chunks: choose a multiple"
+            f"{schedule.chunks} chunks: choose a multiple, or one chunk and at least a layer for each stage"
         )
 
 

@@ -23,6 +23,7 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, axis_size, pbroadcast, psum
 from collectives.ops import shift
+from minidiff.core.tracer import Tracer
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
 
@@ -145,11 +146,11 @@ def _keeping(
     structure: list = []  # of the pullback, once a forward pass has been recorded
 
     def pass_forward(params, x, entry):
-        """The block's result, and the residuals that are not parameters."""
+        """The block's result, and the residuals that are neither parameters nor constants."""
         x, pull = md.vjp(lambda params, x: block(params, x, entry), params, x)
         leaves, made = md.tree.flatten(pull)
         known = {id(leaf): i for i, leaf in enumerate(md.tree.leaves(params))}
-        places = [known.get(id(leaf)) for leaf in leaves]
+        places = [known.get(id(leaf), None if isinstance(leaf, Tracer) else leaf) for leaf in leaves]
         structure[:] = made, places
         return x, [leaf for leaf, place in zip(leaves, places) if place is None]
 
@@ -157,11 +158,11 @@ def _keeping(
         residuals, cotangents = kept
         of_chunk = _of_chunk(params, entry.chunk)
         x, leaves = pass_forward(of_chunk[:2], x, entry)
-        residuals = [_put(stash, entry.residuals, leaf) for stash, leaf in zip(residuals, leaves)]
+        residuals = [np.at(stash)[entry.residuals].set(leaf) for stash, leaf in zip(residuals, leaves)]
 
         def ends(last, params, x, loss, cotangents, of_last):
             more, (ct_params, ct_x) = md.value_and_grad(last, argnums=(0, 1))(params, x)
-            return loss + more, _put(cotangents, entry.loss, ct_x), md.tree.map(_add, of_last, ct_params)
+            return loss + more, np.at(cotangents)[entry.loss].set(ct_x), md.tree.map(_add, of_last, ct_params)
 
         operands = of_chunk[2], x, loss, cotangents, gradients[2]
         loss, cotangents, of_last = ending(entry, ends, lambda params, x, *others: others, *operands)
@@ -172,7 +173,8 @@ def _keeping(
         made, places = structure
         of_params = md.tree.leaves(_of_chunk(params, entry.chunk)[:2])
         left = iter([_at(stash, entry.residuals) for stash in residuals])
-        pull = md.tree.unflatten(made, [next(left) if place is None else of_params[place] for place in places])
+        known = [of_params[place] if type(place) is int else place for place in places]
+        pull = md.tree.unflatten(made, [next(left) if leaf is None else leaf for leaf in known])
         ct = np.where(entry.loss == NOTHING, cotangent, _at(cotangents, entry.loss))
         of_chunk, cotangent = pull(ct)
         gradients = _add_gradients((of_first, of_blocks, ()), (*of_chunk, ()), entry.chunk)
@@ -203,12 +205,14 @@ def _tick(passes: tuple[Callable, Callable], axis: str) -> Callable:
 
 def _of_chunk(params: tuple, chunk: Any) -> tuple:
     """The parameters of one block: the first and last layers, and a chunk of this stage's."""
-    return params[0], md.tree.map(lambda leaf: _at(leaf, chunk), params[1]), params[2]
+    of_blocks = md.tree.map(lambda leaf: leaf[0] if len(leaf) == 1 else _at(leaf, chunk), params[1])
+    return params[0], of_blocks, params[2]
 
 
 def _add_gradients(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
     """Add the gradients of the parameters that `_of_chunk` selects."""
-    of_blocks = md.tree.map(lambda leaf, more: np.at(leaf)[chunk].add(more.astype(leaf.dtype)), gradients[1], of_chunk[1])
+    add = lambda leaf, more: np.at(leaf)[0 if len(leaf) == 1 else chunk].add(more.astype(leaf.dtype))  # noqa: E731
+    of_blocks = md.tree.map(add, gradients[1], of_chunk[1])
     of_first, of_last = md.tree.map(_add, (gradients[0], gradients[2]), (of_chunk[0], of_chunk[2]))
     return of_first, of_blocks, of_last
 
