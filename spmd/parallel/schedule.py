@@ -42,7 +42,7 @@ class Step(NamedTuple):
         return block % stages, Step(self.direction, self.microbatch, block // stages)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """A table of steps, [stages][ticks], with None where a stage is idle.
 
@@ -56,6 +56,10 @@ class Schedule:
     """
 
     table: tuple[tuple[Step | None, ...], ...]
+
+    def __repr__(self) -> str:
+        shape = f"{self.stages} stages, {self.microbatches} microbatches"
+        return f"<Schedule of {shape}, {self.chunks} chunks: {self.ticks} ticks>"
 
     def __post_init__(self):
         for stage, tick, step in self.steps:

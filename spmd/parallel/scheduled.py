@@ -24,8 +24,12 @@ import minidiff.numpy as np
 from collectives import axis_index, axis_size, pbroadcast, psum
 from collectives.ops import shift
 from minidiff.core.tracer import Tracer
+from minidiff.higher_order.bodies import label_operation
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
+
+#: Marks the entries of a schedule, which a prediction reads from the tape (`spmd.predict`).
+schedule_p = label_operation("schedule")
 
 
 def scheduled(
@@ -68,6 +72,9 @@ def scheduled(
     ending = _ending(schedule, layers[2], targets, axis)
     table, slots = allocate(schedule, recompute)
     rows = Entry(*(_at(column, axis_index(axis)) for column in table))
+    labels = {name: getattr(rows, name) for name in ("kind", "chunk")}
+    labels = {name: schedule_p.bind(x, schedule=schedule, along=axis, field=name) for name, x in labels.items()}
+    rows = rows._replace(**labels)
     x = md.eval_shape(lambda: block(_of_chunk(params, 0)[:2], None, md.tree.map(lambda column: column[0], rows)))
     loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
     x, gradients = _zeros(x, axis), md.tree.map(lambda leaf: _zeros(leaf, axis, dtype=accumulate), params)
