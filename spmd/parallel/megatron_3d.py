@@ -197,23 +197,26 @@ def layer(
 # ---------------------------------------------------------------- the step
 
 
-def megatron_loss_and_gradients(
+def loss_and_gradients(
     mesh: spmd.Mesh,
     config: MegatronConfig,
     schedule: Schedule,
     recompute: str | None = "selective",
     sequence: bool = False,
 ) -> Callable:
-    """(params, tokens, labels, key) -> (loss, gradients), of weights [as `init_megatron`] and whole batches.
+    """A function of a rank's blocks, (params, tokens, labels, key) -> (loss, gradients), in the body of a `shard_map`.
 
-    Tokens and labels are [examples, tokens]; the key, of `minidiff.random`, is for dropout, and None without. Raises
-    ValueError for an unknown recomputation, and for a mesh that does not divide the decoder.
+    Params are those of `init_megatron`, with the specs `megatron_specs(config)`; tokens and labels [examples, tokens]
+    have the spec P("data"), so the loss is the mean of the whole batch. The key, of `minidiff.random`, is for dropout,
+    or None. Raises ValueError for an unknown recomputation, and for a mesh that does not divide the decoder.
 
     >>> from spmd.parallel import one_f_one_b
     >>> mesh = spmd.make_mesh((2, 2, 2), AXES, backend='simulated')
     >>> config = MegatronConfig(vocabulary=8, features=8, heads=2, layers=4, hidden=8, positions=4, tied=True)
     >>> params, text = init_megatron(md.random.key(0), config), np.arange(40).reshape(8, 5) % 8
-    >>> run = megatron_loss_and_gradients(mesh, config, one_f_one_b(stages=2, microbatches=2))
+    >>> run = loss_and_gradients(mesh, config, one_f_one_b(stages=2, microbatches=2))
+    >>> specs = megatron_specs(config)
+    >>> run = spmd.shard_map(run, mesh, in_specs=(specs, P('data'), P('data'), P()), out_specs=(P(), specs))
     >>> loss, gradients = run(params, text[:, :-1], text[:, 1:], None)
     >>> round(float(loss), 1), gradients['layers']['qkv'][0].spec
     (2.1, P(None, 'stages', None, 'feats', None, None))
@@ -259,7 +262,15 @@ def megatron_loss_and_gradients(
         batch = (x.reshape(schedule.microbatches, -1, x.shape[1]) for x in (tokens, labels))
         parts, layers = (begin, params["layers"], end), (first, stage, last)
         loss, (begin, middle, end) = scheduled(
-            schedule, layers, parts, *batch, "stages", recompute=False, key=key, accumulate="float32"
+            schedule,
+            layers,
+            parts,
+            *batch,
+            "stages",
+            recompute=False,
+            key=key,
+            accumulate="float32",
+            alike=None if sequence else "feats",
         )
         head = end.pop("head")
         begin = {**begin, "embedding": begin["embedding"] + head} if config.tied else {**begin, "head": head}
@@ -267,8 +278,7 @@ def megatron_loss_and_gradients(
         gradients = md.tree.map(lambda g, spec: psum(g, whole(spec)) / mesh.shape["data"], gradients, specs)
         return pmean(loss, "data"), gradients
 
-    in_specs = specs, P("data"), P("data"), P()
-    return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=(P(), specs))
+    return on_each_rank
 
 
 def megatron_step(
@@ -282,22 +292,28 @@ def megatron_step(
 ) -> tuple[Callable, Callable]:
     """Make `init(key) -> state` and `step(state, tokens, labels, key) -> (loss, state)`.
 
-    The state holds weights in `dtype`, float32 masters and the optimizer's state (Adam by default).
+    The state holds weights in `dtype`, float32 masters and the optimizer's state (Adam by default). Arguments and
+    errors are those of `loss_and_gradients`.
     """
     optimizer = md.optim.adam(1e-4) if optimizer is None else optimizer
-    value_and_gradients = megatron_loss_and_gradients(mesh, config, schedule, recompute, sequence)
+    value_and_gradients = loss_and_gradients(mesh, config, schedule, recompute, sequence)
 
     def init(key: Any) -> dict:
         masters = init_megatron(key, config, schedule.stages, schedule.chunks)
         return {"weights": _cast(masters, dtype), "masters": masters, "optimizer": optimizer.init(masters)}
 
-    def step(state: dict, tokens: Any, labels: Any, key: Any) -> tuple:
+    def on_each_rank(state: dict, tokens: Any, labels: Any, key: Any) -> tuple:
         loss, gradients = value_and_gradients(state["weights"], tokens, labels, key)
         updates, moments = optimizer.update(_cast(gradients, "float32"), state["optimizer"], state["masters"])
         masters = md.optim.apply_updates(state["masters"], updates)
         return loss, {"weights": _cast(masters, dtype), "masters": masters, "optimizer": moments}
 
-    return init, step
+    like = md.tree.structure(megatron_specs(config))
+    of_params = lambda tree: md.tree.structure(tree) == like  # noqa: E731
+    spec_of = lambda tree: megatron_specs(config) if of_params(tree) else P()  # noqa: E731
+    specs = md.tree.map(spec_of, md.eval_shape(init, md.random.key(0)), is_leaf=of_params)
+    in_specs = specs, P("data"), P("data"), P()
+    return init, spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=(P(), specs))
 
 
 def check(mesh: spmd.Mesh, config: MegatronConfig, schedule: Schedule, recompute: str | None) -> None:

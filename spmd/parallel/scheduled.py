@@ -7,7 +7,8 @@ backward pass computes the layers again from these (rematerialization). Or, with
 derivatives of its layers need (their residuals), and `md.checkpoint` around layers says how much that is. Parameters
 are not stashed. The last block then computes the loss and the loss's gradient at once, in its forward pass.
 
-Each tick has two `ppermute`s of a microbatch's activations, whether or not stages have something to send. At the end, a
+Each tick has two `ppermute`s of a microbatch's activations, whether or not stages have something to send. (If these are
+the same along a second axis, each of its ranks may send a part, as Megatron's scatter and gather.) At the end, a
 `psum` sums the loss and the gradients of the parameters that all ranks have.
 
 Sources: those of `schedules.py`; Chen et al., "Training deep nets with sublinear memory cost" (rematerialization).
@@ -21,7 +22,7 @@ from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
-from collectives import axis_index, axis_size, pbroadcast, psum
+from collectives import all_gather_invariant, axis_index, axis_size, pbroadcast, pscatter, psum
 from collectives.ops import shift
 from minidiff.core.tracer import Tracer
 from minidiff.higher_order.bodies import label_operation
@@ -42,6 +43,7 @@ def scheduled(
     recompute: bool = True,
     key: Any = None,
     accumulate: Any = None,
+    alike: str | None = None,
 ) -> tuple:
     """(loss, gradients): the mean loss over the microbatches, computed in the order of a schedule.
 
@@ -52,7 +54,9 @@ def scheduled(
     [chunks, …]. `inputs` and `targets` are [microbatches, …], on all ranks. Without `recompute`, stages stash residuals
     instead of activations. With a `key` of `minidiff.random`, `first` and `stage` get a key as their last argument,
     another one for each block and microbatch. Gradients are added up in the dtype `accumulate`, if it is wider than that
-    of their parameters, and have the parameters' dtype when they are summed over ranks. Raises ValueError if the schedule has another number of stages, chunks or
+    of their parameters, and have the parameters' dtype when they are summed over ranks. Along
+    an axis `alike` all ranks have the same activations: each sends a part of their last dimension to the next stage,
+    where the parts are gathered. Raises ValueError if the schedule has another number of stages, chunks or
     microbatches.
 
     >>> from spmd import P, make_mesh, shard_map
@@ -85,7 +89,7 @@ def scheduled(
     else:
         passes, kept = _keeping(params, block, ending, x, counts[2:], axis)
     # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
-    loop = md.jit(lambda start, rows: md.scan(_tick(passes, axis), start, rows)[0])
+    loop = md.jit(lambda start, rows: md.scan(_tick(passes, axis, alike), start, rows)[0])
     *_, loss, gradients = loop((x, x, stashes, kept, loss, gradients), rows)
     loss, gradients = md.tree.map(lambda x: x / schedule.microbatches, (loss, gradients))
     of_first, of_blocks, of_last = md.tree.map(lambda x, leaf: x.astype(leaf.dtype), gradients, params)
@@ -193,8 +197,14 @@ def _keeping(
     return (forward, backward), stashes
 
 
-def _tick(passes: tuple[Callable, Callable], axis: str) -> Callable:
+def _tick(passes: tuple[Callable, Callable], axis: str, alike: str | None) -> Callable:
     """A tick, as the step of a scan over this stage's entries."""
+
+    def send(x, by):
+        if alike is None or axis_size(axis) == 1:
+            return shift(x, axis, by)
+        part = pscatter(x, alike, axis=x.ndim - 1, tiled=True)
+        return all_gather_invariant(shift(part, axis, by), alike, axis=x.ndim - 1, tiled=True)
 
     def idle(entry, *operands):
         return operands  # every tick sends them; receivers have no slot for these
@@ -205,7 +215,7 @@ def _tick(passes: tuple[Callable, Callable], axis: str) -> Callable:
         cotangents = _put(cotangents, entry.arriving_cotangent, cotangent)
         operands = _get(activations, entry.activation), _get(cotangents, entry.cotangent), *others
         x, cotangent, *others = md.switch(entry.kind, [idle, *passes], entry, *operands)
-        return (shift(x, axis, 1), shift(cotangent, axis, -1), (activations, cotangents), *others), None
+        return (send(x, 1), send(cotangent, -1), (activations, cotangents), *others), None
 
     return tick
 

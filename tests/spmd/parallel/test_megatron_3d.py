@@ -7,12 +7,14 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
+from spmd import P
 from spmd.parallel import interleaved, one_f_one_b
 from spmd.parallel.megatron_3d import (
     AXES,
     MegatronConfig,
     init_megatron,
-    megatron_loss_and_gradients,
+    loss_and_gradients,
+    megatron_specs,
     megatron_step,
     parameters,
 )
@@ -28,12 +30,14 @@ def mesh_of(*sizes):
     return spmd.make_mesh(sizes, AXES, backend="simulated")
 
 
-def loss_and_gradients(config, sizes, schedule, *options):
+def computed(config, sizes, schedule, *options):
     """Of float64 parameters that do not depend on the number of chunks."""
     whole = md.tree.map(lambda x: x.astype("float64") * 10, init_megatron(md.random.key(0), config))
     layers = md.tree.map(lambda x: in_chunks(x, schedule), whole["layers"])
     text = np.random.default_rng(0).integers(0, 8, (8, 5))
-    run = megatron_loss_and_gradients(mesh_of(*sizes), config, schedule, *options)
+    run = loss_and_gradients(mesh := mesh_of(*sizes), config, schedule, *options)
+    specs = megatron_specs(config)
+    run = spmd.shard_map(run, mesh, in_specs=(specs, P("data"), P("data"), P()), out_specs=(P(), specs))
     loss, gradients = run({**whole, "layers": layers}, text[:, :-1], text[:, 1:], None)
     return loss, {**gradients, "layers": md.tree.map(lambda x: in_order(np.asarray(x), schedule), gradients["layers"])}
 
@@ -51,7 +55,7 @@ def in_order(x, schedule):
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("config", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_all_meshes_compute_the_same(config, sequence, recompute):
-    one = loss_and_gradients(config, (1, 1, 1), one_f_one_b(1, 2), None)
+    one = computed(config, (1, 1, 1), one_f_one_b(1, 2), None)
     schedule = interleaved(2, 2, 2) if recompute else one_f_one_b(2, 2)
-    many = loss_and_gradients(config, (2, 2, 2), schedule, recompute, sequence)
+    many = computed(config, (2, 2, 2), schedule, recompute, sequence)
     assert_trees_close(md.tree.map(np.asarray, many), md.tree.map(np.asarray, one))
