@@ -56,6 +56,7 @@ class Key(NamedTuple):
     operation: str
     axes: tuple[str, ...]
     source: Location | None
+    ranks: int = 1
 
 
 @dataclass
@@ -89,7 +90,7 @@ class Span:
 
     def add(self, other: Span, times: float = 1) -> None:
         """Add what another span has counted, `times` times; the seconds of this one stay."""
-        for key, entry in other.entries.items():
+        for key, entry in other.entries.items() if times else ():
             self.entries[key].add(entry, times)
 
     def total(self, name: str, kinds: Callable[[Key], bool] = lambda key: True) -> float:
@@ -103,11 +104,20 @@ class Walk:
     """A walk along a tape, by `prices`.
 
     `overlap` says which axes' collectives run beside computation: those of all (True), of none (False), or of some.
-    `fused` says whether elementwise operations are one loop, as a compiler makes of them.
+    `fused` says whether elementwise operations are one loop, as a compiler makes of them; `asynchronous` whether the
+    stages of a schedule wait for what they need alone, not for each tick; `keep` whether spans have their operations.
     """
 
-    def __init__(self, prices: Prices, overlap: bool | Collection[str] = True, fused: bool = True, keep: bool = False):
-        self.prices, self.overlap, self.fused, self.keep = prices, overlap, fused, keep
+    def __init__(
+        self,
+        prices: Prices,
+        overlap: bool | Collection[str] = True,
+        fused: bool = True,
+        asynchronous: bool = True,
+        keep: bool = False,
+    ):
+        self.prices, self.overlap, self.fused = prices, overlap, fused
+        self.asynchronous, self.keep = asynchronous, keep
         self.notes: dict[str, None] = {}
         self.coordinates: dict[str, int] = {}  # of the rank whose stage is priced, along the axis of a schedule
         self.schedules: list[Any] = []  # those that were priced
@@ -239,16 +249,14 @@ class _Run:
         seconds, lane = self.walk.prices.send(eqn.primitive.name, size, nbytes, axes)
         ready = max(self.times(eqn.inputs), default=0.0)
         self.mark_updates(eqn)
+        key = Key(f"{eqn.primitive.name} along {', '.join(axes)}", eqn.primitive.name, axes, eqn.source, size)
+        self.span.entries[key].add(Entry(1, seconds, 0.0, 0, 0, nbytes))
         if any(axis in self.walk.coordinates for axis in axes):  # between two steps of a schedule
             self.span.sends = max(self.span.sends, seconds)
             self.ready.update(dict.fromkeys(eqn.outputs, ready))
-            key = Key(f"{eqn.primitive.name} along {', '.join(axes)}", eqn.primitive.name, axes, eqn.source)
-            self.span.entries[key].add(Entry(1, seconds, 0.0, 0, 0, nbytes))
             return
         blocks = not self.walk.runs_beside(axes)
         start, end = self.place(lane, seconds, ready, blocks)
-        key = Key(f"{eqn.primitive.name} along {', '.join(axes)}", eqn.primitive.name, axes, eqn.source)
-        self.span.entries[key].add(Entry(1, seconds, 0.0, 0, 0, nbytes))
         self.sent.append((start, end, key))
         if blocks:
             self.wait(end)
@@ -314,7 +322,7 @@ class _Run:
             return self.walk.price(eqn.params["body"])
         body, shared = eqn.params["body"], eqn.params["consts"]
         labels = {v: self.labels[a] for v, a in zip(body.inputs, eqn.inputs) if isinstance(a, Var) and a in self.labels}
-        if any("schedule" in label for label in labels.values()):
+        if self.walk.asynchronous and any("schedule" in label for label in labels.values()):
             self.pipeline(eqn, labels)
             return None
         return self.walk.price(body, known=self.passed(body, eqn.inputs[:shared]))
@@ -322,9 +330,11 @@ class _Run:
     def nest(self, eqn: Equation, span: Span, times: int, ready: float) -> None:
         """Place all that bodies do as one: a loop, or a branch."""
         self.mark_updates(eqn)
-        self.wait(max(ready, *self.free.values()) if self.free else ready)
+        sends = any(key.axes for key in span.entries)
+        self.wait(max([ready, *self.free.values()]) if sends else ready)
         start, end = self.place(COMPUTE, times * span.seconds, ready)
-        self.free.update((lane, max(t, end)) for lane, t in [*self.free.items()])
+        if sends:
+            self.free.update((lane, max(t, end)) for lane, t in [*self.free.items()])
         self.span.add(span, times)
         self.span.sends = max(self.span.sends, span.sends)
         self.ready.update(dict.fromkeys(eqn.outputs, end))
