@@ -15,7 +15,7 @@ import numpy
 
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var
-from spmd.report.walk import BUBBLE, Entry, Key, Span
+from spmd.report.walk import BUBBLE, ISSUE, Entry, Key, Span
 
 if TYPE_CHECKING:
     from spmd.parallel.schedule import Schedule, Step
@@ -71,7 +71,11 @@ def price_schedule(walk: Walk, body: Tape, labels: Mapping[Var, dict], known: Ma
             walk.coordinates = {**walk.coordinates, axis: stage}
             try:
                 values = {places[name]: numpy.int64(x) for name, x in entry.items() if name in places}
-                cache[key] = _once(walk.price(body, {**known, **values}), step.direction)
+                span = _once(walk.price(body, {**known, **values}), step.direction)
+                if (idle := span.issued * walk.prices.issue - span.seconds) > 0:
+                    span.seconds += idle
+                    span.entries[Key(ISSUE, "idle", (), None)].add(Entry(1, idle))
+                cache[key] = span
             finally:
                 walk.coordinates = {a: i for a, i in walk.coordinates.items() if a != axis}
         return cache[key]

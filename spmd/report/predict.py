@@ -118,6 +118,7 @@ class _OnMachine:
     def __init__(self, machine: Machine, placed: Placement | None):
         self.machine, self.placed = machine, placed
         self.dtypes: dict[Any, float] = defaultdict(float)
+        self.fuses, self.issue = machine.fuses, machine.issue
 
     def compute(self, work: Work, dtype: Any) -> float:
         if work.product is not None:
