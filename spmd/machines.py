@@ -47,8 +47,12 @@ class Efficiency:
     power: float = 1.0
 
     def of(self, product: Product) -> float:
-        size = 3 / (1 / product.rows + 1 / product.columns + 1 / product.terms)
-        return self.best / (1 + (self.half / size) ** self.power)
+        return self.best / (1 + (self.half / self.size(product)) ** self.power)
+
+    @staticmethod
+    def size(product: Product) -> float:
+        """The harmonic mean of rows, columns and terms."""
+        return 3 / (1 / product.rows + 1 / product.columns + 1 / product.terms)
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,8 @@ def scheduled(
         passes, kept = _recomputing(params, block, ending), ()
     else:
         passes, kept = _keeping(params, block, ending, x, counts[2:], axis)
+    stashes, kept = md.checkpoint_name((stashes, kept), "activations")
+    gradients = (gradients[0], md.checkpoint_name(gradients[1], "gradients"), gradients[2])
     # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
     loop = md.jit(lambda start, rows: md.scan(_tick(passes, axis, alike), start, rows)[0])
     *_, loss, gradients = loop((x, x, stashes, kept, loss, gradients), rows)
