@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,9 +27,14 @@ import numpy
 
 from collectives.cost import Number
 from minidiff.ops.costs import Product, Work
+from spmd.mesh.mesh import Mesh
+from spmd.report.calibrate import calibrate, maximum, seconds_of
 from spmd.report.forecast import FASTEST, CostModel
 
-__all__ = ["A100", "H100", "TPU_V5E", "TPU_V5P", "Efficiency", "Link", "Machine", "Placement"]
+__all__ = [
+    *("A100", "H100", "TPU_V5E", "TPU_V5P", "Efficiency", "Link", "Machine", "Placement"),
+    *("link", "this_machine"),
+]
 
 
 @dataclass(frozen=True)
@@ -314,3 +320,58 @@ TPU_V5P = Machine(
         "efficiency": "Austin et al.: products of multiples of 128 reach nearly the peak",
     },
 )
+
+# ---------------------------------------------------------------- the machine that this runs on
+
+_SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied
+
+
+def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
+    """The machine that this runs on, measured on all ranks of a mesh at the same time.
+
+    Products of matrices of several sizes give the peak and the efficiency, a sum of long arrays the bandwidth of
+    memory, one of short arrays the other operations, and one of a few numbers what starting an operation takes: each
+    the least of `repeats` times. The link is a `spmd.calibrate` of the mesh. All ranks must call it, and all
+    get the same machine. A mesh of one rank has a link that is never used.
+
+    >>> import spmd
+    >>> machine = this_machine(spmd.make_mesh((2,), ('i',), backend='simulated'), repeats=1)
+    >>> machine.name, sorted(machine.flops), machine.links[0].name
+    ('this machine', ['float32', 'float64'], 'messages')
+    """
+
+    def least(call: Callable[[], Any], calls: int = 1) -> float:
+        return min(seconds_of(call, calls) for _ in range(repeats))
+
+    found: list[float] = []
+    for dtype in ("float32", "float64"):
+        for n in _SIZES:
+            a, out = numpy.ones((n, n), dtype), numpy.empty((n, n), dtype)
+            found.append(least(functools.partial(numpy.matmul, a, a, out), max(1, 2**21 // n**3)))
+    for n, calls in ((1, 1000), (1 << 12, 100), (1 << 22, 1)):
+        x, y = numpy.ones(n), numpy.empty(n)
+        found.append(least(functools.partial(numpy.add, x, x, y), calls))
+    *products, launch, short, long = maximum(mesh, numpy.array(found)).tolist()
+    singles, doubles = products[: len(_SIZES)], products[len(_SIZES) :]
+    rates = [[2 * n**3 / t for n, t in zip(_SIZES, times)] for times in (singles, doubles)]
+    model = calibrate(mesh, mesh.axis_names, repeats=repeats) if mesh.size > 1 else CostModel(0.0, 0.0)
+    return Machine(
+        "this machine",
+        flops=dict(zip(("float32", "float64"), map(max, rates))),
+        elementwise=(1 << 12) / max(short - launch, 1e-12),
+        bandwidth=3 * 8 * (1 << 22) / long,
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / mesh.size,
+        launch=launch,
+        links=(Link("messages", math.inf, model, model.source),),
+        efficiency=_efficiency(rates[1]),
+        sources={"flops": f"measured on {mesh.size} {mesh.backend} ranks at the same time"},
+    )
+
+
+def _efficiency(rates: Sequence[float]) -> Efficiency:
+    """The curve nearest to the rates of products of `_SIZES`, by the sum of |log|."""
+
+    def off(curve: Efficiency) -> float:
+        return sum(abs(math.log(curve.of(Product(1, n, n, n)) * max(rates) / r)) for n, r in zip(_SIZES, rates))
+
+    return min((Efficiency(1.0, half, power) for half in range(0, 200, 4) for power in (0.5, 1.0, 1.5, 2.0)), key=off)

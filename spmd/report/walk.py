@@ -37,7 +37,7 @@ PRODUCTS, ATTENTION, ELEMENTWISE = "matrix products", "attention", "elementwise"
 OPTIMIZER, BUBBLE, ISSUE = "optimizer", "pipeline bubble", "waiting for the host"
 
 LONGEST_BRANCH = "which branch is run is not known beforehand: the one that takes longest is counted"
-ONE_STEP = "how many steps a while_loop takes is not known beforehand: its work is counted for one"
+ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it does is counted for one"
 
 
 class Prices(Protocol):
@@ -212,17 +212,19 @@ class _Run:
         flops = sum(work.flops for work in works)
         dtype = _product_dtype(group[0])
         seconds = self.walk.prices.compute(Work(flops, nbytes, works[0].product), dtype)
-        ready = max(self.times([a for eqn in group for a in eqn.inputs if a not in made]), default=0.0)
+        operands = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
+        ready = max(self.times([a for a in operands if a not in made]), default=0.0)
         for eqn in group:
             self.mark_updates(eqn)
-        if not seconds:
+        if not (flops or nbytes):
             self.ready.update(dict.fromkeys(made, ready))
             return
-        self.wait(ready)
-        self.span.issued += 1
-        start, end = self.place(COMPUTE, seconds, ready)
-        self.ready.update(dict.fromkeys(made, end))
-        self.note_operation(str(group[0].primitive), COMPUTE, start, end, group[0].source)
+        if seconds:
+            self.wait(ready)
+            self.span.issued += 1
+            start, ready = self.place(COMPUTE, seconds, ready)
+            self.note_operation(str(group[0].primitive), COMPUTE, start, ready, group[0].source)
+        self.ready.update(dict.fromkeys(made, ready))
         whole = sum(work.bytes for work in works) or 1
         for eqn, work in zip(group, works):
             share = work.bytes / whole
@@ -317,7 +319,7 @@ class _Run:
             if any(not math.isclose(s.seconds, span.seconds) for s in spans):
                 self.walk.notes[LONGEST_BRANCH] = None
             self.nest(eqn, span, 1, max(ready, default=0.0))
-        elif getattr(primitive, "repeats", False):
+        elif getattr(primitive, "repeats", False) or isinstance(primitive, While):
             span = self.loop(eqn)
             if span is not None:
                 self.nest(eqn, span, run_count(eqn), max(ready, default=0.0))
@@ -344,7 +346,10 @@ class _Run:
         """A step of a loop."""
         if isinstance(eqn.primitive, While):
             self.walk.notes[ONE_STEP] = None
-            return self.walk.price(eqn.params["body"])
+            condition, body = (self.walk.price(eqn.params[name]) for name in ("cond", "body"))
+            body.add(condition)
+            body.seconds += condition.seconds
+            return body
         body, shared = eqn.params["body"], eqn.params["consts"]
         labels = {v: self.labels[a] for v, a in zip(body.inputs, eqn.inputs) if isinstance(a, Var) and a in self.labels}
         if self.walk.asynchronous and any("schedule" in label for label in labels.values()):
@@ -403,7 +408,7 @@ class _Run:
     # ------------------------------------------------ kinds
 
     def mark_updates(self, eqn: Equation) -> None:
-        depends = any(a in self.updates for a in eqn.inputs if isinstance(a, Var))
+        depends = any(isinstance(a, Var) and a in self.updates for a in eqn.inputs)
         if depends or _is_backward(eqn):
             self.updates.update(eqn.outputs)
 
