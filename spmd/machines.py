@@ -53,8 +53,12 @@ class Efficiency:
     power: float = 1.0
 
     def of(self, product: Product) -> float:
-        size = 3 / (1 / product.rows + 1 / product.columns + 1 / product.terms)
-        return self.best / (1 + (self.half / size) ** self.power)
+        return self.best / (1 + (self.half / self.size(product)) ** self.power)
+
+    @staticmethod
+    def size(product: Product) -> float:
+        """The harmonic mean of rows, columns and terms."""
+        return 3 / (1 / product.rows + 1 / product.columns + 1 / product.terms)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,9 @@ class Machine:
 
     `flops` has the peak of matrix products a second by dtype, and `elementwise` that of other operations. `bandwidth`
     is that of memory in bytes a second, `memory` its size in bytes, `launch` the seconds that it takes to start an
-    operation. `links` begin with the fastest, which joins the fewest. `sources` says where each number is from.
+    operation on the device, `issue` those in which the host issues it, ahead of the device. `links` begin with the
+    fastest, which joins the fewest. `fuses` names operations that run in one loop with elementwise ones, as kernels
+    written by hand and compilers for the machine have them. `sources` says where each number is from.
 
     Raises ValueError for a machine without links, or with links that do not join more and more devices.
 
@@ -106,6 +112,8 @@ class Machine:
     launch: float
     links: tuple[Link, ...]
     efficiency: Efficiency = Efficiency()
+    issue: float = 0.0
+    fuses: frozenset[str] = frozenset()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -232,6 +240,14 @@ def _over(levels: Sequence[tuple[Link, int]], collective: str, nbytes: float) ->
 
 GB, TERA = 1e9, 1e12
 
+#: What runs in one loop with elementwise operations on accelerators: a row stays in registers while it is reduced.
+FUSED = frozenset(
+    (
+        *("sum", "prod", "max", "min", "mean", "var", "any", "all", "argmax", "argmin", "softmax", "log_softmax"),
+        *("logsumexp", "random_bits", "convert", "concatenate", "split", "stack", "unslice", "in_turn"),
+    )
+)
+
 A100 = Machine(
     "A100 80 GB SXM",
     flops={"bfloat16": 312 * TERA, "float16": 312 * TERA, "float32": 156 * TERA, "float64": 19.5 * TERA},
@@ -239,6 +255,7 @@ A100 = Machine(
     bandwidth=2039 * GB,
     memory=80 * 2**30,
     launch=4e-6,
+    fuses=FUSED,
     links=(
         link("NVLink", 8, 4e-6, 300 * GB, "A100 data sheet: 600 GB/s a device, both ways; 8 devices a node (DGX A100)"),
         link("InfiniBand", math.inf, 8e-6, 25 * GB, "DGX A100 data sheet: 8 × 200 Gb/s a node, one adapter a device"),
@@ -261,6 +278,7 @@ H100 = Machine(
     bandwidth=3350 * GB,
     memory=80 * 2**30,
     launch=4e-6,
+    fuses=FUSED,
     links=(
         link("NVLink", 8, 4e-6, 450 * GB, "H100 data sheet: 900 GB/s a device, both ways; 8 devices a node (DGX H100)"),
         link("InfiniBand", math.inf, 8e-6, 50 * GB, "DGX H100 data sheet: 8 × 400 Gb/s a node, one adapter a device"),
@@ -283,6 +301,7 @@ TPU_V5E = Machine(
     bandwidth=819 * GB,
     memory=16 * 2**30,
     launch=1e-6,
+    fuses=FUSED,
     links=(
         link("ICI", 256, 1e-6, 90 * GB, "Google Cloud, TPU v5e: pods of 16 × 16; a ring uses two links of 45 GB/s"),
         link("DCN", math.inf, 1e-5, 3.125 * GB, "Austin et al., How to scale your model (2025): 25 Gb/s a chip"),
@@ -305,6 +324,7 @@ TPU_V5P = Machine(
     bandwidth=2765 * GB,
     memory=95 * 2**30,
     launch=1e-6,
+    fuses=FUSED,
     links=(
         link("ICI", 8960, 1e-6, 180 * GB, "Google Cloud, TPU v5p: pods of 8,960; a ring uses two links of 90 GB/s"),
         link("DCN", math.inf, 1e-5, 6.25 * GB, "Austin et al., How to scale your model (2025): 50 Gb/s a chip"),

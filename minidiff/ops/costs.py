@@ -241,10 +241,13 @@ def work_of(primitive: Primitive, inputs: Types, outputs: Types, params: dict, i
     """The work of an operation on operands of these types. Raises TypeError for one without a cost.
 
     With `in_place`, an operation that changes some elements of its first operand writes only those, as compiled
-    programs do.
+    programs do; and nothing, if it sets the elements at one index.
     """
     rule = cost_rule(primitive)
-    return (_in_place if in_place and rule in (_written, _set) else rule)(inputs, outputs, params)
+    if in_place and rule in (_written, _set):
+        at_one_place = rule is _set and all(t.size == 1 for t in inputs[2:])  # what makes the value writes it there
+        rule = _free if at_one_place else _in_place
+    return rule(inputs, outputs, params)
 
 
 def work_of_equation(eqn: Equation) -> Work:

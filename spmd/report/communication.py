@@ -187,6 +187,9 @@ def price_tape(tape: Tape) -> Communication:
 class _Bytes:
     """Prices by which the longest branch is the one that communicates most."""
 
+    fuses: tuple[str, ...] = ()
+    issue = 0.0
+
     def compute(self, work: Work, dtype: Any) -> float:
         return 0.0
 

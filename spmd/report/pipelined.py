@@ -17,7 +17,7 @@ from minidiff.core.tape import Tape
 from minidiff.core.types import Var
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.schedule import COLORS
-from spmd.report.walk import BUBBLE, Entry, Key, Span
+from spmd.report.walk import BUBBLE, ISSUE, Entry, Key, Span
 
 if TYPE_CHECKING:
     from spmd.parallel.schedule import Schedule, Step
@@ -68,7 +68,7 @@ def price_schedule(walk: Walk, body: Tape, labels: Mapping[Var, dict], known: Ma
     """The span of the loop over a schedule's ticks: that of the stage that works longest, and its bubble."""
     label = next(label for label in labels.values() if "schedule" in label)
     schedule, axis = label["schedule"], label["along"]
-    places = {label.get("field", "stage"): v for v, label in labels.items() if label.get("axes", (axis,)) == (axis,)}
+    places = {v: label.get("field", "stage") for v, label in labels.items() if label.get("axes", (axis,)) == (axis,)}
     from spmd.parallel.slots import KINDS
 
     cache: dict[tuple, Span] = {}
@@ -82,8 +82,12 @@ def price_schedule(walk: Walk, body: Tape, labels: Mapping[Var, dict], known: Ma
             entry = {"kind": KINDS.index(step.direction), "chunk": step.chunk, "stage": stage}
             walk.coordinates = {**walk.coordinates, axis: stage}
             try:
-                values = {places[name]: numpy.int64(x) for name, x in entry.items() if name in places}
-                cache[key] = _once(walk.price(body, {**known, **values}), step.direction)
+                values = {v: numpy.int64(entry[name]) for v, name in places.items()}
+                span = _once(walk.price(body, {**known, **values}), step.direction)
+                if (idle := span.issued * walk.prices.issue - span.seconds) > 0:
+                    span.seconds += idle
+                    span.entries[Key(ISSUE, "idle", (), None)].add(Entry(1, idle))
+                cache[key] = span
             finally:
                 walk.coordinates = {a: i for a, i in walk.coordinates.items() if a != axis}
         return cache[key]

@@ -197,6 +197,9 @@ def _predicted(tape: Tape, model: Any, flops_per_second: float) -> Lanes:
 class Rates:
     """Prices by a model of communication, and a rate of operations; a rank has one network."""
 
+    fuses: tuple[str, ...] = ()
+    issue = 0.0
+
     def __init__(self, model: CostModel, rate: float):
         self.model, self.rate = model, rate
 

@@ -15,6 +15,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import numpy
@@ -33,14 +34,24 @@ from spmd.mesh.specs import block_type
 
 COMPUTE = "compute"
 PRODUCTS, ATTENTION, ELEMENTWISE = "matrix products", "attention", "elementwise"
-OPTIMIZER, BUBBLE = "optimizer", "pipeline bubble"
+OPTIMIZER, BUBBLE, ISSUE = "optimizer", "pipeline bubble", "waiting for the host"
 
 LONGEST_BRANCH = "which branch is run is not known beforehand: the one that takes longest is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it does is counted for one"
 
 
 class Prices(Protocol):
-    """What seconds the walk asks for."""
+    """What seconds the walk asks for.
+
+    `fuses` names operations that run in one loop with elementwise ones. `issue` is the time in which the host issues an
+    operation: it runs ahead of the device, so what waits for another rank takes the longer of both times.
+    """
+
+    @property
+    def fuses(self) -> Collection[str]: ...
+
+    @property
+    def issue(self) -> float: ...
 
     def compute(self, work: Work, dtype: Any) -> float: ...
 
@@ -99,11 +110,13 @@ class Span:
     seconds: float = 0.0
     entries: dict[Key, Entry] = field(default_factory=lambda: defaultdict(Entry))
     sends: float = 0.0  # the longest message along the axis of a schedule, which travels between two of its steps
+    issued: float = 0.0  # operations, a fused loop being one
     operations: list[Operation] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)  # when each result is there
 
     def add(self, other: Span, times: float = 1) -> None:
         """Add what another span has counted, `times` times; the seconds of this one stay."""
+        self.issued += times * other.issued
         for key, entry in other.entries.items() if times else ():
             self.entries[key].add(entry, times)
 
@@ -170,7 +183,7 @@ class _Run:
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         self.ready.update(zip(tape.inputs, ready))
         attention = _attention_shapes(tape)
-        for group in _groups(tape) if self.walk.fused else ([eqn] for eqn in tape.equations):
+        for group in _groups(tape, self.walk.prices.fuses) if self.walk.fused else ([eqn] for eqn in tape.equations):
             if len(group) > 1:
                 self.compute(group, attention)
             else:
@@ -205,11 +218,8 @@ class _Run:
         """Place operations that run as one, and count what they do."""
         works = [self.work(eqn) for eqn in group]
         made = {v for eqn in group for v in eqn.outputs}
-        if len(group) > 1:
-            nbytes = self.bytes_of_group(group, made)
-        else:
-            nbytes = works[0].bytes
-            self.note_views(group[0])
+        nbytes = self.bytes_of_group(group, made) if len(group) > 1 else works[0].bytes
+        self.note_views(group)
         flops = sum(work.flops for work in works)
         dtype = _product_dtype(group[0])
         seconds = self.walk.prices.compute(Work(flops, nbytes, works[0].product), dtype)
@@ -222,6 +232,7 @@ class _Run:
             return
         if seconds:
             self.wait(ready)
+            self.span.issued += 1
             start, ready = self.place(COMPUTE, seconds, ready)
             self.note_operation(str(group[0].primitive), COMPUTE, start, ready, group[0].source)
         self.ready.update(dict.fromkeys(made, ready))
@@ -237,22 +248,37 @@ class _Run:
         """The work of an equation on one rank, where views of small arrays are read as those."""
         inputs, outputs = [*map(local_type, eqn.inputs)], [*map(local_type, eqn.outputs)]
         work = work_of(eqn.primitive, inputs, outputs, eqn.params, in_place=self.walk.fused)
-        saved = sum(
-            t.nbytes - self.nbytes[a] for a, t in zip(eqn.inputs, inputs) if isinstance(a, Var) and a in self.nbytes
-        )
+        saved = sum(t.nbytes - self.size(a) for a, t in zip(eqn.inputs, inputs) if isinstance(a, Var))
         return work._replace(bytes=max(work.bytes - saved, 0)) if work.bytes and saved > 0 else work
 
-    def note_views(self, eqn: Equation) -> None:
-        if eqn.primitive.is_view and eqn.inputs:
-            a = eqn.inputs[0]
-            base = self.nbytes.get(a, local_type(a).nbytes) if isinstance(a, Var) else 0
-            self.nbytes.update((v, base) for v in eqn.outputs if base < local_type(v).nbytes)
+    def size(self, a: Atom) -> int:
+        """The bytes of a value, or of what it is a view of if that is smaller."""
+        return min(self.nbytes.get(a, inf), local_type(a).nbytes) if isinstance(a, Var) else 0
+
+    def note_views(self, group: Sequence[Equation]) -> None:
+        for eqn in group:
+            if (
+                eqn.primitive.is_view
+                and eqn.inputs
+                and (base := self.size(eqn.inputs[0])) < local_type(eqn.outputs[0]).nbytes
+            ):
+                self.nbytes.update(dict.fromkeys(eqn.outputs, base))
 
     def bytes_of_group(self, group: Sequence[Equation], made: set[Var]) -> int:
-        """What a fused loop reads and writes: each operand once, and the results that others use."""
-        read = {a for eqn in group for a in eqn.inputs if isinstance(a, Var) and a not in made}
-        kept = [v for eqn in group for v in eqn.outputs if v in self.used_outside(group)]
-        return sum(self.nbytes.get(a, local_type(a).nbytes) for a in read) + sum(local_type(v).nbytes for v in kept)
+        """What a fused loop reads and writes: each operand once, and the results that others use; views are neither."""
+        shown: dict[Var, Var] = {}  # what views, and what is taken of an array, show
+        read: dict[Var, set[Var]] = defaultdict(set)
+        for eqn in group:
+            operands = [a for a in eqn.inputs if isinstance(a, Var)]
+            if is_view_of_operand(eqn) and operands:
+                shown[eqn.outputs[0]] = shown.get(operands[0], operands[0])
+                continue
+            for a in operands:
+                if (base := shown.get(a, a)) not in made:
+                    read[base].add(a)
+        written = {shown.get(v, v) for v in self.used_outside(group)} & made
+        taken = [min(self.size(base), sum(map(self.size, parts))) for base, parts in read.items()]
+        return sum(taken) + sum(local_type(v).nbytes for v in written)
 
     def used_outside(self, group: Sequence[Equation]) -> set[Var]:
         return group.used if isinstance(group, _Group) else {v for eqn in group for v in eqn.outputs}
@@ -458,13 +484,28 @@ class _Group(list):
     used: set[Var]
 
 
-def _groups(tape: Tape) -> Iterator[list[Equation]]:
-    """The equations of a tape; elementwise ones of one shape as groups, each of which is one loop."""
+def is_view_of_operand(eqn: Equation) -> bool:
+    """Whether an operation, where it is fused, is an address: a view, or a part at an index that is one number."""
+    name = eqn.primitive.name
+    if name == "gather":
+        return all(typeof(a).size == 1 for a in eqn.inputs[1:])
+    return eqn.primitive.is_view or name in ("slice", "recompute", "name")
+
+
+def _groups(tape: Tape, fuses: Collection[str] = ()) -> Iterator[list[Equation]]:
+    """The equations of a tape; elementwise ones of one shape as groups, each of which is one loop.
+
+    With `fuses`, a group also has these operations, of any shape, and views.
+    """
 
     def key(eqn: Equation) -> Any:
-        fits = isinstance(eqn.primitive, Promoting) and not eqn.primitive.on_ranks and eqn.outputs[0].type.shape
+        if eqn.bodies or (eqn.primitive.on_ranks and not eqn.primitive.is_view) or not eqn.outputs[0].type.shape:
+            return None  # scalars may be known, and say which branch is run
+        elementwise = isinstance(eqn.primitive, Promoting)
         backward = eqn.source is not None and eqn.source.backward
-        return (eqn.outputs[0].type.shape, backward) if fits else None
+        if not fuses:
+            return (eqn.outputs[0].type.shape, backward) if elementwise else None
+        return backward if elementwise or is_view_of_operand(eqn) or eqn.primitive.name in fuses else None
 
     users: Counter = Counter()
     for eqn in tape.equations:
