@@ -224,7 +224,8 @@ def _splitting(
 ) -> tuple[tuple[Callable, ...], list]:
     """The passes of stages with split backward passes, and the empty stash of what the first part leaves."""
     forward, _ = _recomputing(params, block, ending)
-    whole, zero, structure = _with_loss(block, ending), np.zeros_like(loss), []
+    whole, zero = _with_loss(block, ending), np.zeros_like(loss)
+    structure: list = []  # of the gradients, once the pass has been recorded
 
     def both(x, cotangent, *entry):
         entry = Entry(*entry)

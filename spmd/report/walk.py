@@ -15,7 +15,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import numpy
@@ -253,16 +252,14 @@ class _Run:
 
     def size(self, a: Atom) -> int:
         """The bytes of a value, or of what it is a view of if that is smaller."""
-        return min(self.nbytes.get(a, inf), local_type(a).nbytes) if isinstance(a, Var) else 0
+        own = local_type(a).nbytes if isinstance(a, Var) else 0
+        return min(self.nbytes.get(a, own), own)
 
     def note_views(self, group: Sequence[Equation]) -> None:
         for eqn in group:
-            if (
-                eqn.primitive.is_view
-                and eqn.inputs
-                and (base := self.size(eqn.inputs[0])) < local_type(eqn.outputs[0]).nbytes
-            ):
-                self.nbytes.update(dict.fromkeys(eqn.outputs, base))
+            if eqn.primitive.is_view and eqn.inputs:
+                base = self.size(eqn.inputs[0])
+                self.nbytes.update((v, base) for v in eqn.outputs if base < local_type(v).nbytes)
 
     def bytes_of_group(self, group: Sequence[Equation], made: set[Var]) -> int:
         """What a fused loop reads and writes: each operand once, and the results that others use; views are neither."""
