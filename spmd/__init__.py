@@ -48,6 +48,7 @@ __all__ = [
     "make_mesh",
     "memory",
     "partition_tape",
+    "predict",
     "process_count",
     "process_index",
     "reshard",
@@ -62,7 +63,7 @@ __all__ = [
 
 
 # Imported on first use: not every program needs them, and many ranks that start together share few processors.
-_LATER = {name: f"spmd.{name}" for name in ("checkpoint", "data", "examples", "parallel")}
+_LATER = {name: f"spmd.{name}" for name in ("checkpoint", "data", "examples", "machines", "parallel")}
 _NAMES = {
     name: module
     for module, names in {
@@ -73,6 +74,7 @@ _NAMES = {
         "spmd.report.explore": ["explore"],
         "spmd.report.forecast": ["CostModel", "Forecast"],
         "spmd.report.memory": ["memory"],
+        "spmd.report.predict": ["predict"],
         "spmd.report.rewritten": ["rewritten"],
         "spmd.report.schedule": ["show_schedule"],
         "spmd.report.speed_up": ["speed_up"],
@@ -85,6 +87,7 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd import checkpoint as checkpoint
     from spmd import data as data
     from spmd import examples as examples
+    from spmd import machines as machines
     from spmd import parallel as parallel
     from spmd.placement import list_schedule, partition_tape
     from spmd.report.calibrate import calibrate
@@ -93,6 +96,7 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd.report.explore import explore
     from spmd.report.forecast import CostModel, Forecast
     from spmd.report.memory import memory
+    from spmd.report.predict import predict
     from spmd.report.rewritten import rewritten
     from spmd.report.schedule import show_schedule
     from spmd.report.speed_up import speed_up

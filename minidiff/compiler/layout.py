@@ -181,8 +181,14 @@ class Layout:
 def _strides(piece: Piece, shape: Shape, body: Tape) -> Shape:
     """The strides of a piece of an array in a loop of this shape, if its elements have one byte and are adjacent."""
     if not piece.origin:
-        return numpy.broadcast_to(numpy.empty(piece.shape, "i1"), shape).strides
-    return numpy.empty(body.inputs[piece.operand].type.shape, "i1")[piece.part].strides
+        return numpy.broadcast_to(_adjacent(piece.shape), shape).strides
+    return _adjacent(body.inputs[piece.operand].type.shape)[piece.part].strides
+
+
+def _adjacent(shape: Shape) -> numpy.ndarray:
+    """An array whose elements seem to have one byte and to be adjacent: of one byte, however large it is."""
+    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    return numpy.lib.stride_tricks.as_strided(numpy.empty(1, "i1"), shape, strides)
 
 
 def _continues(d: int, piece: Piece, shape: Shape, strides: Shape) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates
+from minidiff.values.aliasing import uniform
 from minidiff.values.dtypes import ARRAYS, array_name, as_plain, check_dtype
 
 
@@ -160,4 +161,4 @@ def as_plain_operand(x: Any) -> Any:
 def zeros_like(x: Any) -> numpy.ndarray:
     """A constant zero with the shape and dtype of a value or type."""
     t = typeof(x)
-    return numpy.zeros(t.shape, t.dtype)
+    return uniform(0, t.shape, t.dtype)

@@ -22,7 +22,8 @@ from minidiff.diagnostics.session import file_name
 
 
 class Location(NamedTuple):
-    """A line of a program. `backward` is true in the backward pass of that line.
+    """A line of a program. `backward` is true in its backward pass, `recomputed` if that computes there again
+    what the forward pass computed.
 
     If an operation stems from several lines (it is variadic, say), this is the line of the first operand, and `others`
     are the lines of the other operands, in order. `others` is empty if they are all the same.
@@ -32,6 +33,7 @@ class Location(NamedTuple):
     line: int
     backward: bool = False
     others: tuple[Location | None, ...] = ()
+    recomputed: bool = False
 
     @property
     def text(self) -> str:
@@ -108,6 +110,9 @@ replays = _mark("replays")
 #: Mark a function that transposes the equations of a tape, one by one, in its variable `equation`.
 transposes = _mark("transposes")
 
+#: Mark a function that computes again what the backward pass needs of the forward pass.
+recomputes = _mark("recomputes")
+
 #: Mark a function that begins a tape. Its callers on the stack are not part of the program.
 begins = _mark("begins")
 
@@ -138,6 +143,8 @@ def location_of(frame: FrameType | None) -> Location | None:
     while frame is not None:  # is this the backward pass?
         mark = mark_of(id(frame.f_code))
         if mark is not None:
+            if mark == "recomputes":
+                found = found._replace(recomputed=True)
             if mark == "transposes":
                 return found.on_the_way_back()
             if mark == "begins":

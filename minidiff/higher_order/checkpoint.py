@@ -21,6 +21,7 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.diagnostics.location import recomputes
 from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.bodies import Call, label_operation
 from minidiff.higher_order.dead_code import needed_equations, with_used_results
@@ -149,6 +150,7 @@ class Checkpoint(Call):
         found = place(results, moving)
         return [t if yes else known.value_of(x) for x, t, yes in zip(outs, found, moving)]
 
+    @recomputes
     def transpose(self, cts, operands, params):
         operands = [recompute_p.bind(x) if isinstance(x, Tracer) else x for x in operands]
         return super().transpose(cts, operands, params)

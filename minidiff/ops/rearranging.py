@@ -32,6 +32,7 @@ from minidiff.ops.shape import (
     stack,
     swapaxes,
 )
+from minidiff.values.aliasing import uniform
 from minidiff.values.dtypes import is_differentiable, is_real_float
 
 # ---------------------------------------------------------------- flip, roll
@@ -473,20 +474,20 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
 # ---------------------------------------------------------------- full_like and the like
 
 
-def _like(like: Callable, numpy_function: Callable) -> None:
+def _like(like: Callable, value: float) -> None:
     """Declare a function of shape and dtype alone, whose result is a plain array."""
 
     def function(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
         t = typeof(a)
         shape = t.shape if shape is None else as_shape(shape)
-        return numpy_function(shape, dtype or t.dtype)
+        return uniform(value, shape, dtype or t.dtype)
 
     implements(like)(function)
 
 
-_like(numpy.zeros_like, numpy.zeros)
-_like(numpy.ones_like, numpy.ones)
-_like(numpy.empty_like, numpy.empty)
+_like(numpy.zeros_like, 0)
+_like(numpy.ones_like, 1)
+_like(numpy.empty_like, 0)
 
 
 @implements(numpy.full_like)

@@ -16,8 +16,10 @@ has run.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy
@@ -73,7 +75,7 @@ def read_only_copy(x: Any) -> Any:
     >>> before is again, before, read_only_copy(x)
     (True, array([0., 0.]), array([1., 0.]))
     """
-    if is_frozen(x) or x.dtype.hasobject:  # the latter is refused
+    if is_frozen(x) or x.dtype.hasobject or _types_alone.get():  # objects are refused
         return x
     i, once = id(x), _distinct_elements(x)
     known, last = (found() for found in _copies.get(i, (lambda: None, lambda: None)))
@@ -84,6 +86,34 @@ def read_only_copy(x: Any) -> Any:
     copy = copy if copy.shape == x.shape else numpy.broadcast_to(copy, x.shape)
     _copies[i] = weakref.ref(x, lambda _: _copies.pop(i, None)), weakref.ref(copy)
     return copy
+
+
+#: Whether programs are recorded for their types alone, and never run.
+_types_alone: ContextVar[bool] = ContextVar("types_alone", default=False)
+
+
+@contextlib.contextmanager
+def types_alone() -> Iterator[None]:
+    """Record programs that never run: their constants take no memory, and are not copied.
+
+    >>> with types_alone():
+    ...     uniform(0, (10**6, 10**6), "float32").strides
+    (0, 0)
+    """
+    token = _types_alone.set(True)
+    try:
+        yield
+    finally:
+        _types_alone.reset(token)
+
+
+def uniform(value: float, shape: Sequence[int], dtype: Any) -> numpy.ndarray:
+    """A new array with one value everywhere; one number, broadcast, in a program that never runs."""
+    if not _types_alone.get():
+        return numpy.full(shape, value, dtype) if value else numpy.zeros(shape, dtype)
+    number = numpy.array(value, dtype)
+    number.flags.writeable = False
+    return numpy.broadcast_to(number, shape)
 
 
 def is_frozen(x: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Pipeline schedules of the literature: GPipe, 1F1B, interleaved 1F1B.
+"""Pipeline schedules of the literature: GPipe, 1F1B, interleaved 1F1B, zero bubble.
 
 Each is an order of forward and backward passes for every stage; a pass takes the first tick at which the pass that it
 needs is done. With p stages, counted from 0, and M microbatches:
@@ -12,19 +12,22 @@ interleaved        2*(M*v + p - 1)       (p - 1)/(M*v + p - 1)  min(M*v, 2*(p - 
 =================  ====================  =====================  ===================================
 
 The bubble is the fraction of ticks in which a stage is idle. With v chunks a stage has v blocks of layers, p blocks
-apart, and a tick takes a v-th of the time. An activation is stashed from the forward to the backward pass.
+apart, and a tick takes a v-th of the time. `zero_bubble` needs M of at least p, and its ticks are a third of a
+microbatch's work, not half. An activation is stashed from the forward to the backward pass.
 
 Sources: Huang et al., "GPipe: Efficient training of giant neural networks using pipeline parallelism"; Narayanan et
 al., "Memory-efficient pipeline-parallel DNN training" (PipeDream-flush, which is 1F1B) and "Efficient large-scale
-language model training on GPU clusters using Megatron-LM" (interleaved).
+language model training on GPU clusters using Megatron-LM" (interleaved); Qi et al., "Zero bubble pipeline
+parallelism" (ZB-H1).
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 
-from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule, Step
+from spmd.parallel.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Step
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
@@ -66,6 +69,30 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     return scheduled_orders([_alternate(forward, backward, n) for n in warmup])
 
 
+def zero_bubble(stages: int, microbatches: int) -> Schedule:
+    """ZB-H1: 1F1B with split backward passes, of which the gradients of weights fill what would be a bubble.
+
+    Stage i is `i` microbatches behind with them, so no stage holds more activations than the first one under 1F1B.
+
+    >>> from spmd import show_schedule
+    >>> show_schedule(zero_bubble(2, 3))
+    tick    0  1  2  3  4  5  6  7  8  9
+    stage 0 F0 .  F1 B0 W0 F2 B1 W1 B2 W2
+    stage 1 .  F0 B0 F1 B1 W0 F2 B2 W1 W2
+    10 ticks, bubble 10%, activations stashed 2, 2
+    """
+    forward, backward = _passes("zero_bubble", stages, microbatches)
+    orders = []
+    for i in range(stages):
+        order, left = [], deque(backward)
+        for step in _alternate(forward, backward, stages - i):
+            order.append(step)
+            if step.direction == BACKWARD and step.microbatch >= i:
+                order.append(left.popleft()._replace(direction=WEIGHT))
+        orders.append([*order, *(step._replace(direction=WEIGHT) for step in left)])
+    return scheduled_orders(orders)
+
+
 def _passes(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[list[Step], list[Step]]:
     """All forward and all backward steps of a stage, in groups of as many microbatches as there are stages."""
     counts = {"stages": stages, "microbatches": microbatches, "chunks": chunks}
@@ -97,18 +124,20 @@ def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
     ...
     ValueError: deadlock at tick 0: stage 0's backward of microbatch 0 waits for the forward of microbatch 0 on stage 0
     """
-    left, stages = [list(order) for order in orders], len(orders)
+    left, stages = [deque(order) for order in orders], len(orders)
     chunks = 1 + max((step.chunk for order in orders for step in order), default=0)
     table: list[list[Step | None]] = [[] for _ in orders]
+    done: set[tuple[int, Step]] = set()
     while any(left):
         waits = {i: order[0].needs(i, stages, chunks) for i, order in enumerate(left) if order}
-        unmet = {i: needed for i, needed in waits.items() if needed and needed[1] not in table[needed[0]]}
+        unmet = {i: needed for i, needed in waits.items() if needed and needed not in done}
         ready = [bool(order) and i not in unmet for i, order in enumerate(left)]
         if not any(ready):
             what = [f"stage {i}'s {left[i][0]} waits for the {step} on stage {j}" for i, (j, step) in unmet.items()]
             raise ValueError(f"deadlock at tick {len(table[0])}: " + "; ".join(what))
+        done.update((i, order[0]) for i, order in enumerate(left) if ready[i])
         for row, order, now in zip(table, left, ready):
-            row.append(order.pop(0) if now else None)
+            row.append(order.popleft() if now else None)
     _delay_forwards(table)
     return Schedule(tuple(map(tuple, table)))
 
@@ -116,12 +145,12 @@ def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
 def _delay_forwards(table: list[list[Step | None]]) -> None:
     """Move forward passes to the last idle tick before the next step of the stage, and before they are used."""
     stages, chunks = len(table), 1 + max(step.chunk for row in table for step in row if step)
-    used = {step.needs(i, stages, chunks): (i, step) for i, row in enumerate(table) for step in row if step}
+    used = {step.needs(i, stages, chunks): tick for i, row in enumerate(table) for tick, step in enumerate(row) if step}
     for tick in reversed(range(len(table[0]))):
         for stage, row in enumerate(table):
             if (step := row[tick]) and step.direction == FORWARD and (stage, step) in used:
-                user, by = used[stage, step]
-                later, end = tick, table[user].index(by)
+                later, end = tick, used[stage, step]
                 while later + 1 < end and row[later + 1] is None:
                     later += 1
                 row[tick], row[later] = None, step
+                used[step.needs(stage, stages, chunks)] = later

@@ -1,6 +1,7 @@
 """Measure collectives on the available ranks, and fit a cost model to the times.
 
-A fit of two numbers, alpha and beta, has to allow for three things:
+Gamma, the seconds that summing a byte takes, is measured by adding arrays. A fit of the two others, alpha and beta, has
+to allow for three things:
 
 - A library chooses the algorithm by size: times are compared with the fastest one (`collectives.cost.fastest`).
 - A call costs more than its messages (Python, copies into buffers, sums): each collective has its own factor.
@@ -80,7 +81,8 @@ def calibrate(
 
     groups = make_and_compare("calibrate: all ranks must call it with the same arguments", mesh, plan)
     measured = [_measure(mesh, cases, repeats) for cases in groups]
-    fits = maximum(mesh, numpy.array([*map(_fit, measured)])).T.tolist()  # machines may round differently
+    gamma = float(maximum(mesh, numpy.array([_seconds_a_byte_summed(max(sizes), repeats)]))[0])
+    fits = maximum(mesh, numpy.array([_fit(each, gamma) for each in measured])).T.tolist()  # machines round differently
     alpha, beta = fits[0][0], fits[1][0]
     if len(groups) > 1:
         names = [m[0].axes[0] for m in measured]
@@ -88,7 +90,7 @@ def calibrate(
     what = "MPI ranks" if mesh.backend == "mpi" else "simulated ranks (copies in memory, no network)"
     source = f"fitted to times on {' and '.join(str(m[0].ranks) for m in measured)} {what}"
     every = tuple(itertools.chain(*measured))
-    model = CostModel(alpha, beta, algorithms=FASTEST, measurements=every, source=source)
+    model = CostModel(alpha, beta, gamma, algorithms=FASTEST, measurements=every, source=source)
     off = [statistics.median(1 / model.ratio(m) for m in every if m.collective == name) for name in collectives]
     return replace(model, factors=dict(zip(collectives, maximum(mesh, numpy.array(off)).tolist())))
 
@@ -155,6 +157,12 @@ def seconds_of(call: Callable[[], Any], calls: int = 1) -> float:
     return (time.perf_counter() - start) / calls
 
 
+def _seconds_a_byte_summed(nbytes: int, repeats: int) -> float:
+    """Seconds of adding an array of so many bytes to another, for each byte: the least of several times."""
+    total, x = numpy.zeros(max(nbytes // ITEM, 1)), numpy.ones(max(nbytes // ITEM, 1))
+    return min(seconds_of(lambda: numpy.add(total, x, out=total), 4) for _ in range(repeats)) / total.nbytes
+
+
 def maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
     """The elementwise maximum over all ranks, on all ranks."""
     return mesh.ranks.collective("pmax", x, (), False, {"axes": mesh.axis_names, "size": mesh.size})[0]
@@ -163,17 +171,19 @@ def maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
 # ---------------------------------------------------------------- fitting
 
 
-def _fit(measured: Sequence[Measurement]) -> tuple[float, float]:
+def _fit(measured: Sequence[Measurement], gamma: float) -> tuple[float, float]:
     """Fit alpha and beta, each collective by its fastest algorithm; these depend on alpha and beta, so iterate."""
     costs, names = [price(*m[:3]) for m in measured], [m.collective for m in measured]
     for _ in range(5):
-        alpha, beta = fit_costs([(cost, m.seconds) for cost, m in zip(costs, measured)], names)
-        costs = [price(*m[:3], fastest(*m[:3], alpha, beta)) for m in measured]
+        alpha, beta = fit_costs([(cost, m.seconds) for cost, m in zip(costs, measured)], names, gamma)
+        costs = [price(*m[:3], fastest(*m[:3], alpha, beta, gamma)) for m in measured]
     return alpha, beta
 
 
-def fit_costs(measured: Sequence[tuple[Cost, float]], groups: Sequence[str] | None = None) -> tuple[float, float]:
-    """Fit non-negative alpha and beta to times in seconds.
+def fit_costs(
+    measured: Sequence[tuple[Cost, float]], groups: Sequence[str] | None = None, gamma: float = 0.0
+) -> tuple[float, float]:
+    """Fit non-negative alpha and beta to times in seconds, where summing a byte takes `gamma` seconds.
 
     `groups` has a name for each time: times of one name may be off by a common factor. By default all are one group.
     Raises ValueError if the times do not determine alpha and beta.
@@ -189,6 +199,7 @@ def fit_costs(measured: Sequence[tuple[Cost, float]], groups: Sequence[str] | No
     Source: after H. Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950.
     """
     terms = numpy.array([[cost.steps, cost.bytes] for cost, _ in measured], float)
+    summing = gamma * numpy.array([float(cost.reduced) for cost, _ in measured])
     times = numpy.array([seconds for _, seconds in measured])
     group = numpy.unique(groups or [""] * len(times), return_inverse=True)[1]
     steps, nbytes = terms.T
@@ -200,9 +211,9 @@ def fit_costs(measured: Sequence[tuple[Cost, float]], groups: Sequence[str] | No
             "the measurements cannot tell steps from bytes: they are always in the same proportion. Measure messages "
             "of several sizes"
         )
-    tried = numpy.linalg.solve(terms[pairs], times[pairs][..., None])[..., 0]
+    tried = numpy.linalg.solve(terms[pairs], (times - summing)[pairs][..., None])[..., 0]
     tried = numpy.concatenate([tried[(tried >= 0).all(1)], [[1.0, 0.0], [0.0, 1.0]]])
-    off = numpy.log(times) - numpy.log(tried @ terms.T)  # for each model, and each time
+    off = numpy.log(times) - numpy.log(tried @ terms.T + summing)  # for each model, and each time
     scale = numpy.median(off, axis=1)
     for k in range(group.max() + 1):
         off[:, group == k] -= numpy.median(off[:, group == k], axis=1, keepdims=True)

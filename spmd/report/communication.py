@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 
 from minidiff import make_tape, tree
-from minidiff.core.tape import Equation, Tape
-from minidiff.core.types import typeof
+from minidiff.core.tape import Tape
 from minidiff.diagnostics.location import Location, lines_of, merge_locations
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
-from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.scan import run_count
-from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import as_value, check_function
-from minidiff.ops.linalg import einsum_p, matmul_p
+from minidiff.ops.costs import Work
 from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.rewritten import apply_to_tape, meshes_of
 from spmd.report.table import Table, show_seconds
+from spmd.report.walk import ATTENTION, LONGEST_BRANCH, ONE_STEP, PRODUCTS, Walk
 from spmd.shard_map.shard_map import without_types
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
-ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it communicates is counted for one"
 
 LONGEST = 60  # columns of a line of the program
 SAME_CALL = "  and for"  # another source line that the same call serves
@@ -67,11 +62,6 @@ class Row:
     def asked_for_by(self) -> str:
         """The file, number and text of the line that asked for it (the first one)."""
         return show_line(self.source)
-
-    @property
-    def key(self) -> tuple:
-        """What rows that are counted together have in common."""
-        return self.collective, self.axes, self.source, self.ranks
 
     def _cells(self) -> Iterator[list[str]]:
         """The lines of a table: one, and one more for each further line of the program."""
@@ -121,18 +111,6 @@ class Communication(Table):
             count, nbytes = found.get(key(row), (0, 0))
             found[key(row)] = count + row.count, nbytes + row.bytes
         return found
-
-    def add(self, other: Communication, times: int = 1) -> None:
-        """Add the numbers of another report, `times` times."""
-        self.flops += times * other.flops
-        for row in other.rows if times else ():
-            mine = next((known for known in self.rows if known.key == row.key), None)
-            if mine is None:
-                mine = replace(row, count=0, bytes=0)
-                self.rows.append(mine)
-            mine.count += times * row.count
-            mine.bytes += times * row.bytes
-        self.notes += [note for note in other.notes if times and note not in self.notes]
 
     def _table(self) -> tuple[list, list, list] | str:
         measured = [row.seconds for row in self.rows if row.seconds is not None]
@@ -188,56 +166,35 @@ def _with_seconds(report: Communication, ranks: Sequence[Sequence[MeasuredStep]]
     return report
 
 
-# ---------------------------------------------------------------- the walk that prices a tape
+# ---------------------------------------------------------------- a view of the walk
 
 
 def price_tape(tape: Tape) -> Communication:
-    """What a rank communicates and multiplies, by the types on a tape: the one walk that other reports read."""
-    found = Communication()
-    for eqn in tape.equations:
-        found.add(_of_equation(eqn), run_count(eqn))
+    """What a rank communicates and multiplies, by the types on a tape."""
+    walk = Walk(_Bytes(), fused=False, asynchronous=False)
+    span = walk.price(tape)
+    found = Communication(flops=round(span.total("flops", lambda key: key.kind in (PRODUCTS, ATTENTION))))
+    for key, entry in span.entries.items():
+        if key.axes:
+            lines = merge_locations([key.source])
+            row = Row(key.operation, key.axes, round(entry.count), round(entry.bytes), lines, key.ranks)
+            found.rows.append(row)
+    notes = {LONGEST_BRANCH: ONE_BRANCH, ONE_STEP: ONE_STEP} if found.rows else {}
+    found.notes += [notes[note] for note in walk.notes if note in notes]
     return found
 
 
-def _of_equation(eqn: Equation) -> Communication:
-    """The report of one equation; of one step, if it is a loop."""
-    primitive, found = eqn.primitive, Communication(flops=_products(eqn))
-    if primitive.sends(eqn.params):
-        found.rows.append(sent_by(eqn))
-        return found
-    bodies = [price_tape(body) for body in eqn.bodies]
-    if isinstance(primitive, Cond):
-        most = max(bodies, key=lambda report: (report.bytes, sum(r.count for r in report.rows), report.flops))
-        if any(_by_axes(report) != _by_axes(most) for report in bodies):
-            found.notes.append(ONE_BRANCH)
-        bodies = [most]
-    for report in bodies:
-        found.add(report)
-    if isinstance(primitive, While) and found.rows:
-        found.notes.append(ONE_STEP)
-    return found
+class _Bytes:
+    """Prices by which the longest branch is the one that communicates most."""
 
+    fuses: tuple[str, ...] = ()
+    issue = 0.0
 
-def sent_by(eqn: Equation) -> Row:
-    """What one call of a collective communicates."""
-    nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
-    return Row(eqn.primitive.name, eqn.params["axes"], 1, nbytes, merge_locations([eqn.source]), eqn.params["size"])
+    def compute(self, work: Work, dtype: Any) -> float:
+        return 0.0
 
-
-def _products(eqn: Equation) -> int:
-    """The floating-point operations of a matrix product, two for each term; 0 for other operations."""
-    if eqn.primitive is matmul_p:
-        return 2 * eqn.outputs[0].type.size * typeof(eqn.inputs[0]).shape[-1]
-    if eqn.primitive is einsum_p:
-        labels = eqn.params["subscripts"].split("->")[0].replace(",", "")
-        shape = [n for a in eqn.inputs for n in typeof(a).shape]
-        return 2 * math.prod(dict(zip(labels, shape)).values())
-    return 0
-
-
-def operations_of(eqn: Equation) -> int:
-    """The floating-point operations of an equation: those of its products, or else one for each number it returns."""
-    return _products(eqn) or sum(v.type.size for v in eqn.outputs)
+    def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
+        return nbytes + 1e-3, ", ".join(axes)  # of as many bytes, that with more collectives
 
 
 def _by_axes(report: Communication) -> dict[tuple, tuple[int, int]]:

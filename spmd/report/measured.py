@@ -84,8 +84,8 @@ def _read(values: list) -> MeasuredStep:
     return MeasuredStep(name, start, end, source and _location(*source), tuple(axes), arrived)
 
 
-def _location(filename: str, line: int, backward: bool, others: list) -> Location:
-    return Location(filename, line, backward, tuple(other and _location(*other) for other in others))
+def _location(filename: str, line: int, backward: bool, others: list, recomputed: bool) -> Location:
+    return Location(filename, line, backward, tuple(other and _location(*other) for other in others), recomputed)
 
 
 def _steps(spans: Sequence[Span]) -> list[MeasuredStep]:

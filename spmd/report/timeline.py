@@ -7,39 +7,25 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from minidiff.core.tape import Equation, Tape
-from minidiff.core.types import Var
+from minidiff.core.tape import Tape
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
-from minidiff.higher_order.scan import run_count
-from spmd.report.communication import direction_of, operations_of, sent_by, show_line
+from minidiff.ops.costs import Work
+from spmd.report.communication import direction_of, show_line
 from spmd.report.forecast import CostModel
 from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table, show_seconds
+from spmd.report.walk import Operation, Walk
 
 WIDTH = 72  # columns that are printed
 COMPUTE, NETWORK = 0, 1  # the two lanes of a rank
 KINDS = ("compute", "network")
 PREDICTED = "predicted"
 WAITING = "waiting"  # for the last rank to begin a collective
-
-
-class Operation(NamedTuple):
-    """An operation in a lane, from `start` to `end`, in seconds; `source` is the line of the program, if known."""
-
-    name: str
-    lane: int
-    start: float
-    end: float
-    source: Location | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
 
 
 @dataclass(frozen=True, repr=False)
@@ -204,9 +190,24 @@ def timeline(
 
 
 def _predicted(tape: Tape, model: Any, flops_per_second: float) -> Lanes:
-    run = _Run(model, flops_per_second)
-    run.follow(tape, [0.0] * len(tape.inputs))
-    return Lanes(tuple(run.operations), KINDS)
+    span = Walk(Rates(model, flops_per_second), fused=False, asynchronous=False, keep=True).price(tape)
+    return Lanes(tuple(x._replace(lane=KINDS.index(x.lane)) for x in span.operations), KINDS)
+
+
+class Rates:
+    """Prices by a model of communication, and a rate of operations; a rank has one network."""
+
+    fuses: tuple[str, ...] = ()
+    issue = 0.0
+
+    def __init__(self, model: CostModel, rate: float):
+        self.model, self.rate = model, rate
+
+    def compute(self, work: Work, dtype: Any) -> float:
+        return (work.flops or work.bytes // 16) / self.rate  # a number is read and written
+
+    def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
+        return self.model.seconds(collective, ranks, nbytes, axes), KINDS[NETWORK]
 
 
 def _side_by_side(predicted: Lanes | None, measured: Sequence[Sequence[MeasuredStep]]) -> Lanes:
@@ -232,52 +233,3 @@ def _operations(step: MeasuredStep, first: int) -> Iterator[Operation]:
     if arrived > step.start:
         yield Operation(WAITING, first + NETWORK, step.start, arrived, step.source)
     yield Operation(step.name, first + NETWORK, arrived, step.end, step.source)
-
-
-class _Run:
-    """The operations so far, and when each lane is free."""
-
-    def __init__(self, model: CostModel, rate: float):
-        self.model = model
-        self.rate = rate
-        self.operations: list[Operation] = []
-        self.free = [0.0, 0.0]
-
-    def follow(self, tape: Tape, ready: list[float]) -> list[float]:
-        """Place the operations of a tape whose inputs are ready at these times; return those of its results."""
-        known = dict(zip(tape.inputs, ready))
-
-        def times(atoms: Any) -> list[float]:
-            return [known.get(a, 0.0) if isinstance(a, Var) else 0.0 for a in atoms]
-
-        for eqn in tape.equations:
-            if eqn.primitive.body_scope(eqn.params) is not None:  # a shard_map is as if its body was here
-                done = self.follow(eqn.bodies[0], times(eqn.inputs))
-            else:
-                done = [self.place(eqn, max(times(eqn.inputs), default=0.0))] * len(eqn.outputs)
-            known.update(zip(eqn.outputs, done))
-        return times(tape.outputs)
-
-    def place(self, eqn: Equation, ready: float) -> float:
-        """Place an operation in its lane, and return when it ends."""
-        lane = NETWORK if eqn.primitive.on_ranks else COMPUTE
-        seconds = self.seconds(eqn)
-        if not seconds:
-            return ready
-        start = max(ready, self.free[lane])
-        self.free[lane] = start + seconds
-        self.operations.append(Operation(str(eqn.primitive), lane, start, self.free[lane], eqn.source))
-        return self.free[lane]
-
-    def seconds(self, eqn: Equation) -> float:
-        if eqn.primitive.on_ranks:
-            return self.model.of_row(sent_by(eqn)) if eqn.primitive.sends(eqn.params) else 0.0
-        if eqn.bodies:
-            return run_count(eqn) * max(map(self.alone, eqn.bodies))
-        return 0.0 if eqn.primitive.is_view else operations_of(eqn) / self.rate
-
-    def alone(self, body: Tape) -> float:
-        """The seconds that a body takes by itself."""
-        run = _Run(self.model, self.rate)
-        run.follow(body, [0.0] * len(body.inputs))
-        return max(run.free)

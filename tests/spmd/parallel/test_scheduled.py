@@ -25,17 +25,21 @@ def test_a_stage_stashes_as_many_activations_as_its_schedule(name, p, M):
     """But for the first, which has its microbatches. Arrays for more are nowhere in the program."""
     schedule = networks.SCHEDULES[name](p, M)
     _, slots = allocate(schedule)
-    assert slots[0] == (0, 1)
-    assert [activations for activations, _ in slots[1:]] == schedule.stashed[1:]
-    assert all(cotangents <= 1 for _, cotangents in slots)
+    assert slots[0] == (0, 1, 0, 0)
+    assert [each.activations for each in slots[1:]] == schedule.stashed[1:]
+    assert all(each.cotangents <= 1 for each in slots)
+    _, slots = allocate(schedule, recompute=False)
+    assert [each.residuals for each in slots] == schedule.stashed
+    assert [each.losses for each in slots] == [0] * (p - 1) + schedule.stashed[-1:]
     params, batch = networks.example(sizes=(8, 5, *[5] * p, 6), examples=3 * M)
     tape = str(md.make_tape(scheduled_value_and_grad(stages(p), schedule))(blocked_layers(params, schedule), batch))
     assert f"f64[{max(schedule.stashed[1:])},3,5]" in tape
     assert not any(f"f64[{n},3,5]" in tape for n in range(max(schedule.stashed[1:]) + 1, 20))
 
 
+@pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("name, p, M", [("gpipe", 2, 3), ("one_f_one_b", 4, 3), ("interleaved", 2, 4)])
-def test_the_first_stage_embeds_and_the_last_classifies(name, p, M):
+def test_the_first_stage_embeds_and_the_last_classifies(name, p, M, recompute):
     """With functions of the user's, and tokens, which have no gradient."""
     schedule = networks.SCHEDULES[name](p, M)
     params, batch = pipeline_params(p * schedule.chunks), pipeline_batch(M)
@@ -46,7 +50,7 @@ def test_the_first_stage_embeds_and_the_last_classifies(name, p, M):
     )
     specs = P(), P(None, "stages"), P()
     run = spmd.shard_map(
-        lambda params, *batch: scheduled(schedule, layers, params, *batch, "stages"),
+        lambda params, *batch: scheduled(schedule, layers, params, *batch, "stages", recompute),
         mesh=stages(p),
         in_specs=(specs, P(), P()),
         out_specs=(P(), specs),
@@ -66,14 +70,14 @@ def test_layers_that_are_not_finite_everywhere(name):
         lambda p, x: layer(p[0] if p.shape else p, x),
         lambda b, x, y: np.mean(y * (b * x) ** 3),
     )
-    for which, p, M in (("gpipe", 2, 3), ("interleaved", 2, 4)):
+    for which, p, M, recompute in (("gpipe", 2, 3, True), ("interleaved", 2, 4, True), ("interleaved", 2, 4, False)):
         schedule = networks.SCHEDULES[which](p, M)
         blocks = p * schedule.chunks
         params = np.linspace(0.5, 1, blocks) * (-1) ** (np.arange(blocks) * (name == "of alternating sign"))
         batch = np.random.default_rng(0).uniform(1, 2, size=(2, M, 3, 2))
         specs = P(), P(None, "stages"), P()
         run = spmd.shard_map(
-            lambda params, *batch: scheduled(schedule, ends, params, *batch, "stages"),  # noqa: B023
+            lambda params, *batch: scheduled(schedule, ends, params, *batch, "stages", recompute),  # noqa: B023
             mesh=stages(p),
             in_specs=(specs, P(), P()),
             out_specs=(P(), specs),
@@ -90,6 +94,55 @@ def test_layers_that_are_not_finite_everywhere(name):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert_trees_close(md.tree.map(np.asarray, run(*args)), md.value_and_grad(whole)(*args))
+
+
+def test_parameters_are_not_stashed():
+    """Without recomputation a stage stashes what each layer's derivative needs of a microbatch, and nothing else."""
+    schedule = networks.SCHEDULES["one_f_one_b"](2, 4)
+    layers = (
+        lambda w, x: x @ w,
+        lambda blocks, x: md.scan(lambda x, w: (np.tanh(x @ w), None), x, blocks)[0],
+        lambda w, x, y: np.mean((x @ w - y) ** 2),
+    )
+    run = spmd.shard_map(
+        lambda params, *batch: scheduled(schedule, layers, params, *batch, "stages", recompute=False),
+        mesh=stages(2),
+        in_specs=((P(), P(None, "stages"), P()), P(), P()),
+        out_specs=(P(), (P(), P(None, "stages"), P())),
+    )
+    params = np.ones((7, 5)), np.ones((1, 6, 5, 5)), np.ones((5, 2))
+    tape = str(md.make_tape(run)(params, np.ones((4, 11, 7)), np.ones((4, 11, 2))))
+    assert "f64[2,3,11,5]" in tape  # slots, layers, examples, features: of the products and of tanh
+    assert "f64[2,3,5,5]" not in tape
+
+
+def test_a_key_for_each_block_and_microbatch():
+    """The same numbers are dropped when a backward pass recomputes, and when it does not."""
+    schedule = networks.SCHEDULES["interleaved"](2, 4)
+    layers = (
+        lambda w, x, key: md.nn.dropout(key, x * w, 0.5),
+        lambda w, x, key: md.nn.dropout(key, x * w, 0.5),
+        lambda w, x, y: np.mean((x * w - y) ** 2),
+    )
+
+    def run(recompute):
+        return spmd.shard_map(
+            lambda params, key, *batch: scheduled(schedule, layers, params, *batch, "stages", recompute, key),
+            mesh=stages(2),
+            in_specs=((P(), P(None, "stages"), P()), P(), P(), P()),
+            out_specs=(P(), (P(), P(None, "stages"), P())),
+        )((1.0, np.array([[2.0, 3.0], [4.0, 5.0]]), 1.0), md.random.key(0), np.ones((4, 32)), np.zeros((4, 32)))
+
+    loss, gradients = run(recompute=True)
+    assert_trees_close((loss, gradients), run(recompute=False))
+    exact, factors = 0.0, [1.0, 2.0, 3.0, 4.0, 5.0]
+    key = lambda m, block: md.random.fold_in(md.random.key(0), m * 4 + block)  # noqa: E731
+    for m in range(4):
+        x = np.ones(32)
+        for block, factor in zip([0, 0, 1, 2, 3], factors):
+            x = md.nn.dropout(key(m, block), x * factor, 0.5)
+        exact += np.mean(x**2) / 4
+    assert np.isclose(float(loss), exact)
 
 
 MISFITS = {

@@ -3,6 +3,7 @@
 import math
 import pickle
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,23 +104,28 @@ TRUE = CostModel(
 )
 
 
+SUMMING = replace(TRUE, gamma=5e-10, factors={})
+
+
+@pytest.mark.parametrize("model", [TRUE, SUMMING], ids=["factors", "gamma"])
 @pytest.mark.parametrize("shape", [(2, 2), (8, 4), (5, 3)])
-def test_models_of_each_axis_are_found(shape, monkeypatch):
+def test_models_of_each_axis_are_found(shape, model, monkeypatch):
     """Times of a known model, and a fifth of them far too long in most repeats: the model found predicts them."""
     rng = np.random.default_rng(0)
 
     def seconds(mesh, case):
         noise = 1 if rng.random() < 0.7 else 20
-        return noise * TRUE.seconds(case.name, case.params["size"], case.nbytes, case.params["axes"])
+        return noise * model.seconds(case.name, case.params["size"], case.nbytes, case.params["axes"])
 
     monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_time", seconds)
+    monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_seconds_a_byte_summed", lambda *_: model.gamma)
     found = calibrate(mesh_of(*shape))
     assert found.residual.median < 1e-6
     assert found.residual.worst < 1e-6
     for axis in "ij":
         sum_, message = (found.seconds(name, shape["ij".index(axis)], 777, (axis,)) for name in ("psum", "ppermute"))
-        assert sum_ == pytest.approx(TRUE.seconds("psum", shape["ij".index(axis)], 777, (axis,)))
-        assert message == pytest.approx(TRUE.seconds("ppermute", 2, 777, (axis,)))
+        assert sum_ == pytest.approx(model.seconds("psum", shape["ij".index(axis)], 777, (axis,)))
+        assert message == pytest.approx(model.seconds("ppermute", 2, 777, (axis,)))
 
 
 def test_measurements_are_handed_whole_parts():

@@ -1,0 +1,262 @@
+"""The work of operations by their types: floating-point operations, and bytes read and written.
+
+The table has a rule for each operation, beside its other rules; none looks at values, so arrays are not needed.
+Elementwise operations count one operation for each number of the result (`STEPS` has those made of several), a matrix
+product two for each term. Views, casts of states and labels cost nothing. An operation that runs bodies costs what its
+bodies do: see `spmd.predict`, which follows them.
+
+>>> from minidiff.core.types import ShapedArray
+>>> from minidiff.ops.linalg import matmul_p
+>>> a, b = ShapedArray((8, 16), "float32"), ShapedArray((16, 4), "float32")
+>>> work_of(matmul_p, [a, b], [ShapedArray((8, 4), "float32")], {})
+Work(flops=1024, bytes=896, product=Product(batch=1, rows=8, columns=4, terms=16))
+
+Source: G. H. Golub, C. F. Van Loan, "Matrix computations", 2013 (factorizations); the operation counts of XLA's
+`HloCostAnalysis` (all others).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from minidiff.core.operation import Primitive
+from minidiff.core.tape import Equation
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.ops.base import Promoting
+
+
+class Product(NamedTuple):
+    """The sizes of a matrix product: `batch` products of [rows, terms] with [terms, columns]."""
+
+    batch: int
+    rows: int
+    columns: int
+    terms: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * math.prod(self)
+
+
+class Work(NamedTuple):
+    """The floating-point operations of an operation, the bytes it reads and writes, and its product if it is one."""
+
+    flops: int
+    bytes: int
+    product: Product | None = None
+
+
+Types = Sequence[ShapedArray]
+Rule = Callable[[Types, Types, dict], Work]
+
+
+def _moved(inputs: Types, outputs: Types) -> int:
+    return sum(t.nbytes for t in (*inputs, *outputs))
+
+
+def _count(flops: Callable[[Types, Types, dict], float]) -> Rule:
+    """A rule by a number of operations; all operands are read once, and all results written."""
+    return lambda inputs, outputs, params: Work(int(flops(inputs, outputs, params)), _moved(inputs, outputs))
+
+
+def _free(inputs: Types, outputs: Types, params: dict) -> Work:
+    return Work(0, 0)
+
+
+def _product(sizes: Callable[[Types, Types, dict], Product]) -> Rule:
+    def rule(inputs: Types, outputs: Types, params: dict) -> Work:
+        product = sizes(inputs, outputs, params)
+        return Work(product.flops, _moved(inputs, outputs), product)
+
+    return rule
+
+
+def _matmul(inputs: Types, outputs: Types, params: dict) -> Product:
+    a, b = inputs[:2]
+    rows, columns = (a.shape[-2] if a.ndim > 1 else 1), (b.shape[-1] if b.ndim > 1 else 1)
+    terms = a.shape[-1]
+    batch = outputs[0].size // max(rows * columns, 1)
+    if b.ndim <= 2:  # one matrix for all: the rows of all batches are those of one product
+        rows, batch = rows * batch, 1
+    return Product(batch, rows, columns, terms)
+
+
+def _sum_products(inputs: Types, outputs: Types, params: dict) -> Product:
+    """The sum of products of pairs of matrices: a product with the terms of all."""
+    pairs = [_matmul(inputs[i : i + 2], outputs, params) for i in range(0, len(inputs), 2)]
+    return pairs[0]._replace(terms=sum(pair.terms for pair in pairs))
+
+
+def _einsum(inputs: Types, outputs: Types, params: dict) -> Product:
+    """The sizes of the product of two operands; with more or fewer, all labels that are summed are terms."""
+    operands, out = params["subscripts"].split("->")
+    labels = operands.split(",")
+    size = {label: n for names, t in zip(labels, inputs) for label, n in zip(names, t.shape)}
+    kinds = {"batch": 1, "rows": 1, "columns": 1, "terms": 1}
+    first, last = {*labels[0]}, {*labels[-1]}
+    for label, n in size.items():
+        both = label in first and label in last
+        kind = ("batch" if both else "rows" if label in first else "columns") if label in out else "terms"
+        kinds[kind] *= n
+    return Product(**kinds)
+
+
+def _convolve(inputs: Types, outputs: Types, params: dict) -> Product:
+    size = outputs[0].size
+    return Product(1, size, 1, min(t.shape[-1] for t in inputs))
+
+
+def _sliced(inputs: Types, outputs: Types, params: dict) -> Work:
+    """What is taken is read and written; the rest of the operand is not touched."""
+    return Work(0, 2 * sum(t.nbytes for t in outputs) + sum(t.nbytes for t in inputs[1:]))
+
+
+def _written(inputs: Types, outputs: Types, params: dict) -> Work:
+    """The operand is copied, and the values written into the copy; adding or comparing is one operation for each."""
+    values = sum(t.nbytes for t in inputs[1:])
+    return Work(inputs[1].size if len(inputs) > 1 else 0, 2 * outputs[0].nbytes + 2 * values)
+
+
+def _set(inputs: Types, outputs: Types, params: dict) -> Work:
+    return _written(inputs, outputs, params)._replace(flops=0)
+
+
+def _in_place(inputs: Types, outputs: Types, params: dict) -> Work:
+    """As the compiler writes them: only what is added is read and written."""
+    values = sum(t.nbytes for t in inputs[1:])
+    return Work(inputs[1].size if len(inputs) > 1 else 0, 3 * values)
+
+
+def _unsliced(inputs: Types, outputs: Types, params: dict) -> Work:
+    """Zeros are written, and the operand into them."""
+    return Work(0, outputs[0].nbytes + 2 * inputs[0].nbytes)
+
+
+_reads = _count(lambda inputs, outputs, params: inputs[0].size)  # an operation for each number read
+_copies = _count(lambda inputs, outputs, params: 0)
+
+
+def _several(each: float) -> Rule:
+    return _count(lambda inputs, outputs, params: each * inputs[0].size)
+
+
+def _transform(inputs: Types, outputs: Types, params: dict) -> float:
+    """5 N log2 N for complex numbers, half as many for real ones."""
+    t = max((*inputs, *outputs), key=lambda t: t.size)
+    axes = params.get("axes", (-1,))
+    n = math.prod(t.shape[a] for a in axes)
+    half = 1 if all(t.dtype.kind == "c" for t in (*inputs, *outputs)) else 0.5
+    return half * 5 * t.size * math.log2(max(n, 2))
+
+
+def _sorted(inputs: Types, outputs: Types, params: dict) -> float:
+    """As many comparisons as merging needs."""
+    return inputs[0].size * math.log2(max(inputs[0].shape[-1:] or (2,)) + 1)
+
+
+def _searched(inputs: Types, outputs: Types, params: dict) -> float:
+    """A binary search for each result."""
+    return outputs[0].size * math.log2(max(inputs[0].size, 1) + 1)
+
+
+def _of_matrix(cubes: float) -> Rule:
+    """`cubes` times rows * columns * the smaller of the two, for each matrix."""
+
+    def flops(inputs: Types, outputs: Types, params: dict) -> float:
+        t = inputs[0]
+        if t.ndim < 2:
+            return t.size
+        return cubes * t.size * min(t.shape[-2:])
+
+    return _count(flops)
+
+
+def _solve(inputs: Types, outputs: Types, params: dict) -> float:
+    a, b = inputs[:2]
+    columns = b.size * a.shape[-1] // max(a.size, 1) if a.size else 0
+    return a.size * (2 / 3 * a.shape[-1] + 2 * max(columns, 1))
+
+
+#: Operations for each number, of elementwise functions that are made of several: as XLA counts the same expressions.
+STEPS = {"gelu_tanh": 9, "gelu_erf": 5, "silu": 4, "sigmoid": 4, "mish": 6, "relu": 1, "logaddexp": 5, "square": 1}
+STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 10, "lcm": 12, "stop_gradient": 0}
+
+_BY_RULE: dict[Rule, str] = {
+    _free: "broadcast_to reshape transpose unstack name recompute schedule while_loop lend axis_index progress "
+    "debug_print pure_callback reshard",
+    _copies: "concatenate stack convert roll permute split embed_diagonal diagonal in_turn",
+    _sliced: "slice dynamic_slice gather",
+    _written: "scatter_add scatter_max scatter_min",
+    _set: "dynamic_update update scatter_set",
+    _unsliced: "unslice dynamic_unslice",
+    _in_place: "add_along add_at add_at_indices",
+    _several(2): "round unwrap",
+    _several(4): "var logsumexp",
+    _several(5): "softmax log_softmax",
+    _several(40): "random_bits",  # the rounds of Threefry
+    _count(_transform): "fft ifft hfft ihfft rfft irfft",
+    _count(_sorted): "argsort argpartition lexsort",
+    _count(_searched): "searchsorted digitize isin",
+    _product(_matmul): "matmul",
+    _product(_einsum): "einsum",
+    _product(_convolve): "convolve",
+    _count(_solve): "solve",
+    _count(lambda inputs, outputs, params: 2 * outputs[0].size * inputs[0].shape[-1]): "lu_solve",
+    _of_matrix(1 / 3): "cholesky",
+    _of_matrix(2 / 3): "lu det slogdet",
+    _of_matrix(2): "inv inverse_or_nan cofactor lu_inv lu_inverse_or_nan",
+    _of_matrix(4): "qr eigvalsh svdvals fit",
+    _of_matrix(9): "eigh",
+    _of_matrix(10): "eigvals roots",
+    _of_matrix(22): "svd pinv",
+    _of_matrix(25): "eig",
+    _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin cumsum cumprod recurrence "
+    "lu_det lu_slogdet",
+    _product(lambda inputs, outputs, params: _sum_products(inputs, outputs, params)): "sum_products",
+    _product(lambda inputs, outputs, params: _sum_products(inputs[1:], outputs, params)): "add_product",
+}
+
+#: The rule of each operation, by name; elementwise operations have one in common.
+COSTS: dict[str, Rule] = {name: rule for rule, names in _BY_RULE.items() for name in names.split()}
+
+
+def _elementwise(primitive: Primitive) -> Rule:
+    steps = STEPS.get(primitive.name, 1)
+    return lambda inputs, outputs, params: Work(steps * outputs[0].size, _moved(inputs, outputs))
+
+
+#: Collectives that add or compare what ranks send; how they send it is priced by the links of a machine.
+_REDUCTIONS = ("psum", "pmax", "pmin", "psum_scatter", "reduce", "pscan")
+
+
+def cost_rule(primitive: Primitive) -> Rule:
+    """The rule by which an operation is priced. Raises TypeError for one that has none, or that runs bodies."""
+    if primitive.on_ranks:
+        return _reads if primitive.name in _REDUCTIONS else _free
+    if rule := COSTS.get(primitive.name):
+        return rule
+    if isinstance(primitive, Promoting):
+        return _elementwise(primitive)
+    if primitive.is_view:
+        return _free
+    raise TypeError(f"the operation {primitive} has no cost: add a rule for it to minidiff.ops.costs.COSTS")
+
+
+def work_of(primitive: Primitive, inputs: Types, outputs: Types, params: dict, in_place: bool = False) -> Work:
+    """The work of an operation on operands of these types. Raises TypeError for one without a cost.
+
+    With `in_place`, an operation that changes some elements of its first operand writes only those, as compiled
+    programs do; and nothing, if it sets the elements at one index.
+    """
+    rule = cost_rule(primitive)
+    if in_place and rule in (_written, _set):
+        at_one_place = rule is _set and all(t.size == 1 for t in inputs[2:])  # what makes the value writes it there
+        rule = _free if at_one_place else _in_place
+    return rule(inputs, outputs, params)
+
+
+def work_of_equation(eqn: Equation) -> Work:
+    """The work of an equation that runs no body."""
+    return work_of(eqn.primitive, [*map(typeof, eqn.inputs)], [v.type for v in eqn.outputs], eqn.params)

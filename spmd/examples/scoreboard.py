@@ -1,0 +1,584 @@
+"""Predicted against published training steps of Megatron-LM on A100 clusters.
+
+Each row of three tables is a decoder on some devices, and what was measured of it. The decoder is built here
+(`spmd.parallel.megatron_step`), for types alone; its tape is priced by `spmd.predict`. The machine has the constants of
+its data sheet, and five that are fitted to the step times of all rows at once. No row has constants of its own.
+
+    python -m spmd.examples.scoreboard                    the tables
+    python -m spmd.examples.scoreboard --rows FILE.csv    further rows, in the format of any of the tables
+    python -m spmd.examples.scoreboard --fit              fit the constants again, and cross-validate
+    python -m spmd.examples.scoreboard --plot FILE.svg    predicted against measured
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import minidiff as md
+import spmd
+from minidiff.core.tape import Tape
+from minidiff.core.types import Var
+from minidiff.values.aliasing import types_alone
+from spmd.machines import A100, Efficiency, Machine, link
+from spmd.mesh.launch import silence_other_ranks
+from spmd.parallel.megatron_3d import AXES, MegatronConfig, megatron_step
+from spmd.parallel.schedules import interleaved, one_f_one_b
+from spmd.report.plots import Curve, logarithmic_curves
+from spmd.report.rewritten import rewritten
+from spmd.report.table import Table
+from spmd.report.walk import Walk
+
+NEAREST = ("feats", "data", "stages")  # as Megatron-LM numbers its ranks
+
+# ---------------------------------------------------------------- constants
+
+
+class Constants(NamedTuple):
+    """What is fitted: the shares of peaks that products and links reach, and the host's time for an operation."""
+
+    best: float  # of the peak, by large products
+    half: float  # the size of a product that reaches half of that
+    nvlink: float  # of the bandwidth of links in a node
+    infiniband: float  # of those between nodes
+    issue: float  # seconds in which the host issues an operation
+
+    def machine(self) -> Machine:
+        """An A100 cluster with these constants."""
+        near, far = A100.links
+        return A100.replace(
+            efficiency=Efficiency(self.best, self.half),
+            issue=self.issue,
+            links=(_slower(near, self.nvlink), _slower(far, self.infiniband)),
+        )
+
+
+#: Of the fit to all three tables (`--fit`).
+FITTED = Constants(best=0.81, half=528, nvlink=0.78, infiniband=0.467, issue=1.58e-4)
+
+
+def _slower(each: Any, share: float) -> Any:
+    return link(each.name, each.ranks, each.model.alpha, share / each.model.beta, each.source)
+
+
+# ---------------------------------------------------------------- rows
+
+
+class Plan(NamedTuple):
+    """A decoder of GPT's kind, and how it is trained on which mesh."""
+
+    hidden: int
+    heads: int
+    layers: int
+    vocabulary: int
+    tokens: int
+    tensor: int
+    data: int
+    stages: int
+    batch: int
+    microbatch: int
+    chunks: int = 1
+    recompute: str | None = "full"
+    sequence: bool = False
+
+    @property
+    def devices(self) -> int:
+        return self.tensor * self.data * self.stages
+
+    def __str__(self) -> str:
+        extras = [f"{self.chunks} chunks"] * (self.chunks > 1) + ["sequence parallel"] * self.sequence
+        extras += [f"recompute {self.recompute}"] * (self.recompute != "full")
+        mesh = f"tensor {self.tensor}, data {self.data}, stages {self.stages}"
+        return ", ".join([f"{self.layers} × {self.hidden:,}", mesh, f"microbatch {self.microbatch}", *extras])
+
+    def config(self) -> MegatronConfig:
+        return MegatronConfig(
+            vocabulary=self.vocabulary,
+            features=self.hidden,
+            heads=self.heads,
+            layers=self.layers,
+            hidden=4 * self.hidden,
+            layer_norm=True,
+            swiglu=False,
+            tied=True,
+            dropout=0.1,
+            positions=self.tokens,
+        )
+
+    def step(self) -> tuple[Callable, tuple]:
+        """A step of training, and the types of its arguments. Raises ValueError if the mesh does not divide them."""
+        return step_of(self.config(), self)
+
+
+def step_of(config: MegatronConfig, plan: Plan) -> tuple[Callable, tuple]:
+    """A step of a decoder on the mesh of a plan, and the types of its arguments."""
+    if plan.batch % (plan.data * plan.microbatch):
+        raise ValueError(f"{plan}: {plan.batch} examples do not make microbatches on {plan.data} replicas")
+    microbatches = plan.batch // plan.data // plan.microbatch
+    mesh = spmd.make_mesh((plan.data, plan.stages, plan.tensor), AXES, backend="simulated")
+    chunks = plan.chunks
+    schedule = interleaved(plan.stages, microbatches, chunks) if chunks > 1 else one_f_one_b(plan.stages, microbatches)
+    init, step = megatron_step(mesh, config, schedule, plan.recompute, plan.sequence)
+    text = md.ShapedArray((plan.batch, plan.tokens), "int32")
+    key = md.eval_shape(md.random.key, 0)
+    return step, (md.eval_shape(init, key), text, text, key)
+
+
+def tape_of(plan: Plan) -> Tape:
+    """The tape of a plan's step, after the rewrites of `jit`; no array is made."""
+    step, types = plan.step()
+    with types_alone():
+        return rewritten(step)(*types)
+
+
+class Case(NamedTuple):
+    """A plan, and the seconds that its step took."""
+
+    plan: Plan
+    seconds: float
+
+
+@dataclass
+class Row:
+    """A row of a table: what was measured, of one or several plans; bytes and shares of them if it has those."""
+
+    cases: list[Case]
+    state: float | None = None  # bytes of a rank
+    activations: dict[Plan, float] = field(default_factory=dict)  # bytes of a rank
+    shares: dict[Plan, float] = field(default_factory=dict)  # of the activations without recomputation, in per cent
+
+
+def _padded(vocabulary: int, tensor: int) -> int:
+    """Megatron-LM pads the vocabulary to a multiple of 128 on each rank."""
+    return math.ceil(vocabulary / (128 * tensor)) * 128 * tensor
+
+
+def _of_vtrain(row: dict[str, float]) -> Row:
+    return Row([Case(_plan(row, 50257), row["step_ms"] / 1e3)])
+
+
+def _of_sc21(row: dict[str, float]) -> Row:
+    plan = _plan(row, 51200)
+    return Row([Case(plan, paper_flops(plan) / plan.devices / (row["tflops_per_gpu"] * 1e12))])
+
+
+def _of_sequence_parallel(row: dict[str, float]) -> Row:
+    full = _plan(row, 51200)
+    none, selective = (full._replace(recompute=recompute) for recompute in (None, "selective"))
+    split, both = (plan._replace(sequence=True) for plan in (none, selective))
+    gib = {name: row[name] * 2**30 for name in row if "_gib" in name}
+    percent = {split: "sequence_parallel", selective: "selective", both: "both", full: "full_recompute"}
+    return Row(
+        [Case(full, row["step_s_full_recompute"]), Case(both, row["step_s_selective_and_sequence_parallel"])],
+        state=gib["state_gib"],
+        activations={
+            none: gib["activation_gib_no_recompute"],
+            both: gib["activation_gib_selective_and_sequence_parallel"],
+        },
+        shares={plan: row[f"activation_percent_{name}"] for plan, name in percent.items()},
+    )
+
+
+def _plan(row: dict[str, float], vocabulary: int) -> Plan:
+    tensor, stages = int(row["tensor"]), int(row["pipeline"])
+    return Plan(
+        *(int(row[name]) for name in ("hidden", "heads", "layers")),
+        vocabulary=_padded(vocabulary, tensor),
+        tokens=int(row.get("sequence", 2048)),
+        tensor=tensor,
+        data=int(row.get("data", row["gpus"] // (tensor * stages))),
+        stages=stages,
+        batch=int(row["batch"]),
+        microbatch=int(row["microbatch"]),
+        chunks=int(row.get("interleaving", 1)),
+    )
+
+
+def paper_flops(plan: Plan) -> float:
+    """The floating-point operations of a step, with all layers computed again: Narayanan et al., equation 3."""
+    _, heads, layers, vocabulary, tokens, *_ = plan
+    h = plan.hidden
+    return 96 * plan.batch * tokens * layers * h**2 * (1 + tokens / (6 * h) + vocabulary / (16 * layers * h))
+
+
+#: The formats: the file, the column that tells it from others, how a row is read, and the error that is asked for.
+FORMATS = {
+    "megatron_a100_step_times.csv": ("step_ms", _of_vtrain),
+    "sc21_table1.csv": ("tflops_per_gpu", _of_sc21),
+    "sequence_parallel.csv": ("step_s_full_recompute", _of_sequence_parallel),
+}
+
+
+def read_rows(lines: Iterable[str], name: str) -> list[Row]:
+    """The rows of a table in any of the formats. Raises ValueError, with the line, for one that it cannot read.
+
+    >>> read_rows(["a,b", "1,2"], "rows.csv")
+    Traceback (most recent call last):
+    ...
+    ValueError: rows.csv: no column step_ms, tflops_per_gpu or step_s_full_recompute; the columns are a, b
+    """
+    table = csv.DictReader(lines)
+    columns = list(table.fieldnames or ())
+    read = next((read for column, read in FORMATS.values() if column in columns), None)
+    if read is None:
+        *names, last = (column for column, _ in FORMATS.values())
+        raise ValueError(f"{name}: no column {', '.join(names)} or {last}; the columns are {', '.join(columns)}")
+    found = []
+    for row in table:
+        where = f"{name}, line {table.line_num}"
+        try:
+            numbers = {column: float(x) for column, x in row.items() if column != "model"}
+            found.append(read(numbers))
+            for case in found[-1].cases:
+                _check(case)
+        except KeyError as missing:
+            raise ValueError(f"{where}: there is no column {missing}") from None
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from None
+    return found
+
+
+def _check(case: Case) -> None:
+    plan = case.plan
+    if wrong := [name for name, n in plan._asdict().items() if type(n) is int and n < 1]:
+        raise ValueError(f"{wrong[0]} is a number from 1, got {getattr(plan, wrong[0])}")
+    if not case.seconds > 0:
+        raise ValueError(f"a step takes some time, got {case.seconds}")
+
+
+def read_tables() -> dict[str, list[Row]]:
+    """The rows of the three tables."""
+    data = resources.files("spmd.examples") / "data"
+    return {name: read_rows((data / name).read_text().splitlines(), name) for name in FORMATS}
+
+
+# ---------------------------------------------------------------- predictions
+
+
+class Bytes(NamedTuple):
+    """What a rank of a middle stage holds of the layers, from the tape: states and activations."""
+
+    state: int
+    activations: int
+
+
+def predict(plan: Plan, constants: Constants = FITTED) -> Any:
+    """The `spmd.predict` of a plan's step on the machine with these constants."""
+    return spmd.predict(tape_of(plan), constants.machine(), nearest=NEAREST, overlap=False)
+
+
+def held(plan: Plan) -> Bytes:
+    """The bytes of a rank's layers at the peak: weights, gradients, masters and moments; and activations.
+
+    They are sizes of values on the tape: arguments, and what `scheduled` names. Embeddings and the other parameters
+    that are not of a layer are left out, as in the papers' figures: middle stages need none.
+
+    >>> plan = Plan(64, 4, 2, 128, 16, tensor=2, data=1, stages=1, batch=2, microbatch=2, recompute=None)
+    >>> held(plan).activations, held(plan._replace(recompute="full")).activations
+    (226818, 8192)
+    """
+    step, types = plan.step()
+    with types_alone():
+        tape = md.make_tape(step)(*types)
+    (mapped,) = (eqn for eqn in tape.equations if eqn.primitive.name == "shard_map")
+    body = mapped.params["body"]
+    paths = dict(zip(tape.inputs, (path for path, _ in md.tree.flatten_with_paths(types, "")[0])))
+    blocks = [v for a, v in zip(mapped.inputs, body.inputs) if isinstance(a, Var) and "'layers'" in paths[a]]
+    state = sum(v.type.nbytes for v in blocks)
+    named = {name: sum(_named(body, name)) for name in ("gradients", "activations")}
+    return Bytes(state + named["gradients"], named["activations"])
+
+
+def _named(tape: Tape, name: str) -> Iterable[int]:
+    for eqn in tape.equations:
+        if eqn.primitive.name == "name" and eqn.params["name"] == name:
+            yield eqn.outputs[0].type.nbytes
+        elif eqn.primitive.name in ("jit", "call"):
+            yield from (n for body in eqn.bodies for n in _named(body, name))
+
+
+# ---------------------------------------------------------------- the fit
+
+
+class Linear(float):
+    """A number with its derivatives in the constants; adding and comparing is all that a walk does with seconds."""
+
+    slope: np.ndarray
+
+    def __new__(cls, value: float, slope: np.ndarray) -> Linear:
+        self = super().__new__(cls, value)
+        self.slope = slope
+        return self
+
+    def __add__(self, other: float) -> Linear:
+        return Linear(float(self) + float(other), self.slope + getattr(other, "slope", 0.0))
+
+    def __mul__(self, other: float) -> Linear:
+        return Linear(float(self) * float(other), self.slope * float(other))
+
+    def __neg__(self) -> Linear:
+        return self * -1.0
+
+    def __sub__(self, other: float) -> Linear:
+        return self + -1.0 * other
+
+    def __rsub__(self, other: float) -> Linear:
+        return -self + other
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+class Slopes:
+    """The prices of a machine as functions of the constants: `Linear` numbers in `parameters`.
+
+    Seconds are linear in 1 / best, half / best, the inverse shares of the links, and `issue`.
+    """
+
+    def __init__(self, constants: Constants, plan: Plan):
+        shape = dict(zip(AXES, (plan.data, plan.stages, plan.tensor)))
+        self.machine = constants.machine()
+        at = parameters_of(constants)
+        steps = [constants_of(np.where([k == i for k in range(5)], 1.01 * at, at)) for i in (2, 3)]
+        self.placed, *self.others = (c.machine().on(shape, NEAREST) for c in (constants, *steps))
+        self.fuses = self.machine.fuses
+        self.issue = Linear(constants.issue, np.eye(5)[4])
+        self.at = at
+
+    def compute(self, work: Any, dtype: Any) -> float:
+        seconds = self.machine.seconds(work, dtype)
+        if work.product is None or seconds <= self.machine.launch + work.bytes / self.machine.bandwidth:
+            return seconds
+        peak = work.flops / self.machine.peak(dtype)
+        size = self.machine.efficiency.size(work.product)
+        return Linear(seconds, np.array([peak, peak / size, 0.0, 0.0, 0.0]))
+
+    def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
+        seconds, *others = (each.seconds(collective, ranks, nbytes, axes) for each in (self.placed, *self.others))
+        slope = [(other - seconds) / (0.01 * x) for other, x in zip(others, self.at[2:4])]
+        return Linear(seconds, np.array([0.0, 0.0, *slope, 0.0])), self.placed.slowest(axes).name
+
+
+def parameters_of(constants: Constants) -> np.ndarray:
+    """The parameters in which seconds are linear.
+
+    >>> constants_of(parameters_of(FITTED)) == FITTED
+    True
+    """
+    best, half, near, far, issue = constants
+    return np.array([1 / best, half / best, 1 / near, 1 / far, issue])
+
+
+def constants_of(parameters: np.ndarray) -> Constants:
+    a, b, near, far, issue = map(float, parameters)
+    return Constants(1 / a, b / a, 1 / near, 1 / far, issue)
+
+
+Priced = Callable[[Constants], Linear]
+
+
+def priced(plan: Plan) -> Priced:
+    """A function that prices a plan's step, recorded once, by constants."""
+    tape = tape_of(plan)
+    return lambda constants: Walk(Slopes(constants, plan), overlap=False).price(tape, whole=True).seconds
+
+
+def fit(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, rounds: int = 4) -> Constants:
+    """The constants with the least mean absolute error of the steps' times, each group of rows counting the same.
+
+    A Gauss-Newton step linearizes seconds, and takes absolute values by reweighted least squares. Shares are at most 1.
+    """
+    rows = [(price, seconds, 1 / len(group)) for group in groups for price, seconds in group]
+    measured, share = np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
+    at, bounds = parameters_of(start), np.array([1.0, 0.0, 1.0, 1.0, 0.0])
+    for _ in range(rounds):
+        found = [price(constants_of(at)) for price, *_ in rows]
+        slope = np.array([x.slope for x in found]) / measured[:, None] * at  # of relative errors, in relative changes
+        error, change = np.array([float(x) for x in found]) / measured - 1, np.zeros(5)
+        for _ in range(60):
+            weight = np.sqrt(share / np.maximum(abs(error + slope @ change), 1e-3))
+            change = np.linalg.lstsq(weight[:, None] * slope, -weight * error, rcond=None)[0]
+        at = np.maximum(at * (1 + np.clip(change, -0.3, 0.3)), bounds)
+    return constants_of(at)
+
+
+def cross_validate(groups: Sequence[Sequence[tuple[Priced, float]]], folds: int = 5) -> list[list[float]]:
+    """The relative errors of each row, by constants that are fitted without its fold: every fifth row of its group."""
+    errors = [[0.0] * len(group) for group in groups]
+    for fold in range(folds):
+        constants = fit([[row for i, row in enumerate(group) if i % folds != fold] for group in groups], rounds=2)
+        for found, group in zip(errors, groups):
+            for i, (price, seconds) in enumerate(group):
+                if i % folds == fold:
+                    found[i] = float(price(constants)) / seconds - 1
+    return errors
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+class Score(NamedTuple):
+    """Relative errors of predicted times: the mean of their absolute values, the largest, and their mean."""
+
+    mean: float
+    most: float
+    bias: float
+
+    @classmethod
+    def of(cls, errors: Sequence[float]) -> Score:
+        return cls(float(np.mean(np.abs(errors))), float(np.max(np.abs(errors))), float(np.mean(errors)))
+
+    def __str__(self) -> str:
+        return f"mean absolute error {self.mean:.1%}, max {self.most:.1%}"
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's: of the ranks of predicted and measured times.
+
+    >>> rank_correlation([(1.0, 10.0), (2.0, 40.0), (3.0, 20.0)])
+    0.5
+    """
+    ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
+    return round(float(np.corrcoef(ranks.T)[0, 1]), 3)
+
+
+def show_row(row: Row, constants: Constants) -> tuple[str, list[tuple[Case, Any]]]:
+    """A line that compares a row with its predictions, and those."""
+    found, texts = [], []
+    for case in row.cases:
+        prediction = predict(case.plan, constants)
+        found.append((case, prediction))
+        error = prediction.seconds / case.seconds - 1
+        texts.append(f"{prediction.seconds:.3f} s, measured {case.seconds:.3f} s ({error:+.1%})")
+    if row.state is not None:
+        texts.extend(_bytes(row))
+    return f"{row.cases[0].plan}: {'; '.join(texts)}", found
+
+
+def _bytes(row: Row) -> Iterable[str]:
+    sizes = {plan: held(plan) for plan in {*row.activations, *row.shares}}
+    most = sizes[next(iter(row.activations))]
+    yield f"states {most.state / 2**30:.2f} GiB, published {row.state / 2**30:.2f} ({most.state / row.state - 1:+.1%})"
+    for plan, published in row.activations.items():
+        found = sizes[plan].activations
+        text = f"{found / 2**30:.2f} GiB, published {published / 2**30:.2f} ({found / published - 1:+.1%})"
+        yield f"activations, {_kept(plan)}, {text}"
+    for plan, published in row.shares.items():
+        found = 100 * sizes[plan].activations / most.activations
+        yield f"share, {_kept(plan)}, {found:.1f} %, published {published:.1f} % ({found - published:+.1f} points)"
+
+
+def _kept(plan: Plan) -> str:
+    what = f"recompute {plan.recompute}" if plan.recompute else "no recomputation"
+    return what + " and sequence parallel" * plan.sequence
+
+
+def show_table(name: str, rows: Sequence[Row], constants: Constants) -> list[tuple[Case, Any]]:
+    """Print a line a row, then the score."""
+    print(f"\n{name}")
+    found = []
+    for row in rows:
+        line, priced = show_row(row, constants)
+        print(line, flush=True)
+        found.extend(priced)
+    print(Score.of([prediction.seconds / case.seconds - 1 for case, prediction in found]))
+    return found
+
+
+def show_misses(found: Sequence[tuple[Case, Any]], count: int = 3) -> None:
+    """Print the plans with the largest errors, and what the prediction is made of."""
+    print(f"\nThe {count} worst misses")
+    for case, prediction in sorted(found, key=lambda each: -abs(each[1].seconds / each[0].seconds - 1))[:count]:
+        missing = case.seconds - prediction.seconds
+        parts = [f"{kind} {entry.seconds:.2f} s" for kind, entry in [*prediction.kinds.items()][:4]]
+        rate = prediction.flops / case.seconds / 1e12
+        print(f"{case.plan}: {prediction.seconds:.2f} s, measured {case.seconds:.2f} s, {rate:.0f} TFLOP/s a device")
+        print(f"    predicted: {', '.join(parts)}")
+        print(f"    {abs(missing):.2f} s {'more' if missing > 0 else 'less'} were measured: {_why(case, prediction, found)}")
+
+
+def _why(case: Case, prediction: Any, found: Sequence[tuple[Case, Any]]) -> str:
+    """What one can say of a miss: whether its neighbors, which differ in the microbatch alone, miss as much."""
+    alike = [each for each in found if each[0].plan._replace(microbatch=case.plan.microbatch) == case.plan]
+    others = [each[1].seconds / each[0].seconds - 1 for each in alike if each[0] is not case]
+    largest = max(entry.seconds for kind, entry in prediction.kinds.items() if "along" in kind or "idle" in kind or True)
+    if not others:
+        return f"no other row has this mesh; the largest term, {largest:.2f} s, would have to be off"
+    text = ", ".join(f"{error:+.0%}" for error in others)
+    return f"other microbatches on this mesh are off by {text}"
+
+
+def show_ranks(found: Sequence[tuple[Case, Any]]) -> None:
+    """Print how well the order of plans for one model is predicted."""
+    models: dict[Any, list] = {}
+    for case, prediction in found:
+        plan = case.plan
+        models.setdefault((plan.layers, plan.hidden), []).append((prediction.seconds, case.seconds))
+    for (layers, hidden), pairs in models.items():
+        if len(pairs) > 3:
+            print(f"rank correlation of {len(pairs)} plans, {layers} × {hidden:,}: {rank_correlation(pairs):.2f}")
+
+
+def plot(found: Sequence[tuple[str, Case, Any]], ax: Any = None) -> Any:
+    """Draw predicted over measured seconds, on logarithmic axes; returns the axes."""
+    colors = dict(zip(FORMATS, ("#4878a8", "#d08020", "#508050")))
+    ends = [min(case.seconds for _, case, _ in found), max(case.seconds for _, case, _ in found)]
+    curves = [Curve("equal", ends, ends, "-", "#999999")]
+    for name, color in colors.items():
+        points = [(case.seconds, prediction.seconds) for table, case, prediction in found if table == name]
+        curves.append(Curve(name.removesuffix(".csv"), *zip(*points), "o", color))
+    ax = logarithmic_curves(ax, curves, "measured seconds")
+    ax.set(ylabel="predicted seconds")
+    return ax
+
+
+def show_fit(tables: dict[str, list[Row]]) -> None:
+    """Fit the constants to all tables, and cross-validate."""
+    groups = [[(priced(case.plan), case.seconds) for row in rows for case in row.cases] for rows in tables.values()]
+    constants = fit(groups)
+    print(Table(["constant", "fitted"], [[name, f"{x:.6g}"] for name, x in constants._asdict().items()]))
+    inside = [[float(price(constants)) / seconds - 1 for price, seconds in group] for group in groups]
+    for kind, errors in (("in sample", inside), ("five-fold cross-validated", cross_validate(groups))):
+        scores = [[name, *(f"{x:+.1%}" for x in Score.of(each))] for name, each in zip(tables, errors)]
+        print(f"\n{kind}\n{Table(['table', 'mean absolute error', 'max', 'bias'], scores)}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the script."""
+    about, options = __doc__.split("\n\n    python", 1)
+    parser = argparse.ArgumentParser("python -m spmd.examples.scoreboard", description=about)
+    parser.add_argument("--rows", metavar="FILE.csv", help="price these rows, in the format of any of the tables")
+    parser.add_argument("--fit", action="store_true", help="fit the constants again, and cross-validate")
+    parser.add_argument("--plot", metavar="FILE", help="draw predicted against measured")
+    args = parser.parse_args(argv)
+    try:
+        if args.rows is not None:
+            with open(args.rows, newline="") as lines:
+                rows = read_rows(lines, args.rows)
+            show_table(args.rows, rows, FITTED)
+            return
+    except (OSError, ValueError) as error:
+        sys.exit(f"scoreboard: {error}")
+    tables = read_tables()
+    if args.fit:
+        show_fit(tables)
+        return
+    print(Table(["constant", "fitted"], [[name, f"{x:.6g}"] for name, x in FITTED._asdict().items()]))
+    found = [(name, *each) for name, rows in tables.items() for each in show_table(name, rows, FITTED)]
+    cases = [(case, prediction) for _, case, prediction in found]
+    show_misses(cases)
+    show_ranks(cases)
+    if args.plot:
+        plot(found).figure.savefig(args.plot, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    with silence_other_ranks():
+        main()

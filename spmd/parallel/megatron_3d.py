@@ -1,0 +1,336 @@
+"""Megatron's three parallelisms at once, as a training step: tensor, pipeline and data parallelism of a decoder.
+
+A mesh has the axes data, stages and feats. Heads, hidden features and the vocabulary are split along feats, layers along
+stages, in the order of a schedule, and examples along data. With `sequence` the tokens are split along feats between
+half layers, as in `megatron_sequence.py`. Weights and activations are float16. Gradients are added up over microbatches
+in float32, and summed over ranks in float16; Adam updates float32 masters. So a rank holds 18 bytes for each of its
+parameters: 2 of weights, 4 of gradients, and 12 of masters and of the two moments.
+
+A layer keeps for its backward pass what Megatron keeps. Norms and GELU keep their argument alone, and recompute the
+rest. For s*b tokens of h features, a heads and t ranks along feats, a layer of GPT keeps, in bytes:
+
+====================  =================================  ========================================
+recompute             tensor parallel                    with `sequence`
+====================  =================================  ========================================
+None                  s*b*h*(10 + 24/t + 5*a*s/(h*t))    s*b*h*(34/t + 5*a*s/(h*t))
+"selective"           s*b*h*(10 + 24/t)                  s*b*h*34/t
+"full"                s*b*h*2                            s*b*h*2/t
+====================  =================================  ========================================
+
+"selective" recomputes the core of attention: scores, softmax, dropout and their product with the values; "full" whole
+layers.
+
+Sources: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM";
+Korthikanti et al., "Reducing activation recomputation in large transformer models", sections 4 and 5; Micikevicius et
+al., "Mixed precision training".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, pbroadcast, pmean, psum
+from minidiff.nn import dropout, gelu, silu, softmax
+from spmd.mesh.specs import P
+from spmd.parallel.causal_attention import rotary
+from spmd.parallel.megatron import check_divided
+from spmd.parallel.megatron_sequence import sequence_parallel_options
+from spmd.parallel.schedule import Schedule
+from spmd.parallel.scheduled import scheduled
+from spmd.parallel.transformer import Config, normalize, sizes
+from spmd.parallel.vocabulary import embed, label_cross_entropy
+
+AXES = ("data", "stages", "feats")
+RECOMPUTE = (None, "selective", "full")
+SPLIT = dict.fromkeys(("vocabulary", "kv_heads", "hidden"), "feats")
+
+
+@dataclass(frozen=True)
+class MegatronConfig(Config):
+    """Sizes of a decoder. With learned `positions`, a number of tokens, it has biases, as GPT; else rotary positions.
+
+    >>> config = MegatronConfig(vocabulary=8, features=8, heads=2, layers=2, hidden=32, positions=4, tied=True)
+    >>> parameters(config)
+    2392
+    """
+
+    positions: int = 0
+
+
+def dimensions(config: MegatronConfig) -> dict:
+    """The tree of parameters, with the names of their dimensions as leaves.
+
+    Query, key and value of a group of heads are one weight, as are a perceptron's gate and its other half.
+    """
+    gpt = config.positions > 0
+    scale = ["features"] * (2 if gpt and config.layer_norm else 1)
+    layer = {
+        "attention_norm": scale,
+        "qkv": ["features kv_heads group size", *["kv_heads group size"] * gpt],
+        "out": ["kv_heads served size features", *["features"] * gpt],
+        "mlp_norm": scale,
+        "up": ["features halves hidden", *["halves hidden"] * gpt],
+        "down": ["hidden features", *["features"] * gpt],
+    }
+    ends = {"embedding": "vocabulary features", **({"positions": "positions features"} if gpt else {})}
+    return {**ends, "layers": layer, "norm": scale, **({} if config.tied else {"head": "vocabulary features"})}
+
+
+def all_sizes(config: MegatronConfig) -> dict[str, int]:
+    """The size of each dimension that `dimensions` names."""
+    known = sizes(config)
+    served = config.heads // known["kv_heads"]
+    return {**known, "served": served, "group": served + 2, "halves": 1 + config.swiglu}
+
+
+def parameters(config: MegatronConfig) -> int:
+    """How many parameters the decoder has."""
+    names, size = dimensions(config), all_sizes(config)
+    count = lambda names: math.prod(size[name] for name in names.split())  # noqa: E731
+    layers = sum(map(count, md.tree.leaves(names.pop("layers"))))
+    return config.layers * layers + sum(map(count, md.tree.leaves(names)))
+
+
+def layers_of_block(config: MegatronConfig, blocks: int) -> int:
+    """How many layers a block has, with those that are skipped."""
+    return -(-config.layers // blocks)
+
+
+def megatron_specs(config: MegatronConfig) -> dict:
+    """The tree of parameters, with partition specs as leaves; layers are [chunks, layers of all stages, …]."""
+    names = dimensions(config)
+    split = lambda names, *leading: P(*leading, *map(SPLIT.get, names.split()))  # noqa: E731
+    layers = md.tree.map(lambda names: split(names, None, "stages"), names["layers"])
+    return {**md.tree.map(split, {**names, "layers": []}), "layers": layers}
+
+
+def init_megatron(key: Any, config: MegatronConfig, stages: int = 1, chunks: int = 1) -> dict:
+    """Float32 parameters: weights of standard deviation 0.02, scales of 1 and biases of 0.
+
+    Block b of the network is in chunk b // stages, for stage b % stages. If the layers do not make equal blocks, the
+    last block ends with layers that are skipped.
+    """
+    size, names = all_sizes(config), dimensions(config)
+    layers = md.tree.map(lambda names: f"chunks each {names}", names["layers"])
+    size = {**size, "chunks": chunks, "each": stages * layers_of_block(config, stages * chunks)}
+    leaves, structure = md.tree.flatten({**names, "layers": layers})
+    ones = {id(leaf) for tree in (names["norm"], layers["attention_norm"], layers["mlp_norm"]) for leaf in tree[:1]}
+
+    def initial(names: str, key: Any) -> Any:
+        shape = [size[name] for name in names.split()]
+        if id(names) in ones:
+            return np.ones(shape, "float32")
+        weight = len([name for name in names.split() if name not in ("chunks", "each", "group", "halves", "size")]) > 1
+        return md.random.normal(key, shape, "float32") * 0.02 if weight else np.zeros(shape, "float32")
+
+    return md.tree.unflatten(structure, map(initial, leaves, md.random.split(key, len(leaves))))
+
+
+# ---------------------------------------------------------------- a layer
+
+
+def norm(config: MegatronConfig, params: Any, x: Any) -> Any:
+    """Layer norm or RMS norm: [..., features] -> same. It keeps x for its backward pass."""
+    return md.checkpoint(lambda params, x: sum(params[1:], normalize(config, params[0], x)))(params, x)
+
+
+def with_bias(x: Any, params: Any) -> Any:
+    """Add a bias, if there is one."""
+    return x + params[1] if params[1:] else x
+
+
+def attention_core(config: MegatronConfig, qkv: Any, key: Any, positions: Any) -> Any:
+    """Causal attention: [batch, tokens, kv_heads, group, size] -> [batch, tokens, kv_heads, served, size]."""
+    size = qkv.shape[-1]
+    query, k, v = qkv[:, :, :, :-2], qkv[:, :, :, -2], qkv[:, :, :, -1]
+    if not config.positions:
+        turned = [rotary(x.reshape(*x.shape[:2], -1, size), positions) for x in (query, k)]
+        query, k = turned[0].reshape(query.shape), turned[1]
+    scores = np.einsum("btgrd,bsgd->bgrts", query * (1 / math.sqrt(size)), k)
+    zero, minus_infinity = np.array([0.0, -np.inf], scores.dtype)
+    weights = softmax(scores + np.where(positions[:, None] >= positions, zero, minus_infinity))
+    weights = weights if key is None else dropout(key, weights, config.dropout)
+    return np.einsum("bgrts,bsgd->btgrd", weights, v)
+
+
+def activation(config: MegatronConfig, up: Any, params: Any) -> Any:
+    """GELU or SwiGLU of [..., halves, hidden] -> [..., hidden]. It keeps `up` for its backward pass."""
+
+    def activate(up, bias):
+        up = up if bias is None else up + bias
+        return silu(up[..., 0, :]) * up[..., 1, :] if config.swiglu else gelu(up[..., 0, :])
+
+    return md.checkpoint(activate)(up, params[1] if params[1:] else None)
+
+
+def layer(
+    config: MegatronConfig, ends: dict, recompute: str | None, params: dict, x: Any, key: Any, positions: Any
+) -> Any:
+    """A layer of one rank: [batch, tokens, features] -> same, where `ends` open and close half layers.
+
+    What is gathered is not kept, but gathered again in the backward pass. Nor is the mask, which takes an argument of
+    what recomputes it: the positions of all tokens.
+    """
+    open_half = lambda product: md.checkpoint(lambda x, w: np.einsum(product, ends["gather"](x), w))  # noqa: E731
+    core = partial(attention_core, config)
+    core = md.checkpoint(core) if recompute == "selective" else core
+    keys = [None if key is None else md.random.fold_in(key, i) for i in range(3)]
+
+    def close(y, params, key):
+        y = with_bias(ends["combine"](y), params)
+        return y if key is None else ends["dropout"](key, y, config.dropout)
+
+    y = open_half("btf,fgrs->btgrs")(norm(config, params["attention_norm"], x), params["qkv"][0])
+    y = core(with_bias(y, params["qkv"]), keys[0], positions)
+    x = x + close(np.einsum("btgrs,grsf->btf", y, params["out"][0]), params["out"], keys[1])
+    y = open_half("btf,fnh->btnh")(norm(config, params["mlp_norm"], x), params["up"][0])
+    return x + close(activation(config, y, params["up"]) @ params["down"][0], params["down"], keys[2])
+
+
+# ---------------------------------------------------------------- the step
+
+
+def loss_and_gradients(
+    mesh: spmd.Mesh,
+    config: MegatronConfig,
+    schedule: Schedule,
+    recompute: str | None = "selective",
+    sequence: bool = False,
+) -> Callable:
+    """A function of a rank's blocks, (params, tokens, labels, key) -> (loss, gradients), in the body of a `shard_map`.
+
+    Params are those of `init_megatron`, with the specs `megatron_specs(config)`; tokens and labels [examples, tokens]
+    have the spec P("data"), so the loss is the mean of the whole batch. The key, of `minidiff.random`, is for dropout,
+    or None. Raises ValueError for an unknown recomputation, and for a mesh that does not divide the decoder.
+
+    >>> from spmd.parallel import one_f_one_b
+    >>> mesh = spmd.make_mesh((2, 2, 2), AXES, backend='simulated')
+    >>> config = MegatronConfig(vocabulary=8, features=8, heads=2, layers=4, hidden=8, positions=4, tied=True)
+    >>> params, text = init_megatron(md.random.key(0), config), np.arange(40).reshape(8, 5) % 8
+    >>> run = loss_and_gradients(mesh, config, one_f_one_b(stages=2, microbatches=2))
+    >>> specs = megatron_specs(config)
+    >>> run = spmd.shard_map(run, mesh, in_specs=(specs, P('data'), P('data'), P()), out_specs=(P(), specs))
+    >>> loss, gradients = run(params, text[:, :-1], text[:, 1:], None)
+    >>> round(float(loss), 1), gradients['layers']['qkv'][0].spec
+    (2.1, P(None, 'stages', None, 'feats', None, None))
+    """
+    check(mesh, config, schedule, recompute)
+    ranks, skipped = mesh.shape["feats"], config.layers % (schedule.stages * schedule.chunks) > 0
+    ends = {"gather": lambda x: x, "combine": partial(psum, axis_name="feats"), "dropout": dropout}
+    ends |= {"embed": partial(embed, axis="feats"), **(sequence_parallel_options("feats") if sequence else {})}
+    block = partial(layer, config, ends, recompute)
+    specs = megatron_specs(config)
+
+    def first(params, tokens, key=None):
+        x = ends["embed"](params["embedding"], tokens)
+        if "positions" in params:
+            learned = params["positions"][: tokens.shape[1]]
+            if sequence:
+                learned = np.take(learned, axis_index("feats") * x.shape[1] + np.arange(x.shape[1]), axis=0)
+            x = x + learned
+        return x if key is None else ends["dropout"](key, x, config.dropout)
+
+    def stage(params, x, key=None):
+        each, positions = np.arange(len(md.tree.leaves(params)[0])), np.arange(x.shape[1] * (ranks if sequence else 1))
+        before = axis_index("stages") * len(each)
+
+        def step(x, params, i, positions):
+            y = block(params, x, None if key is None else md.random.fold_in(key, i), positions)
+            return np.where(before + i < config.layers, y, x) if skipped else y
+
+        step = md.checkpoint(step) if recompute == "full" else step
+        return md.scan(lambda x, each: (step(x, *each, positions), None), x, (params, each))[0]
+
+    def last(params, x, labels):
+        x = ends["gather"](norm(config, params["norm"], x))
+        return np.mean(label_cross_entropy(x @ params["head"].T, labels, "feats"))
+
+    def on_each_rank(params, tokens, labels, key):
+        # Once, so that a parameter's gradients are summed once, not for each layer and microbatch.
+        whole = lambda spec: ("data", *["feats"] * (sequence and "feats" not in spec))  # noqa: E731
+        params = md.tree.map(lambda leaf, spec: pbroadcast(leaf, whole(spec)), params, specs)
+        begin = {name: params[name] for name in ("embedding", "positions") if name in params}
+        end = {"norm": params["norm"], "head": params.get("head", params["embedding"])}
+        key = key if key is None else md.random.fold_in(key, axis_index("data"))
+        batch = (x.reshape(schedule.microbatches, -1, x.shape[1]) for x in (tokens, labels))
+        parts, layers = (begin, params["layers"], end), (first, stage, last)
+        loss, (begin, middle, end) = scheduled(
+            schedule,
+            layers,
+            parts,
+            *batch,
+            "stages",
+            recompute=False,
+            key=key,
+            accumulate="float32",
+            alike=None if sequence else "feats",
+        )
+        head = end.pop("head")
+        begin = {**begin, "embedding": begin["embedding"] + head} if config.tied else {**begin, "head": head}
+        gradients = {**begin, **end, "layers": middle}
+        gradients = md.tree.map(lambda g, spec: psum(g, whole(spec)) / mesh.shape["data"], gradients, specs)
+        return pmean(loss, "data"), gradients
+
+    return on_each_rank
+
+
+def megatron_step(
+    mesh: spmd.Mesh,
+    config: MegatronConfig,
+    schedule: Schedule,
+    recompute: str | None = "selective",
+    sequence: bool = False,
+    dtype: Any = "float16",
+    optimizer: md.optim.GradientTransformation | None = None,
+) -> tuple[Callable, Callable]:
+    """Make `init(key) -> state` and `step(state, tokens, labels, key) -> (loss, state)`.
+
+    The state holds weights in `dtype`, float32 masters and the optimizer's state (Adam by default). Arguments and
+    errors are those of `loss_and_gradients`.
+    """
+    optimizer = md.optim.adam(1e-4) if optimizer is None else optimizer
+    value_and_gradients = loss_and_gradients(mesh, config, schedule, recompute, sequence)
+
+    def init(key: Any) -> dict:
+        masters = init_megatron(key, config, schedule.stages, schedule.chunks)
+        return {"weights": _cast(masters, dtype), "masters": masters, "optimizer": optimizer.init(masters)}
+
+    def on_each_rank(state: dict, tokens: Any, labels: Any, key: Any) -> tuple:
+        loss, gradients = value_and_gradients(state["weights"], tokens, labels, key)
+        updates, moments = optimizer.update(_cast(gradients, "float32"), state["optimizer"], state["masters"])
+        masters = md.optim.apply_updates(state["masters"], updates)
+        return loss, {"weights": _cast(masters, dtype), "masters": masters, "optimizer": moments}
+
+    like = md.tree.structure(megatron_specs(config))
+    of_params = lambda tree: md.tree.structure(tree) == like  # noqa: E731
+    spec_of = lambda tree: megatron_specs(config) if of_params(tree) else P()  # noqa: E731
+    specs = md.tree.map(spec_of, md.eval_shape(init, md.random.key(0)), is_leaf=of_params)
+    in_specs = specs, P("data"), P("data"), P()
+    return init, spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=(P(), specs))
+
+
+def check(mesh: spmd.Mesh, config: MegatronConfig, schedule: Schedule, recompute: str | None) -> None:
+    """Raise ValueError for a mesh, a schedule or a recomputation that do not fit."""
+    if tuple(mesh.axis_names) != AXES:
+        raise ValueError(f"megatron: the mesh's axes are {AXES}, got {tuple(mesh.axis_names)}: write them in this order")
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"megatron: recompute={recompute!r}; write {', '.join(map(repr, RECOMPUTE))}")
+    check_divided("megatron", mesh, all_sizes(config), SPLIT)
+    blocks = schedule.stages * schedule.chunks
+    skipped = layers_of_block(config, blocks) * blocks - config.layers
+    if skipped and schedule.chunks > 1 or skipped >= blocks:
+        raise ValueError(
+            f"megatron: {config.layers} layers do not make {blocks} equal blocks, {schedule.stages} stages times "
+            f"{schedule.chunks} chunks: choose a multiple, or one chunk and at least a layer for each stage"
+        )
+
+
+def _cast(values: Any, dtype: Any) -> Any:
+    return md.tree.map(lambda x: x.astype(dtype), values)

@@ -1,0 +1,403 @@
+"""Predictions: closed forms of what is counted, and how the time depends on the program and the machine."""
+
+import functools
+import math
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, axis_size, pbroadcast, pmean, psum
+from spmd import P
+from spmd.machines import A100, H100, TPU_V5E, TPU_V5P, Efficiency, Link, link
+from spmd.parallel import gpipe, interleaved, one_f_one_b, zero_bubble
+from spmd.parallel.causal_attention import causal_attention
+from spmd.parallel.scheduled import scheduled
+from spmd.parallel.transformer import Config, dimensions, mlp, next_token_loss, normalize, sizes
+from spmd.parallel.vocabulary import embed, label_cross_entropy
+from spmd.report.pipelined import time_schedule
+from spmd.report.walk import Walk
+
+F, H = 64, 256
+
+
+def types(*shapes, dtype="float32"):
+    return [md.ShapedArray(shape, dtype) for shape in shapes]
+
+
+def perceptron(up, down, x):
+    return np.sum((np.tanh(x @ up) @ down) ** 2)
+
+
+def split_perceptron(data, feats, backend="simulated"):
+    mesh = spmd.make_mesh((data, feats), ("data", "feats"), backend=backend)
+
+    def body(up, down, x):
+        return pmean(np.mean(psum(np.tanh(x @ up) @ down, "feats") ** 2), "data")
+
+    specs = P(None, "feats"), P("feats"), P("data")
+    return spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P())
+
+
+# ---------------------------------------------------------------- operations
+
+
+def test_a_backward_pass_has_twice_the_products_of_the_forward_pass():
+    args = types((F, H), (H, F), (32, F))
+    forward, both = (
+        spmd.predict(f, A100)(*args) for f in (perceptron, md.value_and_grad(perceptron, argnums=(0, 1, 2)))
+    )
+    assert forward.flops == 2 * 2 * 32 * F * H
+    assert both.flops == both.model_flops == 3 * forward.flops
+    assert both.seconds > 2 * forward.seconds
+
+
+@pytest.mark.parametrize("layers, swiglu, kv_heads", [(1, False, 4), (3, True, 2)])
+def test_a_decoder_has_six_operations_a_parameter_and_token_and_its_attention(layers, swiglu, kv_heads):
+    config = Config(64, 32, 4, layers, 96, swiglu=swiglu, kv_heads=kv_heads)
+    size = sizes(config)
+    params = md.tree.map(lambda names: md.ShapedArray([size[n] for n in names.split()], "float32"), dimensions(config))
+    batch, tokens = 2, 16
+    step = md.value_and_grad(lambda params, x: next_token_loss(config, params, x, x))
+    report = spmd.predict(step, A100)(params, md.ShapedArray((batch, tokens), "int64"))
+    weights = sum(t.size for t in md.tree.leaves(params) if t.ndim > 1) - 64 * 32  # a look-up multiplies nothing
+    attention = 12 * layers * batch * tokens**2 * config.features  # two products, forward and twice backward
+    assert report.flops == 6 * weights * batch * tokens + attention
+    assert report.kinds["attention"].flops >= attention
+    assert report.model_flops == report.flops
+
+
+def stack(x, weights, wrap=lambda f: f):
+    return np.sum(md.scan(lambda x, w: (wrap(lambda x, w: np.tanh(x @ w))(x, w), None), x, weights)[0])
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_loops_multiply(length):
+    one, several = (spmd.predict(stack, A100)(*types((8, F), (n, F, F))) for n in (1, length))
+    assert several.flops == length * one.flops == length * 2 * 8 * F * F
+    assert several.kinds["matrix products"].seconds == pytest.approx(length * one.kinds["matrix products"].seconds)
+
+
+def test_what_is_computed_again_counts_for_the_hardware_alone():
+    args = types((8, F), (3, F, F))
+    plain, again = (
+        spmd.predict(md.grad(functools.partial(stack, wrap=wrap), argnums=(0, 1)), A100)(*args)
+        for wrap in (lambda f: f, md.checkpoint)
+    )
+    assert plain.flops == plain.model_flops == again.model_flops
+    assert again.flops == again.model_flops * 4 / 3
+    assert again.hfu > again.mfu
+
+
+def test_a_branch_that_is_not_known_is_the_longest():
+    def f(flag, x):
+        return md.cond(flag, lambda x: x @ x @ x, lambda x: x @ x, x)
+
+    report = spmd.predict(f, A100)(md.ShapedArray((), "bool"), *types((F, F)))
+    assert report.flops == 2 * 2 * F**3
+    assert any("which branch" in note for note in report.notes)
+
+
+def test_fused_operations_move_their_operands_once():
+    x = md.ShapedArray((1 << 20,), "float32")
+    f = lambda x, y: np.tanh(x * y + x) * y  # noqa: E731
+    fused, single = (spmd.predict(f, A100, optimized=fused)(x, x) for fused in (True, False))
+    assert fused.kinds["elementwise"].bytes == pytest.approx(3 * x.nbytes)
+    assert single.kinds["elementwise"].bytes == (4 * 3 - 1) * x.nbytes
+    assert fused.seconds < single.seconds
+
+
+# ---------------------------------------------------------------- types and sizes
+
+
+def test_types_and_arrays_give_the_same():
+    step = md.value_and_grad(split_perceptron(2, 4), argnums=(0, 1))
+    shapes = (F, H), (H, F), (16, F)
+    of_types, of_arrays = spmd.predict(step, A100)(*types(*shapes)), spmd.predict(step, A100)(*map(np.ones, shapes))
+    assert of_types.flops == of_arrays.flops
+    doubles = spmd.predict(step, A100)(*types(*shapes, dtype="float64"))
+    assert doubles.seconds == of_arrays.seconds
+    assert doubles.memory == of_arrays.memory
+
+
+def count(tape):
+    return sum(1 + sum(map(count, eqn.bodies)) for eqn in tape.equations)
+
+
+def test_a_tape_for_many_ranks_is_as_long_as_one_for_four():
+    few, many = (
+        spmd.rewritten(md.grad(split_perceptron(*shape), argnums=(0, 1)))(*types((F, 2048), (2048, F), (32768, F)))
+        for shape in ((2, 2), (2048, 8))
+    )
+    assert count(few) == count(many)
+    report = spmd.predict(many, H100)
+    assert report.ranks == 16384
+    assert report.seconds > 0
+
+
+def test_no_array_is_made():
+    """A trillion numbers: of 4 TB."""
+    huge = types((10**6, 10**6))
+    report = spmd.predict(lambda x: np.sum(np.tanh(x) + np.zeros_like(x)), A100)(*huge)
+    assert report.memory["x"] == 4 * 10**12
+    assert "does not fit" in str(report)
+
+
+# ---------------------------------------------------------------- machines
+
+STEP, ARGS = md.value_and_grad(split_perceptron(4, 8), argnums=(0, 1)), types((512, 2048), (2048, 512), (4096, 512))
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"bandwidth": A100.bandwidth / 10},
+        {"flops": {"float32": 1e12}},
+        {"launch": 1e-4},
+        {"efficiency": Efficiency(0.1, 300)},
+        {"links": (link("NVLink", 8, 4e-6, 1e9), A100.links[1])},
+        {"links": (A100.links[0], link("InfiniBand", math.inf, 1e-3, 25e9))},
+        {"elementwise": 1e9},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_worse_machine_is_slower(worse):
+    assert spmd.predict(STEP, A100.replace(**worse))(*ARGS).seconds > spmd.predict(STEP, A100)(*ARGS).seconds
+
+
+@pytest.mark.parametrize("machine", [A100, H100, TPU_V5E, TPU_V5P], ids=lambda m: m.name)
+def test_each_constant_has_a_source(machine):
+    assert {*machine.sources} == {"flops", "elementwise", "bandwidth", "memory", "launch", "efficiency"}
+    assert all(isinstance(each, Link) and each.source for each in machine.links)
+
+
+def test_axes_use_the_links_on_which_they_are_placed():
+    shape = {"stages": 4, "data": 8, "feats": 4}
+    inner = A100.on(shape)
+    assert [(each.name, n) for each, n in inner.levels(("feats",))] == [("NVLink", 4)]
+    assert [(each.name, n) for each, n in inner.levels(("data",))] == [("NVLink", 2), ("InfiniBand", 4)]
+    assert [(each.name, n) for each, n in inner.levels(("stages",))] == [("InfiniBand", 4)]
+    assert [n for _, n in inner.levels(("stages", "data"))] == [2, 16]
+    outer = A100.on(shape, nearest=("data", "stages", "feats"))
+    assert [(each.name, n) for each, n in outer.levels(("data",))] == [("NVLink", 8)]
+    assert outer.seconds("psum", 4, 10**8, ("feats",)) > inner.seconds("psum", 4, 10**8, ("feats",))
+
+
+def test_over_two_levels_slow_links_carry_a_part():
+    """Eight in a node: each adapter carries an eighth of the sum."""
+    placed = A100.on({"i": 64})
+    flat = A100.links[1].model.seconds("psum", 64, 10**9)
+    assert flat / 8 < placed.seconds("psum", 64, 10**9, ("i",)) < flat / 2
+
+
+def test_more_ranks_of_a_sum_take_longer():
+    times = [A100.on({"i": n}).seconds("psum", n, 10**7, ("i",)) for n in (2, 4, 8, 16, 64, 512)]
+    assert times == sorted(times)
+
+
+def test_what_does_not_fit_is_refused_in_one_line():
+    with pytest.raises(ValueError, match=r"^Small has no link for axis 'i': its NVLink joins 8 devices"):
+        A100.replace(name="Small", links=A100.links[:1]).on({"i": 16})
+    with pytest.raises(ValueError, match=r"^TPU v5e has no peak for float16, only for bfloat16, int8, float32"):
+        spmd.predict(np.matmul, TPU_V5E)(*types((8, 8), (8, 8), dtype="float16"))
+    with pytest.raises(ValueError, match="the mesh has no axis 'tensor', only i"):
+        A100.on({"i": 8}, nearest=("tensor",))
+    with pytest.raises(ValueError, match="each link joins more devices than the one before"):
+        A100.replace(links=A100.links[::-1])
+    with pytest.raises(ValueError, match="256") as error:
+        spmd.predict(split_perceptron(2, 3), A100)(*types((F, H), (H, F), (16, F)))
+    assert "feats" in str(error.value)
+
+
+# ---------------------------------------------------------------- overlap and pipelines
+
+
+def test_overlap_hides_communication():
+    def body(weights, x):
+        for w in weights:
+            x = np.tanh(x @ w)
+        return psum(x.sum(), "i")
+
+    mesh = spmd.make_mesh((8,), ("i",), backend="simulated")
+    loss = spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P())
+    step = lambda *args: spmd.rewritten(md.grad(loss), bucket_bytes=1 << 20)(*args)  # noqa: E731
+    tape = step(types(*[(1024, 1024)] * 6), md.ShapedArray((65536, 1024), "float32"))
+    beside, none, other = (spmd.predict(tape, A100, overlap=overlap) for overlap in (True, False, ["j"]))
+    assert beside.hidden > 0
+    assert none.hidden == pytest.approx(0, abs=1e-12)
+    assert beside.seconds < none.seconds == other.seconds
+    assert none.seconds == pytest.approx(
+        none.exposed + sum(e.seconds for k, e in none.kinds.items() if "psum" not in k)
+    )
+
+
+@pytest.mark.parametrize("p, M", [(1, 3), (2, 4), (4, 8), (8, 8)])
+@pytest.mark.parametrize("forward, backward", [(1.0, 2.0), (1.0, 1.0), (0.5, 3.0)])
+def test_schedules_take_what_their_papers_say(p, M, forward, backward):
+    seconds = lambda stage, step: forward if step.direction == "forward" else backward  # noqa: E731
+    for schedule in (gpipe(p, M), one_f_one_b(p, M)):
+        assert time_schedule(schedule, seconds).seconds == pytest.approx((M + p - 1) * (forward + backward))
+    chunks = lambda stage, step: seconds(stage, step) / 2  # noqa: E731
+    timed = time_schedule(interleaved(p, M - M % p or p, 2), chunks)
+    assert timed.seconds == pytest.approx(((M - M % p or p) + (p - 1) / 2) * (forward + backward))
+
+
+@pytest.mark.parametrize("p, M", [(2, 4), (4, 8), (8, 20)])
+def test_split_backward_passes_leave_a_third_of_the_bubble(p, M):
+    """(p - 1) * (F + B - W), where B and W are the parts of a backward pass: Qi et al., section 2."""
+    seconds = {"forward": 1.0, "backward": 1.0, "weight": 1.0}
+    timed = time_schedule(zero_bubble(p, M), lambda stage, step: seconds[step.direction])
+    assert timed.seconds == 3 * M + p - 1
+    assert timed.busy(0) == 3 * M
+    assert max(zero_bubble(p, M).stashed) == max(one_f_one_b(p, M).stashed) == p
+
+
+def test_messages_delay_what_waits_for_them():
+    schedule = one_f_one_b(4, 1)
+    assert time_schedule(schedule, lambda *_: 1.0, send=0.5).seconds == 8 + 6 * 0.5
+
+
+def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens, make=one_f_one_b, stage=None):
+    """A step in a pipeline, with types for its arguments: Megatron's parallelism, in 16 bits."""
+    mesh = spmd.make_mesh((data, stages, feats), ("data", "stages", "feats"), backend="simulated")
+    schedule, names, whole = make(stages, microbatches), dimensions(config), sizes(config)
+    split = dict.fromkeys(("vocabulary", "heads", "kv_heads", "hidden"), "feats")
+
+    def type_of(names, *leading):
+        return md.ShapedArray((*leading, *[whole[n] for n in names.split()]), "float16")
+
+    def spec_of(names, *leading):
+        return P(*leading, *[split.get(n) for n in names.split()])
+
+    trees = {"embedding": names["embedding"]}, names["layers"][0], {"norm": names["norm"], "head": names["head"]}
+    layers = config.layers
+    leading = schedule.chunks, layers // schedule.chunks
+    params = [md.tree.map(lambda n, k=k: type_of(n, *k), t) for t, k in zip(trees, ((), leading, ()))]
+    specs = [md.tree.map(lambda n, k=k: spec_of(n, *k), t) for t, k in zip(trees, ((), (None, "stages"), ()))]
+
+    def block(x, p):
+        x = x + psum(causal_attention(p["attention"], normalize(config, p["attention_norm"], x)), "feats")
+        return x + psum(mlp(p["mlp"], normalize(config, p["mlp_norm"], x)), "feats"), None
+
+    layers = (
+        lambda p, t: embed(p["embedding"], t, "feats"),
+        functools.partial(stage or (lambda block, p, x: md.scan(block, x, p)[0]), block),
+        lambda p, x, y: np.mean(label_cross_entropy(normalize(config, p["norm"], x) @ p["head"], y, "feats")),
+    )
+
+    def body(params, text, labels):
+        batch = (x.reshape(microbatches, size, tokens) for x in (text, labels))
+        loss, gradients = scheduled(schedule, layers, pbroadcast(params, "data"), *batch, "stages")
+        return pmean(loss, "data"), psum(gradients, "data")
+
+    specs = tuple(specs)
+    step = spmd.shard_map(body, mesh=mesh, in_specs=(specs, P("data"), P("data")), out_specs=(P(), specs))
+    text = md.ShapedArray((data * microbatches * size, tokens), "int64")
+    return step, (tuple(params), text, text)
+
+
+def closed_form(config, examples, tokens):
+    """The operations of a step with all activations computed again: Narayanan et al., section 5.1."""
+    h, l, V = config.features, config.layers, config.vocabulary  # noqa: E741
+    return 96 * examples * tokens * l * h**2 * (1 + tokens / (6 * h) + V / (16 * l * h))
+
+
+@pytest.mark.parametrize("data, stages, feats, microbatches", [(2, 2, 1, 2), (2, 4, 2, 8)])
+def test_a_pipelined_decoder_has_the_operations_of_the_paper(data, stages, feats, microbatches):
+    config = Config(512, 256, 4, 8, 1024, swiglu=False)
+    step, args = pipelined_decoder(config, data, stages, feats, microbatches, 2, 128)
+    report = spmd.predict(step, A100, nearest=("feats", "data", "stages"))(*args)
+    h, s, V, L = 256, 128, 512, 8
+    examples = data * microbatches * 2
+    # The paper counts the logits' forward pass once; here the last stage computes them again, too.
+    head_again = 2 * examples * s * h * V
+    expected = (closed_form(config, examples, s) + head_again) / (data * stages * feats)
+    assert report.flops == pytest.approx(expected, rel=1e-9)
+    model = 72 * examples * s * L * h**2 * (1 + s / (6 * h) + V / (12 * L * h)) / (data * stages * feats)
+    assert report.model_flops == pytest.approx(model, rel=1e-9)
+    (timed,) = report.schedules
+    bubble = report.kinds["pipeline bubble"].seconds
+    assert bubble > 0
+    assert bubble == pytest.approx(timed.seconds - max(map(timed.busy, range(stages))))
+    pytest.importorskip("matplotlib").use("Agg")
+    assert len(timed.plot().get_yticklabels()) == stages
+    assert "psum along data" in report.kinds
+    assert report.seconds == pytest.approx(
+        sum(e.seconds for k, e in report.kinds.items() if "along" not in k) + report.exposed, rel=1e-6
+    )
+
+
+def test_the_bubble_shrinks_from_schedule_to_schedule():
+    """As their papers say; the operations are the same, but for what the last stage's head computes again."""
+    config = Config(64, 2048, 16, 16, 8192, swiglu=False)
+    makes = one_f_one_b, functools.partial(interleaved, chunks=2), zero_bubble
+    plain, chunked, split = (
+        spmd.predict(step, A100, nearest=("feats", "data", "stages"))(*args)
+        for step, args in (pipelined_decoder(config, 2, 4, 2, 8, 1, 2048, make) for make in makes)
+    )
+    bubbles = [report.kinds["pipeline bubble"].seconds for report in (plain, chunked, split)]
+    assert bubbles[0] > bubbles[1] > 0
+    assert bubbles[0] > bubbles[2] > 0
+    assert chunked.flops == pytest.approx(plain.flops)
+    assert split.flops == pytest.approx(plain.flops, rel=0.02)
+    assert split.model_flops == pytest.approx(plain.model_flops, rel=0.02)
+    assert chunked.seconds < plain.seconds
+
+
+def test_stages_may_have_different_layers():
+    """Known by the number of the stage: 126 layers on 16 stages, the first and the last of which have one less."""
+    config = Config(128256, 16384, 128, 128, 53248, kv_heads=8)
+
+    def stage(block, w, x):
+        ends = (axis_index("stages") == 0) | (axis_index("stages") == axis_size("stages") - 1)
+        short = lambda x: md.scan(block, x, md.tree.map(lambda leaf: leaf[:-1], w))[0]  # noqa: E731
+        return md.cond(ends, short, lambda x: md.scan(block, x, w)[0], x)
+
+    step, args = pipelined_decoder(config, 128, 16, 8, 16, 1, 8192, stage=stage)
+    report = spmd.predict(step, H100, nearest=("feats", "data", "stages"))(*args)
+    assert report.ranks == 16384
+    h, s = config.features, 8192
+    weights = 126 * (2 * h * h + 2 * h * h // 16 + 3 * h * config.hidden)
+    forward = 2 * 2048 * s * weights + 4 * 126 * 2048 * s**2 * h
+    head = 2 * 2048 * s * h * config.vocabulary
+    assert report.flops == pytest.approx((4 * forward + 4 * head) / 16384, rel=1e-6)
+    assert not report.notes
+
+
+def test_a_trillion_parameters_are_priced_from_their_types():
+    config = Config(51200, 25600, 160, 128, 4 * 25600, swiglu=False)
+    step, args = pipelined_decoder(config, 6, 64, 8, 64, 1, 2048)
+    report = spmd.predict(step, A100, nearest=("feats", "data", "stages"))(*args)
+    assert report.ranks == 3072
+    parameters = sum(t.size for t in md.tree.leaves(args[0]))
+    assert parameters > 1e12
+    assert 2 * parameters / 512 < report.memory["params"] < 2.4 * parameters / 512  # every stage has both ends
+    assert 0.1 < report.mfu < report.hfu < 0.5  # as many microbatches as stages: half the time is a bubble
+
+
+def test_the_table_and_the_picture_have_each_kind():
+    report = spmd.predict(STEP, A100)(*ARGS)
+    assert all(kind in str(report) for kind in report.kinds)
+    assert "MFU" in str(report)
+    assert len(report.lines) > 1
+    assert sum(entry.seconds for entry in report.lines.values()) == pytest.approx(
+        sum(entry.seconds for entry in report.kinds.values())
+    )
+    assert "np.tanh(x @ u" in str(report.by_line)
+    pytest.importorskip("matplotlib").use("Agg")
+    assert [label.get_text() for label in report.plot().get_yticklabels()] == [*report.kinds]
+
+
+def test_prices_are_all_that_a_walk_asks_for():
+    class Ones:
+        def compute(self, work, dtype):
+            return 1.0
+
+        def send(self, collective, ranks, nbytes, axes):
+            return 10.0, "wire"
+
+    tape = md.make_tape(split_perceptron(2, 2))(*types((F, H), (H, F), (16, F)))
+    span = Walk(Ones(), fused=False, keep=True).price(tape)
+    assert span.seconds == max(end for *_, end, _ in span.operations)
+    assert span.total("exposed") == 20.0  # nothing else can run
