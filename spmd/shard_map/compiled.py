@@ -16,7 +16,7 @@ from collectives.backends.base import Axes, Backend
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
-from minidiff.values.aliasing import owner_of, read_only_view
+from minidiff.values.aliasing import owner_of, read_only_view, writable_view
 from spmd.checks.agreement import checks_values
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec, global_type
@@ -30,17 +30,22 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
     `evaluate(args, params)` runs it where something is not as it was, or the body is not one program.
     """
     mesh, in_specs, body = params["mesh"], params["in_specs"], params["body"]
+    given = [x.spec == spec if isinstance(x, ShardedArray) else spec.is_trivial for x, spec in zip(args, in_specs)]
+    donated = [yes and mine for yes, mine in zip(params.get("donated", ()), given)]
     otherwise = lambda args: evaluate([*map(_array, args)], params)  # noqa: E731
     args = [*map(_array, args)]
     with running(EVALUATE):
         interpreter = SPMD(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
         blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
-        found = interpreter.program(body, blocks)
+        found = interpreter.program(body, blocks, tuple(donated))
     if found is None:
         return lambda *args, body: otherwise(args)
     source, places = found
     finish, program = mesh.ranks.finish, source.results
-    entries = [_entry(isinstance(x, ShardedArray), mesh, spec) for x, spec in zip(args, in_specs)]
+    written = source.overwritten
+    entries = [
+        _entry(isinstance(x, ShardedArray), mesh, spec, k in written) for k, (x, spec) in enumerate(zip(args, in_specs))
+    ]
     leaving = zip(body.out_types, params["out_specs"], places)
     exits = [_exit(ShapedArray(t.shape, t.dtype), mesh, spec, held) for t, spec, (held, _) in leaving]
 
@@ -64,7 +69,8 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
         results = [leave(x) for leave, x in zip(exits, outs)]
         if alone:
             return results
-        return copy_shared_results(results, {id(owner_of(x)) for x in args if type(x) is numpy.ndarray})
+        kept = [x for k, x in enumerate(args) if type(x) is numpy.ndarray and k not in written]
+        return copy_shared_results(results, {id(owner_of(x)) for x in kept})
 
     return run
 
@@ -74,10 +80,13 @@ def _array(x: Any) -> Value:
     return x if hasattr(x, "dtype") else numpy.asarray(x)[()]
 
 
-def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], Any]:
-    """What takes this process's data out of an argument; None if the argument is not as the first one was."""
+def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec, written: bool) -> Callable[[Value], Any]:
+    """What takes this process's data out of an argument, to be `written` into if it was given up.
+
+    None if the argument is not as the first one was.
+    """
     if sharded:
-        return _entry_of_data(mesh, spec)
+        return _entry_of_data(mesh, spec, written)
     whole, place = spec.is_trivial, mesh.ranks.place
 
     def enter(x):
@@ -89,7 +98,7 @@ def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], 
     return enter
 
 
-def _entry_of_data(mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], Any]:
+def _entry_of_data(mesh: Mesh, spec: PartitionSpec, written: bool) -> Callable[[Value], Any]:
     equal = spec  # the last spec that was found to be equal
 
     def enter(x):
@@ -100,7 +109,7 @@ def _entry_of_data(mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], Any]:
             if x.spec != spec:
                 return None
             equal = x.spec
-        return x.data
+        return writable_view(x.data) if written else x.data
 
     return enter
 
