@@ -24,6 +24,7 @@ from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.effects import has_effects
 from minidiff.ops.base import DecidedOnce, Multilinear
+from minidiff.values.dtypes import accumulator_dtype
 
 
 class Lowered(DecidedOnce):
@@ -170,7 +171,9 @@ def _can_overlap(eqn: Equation) -> bool:
     primitive, params = eqn.primitive, eqn.params
     if not isinstance(primitive, Lowered):
         return False
-    collective = params["collective"].each or params["collective"]
+    collective, dtype = params["collective"].each or params["collective"], typeof(eqn.inputs[0]).dtype
+    if collective in PSUMS and accumulator_dtype(dtype) != dtype:
+        return False  # while it is under way, a sum of 16-bit floats takes a buffer of twice their bytes
     return collective in OVERLAPPED and primitive.sends(params)
 
 
