@@ -156,10 +156,10 @@ class MasterState(NamedTuple):
 def with_masters(optimizer: GradientTransformation) -> GradientTransformation:
     """Let an optimizer update float32 copies of 16-bit parameters, the master weights.
 
-    Parameters and gradients then have 16 bits, and small updates are not lost, since the state adds them up. A parameter
-    takes 2 bytes, its gradient 2, and the state with Adam 12: the master weight and two averages. The updates are what
-    turns parameters into rounded master weights. `init` also takes the float32 parameters that were rounded. `update`
-    raises ValueError without parameters.
+    Parameters and gradients then have 16 bits, and small updates are not lost, since the state adds them up. A
+    parameter takes 2 bytes, its gradient 2, and the state with Adam 12: the master weight and two averages. The updates
+    are what turns parameters into rounded master weights. `init` also takes the float32 parameters that were rounded.
+    `update` raises ValueError without parameters.
 
     >>> import minidiff as md
     >>> w, tenth = numpy.ones(2, numpy.float16), numpy.full(2, 1e-4, numpy.float16)

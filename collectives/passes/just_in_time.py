@@ -24,7 +24,7 @@ def gather_just_in_time(tape: Tape, *_: Any) -> Tape:
     on the way to a result, such as the update of a parameter, is done result by result. So a program whose parameters
     are split over ranks holds one layer's at a time, whatever the order in which it was written.
     """
-    sending = [e for e in tape.equations if (c := _collective_of(e)) is not None and e.primitive.sends(e.params)]
+    sending = [eqn for eqn in tape.equations if _collective_of(eqn) is not None and eqn.primitive.sends(eqn.params)]
     if not any(_collective_of(eqn) in (*GROWING, *SHRINKING) for eqn in sending):
         return tape
     return with_equations(tape, _Ordered(tape, sending).equations)
@@ -37,8 +37,10 @@ def _collective_of(eqn: Equation) -> Any:
 
 def _rearranges(eqn: Equation) -> bool:
     primitive = eqn.primitive
-    if primitive.is_higher_order or has_effects(eqn) or _collective_of(eqn) is not None:
+    if primitive.is_higher_order or has_effects(eqn):
         return False
+    if _collective_of(eqn) is not None:
+        return not primitive.sends(eqn.params)  # a cast, or a local slice
     return primitive.shares_memory or primitive in (concatenate_p, recompute_p)
 
 

@@ -46,7 +46,9 @@ def find_aliases(tape: Tape) -> dict[Any, frozenset]:
 
 
 def _bodies_make_all(eqn: Equation) -> bool:
-    """Whether the bodies of an operation allocate each result separately."""
+    """Whether the bodies of an operation allocate each result separately: a shard_map copies what they share."""
+    if eqn.primitive.body_scope(eqn.params) is not None:
+        return True
     bodies = eqn.bodies
     may_not_run = eqn.primitive is while_p or eqn.params.get("length") == 0  # then it returns its operands
     return bool(bodies) and not may_not_run and not any(map(_shared_results, bodies))

@@ -10,7 +10,7 @@ import functools
 import keyword
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -103,6 +103,9 @@ class Source:
         self.returned = {a for a in tape.outputs if isinstance(a, Var) and self._is_large(a)}
         self.earlier: dict[Var, list[str]] = {}  # earlier names of a value's memory
         self.reused: set[Var] = set()  # values whose memory belongs to another value now
+        self.takes: dict[Var, Var] = {}  # a ufunc's result -> the operand whose memory it takes
+        self.copied: set[Var] = set()  # results that are written over arguments once they are there
+        self.passed_on: dict[Equation, tuple[bool, ...]] = {}  # which operands a shard_map may write into
         self.dead: dict[Var, None] = {}  # arguments that were given up, after their last use, in its order
         self.compiled: dict[Equation, Equation] = {}  # equations with bodies, and the same with compiled ones
         self._numbers: dict[str, int] = {}
@@ -287,6 +290,7 @@ class Source:
         if a is None:
             return None
         self.reused.add(a)
+        self.takes[eqn.outputs[0]] = a
         if a in self.given_up:
             self.given_up.add(eqn.outputs[0])
         self.earlier[eqn.outputs[0]] = names = self.earlier.pop(a, [])
@@ -294,7 +298,7 @@ class Source:
         return self.names[a]
 
     def _given_up_for(self, v: Var) -> str | None:
-        """The name of an argument that was given up, is not needed any more, and takes a result; None if there is none."""
+        """The name of an argument that was given up and is free, for a result; None if there is none."""
         if v not in self.returned or v in self.given_up or v in self.foreign:
             return None
         target = next((d for d in self.dead if d.type == v.type and d not in self.reused), None)
@@ -311,6 +315,7 @@ class Source:
         for v in eqn.outputs:
             target = self._given_up_for(v)
             if target:
+                self.copied.add(v)
                 write = self._bind("write_over", write_over)
                 lines.append(f"    {self.names[v]} = {write}({target}, {self.names[v]})")
         return lines
@@ -320,7 +325,8 @@ class Source:
         uses = count_uses(self.tape)
         given = [isinstance(a, Var) and a in self.given_up and uses[a] == 1 for a in eqn.inputs]
         self.reused.update(choose(eqn.inputs, given))
-        return tuple(given)
+        self.passed_on[eqn] = tuple(given)
+        return self.passed_on[eqn]
 
     def _is_large(self, v: Var) -> bool:
         """Whether a value, or what it may be a view of, is large."""

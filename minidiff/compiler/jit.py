@@ -332,6 +332,10 @@ class Jitted:
         key = settings, (*map(types_in, fixed.values()),)
         return lambda args, kwargs: of_others(*args, **kwargs, **static_names), (dynamic, named), key
 
+    def donates(self, *args: Any, **kwargs: Any) -> tuple[bool, ...]:
+        """Which leaves of these arguments are given up."""
+        return self._prepare_recording(args, kwargs)[3]
+
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The Python source for arguments of these types, as a string."""
         return PrintedText(self.program(*args, **kwargs).source.text)
@@ -386,9 +390,9 @@ def jit(
     Python may branch on them.
 
     Arguments named by `donate_argnums` or `donate_argnames` are given up: the program may write into their arrays, so
-    what these hold afterwards is not specified. Results of the same types are written over them: a step of training that
-    updates parameters and optimizer states needs no second copy. An array that is read-only, a view, or viewed by another
-    argument is copied first; so is a block of a sharded array that another array shares.
+    what these hold afterwards is not specified. Results of the same types are written over them: a step of training
+    that updates parameters and optimizer states needs no second copy. An array that is read-only, a view, or viewed by
+    another argument is copied first; so is a block of a sharded array that another array shares.
 
     `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
     rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error. If llvmlite is installed,

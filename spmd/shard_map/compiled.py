@@ -30,14 +30,13 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
     `evaluate(args, params)` runs it where something is not as it was, or the body is not one program.
     """
     mesh, in_specs, body = params["mesh"], params["in_specs"], params["body"]
-    given = [x.spec == spec if isinstance(x, ShardedArray) else spec.is_trivial for x, spec in zip(args, in_specs)]
-    donated = [yes and mine for yes, mine in zip(params.get("donated", ()), given)]
+    donated = blocks_given_up([isinstance(x, ShardedArray) for x in args], params)
     otherwise = lambda args: evaluate([*map(_array, args)], params)  # noqa: E731
     args = [*map(_array, args)]
     with running(EVALUATE):
         interpreter = SPMD(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
         blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
-        found = interpreter.program(body, blocks, tuple(donated))
+        found = interpreter.program(body, blocks, donated)
     if found is None:
         return lambda *args, body: otherwise(args)
     source, places = found
@@ -73,6 +72,12 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
         return copy_shared_results(results, {id(owner_of(x)) for x in kept})
 
     return run
+
+
+def blocks_given_up(sharded: Sequence[bool], params: dict) -> tuple[bool, ...]:
+    """Which blocks the program may write into: of the `donated` arguments, all but those cut out of plain arrays."""
+    given = zip(params.get("donated", ()), sharded, params["in_specs"])
+    return tuple([yes and (is_sharded or spec.is_trivial) for yes, is_sharded, spec in given])
 
 
 def _array(x: Any) -> Value:
@@ -132,11 +137,15 @@ def _whole(x: Any) -> Value:
 
 
 def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
-    """Copy results that share memory with the user's `plain` arrays, and plain ones that share it with sharded ones."""
+    """Copy results that share memory with the user's `plain` arrays, and plain results that share it with others."""
     sharded = [x for x in results if isinstance(x, ShardedArray)]
     for x in sharded:
         if id(owner_of(x.data)) in plain:
             x.data = read_only_view(x.data.copy())
-    owners = plain.union(id(owner_of(x.data)) for x in sharded)
-    shared = lambda x: not x.flags.writeable or id(owner_of(x)) in owners  # noqa: E731
-    return [x.copy() if isinstance(x, numpy.ndarray) and shared(x) else x for x in results]
+    owners, found = plain.union(id(owner_of(x.data)) for x in sharded), []
+    for x in results:
+        if isinstance(x, numpy.ndarray):
+            x = x.copy() if not x.flags.writeable or id(owner_of(x)) in owners else x
+            owners.add(id(owner_of(x)))
+        found.append(x)
+    return found

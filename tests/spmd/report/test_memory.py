@@ -168,7 +168,7 @@ def test_what_sharding_saves():
     size, block = sum(x.nbytes for x in md.tree.leaves(params)), sum(x.nbytes for x in batch) // 4
     assert (whole.highest["arguments"], split.highest["arguments"]) == (size + block, size // 4 + block)
     assert (whole.highest["gradients"], split.highest["gradients"]) == (size, size // 4)
-    assert split.peak.total < whole.peak.total / 2
+    assert split.peak.total < whole.peak.total * 2 / 3
     kept = spmd.memory(md.grad(fully_sharded(MESH, checkpoint=lambda f: f)))(params, batch)  # gathered arrays, too
     assert kept.highest["residuals"] - split.highest["residuals"] == 7 * 128 * 128 * 8
     (note,) = kept.notes
