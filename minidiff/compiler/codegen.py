@@ -302,10 +302,11 @@ class Source:
         if v not in self.returned or v in self.given_up or v in self.foreign:
             return None
         target = next((d for d in self.dead if d.type == v.type and d not in self.reused), None)
-        if target is not None:
-            self.reused.add(target)
-            self.given_up.add(v)
-        return target and self.names[target]
+        if target is None:
+            return None
+        self.reused.add(target)
+        self.given_up.add(v)
+        return self.names[target]
 
     def _written_over(self, eqn: Equation, k: int) -> list[str]:
         """The lines that write results into arguments that were given up, and are not needed any more."""

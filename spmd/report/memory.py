@@ -8,12 +8,17 @@ the last time (`minidiff/compiler/buffers.py`).
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy
+from numpy.lib.stride_tricks import as_strided
 
 from collectives.backends.base import Axes
 from collectives.backends.simulated import Simulated
@@ -23,7 +28,7 @@ from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.jit import Jitted
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape
-from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.debug import disable_jit
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, split_location
@@ -32,6 +37,10 @@ from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
+from minidiff.ops.base import broadcast_to_p, reshape_p
+from minidiff.ops.indexing import slice_p
+from minidiff.ops.shape import split_p, transpose_p
+from minidiff.ops.workspace import workspace
 from minidiff.transforms.recording import make_tape
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type
@@ -260,7 +269,8 @@ class _Walk:
             if run_by is not None:
                 self.written[run_by] = [a in source.given_up for a in tape.outputs]
         liveness = Memory(tape) if source is None else source.memory
-        kinds = _kinds(tape, returned)
+        copying = _copying(tape)
+        kinds = _kinds(tape, returned, copying)
         ending = (liveness.ending if self.compiled else _freed_eagerly(tape, liveness)) if frees else {}
         live: dict[Var, int] = {}
 
@@ -273,14 +283,16 @@ class _Walk:
         for k, eqn in enumerate(tape.equations):
             if eqn.bodies and eqn.primitive is not fused_p:
                 yield from self.inside(eqn, kinds, held(), source.passed_on.get(eqn, ()) if source else ())
-            made = {} if _is_view(eqn) else dict(zip(eqn.outputs, self.result_bytes(eqn)))
+            made = {} if _is_view(eqn) and eqn not in copying else dict(zip(eqn.outputs, self.result_bytes(eqn)))
             if source is not None and frees:
                 for v in eqn.outputs:
-                    live.pop(source.takes.get(v), None)
+                    live.pop(source.takes.get(v, v), None)
                     if v in source.given_up and v not in source.copied:
                         made.pop(v, None)
             live.update(made)
-            yield Moment(eqn.primitive.name, eqn.source, held() + _unstacked_elements(eqn, kinds))
+            now = held() + _unstacked_elements(eqn, kinds)
+            now[TEMPORARIES] += _workspace(eqn)
+            yield Moment(eqn.primitive.name, eqn.source, now)
             for v in [*ending.get(k, ()), *(source.copied.intersection(eqn.outputs) if source else ())]:
                 live.pop(v, None)
 
@@ -324,7 +336,10 @@ class _Walk:
             yield from (_nbytes(v.type) for v in eqn.outputs)
             return
         body = self.that_runs(eqn)
-        bases, sharded = _bases(body), [not isinstance(a, Var) or bool(a.type.sharding) for a in eqn.inputs]
+        bases, sharded = (
+            _bases(body, _copying(body)),
+            [not isinstance(a, Var) or bool(a.type.sharding) for a in eqn.inputs],
+        )
         taken = {v for v, yes in zip(body.inputs, sharded) if yes}
         written = self.written.get(eqn, [False] * len(eqn.outputs))
         for a, v, over in zip(body.outputs, eqn.outputs, written):
@@ -379,12 +394,67 @@ def _is_view(eqn: Equation) -> bool:
     return primitive.shares_memory and not (primitive.is_higher_order or primitive.sends(eqn.params))
 
 
-def _bases(tape: Tape) -> dict[Var, set[Var]]:
+def _workspace(eqn: Equation) -> int:
+    """What NumPy's implementation of an operation allocates beside its results."""
+    primitive = eqn.primitive
+    if primitive.is_higher_order or primitive is fused_p or _is_view(eqn) or primitive.sends(eqn.params):
+        return 0
+    types = [operand_type(a) for a in eqn.inputs]
+    return workspace(primitive, [t for t in types if isinstance(t, ShapedArray)], [v.type for v in eqn.outputs])
+
+
+#: Operations whose results are views, if their operand's strides allow it.
+_STRIDED = (reshape_p, transpose_p, broadcast_to_p, split_p, slice_p)
+
+
+def _copying(tape: Tape) -> set[Equation]:
+    """The reshapes that copy, since their operands' elements are not in the order of the result's.
+
+    Views of one element, with the strides that arrays will have, say so.
+    """
+    strided: dict[Var, Any] = {}
+    found = set()
+    for eqn in tape.equations:
+        if eqn.primitive not in _STRIDED or not isinstance(eqn.inputs[0], Var):
+            if _is_view(eqn) and len(eqn.outputs) == 1 and isinstance(a := eqn.inputs[0], Var) and a in strided:
+                strided.update((v, strided[a]) for v in eqn.outputs if v.type.shape == a.type.shape)
+            continue
+        x = strided.get(eqn.inputs[0])
+        if x is None:
+            x = _of_strides(eqn.inputs[0].type)
+        outs = eqn.primitive.impl(x, **eqn.params) if eqn.primitive is not reshape_p else _reshaped(x, **eqn.params)
+        if outs is None:
+            found.add(eqn)
+        else:
+            strided.update(zip(eqn.outputs, outs if eqn.primitive.multiple_results else [outs]))
+    return found
+
+
+def _of_strides(t: ShapedArray) -> Any:
+    """An array of a type that takes no memory: its elements must not be read."""
+    steps = [*itertools.accumulate(t.shape[:0:-1], operator.mul, initial=t.dtype.itemsize)][: t.ndim]
+    return as_strided(numpy.zeros(1, t.dtype), t.shape, steps[::-1], writeable=False)
+
+
+def _reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """A view of another shape; None if there is none."""
+    try:
+        if hasattr(numpy, "unstack"):  # NumPy 2.1
+            return numpy.reshape(x, shape, copy=False)
+        view = x.view()
+        view.shape = shape
+        return view
+    except (AttributeError, ValueError):
+        return None
+
+
+def _bases(tape: Tape, copying: Collection[Equation]) -> dict[Var, set[Var]]:
     """For each value, the values whose memory it uses: itself, or all that it may be a view of."""
     found = {v: {v} for v in tape.inputs}
     for eqn in tape.equations:
-        views = set().union(*[found[a] for a in eqn.inputs if isinstance(a, Var)]) if _is_view(eqn) else set()
-        found.update((v, views if _is_view(eqn) else {v}) for v in eqn.outputs)
+        is_view = _is_view(eqn) and eqn not in copying
+        views = set().union(*[found[a] for a in eqn.inputs if isinstance(a, Var)]) if is_view else set()
+        found.update((v, views if is_view else {v}) for v in eqn.outputs)
     return found
 
 
@@ -453,9 +523,9 @@ def _lower_for_one_rank(params: dict) -> Tape | None:
 # ---------------------------------------------------------------- kinds of memory
 
 
-def _kinds(tape: Tape, returned: Mapping[Var, str]) -> dict[Var, str]:
+def _kinds(tape: Tape, returned: Mapping[Var, str], copying: Collection[Equation]) -> dict[Var, str]:
     """The kind of each value's memory: the first in `DYNAMIC` of all the values that share it."""
-    (made, used), bases = _passes(tape), _bases(tape)
+    (made, used), bases = _passes(tape), _bases(tape, copying)
     found: dict[Var, str] = {}
     for eqn in tape.equations:
         for v in eqn.outputs:

@@ -142,10 +142,11 @@ def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
     for x in sharded:
         if id(owner_of(x.data)) in plain:
             x.data = read_only_view(x.data.copy())
-    owners, found = plain.union(id(owner_of(x.data)) for x in sharded), []
-    for x in results:
-        if isinstance(x, numpy.ndarray):
-            x = x.copy() if not x.flags.writeable or id(owner_of(x)) in owners else x
-            owners.add(id(owner_of(x)))
-        found.append(x)
+    owners = plain.union(id(owner_of(x.data)) for x in sharded)
+    found: list[Value] = []
+    for result in results:
+        if isinstance(result, numpy.ndarray):
+            result = result.copy() if not result.flags.writeable or id(owner_of(result)) in owners else result
+            owners.add(id(owner_of(result)))
+        found.append(result)
     return found

@@ -148,6 +148,27 @@ def test_peaks_are_those_measured(name, optimized):
     assert expected == pytest.approx(measured(md.jit(gradient) if optimized else gradient, ws, INPUTS), rel=0.1)
 
 
+ROWS = np.linspace(0.1, 0.9, 200_000).reshape(200, 1000)
+WIDE = {
+    "tile": (md.grad(lambda x: np.sum(np.tile(x, 20) ** 2)), ROWS[:, :500].copy()),
+    "repeat": (md.grad(lambda x: np.sum(np.repeat(x, 20) ** 2)), ROWS[:50].copy()),
+    "gelu": (md.nn.gelu, ROWS),
+    "softmax": (md.nn.softmax, ROWS),
+    "logsumexp": (md.nn.logsumexp, ROWS),
+    "std": (np.std, ROWS),
+    "cumprod": (md.grad(lambda x: np.sum(np.cumprod(x, axis=1))), ROWS),
+}
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize("name", WIDE)
+def test_what_one_operation_allocates_is_counted(name, optimized):
+    """Reshaped views that are copied, and what an implementation allocates beside its result."""
+    f, x = WIDE[name]
+    expected = dynamic(spmd.memory(f, optimized=optimized)(x))
+    assert expected == pytest.approx(measured(md.jit(f) if optimized else f, x), rel=0.05)
+
+
 def test_what_checkpoint_policies_keep():
     policies = md.checkpoint_policies
 
