@@ -10,7 +10,19 @@ import minidiff.numpy as np
 import spmd
 from collectives import pmean
 from spmd import P
-from spmd.parallel import data_parallel, fully_sharded, init_params, loss, pipeline_parallel, stacked_layers, zero
+from spmd.parallel import (
+    Config,
+    data_parallel,
+    fully_sharded,
+    init_params,
+    init_transformer,
+    loss,
+    pipeline_parallel,
+    ring_attention,
+    sequence_parallel_transformer,
+    stacked_layers,
+    zero,
+)
 
 pytestmark = pytest.mark.parallel(2)
 N = 384
@@ -50,8 +62,20 @@ def checkpointed_scan(mesh, rng):
     return on_ranks, rng.normal(size=(6, 128, 128)), split(rng.normal(size=(4096, 128)), mesh)
 
 
+def ring(mesh, rng):
+    attend = spmd.shard_map(lambda q, k, v: ring_attention(q, k, v, "i"), mesh, in_specs=P("i"), out_specs=P("i"))
+    return lambda *qkv: np.sum(attend(*qkv) ** 2), *split([rng.normal(size=(512, 4, 64)) for _ in range(3)], mesh)
+
+
+def transformer(mesh, rng):
+    config = Config(vocabulary=256, features=128, heads=4, layers=2, hidden=512)
+    tokens = rng.integers(0, 256, size=(8, 65))
+    labeled = tokens[:, :-1], tokens[:, 1:]
+    return sequence_parallel_transformer(mesh, config), init_transformer(rng, config), labeled
+
+
 @pytest.mark.parametrize("optimized", [False, True])
-@pytest.mark.parametrize("make", [data, sharded, stages, checkpointed_scan])
+@pytest.mark.parametrize("make", [data, sharded, stages, checkpointed_scan, ring, transformer])
 def test_the_peak_is_the_one_measured(make, optimized):
     """The arguments are there before: what is compared is what the program allocates, a few MB on each rank."""
     f, *args = make(spmd.make_mesh((2,), ("i",)), np.random.default_rng(0))
@@ -60,7 +84,7 @@ def test_the_peak_is_the_one_measured(make, optimized):
     run = md.jit(gradient) if optimized else gradient
     run(*args)
     measured = peak_of(run, *args)
-    assert expected == pytest.approx(measured, rel=0.1) and measured > 4e6
+    assert expected == pytest.approx(measured, rel=0.05 if optimized else 0.1) and measured > 4e6
 
 
 def peak_of(run, *args):
