@@ -187,8 +187,8 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     tape does not show: arrays that Python variables hold after their last use (eagerly, the lists of gradients in
     `spmd.parallel.zero`), memory that MPI takes, and, eagerly, unneeded values that a policy of `checkpoint` saves
     until the function ends. In the tests, the memory that NumPy allocates on an MPI rank is within 5 % of the report
-    for compiled programs, and within 10 % for eager ones. On simulated ranks, one process holds the blocks of all. Raises
-    TypeError for what is neither a function nor a tape.
+    for compiled programs, and within 10 % for eager ones. On simulated ranks, one process holds the blocks of all.
+    Raises TypeError for what is neither a function nor a tape.
 
     >>> import numpy as np
     >>> import minidiff as md
