@@ -197,6 +197,15 @@ def test_what_sharding_saves():
     assert f"{3 * (size + 4 * block) // 4:,} bytes" in note and not (whole.notes or split.notes)
 
 
+def test_compiled_layers_are_gathered_one_at_a_time():
+    """And their gradients are summed before those of the next layer: on real ranks as in the report."""
+    params, batch = init_params(np.random.default_rng(0), (128,) * 9), (np.ones((64, 128)),) * 2
+    args = spmd.distribute((params, batch), MESH, P("i"))
+    eager, compiled = [spmd.memory(md.grad(fully_sharded(MESH)), optimized=yes)(*args) for yes in (False, True)]
+    size = sum(x.nbytes for x in md.tree.leaves(params))
+    assert dynamic(compiled) < dynamic(eager) and dynamic(compiled) < size / 4 + 4 * size / 8
+
+
 def test_a_branch_that_is_not_known():
     def notes(*branches):
         return spmd.memory(lambda x: md.switch(x[0].astype(int), branches, x))(X).notes
