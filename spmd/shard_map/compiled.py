@@ -144,9 +144,12 @@ def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
             x.data = read_only_view(x.data.copy())
     owners = plain.union(id(owner_of(x.data)) for x in sharded)
     found: list[Value] = []
+    returned: dict[int, list[numpy.ndarray]] = {}  # by owner: plain results, which may be parts of one bucket
     for result in results:
         if isinstance(result, numpy.ndarray):
-            result = result.copy() if not result.flags.writeable or id(owner_of(result)) in owners else result
-            owners.add(id(owner_of(result)))
+            others = returned.setdefault(id(owner_of(result)), [])
+            shared = id(owner_of(result)) in owners or any(numpy.may_share_memory(result, x) for x in others)
+            result = result.copy() if shared or not result.flags.writeable else result
+            others.append(result)
         found.append(result)
     return found
