@@ -17,6 +17,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.higher_order.checkpoint import recomputed_selectively
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise, reduction
 from minidiff.ops.base import Elementwise, batch_leading
@@ -447,23 +448,32 @@ def dot_product_attention(
         bias, mask = (x if x is None or typeof(x).ndim < 4 else numpy.expand_dims(x, 0) for x in (bias, mask))
         return dot_product_attention(query, key, value, bias, mask, scale=scale, is_causal=is_causal)[0]
     _check_attention(*types)
-    (_, t, n, h), (_, s, k, _) = types[0].shape, types[1].shape
+    (_, _, n, h), (_, _, k, _) = types[0].shape, types[1].shape
     if n != k:
         key, value = numpy.repeat(key, n // k, axis=2), numpy.repeat(value, n // k, axis=2)
+    if mask is not None and typeof(mask).dtype != bool:
+        raise TypeError(f"dot_product_attention: mask must be boolean, got {typeof(mask)}; for numbers, bias")
+    core = functools.partial(_attend, scale=1 / math.sqrt(h) if scale is None else scale, is_causal=is_causal)
+    return recomputed_selectively(core)(query, key, value, bias, mask)
+
+
+def _attend(
+    query: Value, key: Value, value: Value, bias: Value | None, mask: Value | None, scale: float, is_causal: bool
+) -> Value:
+    """`dot_product_attention` of as many heads of keys as of queries."""
+    types = [typeof(x) for x in (query, key, value)]
     # Large sums of products would overflow in half precision.
     wide = numpy.result_type(types[0].dtype, types[1].dtype, numpy.float32)
     logits = numpy.einsum("btnh,bsnh->bnts", elementwise.convert(query, wide), elementwise.convert(key, wide))
-    logits = elementwise.multiply(logits, 1 / math.sqrt(h) if scale is None else scale)
+    logits = elementwise.multiply(logits, scale)
     if bias is not None:
         logits = elementwise.add(logits, bias)
     # Finite, so that a query that attends to no key gets the mean of the values, not a NaN.
     lowest = -0.7 * float(numpy.finfo(wide).max)
     if mask is not None:
-        if typeof(mask).dtype != bool:
-            raise TypeError(f"dot_product_attention: mask must be boolean, got {typeof(mask)}; for numbers, bias")
         logits = where(mask, logits, lowest)
     if is_causal:
-        logits = where(_causal(t, s), logits, lowest)
+        logits = where(_causal(types[0].shape[1], types[1].shape[1]), logits, lowest)
     weights = elementwise.convert(softmax(logits), numpy.result_type(types[0].dtype, types[2].dtype))
     return numpy.einsum("bnts,bsnh->btnh", weights, value)
 

@@ -24,6 +24,8 @@ gradient is the transpose of the weight's `pbroadcast`, and has its dtype. With 
 converted to the compute dtype after the pbroadcast; with `reductions='bfloat16'` before it, so half of the bytes are
 sent.
 
+Where memory is short, `with_masters` keeps the parameters in 16 bits, and the master weights in the optimizer's state.
+
 Sources: Micikevicius et al., "Mixed precision training", 2018; the names are those of DeepMind's `jmp`.
 """
 
@@ -44,10 +46,11 @@ from minidiff.core.types import typeof
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
+from minidiff.optim import GradientTransformation, apply_updates
 from minidiff.transforms.derivatives import value_and_grad, vjp
 from minidiff.values.dtypes import accumulator_dtype, check_real_float, dtype_name, finfo, is_real_float
 
-__all__ = ["LossScale", "Policy", "all_finite", "select", "widen"]
+__all__ = ["LossScale", "MasterState", "Policy", "all_finite", "select", "widen", "with_masters"]
 __dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- policies
@@ -134,6 +137,57 @@ def _vary_alike(values: Any) -> Any:
         return values
     axes = frozenset().union(*[states_of(x).varying for x in tree.leaves(values)])
     return tree.map(lambda x: vary_along(x, axes) if is_real_float(typeof(x).dtype) else x, values)
+
+
+# ---------------------------------------------------------------- master weights
+
+
+class MasterState(NamedTuple):
+    """The state of `with_masters`: the master weights, and the state of the optimizer that updates these.
+
+    >>> with_masters(GradientTransformation(lambda params: (), None)).init(numpy.ones(2, numpy.float16))
+    MasterState(masters=array([1., 1.], dtype=float32), state=())
+    """
+
+    masters: Any
+    state: Any
+
+
+def with_masters(optimizer: GradientTransformation) -> GradientTransformation:
+    """Let an optimizer update float32 copies of 16-bit parameters, the master weights.
+
+    Parameters and gradients then have 16 bits, and small updates are not lost, since the state adds them up. A
+    parameter takes 2 bytes, its gradient 2, and the state with Adam 12: the master weight and two averages. The updates
+    are what turns parameters into rounded master weights. `init` also takes the float32 parameters that were rounded.
+    `update` raises ValueError without parameters.
+
+    >>> import minidiff as md
+    >>> w, tenth = numpy.ones(2, numpy.float16), numpy.full(2, 1e-4, numpy.float16)
+    >>> for optimizer in (md.optim.sgd(1.0), with_masters(md.optim.sgd(1.0))):
+    ...     params, state = w, optimizer.init(w)
+    ...     for _ in range(10):
+    ...         updates, state = optimizer.update(tenth, state, params)
+    ...         params = md.optim.apply_updates(params, updates)
+    ...     print(params)
+    [1. 1.]
+    [0.999 0.999]
+
+    Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", section 3.1.
+    """
+
+    def init(params: Any) -> MasterState:
+        masters = widen(params)
+        return MasterState(masters, optimizer.init(masters))
+
+    def update(gradients: Any, state: MasterState, params: Any = None, **extra: Any) -> tuple[Any, MasterState]:
+        if params is None:
+            raise ValueError("update: with_masters needs the parameters: pass update(gradients, state, params)")
+        updates, inner = optimizer.update(widen(gradients), state.state, state.masters, **extra)
+        masters = apply_updates(state.masters, updates)
+        changes = tree.map(lambda m, p: m - convert(p, typeof(m).dtype), masters, params)
+        return changes, MasterState(masters, inner)
+
+    return GradientTransformation(init, update)
 
 
 # ---------------------------------------------------------------- loss scaling

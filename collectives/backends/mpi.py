@@ -278,9 +278,9 @@ class MPIRanks(Backend):
         comm, packing = self._communicator(**params), Packing(types)
 
         def begin(started):
-            started.given, buffer = packing.pack(started.given)
+            started.given, buffer = (), packing.pack(started.given)  # the operands are free now
             started.results = lambda: packing.unpack(buffer)
-            started.requests = [comm.Iallreduce(started.given, buffer, _mpi.SUM)]
+            started.requests = [comm.Iallreduce(_mpi.IN_PLACE, buffer, _mpi.SUM)]
 
         return comm, begin
 
@@ -351,8 +351,8 @@ class MPIRanks(Backend):
         comm, packing = self._communicator(**params), Packing(types)
 
         def run(*xs):
-            given, buffer = packing.pack(xs)
-            comm.Allreduce(given, buffer, _mpi.SUM)
+            buffer = packing.pack(xs)
+            comm.Allreduce(_mpi.IN_PLACE, buffer, _mpi.SUM)
             return packing.unpack(buffer)
 
         return run
@@ -557,29 +557,24 @@ class Started:
 
 
 class Packing:
-    """How values of one dtype are put into one buffer for an all-reduce. A single value is passed as it is."""
+    """How values of one dtype are put into one buffer, in which they are summed: so a bucket takes its bytes once."""
 
     def __init__(self, types: Sequence[ShapedArray]):
         self.dtype = types[0].dtype
         self.wide = accumulator_dtype(self.dtype)
-        self.copies = len(types) > 1 or self.wide != self.dtype
         ends = [0, *itertools.accumulate(x.size for x in types)]
         self.places = [(slice(*ends[k : k + 2]), x.shape) for k, x in enumerate(types)]
-        self.shape = (ends[-1],) if self.copies else types[0].shape
+        self.size = ends[-1]
 
-    def pack(self, xs: Sequence[numpy.ndarray]) -> tuple[Any, numpy.ndarray]:
-        """What MPI takes, and the buffer that the sum is written into."""
-        buffer = numpy.empty(self.shape, self.wide)
-        if not self.copies:
-            return xs[0], buffer
+    def pack(self, xs: Sequence[numpy.ndarray]) -> numpy.ndarray:
+        """The buffer, with the values."""
+        buffer = numpy.empty(self.size, self.wide)
         for (place, shape), x in zip(self.places, xs):
             buffer[place].reshape(shape)[...] = x
-        return _mpi.IN_PLACE, buffer
+        return buffer
 
     def unpack(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
         """The sums, as views of the buffer."""
-        if not self.copies:
-            return [buffer]
         buffer = buffer.astype(self.dtype, copy=False)
         return [buffer[place].reshape(shape) for place, shape in self.places]
 

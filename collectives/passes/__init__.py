@@ -1,8 +1,9 @@
-"""Compiler passes for collectives: fewer of them, and earlier."""
+"""Compiler passes for collectives: fewer of them, and when they are needed."""
 
 from collectives.ops import pscatter_p, psum_p
 from collectives.passes.delay_psums import delay_psums
 from collectives.passes.fuse_psums import SETTINGS, fuse_psums, split_variadic_psums, sum_of_copies
+from collectives.passes.just_in_time import gather_just_in_time
 from collectives.passes.local_slices import local_slice_of_gathered
 from collectives.passes.overlap import overlap_communication
 from minidiff.compiler.simplify import Passes
@@ -11,6 +12,6 @@ from minidiff.compiler.simplify import Passes
 PASSES = Passes(
     first=(split_variadic_psums,),
     rules={psum_p: (sum_of_copies,), pscatter_p: (local_slice_of_gathered,)},
-    last=(delay_psums, fuse_psums, overlap_communication),
+    last=(delay_psums, fuse_psums, gather_just_in_time, overlap_communication),
     settings=SETTINGS,
 )

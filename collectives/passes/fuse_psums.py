@@ -22,9 +22,22 @@ from minidiff.ops.elementwise import multiply
 PSUMS = (psum_p, untyped_psum_p, grouped_collective(untyped_psum_p))
 VARIADIC = tuple(map(variadic, PSUMS))
 
-#: `bucket_bytes`: the most bytes summed in one call, unless a single array has more: enough to keep the network busy,
-#: few enough for the first sum to begin before the last gradient is ready.
-SETTINGS = {"bucket_bytes": 25 << 20}
+#: `bucket_bytes`: the most bytes summed in one call, unless a single array has more; None for `bucket_size`.
+SETTINGS: dict[str, int | None] = {"bucket_bytes": None}
+
+#: A bucket is enough to keep the network busy, and few enough for the first sum to begin before the last gradient is
+#: ready: a part of the model, within these bounds. So the buffers of a step are a small part of what a rank holds.
+PART_OF_MODEL, LEAST_BUCKET, MOST_BUCKET = 16, 256 << 10, 25 << 20
+
+
+def bucket_size(nbytes: int) -> int:
+    """The most bytes of a bucket, for arrays of `nbytes` together.
+
+    >>> bucket_size(1000), bucket_size(16 << 20), bucket_size(16 << 30)
+    (262144, 1048576, 26214400)
+    """
+    return min(max(-(-nbytes // PART_OF_MODEL), LEAST_BUCKET), MOST_BUCKET)
+
 
 # ---------------------------------------------------------------- psums of invariant values
 
@@ -69,11 +82,11 @@ def fuse_psums(tape: Tape, _: Scope | None, settings: Mapping[str, Any]) -> Tape
     Buckets are filled in tape order, the order in which operands become ready. What does not wait for a bucket's call
     moves before it.
     """
-    if sum(eqn.primitive in PSUMS for eqn in tape.equations) < 2:
+    nbytes = {eqn: typeof(eqn.inputs[0]).nbytes for eqn in tape.equations if eqn.primitive in PSUMS}
+    if len(nbytes) < 2:
         return tape
-    buckets = list(
-        group_equations(tape, _fusion_key, lambda eqn: typeof(eqn.inputs[0]).nbytes, settings["bucket_bytes"])
-    )
+    limit = settings["bucket_bytes"] or bucket_size(sum(nbytes.values()))
+    buckets = list(group_equations(tape, _fusion_key, nbytes.__getitem__, limit))
     if len(buckets) == len(tape.equations):
         return tape
     return with_equations(tape, [_variadic_psum(bucket) for bucket in buckets])

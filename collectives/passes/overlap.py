@@ -24,6 +24,7 @@ from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.effects import has_effects
 from minidiff.ops.base import DecidedOnce, Multilinear
+from minidiff.values.dtypes import accumulator_dtype
 
 
 class Lowered(DecidedOnce):
@@ -32,11 +33,10 @@ class Lowered(DecidedOnce):
     Parameters: the `collective`, its own `params`, the backend `ranks`, and `held`, the axes each operand varies along.
     """
 
-    shares_memory = True  # in groups of single ranks the result may be the operand
-
-    def __init__(self, collective: Collective):
+    def __init__(self, collective: Collective, shares_memory: bool):
         super().__init__(collective.name)
         self.multiple_results = collective.multiple_results
+        self.shares_memory = shares_memory
 
     def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         collective, own = params["collective"], params["params"]
@@ -63,13 +63,13 @@ def _result_type(x: ShapedArray, held: Axes, ranks: Backend, collective: Collect
 class Start(Lowered):
     """Start a collective. `Wait` takes its result, which represents data in flight.
 
-    The result shares memory with the operands, so that nothing writes into these before the collective completes. On
-    simulated ranks it is complete at once: `over`.
+    If it sends the operands themselves, not copies, the result shares memory with them, so that nothing writes into
+    these before the collective completes.
     """
 
-    def __init__(self, collective: Collective, over: bool):
-        super().__init__(collective)
-        self.name, self.multiple_results, self.shares_memory = f"{collective.name}_start", False, not over
+    def __init__(self, collective: Collective, shares_memory: bool):
+        super().__init__(collective, shares_memory)
+        self.name, self.multiple_results = f"{collective.name}_start", False
 
     def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         given = list(zip(operands, params["held"]))
@@ -136,7 +136,8 @@ def run_lowered(
     if all(ranks.moves_nothing(collective.name, typeof(x), params) for x, _ in operands):
         outs = [x for x, _ in operands]
     else:
-        found = lowered_p(collective).bind(
+        may_be_operand = ranks.at_once or not collective.sends(params) or "groups" in params  # of single ranks
+        found = lowered_p(collective, may_be_operand).bind(
             *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
         )
         outs = found if collective.multiple_results else [found]
@@ -170,7 +171,9 @@ def _can_overlap(eqn: Equation) -> bool:
     primitive, params = eqn.primitive, eqn.params
     if not isinstance(primitive, Lowered):
         return False
-    collective = params["collective"].each or params["collective"]
+    collective, dtype = params["collective"].each or params["collective"], typeof(eqn.inputs[0]).dtype
+    if collective in PSUMS and accumulator_dtype(dtype) != dtype:
+        return False  # while it is under way, a sum of 16-bit floats takes a buffer of twice their bytes
     return collective in OVERLAPPED and primitive.sends(params)
 
 
@@ -246,7 +249,9 @@ class _Overlapped:
 
     def _start(self, eqn: Equation) -> None:
         del self.missing[eqn]
-        primitive = start_p(eqn.params["collective"], eqn.params["ranks"].at_once)
+        collective = eqn.params["collective"]
+        sends_operands = (collective.each or collective) is ppermute_p and not eqn.params["ranks"].at_once
+        primitive = start_p(collective, sends_operands)
         (type,) = primitive.typecheck([typeof(a) for a in eqn.inputs], eqn.params)
         start = Equation(primitive, eqn.inputs, eqn.params, (Var(type),), eqn.source)
         self.equations.append(start)

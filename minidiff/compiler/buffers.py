@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 import numpy
@@ -46,7 +46,9 @@ def find_aliases(tape: Tape) -> dict[Any, frozenset]:
 
 
 def _bodies_make_all(eqn: Equation) -> bool:
-    """Whether the bodies of an operation allocate each result separately."""
+    """Whether the bodies of an operation allocate each result separately: a shard_map copies what they share."""
+    if eqn.primitive.body_scope(eqn.params) is not None:
+        return True
     bodies = eqn.bodies
     may_not_run = eqn.primitive is while_p or eqn.params.get("length") == 0  # then it returns its operands
     return bool(bodies) and not may_not_run and not any(map(_shared_results, bodies))
@@ -83,12 +85,25 @@ def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
 
 def copy_shared_results(tape: Tape) -> Tape:
     """Copy results that share memory with other values: callers may write into any of them."""
-    equations, outputs = list(tape.equations), list(tape.outputs)
-    for k in _shared_results(tape):
-        copied = Var(typeof(outputs[k]))
-        equations.append(Equation(copy_p, [outputs[k]], {}, [copied]))
-        outputs[k] = copied
-    return Tape(tape.inputs, equations, outputs)
+    return _with_copies(tape, _shared_results(tape))
+
+
+def copy_views(tape: Tape, types: Collection[ShapedArray]) -> Tape:
+    """Copy results of these types that are views of intermediate values, whose memory is then free."""
+    roots = find_aliases(tape)
+    views = [k for k, a in enumerate(tape.outputs) if isinstance(a, Var) and a.type in types and len(roots[a]) > 1]
+    return _with_copies(tape, views) if views else tape
+
+
+def _with_copies(tape: Tape, places: Iterable[int]) -> Tape:
+    """The tape with copies of the results at these places, made as soon as the results are there."""
+    copies: dict[Atom | int, list[Equation]] = defaultdict(list)
+    outputs = list(tape.outputs)
+    for k in places:
+        a, outputs[k] = outputs[k], Var(typeof(outputs[k]))
+        copies[a if isinstance(a, Var) else id(a)].append(Equation(copy_p, [a], {}, [outputs[k]]))
+    made = [e for eqn in tape.equations for e in (eqn, *itertools.chain(*[copies.pop(v, ()) for v in eqn.outputs]))]
+    return Tape(tape.inputs, [*made, *itertools.chain(*copies.values())], outputs)
 
 
 def carries_of_its_own(eqn: Equation) -> list[bool]:

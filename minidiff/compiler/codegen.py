@@ -17,7 +17,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.compiler import native
-from minidiff.compiler.buffers import Memory, carries_of_its_own, copy_p
+from minidiff.compiler.buffers import Memory, carries_of_its_own, copy_p, copy_views
 from minidiff.compiler.clock import current_clock
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.factorizations import share_factorizations
@@ -32,7 +32,8 @@ from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
-from minidiff.higher_order.dead_code import dependents
+from minidiff.higher_order.dead_code import count_uses, dependents
+from minidiff.higher_order.masks import choose
 from minidiff.ops import linalg
 from minidiff.ops.base import DecidedOnce
 from minidiff.show.program import letters, names_of
@@ -66,9 +67,9 @@ class Source:
     """The source of a tape as a Python function, and the namespace in which it runs.
 
     `foreign` marks inputs that may not be plain arrays. Results that depend on them are computed by NumPy's functions,
-    and their memory is not reused. `donated` marks inputs that it may write into. `bodies` collects the source of the
-    functions that operations run. `options` are those of `optimize`, for programs compiled from the tape's bodies when
-    they run.
+    and their memory is not reused. `donated` marks inputs that it may write into; if they are `given_up`, results are
+    written over them. `bodies` collects the source of the functions that operations run. `options` are those of
+    `optimize`, for programs compiled from the tape's bodies when they run.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Source:
         bodies: dict[str, str] | None = None,
         options: dict | None = None,
         donated: Sequence[bool] = (),
+        given_up: bool = False,
     ):
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
@@ -86,6 +88,9 @@ class Source:
         self.clock = current_clock.get()
         self.namespace.update(self.clock.names if self.clock else {})
         tape = group_operations(tape, self.foreign, self.options.get("kernels", True))
+        given = [v for v, yes in zip(tape.inputs, donated) if yes]
+        if given_up:
+            tape = copy_views(tape, {v.type for v in given} - {v.type for v in self.foreign})
         self.tape = tape
         reserved = _reserved_names(tape)
         self.bodies = {} if bodies is None else bodies
@@ -93,9 +98,15 @@ class Source:
         name = name if name.isidentifier() else "f"
         taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
         self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
-        self.memory = Memory(tape, {v for v, yes in zip(tape.inputs, donated) if yes and v not in self.foreign})
+        self.given_up = {*given} if given_up else set()  # with the results that took their memory
+        self.memory = Memory(tape, given)
+        self.returned = {a for a in tape.outputs if isinstance(a, Var) and self._is_large(a)}
         self.earlier: dict[Var, list[str]] = {}  # earlier names of a value's memory
         self.reused: set[Var] = set()  # values whose memory belongs to another value now
+        self.takes: dict[Var, Var] = {}  # a ufunc's result -> the operand whose memory it takes
+        self.copied: set[Var] = set()  # results that are written over arguments once they are there
+        self.passed_on: dict[Equation, tuple[bool, ...]] = {}  # which operands a shard_map may write into
+        self.dead: dict[Var, None] = {}  # arguments that were given up, after their last use, in its order
         self.compiled: dict[Equation, Equation] = {}  # equations with bodies, and the same with compiled ones
         self._numbers: dict[str, int] = {}
         #: By line of the generated source: the user's line that it comes from.
@@ -104,7 +115,7 @@ class Source:
 
     @property
     def overwritten(self) -> set[int]:
-        """The inputs, by their places, whose memory the program writes into."""
+        """The inputs, by their places, whose memory the program may write into."""
         return {k for k, v in enumerate(self.tape.inputs) if v in self.reused}
 
     @property
@@ -142,6 +153,7 @@ class Source:
             targets += "," * (eqn.primitive.multiple_results and len(eqn.outputs) == 1 and eqn.primitive is not fused_p)
             lines.append(f"    {targets}{' = ' * bool(targets)}{self._expression(eqn, k)}  # {_comment(eqn)}")
             self.asked_for[len(lines)] = eqn.source
+            lines += self._written_over(eqn, k)
             forgotten = [n for v in self.memory.ending[k] for n in self._release(v)]
             if forgotten:
                 lines.append(f"    del {', '.join(forgotten)}")
@@ -158,22 +170,24 @@ class Source:
         foreign = foreign or _may_shard(eqn)
         self.foreign.update(eqn.outputs if foreign else ())
         if foreign or _runs_wide(eqn):
-            return self._call(eqn, operands)
+            return self._call(eqn, operands, k)
         if primitive is fused_p:
             return f"{self._kernel(eqn)}({', '.join(operands)})"
+        if primitive is copy_p and (target := self._given_up_for(eqn.outputs[0])):
+            return f"{self._bind('write_over', write_over)}({target}, {operands[0]})"
         if primitive is copy_p:
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
         out = self._memory_for(eqn, k)
         if out is not None and primitive in IN_PLACE:
-            return self._call(eqn, operands, IN_PLACE[primitive])
+            return self._call(eqn, operands, k, IN_PLACE[primitive])
         if out is not None:
             return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
         # Python's operators return a Python number for a Python complex and a NumPy float64.
         if primitive in SOURCES and not (complex in map(type, eqn.inputs) and not eqn.outputs[0].type.shape):
             return SOURCES[primitive](*operands, **eqn.params)
-        return self._call(eqn, operands)
+        return self._call(eqn, operands, k)
 
-    def _call(self, eqn: Equation, operands: list[str], in_place: Callable | None = None) -> str:
+    def _call(self, eqn: Equation, operands: list[str], k: int, in_place: Callable | None = None) -> str:
         """`name(operands, parameters)`; other parameters are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
@@ -191,7 +205,8 @@ class Source:
         self.namespace.update((v.name, v) for v in params.values() if isinstance(v, CompiledTape))
         shown, bound = tapes, {}
         if isinstance(primitive, DecidedOnce):
-            function = Undecided(primitive, params)
+            given_up = self._given_up_to(eqn) if _may_shard(eqn) else ()
+            function = Undecided(primitive, {**params, "donated": given_up} if any(given_up) else params)
         else:
             shown = {k: tapes.get(k) or repr(v) for k, v in params.items() if _is_shown(v)}
             bound = {k: v for k, v in params.items() if k not in shown}
@@ -275,13 +290,52 @@ class Source:
         if a is None:
             return None
         self.reused.add(a)
+        self.takes[eqn.outputs[0]] = a
+        if a in self.given_up:
+            self.given_up.add(eqn.outputs[0])
         self.earlier[eqn.outputs[0]] = names = self.earlier.pop(a, [])
         names.append(self.names[a])
         return self.names[a]
 
+    def _given_up_for(self, v: Var) -> str | None:
+        """The name of an argument that was given up and is free, for a result; None if there is none."""
+        if v not in self.returned or v in self.given_up or v in self.foreign:
+            return None
+        target = next((d for d in self.dead if d.type == v.type and d not in self.reused), None)
+        if target is None:
+            return None
+        self.reused.add(target)
+        self.given_up.add(v)
+        return self.names[target]
+
+    def _written_over(self, eqn: Equation, k: int) -> list[str]:
+        """The lines that write results into arguments that were given up, and are not needed any more."""
+        dead = [v for v in self.memory.ending[k] if v in self.given_up and v not in self.foreign]
+        self.dead = dict.fromkeys([*dead, *self.dead])  # the last one first: it is the one that a result replaces
+        lines = []
+        for v in eqn.outputs:
+            target = self._given_up_for(v)
+            if target:
+                self.copied.add(v)
+                write = self._bind("write_over", write_over)
+                lines.append(f"    {self.names[v]} = {write}({target}, {self.names[v]})")
+        return lines
+
+    def _given_up_to(self, eqn: Equation) -> tuple[bool, ...]:
+        """Which operands are arguments that were given up, and that nothing else needs."""
+        uses = count_uses(self.tape)
+        given = [isinstance(a, Var) and a in self.given_up and uses[a] == 1 for a in eqn.inputs]
+        self.reused.update(choose(eqn.inputs, given))
+        self.passed_on[eqn] = tuple(given)
+        return self.passed_on[eqn]
+
+    def _is_large(self, v: Var) -> bool:
+        """Whether a value, or what it may be a view of, is large."""
+        return any(isinstance(r, Var) and r.type.nbytes >= REUSED_BYTES for r in (v, *self.memory.roots[v]))
+
     def _release(self, v: Var) -> list[str]:
         """The names of a dead value, to be deleted; none if it is small, or its memory was reused."""
-        if v.type.nbytes < REUSED_BYTES or v in self.reused:
+        if not self._is_large(v) or v in self.reused or v in self.given_up:
             return []
         return [*self.earlier.get(v, ()), self.names[v]]
 
@@ -289,6 +343,12 @@ class Source:
         if isinstance(a, Var):
             return self.names[a]
         return self._bind("result", numpy.asarray(a)[()]) if is_scalar_constant(a) else self.names[id(a)]
+
+
+def write_over(target: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+    """Copy `x` into `target`, and return that."""
+    numpy.copyto(target, x)
+    return target
 
 
 class Undecided(NamedTuple):
@@ -393,7 +453,7 @@ class CompiledProgram:
         keep_by_default()
         tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
         foreign = [typeof(x).sharding is not None for x in tree.leaves(args)]
-        self.source = Source(optimize(tape, **options), name, foreign, options=options, donated=donated)
+        self.source = Source(optimize(tape, **options), name, foreign, options=options, donated=donated, given_up=True)
         self.tape = self.source.tape
         self.overwritten = self.source.overwritten
         structure = self.out_structure

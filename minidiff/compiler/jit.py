@@ -172,11 +172,15 @@ def donated_leaves(leaves: Sequence[Any], donated: Sequence[Any]) -> tuple[bool,
 
 
 def copy_what_is_shared(values: list[Value], overwritten: Collection[int]) -> list[Value]:
-    """Copy donated arrays that a program cannot write into: views, read-only ones, and those that others view."""
-    viewed = {id(x.base) for x in values if type(x) is numpy.ndarray and x.base is not None}
+    """Copy donated arrays that a program cannot write into: views, read-only ones, and those that others view.
+
+    Of a sharded array, it copies the block where it is written into.
+    """
+    plain = [type(x) is numpy.ndarray for x in values]
+    viewed = {id(x.base) for x, yes in zip(values, plain) if yes and x.base is not None}
     return [
-        x.copy() if k in overwritten and not (x.flags.owndata and x.flags.writeable and id(x) not in viewed) else x
-        for k, x in enumerate(values)
+        x.copy() if copied and not (x.flags.owndata and x.flags.writeable and id(x) not in viewed) else x
+        for x, copied in zip(values, [yes and k in overwritten for k, yes in enumerate(plain)])
     ]
 
 
@@ -328,6 +332,10 @@ class Jitted:
         key = settings, (*map(types_in, fixed.values()),)
         return lambda args, kwargs: of_others(*args, **kwargs, **static_names), (dynamic, named), key
 
+    def donates(self, *args: Any, **kwargs: Any) -> tuple[bool, ...]:
+        """Which leaves of these arguments are given up."""
+        return self._prepare_recording(args, kwargs)[3]
+
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The Python source for arguments of these types, as a string."""
         return PrintedText(self.program(*args, **kwargs).source.text)
@@ -382,8 +390,9 @@ def jit(
     Python may branch on them.
 
     Arguments named by `donate_argnums` or `donate_argnames` are given up: the program may write into their arrays, so
-    what these hold afterwards is not specified. (A step of training that updates parameters then needs no second copy
-    of them.) An array that is read-only, a view, or viewed by another argument is copied first.
+    what these hold afterwards is not specified. Results of the same types are written over them: a step of training
+    that updates parameters and optimizer states needs no second copy. An array that is read-only, a view, or viewed by
+    another argument is copied first; so is a block of a sharded array that another array shares.
 
     `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
     rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error. If llvmlite is installed,

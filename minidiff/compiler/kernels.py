@@ -47,6 +47,9 @@ MOST_TOGETHER = 4
 #: region has to have half of the least work.
 LEAST_COLUMNS = 64
 
+#: The least bytes of an array for a loop of its own beside independent ones; below, one loop for all saves calls.
+LEAST_PART = 1 << 16
+
 #: The most operations, and the most operands with results, of one kernel. NumPy's limit is 64 operands and results.
 MOST_OPERATIONS, MOST_OPERANDS = 400, 48
 
@@ -69,7 +72,12 @@ def fuse(tape: Tape, excluded: Container[Var] = ()) -> Tape:
     if not loops:
         return tape
     uses, reads = count_uses(tape), find_reads(tape, excluded, loops)
-    groups = [(group, loops.get(group[0])) for group in _group(tape, loops, reads)]
+    parts = [
+        part
+        for group in _group(tape, loops, reads)
+        for part in (_independent_parts(group, loops[group[0]]) if group[0] in loops else [group])
+    ]
+    groups = [(part, loops.get(part[0])) for part in parts]
     times = Counter(_operations(group) for group, shape in groups if shape is not None)
     fused = [
         group if shape is None else _fused(group, shape, uses, reads, _least_work(times[_operations(group)]))
@@ -195,6 +203,30 @@ def _fused(
         return group
     half = len(group) // 2
     return [e for part in (group[:half], group[half:]) for e in _fused(part, shape, uses, reads, least)]
+
+
+def _independent_parts(group: list[Equation], shape: Shape) -> list[list[Equation]]:
+    """A group as the parts that share no array of its shape, if each makes large arrays: one after the other.
+
+    So a step of an optimizer holds new values of one parameter at a time, and arrays that are used stay in the cache.
+    """
+    if math.prod(shape) * max(eqn.outputs[0].type.dtype.itemsize for eqn in group) < LEAST_PART:
+        return [group]
+    root: dict[Any, Any] = {}  # of an equation, or of an array: another one of its part, or itself
+
+    def find(x: Any) -> Any:
+        while root.setdefault(x, x) is not x:
+            root[x] = x = root[root[x]]
+        return x
+
+    for eqn in group:
+        for a in (*eqn.inputs, *eqn.outputs):
+            if isinstance(a, Var) and a.type.shape == shape:
+                root[find(a)] = find(eqn)
+    parts: dict[Any, list[Equation]] = {}
+    for eqn in group:
+        parts.setdefault(find(eqn), []).append(eqn)
+    return [*parts.values()]
 
 
 def _kernel_equation(

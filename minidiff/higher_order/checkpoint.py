@@ -10,6 +10,7 @@ reruns the known part, then transposes the linear part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from minidiff import tree
@@ -207,13 +208,25 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
         leaves, structure = tree.flatten((args, kwargs))
         flat: Any = Flat(lambda args, kwargs: of_others(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
-        outs = checkpoint_p.bind(*[as_value(x) for x in leaves], body=flat, policy=policy)
+        before = _running.set((*_running.get(), policy))
+        try:
+            outs = checkpoint_p.bind(*[as_value(x) for x in leaves], body=flat, policy=policy)
+        finally:
+            _running.reset(before)
         return tree.unflatten(flat.out_structure, outs)
 
     return checkpointed
 
 
 remat = checkpoint
+
+#: The policies of the checkpointed functions that are running.
+_running: ContextVar[tuple[Policy | None, ...]] = ContextVar("policies", default=())
+
+
+def recomputed_selectively(f: Callable) -> Callable:
+    """`f`, of trees of arrays; in a function with the policy `selective`, a checkpoint of it."""
+    return lambda *args: (checkpoint(f) if checkpoint_policies.selective in _running.get() else f)(*args)
 
 
 name_p = label_operation("name")
@@ -277,6 +290,19 @@ class checkpoint_policies:
         # A dimension of size 1, or of one operand alone, makes no batch of products.
         leading = [t.shape[-3::-1] for t in types]
         return primitive is matmul_p and not any(min(sizes) > 1 for sizes in zip(*leading))
+
+    @staticmethod
+    def selective(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
+        """Save everything but what is cheap to recompute: the core of attention, and the inside of norms.
+
+        These are what `md.nn.dot_product_attention` computes of queries, keys and values, and a norm of
+        `spmd.parallel`. Scores and weights are most of a layer's activations. Megatron's name; its source: Korthikanti
+        et al., "Reducing activation recomputation in large transformer models".
+        """
+        return True
+
+    #: Megatron's name for recomputing everything from a layer's input.
+    full = nothing_saveable
 
     checkpoint_dots = dots_saveable
     checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable

@@ -17,6 +17,7 @@ has run.
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -57,6 +58,31 @@ def read_only_view(x: Any) -> Any:
     view.flags.writeable = False
     return view
 
+
+def writable_view(x: numpy.ndarray) -> numpy.ndarray:
+    """A view of a read-only view that can be written into; a copy if another array shares the memory.
+
+    >>> x = read_only_view(numpy.zeros(2))
+    >>> writable_view(x)[0] = 1.0
+    >>> y = x[:1]
+    >>> writable_view(x)[0] = 2.0
+    >>> x
+    array([1., 0.])
+    """
+    alone = type(x.base) is numpy.ndarray and x.base.flags.writeable and _references(x) == _REFERENCES_OF_ONE
+    if not alone:
+        return x.copy()
+    view = x.view()
+    view.flags.writeable = True
+    return view
+
+
+def _references(x: numpy.ndarray) -> int:
+    """How many references there are to the owner of a view's memory, this function's included."""
+    return sys.getrefcount(x.base)
+
+
+_REFERENCES_OF_ONE = _references(read_only_view(numpy.zeros(1)))  # where there is one view
 
 # ---------------------------------------------------------------- constants of tapes
 

@@ -48,8 +48,11 @@ def gathering(dense: Callable, axis: str) -> Callable:
     return lambda x, *parts: dense(x, *gathered(parts, axis))
 
 
-#: Gathers, and operations that only rearrange a gathered array.
-GATHERED = ("all_gather", "all_gather_reduced", "pbroadcast", "reshape", "transpose", "broadcast_to", "split")
+#: Gathers, and operations that only rearrange an array before or after one.
+GATHERED = (
+    *("all_gather", "all_gather_reduced", "pbroadcast"),
+    *("reshape", "transpose", "broadcast_to", "split", "concatenate"),
+)
 
 
 def not_gathered(operation: Any, *_: Any, **__: Any) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
+from minidiff.higher_order.checkpoint import recomputed_selectively
 from minidiff.nn import dropout, gelu, silu
 from spmd.parallel.causal_attention import causal_attention
 from spmd.parallel.vocabulary import embed, label_cross_entropy
@@ -89,9 +90,13 @@ def init_transformer(rng: Any, config: Config) -> dict:
 
 def normalize(config: Config, scale: Any, x: Any) -> Any:
     """RMS norm over the features; layer norm is the same of centered features: [..., features] -> same."""
-    wide = md.precision.widen(x)  # squares of float16 overflow
-    wide = wide - np.mean(wide, axis=-1, keepdims=True) if config.layer_norm else wide
-    return (wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype) * scale
+
+    def norm(x: Any, scale: Any) -> Any:
+        wide = md.precision.widen(x)  # squares of float16 overflow
+        wide = wide - np.mean(wide, axis=-1, keepdims=True) if config.layer_norm else wide
+        return (wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype) * scale
+
+    return recomputed_selectively(norm)(x, scale)
 
 
 def mlp(params: dict, x: Any) -> Any:

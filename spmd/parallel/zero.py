@@ -45,7 +45,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, pscatter, psum, reduced, unreduced
-from collectives.passes.fuse_psums import SETTINGS
+from collectives.passes.fuse_psums import bucket_size
 from minidiff.optim import GradientTransformation, apply_updates
 from spmd.mesh.specs import P
 from spmd.parallel.buckets import all_gather_buckets, psum_buckets, psum_scatter_buckets, split_dimension
@@ -59,14 +59,16 @@ def zero(
     mesh: spmd.Mesh,
     stage: int = 1,
     microbatches: int = 1,
-    bucket_bytes: int = SETTINGS["bucket_bytes"],
+    bucket_bytes: int | None = None,
 ) -> tuple[Callable, Callable]:
     """Make `init(params) -> (params, state)` and `step(params, state, batch) -> (loss, params, state)`.
 
     `loss(params, batch)` is a mean over examples, of one rank's microbatch. The batch is split along the mesh's axis;
     so are the parameters at stage 3, while `init` gathers them at stages 1 and 2. A collective takes leaves of at most
-    `bucket_bytes`, or one larger leaf, the last first; pass the same to `jit(step, bucket_bytes=...)`, which fuses
-    psums. Raises ValueError for another stage, and for a batch that ranks times microbatches do not divide.
+    `bucket_bytes`, or one larger leaf, the last first: by default a sixteenth of the parameters, from 256 KiB to 25
+    MiB. Pass the same to `jit(step, bucket_bytes=...)`, which fuses psums; with `donate_argnums=(0, 1)` a compiled step
+    writes new parameters and states over the old. Raises ValueError for another stage, and for a batch that ranks times
+    microbatches do not divide.
 
     >>> from spmd.parallel import init_params, loss
     >>> mesh, batch = spmd.make_mesh((4,), ('batch',), backend='simulated'), (np.ones((16, 8)), np.zeros((16, 4)))
@@ -79,7 +81,7 @@ def zero(
     (axis,) = axes_of(mesh, "zero", "batch")
     if stage not in (1, 2, 3):
         raise ValueError(f"zero: stage={stage!r}; write 1 to split states, 2 gradients too, 3 parameters too")
-    if wrong := [n for n in (microbatches, bucket_bytes) if not isinstance(n, int) or n < 1]:
+    if wrong := [n for n in (microbatches, bucket_bytes or 1) if not isinstance(n, int) or n < 1]:
         raise ValueError(f"zero: microbatches and bucket_bytes are positive integers, got {wrong[0]!r}")
 
     def specs_of(params):
@@ -98,9 +100,10 @@ def zero(
         _check_batch(batch, mesh.size, microbatches)
         structure, (dims, specs) = md.tree.structure(params), specs_of(params)
         pieces = dims if stage == 3 else [None] * len(dims)
+        limit = bucket_bytes or bucket_size(sum(md.typeof(x).nbytes for x in md.tree.leaves(params)))
 
         def part_of_loss(leaves, block):
-            whole = md.tree.unflatten(structure, all_gather_buckets(leaves, pieces, axis, bucket_bytes, to="reduced"))
+            whole = md.tree.unflatten(structure, all_gather_buckets(leaves, pieces, axis, limit, to="reduced"))
             return unreduced(loss(whole, block) / (mesh.size * microbatches), axis)
 
         def value_and_gradients(leaves, block):
@@ -108,8 +111,8 @@ def zero(
             gradient = md.value_and_grad(gathering_again(part_of_loss) if stage == 3 else part_of_loss)
             value, gradients = _accumulate(gradient, leaves, block, microbatches, axis)
             if stage == 2:
-                gradients = psum_scatter_buckets(gradients, dims, axis, bucket_bytes)
-            gradients = psum_buckets(gradients, axis, bucket_bytes)  # what is still unreduced
+                gradients = psum_scatter_buckets(gradients, dims, axis, limit)
+            gradients = psum_buckets(gradients, axis, limit)  # what is still unreduced
             if stage == 1:
                 gradients = [g if d is None else pscatter(g, axis, d, tiled=True) for g, d in zip(gradients, dims)]
             return psum(value, axis), gradients
@@ -121,7 +124,7 @@ def zero(
         shards = apply_updates(shards, updates)
         if stage == 3:
             return value, shards, state
-        gather = functools.partial(all_gather_buckets, dims=dims, axis=axis, bucket_bytes=bucket_bytes, to="invariant")
+        gather = functools.partial(all_gather_buckets, dims=dims, axis=axis, bucket_bytes=limit, to="invariant")
         leaves = spmd.shard_map(gather, mesh=mesh, in_specs=(specs,), out_specs=P())(md.tree.leaves(shards))
         return value, md.tree.unflatten(structure, leaves), state
 

@@ -28,7 +28,8 @@ def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Call
     """A function that returns the tape that `jit` compiles for `f`.
 
     So `rewritten(f)(*args)` is a Tape. Rewrites named in `without` are skipped; `bucket_bytes` is the most that one
-    all-reduce sums (25 MB by default). `minidiff.compiler.simplify.rewrites()` has all names: an
+    all-reduce sums (by default a sixteenth of the gradients, from 256 KiB to 25 MiB).
+    `minidiff.compiler.simplify.rewrites()` has all names: an
     unknown rewrite raises ValueError, an unknown setting TypeError.
 
     >>> import numpy as np

@@ -16,7 +16,7 @@ from collectives.backends.base import Axes, Backend
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
-from minidiff.values.aliasing import owner_of, read_only_view
+from minidiff.values.aliasing import owner_of, read_only_view, writable_view
 from spmd.checks.agreement import checks_values
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec, global_type
@@ -30,17 +30,21 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
     `evaluate(args, params)` runs it where something is not as it was, or the body is not one program.
     """
     mesh, in_specs, body = params["mesh"], params["in_specs"], params["body"]
+    donated = blocks_given_up([isinstance(x, ShardedArray) for x in args], params)
     otherwise = lambda args: evaluate([*map(_array, args)], params)  # noqa: E731
     args = [*map(_array, args)]
     with running(EVALUATE):
         interpreter = SPMD(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
         blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
-        found = interpreter.program(body, blocks)
+        found = interpreter.program(body, blocks, donated)
     if found is None:
         return lambda *args, body: otherwise(args)
     source, places = found
     finish, program = mesh.ranks.finish, source.results
-    entries = [_entry(isinstance(x, ShardedArray), mesh, spec) for x, spec in zip(args, in_specs)]
+    written = source.overwritten
+    entries = [
+        _entry(isinstance(x, ShardedArray), mesh, spec, k in written) for k, (x, spec) in enumerate(zip(args, in_specs))
+    ]
     leaving = zip(body.out_types, params["out_specs"], places)
     exits = [_exit(ShapedArray(t.shape, t.dtype), mesh, spec, held) for t, spec, (held, _) in leaving]
 
@@ -64,9 +68,16 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
         results = [leave(x) for leave, x in zip(exits, outs)]
         if alone:
             return results
-        return copy_shared_results(results, {id(owner_of(x)) for x in args if type(x) is numpy.ndarray})
+        kept = [x for k, x in enumerate(args) if type(x) is numpy.ndarray and k not in written]
+        return copy_shared_results(results, {id(owner_of(x)) for x in kept})
 
     return run
+
+
+def blocks_given_up(sharded: Sequence[bool], params: dict) -> tuple[bool, ...]:
+    """Which blocks the program may write into: of the `donated` arguments, all but those cut out of plain arrays."""
+    given = zip(params.get("donated", ()), sharded, params["in_specs"])
+    return tuple([yes and (is_sharded or spec.is_trivial) for yes, is_sharded, spec in given])
 
 
 def _array(x: Any) -> Value:
@@ -74,10 +85,13 @@ def _array(x: Any) -> Value:
     return x if hasattr(x, "dtype") else numpy.asarray(x)[()]
 
 
-def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], Any]:
-    """What takes this process's data out of an argument; None if the argument is not as the first one was."""
+def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec, written: bool) -> Callable[[Value], Any]:
+    """What takes this process's data out of an argument, to be `written` into if it was given up.
+
+    None if the argument is not as the first one was.
+    """
     if sharded:
-        return _entry_of_data(mesh, spec)
+        return _entry_of_data(mesh, spec, written)
     whole, place = spec.is_trivial, mesh.ranks.place
 
     def enter(x):
@@ -89,7 +103,7 @@ def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], 
     return enter
 
 
-def _entry_of_data(mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], Any]:
+def _entry_of_data(mesh: Mesh, spec: PartitionSpec, written: bool) -> Callable[[Value], Any]:
     equal = spec  # the last spec that was found to be equal
 
     def enter(x):
@@ -100,7 +114,7 @@ def _entry_of_data(mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], Any]:
             if x.spec != spec:
                 return None
             equal = x.spec
-        return x.data
+        return writable_view(x.data) if written else x.data
 
     return enter
 
@@ -123,11 +137,19 @@ def _whole(x: Any) -> Value:
 
 
 def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
-    """Copy results that share memory with the user's `plain` arrays, and plain ones that share it with sharded ones."""
+    """Copy results that share memory with the user's `plain` arrays, and plain results that share it with others."""
     sharded = [x for x in results if isinstance(x, ShardedArray)]
     for x in sharded:
         if id(owner_of(x.data)) in plain:
             x.data = read_only_view(x.data.copy())
     owners = plain.union(id(owner_of(x.data)) for x in sharded)
-    shared = lambda x: not x.flags.writeable or id(owner_of(x)) in owners  # noqa: E731
-    return [x.copy() if isinstance(x, numpy.ndarray) and shared(x) else x for x in results]
+    found: list[Value] = []
+    returned: dict[int, list[numpy.ndarray]] = {}  # by owner: plain results, which may be parts of one bucket
+    for result in results:
+        if isinstance(result, numpy.ndarray):
+            others = returned.setdefault(id(owner_of(result)), [])
+            shared = id(owner_of(result)) in owners or any(numpy.may_share_memory(result, x) for x in others)
+            result = result.copy() if shared or not result.flags.writeable else result
+            others.append(result)
+        found.append(result)
+    return found

@@ -209,9 +209,11 @@ class SPMD(Interpreter):
         return [RankTracer(self, x, *place) for x, place in zip(results, places)]
 
     def program(
-        self, tape: CompiledTape, values: Sequence[Value]
+        self, tape: CompiledTape, values: Sequence[Value], donated: tuple[bool, ...] = ()
     ) -> tuple[Source, list[tuple[Axes, AxisStates | None]]] | None:
         """A body as one program on this process's data, and the places of its results.
+
+        It may write into the data of the values that are `donated`.
 
         Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop,
         whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
@@ -219,11 +221,13 @@ class SPMD(Interpreter):
         operands = [self.operand(x) for x in values]
         states = [getattr(x, "marked", None) for x in values]
         kinds = zip(operands, states)
-        key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held, s) for (x, held), s in kinds)
+        types = tuple((numpy.shape(x), typeof(x).dtype, held, s) for (x, held), s in kinds)
+        key = self.mesh, self.scope.typed, donated, types
         if key not in tape.lowered:
             try:
                 lowered, places = self.lowered(tape, operands, states, tape.options)
-                tape.lowered[key] = Source(lowered, tape.name, options=tape.options), places
+                source = Source(lowered, tape.name, options=tape.options, donated=donated, given_up=True)
+                tape.lowered[key] = source, places
             except TracerError:
                 tape.lowered[key] = None
         return tape.lowered[key]

@@ -11,7 +11,9 @@ import spmd
 from collectives import all_gather, psum
 from minidiff.checks.testing import check_grads
 from spmd import P
+from spmd.parallel.transformer import Config, block, init_transformer
 from tests import sharded_network
+from tests.programs import assert_trees_close
 from tests.samples import each
 
 X = np.array([0.3, -0.7, 1.1])
@@ -307,10 +309,10 @@ def test_policies_by_names():
             policy(["a"])
 
 
-def test_the_names_are_those_of_jax():
+def test_the_names_are_those_of_jax_and_megatron():
     names = """everything_saveable nothing_saveable dots_saveable checkpoint_dots dots_with_no_batch_dims_saveable
         checkpoint_dots_with_no_batch_dims save_only_these_names save_any_names_but_these
-        save_anything_except_these_names save_from_both_policies"""
+        save_anything_except_these_names save_from_both_policies selective full"""
     assert sorted(name for name in vars(policies) if not name.startswith("_")) == sorted(names.split())
     assert policies.checkpoint_dots is policies.dots_saveable
 
@@ -512,3 +514,28 @@ def test_what_cannot_be_an_argument():
         md.checkpoint(1.0)
     with pytest.raises(TypeError, match=r"policy must be a function of .*, got 'dots'; md\.checkpoint_policies has"):
         md.checkpoint(np.sin, policy="dots")
+
+
+#: Policy -> bytes per token and feature that a layer keeps, in 16 bits, for r = scores per token and feature.
+#: Korthikanti et al. have 34 + 5 r, 34 and 2. Here scores and norms are in float32, and no weight is dropped.
+KEPT = {None: lambda r: 34 + 16 + 4 + 6 * r, policies.selective: lambda r: 34, policies.full: lambda r: 2}
+
+
+@each("policy", KEPT, ids=["none", "selective", "full"])
+def test_a_layer_keeps_what_megatron_says(policy):
+    batch, tokens, features, heads = 2, 64, 64, 4
+    config = Config(8, features, heads, layers=1, hidden=4 * features, layer_norm=True, swiglu=False, dropout=0.1)
+    params = md.tree.map(np.float16, init_transformer(np.random.default_rng(0), config)["layers"][0])
+    x = np.random.default_rng(1).normal(size=(batch, tokens, features)).astype(np.float16)
+
+    def loss(params, x, layers, policy=policy):
+        layer = functools.partial(block, config, key=md.random.key(0))
+        for _ in range(layers):
+            x = (md.checkpoint(layer, policy) if policy else layer)(params, x)
+        return x.astype(np.float32).sum()
+
+    of = [functools.partial(loss, layers=layers) for layers in (1, 2)]
+    kept = [spmd.memory(md.grad(f))(params, x).highest["residuals"] for f in of]
+    expected = KEPT[policy](heads * tokens / features)
+    assert (kept[1] - kept[0]) / x.size == pytest.approx(expected, rel=0.01)
+    assert_trees_close(md.grad(loss)(params, x, 2), md.grad(loss)(params, x, 2, policy=None), rtol=0)

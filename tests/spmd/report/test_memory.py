@@ -145,7 +145,29 @@ def test_peaks_are_those_measured(name, optimized):
     f, ws = PLAIN[name]
     gradient = md.grad(f)
     expected = dynamic(spmd.memory(gradient, optimized=optimized)(ws, INPUTS))
-    assert expected == pytest.approx(measured(md.jit(gradient) if optimized else gradient, ws, INPUTS), rel=0.1)
+    found = measured(md.jit(gradient) if optimized else gradient, ws, INPUTS)
+    assert expected == pytest.approx(found, rel=0.05 if optimized else 0.1)
+
+
+ROWS = np.linspace(0.1, 0.9, 200_000).reshape(200, 1000)
+WIDE = {
+    "tile": (md.grad(lambda x: np.sum(np.tile(x, 20) ** 2)), ROWS[:, :500].copy()),
+    "repeat": (md.grad(lambda x: np.sum(np.repeat(x, 20) ** 2)), ROWS[:50].copy()),
+    "gelu": (md.nn.gelu, ROWS),
+    "softmax": (md.nn.softmax, ROWS),
+    "logsumexp": (md.nn.logsumexp, ROWS),
+    "std": (np.std, ROWS),
+    "cumprod": (md.grad(lambda x: np.sum(np.cumprod(x, axis=1))), ROWS),
+}
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize("name", WIDE)
+def test_what_one_operation_allocates_is_counted(name, optimized):
+    """Reshaped views that are copied, and what an implementation allocates beside its result."""
+    f, x = WIDE[name]
+    expected = dynamic(spmd.memory(f, optimized=optimized)(x))
+    assert expected == pytest.approx(measured(md.jit(f) if optimized else f, x), rel=0.05)
 
 
 def test_what_checkpoint_policies_keep():
@@ -168,11 +190,20 @@ def test_what_sharding_saves():
     size, block = sum(x.nbytes for x in md.tree.leaves(params)), sum(x.nbytes for x in batch) // 4
     assert (whole.highest["arguments"], split.highest["arguments"]) == (size + block, size // 4 + block)
     assert (whole.highest["gradients"], split.highest["gradients"]) == (size, size // 4)
-    assert split.peak.total < whole.peak.total / 2
+    assert split.peak.total < whole.peak.total * 2 / 3
     kept = spmd.memory(md.grad(fully_sharded(MESH, checkpoint=lambda f: f)))(params, batch)  # gathered arrays, too
     assert kept.highest["residuals"] - split.highest["residuals"] == 7 * 128 * 128 * 8
     (note,) = kept.notes
     assert f"{3 * (size + 4 * block) // 4:,} bytes" in note and not (whole.notes or split.notes)
+
+
+def test_compiled_layers_are_gathered_one_at_a_time():
+    """And their gradients are summed before those of the next layer: on real ranks as in the report."""
+    params, batch = init_params(np.random.default_rng(0), (128,) * 9), (np.ones((64, 128)),) * 2
+    args = spmd.distribute((params, batch), MESH, P("i"))
+    eager, compiled = [spmd.memory(md.grad(fully_sharded(MESH)), optimized=yes)(*args) for yes in (False, True)]
+    size = sum(x.nbytes for x in md.tree.leaves(params))
+    assert dynamic(compiled) < dynamic(eager) and dynamic(compiled) < size / 4 + 4 * size / 8
 
 
 def test_a_branch_that_is_not_known():

@@ -1,0 +1,47 @@
+"""What NumPy's implementations of operations allocate beside their results, while they run.
+
+Most allocate nothing, or a buffer of some kilobytes. For the others, the table has the bytes for n elements of s bytes
+each: those of the largest operand. The report of memory adds them (`spmd.memory`). A loop that `jit` compiles allocates
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from minidiff.core.operation import Primitive
+from minidiff.core.types import ShapedArray
+from minidiff.values.half import runs_wide
+
+#: Name of an operation -> the bytes it allocates besides its result, for n elements of s bytes.
+WORKSPACE: dict[str, Callable[[int, int], float]] = {
+    **dict.fromkeys(("erf", "erfc"), lambda n, s: 32 * n),  # Python's numbers
+    "gelu_erf": lambda n, s: (32 + 2 * s) * n,
+    **dict.fromkeys(("gelu_tanh", "silu"), lambda n, s: 3 * s * n),
+    **dict.fromkeys(("mish", "sigmoid", "sinc"), lambda n, s: 2 * s * n),
+    **dict.fromkeys(("softmax", "log_softmax", "difference"), lambda n, s: (s + 1) * n),  # with a mask
+    "logsumexp": lambda n, s: (2 * s + 1) * n,
+    "var": lambda n, s: s * n,
+    "recurrence": lambda n, s: 2 * s * n,  # a product of the factors, and a term
+    **dict.fromkeys(("exponent", "fraction"), lambda n, s: max(4, s) * n),  # the other result of frexp
+    **dict.fromkeys(("fft", "ifft"), lambda n, s: 16 * n),  # the operand as complex numbers
+}
+
+
+def workspace(primitive: Primitive, operands: Sequence[ShapedArray], results: Sequence[ShapedArray]) -> int:
+    """The bytes that an operation allocates beside its results, for operands and results of these types.
+
+    In 16 bits, NumPy computes on copies of the operands in float32.
+
+    >>> import numpy
+    >>> from minidiff.nn import gelu_tanh_p
+    >>> x = ShapedArray((1000,), numpy.dtype(float))
+    >>> workspace(gelu_tanh_p, [x], [x])
+    24000
+    """
+    if not operands:
+        return 0
+    wide = 2 * sum(t.nbytes for t in (*operands, *results)) if runs_wide(primitive, operands) else 0
+    largest = max(operands, key=lambda t: t.size)
+    count = WORKSPACE.get(primitive.name)
+    return wide + (int(count(largest.size, largest.dtype.itemsize * (2 if wide else 1))) if count else 0)
