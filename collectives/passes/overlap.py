@@ -23,7 +23,8 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.effects import has_effects
-from minidiff.ops.base import DecidedOnce, Multilinear
+from minidiff.ops.base import DecidedOnce
+from minidiff.ops.linalg import convolve_p, einsum_p, matmul_p
 from minidiff.values.dtypes import accumulator_dtype
 
 
@@ -152,6 +153,8 @@ def bind_index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 
 # ---------------------------------------------------------------- overlap of communication and computation
 
+PRODUCTS = (matmul_p, einsum_p, convolve_p)  # what takes a while
+
 #: The collectives that a backend can start and wait for separately.
 OVERLAPPED = (*PSUMS, ppermute_p)
 
@@ -228,7 +231,7 @@ class _Overlapped:
 
     def _make_progress(self, eqn: Equation) -> None:
         """After a product, which takes a while, let collectives in flight go on."""
-        if self.under_way and isinstance(eqn.primitive, Multilinear):
+        if self.under_way and eqn.primitive in PRODUCTS:
             collective, start = next(iter(self.under_way.values()))
             if not collective.params["ranks"].at_once:
                 params = {"ranks": collective.params["ranks"]}
