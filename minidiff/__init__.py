@@ -31,7 +31,9 @@ from minidiff.transforms.vmap import vmap
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["ShapedArray", "Tape", "eval_shape", "make_tape", "typeof"]
+ShapeDtypeStruct = ShapedArray  # JAX's name
+
+__all__ = ["ShapeDtypeStruct", "ShapedArray", "Tape", "eval_shape", "make_tape", "typeof"]
 __all__ += ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
 __all__ += ["hessian", "hvp", "jacfwd", "jacrev", "linear_transpose", "transpose"]
 __all__ += ["debug", "debug_nans", "disable_jit", "draw", "jit", "trace_table", "vmap"]

@@ -19,6 +19,7 @@ from minidiff.inputs.arguments import (
     Flat,
     arguments_of,
     as_values,
+    check_function,
     check_sequences,
     describe_argument,
     normalize_argnums,
@@ -50,6 +51,8 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
            [0., 4.]])
     """
 
+    check_function("jacfwd", f)
+
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         at = _Linearized("jacfwd", f, args, kwargs, argnums, has_aux)
         _check_kinds("jacfwd", at.in_names, at.in_types, "c" if holomorphic else "f", holomorphic)
@@ -70,6 +73,8 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     >>> jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     array([2., 4.])
     """
+
+    check_function("jacrev", f)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         at = _Linearized("jacrev", f, args, kwargs, argnums, has_aux)
@@ -92,6 +97,7 @@ def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphi
     array([[4., 2.],
            [2., 0.]])
     """
+    check_function("hessian", f)
     first = jacrev(f, argnums, has_aux, holomorphic)
     first.__name__ = name_of(f)
     return jacfwd(first, argnums, has_aux, holomorphic)
@@ -108,6 +114,7 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     >>> hvp(lambda x: (x ** 3).sum(), (np.array([1.0, 2.0]),), (np.array([1.0, 1.0]),))
     array([ 6., 12.])
     """
+    check_function("hvp", f, call="{name}(f, (x,), (t,)), not {name}(f(x), (x,), (t,))")
     check_sequences("hvp", primals, tangents)
     argnums = 0 if len(primals) == 1 else tuple(range(len(primals)))
     return jvp(grad(f, argnums), primals, tangents)[1]

@@ -408,6 +408,14 @@ def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Va
 # ---------------------------------------------------------------- attention
 
 
+@functools.lru_cache(maxsize=1)
+def _causal(queries: int, keys: int) -> numpy.ndarray:
+    """Which keys a query attends to: the last such mask is kept, since each layer needs the same."""
+    mask = numpy.tri(queries, keys, dtype=bool)
+    mask.flags.writeable = False
+    return mask
+
+
 def dot_product_attention(
     query: Value,
     key: Value,
@@ -455,7 +463,7 @@ def dot_product_attention(
             raise TypeError(f"dot_product_attention: mask must be boolean, got {typeof(mask)}; for numbers, bias")
         logits = where(mask, logits, lowest)
     if is_causal:
-        logits = where(numpy.tri(t, s, dtype=bool), logits, lowest)
+        logits = where(_causal(t, s), logits, lowest)
     weights = elementwise.convert(softmax(logits), numpy.result_type(types[0].dtype, types[2].dtype))
     return numpy.einsum("bnts,bsnh->btnh", weights, value)
 

@@ -181,6 +181,7 @@ SCHEDULES = {
     "gpipe": spmd.parallel.gpipe,
     "one_f_one_b": spmd.parallel.one_f_one_b,
     "interleaved": partial(spmd.parallel.interleaved, chunks=2),
+    "zero_bubble": spmd.parallel.zero_bubble,
 }
 
 

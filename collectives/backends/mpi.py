@@ -36,6 +36,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
+from collectives.backends.persistent import SMALL, by_persistent_requests
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
@@ -246,11 +247,12 @@ class MPIRanks(Backend):
 
     def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
         """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
-        count, comm = self.tallies[name].add, self.along(params["axes"])
+        tally, comm = self.tallies[name], self.along(params["axes"])
         nbytes, note = sum(x.nbytes for x in types), noter(name, params, types)
 
         def announce():
-            count(nbytes)
+            tally.calls += 1
+            tally.bytes += nbytes
             note(comm.mismatch_check)
 
         return announce
@@ -478,6 +480,9 @@ class MPIRanks(Backend):
 
     def _ppermute(self, x, axes, size, perm):
         comm, shape, (place, messages) = self.along(axes), x.shape, self._messages(axes, perm)
+        if x.nbytes <= SMALL and isinstance(comm, Watched):
+            make = lambda given, out: [*messages(given, out, comm.Recv_init, comm.Send_init)]  # noqa: E731
+            return by_persistent_requests(comm, perm, x, make)
 
         def run(x):
             out = place(shape, x.dtype)
@@ -492,12 +497,12 @@ class MPIRanks(Backend):
         sources = [source for source, destination in perm if destination == me]
         destinations = [destination for source, destination in perm if source == me]
 
-        def messages(x, out):
+        def messages(x, out, receive=comm.Irecv, send=comm.Isend):
             x, out = _view_for_mpi(x), _view_for_mpi(out)
             for source in sources:
-                yield comm.Irecv([out, BYTE], source, 0)
+                yield receive([out, BYTE], source, 0)
             for destination in destinations:
-                yield comm.Isend([x, BYTE], destination)
+                yield send([x, BYTE], destination)
 
         return numpy.empty if sources else numpy.zeros, messages
 
@@ -710,10 +715,16 @@ def _watch(parent: Any) -> Watched:
     return Watched(parent, WATCHDOG, (*ranks[:1], int(agreed[0])), ranks)
 
 
+def _at_the_end(*_: Any) -> None:
+    leave()
+    for comm in WATCHDOG.communicators:
+        comm.free_requests()
+
+
 @functools.cache
 def _threads() -> bool:
     """Whether the watchdog's thread may call MPI."""
-    _mpi.COMM_SELF.Set_attr(_mpi.Comm.Create_keyval(delete_fn=lambda *_: leave()), None)  # runs at MPI_Finalize
+    _mpi.COMM_SELF.Set_attr(_mpi.Comm.Create_keyval(delete_fn=_at_the_end), None)  # runs at MPI_Finalize
     threads = _mpi.Query_thread() >= _mpi.THREAD_MULTIPLE
     if not threads and WORLD.Get_size() > 1 and WORLD.Get_rank() == 0:
         warnings.warn(

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import get_ident
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -213,7 +214,7 @@ class Watchdog:
     def _waiting_calls(self) -> tuple[PendingCall, ...]:
         """The calls that threads have been in since the last check; none if a thread runs, or made a new call."""
         frames, before = sys._current_frames(), self._before
-        del frames[threading.get_ident()]  # a frame that refers to itself would keep all others until a collection
+        del frames[get_ident()]  # a frame that refers to itself would keep all others until a collection
         self._before = {t: call for t, call in list(self.calls.items()) if t in frames}
         new = {t.ident for t in threading.enumerate() if not (t.daemon or isinstance(t, threading.Timer))}
         waiting = []
@@ -354,6 +355,7 @@ class Watched:
         self._unfinished = watchdog.unfinished
         self._made = 0  # the number of communicators made from this one
         self.begun = 0  # the number of calls begun
+        self.persistent: dict[tuple, Any] = {}  # persistent requests, by the kind of their call
         self._recent: list = [None] * KEPT
         self.name = name
         self.ranks = tuple(ranks)  # in COMM_WORLD
@@ -370,12 +372,12 @@ class Watched:
         self.__dict__[method] = found  # so that the next look-up finds it
         return found
 
-    def wait(self, method: str, start: Callable | None, *args: Any) -> None:
-        """Start a nonblocking call and wait; without `start`, wait for given requests.
+    def wait(self, method: str, start: Callable, *args: Any) -> None:
+        """Start a nonblocking call, and wait; `start` returns its request, or a list of them.
 
         Once the call has started, this rank has taken part in it, so Ctrl-C may interrupt the wait.
         """
-        calls, unfinished, thread = self._calls, self._unfinished, threading.get_ident()
+        thread, calls, unfinished = get_ident(), self._calls, self._unfinished
         compares = method is COMPARISON
         if not compares:
             if thread in unfinished:
@@ -386,13 +388,10 @@ class Watched:
         try:
             if len(calls) > 1 or self._misused:
                 self._check_alone(thread)
-            requests = [*args[0]] if start is None else [start(*args)]
+            requests = start(*args)
             if not compares:
                 unfinished.discard(thread)
-            for request in requests:
-                if not request.Test():
-                    wait_for(requests)
-                    break
+            wait_for(requests if type(requests) is list else (requests,))
         except BaseException as error:
             abandoned.append(args)
             if isinstance(error, Exception):  # not Ctrl-C
@@ -421,7 +420,7 @@ class Watched:
 
     def wait_for(self, requests: Iterable[Any], method: str = "Waitall") -> None:
         """Wait for all `requests`; an iterator may start them as it goes."""
-        self.wait(method, None, requests)
+        self.wait(method, list, requests)
 
     def Dup(self) -> Watched:
         return self._further("Dup", self._comm.Dup)
@@ -439,4 +438,9 @@ class Watched:
 
     def free(self) -> None:
         self._watchdog.forget(self)
+        self.free_requests()
         self._comm.Free()
+
+    def free_requests(self) -> None:
+        while self.persistent:
+            self.persistent.popitem()[1].free()

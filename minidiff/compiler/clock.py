@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import NamedTuple
 
 from minidiff.core.tape import Equation
@@ -30,6 +32,15 @@ class Clock:
         self._numbers: dict[Equation | None, int] = {None: 0}
         self.marks: list[tuple[int, float]] = []
         self.names = {"mark": self.marks.append, "now": time.perf_counter}
+
+    @contextlib.contextmanager
+    def in_programs(self) -> Iterator[None]:
+        """Programs that are compiled in this context note their steps."""
+        token = current_clock.set(self)
+        try:
+            yield
+        finally:
+            current_clock.reset(token)
 
     def line(self, eqn: Equation | None) -> str:
         """The line of a program's source that notes the end of a step; it calls the functions in `names`."""
@@ -58,3 +69,7 @@ class Clock:
         for number, end in self.marks[1:]:
             yield Span(number, self._steps[number], begin, end)
             begin = end
+
+
+#: The clock of programs that are compiled now, if they note their steps.
+current_clock: ContextVar[Clock | None] = ContextVar("current_clock", default=None)

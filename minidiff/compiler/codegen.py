@@ -18,11 +18,11 @@ import numpy
 from minidiff import tree
 from minidiff.compiler import native
 from minidiff.compiler.buffers import Memory, carries_of_its_own, copy_p
-from minidiff.compiler.clock import Clock
+from minidiff.compiler.clock import current_clock
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.fusion import fused_p
-from minidiff.compiler.in_place import ADDED, IN_PLACE, add_within
+from minidiff.compiler.in_place import ADDED, IN_PLACE, add_within, sum_products_p
 from minidiff.compiler.kernels import Kernel, find_reads, fuse
 from minidiff.compiler.products import product_text
 from minidiff.compiler.simplify import optimize
@@ -83,7 +83,7 @@ class Source:
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
         self.options = options or {}
-        self.clock: Clock | None = self.options.get("clock")
+        self.clock = current_clock.get()
         self.namespace.update(self.clock.names if self.clock else {})
         tape = group_operations(tape, self.foreign, self.options.get("kernels", True))
         self.tape = tape
@@ -237,8 +237,9 @@ class Source:
                 found.append(f"; {name}\n{x.llvm}\n")
             elif isinstance(x, CompiledTape):
                 found.append(x.source.llvm)
-        added = [e.outputs[0].type.dtype for e in self.tape.equations if e.primitive is ADDED[linalg.matmul_p]]
-        found += [f"; add_product of {dtype}\n{product_text(dtype)}\n" for dtype in dict.fromkeys(added)]
+        sums = (ADDED[linalg.matmul_p], sum_products_p)
+        added = [(e.outputs[0].type.dtype, len(e.inputs) // 2) for e in self.tape.equations if e.primitive in sums]
+        found += [f"; add_product of {t}, pairs: {n}\n{product_text(t, n)}\n" for t, n in dict.fromkeys(added)]
         return "\n".join(filter(None, found))
 
     def _next(self, name: str) -> int:

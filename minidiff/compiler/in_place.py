@@ -5,7 +5,7 @@ As NumPy's functions with `out=`, they take the memory of an operand that is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy
@@ -71,8 +71,8 @@ IN_PLACE: dict[Primitive, Callable[..., Any]] = {
 def add_within(tape: Tape, excluded: Container[Var] = (), kernels: bool = True) -> Tape:
     """Where zeros with an array in them are only added to another array, add the array there.
 
-    (So an element of -0.0 elsewhere stays -0.0.) With `kernels`, add products of small matrices so, too. Values in
-    `excluded` may not be plain arrays.
+    (So an element of -0.0 elsewhere stays -0.0.) With `kernels`, add products of small matrices so, too, two of them at
+    once. Values in `excluded` may not be plain arrays.
     """
 
     def fits(eqn: Equation) -> bool:
@@ -86,7 +86,7 @@ def add_within(tape: Tape, excluded: Container[Var] = (), kernels: bool = True) 
     uses = count_uses(tape)
     replaced: dict[Equation, Equation | None] = {}
     for eqn in tape.equations:
-        if eqn.primitive is not elementwise.add.primitive:
+        if eqn.primitive is not elementwise.add.primitive or eqn.outputs[0] in excluded:
             continue
         (out,) = eqn.outputs
         for x, zeros in (eqn.inputs, eqn.inputs[::-1]):
@@ -95,5 +95,27 @@ def add_within(tape: Tape, excluded: Container[Var] = (), kernels: bool = True) 
                 replaced[part] = None
                 replaced[eqn] = Equation(ADDED[part.primitive], [x, *part.inputs], part.params, [out], eqn.source)
                 break
-    equations = [replaced.get(e, e) for e in tape.equations]
-    return with_equations(tape, [e for e in equations if e is not None])
+    equations = [e for e in (replaced.get(e, e) for e in tape.equations) if e is not None]
+    return with_equations(tape, _join_products(equations, uses, candidates))
+
+
+#: The sum of products of pairs of matrices, in new memory.
+sum_products_p = Primitive("sum_products", products.sum_products, lambda a, b, *_: (a.shape[:1] + b.shape[1:], a.dtype))
+
+
+def _join_products(equations: list[Equation], uses: Mapping[Var, int], candidates: Container[Var]) -> list[Equation]:
+    """Where two products are added one after the other, and nothing else needs the first sum, add both in one step."""
+    add_product_p = ADDED[linalg.matmul_p]
+    joined: dict[Equation, None] = {}  # an ordered set
+    first: dict[Var, Equation] = {}  # products, and additions of a product
+    for eqn in equations:
+        adds = eqn.primitive is add_product_p and len(eqn.inputs) == 3
+        before = first.get(eqn.inputs[0]) if adds and uses[eqn.inputs[0]] == 1 else None
+        if before is not None and products.fit_together(before.inputs[-1], eqn.inputs[-1]):
+            del joined[before]
+            primitive = sum_products_p if before.primitive is linalg.matmul_p else add_product_p
+            eqn = Equation(primitive, [*before.inputs, *eqn.inputs[1:]], {}, eqn.outputs, eqn.source)
+        elif adds or (eqn.primitive is linalg.matmul_p and eqn.outputs[0] in candidates):
+            first[eqn.outputs[0]] = eqn
+        joined[eqn] = None
+    return [*joined]

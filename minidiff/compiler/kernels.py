@@ -39,6 +39,10 @@ from minidiff.values.dtypes import is_scalar_constant
 #: that is what its loop saves beside NumPy's: from 4 (log) to 33 (tanh) times the time of an addition.
 LEAST_ELEMENTS, LEAST_WORK, FUNCTION_WORK = 256, 1 << 15, 16
 
+#: Groups of the same operations on the same shapes share a loop, so as many as this count together. (In smaller groups,
+#: the call saves little.)
+MOST_TOGETHER = 4
+
 #: The least length of rows, if a loop has several regions (`layout.py`) or more dimensions than rows and columns. Each
 #: region has to have half of the least work.
 LEAST_COLUMNS = 64
@@ -65,8 +69,13 @@ def fuse(tape: Tape, excluded: Container[Var] = ()) -> Tape:
     if not loops:
         return tape
     uses, reads = count_uses(tape), find_reads(tape, excluded, loops)
-    groups = _group(tape, loops, reads)
-    tape = with_equations(tape, [e for group in groups for e in _fused(group, loops.get(group[0]), uses, reads)])
+    groups = [(group, loops.get(group[0])) for group in _group(tape, loops, reads)]
+    times = Counter(_operations(group) for group, shape in groups if shape is not None)
+    fused = [
+        group if shape is None else _fused(group, shape, uses, reads, _least_work(times[_operations(group)]))
+        for group, shape in groups
+    ]
+    tape = with_equations(tape, [e for equations in fused for e in equations])
     unused = {*reads} - {*count_uses(tape)}
     return with_equations(tape, [e for e in tape.equations if unused.isdisjoint(e.outputs)])
 
@@ -151,33 +160,46 @@ def _work(eqn: Equation) -> int:
     return FUNCTION_WORK if eqn.primitive.name in FUNCTIONS else 1
 
 
+def _operations(group: list[Equation]) -> tuple:
+    """What groups have alike that probably share a loop."""
+    return tuple([(e.primitive, e.outputs[0].type.shape, e.outputs[0].type.dtype) for e in group])
+
+
+def _least_work(times: int) -> int:
+    """The least work of a group that occurs so often."""
+    return LEAST_WORK // min(times, MOST_TOGETHER)
+
+
 def _fused(
-    group: list[Equation], shape: Shape | None, uses: dict[Var, int], reads: dict[Var, Equation]
+    group: list[Equation], shape: Shape, uses: dict[Var, int], reads: dict[Var, Equation], least: int
 ) -> list[Equation]:
-    """The equation of a group's kernel, and those of NumPy that finish its means; or parts of the group."""
-    if shape is None:
-        return group
+    """The equation of a group's kernel, and those of NumPy that finish its means; or parts of the group.
+
+    A kernel has at least so much work.
+    """
     inputs = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
     through = {a: reads[a] for a in inputs if a in reads and a.type.shape == shape}
     work = sum(map(_work, group)) + len(through)
-    if len(group) + len(through) < 2 or work * math.prod(shape) < LEAST_WORK:
+    if len(group) + len(through) < 2 or work * math.prod(shape) < least:
         return group
     if len(group) <= MOST_OPERATIONS:
         for given in (through, {}) if through else ({},):
-            found = _kernel_equation(group, uses, given)
+            found = _kernel_equation(group, uses, given, least)
             if found is not None:
                 return found
     operations = [eqn for eqn in group if eqn.primitive not in SUMS]
     if len(operations) < len(group) <= MOST_OPERATIONS:  # the sums do not fit into one loop
         rest = [eqn for eqn in group if eqn.primitive in SUMS]
-        return [*(_fused(operations, shape, uses, reads) if operations else []), *rest]
+        return [*(_fused(operations, shape, uses, reads, least) if operations else []), *rest]
     if len(group) < 4:
         return group
     half = len(group) // 2
-    return [*_fused(group[:half], shape, uses, reads), *_fused(group[half:], shape, uses, reads)]
+    return [e for part in (group[:half], group[half:]) for e in _fused(part, shape, uses, reads, least)]
 
 
-def _kernel_equation(group: list[Equation], uses: dict[Var, int], reads: dict[Var, Equation]) -> list[Equation] | None:
+def _kernel_equation(
+    group: list[Equation], uses: dict[Var, int], reads: dict[Var, Equation], least: int
+) -> list[Equation] | None:
     """The equation of a kernel that reads through `reads`; None if it would have too many operands, or no layout."""
     members = {v for eqn in group for v in eqn.outputs}
     inner: dict[Var, int] = {}
@@ -220,15 +242,15 @@ def _kernel_equation(group: list[Equation], uses: dict[Var, int], reads: dict[Va
         body.append(Equation(primitive, inputs, eqn.params, [names[v]], eqn.source))
     kept = [v for v in results if uses.get(v, 0) > inner.get(v, 0)]
     tape = Tape([*outside], body, [names[v] for v in kept])
-    if not _is_worthwhile(tape):
+    if not _is_worthwhile(tape, least):
         return None
     outputs = [results[v] for v in kept]
     return [Equation(fused_p, [*outside.values()], {"body": tape}, outputs, group[0].source), *finished]
 
 
-def _is_worthwhile(body: Tape) -> bool:
+def _is_worthwhile(body: Tape, least: int) -> bool:
     """Whether NumPy can call a group's kernel, and takes longer for its operations."""
-    work, least = sum(map(_work, body.equations)) * math.prod(group_shape(body)), LEAST_WORK
+    work = sum(map(_work, body.equations)) * math.prod(group_shape(body))
     if needs_layout(body):
         layout = find_layout(body)
         if layout is None or len(body.outputs) > MOST_WITH_LAYOUT:

@@ -38,7 +38,8 @@ def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
         return outs if len(outs) > 1 else outs[0]
 
     if layout.count == 1:
-        return at_once
+        is_direct = as_they_are and sources == [(k, (), None) for k in range(len(sources))]
+        return ufunc if is_direct else at_once
 
     added = [p.is_sum or bool(axes) for p, axes in zip(loop.results, summed)]
     dtypes = [p.dtype for p in loop.results]

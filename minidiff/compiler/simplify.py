@@ -52,9 +52,8 @@ Rule = Callable[["Program", Equation], Any]
 #: A pass takes a whole tape, the scope of its `shard_map` (None outside of one), and the settings.
 Pass = Callable[[Tape, Scope | None, Mapping[str, Any]], Tape]
 
-#: Settings of programs, with defaults: whether loops are compiled, if llvmlite is installed (`kernels.py`), and the
-#: clock that notes when each line ends (`clock.py`).
-SETTINGS = {"kernels": True, "clock": None}
+#: Settings of programs, with defaults: whether loops are compiled, if llvmlite is installed (`kernels.py`).
+SETTINGS = {"kernels": True}
 
 FOLDED_BYTES = 1 << 20  # fold constants into results of at most this size
 

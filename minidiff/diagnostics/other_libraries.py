@@ -73,7 +73,6 @@ INSTEAD: dict[str, dict[str, str]] = {
             "write md.tree.map": "tree_map",
             "write md.make_tape": "make_jaxpr",
             "write md.Tape": "Jaxpr",
-            "write md.ShapedArray(shape, dtype)": "ShapeDtypeStruct",
             "values are NumPy's arrays: write numpy.ndarray": "Array Tensor",
             "write np.array": "tensor",
             "leave it out: a result is there when the call returns": "block_until_ready",

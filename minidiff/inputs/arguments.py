@@ -135,10 +135,10 @@ def close_over(f: Callable, args: Sequence[Any], fixed: Mapping[Any, Any]) -> tu
     return of_others, tuple(x for n, x in enumerate(args) if n not in fixed)
 
 
-def check_function(name: str, f: Any, args: tuple = ()) -> None:
-    """Raise TypeError if a call is not of the form `name(f)(*args)`."""
+def check_function(name: str, f: Any, args: tuple = (), call: str = "{name}(f)(x), not {name}(f(x))") -> None:
+    """Raise TypeError if a call is not of the form `name(f)(*args)`, or of another one that `call` shows."""
     if not callable(f):
-        raise TypeError(f"{name} takes a function, got {type(f).__name__}: write {name}(f)(x), not {name}(f(x))")
+        raise TypeError(f"{name} takes a function, got {type(f).__name__}: write {call.format(name=name)}")
     if args:
         raise TypeError(f"{name}(f) is a function of the arguments of f: write {name}(f)(*args)")
 

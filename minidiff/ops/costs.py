@@ -83,6 +83,12 @@ def _matmul(inputs: Types, outputs: Types, params: dict) -> Product:
     return Product(batch, rows, columns, terms)
 
 
+def _sum_products(inputs: Types, outputs: Types, params: dict) -> Product:
+    """The sum of products of pairs of matrices: a product with the terms of all."""
+    pairs = [_matmul(inputs[i : i + 2], outputs, params) for i in range(0, len(inputs), 2)]
+    return pairs[0]._replace(terms=sum(pair.terms for pair in pairs))
+
+
 def _einsum(inputs: Types, outputs: Types, params: dict) -> Product:
     """The sizes of the product of two operands; with more or fewer, all labels that are summed are terms."""
     operands, out = params["subscripts"].split("->")
@@ -208,7 +214,8 @@ _BY_RULE: dict[Rule, str] = {
     _of_matrix(25): "eig",
     _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin cumsum cumprod recurrence "
     "lu_det lu_slogdet",
-    _product(lambda inputs, outputs, params: _matmul(inputs[1:], outputs, params)): "add_product",
+    _product(lambda inputs, outputs, params: _sum_products(inputs, outputs, params)): "sum_products",
+    _product(lambda inputs, outputs, params: _sum_products(inputs[1:], outputs, params)): "add_product",
 }
 
 #: The rule of each operation, by name; elementwise operations have one in common.

@@ -35,6 +35,9 @@ from minidiff.transforms.residuals import keep_residuals
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
 
+#: How functions are called that take values, too.
+_AT_PRIMALS, _AT_PAIRS = "{name}(f, x), not {name}(f(x))", "{name}(f, (x,), (t,)), not {name}(f(x), (x,), (t,))"
+
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
     """The value and directional derivative: `(f(*primals), df(*primals) · tangents)`.
@@ -49,6 +52,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
     >>> float(value), float(tangent)
     (0.0, 2.0)
     """
+    check_function("jvp", f, call=_AT_PAIRS)
     check_sequences("jvp", primals, tangents)
     paths, structure = tree.flatten_with_paths(tuple(primals), "primals")
     flat_tangents, tangent_structure = tree.flatten(tuple(tangents))
@@ -81,6 +85,7 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     >>> float(f_linear(3.0))
     3.0
     """
+    check_function("linearize", f, call=_AT_PRIMALS)
     leaves, structure = tree.flatten_with_paths(primals, "primals")
     values = [as_value(x) for _, x in leaves]
     flat = Flat(f, structure, has_aux, are_weak(x for _, x in leaves))
@@ -121,6 +126,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     >>> float(pullback(1.0)[0]), float(aux['x'])
     (4.0, 2.0)
     """
+    check_function("vjp", f, call=_AT_PRIMALS)
     leaves, structure = tree.flatten(primals)
     flat, values = Flat(f, structure, has_aux, are_weak(leaves)), [as_value(x) for x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]
@@ -153,8 +159,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     >>> float(value), g
     (5.0, array([2., 4.]))
     """
-
-    check_function("grad", f)
+    check_function("value_and_grad", f)
     numbers = normalize_argnums("grad", argnums)
     several = type(argnums) is not int and isinstance(argnums, Sequence)
     name = name_of(f)
@@ -204,6 +209,7 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
     >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     array([2., 4.])
     """
+    check_function("grad", f)
     both = value_and_grad.__wrapped__(f, argnums, has_aux)  # skips `copy_metadata`: the name is not visible
 
     def gradient(*args: Any, **kwargs: Any) -> Any:

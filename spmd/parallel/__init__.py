@@ -59,7 +59,7 @@ megatron, megatron_sequence                the weights of a transformer; between
 megatron_3d                                a step along data, stages and features, in 16 bits, recomputing as Megatron
 attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
 summa, cannon, tensor_2d                   both dimensions of matrices, on a square grid of ranks
-schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, interleaved 1F1B, as data
+schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, zero bubble, as data
 scheduled, scheduled_network               the same, run by such a schedule
 weight_versions                            pipelines without a flush: PipeDream, 2BW
 zero, buckets                              optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
@@ -113,7 +113,7 @@ from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, 
 from spmd.parallel.schedule import Schedule, Step
 from spmd.parallel.scheduled import scheduled
 from spmd.parallel.scheduled_network import blocked_layers, scheduled_value_and_grad, unblocked_layers
-from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders
+from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
 from spmd.parallel.search import search
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
 from spmd.parallel.summa import summa, summa_nt, summa_tn
@@ -152,5 +152,5 @@ __all__ = [
     "show_versions", "simulate_parameter_server", "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn",
     "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_dense", "tensor_parallel_options",
     "tensor_parallel_transformer", "top_experts", "train_with_versions", "transformer", "transformer_specs",
-    "unblocked_layers", "unstacked_layers", "zero", "zigzag",
+    "unblocked_layers", "unstacked_layers", "zero", "zero_bubble", "zigzag",
 ]  # fmt: skip

@@ -2,7 +2,9 @@
 
 A stage has a row, with an entry for each tick: the forward or backward pass of a microbatch through a chunk of the
 stage's layers, or None where the stage is idle. All passes take one tick. A stage has one chunk of consecutive layers,
-or several: chunk c of stage i of p is block c*p + i of the network. A schedule is checked when it is made, so no stage
+or several: chunk c of stage i of p is block c*p + i of the network. A schedule may split backward passes: then a
+backward step computes the cotangents that the previous stage waits for, and a later weight step the gradients. A
+schedule is checked when it is made, so no stage
 waits forever. `schedules.py` makes the schedules of the literature.
 """
 
@@ -13,7 +15,7 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD, BACKWARD, WEIGHT = "forward", "backward", "weight"
 
 
 class Step(NamedTuple):
@@ -24,7 +26,7 @@ class Step(NamedTuple):
     forward of microbatch 2 needs stage 0 to do the forward of microbatch 2
     """
 
-    direction: str  # FORWARD or BACKWARD
+    direction: str  # FORWARD, BACKWARD or WEIGHT
     microbatch: int
     chunk: int = 0
 
@@ -33,6 +35,8 @@ class Step(NamedTuple):
 
     def needs(self, stage: int, stages: int, chunks: int) -> tuple[int, Step] | None:
         """The stage and the step that must come before this one; None if there is none."""
+        if self.direction == WEIGHT:
+            return stage, Step(BACKWARD, self.microbatch, self.chunk)
         ahead = -1 if self.direction == FORWARD else 1
         block = self.chunk * stages + stage + ahead  # blocks of layers are numbered in their order in the network
         if block < 0:
@@ -69,7 +73,8 @@ class Schedule:
         if not any(map(any, self.table)) or len({*lengths}) > 1:
             raise ValueError(f"a schedule has steps, and as many ticks for each stage as for others; not {lengths}")
         blocks = [(m, c) for m in range(self.microbatches) for c in range(self.chunks)]
-        everything = {Step(direction, *block): None for block in blocks for direction in (FORWARD, BACKWARD)}
+        directions = (FORWARD, BACKWARD, WEIGHT) if self.is_split else (FORWARD, BACKWARD)
+        everything = {Step(direction, *block): None for block in blocks for direction in directions}
         for stage, tick, step in self.steps:
             if step not in everything:
                 raise ValueError(f"stage {stage}, tick {tick}: {step!r} is neither a forward nor a backward pass")
@@ -107,6 +112,11 @@ class Schedule:
     def chunks(self) -> int:
         return 1 + max(step.chunk for _, _, step in self.steps)
 
+    @functools.cached_property
+    def is_split(self) -> bool:
+        """Whether backward passes are split in two: some steps are for the gradients of weights alone."""
+        return any(step.direction == WEIGHT for _, _, step in self.steps)
+
     def tick(self, stage: int, step: Step) -> int:
         """The tick at which a stage does a step (the first, if it is repeated)."""
         return self._ticks[stage, step]
@@ -123,7 +133,7 @@ class Schedule:
     @property
     def stashed(self) -> list[int]:
         """For each stage, the most activations that wait for their backward pass."""
-        change = {FORWARD: 1, BACKWARD: -1}
+        change = {FORWARD: 1, BACKWARD: 0, WEIGHT: -1} if self.is_split else {FORWARD: 1, BACKWARD: -1}
         return [max(itertools.accumulate(change[step.direction] for step in row if step)) for row in self.table]
 
     def layer_evaluations(self, layers: int) -> int:

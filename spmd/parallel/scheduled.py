@@ -5,7 +5,8 @@ stage does at each tick, and for which microbatch. Each rank takes its branch of
 the next stage, and cotangents back to the previous one. A stage stashes the activations that it receives, and its
 backward pass computes the layers again from these (rematerialization). Or, with `recompute=False`, it stashes what the
 derivatives of its layers need (their residuals), and `md.checkpoint` around layers says how much that is. Parameters
-are not stashed. The last block then computes the loss and the loss's gradient at once, in its forward pass.
+are not stashed. The last block then computes the loss and the loss's gradient at once, in its forward pass. If a
+schedule splits backward passes, the first part stashes what the second one needs: layers' operands and cotangents.
 
 Each tick has two `ppermute`s of a microbatch's activations, whether or not stages have something to send. (If these are
 the same along a second axis, each of its ranks may send a part, as Megatron's scatter and gather.) At the end, a
@@ -26,6 +27,8 @@ from collectives import all_gather_invariant, axis_index, axis_size, pbroadcast,
 from collectives.ops import shift
 from minidiff.core.tracer import Tracer
 from minidiff.higher_order.bodies import label_operation
+from minidiff.higher_order.partial_eval import TracedBody, cast_to_types
+from minidiff.higher_order.split_tape import split_tape
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
 
@@ -53,11 +56,11 @@ def scheduled(
     have an entry for each function: the first and last are invariant along the axis, this stage's blocks have leaves
     [chunks, …]. `inputs` and `targets` are [microbatches, …], on all ranks. Without `recompute`, stages stash residuals
     instead of activations. With a `key` of `minidiff.random`, `first` and `stage` get a key as their last argument,
-    another one for each block and microbatch. Gradients are added up in the dtype `accumulate`, if it is wider than that
-    of their parameters, and have the parameters' dtype when they are summed over ranks. Along
-    an axis `alike` all ranks have the same activations: each sends a part of their last dimension to the next stage,
-    where the parts are gathered. Raises ValueError if the schedule has another number of stages, chunks or
-    microbatches.
+    another one for each block and microbatch. Gradients are added up in the dtype `accumulate`, if it is wider than
+    that of their parameters, and have the parameters' dtype when they are summed over ranks. Along an axis `alike` all
+    ranks have the same activations: each sends a part of their last dimension to the next stage, where the parts are
+    gathered. Raises ValueError if the schedule has another number of stages, chunks or microbatches, or splits backward
+    passes that do not recompute.
 
     >>> from spmd import P, make_mesh, shard_map
     >>> from spmd.parallel import one_f_one_b
@@ -72,6 +75,8 @@ def scheduled(
     """
     _check(schedule, params[1], inputs, targets, axis)
     params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)  # no branch sums their gradients
+    if schedule.is_split and not recompute:
+        raise ValueError("scheduled: a schedule with split backward passes recomputes: leave recompute at True")
     block = _block(schedule, layers[:2], inputs, key, axis)
     ending = _ending(schedule, layers[2], targets, axis)
     table, slots = allocate(schedule, recompute)
@@ -81,6 +86,7 @@ def scheduled(
     rows = rows._replace(**labels)
     x = md.eval_shape(lambda: block(_of_chunk(params, 0)[:2], None, md.tree.map(lambda column: column[0], rows)))
     loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
+    activation = x.update(variance={axis, *x.variance})
     x, gradients = _zeros(x, axis), md.tree.map(lambda leaf: _zeros(leaf, axis, dtype=accumulate), params)
     counts = [max(1, *each) for each in zip(*slots)]
     stashes = tuple(_zeros(x, axis, count) for count in counts[:2])
@@ -90,9 +96,16 @@ def scheduled(
         passes, kept = _keeping(params, block, ending, x, counts[2:], axis)
     stashes, kept = md.checkpoint_name((stashes, kept), "activations")
     gradients = (gradients[0], md.checkpoint_name(gradients[1], "gradients"), gradients[2])
+
     # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
-    loop = md.jit(lambda start, rows: md.scan(_tick(passes, axis, alike), start, rows)[0])
-    *_, loss, gradients = loop((x, x, stashes, kept, loss, gradients), rows)
+    def run(start, rows):
+        if not schedule.is_split:
+            return md.scan(_tick(passes, axis, alike), start, rows)[0]
+        parts, stash = _splitting(params, block, ending, activation, loss, counts[2], rows)
+        *received, _, loss_so_far, sums = start
+        return md.scan(_tick(parts, axis, alike), (*received, stash, loss_so_far, sums), rows)[0]
+
+    *_, loss, gradients = md.jit(run)((x, x, stashes, kept, loss, gradients), rows)
     loss, gradients = md.tree.map(lambda x: x / schedule.microbatches, (loss, gradients))
     of_first, of_blocks, of_last = md.tree.map(lambda x, leaf: x.astype(leaf.dtype), gradients, params)
     loss, of_first, of_last = psum((loss, of_first, of_last), axis)
@@ -132,12 +145,19 @@ def _ending(schedule: Schedule, last: Callable, targets: Any, axis: str) -> Call
 # ---------------------------------------------------------------- forward and backward passes
 
 
-def _recomputing(params: tuple, block: Callable, ending: Callable) -> tuple[Callable, Callable]:
-    """The passes of stages that stash what they receive."""
+def _with_loss(block: Callable, ending: Callable) -> Callable:
+    """A function that applies a block to a microbatch: (x, loss), where only the last block has another loss."""
 
     def whole(params, x, entry, loss):
         x = block(params[:2], x, entry)
         return x, ending(entry, lambda last, params, x: last(params, x), lambda params, x: loss, params[2], x)
+
+    return whole
+
+
+def _recomputing(params: tuple, block: Callable, ending: Callable) -> tuple[Callable, Callable]:
+    """The passes of stages that stash what they receive."""
+    whole = _with_loss(block, ending)
 
     def forward(entry, x, cotangent, kept, loss, gradients):
         x, more = whole(_of_chunk(params, entry.chunk), x, entry, np.zeros_like(loss))
@@ -199,7 +219,45 @@ def _keeping(
     return (forward, backward), stashes
 
 
-def _tick(passes: tuple[Callable, Callable], axis: str, alike: str | None) -> Callable:
+def _splitting(
+    params: tuple, block: Callable, ending: Callable, x: md.ShapedArray, loss: Any, count: int, rows: Entry
+) -> tuple[tuple[Callable, ...], list]:
+    """The passes of stages with split backward passes, and the empty stash of what the first part leaves."""
+    forward, _ = _recomputing(params, block, ending)
+    whole, zero = _with_loss(block, ending), np.zeros_like(loss)
+    structure: list = []  # of the gradients, once the pass has been recorded
+
+    def both(x, cotangent, *entry):
+        entry = Entry(*entry)
+        of_chunk = _of_chunk(params, entry.chunk)
+        (_, more), pull = md.vjp(lambda params, x: whole(params, x, entry, zero), of_chunk, x)
+        of_chunk, cotangent = pull((cotangent, np.ones_like(more)))
+        leaves, structure[:] = (found := md.tree.flatten(of_chunk))[0], [found[1]]
+        return [cotangent, *leaves]
+
+    types = [x, x, *(t.update(shape=t.shape[1:]) for t in map(md.typeof, rows))]
+    tape, captured = TracedBody(both, types).close(lambda results: results)
+    first, second = split_tape(tape, [k == 0 for k in range(len(tape.outputs))])
+    stash = [
+        _zeros(t, tuple(sorted(t.variance)), count) for t in (x, x, *second.in_types[len(captured) + len(types) :])
+    ]
+
+    def backward(entry, x_in, cotangent, kept, loss, gradients):
+        operands = cast_to_types([x_in, cotangent], [x, x])
+        cotangent, *saved = first.apply(*captured, *operands, *entry)
+        kept = [np.at(stash)[entry.residuals].set(leaf) for stash, leaf in zip(kept, [*operands, *saved])]
+        return x_in, cotangent, kept, loss, gradients
+
+    def weight(entry, x_in, cotangent, kept, loss, gradients):
+        saved = [_at(stash, entry.residuals) for stash in kept]
+        found = second.apply(*captured, *saved[:2], *entry, *saved[2:])
+        of_chunk = md.tree.unflatten(structure[0], found)
+        return x_in, cotangent, kept, loss, _add_gradients(gradients, of_chunk, entry.chunk)
+
+    return (forward, backward, weight), stash
+
+
+def _tick(passes: tuple[Callable, ...], axis: str, alike: str | None) -> Callable:
     """A tick, as the step of a scan over this stage's entries."""
 
     def send(x, by):
@@ -245,7 +303,7 @@ def _add_at(total: Any, chunk: Any, more: Any) -> Any:
     return np.at(total)[chunk].set(_add(_at(total, chunk), more))  # which touches no other chunk
 
 
-def _zeros(t: Any, axis: str, *leading: int, dtype: Any = None) -> Any:
+def _zeros(t: Any, axis: str | tuple[str, ...], *leading: int, dtype: Any = None) -> Any:
     zero = np.zeros((), np.result_type(t.dtype, dtype or t.dtype))
     return pbroadcast(np.broadcast_to(zero, (*leading, *t.shape)), axis)  # no memory until it is added to
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules of the literature: GPipe, 1F1B, interleaved 1F1B.
+"""Pipeline schedules of the literature: GPipe, 1F1B, interleaved 1F1B, zero bubble.
 
 Each is an order of forward and backward passes for every stage; a pass takes the first tick at which the pass that it
 needs is done. With p stages, counted from 0, and M microbatches:
@@ -12,11 +12,13 @@ interleaved        2*(M*v + p - 1)       (p - 1)/(M*v + p - 1)  min(M*v, 2*(p - 
 =================  ====================  =====================  ===================================
 
 The bubble is the fraction of ticks in which a stage is idle. With v chunks a stage has v blocks of layers, p blocks
-apart, and a tick takes a v-th of the time. An activation is stashed from the forward to the backward pass.
+apart, and a tick takes a v-th of the time. `zero_bubble` needs M of at least p, and its ticks are a third of a
+microbatch's work, not half. An activation is stashed from the forward to the backward pass.
 
 Sources: Huang et al., "GPipe: Efficient training of giant neural networks using pipeline parallelism"; Narayanan et
 al., "Memory-efficient pipeline-parallel DNN training" (PipeDream-flush, which is 1F1B) and "Efficient large-scale
-language model training on GPU clusters using Megatron-LM" (interleaved).
+language model training on GPU clusters using Megatron-LM" (interleaved); Qi et al., "Zero bubble pipeline
+parallelism" (ZB-H1).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 
-from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule, Step
+from spmd.parallel.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Step
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
@@ -65,6 +67,30 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
         )
     warmup = [2 * (stages - i) - 1 + (chunks - 1) * stages for i in range(stages)]
     return scheduled_orders([_alternate(forward, backward, n) for n in warmup])
+
+
+def zero_bubble(stages: int, microbatches: int) -> Schedule:
+    """ZB-H1: 1F1B with split backward passes, of which the gradients of weights fill what would be a bubble.
+
+    Stage i is `i` microbatches behind with them, so no stage holds more activations than the first one under 1F1B.
+
+    >>> from spmd import show_schedule
+    >>> show_schedule(zero_bubble(2, 3))
+    tick    0  1  2  3  4  5  6  7  8  9
+    stage 0 F0 .  F1 B0 W0 F2 B1 W1 B2 W2
+    stage 1 .  F0 B0 F1 B1 W0 F2 B2 W1 W2
+    10 ticks, bubble 10%, activations stashed 2, 2
+    """
+    forward, backward = _passes("zero_bubble", stages, microbatches)
+    orders = []
+    for i in range(stages):
+        order, left = [], deque(backward)
+        for step in _alternate(forward, backward, stages - i):
+            order.append(step)
+            if step.direction == BACKWARD and step.microbatch >= i:
+                order.append(left.popleft()._replace(direction=WEIGHT))
+        orders.append([*order, *(step._replace(direction=WEIGHT) for step in left)])
+    return scheduled_orders(orders)
 
 
 def _passes(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[list[Step], list[Step]]:

@@ -52,7 +52,7 @@ def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) 
     >>> f(q, q, q).shape, spmd.communication(f)(q, q, q).counts
     ((8, 2, 4), {'all_to_all': 2})
     """
-    _check_attention("attention_by_heads", q, k, v, axis)
+    _check_attention("attention_by_heads", q, k, v, axis, causal)
     ranks, heads, groups = axis_size(axis), q.shape[1], k.shape[1]
     if heads % ranks or groups % ranks:
         raise ValueError(
@@ -79,7 +79,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
     >>> f(q, q, q).shape, spmd.communication(f)(q, q, q).counts
     ((8, 2, 4), {'ppermute': 3})
     """
-    _check_attention("ring_attention", q, k, v, axis)
+    _check_attention("ring_attention", q, k, v, axis, causal)
     ranks, rank, tokens, blocks = axis_size(axis), axis_index(axis), len(q), 2 if causal else 1
     if causal and tokens % 2:
         raise ValueError(f"ring_attention: a rank has two blocks of tokens, but {tokens} tokens are not even")
@@ -109,17 +109,24 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
     return np.concatenate([finish(sums, q.dtype) for sums in so_far])
 
 
-def _check_attention(name: str, q: Any, k: Any, v: Any, axis: str) -> None:
-    """Raise ValueError unless the shapes are [tokens, heads, d] and twice [tokens, groups, d]; groups divide heads."""
+def _check_attention(name: str, q: Any, k: Any, v: Any, axis: str, causal: bool) -> None:
+    """Raise ValueError unless the shapes are [tokens, heads, d] and twice [tokens, groups, d]; groups divide heads.
+
+    With `causal`, queries and keys have the same number of tokens.
+    """
     queries, keys, values = (typeof(x).shape for x in (q, k, v))
     fit = len(queries) == len(keys) == 3 and keys == values and queries[2] == keys[2]
-    if fit and keys[1] and queries[1] % keys[1] == 0:
-        return
-    raise ValueError(
-        f"{name}: q {typeof(q)}, k {typeof(k)} and v {typeof(v)} on each of the {axis_size(axis)} ranks along {axis!r} "
-        "do not fit: they are [tokens, heads, d], [tokens, groups, d] and [tokens, groups, d], where heads is a "
-        "multiple of groups"
-    )
+    shapes = f"q {typeof(q)}, k {typeof(k)} and v {typeof(v)} on each of the {axis_size(axis)} ranks along {axis!r}"
+    if not (fit and keys[1] and queries[1] % keys[1] == 0):
+        raise ValueError(
+            f"{name}: {shapes} do not fit: they are [tokens, heads, d], [tokens, groups, d] and [tokens, groups, d], "
+            "where heads is a multiple of groups"
+        )
+    if causal and queries[0] != keys[0]:
+        raise ValueError(
+            f"{name}: {shapes} do not fit causal=True, where queries and keys are of the same tokens, not of "
+            f"{queries[0]} and {keys[0]}; attention to another sequence is not causal"
+        )
 
 
 def _attend(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any) -> tuple:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule
+from spmd.parallel.schedule import BACKWARD, FORWARD, WEIGHT, Schedule
 
 NOTHING = -1  # the slot of what is not there
-KINDS = (None, FORWARD, BACKWARD)  # None is idle
+KINDS = (None, FORWARD, BACKWARD, WEIGHT)  # None is idle
 
 
 class Entry(NamedTuple):
@@ -51,6 +51,7 @@ def allocate(schedule: Schedule, recompute: bool = True) -> tuple[Entry, list[Sl
 
     If backward passes do not recompute, residuals take the slots from each forward pass to its backward pass, and
     activations are not needed after the forward pass.
+    If backward passes are split, residuals take the slots from the first part to the second.
 
     >>> from spmd.parallel import gpipe, one_f_one_b
     >>> for schedule in (gpipe(3, 8), one_f_one_b(3, 8)):
@@ -73,12 +74,15 @@ def _allocate(schedule: Schedule, stage: int, table: Entry, recompute: bool) -> 
     """Write a stage's slots, and return how many there are."""
     lives: dict[str, list] = {name: [] for name in Slots._fields}  # ticks, and the columns that name the slot there
     for now, step in enumerate(schedule.table[stage]):
-        if step is None:
+        if step is None or step.direction == WEIGHT:
             continue
         then = schedule.tick(stage, step._replace(direction=BACKWARD))
         needed = step.needs(stage, schedule.stages, schedule.chunks)
         arrival = schedule.tick(*needed) + 1 if needed and needed[1].direction == step.direction else None
         if step.direction == BACKWARD:
+            if schedule.is_split:
+                later = schedule.tick(stage, step._replace(direction=WEIGHT))
+                lives["residuals"].append([(now, table.residuals), (later, table.residuals)])
             if arrival is not None:
                 lives["cotangents"].append([(arrival, table.arriving_cotangent), (now, table.cotangent)])
             continue

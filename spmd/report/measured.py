@@ -53,8 +53,9 @@ def measure(f: Callable, args: Sequence[Any]) -> list[list[MeasuredStep]]:
     it.
     """
     clock = Clock()
-    program = jit(f, clock=clock)
-    program(*args)  # compiles
+    program = jit(f)
+    with clock.in_programs():
+        program(*args)  # compiles
     mesh = max(meshes_of(program.program(*args).tape), key=lambda mesh: mesh.size, default=None)
     offset = 0.0
     if mesh is not None:

@@ -15,6 +15,8 @@ import numpy
 
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var
+from spmd.report.plots import Bar, bars_in_rows
+from spmd.report.schedule import COLORS
 from spmd.report.walk import BUBBLE, ISSUE, Entry, Key, Span
 
 if TYPE_CHECKING:
@@ -25,12 +27,22 @@ if TYPE_CHECKING:
 class Timed(NamedTuple):
     """When each step of a schedule starts and ends, (stage, step, start, end), and the seconds of all."""
 
+    schedule: Schedule
     steps: list[tuple[int, Step, float, float]]
     seconds: float
 
     def busy(self, stage: int) -> float:
         """The seconds in which a stage works."""
         return sum(end - start for i, _, start, end in self.steps if i == stage)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw stages down and seconds across. Returns the axes; needs matplotlib."""
+        paler = 0.7 / self.schedule.chunks
+        bars = [
+            Bar(stage, start, end - start, COLORS[step.direction], str(step.microbatch), 1 - paler * step.chunk)
+            for stage, step, start, end in self.steps
+        ]
+        return bars_in_rows(ax, [f"stage {i}" for i in range(self.schedule.stages)], bars, COLORS, "seconds")
 
 
 def time_schedule(schedule: Schedule, seconds: Callable[[int, Step], float], send: float = 0.0) -> Timed:
@@ -49,14 +61,14 @@ def time_schedule(schedule: Schedule, seconds: Callable[[int, Step], float], sen
             start = max(start, ends[needed] + (send if needed[0] != stage else 0.0))
         free[stage] = ends[stage, step] = start + seconds(stage, step)
         found.append((stage, step, start, free[stage]))
-    return Timed(found, max(free))
+    return Timed(schedule, found, max(free))
 
 
 def price_schedule(walk: Walk, body: Tape, labels: Mapping[Var, dict], known: Mapping[Var, Any]) -> Span:
     """The span of the loop over a schedule's ticks: that of the stage that works longest, and its bubble."""
     label = next(label for label in labels.values() if "schedule" in label)
     schedule, axis = label["schedule"], label["along"]
-    places = {label.get("field", "stage"): v for v, label in labels.items() if label.get("axes", (axis,)) == (axis,)}
+    places = {v: label.get("field", "stage") for v, label in labels.items() if label.get("axes", (axis,)) == (axis,)}
     from spmd.parallel.slots import KINDS
 
     cache: dict[tuple, Span] = {}
@@ -70,7 +82,7 @@ def price_schedule(walk: Walk, body: Tape, labels: Mapping[Var, dict], known: Ma
             entry = {"kind": KINDS.index(step.direction), "chunk": step.chunk, "stage": stage}
             walk.coordinates = {**walk.coordinates, axis: stage}
             try:
-                values = {places[name]: numpy.int64(x) for name, x in entry.items() if name in places}
+                values = {v: numpy.int64(entry[name]) for v, name in places.items()}
                 span = _once(walk.price(body, {**known, **values}), step.direction)
                 if (idle := span.issued * walk.prices.issue - span.seconds) > 0:
                     span.seconds += idle
@@ -96,7 +108,7 @@ def price_schedule(walk: Walk, body: Tape, labels: Mapping[Var, dict], known: Ma
         found.add(_without_work(span), counts[id(span)])
         found.add(_work_alone(span), everywhere[id(span)] / schedule.stages)
     found.entries[Key(BUBBLE, "idle", (axis,), None)].add(Entry(1, timed.seconds - busy[longest]))
-    walk.schedules.append((schedule, timed))
+    walk.schedules.append(timed)
     return found
 
 

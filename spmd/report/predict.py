@@ -16,6 +16,7 @@ from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
 from minidiff.ops.costs import Work
 from minidiff.values.aliasing import types_alone
+from spmd.report.communication import direction_of, show_line
 from spmd.report.memory import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, MemoryUse
 from spmd.report.memory import memory as memory_of
 from spmd.report.plots import Bar, bars_in_rows
@@ -26,9 +27,11 @@ from spmd.shard_map.operation import shard_map_p
 
 if TYPE_CHECKING:
     from spmd.machines import Machine, Placement
+    from spmd.report.pipelined import Timed
 
 
 ACTIVATIONS, BUFFERS = "activations", "buffers"
+COLUMNS = "seconds", "exposed", "of the step", "flops"
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,8 +39,9 @@ class Prediction(Table):
     """What a step takes on a machine, of a rank: a table to print, and to draw by `plot()`.
 
     `seconds` is the time of the step. `kinds` has an `Entry` for each kind of work (its count, seconds, exposed
-    seconds, floating-point operations and bytes), `lines` one for each line of the program. `flops` are those of the
-    hardware, `model_flops` those without what is computed again. `memory` has the bytes of a rank at the peak, by kind.
+    seconds, floating-point operations and bytes), `lines` one for each line of the program, which `by_line` shows.
+    `flops` are those of the hardware, `model_flops` those without what is computed again. `memory` has the bytes of a
+    rank at the peak, by kind. `schedules` has the steps of each pipeline in time, which `plot()` draws.
     """
 
     machine: Machine
@@ -46,6 +50,7 @@ class Prediction(Table):
     span: Span
     memory: Mapping[str, int]
     dtype: Any
+    schedules: Sequence[Timed] = ()
     notes: Sequence[str] = field(default_factory=list)
 
     @property
@@ -55,6 +60,17 @@ class Prediction(Table):
     @property
     def lines(self) -> dict[Location | None, Entry]:
         return self._sums(lambda key: key.source)
+
+    @property
+    def by_line(self) -> Table:
+        """The same table for each line of the program, those that take longest first."""
+        rows = [[*self._cells(entry), direction_of(line), show_line(line)] for line, entry in self.lines.items()]
+        return Table([*COLUMNS, "direction", "line"], rows)
+
+    def _cells(self, entry: Entry) -> list[str]:
+        exposed = show_seconds(entry.exposed) if entry.exposed else ""
+        share = f"{entry.seconds / self.seconds:.1%}" if self.seconds else ""
+        return [show_seconds(entry.seconds), exposed, share, f"{entry.flops:.3g}" if entry.flops else ""]
 
     def _sums(self, of: Callable) -> dict:
         found: dict = defaultdict(Entry)
@@ -93,13 +109,9 @@ class Prediction(Table):
         return self.span.total("seconds", lambda key: bool(key.axes) and key.kind != BUBBLE) - self.exposed
 
     def _table(self) -> tuple[list, list, list]:
-        rows = []
-        for kind, entry in self.kinds.items():
-            exposed = show_seconds(entry.exposed) if entry.exposed else ""
-            flops = f"{entry.flops:.3g}" if entry.flops else ""
-            rows.append([kind, show_seconds(entry.seconds), exposed, f"{entry.seconds / self.seconds:.1%}", flops])
-        header = ["kind", "seconds", "exposed", "of the step", "flops"]
-        return header, rows, ["step", show_seconds(self.seconds), show_seconds(self.exposed), "", f"{self.flops:.3g}"]
+        rows = [[kind, *self._cells(entry)] for kind, entry in self.kinds.items()]
+        total = ["step", show_seconds(self.seconds), show_seconds(self.exposed), "", f"{self.flops:.3g}"]
+        return ["kind", *COLUMNS], rows, total
 
     def _remarks(self) -> list[str]:
         total = sum(self.memory.values())
@@ -222,7 +234,9 @@ def _predict(
     use = memory_of(tape, optimized=optimized)
     dtype = max(prices.dtypes, key=prices.dtypes.__getitem__, default="float32")
     held = _by_argument(tape, use, args, names)
-    return Prediction(machine, math.prod(shape.values()), span.seconds, span, held, dtype, [*walk.notes])
+    return Prediction(
+        machine, math.prod(shape.values()), span.seconds, span, held, dtype, walk.schedules, [*walk.notes]
+    )
 
 
 def _by_argument(tape: Tape, use: MemoryUse, args: Any, names: Sequence[str]) -> dict[str, int]:

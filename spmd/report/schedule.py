@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # most programs do without it
     from spmd.parallel.schedule import Schedule, Step
 
 IDLE = "."
-COLORS = {"forward": "#7fb3d9", "backward": "#82c98f"}
+COLORS = {"forward": "#7fb3d9", "backward": "#82c98f", "weight": "#e5c07b"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,7 +56,7 @@ def _cell(step: Step, chunked: bool) -> str:
 
 
 def show_schedule(schedule: Schedule) -> SchedulePicture:
-    """Show what each stage of a pipeline does at each tick: F and B with the microbatch's number, dots where idle.
+    """Show what each stage of a pipeline does at each tick: F, B, W and the microbatch's number, dots where idle.
 
     >>> from spmd.parallel import one_f_one_b
     >>> show_schedule(one_f_one_b(2, 3))

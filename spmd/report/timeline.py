@@ -7,7 +7,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from minidiff.core.tape import Tape
 from minidiff.diagnostics.location import Location
@@ -19,27 +19,13 @@ from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table, show_seconds
-from spmd.report.walk import Walk
+from spmd.report.walk import Operation, Walk
 
 WIDTH = 72  # columns that are printed
 COMPUTE, NETWORK = 0, 1  # the two lanes of a rank
 KINDS = ("compute", "network")
 PREDICTED = "predicted"
 WAITING = "waiting"  # for the last rank to begin a collective
-
-
-class Operation(NamedTuple):
-    """An operation in a lane, from `start` to `end`, in seconds; `source` is the line of the program, if known."""
-
-    name: str
-    lane: int
-    start: float
-    end: float
-    source: Location | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,7 +191,7 @@ def timeline(
 
 def _predicted(tape: Tape, model: Any, flops_per_second: float) -> Lanes:
     span = Walk(Rates(model, flops_per_second), fused=False, asynchronous=False, keep=True).price(tape)
-    return Lanes(tuple(Operation(name, KINDS.index(lane), *rest) for name, lane, *rest in span.operations), KINDS)
+    return Lanes(tuple(x._replace(lane=KINDS.index(x.lane)) for x in span.operations), KINDS)
 
 
 class Rates:

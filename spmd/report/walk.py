@@ -12,7 +12,6 @@ What a lane costs is asked of `Prices`: a machine (`spmd.predict`), or a model o
 from __future__ import annotations
 
 import math
-from math import inf
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,18 +85,32 @@ class Entry:
             setattr(self, name, getattr(self, name) + times * value)
 
 
+class Operation(NamedTuple):
+    """An operation in a lane, by number or name, from `start` to `end`, in seconds; `source` is its line, if known."""
+
+    name: str
+    lane: Any
+    start: float
+    end: float
+    source: Location | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
 @dataclass
 class Span:
     """What a tape takes: seconds from its first to its last operation, and an `Entry` for each `Key`.
 
-    `operations` has name, lane, start, end and source of each operation on the tape itself, if the walk keeps them.
+    `operations` are those on the tape itself, if the walk keeps them.
     """
 
     seconds: float = 0.0
     entries: dict[Key, Entry] = field(default_factory=lambda: defaultdict(Entry))
     sends: float = 0.0  # the longest message along the axis of a schedule, which travels between two of its steps
     issued: float = 0.0  # operations, a fused loop being one
-    operations: list[tuple[str, str, float, float, Location | None]] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)  # when each result is there
 
     def add(self, other: Span, times: float = 1) -> None:
@@ -205,10 +218,7 @@ class _Run:
         """Place operations that run as one, and count what they do."""
         works = [self.work(eqn) for eqn in group]
         made = {v for eqn in group for v in eqn.outputs}
-        if len(group) > 1:
-            nbytes = self.bytes_of_group(group, made)
-        else:
-            nbytes = works[0].bytes
+        nbytes = self.bytes_of_group(group, made) if len(group) > 1 else works[0].bytes
         self.note_views(group)
         flops = sum(work.flops for work in works)
         dtype = _product_dtype(group[0])
@@ -245,14 +255,16 @@ class _Run:
 
     def size(self, a: Atom) -> int:
         """The bytes of a value, or of what it is a view of if that is smaller."""
-        return min(self.nbytes.get(a, inf), local_type(a).nbytes) if isinstance(a, Var) else 0
+        own = local_type(a).nbytes if isinstance(a, Var) else 0
+        return min(self.nbytes.get(a, own), own)
 
     def note_views(self, group: Sequence[Equation]) -> None:
         for eqn in group:
             if eqn.primitive.is_view and eqn.inputs and eqn.inputs[0] in self.stacked:
                 self.stacked.update(eqn.outputs)
-            if eqn.primitive.is_view and eqn.inputs and (base := self.size(eqn.inputs[0])) < local_type(eqn.outputs[0]).nbytes:
-                self.nbytes.update(dict.fromkeys(eqn.outputs, base))
+            if eqn.primitive.is_view and eqn.inputs:
+                base = self.size(eqn.inputs[0])
+                self.nbytes.update((v, base) for v in eqn.outputs if base < local_type(v).nbytes)
 
     def bytes_of_group(self, group: Sequence[Equation], made: set[Var]) -> int:
         """What a fused loop reads and writes: each operand once, and the results that others use; views are neither.
@@ -335,9 +347,9 @@ class _Run:
                 self.walk.notes[LONGEST_BRANCH] = None
             self.nest(eqn, span, 1, max(ready, default=0.0))
         elif getattr(primitive, "repeats", False) or isinstance(primitive, While):
-            span = self.loop(eqn)
-            if span is not None:
-                self.nest(eqn, span, run_count(eqn), max(ready, default=0.0))
+            step = self.loop(eqn)
+            if step is not None:
+                self.nest(eqn, step, run_count(eqn), max(ready, default=0.0))
                 self.stacked.update(eqn.outputs)
         else:
             (body, *_) = bodies
@@ -441,7 +453,7 @@ class _Run:
 
     def note_operation(self, name: str, lane: str, start: float, end: float, source: Location | None) -> None:
         if self.walk.keep:
-            self.span.operations.append((name, lane, start, end, source))
+            self.span.operations.append(Operation(name, lane, start, end, source))
 
     def finish(self, tape: Tape) -> Span:
         self.wait(max(self.free.values(), default=0.0))
@@ -503,7 +515,7 @@ def _groups(tape: Tape, fuses: Collection[str] = ()) -> Iterator[list[Equation]]
     """
 
     def key(eqn: Equation) -> Any:
-        if eqn.bodies or eqn.primitive.on_ranks and not eqn.primitive.is_view or not eqn.outputs[0].type.shape:
+        if eqn.bodies or (eqn.primitive.on_ranks and not eqn.primitive.is_view) or not eqn.outputs[0].type.shape:
             return None  # scalars may be known, and say which branch is run
         elementwise = isinstance(eqn.primitive, Promoting)
         backward = eqn.source is not None and eqn.source.backward

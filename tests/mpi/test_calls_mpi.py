@@ -27,6 +27,7 @@ from collectives import (
     psum,
     psum_scatter,
 )
+from collectives.backends import persistent
 from collectives.cost import ALGORITHMS
 from collectives.passes import SETTINGS
 from spmd import P
@@ -523,3 +524,16 @@ def test_sums_in_the_steps_of_a_loop_and_in_branches(watched):
             compiled(0 * x)
         assert not line().ranks._started
         np.testing.assert_allclose(compiled(x).gather(), expected)
+
+
+@few
+def test_few_persistent_requests_are_kept(monkeypatch):
+    """They are made anew when they are needed again."""
+    monkeypatch.setattr(persistent, "MANY", 2)
+    mesh = spmd.make_mesh((RANKS,), ("i",), comm=MPI.COMM_WORLD.Dup())
+    ring = [(k, (k + 1) % RANKS) for k in range(RANKS)]
+    f = md.jit(spmd.shard_map(lambda x: ppermute(x, "i", ring), mesh=mesh, in_specs=P("i"), out_specs=P("i")))
+    for n in (1, 2, 3, 1, 2, 3):
+        x = np.arange(float(n * RANKS)) ** 2
+        np.testing.assert_array_equal(f(x).gather(), np.roll(x, n))
+        assert len(mesh.ranks.along(("i",)).persistent) <= 2

@@ -75,6 +75,17 @@ def test_small_arrays_stay_with_numpy():
     assert fused(f, x[: len(x) // 3]) == 0
     assert fused(lambda x: np.tanh(x * 2 + x), x[: len(x) // 3]) == 1  # a function counts as many operations
 
+    def often(x, times):
+        results = []
+        for _ in range(times):  # NumPy's cumulative sums are between the groups
+            x = np.cumsum((x * 2 + x) * x)
+            results.append(x)
+        return results
+
+    assert fused(lambda x: often(x, 2), x[: len(x) // 3]) == fused(lambda x: often(x, 1), x[: len(x) // 3]) == 0
+    assert fused(lambda x: often(x, 4), x[: len(x) // 3]) == 4  # they share a loop
+    assert fused(lambda x: often(x, 40), x[: len(x) // 9]) == 0
+
     def long(x):
         for _ in range(1000):
             x = x * 0.9 + 0.1

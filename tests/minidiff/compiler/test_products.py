@@ -10,7 +10,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 from minidiff.compiler import native
-from minidiff.compiler.products import ROW_BYTES, add_product
+from minidiff.compiler.products import DEPTH, PLACE, ROW_BYTES, add_product
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs llvmlite: pip install '.[compiled]'")
 
@@ -49,6 +49,7 @@ ORDERS = ["rows", "columns", "part", "steps", "backwards", "repeated", "unaligne
 @hypothesis.given(
     st.integers(1, 40),
     st.one_of(st.integers(1, 40), st.integers(250, 600)),
+    st.one_of(st.just(0), st.integers(1, 100)),
     st.integers(1, 3),
     st.sampled_from(["float32", "float64"]),
     st.tuples(
@@ -56,18 +57,29 @@ ORDERS = ["rows", "columns", "part", "steps", "backwards", "repeated", "unaligne
     ),
     st.integers(0, 99),
 )
-def test_the_sum_is_as_accurate_as_numpys(m, k, blocks, dtype, orders, seed):
+def test_the_sum_is_as_accurate_as_numpys(m, k, more, blocks, dtype, orders, seed):
     rng, dtype = numpy.random.default_rng(seed), numpy.dtype(dtype)
     n = blocks * ROW_BYTES // dtype.itemsize
-    a, b, c = (matrix(rng, *s, dtype, order) for s, order in zip(((m, k), (k, n), (m, n)), orders))
-    exact = c.astype("g") + a.astype("g") @ b.astype("g")
-    bound = (k + 2) * numpy.finfo(dtype).eps * (abs(c).astype("g") + abs(a).astype("g") @ abs(b).astype("g"))
-    before = a.copy(), b.copy()
-    found = add_product(c, a, b)
+    terms = [k] if not more or k + more > DEPTH else [k, more]
+    factors = [matrix(rng, *s, dtype, order) for t in terms for s, order in zip(((m, t), (t, n)), orders)]
+    c = matrix(rng, m, n, dtype, orders[2])
+    products = [a.astype("g") @ b for a, b in zip(factors[::2], factors[1::2])]
+    sizes = [abs(a).astype("g") @ abs(b) for a, b in zip(factors[::2], factors[1::2])]
+    exact = c + sum(products)
+    bound = (sum(terms) + 2) * numpy.finfo(dtype).eps * (abs(c) + sum(sizes))
+    before = [x.copy() for x in factors]
+    found = add_product(c, *factors)
     assert found is c
     assert (abs(found - exact) <= bound).all()
-    numpy.testing.assert_array_equal(a, before[0])
-    numpy.testing.assert_array_equal(b, before[1])
+    for x, y in zip(factors, before, strict=True):
+        numpy.testing.assert_array_equal(x, y)
+
+
+def test_rows_beyond_those_copied_at_once():
+    rng = numpy.random.default_rng(0)
+    for m in (PLACE // DEPTH + 1, 3 * PLACE // DEPTH):
+        a, b, c = rng.normal(size=(m, DEPTH + 9)), rng.normal(size=(DEPTH + 9, 32)), rng.normal(size=(m, 32))
+        numpy.testing.assert_allclose(add_product(c.copy(), a, b), c + a @ b, rtol=1e-12, atol=1e-12)
 
 
 def test_swapped_bytes():
@@ -98,18 +110,37 @@ a, b = numpy.random.default_rng(0).normal(size=(2, 32, 32))
 
 
 def added(f, *args, **options):
-    """How many products the program of a function adds, and how many of them in place."""
+    """How often the program of a function adds products, and how often in place."""
     source = md.jit(f, **options).source(*args)
     return source.count("add_product"), source.count("add_product_in_place(")
 
 
 def test_a_product_that_is_only_added_is_added_in_place():
-    f = lambda a, b: a @ b + b @ a - (a @ a + np.sin(b))  # noqa: E731
+    f = lambda a, b: np.cos(b) + b @ a - (a @ a + np.sin(b))  # noqa: E731
     assert added(f, a, b) == (2, 2)
     numpy.testing.assert_allclose(md.jit(f)(a, b), f(a, b), rtol=1e-12, atol=1e-12)
-    assert "add_product of float64" in md.jit(f).llvm(a, b)
+    assert "add_product of float64, pairs: 1" in md.jit(f).llvm(a, b)
     assert added(f, a, b, kernels=False) == (0, 0)
     assert added(lambda a, b: (c := a @ b, np.sin(a) + c), a, b) == (0, 0)  # the product is a result
+
+
+def test_two_products_are_added_in_one_step():
+    for f, lines in (
+        (lambda a, b: a @ b + b @ a, ["sum_products(a, b, b, a)"]),
+        (lambda a, b: np.sin(a) + a @ b + b @ a, ["add_product_in_place(c, a, b, b, a)"]),
+        (lambda a, b: a @ b + b @ a + a @ a + b @ b, ["sum_products(a, b, b, a)", "_in_place(c, a, a, b, b)"]),
+        (lambda a, b: (c := a @ b, c + b @ a), ["a @ b", "add_product(c, b, a)"]),  # the first one is a result
+        (lambda a, b: ((c := np.sin(a) + a @ b) + b @ a) * c, ["_in_place(c, a, b)", "add_product(d, b, a)"]),
+    ):
+        source = md.jit(f).source(a, b)
+        assert source.count("product") + source.count("@") == len(lines)
+        assert all(line in source for line in lines), source
+        found, expected = md.tree.leaves(md.jit(f)(a, b)), md.tree.leaves(f(a, b))
+        for x, y in zip(found, expected, strict=True):
+            numpy.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+    assert "add_product of float64, pairs: 2" in md.jit(lambda a, b: a @ b + b @ a).llvm(a, b)
+    x, y = numpy.ones((16, DEPTH)), numpy.ones((DEPTH, 16))
+    assert added(lambda x, y, b: x @ y + b @ b, x, y, a[:16, :16].copy())[0] == 1  # too many terms for one panel
 
 
 def test_what_others_need_stays():

@@ -73,6 +73,13 @@ def test_bad_input():
         wrong = rf"{f.__name__}: q f64\[4,8,3\].* k f64\[4,3,3\].* 4 ranks along 'tokens' do not fit.*of groups"
         with pytest.raises(ValueError, match=wrong):
             mapped(lambda q, k, v, f=f: f(q, k, v, "tokens"))(*arguments(3))
+        longer = (
+            rf"{f.__name__}: q f64\[2,8,3\].* k f64\[4,8,3\].* do not fit causal=True, .* not of 2 and 4; attention"
+        )
+        q, k, v = arguments(HEADS)
+        with pytest.raises(ValueError, match=longer):
+            mapped(lambda q, k, v, f=f: f(q, k, v, "tokens", causal=True))(q[:8], k, v)
+        assert_trees_close(mapped(lambda q, k, v, f=f: f(q, k, v, "tokens"))(q[:8], k, v), attention(q[:8], k, v))
     with pytest.raises(ValueError, match="N is a multiple of K"):
         attention(*arguments(3))
     with pytest.raises(ValueError, match="12 tokens cannot be split into two blocks for each of 4 ranks"):

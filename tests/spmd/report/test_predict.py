@@ -8,10 +8,10 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pbroadcast, pmean, psum
+from collectives import axis_index, axis_size, pbroadcast, pmean, psum
 from spmd import P
 from spmd.machines import A100, H100, TPU_V5E, TPU_V5P, Efficiency, Link, link
-from spmd.parallel import gpipe, interleaved, one_f_one_b
+from spmd.parallel import gpipe, interleaved, one_f_one_b, zero_bubble
 from spmd.parallel.causal_attention import causal_attention
 from spmd.parallel.scheduled import scheduled
 from spmd.parallel.transformer import Config, dimensions, mlp, next_token_loss, normalize, sizes
@@ -243,15 +243,25 @@ def test_schedules_take_what_their_papers_say(p, M, forward, backward):
     assert timed.seconds == pytest.approx(((M - M % p or p) + (p - 1) / 2) * (forward + backward))
 
 
+@pytest.mark.parametrize("p, M", [(2, 4), (4, 8), (8, 20)])
+def test_split_backward_passes_leave_a_third_of_the_bubble(p, M):
+    """(p - 1) * (F + B - W), where B and W are the parts of a backward pass: Qi et al., section 2."""
+    seconds = {"forward": 1.0, "backward": 1.0, "weight": 1.0}
+    timed = time_schedule(zero_bubble(p, M), lambda stage, step: seconds[step.direction])
+    assert timed.seconds == 3 * M + p - 1
+    assert timed.busy(0) == 3 * M
+    assert max(zero_bubble(p, M).stashed) == max(one_f_one_b(p, M).stashed) == p
+
+
 def test_messages_delay_what_waits_for_them():
     schedule = one_f_one_b(4, 1)
     assert time_schedule(schedule, lambda *_: 1.0, send=0.5).seconds == 8 + 6 * 0.5
 
 
-def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens):
+def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens, make=one_f_one_b, stage=None):
     """A step in a pipeline, with types for its arguments: Megatron's parallelism, in 16 bits."""
     mesh = spmd.make_mesh((data, stages, feats), ("data", "stages", "feats"), backend="simulated")
-    schedule, names, whole = one_f_one_b(stages, microbatches), dimensions(config), sizes(config)
+    schedule, names, whole = make(stages, microbatches), dimensions(config), sizes(config)
     split = dict.fromkeys(("vocabulary", "heads", "kv_heads", "hidden"), "feats")
 
     def type_of(names, *leading):
@@ -262,7 +272,8 @@ def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens):
 
     trees = {"embedding": names["embedding"]}, names["layers"][0], {"norm": names["norm"], "head": names["head"]}
     layers = config.layers
-    params = [md.tree.map(lambda n, k=k: type_of(n, *k), t) for t, k in zip(trees, ((), (1, layers), ()))]
+    leading = schedule.chunks, layers // schedule.chunks
+    params = [md.tree.map(lambda n, k=k: type_of(n, *k), t) for t, k in zip(trees, ((), leading, ()))]
     specs = [md.tree.map(lambda n, k=k: spec_of(n, *k), t) for t, k in zip(trees, ((), (None, "stages"), ()))]
 
     def block(x, p):
@@ -271,7 +282,7 @@ def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens):
 
     layers = (
         lambda p, t: embed(p["embedding"], t, "feats"),
-        lambda p, x: md.scan(block, x, p)[0],
+        functools.partial(stage or (lambda block, p, x: md.scan(block, x, p)[0]), block),
         lambda p, x, y: np.mean(label_cross_entropy(normalize(config, p["norm"], x) @ p["head"], y, "feats")),
     )
 
@@ -305,11 +316,53 @@ def test_a_pipelined_decoder_has_the_operations_of_the_paper(data, stages, feats
     assert report.flops == pytest.approx(expected, rel=1e-9)
     model = 72 * examples * s * L * h**2 * (1 + s / (6 * h) + V / (12 * L * h)) / (data * stages * feats)
     assert report.model_flops == pytest.approx(model, rel=1e-9)
-    assert report.kinds["pipeline bubble"].seconds > 0
+    (timed,) = report.schedules
+    bubble = report.kinds["pipeline bubble"].seconds
+    assert bubble > 0
+    assert bubble == pytest.approx(timed.seconds - max(map(timed.busy, range(stages))))
+    pytest.importorskip("matplotlib").use("Agg")
+    assert len(timed.plot().get_yticklabels()) == stages
     assert "psum along data" in report.kinds
     assert report.seconds == pytest.approx(
         sum(e.seconds for k, e in report.kinds.items() if "along" not in k) + report.exposed, rel=1e-6
     )
+
+
+def test_the_bubble_shrinks_from_schedule_to_schedule():
+    """As their papers say; the operations are the same, but for what the last stage's head computes again."""
+    config = Config(64, 2048, 16, 16, 8192, swiglu=False)
+    makes = one_f_one_b, functools.partial(interleaved, chunks=2), zero_bubble
+    plain, chunked, split = (
+        spmd.predict(step, A100, nearest=("feats", "data", "stages"))(*args)
+        for step, args in (pipelined_decoder(config, 2, 4, 2, 8, 1, 2048, make) for make in makes)
+    )
+    bubbles = [report.kinds["pipeline bubble"].seconds for report in (plain, chunked, split)]
+    assert bubbles[0] > bubbles[1] > 0
+    assert bubbles[0] > bubbles[2] > 0
+    assert chunked.flops == pytest.approx(plain.flops)
+    assert split.flops == pytest.approx(plain.flops, rel=0.02)
+    assert split.model_flops == pytest.approx(plain.model_flops, rel=0.02)
+    assert chunked.seconds < plain.seconds
+
+
+def test_stages_may_have_different_layers():
+    """Known by the number of the stage: 126 layers on 16 stages, the first and the last of which have one less."""
+    config = Config(128256, 16384, 128, 128, 53248, kv_heads=8)
+
+    def stage(block, w, x):
+        ends = (axis_index("stages") == 0) | (axis_index("stages") == axis_size("stages") - 1)
+        short = lambda x: md.scan(block, x, md.tree.map(lambda leaf: leaf[:-1], w))[0]  # noqa: E731
+        return md.cond(ends, short, lambda x: md.scan(block, x, w)[0], x)
+
+    step, args = pipelined_decoder(config, 128, 16, 8, 16, 1, 8192, stage=stage)
+    report = spmd.predict(step, H100, nearest=("feats", "data", "stages"))(*args)
+    assert report.ranks == 16384
+    h, s = config.features, 8192
+    weights = 126 * (2 * h * h + 2 * h * h // 16 + 3 * h * config.hidden)
+    forward = 2 * 2048 * s * weights + 4 * 126 * 2048 * s**2 * h
+    head = 2 * 2048 * s * h * config.vocabulary
+    assert report.flops == pytest.approx((4 * forward + 4 * head) / 16384, rel=1e-6)
+    assert not report.notes
 
 
 def test_a_trillion_parameters_are_priced_from_their_types():
@@ -320,7 +373,7 @@ def test_a_trillion_parameters_are_priced_from_their_types():
     parameters = sum(t.size for t in md.tree.leaves(args[0]))
     assert parameters > 1e12
     assert 2 * parameters / 512 < report.memory["params"] < 2.4 * parameters / 512  # every stage has both ends
-    assert 0.2 < report.mfu < report.hfu < 0.9
+    assert 0.1 < report.mfu < report.hfu < 0.5  # as many microbatches as stages: half the time is a bubble
 
 
 def test_the_table_and_the_picture_have_each_kind():
@@ -328,6 +381,10 @@ def test_the_table_and_the_picture_have_each_kind():
     assert all(kind in str(report) for kind in report.kinds)
     assert "MFU" in str(report)
     assert len(report.lines) > 1
+    assert sum(entry.seconds for entry in report.lines.values()) == pytest.approx(
+        sum(entry.seconds for entry in report.kinds.values())
+    )
+    assert "np.tanh(x @ u" in str(report.by_line)
     pytest.importorskip("matplotlib").use("Agg")
     assert [label.get_text() for label in report.plot().get_yticklabels()] == [*report.kinds]
 

@@ -1,0 +1,101 @@
+"""Split a tape in two: what some of its results need, and what the others need besides.
+
+So a backward pass becomes two: one for the cotangents that others wait for, one for the gradients of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import Var
+from minidiff.higher_order.dead_code import needed_equations
+from minidiff.higher_order.masks import choose, split_list
+from minidiff.higher_order.scan import Scan
+
+
+def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:
+    """Two tapes, of which one computes the results marked `first`, and the other one the rest.
+
+    The first tape has further results, and the second one takes them as its last inputs, but for numbers, which it
+    computes again. A loop over elements becomes two loops. An operation with other bodies, of which both tapes need
+    results, is on both.
+
+    >>> import numpy as np
+    >>> from minidiff import make_tape
+    >>> tape = make_tape(lambda x: (np.cos(y := np.sin(x)), np.exp(y)))(np.ones(3))
+    >>> for part in split_tape(tape, [True, False]):
+    ...     print(part)
+    lambda a:f64[3]:
+      b:f64[3] = sin(a)
+      c:f64[3] = cos(b)
+      return (c, b)
+    lambda a:f64[3], b:f64[3]:
+      c:f64[3] = exp(b)
+      return c
+    """
+    wanted, rest = choose(tape.outputs, first), choose(tape.outputs, [not yes for yes in first])
+    early: list[Equation] = []
+    late: list[Equation] = []
+    needed = {a for a in wanted if isinstance(a, Var)}
+    for eqn in reversed(tape.equations):
+        used = [v in needed for v in eqn.outputs]
+        if not any(used):
+            late.append(eqn)
+            continue
+        if isinstance(eqn.primitive, Scan) and not all(used):
+            parts = _split_scan(eqn, used)
+            early.append(parts[0])
+            late += parts[1:]
+        elif eqn.primitive.is_higher_order and not all(used):
+            early.append(eqn.primitive.without_unused_results(eqn, used))
+            late.append(eqn)
+        else:
+            early.append(eqn)
+            late += [eqn] if _is_number(eqn) else []
+        needed.update(a for a in early[-1].inputs if isinstance(a, Var))
+    made = {v: None for eqn in reversed(early) for v in eqn.outputs if not _is_number(eqn)}
+    equations, names = needed_equations(late[::-1], rest, made)
+    crossing = [v for v in made if v in names or v in rest]
+    return Tape(tape.inputs, early[::-1], [*wanted, *crossing]), Tape([*tape.inputs, *crossing], equations, rest)
+
+
+def _is_number(eqn: Equation) -> bool:
+    """Whether an equation computes numbers, by itself."""
+    return not (eqn.bodies or eqn.primitive.sends(eqn.params)) and all(v.type.shape == () for v in eqn.outputs)
+
+
+def _split_scan(eqn: Equation, used: Sequence[bool]) -> list[Equation]:
+    """A loop for the results that are used, and one for the others; a single one if they do not come apart."""
+    body, length, consts, count = (eqn.params[name] for name in ("body", "length", "consts", "carry"))
+    first, before = list(used), None
+    while first != before:  # a carry that the first loop reads is one of its own
+        before = list(first)
+        outputs = choose(body.outputs, first)
+        names = needed_equations(body.equations, outputs)[1].union(a for a in outputs if isinstance(a, Var))
+        first[:count] = [yes or v in names for yes, v in zip(first, body.inputs[consts : consts + count])]
+    if all(first):
+        return [eqn]
+    one, other = split_tape(body, first)
+    shared, carries, elements = split_list(body.inputs, consts, count)
+    used_later = {a for e in other.equations for a in e.inputs if isinstance(a, Var)}.union(
+        a for a in other.outputs if isinstance(a, Var)
+    )
+    mine, theirs = choose(carries, first[:count]), choose(carries, [not yes for yes in first[:count]])
+    passed = [*other.inputs[len(body.inputs) :], *(v for v in mine if v in used_later)]
+    stacks = [Var(v.type.update(shape=(length, *v.type.shape))) for v in passed]
+    own, start, arrays = split_list(eqn.inputs, consts, count)
+    flags = [not yes for yes in first]
+    bodies = (
+        Tape([*shared, *mine, *elements], one.equations, [*choose(body.outputs, first), *passed]),
+        Tape([*shared, *theirs, *elements, *passed], other.equations, other.outputs),
+    )
+    inputs = (
+        [*own, *choose(start, first[:count]), *arrays],
+        [*own, *choose(start, flags[:count]), *arrays, *stacks],
+    )
+    outputs_of = [*choose(eqn.outputs, first), *stacks], choose(eqn.outputs, flags)
+    return [
+        Equation(eqn.primitive, xs, {**eqn.params, "body": b, "carry": len(c)}, outs, eqn.source)
+        for xs, b, c, outs in zip(inputs, bodies, (mine, theirs), outputs_of)
+    ]

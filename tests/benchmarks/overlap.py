@@ -1,0 +1,136 @@
+"""How much of the communication a compiled program hides behind its computation, on the ranks of a launcher.
+
+    mpiexec -n 2 python -m tests.benchmarks.overlap [--rounds N] [--only NAME …] [--layers N] [--width N] [--batch N]
+
+`data-parallel step` is the gradient of a network whose gradients are summed in buckets, one for each layer. It runs as
+`jit` compiles it, with each sum waited for where it begins, and without its sums. Hidden is the part of what
+communication costs, if it is waited for, that is saved. `products` are the overlapped matrix products beside their
+plain forms, by the size of a rank's block.
+
+Memory is a fast network between ranks: a share of a third or more needs a slow one. As root on Linux, in a network of
+its own, MPICH over TCP:
+
+    ip netns add slow && ip netns exec slow ip link set lo up
+    ip netns exec slow tc qdisc replace dev lo root tbf rate 1gbit burst 1mb latency 400ms
+    export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp MPIR_CVAR_NOLOCAL=1
+    ip netns exec slow mpiexec -n 2 python -m tests.benchmarks.overlap
+
+With MPIR_CVAR_ASYNC_PROGRESS=1, MPICH has a thread that makes progress; otherwise tests between products do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Callable
+from unittest import mock
+
+for _name in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_name}_NUM_THREADS", "1")
+
+import numpy as np  # noqa: E402
+from mpi4py import MPI  # noqa: E402
+
+import minidiff as md  # noqa: E402
+import minidiff.numpy as mnp  # noqa: E402
+import spmd  # noqa: E402
+from collectives import pmean  # noqa: E402
+from collectives.passes import overlap  # noqa: E402
+from spmd import P  # noqa: E402
+from spmd.parallel import matmul  # noqa: E402
+from tests.benchmarks.ranks import rounds_of  # noqa: E402
+
+SIZES = (64, 128, 256, 512)  # of square blocks of a rank
+OVERLAPPED, WAITING, SILENT = "overlapped", "waiting", "without sums"
+
+
+def without_overlap(f: Callable) -> Callable:
+    """A function whose program waits for each collective where it begins."""
+
+    def run(*args):
+        with mock.patch.object(overlap, "OVERLAPPED", ()):
+            return f(*args)
+
+    return run
+
+
+def data_parallel(mesh: spmd.Mesh, layers: int, width: int, batch: int) -> dict[str, Callable]:
+    rng = np.random.default_rng(0)
+    params = [rng.normal(size=(width, width)).astype("f4") / width for _ in range(layers)]
+    split = spmd.distribute(rng.normal(size=(batch * mesh.size, width)).astype("f4"), mesh, P("i"))
+
+    def gradient(mean: Callable) -> Callable:
+        def local(params, x):
+            for w in params:
+                x = mnp.tanh(x @ w)
+            return mean(mnp.mean(x * x))
+
+        def body(params, x):
+            return md.grad(local)(params, x)
+
+        return md.jit(
+            spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P(), check_rep=mean is not silent),
+            bucket_bytes=4 * width * width,
+        )
+
+    silent = lambda x: x  # noqa: E731
+    f, g, none = gradient(lambda x: pmean(x, "i")), gradient(lambda x: pmean(x, "i")), gradient(silent)
+    expected = f(params, split)
+    for p, q in zip(expected, without_overlap(g)(params, split)):
+        np.testing.assert_allclose(p, q, rtol=1e-3, atol=1e-7)
+    return {
+        OVERLAPPED: lambda: f(params, split),
+        WAITING: lambda: g(params, split),
+        SILENT: lambda: none(params, split),
+    }
+
+
+def products(mesh: spmd.Mesh, size: int, name: str) -> dict[str, Callable]:
+    """A product of blocks of `size` by `size`, as it stands and overlapped, and the product alone."""
+    n = mesh.size
+    plain, overlapped = getattr(matmul, name), getattr(matmul, f"{name}_overlapped")
+    specs = (P("i"), P("i")) if name == "matmul_all_gather" else (P(None, "i"), P("i"))
+    shapes = [(size * n, size * n), (size * n, size)] if name == "matmul_all_gather" else [(size * n,) * 2] * 2
+    arrays = [spmd.distribute(np.ones(s, "f4"), mesh, spec) for s, spec in zip(shapes, specs)]
+
+    def compiled(f: Callable) -> Callable:
+        g = md.jit(spmd.shard_map(lambda a, b: f(a, b, "i"), mesh=mesh, in_specs=specs, out_specs=P("i")))
+        return lambda: g(*arrays)
+
+    return {WAITING: compiled(plain), OVERLAPPED: compiled(overlapped)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.overlap", description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", nargs="*", default=["step", "matmul"], help="parts of the rows' names")
+    for name, value in (("layers", 6), ("width", 512), ("batch", 1024)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = parser.parse_args(arguments)
+    mesh = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi")
+    say = print if mesh.rank == 0 else lambda *_: None
+    say(f"{MPI.COMM_WORLD.size} ranks; milliseconds, medians of {options.rounds} rounds")
+    if any(part in "data-parallel step" for part in options.only):
+        found = rounds_of(data_parallel(mesh, options.layers, options.width, options.batch), options.rounds, 0.1)
+        shares = [1 - silent / waiting for silent, waiting in zip(found[SILENT], found[WAITING])]
+        hidden = [(w - o) / (w - s) for o, w, s in zip(found[OVERLAPPED], found[WAITING], found[SILENT])]
+        each = ", ".join(f"{name} {statistics.median(times) / 1e3:.1f}" for name, times in found.items())
+        share = f"communication {statistics.median(shares):.2f} of it"
+        say(f"data-parallel step: {each}; {share}, {quartiles(hidden)} hidden")
+    for name in ("matmul_all_gather", "matmul_psum_scatter"):
+        for size in SIZES if any(part in name for part in options.only) else ():
+            found = rounds_of(products(mesh, size, name), options.rounds, 0.05)
+            ratios = [o / w for o, w in zip(found[OVERLAPPED], found[WAITING])]
+            plain = statistics.median(found[WAITING]) / 1e3
+            say(f"{name} of blocks {size} x {size}: plain {plain:.2f}, overlapped {quartiles(ratios)} of it")
+
+
+def quartiles(values: list[float]) -> str:
+    """The median, and the quartiles."""
+    low, median, high = statistics.quantiles(values, n=4)
+    return f"{median:.2f} ({low:.2f} to {high:.2f})"
+
+
+if __name__ == "__main__":
+    main()
