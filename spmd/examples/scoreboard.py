@@ -8,6 +8,7 @@ its data sheet, and five that are fitted to the step times of all rows at once. 
     python -m spmd.examples.scoreboard --rows FILE.csv    further rows, in the format of any of the tables
     python -m spmd.examples.scoreboard --fit              fit the constants again, and cross-validate
     python -m spmd.examples.scoreboard --plot FILE.svg    predicted against measured
+    python -m spmd.examples.scoreboard --large            a decoder of 405 billion parameters on 16,384 H100
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import spmd
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var
 from minidiff.values.aliasing import types_alone
-from spmd.machines import A100, Efficiency, Machine, link
+from spmd.machines import A100, H100, Efficiency, Machine, link
 from spmd.mesh.launch import silence_other_ranks
 from spmd.parallel.megatron_3d import AXES, MegatronConfig, megatron_step
 from spmd.parallel.schedules import interleaved, one_f_one_b
@@ -260,7 +261,20 @@ def read_tables() -> dict[str, list[Row]]:
     return {name: read_rows((data / name).read_text().splitlines(), name) for name in FORMATS}
 
 
+#: Llama 3.1 405B: Grattafiori et al., "The Llama 3 herd of models", tables 3 and 4.
+LLAMA = MegatronConfig(vocabulary=128256, features=16384, heads=128, kv_heads=8, layers=126, hidden=53248)
+LLAMA_PLAN = Plan(
+    16384, 128, 126, 128256, 8192, tensor=8, data=128, stages=16, batch=2048, microbatch=1, recompute="full", sequence=True
+)
+
+
 # ---------------------------------------------------------------- predictions
+
+
+def predict_large() -> Any:
+    """The prediction of a step of Llama 3.1 405B on 16,384 H100, by the constants of the data sheet alone."""
+    step, types = step_of(LLAMA, LLAMA_PLAN)
+    return spmd.predict(step, H100, nearest=NEAREST, overlap=False)(*types)
 
 
 class Bytes(NamedTuple):
@@ -556,6 +570,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m spmd.examples.scoreboard", description=about)
     parser.add_argument("--rows", metavar="FILE.csv", help="price these rows, in the format of any of the tables")
     parser.add_argument("--fit", action="store_true", help="fit the constants again, and cross-validate")
+    parser.add_argument("--large", action="store_true", help="predict a step of Llama 3.1 405B on 16,384 H100")
     parser.add_argument("--plot", metavar="FILE", help="draw predicted against measured")
     args = parser.parse_args(argv)
     try:
@@ -566,6 +581,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
     except (OSError, ValueError) as error:
         sys.exit(f"scoreboard: {error}")
+    if args.large:
+        print(predict_large())
+        return
     tables = read_tables()
     if args.fit:
         show_fit(tables)

@@ -288,14 +288,19 @@ def _of_chunk(params: tuple, chunk: Any) -> tuple:
 
 def _add_gradients(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
     """Add the gradients of the parameters that `_of_chunk` selects."""
-    add = lambda leaf, more: np.at(leaf)[0 if len(leaf) == 1 else chunk].add(more.astype(leaf.dtype))  # noqa: E731
-    of_blocks = md.tree.map(add, gradients[1], of_chunk[1])
+    of_blocks = md.tree.map(lambda leaf, more: _add_at(leaf, chunk, more), gradients[1], of_chunk[1])
     of_first, of_last = md.tree.map(_add, (gradients[0], gradients[2]), (of_chunk[0], of_chunk[2]))
     return of_first, of_blocks, of_last
 
 
 def _add(total: Any, more: Any) -> Any:
     return total + more.astype(total.dtype)
+
+
+def _add_at(total: Any, chunk: Any, more: Any) -> Any:
+    if len(total) == 1:
+        return _add(total[0], more)[None]
+    return np.at(total)[chunk].set(_add(_at(total, chunk), more))  # which touches no other chunk
 
 
 def _zeros(t: Any, axis: str | tuple[str, ...], *leading: int, dtype: Any = None) -> Any:

@@ -175,6 +175,7 @@ class _Run:
         self.nbytes: dict[Var, int] = {}  # of views: those of what they show
         self.labels: dict[Var, dict] = {}  # entries of a schedule, and a rank's number along an axis
         self.updates: set[Var] = set()  # values that depend on gradients
+        self.stacked: set[Var] = set()  # results of the steps of loops
         self.is_step = False  # whether it is the whole step, which ends with the optimizer's update
 
     # ------------------------------------------------ following
@@ -245,6 +246,8 @@ class _Run:
 
     def work(self, eqn: Equation) -> Work:
         """The work of an equation on one rank, where views of small arrays are read as those."""
+        if self.walk.prices.fuses and is_view_of_operand(eqn):
+            return Work(0, 0)
         inputs, outputs = [*map(local_type, eqn.inputs)], [*map(local_type, eqn.outputs)]
         work = work_of(eqn.primitive, inputs, outputs, eqn.params, in_place=self.walk.fused)
         saved = sum(t.nbytes - self.size(a) for a, t in zip(eqn.inputs, inputs) if isinstance(a, Var))
@@ -257,12 +260,17 @@ class _Run:
 
     def note_views(self, group: Sequence[Equation]) -> None:
         for eqn in group:
+            if eqn.primitive.is_view and eqn.inputs and eqn.inputs[0] in self.stacked:
+                self.stacked.update(eqn.outputs)
             if eqn.primitive.is_view and eqn.inputs:
                 base = self.size(eqn.inputs[0])
                 self.nbytes.update((v, base) for v in eqn.outputs if base < local_type(v).nbytes)
 
     def bytes_of_group(self, group: Sequence[Equation], made: set[Var]) -> int:
-        """What a fused loop reads and writes: each operand once, and the results that others use; views are neither."""
+        """What a fused loop reads and writes: each operand once, and the results that others use; views are neither.
+
+        Nor is a sum with what the steps of a loop made: the products there add to it, as BLAS does (beta * C + A * B).
+        """
         shown: dict[Var, Var] = {}  # what views, and what is taken of an array, show
         read: dict[Var, set[Var]] = defaultdict(set)
         for eqn in group:
@@ -270,6 +278,13 @@ class _Run:
             if is_view_of_operand(eqn) and operands:
                 shown[eqn.outputs[0]] = shown.get(operands[0], operands[0])
                 continue
+            if self.walk.prices.fuses and any(shown.get(a, a) in self.stacked for a in operands):
+                if eqn.primitive.name == "convert":
+                    shown[eqn.outputs[0]] = shown.get(operands[0], operands[0])
+                    continue
+                if eqn.primitive.name == "add":
+                    made = made - {*eqn.outputs}
+                    continue
             for a in operands:
                 if (base := shown.get(a, a)) not in made:
                     read[base].add(a)
@@ -335,6 +350,7 @@ class _Run:
             step = self.loop(eqn)
             if step is not None:
                 self.nest(eqn, step, run_count(eqn), max(ready, default=0.0))
+                self.stacked.update(eqn.outputs)
         else:
             (body, *_) = bodies
             self.inline(eqn, body, eqn.inputs)
@@ -345,9 +361,12 @@ class _Run:
         pairs = [(v, a) for v, a in zip(body.inputs, inputs) if isinstance(a, Var)]
         self.labels.update((v, self.labels[a]) for v, a in pairs if a in self.labels)
         self.updates.update(v for v, a in pairs if a in self.updates)
+        self.stacked.update(v for v, a in pairs if a in self.stacked)
         self.follow(body, self.times(inputs))
         self.ready.update(zip(eqn.outputs, self.times(body.outputs)))
-        self.updates.update(v for v, a in zip(eqn.outputs, body.outputs) if isinstance(a, Var) and a in self.updates)
+        results = [(v, a) for v, a in zip(eqn.outputs, body.outputs) if isinstance(a, Var)]
+        self.updates.update(v for v, a in results if a in self.updates)
+        self.stacked.update(v for v, a in results if a in self.stacked)
 
     def passed(self, body: Tape, inputs: Sequence[Atom]) -> dict[Var, Any]:
         """The inputs of a body whose values are known."""

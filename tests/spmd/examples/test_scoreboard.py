@@ -1,0 +1,127 @@
+"""The scoreboard: rows in three formats, decoders whose tapes count what papers count, and errors of one line."""
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import spmd
+from spmd.examples import scoreboard
+from spmd.examples.scoreboard import FITTED, FORMATS, Linear, Plan, constants_of, held, parameters_of, read_rows
+from spmd.parallel.megatron_3d import parameters
+
+SMALL = Plan(64, 4, 4, 256, 32, tensor=2, data=2, stages=2, batch=16, microbatch=2)
+
+
+def test_rows_of_the_tables():
+    tables = scoreboard.read_tables()
+    assert {name: len(rows) for name, rows in tables.items()} == dict(zip(FORMATS, (51, 5, 2)))
+    (first, *_), (paper, *_), (both, *_) = tables.values()
+    assert first.cases[0].plan.devices == 64 and first.cases[0].seconds == 3.5665
+    assert first.cases[0].plan.vocabulary == 50304  # 50,257, padded to a multiple of 128
+    assert paper.cases[0].plan.data == 32 and 3 < paper.cases[0].seconds < 4
+    assert [case.plan.sequence for case in both.cases] == [False, True] and len(both.shares) == 4
+
+
+@pytest.mark.parametrize("plan", [SMALL, SMALL._replace(chunks=2), SMALL._replace(sequence=True)])
+def test_flops_are_those_of_the_paper(plan):
+    """With all layers computed again: 96 B s l h^2 (1 + s / 6h + V / 16lh), over all devices."""
+    prediction = scoreboard.predict(plan)
+    assert np.isclose(prediction.flops * plan.devices, scoreboard.paper_flops(plan), rtol=1e-6)
+    model = scoreboard.predict(plan._replace(recompute=None))
+    assert np.isclose(model.flops, model.model_flops)
+    assert np.isclose(prediction.model_flops, model.model_flops)
+    assert model.seconds < prediction.seconds
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("recompute", [None, "selective", "full"])
+def test_bytes_are_those_of_the_paper(recompute, sequence):
+    """Korthikanti et al., equations 2, 4 and 5, and 18 bytes a parameter; stage 0 stashes two microbatches."""
+    plan = Plan(256, 8, 4, 256, 512, 2, 1, 2, 16, 4, recompute=recompute, sequence=sequence)
+    s, b, h, a, t = plan.tokens, plan.microbatch, plan.hidden, plan.heads, plan.tensor
+    whole = (10 / t if sequence else 10) + 24 / t
+    of_layer = {None: whole + 5 * a * s / (h * t), "selective": whole, "full": 2 / t if sequence else 2}[recompute]
+    found = held(plan)
+    # Besides, the dropout of the embedding, tokens and a stage's input are kept, which is little of many layers.
+    exact, beside = 2 * 2 * s * b * h * of_layer, 2 * s * b * (h + 64) * 6
+    assert exact <= found.activations <= exact + beside
+    config = plan.config()
+    ends = parameters(config._replace(layers=0)) if hasattr(config, "_replace") else 0
+    layers = 4 * (12 * h * h + 13 * h)
+    assert ends or np.isclose(found.state, 18 * layers / (t * plan.stages), rtol=0.02)
+
+
+def test_slopes_are_derivatives():
+    price = scoreboard.priced(SMALL)
+    at = parameters_of(FITTED)
+    seconds = price(FITTED)
+    for k in range(5):
+        step = np.where(np.arange(5) == k, 1e-4 * at, 0.0)
+        change = float(price(constants_of(at + step))) - float(price(constants_of(at - step)))
+        assert np.isclose(change, 2 * seconds.slope @ step, rtol=1e-2, atol=1e-9)
+    assert np.isclose(float(seconds), scoreboard.predict(SMALL).seconds)
+
+
+def test_the_fit_finds_constants():
+    """Those that times were made with, from others."""
+    plans = [SMALL, SMALL._replace(tensor=4), SMALL._replace(hidden=2048), SMALL._replace(hidden=4096, data=8, batch=32)]
+    plans += [plan._replace(microbatch=1) for plan in plans]
+    rows = [(price, float(price(FITTED))) for price in map(scoreboard.priced, plans)]
+    start = constants_of(parameters_of(FITTED) * [1.1, 1.2, 1.1, 0.9, 1.1])
+    found = scoreboard.fit([rows], start)
+    errors = [abs(float(price(found)) / seconds - 1) for price, seconds in rows]
+    before = [abs(float(price(start)) / seconds - 1) for price, seconds in rows]
+    assert np.mean(errors) < 0.05 * np.mean(before)
+
+
+def test_numbers_with_slopes():
+    x, y = Linear(2.0, np.array([1.0, 0.0])), Linear(3.0, np.array([0.0, 1.0]))
+    assert max(x, y) is y and float(1.0 - 2 * x + y) == 0.0
+    assert list((1.0 - 2 * x + y).slope) == [-2.0, 1.0]
+
+
+HEADER = "params_billion,gpus,batch,microbatch,hidden,heads,layers,sequence,tensor,data,pipeline,step_ms"
+WRONG = {
+    "no column step_ms": ["a,b", "1,2"],
+    "line 2: could not convert string to float: 'x'": [HEADER, "0.1,8,16,x,64,4,4,32,2,2,2,10"],
+    "line 2: there is no column 'hidden'": [HEADER.replace("hidden", "width"), "0.1,8,16,2,64,4,4,32,2,2,2,10"],
+    "line 3: microbatch is a number from 1, got 0": [HEADER, *["0.1,8,16,2,64,4,4,32,2,2,2,10"], "0.1,8,16,0,64,4,4,32,2,2,2,10"],
+    "line 2: a step takes some time, got 0.0": [HEADER, "0.1,8,16,2,64,4,4,32,2,2,2,0"],
+    "heads=3": [HEADER, "0.1,8,16,2,48,3,4,32,2,2,2,10"],
+    "do not make microbatches": [HEADER, "0.1,8,16,3,64,4,4,32,2,2,2,10"],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_rows_that_cannot_be_read(message, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(WRONG[message]))
+    with pytest.raises(SystemExit, match=r"scoreboard: .*") as error:
+        scoreboard.main(["--rows", str(path)])
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_further_rows(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join([HEADER, "0.1,8,16,2,64,4,4,32,2,2,2,10", "0.1,8,16,1,64,4,4,32,2,2,2,20"]))
+    scoreboard.main(["--rows", str(path)])
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 4 and "tensor 2, data 2, stages 2" in out[1]
+    assert out[-1].startswith("mean absolute error ") and ", max " in out[-1] and out[-1].endswith("%")
+
+
+def test_no_array_is_made_for_a_large_decoder():
+    plan = scoreboard.LLAMA_PLAN
+    assert plan.devices == 16384 and 400e9 < parameters(scoreboard.LLAMA) < 410e9
+    prediction = scoreboard.predict_large()
+    assert 0.1 < prediction.mfu < prediction.hfu < 0.6
+
+
+def test_the_plot():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    case = scoreboard.Case(SMALL, 2.0)
+    prediction = md.tree.map(lambda x: x, None) or scoreboard.predict(SMALL)
+    ax = scoreboard.plot([(name, case, prediction) for name in FORMATS])
+    assert ax.get_xlabel() == "measured seconds" and len(ax.get_lines()) == 1 + len(FORMATS)
+    pyplot.close(ax.figure)
+    assert spmd
