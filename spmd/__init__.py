@@ -48,6 +48,7 @@ __all__ = [
     "make_mesh",
     "memory",
     "partition_tape",
+    "plan",
     "predict",
     "process_count",
     "process_index",
@@ -74,6 +75,7 @@ _NAMES = {
         "spmd.report.explore": ["explore"],
         "spmd.report.forecast": ["CostModel", "Forecast"],
         "spmd.report.memory": ["memory"],
+        "spmd.report.plan": ["plan"],
         "spmd.report.predict": ["predict"],
         "spmd.report.rewritten": ["rewritten"],
         "spmd.report.schedule": ["show_schedule"],
@@ -97,6 +99,7 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd.report.forecast import CostModel, Forecast
     from spmd.report.memory import memory
     from spmd.report.predict import predict
+    from spmd.report.plan import plan
     from spmd.report.rewritten import rewritten
     from spmd.report.schedule import show_schedule
     from spmd.report.speed_up import speed_up

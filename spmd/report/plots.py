@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
+Pairs = Sequence[tuple[float, float]]
+
+
 class Bar(NamedTuple):
     """A bar in a row, with a text in it."""
 
@@ -87,6 +90,17 @@ def bytes_on_ranks(ax: Any, kinds: Mapping[str, int], colors: Mapping[str, str],
     ax.set(xlabel="rank", ylabel=f"{unit} at the peak")
     ax.xaxis.get_major_locator().set_params(integer=True)
     _put_legend_beside(ax, reverse=True)
+    return ax
+
+
+def front(ax: Any, points: Pairs, best: Pairs, limit: float, xlabel: str, ylabel: str) -> Any:
+    """Draw pairs of numbers, the `best` of them joined, and a line at the largest x that is allowed."""
+    ax = axes_or_new(ax)
+    ax.loglog(*zip(*points), "o", color="#9aa5b1", markersize=4, label="predicted")
+    ax.loglog(*zip(*best), "o-", color="#4878a8", drawstyle="steps-post", label="no other is better in both")
+    ax.axvline(limit, color="#e58b88", linestyle="--", label="memory of a device")
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.legend(fontsize="small")
     return ax
 
 

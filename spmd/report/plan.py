@@ -1,0 +1,380 @@
+"""Plan how a model is split over a machine's devices: predict choices, keep those that fit, and say what the others lack.
+
+A choice has the sizes of a mesh's axes, the examples of a microbatch, a schedule and its chunks, a ZeRO stage and what
+is recomputed. The user's function makes the step for a choice. Its tape is priced (`spmd.predict`); nothing runs. If
+few choices fit the model, all of them are predicted. Otherwise the search descends: it changes one thing at a time, as
+long as that is better, from two meshes. Better is to exceed the memory by less, then to take less time.
+
+On each tape, the axes that carry most bytes get the nearest ranks. Bytes are those of a rank on the tape, as the fastest
+algorithm sends them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from minidiff import tree
+from minidiff.core.tape import Tape
+from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.inputs.arguments import check_function
+from minidiff.values.aliasing import types_alone
+from spmd.report import plots
+from spmd.report.forecast import FASTEST, CostModel
+from spmd.report.predict import Prediction, predict
+from spmd.report.rewritten import meshes_of, rewritten
+from spmd.report.table import Table, show_seconds
+from spmd.report.walk import BUBBLE, local_type
+
+if TYPE_CHECKING:
+    from spmd.machines import Machine, Placement
+    from spmd.parallel.schedule import Schedule
+
+#: The axes of a mesh, as `spmd.parallel.decoder` has them.
+AXES = ("data", "shards", "experts", "stages", "tokens", "feats")
+
+#: The cost of bytes alone.
+BYTES = CostModel(alpha=0.0, beta=1.0, algorithms=FASTEST)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a model is trained: the sizes of the axes of a mesh, and the rest.
+
+    >>> print(Choice(data=4, feats=2, microbatch=8))
+    data=4, feats=2, microbatch=8
+    """
+
+    data: int = 1
+    shards: int = 1
+    experts: int = 1
+    stages: int = 1
+    tokens: int = 1
+    feats: int = 1
+    microbatch: int = 1
+    schedule: str = "one_f_one_b"
+    chunks: int = 1
+    zero: int = 0
+    recompute: str | None = None
+
+    def __str__(self) -> str:
+        other = [(each.name, x) for each in fields(self) if (x := getattr(self, each.name)) != each.default]
+        return ", ".join(f"{name}={x}" for name, x in other) or "one device"
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The size of each axis."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    def order(self, microbatches: int) -> Schedule:
+        """The schedule, by its name in `spmd.parallel`; with several chunks, the interleaved one."""
+        from spmd import parallel
+
+        if self.chunks > 1:
+            return parallel.interleaved(self.stages, microbatches, self.chunks)
+        return getattr(parallel, self.schedule)(self.stages, microbatches)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice and its prediction, with the axes of the mesh where `placed` puts them."""
+
+    choice: Choice
+    prediction: Prediction
+    placed: Placement | None
+
+    @property
+    def seconds(self) -> float:
+        return self.prediction.seconds
+
+    @property
+    def memory(self) -> int:
+        """The bytes of a rank at the peak."""
+        return sum(self.prediction.memory.values())
+
+    def terms(self) -> dict[str, float]:
+        """The seconds of each kind of work in which a rank does nothing else."""
+        found = {}
+        for kind, entry in self.prediction.kinds.items():
+            sends = " along " in kind and kind != BUBBLE
+            found[f"exposed {kind}" if sends else kind] = entry.exposed if sends else entry.seconds
+        return found
+
+    def slowest(self) -> dict[str, str]:
+        """The slowest link of each axis that has several ranks."""
+        axes = self.placed.axes if self.placed else ()
+        return {axis: self.placed.slowest((axis,)).name for axis, n in axes if n > 1}  # type: ignore[union-attr]
+
+    def against(self, best: Candidate) -> str:
+        """What takes longer than in another candidate, in per cent of its step; and the axes that leave a fast link."""
+        ours, theirs, sizes = self.terms(), best.terms(), dict(self.placed.axes) if self.placed else {}
+        more = {kind: (ours[kind] - theirs.get(kind, 0.0)) / best.seconds for kind in ours}
+        largest = sorted((kind for kind in more if more[kind] >= 0.005), key=lambda kind: -more[kind])[:2]
+        text = ", ".join(f"+{100 * more[kind]:.0f} % {kind}" for kind in largest)
+        fast = best.prediction.machine.links[0].name
+        near, far = ({axis for axis, name in each.slowest().items() if name != fast} for each in (best, self))
+        leaves = [f"{axis}={sizes[axis]} leaves {fast}" for axis in sizes if axis in far - near]
+        leaves = [each for each in leaves if any(each.split("=")[0] in kind for kind in largest)]
+        return ": ".join(filter(None, [", ".join(leaves), text])) or "as fast"
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Table):
+    """The choices that fit in memory, the fastest first: a table to print, and to draw by `plot()`.
+
+    `predicted` has all candidates. `rejected` says why choices do not fit the model, and `too_large` how many bytes the
+    arguments of others take that were not recorded. `limit` is the memory of a device.
+    """
+
+    predicted: tuple[Candidate, ...]
+    rejected: Mapping[Choice, str]
+    too_large: Mapping[Choice, int]
+    limit: float
+    count: int
+    complete: bool
+
+    @property
+    def choices(self) -> tuple[Candidate, ...]:
+        fits = [each for each in self.predicted if each.memory <= self.limit]
+        return tuple(sorted(fits, key=lambda each: (each.seconds, each.memory)))
+
+    @property
+    def best(self) -> Candidate:
+        return self.choices[0]
+
+    @property
+    def front(self) -> list[Candidate]:
+        """The candidates that no other one beats in both time and memory, the fastest first."""
+        found: list[Candidate] = []
+        for each in sorted(self.predicted, key=lambda each: (each.seconds, each.memory)):
+            if not found or each.memory < found[-1].memory:
+                found.append(each)
+        return found
+
+    def _table(self) -> tuple[list, list, None]:
+        rows = []
+        for each in self.choices[: self.count]:
+            reason = "the best" if each is self.best else each.against(self.best)
+            held = f"{each.memory / 2**30:.3g}"
+            rows.append([str(each.choice), show_seconds(each.seconds), held, f"{each.prediction.mfu:.1%}", reason])
+        return ["choice", "step", "GiB", "MFU", "against the best, in per cent of its step"], rows, None
+
+    def _remarks(self) -> list[str]:
+        over = len(self.predicted) - len(self.choices) + len(self.too_large)
+        found = [
+            f"{len(self.predicted)} choices are predicted{'' if self.complete else ', by descent'}; "
+            f"{over} need more than {self.limit / 2**30:.3g} GiB, {len(self.rejected)} do not fit the model"
+        ]
+        if placed := self.best.placed:
+            found.append(f"nearest ranks of the best: {', '.join(axis for axis, n in placed.axes if n > 1)}")
+        if self.rejected:
+            reason, count = Counter(self.rejected.values()).most_common(1)[0]
+            found.append(f"(does not fit the model, {count} of {len(self.rejected)}: {reason})")
+        return found
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the time of a step over the memory of a device, and the front. Returns the axes; needs matplotlib."""
+        points = [[(each.memory / 2**30, each.seconds) for each in part] for part in (self.predicted, self.front)]
+        ax = plots.front(ax, *points, self.limit / 2**30, "GiB on a device at the peak", "seconds a step")
+        best = self.best
+        ax.annotate(str(best.choice), (best.memory / 2**30, best.seconds), (0, -12), textcoords="offset points")
+        return ax
+
+
+@hide_own_frames
+def plan(
+    make_step: Callable[[Choice], tuple[Callable, tuple]],
+    machine: Machine,
+    *,
+    devices: int,
+    memory: float | None = None,
+    axes: Sequence[str] = AXES,
+    microbatch: Sequence[int] = (1, 2, 4, 8, 16),
+    schedule: Sequence[str] = ("one_f_one_b",),
+    chunks: Sequence[int] = (1, 2, 4),
+    zero: Sequence[int] = (0, 1, 2, 3),
+    recompute: Sequence[str | None] = ("full", "selective", None),
+    overlap: Any = True,
+    tries: int = 60,
+    count: int = 10,
+) -> Plan:
+    """Find the choices with which a step takes the least time on `devices` devices, and say why others take longer.
+
+    `make_step(choice)` returns a step and the types of its arguments, as `spmd.predict` takes them, or raises
+    ValueError for a choice that does not fit the model. Types with a sharding count as blocks: choices whose arguments
+    alone need more than `memory` bytes on a device, by default the machine's, are not recorded. `axes` are the axes to
+    split devices over; the next five arguments have the values to try, the first ones to begin with. `overlap` is that
+    of `spmd.predict`.
+
+    If at most `tries` choices fit the model, all are predicted. If not, at most `tries` are, from two meshes: the first
+    one that fits (with as many ranks as can be along the first of `axes`), and the one whose sizes are most alike. A
+    move puts a prime factor of one axis on another, or takes the next value of something else.
+
+    Raises ValueError if no choice fits the model, or if none fits in memory.
+
+    >>> import minidiff as md, minidiff.numpy as np, spmd
+    >>> from collectives import psum
+    >>> from spmd import P
+    >>> def make_step(choice):
+    ...     mesh = spmd.make_mesh((choice.data, choice.feats), ('data', 'feats'), backend='simulated')
+    ...     specs = (P(None, 'feats'), P('feats')), P('data')
+    ...     def step(weights, x):
+    ...         loss = lambda up, down: psum(np.sum(psum(np.tanh(x @ up) @ down, 'feats') ** 2), 'data')
+    ...         return md.grad(loss, (0, 1))(*weights)
+    ...     step = spmd.shard_map(step, mesh=mesh, in_specs=specs, out_specs=specs[0])
+    ...     t = lambda *shape: md.ShapedArray(shape, 'float32')
+    ...     return step, ((t(1024, 65536), t(65536, 1024)), t(65536, 1024))
+    >>> fixed = dict(microbatch=[1], chunks=[1], zero=[0], recompute=[None])
+    >>> found = spmd.plan(make_step, spmd.machines.A100, devices=16, axes=('data', 'feats'), **fixed)
+    >>> print(found.best.choice)
+    data=4, feats=4
+
+    Sources: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
+    section 3; Isaev et al., "Calculon: a methodology and tool for high-level codesign of systems and large language
+    models".
+    """
+    check_function("plan", make_step)
+    options = dict(microbatch=microbatch, schedule=schedule, chunks=chunks, zero=zero, recompute=recompute)
+    if unknown := [axis for axis in axes if axis not in AXES]:
+        raise ValueError(f"plan: no axis is named {unknown[0]!r}; the axes are {', '.join(AXES)}")
+    limit = machine.memory if memory is None else memory
+    search = _Search(make_step, machine, limit, overlap, tries)
+    complete = search.run(devices, tuple(axes), options)
+    found = Plan(tuple(search.predicted.values()), search.rejected, search.too_large, limit, count, complete)
+    if not found.predicted and not found.too_large:
+        reason = next(iter(search.rejected.values()), "there is none")
+        raise ValueError(f"plan: no choice for {devices:,} devices fits the model: {reason}")
+    if not found.choices:
+        sizes = {**found.too_large, **{each.choice: each.memory for each in found.predicted}}
+        least = min(sizes, key=sizes.__getitem__)
+        raise ValueError(
+            f"plan: no choice fits in {limit / 2**30:.3g} GiB on a device; the smallest need is "
+            f"{sizes[least] / 2**30:.3g} GiB, of {least}: take more devices"
+        )
+    return found
+
+
+class _Search:
+    """The choices that were tried, and what came of each."""
+
+    def __init__(self, make_step: Callable, machine: Machine, limit: float, overlap: Any, tries: int):
+        self.make_step, self.machine, self.limit = make_step, machine, limit
+        self.overlap, self.tries = overlap, tries
+        self.steps: dict[Choice, tuple[Callable, tuple]] = {}  # not recorded yet
+        self.predicted: dict[Choice, Candidate] = {}
+        self.rejected: dict[Choice, str] = {}
+        self.too_large: dict[Choice, int] = {}
+
+    def run(self, devices: int, axes: tuple[str, ...], options: Mapping[str, Sequence]) -> bool:
+        """Search; whether all choices were predicted."""
+        meshes = [dict(zip(axes, sizes)) for sizes in _factorizations(devices, len(axes))]
+        every = (Choice(**mesh, **dict(zip(options, x))) for x in itertools.product(*options.values()) for mesh in meshes)
+        if all(len(self.steps) <= self.tries for choice in every if self.fits(choice)):
+            for choice in [*self.steps]:
+                self.rank(choice)
+            return True
+        first = {name: values[0] for name, values in options.items()}
+        alike = sorted(meshes, key=lambda mesh: sum(math.log(n) ** 2 for n in mesh.values()))
+        moves = [*_moves(devices, axes, options)]
+        for order in (meshes, alike):
+            start = next((c for mesh in order if self.fits(c := Choice(**mesh, **first))), None)
+            if start is not None:
+                self.descend(start, moves)
+        return False
+
+    def descend(self, choice: Choice, moves: Sequence[Callable[[Choice], Choice | None]]) -> None:
+        """Make moves, each as long as it is better, until none is."""
+        before = None
+        while before != choice:
+            before = choice
+            for move in moves:
+                while (moved := move(choice)) is not None and self.rank(moved) < self.rank(choice):
+                    choice = moved
+
+    def fits(self, choice: Choice) -> bool:
+        """Whether a choice fits the model, and its arguments the memory."""
+        if choice in self.predicted or choice in self.steps:
+            return True
+        if choice in self.rejected or choice in self.too_large:
+            return False
+        try:
+            step, types = self.make_step(choice)
+        except ValueError as error:
+            self.rejected[choice] = str(error).splitlines()[0]
+            return False
+        least = sum(local_type(leaf).nbytes for leaf in tree.leaves(types))
+        if least > self.limit:
+            self.too_large[choice] = least
+            return False
+        self.steps[choice] = step, types
+        return True
+
+    def rank(self, choice: Choice) -> tuple[float, float]:
+        """What a choice exceeds the memory by, and its seconds."""
+        if not self.fits(choice):
+            return self.too_large.get(choice, math.inf), math.inf
+        if choice not in self.predicted:
+            if len(self.predicted) >= self.tries:
+                return math.inf, math.inf
+            step, types = self.steps.pop(choice)
+            with types_alone():
+                tape = rewritten(step)(*types)
+            self.predicted[choice] = self.price(choice, tape)
+        found = self.predicted[choice]
+        return max(found.memory - self.limit, 0.0), found.seconds
+
+    def price(self, choice: Choice, tape: Tape) -> Candidate:
+        """Predict a tape, with the axes by the bytes that they carry if that is faster."""
+        shape: dict[str, int] = {}
+        for mesh in meshes_of(tape):
+            shape.update(mesh.shape)
+        found = [predict(tape, self.machine, overlap=self.overlap)]
+        orders = [tuple(reversed(shape))]
+        volume = bytes_along(found[0])
+        orders.append(tuple(sorted(orders[0], key=lambda axis: -volume[axis])))
+        used = [[axis for axis in order if shape[axis] > 1] for order in orders]
+        if used[0] != used[1]:
+            found.append(predict(tape, self.machine, nearest=orders[1], overlap=self.overlap))
+        best = min(range(len(found)), key=lambda i: found[i].seconds)
+        return Candidate(choice, found[best], self.machine.on(shape, orders[best]) if shape else None)
+
+
+def bytes_along(prediction: Prediction) -> Counter:
+    """The bytes that a rank sends along each axis in a step, by the fastest algorithms."""
+    volume: Counter = Counter()
+    for key, entry in prediction.span.entries.items():
+        for axis in key.axes if entry.bytes and key.ranks > 1 else ():
+            volume[axis] += entry.count * BYTES.seconds(key.operation, key.ranks, entry.bytes / max(entry.count, 1))
+    return volume
+
+
+def _factorizations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write n as a product of so many factors, those with the largest first factor first."""
+    if parts == 1:
+        yield (n,)
+        return
+    for first in (d for d in range(n, 0, -1) if n % d == 0):
+        yield from ((first, *rest) for rest in _factorizations(n // first, parts - 1))
+
+
+def _moves(devices: int, axes: Sequence[str], options: Mapping[str, Sequence]) -> Iterator[Callable]:
+    """Functions from a choice to a neighbor, or to None if there is none."""
+    primes = [p for p in range(2, devices + 1) if devices % p == 0 and all(p % q for q in range(2, p))]
+
+    def shift(choice: Choice, source: str, to: str, p: int) -> Choice | None:
+        size = getattr(choice, source)
+        return None if size % p else replace(choice, **{source: size // p, to: getattr(choice, to) * p})
+
+    def turn(choice: Choice, name: str, by: int) -> Choice | None:
+        at = options[name].index(getattr(choice, name)) + by
+        return replace(choice, **{name: options[name][at]}) if 0 <= at < len(options[name]) else None
+
+    for name, by in itertools.product(options, (1, -1)):
+        yield lambda choice, name=name, by=by: turn(choice, name, by)
+    for source, to in itertools.permutations(axes, 2):
+        for p in primes:
+            yield lambda choice, source=source, to=to, p=p: shift(choice, source, to, p)
