@@ -39,7 +39,6 @@ from tests import (
     placement_programs,
     precision_programs,
     random_programs,
-    search_programs,
     sequence_transformers,
     server_programs,
     sharded_aliasing,
@@ -228,14 +227,6 @@ PARALLEL = {
         (2, 4, 8),
     ),
     "ZeRO": Table(_zero, (1, 2, 4, 8)),
-    "the search's prices": Table(
-        lambda n, on: all_of(
-            search_programs.check_prices,
-            [mesh_of(on, 2, 2, names=("data", "feats")) if on == SIMULATED else line(on, n, "feats")],
-        ),
-        (4,),
-        (4,),
-    ),
     "where to sum": Table(lambda n, on: all_of(sums.check_program, [line(on, n, where_to_sum.AXIS)], sums.CALLS), (4,)),
     "matrix products on a ring": Table(
         lambda n, on: all_of(matmul_programs.check_calls, matmul_programs.PRODUCTS, [line(on, n)]), (), (2, 4, 8)

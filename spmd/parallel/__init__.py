@@ -67,7 +67,6 @@ expert, gates, assigned                    experts, each of which gets the token
 convolution                                the space of images, whose edges neighbors exchange
 dlrm, embedding                            embedding tables: by tables, columns or rows
 parameter_server, asynchronous             parameters on one rank; in simulated time without waiting for all workers
-search                                     what costs least, for given names of dimensions
 =========================================  ==========================================================================
 
 >>> import minidiff as md, numpy as np, spmd
@@ -114,7 +113,6 @@ from spmd.parallel.schedule import Schedule, Step
 from spmd.parallel.scheduled import scheduled
 from spmd.parallel.scheduled_network import blocked_layers, scheduled_value_and_grad, unblocked_layers
 from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
-from spmd.parallel.search import search
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
 from spmd.parallel.summa import summa, summa_nt, summa_tn
 from spmd.parallel.tensor import (
@@ -148,7 +146,7 @@ __all__ = [
     "matmul_psum_scatter_overlapped", "megatron_step", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss",
     "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "ring_attention", "routed",
     "router_z_loss", "row_parallel", "row_parallel_scattered", "scheduled", "scheduled_orders",
-    "scheduled_value_and_grad", "search", "sequence_parallel_options", "sequence_parallel_transformer", "server_step",
+    "scheduled_value_and_grad", "sequence_parallel_options", "sequence_parallel_transformer", "server_step",
     "show_versions", "simulate_parameter_server", "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn",
     "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_dense", "tensor_parallel_options",
     "tensor_parallel_transformer", "top_experts", "train_with_versions", "transformer", "transformer_specs",

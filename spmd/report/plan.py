@@ -2,7 +2,7 @@
 
 A choice has the sizes of a mesh's axes, the examples of a microbatch, a schedule and its chunks, a ZeRO stage and what
 is recomputed. The user's function makes the step for a choice. Its tape is priced (`spmd.predict`); nothing runs. If
-few choices fit the model, all of them are predicted. Otherwise the search descends: it changes one thing at a time, as
+there are few choices, all of them are predicted. Otherwise the search descends: it changes one thing at a time, as
 long as that is better, from two meshes. Better is to exceed the memory by less, then to take less time.
 
 On each tape, the axes that carry most bytes get the nearest ranks. Bytes are those of a rank on the tape, as the fastest
@@ -210,7 +210,7 @@ def plan(
     split devices over; the next five arguments have the values to try, the first ones to begin with. `overlap` is that
     of `spmd.predict`.
 
-    If at most `tries` choices fit the model, all are predicted. If not, at most `tries` are, from two meshes: the first
+    If there are at most `tries` choices, all are predicted. If not, at most `tries` are, from two meshes: the first
     one that fits (with as many ranks as can be along the first of `axes`), and the one whose sizes are most alike. A
     move puts a prime factor of one axis on another, or takes the next value of something else.
 
@@ -272,10 +272,9 @@ class _Search:
     def run(self, devices: int, axes: tuple[str, ...], options: Mapping[str, Sequence]) -> bool:
         """Search; whether all choices were predicted."""
         meshes = [dict(zip(axes, sizes)) for sizes in _factorizations(devices, len(axes))]
-        every = (Choice(**mesh, **dict(zip(options, x))) for x in itertools.product(*options.values()) for mesh in meshes)
-        if all(len(self.steps) <= self.tries for choice in every if self.fits(choice)):
-            for choice in [*self.steps]:
-                self.rank(choice)
+        if len(meshes) * math.prod(map(len, options.values())) <= self.tries:
+            for mesh, values in itertools.product(meshes, itertools.product(*options.values())):
+                self.rank(Choice(**mesh, **dict(zip(options, values))))
             return True
         first = {name: values[0] for name, values in options.items()}
         alike = sorted(meshes, key=lambda mesh: sum(math.log(n) ** 2 for n in mesh.values()))
@@ -302,7 +301,8 @@ class _Search:
         if choice in self.rejected or choice in self.too_large:
             return False
         try:
-            step, types = self.make_step(choice)
+            with types_alone():
+                step, types = self.make_step(choice)
         except ValueError as error:
             self.rejected[choice] = str(error).splitlines()[0]
             return False
