@@ -204,8 +204,8 @@ def plan(
 ) -> Plan:
     """Find the choices with which a step takes the least time on `devices` devices, and say why others take longer.
 
-    `make_step(choice)` returns a step and the types of its arguments, as `spmd.predict` takes them, or raises
-    ValueError for a choice that does not fit the model. Types with a sharding count as blocks: choices whose arguments
+    `make_step(choice)` returns a step and the types of its arguments, as `spmd.predict` takes them. It, or the step,
+    raises ValueError for a choice that does not fit the model. Types with a sharding count as blocks: choices whose arguments
     alone need more than `memory` bytes on a device, by default the machine's, are not recorded. `axes` are the axes to
     split devices over; the next five arguments have the values to try, the first ones to begin with. `overlap` is that
     of `spmd.predict`.
@@ -300,18 +300,24 @@ class _Search:
             return True
         if choice in self.rejected or choice in self.too_large:
             return False
-        try:
-            with types_alone():
-                step, types = self.make_step(choice)
-        except ValueError as error:
-            self.rejected[choice] = str(error).splitlines()[0]
+        if (made := self.attempt(choice, lambda: self.make_step(choice))) is None:
             return False
+        step, types = made
         least = sum(local_type(leaf).nbytes for leaf in tree.leaves(types))
         if least > self.limit:
             self.too_large[choice] = least
             return False
         self.steps[choice] = step, types
         return True
+
+    def attempt(self, choice: Choice, make: Callable) -> Any:
+        """What a function makes for a choice, without arrays; None if it says by a ValueError that it does not fit."""
+        try:
+            with types_alone():
+                return make()
+        except ValueError as error:
+            self.rejected[choice] = str(error).splitlines()[0]
+            return None
 
     def rank(self, choice: Choice) -> tuple[float, float]:
         """What a choice exceeds the memory by, and its seconds."""
@@ -321,8 +327,8 @@ class _Search:
             if len(self.predicted) >= self.tries:
                 return math.inf, math.inf
             step, types = self.steps.pop(choice)
-            with types_alone():
-                tape = rewritten(step)(*types)
+            if (tape := self.attempt(choice, lambda: rewritten(step)(*types))) is None:
+                return math.inf, math.inf
             self.predicted[choice] = self.price(choice, tape)
         found = self.predicted[choice]
         return max(found.memory - self.limit, 0.0), found.seconds
