@@ -156,6 +156,11 @@ def _distinct_elements(x: numpy.ndarray) -> numpy.ndarray:
     return x[(*[slice(1) if step == 0 else slice(None) for step in x.strides], ...)]
 
 
+def distinct_bytes(x: numpy.ndarray) -> int:
+    """The bytes of an array without those that broadcasting repeats."""
+    return _distinct_elements(x).nbytes
+
+
 def _same_bits(x: numpy.ndarray, y: numpy.ndarray) -> bool:
     same_type = x.shape == y.shape and x.dtype == y.dtype
     return same_type and numpy.array_equal(x.ravel(order="K").view(numpy.uint8), y.ravel(order="K").view(numpy.uint8))

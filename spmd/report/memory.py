@@ -42,6 +42,7 @@ from minidiff.ops.indexing import slice_p
 from minidiff.ops.shape import split_p, transpose_p
 from minidiff.ops.workspace import workspace
 from minidiff.transforms.recording import make_tape
+from minidiff.values.aliasing import distinct_bytes
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type
 from spmd.report import plots
@@ -219,6 +220,11 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     return hide_own_frames_of_lambda(lambda *args: _report(_unroll(f, args), False))
 
 
+def memory_in_place(tape: Tape) -> MemoryUse:
+    """Report on a program that is compiled as XLA does: results are over arguments, and carries over those before."""
+    return _report(tape, True, [True] * len(tape.inputs), in_place=True)
+
+
 def _unroll(f: Callable, args: tuple) -> Tape:
     """The tape of `f` as it runs eagerly: the steps of scans one by one."""
     with disable_jit(), warnings.catch_warnings():
@@ -229,10 +235,10 @@ def _unroll(f: Callable, args: tuple) -> Tape:
 # ---------------------------------------------------------------- the walk along a tape
 
 
-def _report(tape: Tape, compiled: bool, donated: Sequence[bool] = ()) -> MemoryUse:
+def _report(tape: Tape, compiled: bool, donated: Sequence[bool] = (), in_place: bool = False) -> MemoryUse:
     arguments = [*map(_nbytes, tape.in_types)]
-    held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(map(_nbytes, map(typeof, _constants(tape))))}
-    walk = _Walk(compiled)
+    held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(map(_held_by_constant, _constants(tape)))}
+    walk = _Walk(compiled, in_place)
     returned = _kinds_of_results(tape, [RESULTS] * len(tape.outputs))
     moments = [Moment("the arguments", None, held), *walk.along(tape, returned, Counter(held), donated)]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)
@@ -241,10 +247,14 @@ def _report(tape: Tape, compiled: bool, donated: Sequence[bool] = ()) -> MemoryU
 
 
 class _Walk:
-    """A walk along a program; `notes` says what the types do not tell."""
+    """A walk along a program; `notes` says what the types do not tell.
 
-    def __init__(self, compiled: bool):
-        self.compiled = compiled
+    `in_place` says that loops write each carry over the previous one, as XLA's do; those of this library do not.
+    """
+
+    def __init__(self, compiled: bool, in_place: bool = False):
+        self.compiled, self.in_place = compiled, in_place
+        self.elsewhere: set[Var] = set()  # values that are written into memory that is counted outside of their body
         self.notes: dict[str, None] = {}
         self.lowered: dict[Equation, Tape | None] = {}
         self.written: dict[Equation, Sequence[bool]] = {}  # which results of a shard_map are in memory of arguments
@@ -291,8 +301,8 @@ class _Walk:
                     live.pop(source.takes.get(v, v), None)
                     if v in source.given_up and v not in source.copied:
                         made.pop(v, None)
-            live.update(made)
-            now = held() + _unstacked_elements(eqn, kinds)
+            live.update((v, n) for v, n in made.items() if v not in self.elsewhere)
+            now = held() + (Counter() if self.in_place else _unstacked_elements(eqn, kinds))
             now[TEMPORARIES] += _workspace(eqn)
             yield Moment(eqn.primitive.name, eqn.source, now)
             for v in [*ending.get(k, ()), *(source.copied.intersection(eqn.outputs) if source else ())]:
@@ -305,22 +315,35 @@ class _Walk:
         given = [kinds[v] for v in eqn.outputs]
         if eqn.primitive is shard_map_p and self.compiled:
             body = self.that_runs(eqn)  # if it is not lowered as a whole, its values are kept until it ends
-            lowered = body is not eqn.params["body"]
+            lowered = body is not eqn.params["body"] or self.in_place
             sharded = [isinstance(a, Var) and a.type.sharding is not None for a in eqn.inputs]
             blocks = blocks_given_up(sharded, {**eqn.params, "donated": donated}) if lowered else ()
             yield from self.along(body, _kinds_of_results(body, given), outside, blocks, lowered, eqn)
             return
         bodies = [(body, _kinds_of_results(body, given)) for body in eqn.bodies]
         if isinstance(eqn.primitive, Cond):
+            for body, _ in bodies:
+                self.write_elsewhere(body, [v in self.elsewhere for v in eqn.outputs])
             branches = [list(self.along(body, kept, outside)) for body, kept in bodies]
             most = [max((moment.total for moment in branch), default=0) for branch in branches]
             if len({*most}) > 1:
                 self.notes[ONE_BRANCH] = None
             yield from branches[most.index(max(most))]
             return
+        carry = eqn.params["carry"] if self.in_place and isinstance(eqn.primitive, Scan) else 0
+        if carry:
+            self.write_elsewhere(eqn.params["body"], [True] * carry)
+            outside = outside + _sizes([v for v in eqn.outputs[:carry] if v not in self.elsewhere], kinds)
         for step in sorted({0, run_count(eqn) - 1}) if run_count(eqn) else ():  # the first and the last
             for body, kept in bodies:
-                yield from self.along(body, kept, outside + _of_earlier_steps(eqn, kinds, step))
+                yield from self.along(body, kept, outside + _of_earlier_steps(eqn, kinds, step, carry))
+
+    def write_elsewhere(self, body: Tape, which: Sequence[bool]) -> None:
+        """Note which results of a body are in memory that is counted outside of it."""
+        if any(which):
+            bases = _bases(body, _copying(body))
+            for a, yes in zip(body.outputs, which):
+                self.elsewhere |= bases[a] if yes and isinstance(a, Var) else set()
 
     def that_runs(self, eqn: Equation) -> Tape:
         """The body of a `shard_map`; compiled, what it does on one rank."""
@@ -367,15 +390,15 @@ def _freed_eagerly(tape: Tape, liveness: Memory) -> dict[int, list[Var]]:
     return ending
 
 
-def _of_earlier_steps(eqn: Equation, kinds: Mapping[Var, str], step: int) -> Counter:
-    """The memory of earlier steps of a loop: the carries, and one element of each stacked result for each step."""
+def _of_earlier_steps(eqn: Equation, kinds: Mapping[Var, str], step: int, counted: int = 0) -> Counter:
+    """The memory of earlier steps of a loop: the carries that are not counted yet, and a part of stacked results."""
     if isinstance(eqn.primitive, While):
         return _sizes(eqn.outputs, kinds)
     if not (isinstance(eqn.primitive, Scan) and step):
         return Counter()
     carry, length = eqn.params["carry"], eqn.params["length"]
     elements = _sizes(eqn.outputs[carry:], kinds)
-    return _sizes(eqn.outputs[:carry], kinds) + Counter({k: n * step // length for k, n in elements.items()})
+    return _sizes(eqn.outputs[counted:carry], kinds) + Counter({k: n * step // length for k, n in elements.items()})
 
 
 def _unstacked_elements(eqn: Equation, kinds: Mapping[Var, str]) -> Counter:
@@ -466,6 +489,10 @@ def _kinds_of_results(tape: Tape, kinds: Sequence[str]) -> dict[Var, str]:
 def _nbytes(t: ShapedArray) -> int:
     """The bytes of a value on one rank: those of its block, if it is sharded."""
     return t.nbytes if t.sharding is None else block_type(t, t.sharding.spec, t.sharding.mesh.shape).nbytes
+
+
+def _held_by_constant(c: Any) -> int:
+    return distinct_bytes(c) if isinstance(c, numpy.ndarray) else _nbytes(typeof(c))
 
 
 def _constants(tape: Tape) -> list[Any]:

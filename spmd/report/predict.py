@@ -19,6 +19,7 @@ from minidiff.values.aliasing import types_alone
 from spmd.report.communication import direction_of, show_line
 from spmd.report.memory import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, MemoryUse
 from spmd.report.memory import memory as memory_of
+from spmd.report.memory import memory_in_place
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import meshes_of, rewritten
 from spmd.report.table import Table, show_seconds
@@ -231,7 +232,7 @@ def _predict(
     prices = _OnMachine(machine, placed)
     walk = Walk(prices, overlap, fused=optimized)
     span = walk.price(tape, whole=True)
-    use = memory_of(tape, optimized=optimized)
+    use = memory_in_place(tape) if optimized and machine.fuses else memory_of(tape, optimized=optimized)
     dtype = max(prices.dtypes, key=prices.dtypes.__getitem__, default="float32")
     held = _by_argument(tape, use, args, names)
     return Prediction(
