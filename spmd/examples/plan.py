@@ -18,7 +18,7 @@ from typing import Any
 
 import minidiff as md
 import spmd
-from spmd.examples.scoreboard import FITTED, NEAREST, Plan, padded, predict, read_tables
+from spmd.examples.scoreboard import FITTED, Plan, padded, priced, read_tables
 from spmd.mesh.launch import silence_other_ranks
 from spmd.parallel.megatron_3d import AXES, megatron_specs, parameters
 from spmd.report.table import Table, show_seconds
@@ -90,12 +90,12 @@ def show_all(models: dict[Model, list[Plan]]) -> None:
     """Print, for each model, the fastest of the published plans by prediction, and the plan that is found."""
     rows = []
     for (size, devices, _), plans in models.items():
-        seconds, theirs = min((predict(plan, FITTED).seconds, plan) for plan in plans)
+        seconds, theirs = min((float(priced(plan)(FITTED)), plan) for plan in plans)
         start = time.perf_counter()
         found = find(theirs, devices)
         took = f"{time.perf_counter() - start:.0f} s"
         faster = f"{seconds / found.best.seconds:.2f}"
-        row = [f"{size / 1e9:.1f}", devices, theirs.mesh(), show_seconds(seconds)]
+        row = [f"{size / 1e9:.1f}", devices, str(theirs).split(', ', 1)[1], show_seconds(seconds)]
         rows.append([*row, str(found.best.choice), show_seconds(found.best.seconds), faster, took])
     header = ["billion", "devices", "published", "predicted", "found", "predicted", "times as fast", "search"]
     print(Table(header, rows))

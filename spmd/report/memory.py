@@ -23,7 +23,7 @@ from numpy.lib.stride_tricks import as_strided
 from collectives.backends.base import Axes
 from collectives.backends.simulated import Simulated
 from minidiff.compiler.buffers import Memory
-from minidiff.compiler.codegen import Source
+from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.jit import Jitted
 from minidiff.core.operation import Primitive
@@ -222,7 +222,7 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
 
 def memory_in_place(tape: Tape) -> MemoryUse:
     """Report on a program that is compiled as XLA does: results are over arguments, and carries over those before."""
-    return _report(tape, True, [True] * len(tape.inputs), in_place=True)
+    return _report(tape, False, in_place=True)
 
 
 def _unroll(f: Callable, args: tuple) -> Tape:
@@ -280,10 +280,12 @@ class _Walk:
             tape = source.tape
             if run_by is not None:
                 self.written[run_by] = [a in source.given_up for a in tape.outputs]
+        elif self.in_place:
+            tape = group_operations(tape, ())
         liveness = Memory(tape) if source is None else source.memory
         copying = _copying(tape)
         kinds = _kinds(tape, returned, copying)
-        ending = (liveness.ending if self.compiled else _freed_eagerly(tape, liveness)) if frees else {}
+        ending = (liveness.ending if self.compiled or self.in_place else _freed_eagerly(tape, liveness)) if frees else {}
         live: dict[Var, int] = {}
 
         def held() -> Counter:
@@ -301,6 +303,8 @@ class _Walk:
                     live.pop(source.takes.get(v, v), None)
                     if v in source.given_up and v not in source.copied:
                         made.pop(v, None)
+            elif self.in_place and (reused := liveness.reused_by(eqn, k, REUSED_BYTES)):
+                live.pop(reused, None)
             live.update((v, n) for v, n in made.items() if v not in self.elsewhere)
             now = held() + (Counter() if self.in_place else _unstacked_elements(eqn, kinds))
             now[TEMPORARIES] += _workspace(eqn)
@@ -315,11 +319,16 @@ class _Walk:
         given = [kinds[v] for v in eqn.outputs]
         if eqn.primitive is shard_map_p and self.compiled:
             body = self.that_runs(eqn)  # if it is not lowered as a whole, its values are kept until it ends
-            lowered = body is not eqn.params["body"] or self.in_place
+            lowered = body is not eqn.params["body"] 
             sharded = [isinstance(a, Var) and a.type.sharding is not None for a in eqn.inputs]
             blocks = blocks_given_up(sharded, {**eqn.params, "donated": donated}) if lowered else ()
             yield from self.along(body, _kinds_of_results(body, given), outside, blocks, lowered, eqn)
             return
+        if eqn.primitive is shard_map_p and self.in_place:
+            left = Counter(_block(v.type) for v in eqn.params["body"].inputs)
+            over = [isinstance(a, Var) and self.takes(left, _block(a.type)) for a in eqn.params["body"].outputs]
+            self.write_elsewhere(eqn.params["body"], over)
+            self.elsewhere |= {v for v, yes in zip(eqn.outputs, over) if yes}
         bodies = [(body, _kinds_of_results(body, given)) for body in eqn.bodies]
         if isinstance(eqn.primitive, Cond):
             for body, _ in bodies:
@@ -337,6 +346,12 @@ class _Walk:
         for step in sorted({0, run_count(eqn) - 1}) if run_count(eqn) else ():  # the first and the last
             for body, kept in bodies:
                 yield from self.along(body, kept, outside + _of_earlier_steps(eqn, kinds, step, carry))
+
+    @staticmethod
+    def takes(left: Counter, block: Any) -> bool:
+        """Take one of the arguments that are left, if there is one like this."""
+        left[block] -= 1
+        return left[block] >= 0
 
     def write_elsewhere(self, body: Tape, which: Sequence[bool]) -> None:
         """Note which results of a body are in memory that is counted outside of it."""
@@ -489,6 +504,10 @@ def _kinds_of_results(tape: Tape, kinds: Sequence[str]) -> dict[Var, str]:
 def _nbytes(t: ShapedArray) -> int:
     """The bytes of a value on one rank: those of its block, if it is sharded."""
     return t.nbytes if t.sharding is None else block_type(t, t.sharding.spec, t.sharding.mesh.shape).nbytes
+
+
+def _block(t: ShapedArray) -> tuple:
+    return t.shape, t.dtype
 
 
 def _held_by_constant(c: Any) -> int:
