@@ -285,7 +285,9 @@ class _Walk:
         liveness = Memory(tape) if source is None else source.memory
         copying = _copying(tape)
         kinds = _kinds(tape, returned, copying)
-        ending = (liveness.ending if self.compiled or self.in_place else _freed_eagerly(tape, liveness)) if frees else {}
+        ending = (
+            (liveness.ending if self.compiled or self.in_place else _freed_eagerly(tape, liveness)) if frees else {}
+        )
         live: dict[Var, int] = {}
 
         def held() -> Counter:
@@ -319,7 +321,7 @@ class _Walk:
         given = [kinds[v] for v in eqn.outputs]
         if eqn.primitive is shard_map_p and self.compiled:
             body = self.that_runs(eqn)  # if it is not lowered as a whole, its values are kept until it ends
-            lowered = body is not eqn.params["body"] 
+            lowered = body is not eqn.params["body"]
             sharded = [isinstance(a, Var) and a.type.sharding is not None for a in eqn.inputs]
             blocks = blocks_given_up(sharded, {**eqn.params, "donated": donated}) if lowered else ()
             yield from self.along(body, _kinds_of_results(body, given), outside, blocks, lowered, eqn)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidiff import tree
 from minidiff.core.tape import Tape
+from minidiff.core.types import typeof
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
@@ -112,13 +113,13 @@ class Candidate:
     def against(self, best: Candidate) -> str:
         """What takes longer than in another candidate, in per cent of its step; and the axes that leave a fast link."""
         ours, theirs, sizes = self.terms(), best.terms(), dict(self.placed.axes) if self.placed else {}
-        more = {kind: (ours[kind] - theirs.get(kind, 0.0)) / best.seconds for kind in ours}
-        largest = sorted((kind for kind in more if more[kind] >= 0.005), key=lambda kind: -more[kind])[:2]
-        text = ", ".join(f"+{100 * more[kind]:.0f} % {kind}" for kind in largest)
+        more = {kind: (ours.get(kind, 0.0) - theirs.get(kind, 0.0)) / best.seconds for kind in {**ours, **theirs}}
+        largest = sorted((kind for kind in more if abs(more[kind]) >= 0.005), key=lambda kind: -abs(more[kind]))[:3]
+        text = ", ".join(f"{100 * more[kind]:+.0f} % {kind}" for kind in sorted(largest, key=lambda kind: -more[kind]))
         fast = best.prediction.machine.links[0].name
         near, far = ({axis for axis, name in each.slowest().items() if name != fast} for each in (best, self))
         leaves = [f"{axis}={sizes[axis]} leaves {fast}" for axis in sizes if axis in far - near]
-        leaves = [each for each in leaves if any(each.split("=")[0] in kind for kind in largest)]
+        leaves = [each for each in leaves if any(each.split("=")[0] in kind for kind in largest if more[kind] > 0)]
         return ": ".join(filter(None, [", ".join(leaves), text])) or "as fast"
 
 
@@ -205,8 +206,9 @@ def plan(
     """Find the choices with which a step takes the least time on `devices` devices, and say why others take longer.
 
     `make_step(choice)` returns a step and the types of its arguments, as `spmd.predict` takes them. It, or the step,
-    raises ValueError for a choice that does not fit the model. Types with a sharding count as blocks: choices whose arguments
-    alone need more than `memory` bytes on a device, by default the machine's, are not recorded. `axes` are the axes to
+    raises ValueError for a choice that does not fit the model. The search keeps what needs at most `memory` bytes on a
+    device, by default the machine's. If the blocks of the arguments alone need more, a step is not even recorded; types
+    with a sharding say what a block is, and a rank has at least its share of others. `axes` are the axes to
     split devices over; the next five arguments have the values to try, the first ones to begin with. `overlap` is that
     of `spmd.predict`.
 
@@ -249,11 +251,10 @@ def plan(
         reason = next(iter(search.rejected.values()), "there is none")
         raise ValueError(f"plan: no choice for {devices:,} devices fits the model: {reason}")
     if not found.choices:
-        sizes = {**found.too_large, **{each.choice: each.memory for each in found.predicted}}
-        least = min(sizes, key=sizes.__getitem__)
+        least, need = search.smallest_need()
         raise ValueError(
-            f"plan: no choice fits in {limit / 2**30:.3g} GiB on a device; the smallest need is "
-            f"{sizes[least] / 2**30:.3g} GiB, of {least}: take more devices"
+            f"plan: no choice fits in {limit / 2**30:.3g} GiB on a device; the smallest need is {need / 2**30:.3g} GiB, "
+            f"of {least}: take more devices"
         )
     return found
 
@@ -303,12 +304,25 @@ class _Search:
         if (made := self.attempt(choice, lambda: self.make_step(choice))) is None:
             return False
         step, types = made
-        least = sum(local_type(leaf).nbytes for leaf in tree.leaves(types))
+        ranks = math.prod(choice.mesh.values())
+        blocks = [(t.sharding, local_type(t).nbytes) for t in map(typeof, tree.leaves(types))]
+        least = sum(nbytes if sharding else nbytes / ranks for sharding, nbytes in blocks)
         if least > self.limit:
-            self.too_large[choice] = least
+            self.too_large[choice] = int(least)
             return False
         self.steps[choice] = step, types
         return True
+
+    def smallest_need(self) -> tuple[Choice, int]:
+        """The choice that needs the least memory, where none fits, and its bytes."""
+        self.limit, self.tries, skipped = math.inf, self.tries + len(AXES), self.too_large
+        self.too_large = {}
+        needs = {choice: each.memory for choice, each in self.predicted.items()}
+        for choice in sorted(skipped, key=skipped.__getitem__):
+            if skipped[choice] < min(needs.values(), default=math.inf) and self.rank(choice)[1] < math.inf:
+                needs[choice] = self.predicted[choice].memory
+        least = min(needs, key=needs.__getitem__)
+        return least, needs[least]
 
     def attempt(self, choice: Choice, make: Callable) -> Any:
         """What a function makes for a choice, without arrays; None if it says by a ValueError that it does not fit."""

@@ -1,0 +1,151 @@
+"""The plan of a tiny decoder on eight devices: what it finds, why, and what it says of bad input."""
+
+import functools
+import itertools
+import re
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pmean, psum
+from minidiff.nn import softmax
+from spmd import P
+from spmd.machines import A100
+from spmd.report.plan import Choice, _factorizations, bytes_along
+
+DEVICES, EXAMPLES, TOKENS, FEATURES, HEADS, SIZE, HIDDEN = 8, 64, 128, 512, 8, 64, 2048
+SPECS = {"qkv": P(None, None, "feats"), "out": P("feats"), "up": P(None, "feats"), "down": P("feats")}
+OPTIONS = {"microbatch": (1, 4), "recompute": ("full", None)}
+FIXED = dict(devices=DEVICES, axes=("data", "feats"), schedule=["one_f_one_b"], chunks=[1], zero=[0])
+
+
+def layer(params, x):
+    query, key, value = np.einsum("btf,cfhs->cbths", x, params["qkv"])
+    weights = softmax(np.einsum("bths,buhs->bhtu", query, key))
+    attended = np.einsum("bhtu,buhs->bths", weights, value)
+    x = x + psum(np.einsum("bths,hsf->btf", attended, params["out"]), "feats")
+    return x + psum(np.tanh(x @ params["up"]) @ params["down"], "feats")
+
+
+def make_step(choice, examples=EXAMPLES):
+    """A layer with its gradients, one microbatch after the other."""
+    mesh = spmd.make_mesh((choice.data, choice.feats), ("data", "feats"), backend="simulated")
+    if HEADS % choice.feats or examples % (choice.data * choice.microbatch):
+        raise ValueError(f"{choice} does not divide {HEADS} heads and {examples} examples")
+    block = md.checkpoint(layer) if choice.recompute else layer
+
+    def step(params, x):
+        def loss(params):
+            parts = x.reshape(-1, choice.microbatch, *x.shape[1:])
+            return pmean(np.mean(md.map(lambda x: np.sum(block(params, x) ** 2), parts)), "data")
+
+        return md.grad(loss)(params)
+
+    t = lambda *shape: md.ShapedArray(shape, "float32")  # noqa: E731
+    shapes = (3, FEATURES, HEADS, SIZE), (HEADS, SIZE, FEATURES), (FEATURES, HIDDEN), (HIDDEN, FEATURES)
+    params = {name: t(*shape) for name, shape in zip(SPECS, shapes)}
+    return spmd.shard_map(step, mesh=mesh, in_specs=(SPECS, P("data")), out_specs=SPECS), (
+        params,
+        t(examples, TOKENS, FEATURES),
+    )
+
+
+@functools.cache
+def planned(**options):
+    return spmd.plan(make_step, A100, **FIXED, **OPTIONS, **options)
+
+
+@functools.cache
+def priced():
+    """The seconds and bytes of every choice, by `predict` alone."""
+    found = {}
+    for sizes, (m, r) in itertools.product(_factorizations(DEVICES, 2), itertools.product(*OPTIONS.values())):
+        choice = Choice(data=sizes[0], feats=sizes[1], microbatch=m, recompute=r)
+        try:
+            step, types = make_step(choice)
+        except ValueError:
+            continue
+        report = spmd.predict(step, A100)(*types)
+        found[choice] = report.seconds, sum(report.memory.values())
+    return found
+
+
+def test_it_finds_what_brute_force_finds():
+    found = planned()
+    assert found.complete and {c.choice for c in found.predicted} == {*priced()}
+    assert found.best.seconds == pytest.approx(min(seconds for seconds, _ in priced().values()))
+    assert all(c.memory == priced()[c.choice][1] for c in found.predicted)
+
+
+def test_descent_finds_the_same_with_fewer_predictions():
+    found = planned(tries=12)
+    assert not found.complete and len(found.predicted) <= 12 < len(priced())
+    assert found.best.seconds == planned().best.seconds
+
+
+def test_more_memory_never_gives_a_slower_plan():
+    needs = sorted({c.memory for c in planned().predicted})
+    times = [planned(memory=need).best.seconds for need in (needs[0], needs[len(needs) // 2], needs[-1])]
+    assert times == sorted(times, reverse=True) and times[0] > times[-1]
+    assert all(c.memory <= needs[0] for c in planned(memory=needs[0]).choices)
+
+
+def test_the_front_has_what_no_other_choice_beats():
+    found = planned()
+    for c in found.predicted:
+        beaten = any(o.seconds <= c.seconds and o.memory < c.memory for o in found.predicted)
+        beaten |= any(o.seconds < c.seconds and o.memory <= c.memory for o in found.predicted)
+        assert c not in found.front or not beaten
+
+
+def test_the_table_says_why_others_take_longer():
+    found = planned()
+    text = str(found)
+    assert "the best" in text and f"{len(found.predicted)} choices are predicted" in text
+    assert "exposed psum along feats" in found.choices[-1].against(found.best)
+    whole = next(c for c in found.choices if c.choice.recompute and not found.best.choice.recompute)
+    assert "%" in whole.against(found.best)
+    assert found.best.against(found.best) == "as fast"
+
+
+def test_axes_are_placed_by_the_bytes_that_they_carry():
+    for devices in (16, 32):
+        options = {**FIXED, "devices": devices, "microbatch": [1], "recompute": [None]}
+        for c in spmd.plan(make_step, A100, **options).choices:
+            volume = bytes_along(c.prediction)
+            if volume["feats"] > 2 * volume["data"] > 0:
+                assert c.placed.axes[0][0] == "feats"
+                assert c.slowest()["feats"] == "NVLink" and c.slowest()["data"] == "InfiniBand"
+
+
+def test_an_axis_that_leaves_the_fast_link_is_named():
+    slow = spmd.machines.link("slow", float("inf"), 1e-5, 1e8)
+    machine = A100.replace(links=(spmd.machines.link("fast", 2, 1e-6, 1e11), slow))
+    found = spmd.plan(make_step, machine, **FIXED, microbatch=[1], recompute=[None])
+    reasons = [c.against(found.best) for c in found.choices[1:]]
+    assert any(re.search(r"^(data|feats)=\d leaves fast: \+\d+ % exposed psum along (data|feats)", r) for r in reasons)
+
+
+def test_a_choice_that_does_not_fit_is_counted_with_its_reason():
+    found = spmd.plan(make_step, A100, **{**FIXED, "devices": 16}, microbatch=[1], recompute=[None])
+    (rejected,) = found.rejected.items()
+    assert rejected[0] == Choice(feats=16) and "does not divide 8 heads" in rejected[1]
+    assert "1 do not fit the model" in str(found)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"^plan: no choice for 7 devices fits the model: data=7 does not divide"):
+        spmd.plan(make_step, A100, **{**FIXED, "devices": 7}, microbatch=[1], recompute=[None])
+    least = min(nbytes for _, nbytes in priced().values())
+    with pytest.raises(ValueError, match=rf"fits in 0.000977 GiB .* smallest need is {least / 2**30:.3g} GiB, of "):
+        planned(memory=2**20)
+    with pytest.raises(ValueError, match="no axis is named 'tensor'; the axes are data, shards"):
+        spmd.plan(make_step, A100, devices=8, axes=("tensor",))
+
+
+def test_plot():
+    pytest.importorskip("matplotlib").use("Agg")
+    ax = planned().plot()
+    assert ax.get_ylabel() == "seconds a step" and len(ax.get_lines()) == 3
