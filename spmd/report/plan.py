@@ -1,19 +1,19 @@
-"""Plan how a model is split over a machine's devices: predict choices, keep those that fit, and say what the others lack.
+"""Plan how a model is split over devices: predict choices, keep those that fit, and say what the others lack.
 
 A choice has the sizes of a mesh's axes, the examples of a microbatch, a schedule and its chunks, a ZeRO stage and what
 is recomputed. The user's function makes the step for a choice. Its tape is priced (`spmd.predict`); nothing runs. If
 there are few choices, all of them are predicted. Otherwise the search descends: it changes one thing at a time, as
 long as that is better, from two meshes. Better is to exceed the memory by less, then to take less time.
 
-On each tape, the axes that carry most bytes get the nearest ranks. Bytes are those of a rank on the tape, as the fastest
-algorithm sends them.
+On each tape, the axes that carry most bytes get the nearest ranks. Bytes are those of a rank on the tape, as the
+fastest algorithm sends them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -114,7 +114,7 @@ class Candidate:
         """What takes longer than in another candidate, in per cent of its step; and the axes that leave a fast link."""
         ours, theirs, sizes = self.terms(), best.terms(), dict(self.placed.axes) if self.placed else {}
         more = {kind: (ours.get(kind, 0.0) - theirs.get(kind, 0.0)) / best.seconds for kind in {**ours, **theirs}}
-        largest = sorted((kind for kind in more if abs(more[kind]) >= 0.005), key=lambda kind: -abs(more[kind]))[:3]
+        largest = sorted((kind for kind in more if abs(more[kind]) >= 0.005), key=lambda kind: -abs(more[kind]))[:2]
         text = ", ".join(f"{100 * more[kind]:+.0f} % {kind}" for kind in sorted(largest, key=lambda kind: -more[kind]))
         fast = best.prediction.machine.links[0].name
         near, far = ({axis for axis, name in each.slowest().items() if name != fast} for each in (best, self))
@@ -179,10 +179,10 @@ class Plan(Table):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the time of a step over the memory of a device, and the front. Returns the axes; needs matplotlib."""
-        points = [[(each.memory / 2**30, each.seconds) for each in part] for part in (self.predicted, self.front)]
-        ax = plots.front(ax, *points, self.limit / 2**30, "GiB on a device at the peak", "seconds a step")
-        best = self.best
-        ax.annotate(str(best.choice), (best.memory / 2**30, best.seconds), (0, -12), textcoords="offset points")
+        points, best = ([(c.memory / 2**30, c.seconds) for c in part] for part in (self.predicted, self.front))
+        ax = plots.front(ax, points, best, self.limit / 2**30, "GiB on a device at the peak", "seconds a step")
+        where = self.best.memory / 2**30, self.best.seconds
+        ax.annotate(str(self.best.choice), where, (0, -12), textcoords="offset points")
         return ax
 
 
@@ -240,7 +240,8 @@ def plan(
     models".
     """
     check_function("plan", make_step)
-    options = dict(microbatch=microbatch, schedule=schedule, chunks=chunks, zero=zero, recompute=recompute)
+    values = microbatch, schedule, chunks, zero, recompute
+    options = dict(zip(("microbatch", "schedule", "chunks", "zero", "recompute"), values))
     if unknown := [axis for axis in axes if axis not in AXES]:
         raise ValueError(f"plan: no axis is named {unknown[0]!r}; the axes are {', '.join(AXES)}")
     limit = machine.memory if memory is None else memory
@@ -253,8 +254,8 @@ def plan(
     if not found.choices:
         least, need = search.smallest_need()
         raise ValueError(
-            f"plan: no choice fits in {limit / 2**30:.3g} GiB on a device; the smallest need is {need / 2**30:.3g} GiB, "
-            f"of {least}: take more devices"
+            f"plan: no choice fits in {limit / 2**30:.3g} GiB on a device; the smallest need is "
+            f"{need / 2**30:.3g} GiB, of {least}: take more devices"
         )
     return found
 
@@ -272,7 +273,7 @@ class _Search:
 
     def run(self, devices: int, axes: tuple[str, ...], options: Mapping[str, Sequence]) -> bool:
         """Search; whether all choices were predicted."""
-        meshes = [dict(zip(axes, sizes)) for sizes in _factorizations(devices, len(axes))]
+        meshes: list[dict[str, Any]] = [dict(zip(axes, sizes)) for sizes in _factorizations(devices, len(axes))]
         if len(meshes) * math.prod(map(len, options.values())) <= self.tries:
             for mesh, values in itertools.product(meshes, itertools.product(*options.values())):
                 self.rank(Choice(**mesh, **dict(zip(options, values))))
@@ -315,8 +316,8 @@ class _Search:
 
     def smallest_need(self) -> tuple[Choice, int]:
         """The choice that needs the least memory, where none fits, and its bytes."""
-        self.limit, self.tries, skipped = math.inf, self.tries + len(AXES), self.too_large
-        self.too_large = {}
+        skipped, self.too_large = self.too_large, {}
+        self.limit, self.tries = math.inf, self.tries + len(AXES)
         needs = {choice: each.memory for choice, each in self.predicted.items()}
         for choice in sorted(skipped, key=skipped.__getitem__):
             if skipped[choice] < min(needs.values(), default=math.inf) and self.rank(choice)[1] < math.inf:
@@ -363,9 +364,9 @@ class _Search:
         return Candidate(choice, found[best], self.machine.on(shape, orders[best]) if shape else None)
 
 
-def bytes_along(prediction: Prediction) -> Counter:
+def bytes_along(prediction: Prediction) -> dict[str, float]:
     """The bytes that a rank sends along each axis in a step, by the fastest algorithms."""
-    volume: Counter = Counter()
+    volume: dict[str, float] = defaultdict(float)
     for key, entry in prediction.span.entries.items():
         for axis in key.axes if entry.bytes and key.ranks > 1 else ():
             volume[axis] += entry.count * BYTES.seconds(key.operation, key.ranks, entry.bytes / max(entry.count, 1))

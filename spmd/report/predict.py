@@ -17,9 +17,8 @@ from minidiff.inputs.arguments import check_function
 from minidiff.ops.costs import Work
 from minidiff.values.aliasing import types_alone
 from spmd.report.communication import direction_of, show_line
-from spmd.report.memory import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, MemoryUse
+from spmd.report.memory import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, MemoryUse, memory_in_place
 from spmd.report.memory import memory as memory_of
-from spmd.report.memory import memory_in_place
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import meshes_of, rewritten
 from spmd.report.table import Table, show_seconds

@@ -18,7 +18,7 @@ from spmd.report.plan import Choice, _factorizations, bytes_along
 DEVICES, EXAMPLES, TOKENS, FEATURES, HEADS, SIZE, HIDDEN = 8, 64, 128, 512, 8, 64, 2048
 SPECS = {"qkv": P(None, None, "feats"), "out": P("feats"), "up": P(None, "feats"), "down": P("feats")}
 OPTIONS = {"microbatch": (1, 4), "recompute": ("full", None)}
-FIXED = dict(devices=DEVICES, axes=("data", "feats"), schedule=["one_f_one_b"], chunks=[1], zero=[0])
+FIXED = {"devices": DEVICES, "axes": ("data", "feats"), "schedule": ["one_f_one_b"], "chunks": [1], "zero": [0]}
 
 
 def layer(params, x):
