@@ -3,7 +3,7 @@
 A choice has the sizes of a mesh's axes, the examples of a microbatch, a schedule and its chunks, a ZeRO stage and what
 is recomputed. The user's function makes the step for a choice. Its tape is priced (`spmd.predict`); nothing runs. If
 there are few choices, all of them are predicted. Otherwise the search descends: it changes one thing at a time, as
-long as that is better, from two meshes. Better is to exceed the memory by less, then to take less time.
+long as that is better, from three meshes. Better is to exceed the memory by less, then to take less time.
 
 On each tape, the axes that carry most bytes get the nearest ranks. Bytes are those of a rank on the tape, as the
 fastest algorithm sends them.
@@ -212,9 +212,9 @@ def plan(
     split devices over; the next five arguments have the values to try, the first ones to begin with. `overlap` is that
     of `spmd.predict`.
 
-    If there are at most `tries` choices, all are predicted. If not, at most `tries` are, from two meshes: the first
-    one that fits (with as many ranks as can be along the first of `axes`), and the one whose sizes are most alike. A
-    move puts a prime factor of one axis on another, or takes the next value of something else.
+    If there are at most `tries` choices, all are predicted. If not, at most `tries` are, from three meshes that fit:
+    with as many ranks as can be along the first of `axes`, along the last, and with sizes that are most alike. A move
+    puts a prime factor of one axis on another, or takes the next value of something else.
 
     Raises ValueError if no choice fits the model, or if none fits in memory.
 
@@ -279,9 +279,10 @@ class _Search:
                 self.rank(Choice(**mesh, **dict(zip(options, values))))
             return True
         first = {name: values[0] for name, values in options.items()}
+        last = sorted(meshes, key=lambda mesh: -mesh[axes[-1]])
         alike = sorted(meshes, key=lambda mesh: sum(math.log(n) ** 2 for n in mesh.values()))
         moves = [*_moves(devices, axes, options)]
-        for order in (meshes, alike):
+        for order in (meshes, last, alike):
             start = next((c for mesh in order if self.fits(c := Choice(**mesh, **first))), None)
             if start is not None:
                 self.descend(start, moves)
