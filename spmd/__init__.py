@@ -98,8 +98,8 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd.report.explore import explore
     from spmd.report.forecast import CostModel, Forecast
     from spmd.report.memory import memory
-    from spmd.report.predict import predict
     from spmd.report.plan import plan
+    from spmd.report.predict import predict
     from spmd.report.rewritten import rewritten
     from spmd.report.schedule import show_schedule
     from spmd.report.speed_up import speed_up

@@ -40,10 +40,12 @@ def published_plans() -> dict[Model, list[Plan]]:
 def make_step_of(published: Plan) -> Callable:
     """The function that `spmd.plan` asks for a step of this model.
 
+    >>> from spmd.report.plan import Choice
     >>> make_step = make_step_of(Plan(64, 4, 4, 128, 16, tensor=1, data=1, stages=1, batch=8, microbatch=1))
-    >>> step, (state, *_) = make_step(spmd.report.plan.Choice(data=2, feats=2, recompute="full"))
-    >>> state["weights"]["layers"]["down"][0]
-    ShapedArray(f16[1,4,256,64]@P(None, None, 'feats'))
+    >>> step, (state, *_) = make_step(Choice(data=2, feats=2, recompute="full"))
+    >>> weight = state["weights"]["layers"]["down"][0]
+    >>> weight, weight.sharding.spec
+    (f16[1,4,256,64], P(None, 'stages', 'feats', None))
     """
 
     def make_step(choice: Any) -> tuple[Callable, tuple]:
