@@ -18,7 +18,7 @@ from typing import Any
 
 import minidiff as md
 import spmd
-from spmd.examples.scoreboard import FITTED, Plan, padded, predict, priced, read_tables
+from spmd.examples.scoreboard import FITTED, Plan, pad_vocabulary, predict, priced, read_tables
 from spmd.mesh.launch import silence_other_ranks
 from spmd.parallel.megatron_3d import AXES, megatron_specs, parameters
 from spmd.report.table import Table, show_seconds
@@ -50,7 +50,7 @@ def make_step_of(published: Plan) -> Callable:
 
     def make_step(choice: Any) -> tuple[Callable, tuple]:
         chosen = published._replace(
-            vocabulary=padded(published.vocabulary, choice.feats),
+            vocabulary=pad_vocabulary(published.vocabulary, choice.feats),
             data=choice.data,
             stages=choice.stages,
             tensor=choice.feats,

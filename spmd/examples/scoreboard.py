@@ -157,7 +157,7 @@ class Row:
     shares: dict[Plan, float] = field(default_factory=dict)  # of the activations without recomputation, in per cent
 
 
-def padded(vocabulary: int, tensor: int) -> int:
+def pad_vocabulary(vocabulary: int, tensor: int) -> int:
     """Megatron-LM pads the vocabulary to a multiple of 128 on each rank."""
     return math.ceil(vocabulary / (128 * tensor)) * 128 * tensor
 
@@ -192,7 +192,7 @@ def _plan(row: dict[str, float], vocabulary: int) -> Plan:
     tensor, stages = int(row["tensor"]), int(row["pipeline"])
     return Plan(
         *(int(row[name]) for name in ("hidden", "heads", "layers")),
-        vocabulary=padded(vocabulary, tensor),
+        vocabulary=pad_vocabulary(vocabulary, tensor),
         tokens=int(row.get("sequence", 2048)),
         tensor=tensor,
         data=int(row.get("data", row["gpus"] // (tensor * stages))),
