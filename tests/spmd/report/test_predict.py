@@ -126,10 +126,9 @@ def count(tape):
 
 
 def test_a_tape_for_many_ranks_is_as_long_as_one_for_four():
-    few, many = (
-        spmd.rewritten(md.grad(split_perceptron(*shape), argnums=(0, 1)), bucket_bytes=2**25)(*types((F, 2048), (2048, F), (32768, F)))
-        for shape in ((2, 2), (2048, 8))
-    )
+    gradients = [md.grad(split_perceptron(*shape), argnums=(0, 1)) for shape in ((2, 2), (2048, 8))]
+    arguments = types((F, 2048), (2048, F), (32768, F))
+    few, many = (spmd.rewritten(f, bucket_bytes=2**25)(*arguments) for f in gradients)
     assert count(few) == count(many)
     report = spmd.predict(many, H100)
     assert report.ranks == 16384

@@ -1,0 +1,144 @@
+"""Predicted steps beside measured ones, for the networks of `spmd.parallel` and the examples, on a launcher's ranks.
+
+    mpiexec -n 2 python -m tests.benchmarks.predictions [--rounds N] [--only NAME …]
+
+`spmd.machines.this_machine` measures the machine first: products, memory, functions and messages. It knows nothing of
+the programs. A measured time is the least of some rounds, of the slowest rank. Run it where each rank has a core of its
+own. On more ranks than cores, ranks wait for each other's turns, which no machine's constants tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+for _name in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_name}_NUM_THREADS", "1")
+
+import numpy as np  # noqa: E402
+from mpi4py import MPI  # noqa: E402
+
+import minidiff as md  # noqa: E402
+import minidiff.numpy as mnp  # noqa: E402
+import spmd  # noqa: E402
+from spmd import P  # noqa: E402
+from spmd import parallel as par  # noqa: E402
+from spmd.examples import heat, shallow_water  # noqa: E402
+from spmd.examples.fields import AXES, FIELD, bumps  # noqa: E402
+from tests.benchmarks.ranks import rounds_of  # noqa: E402
+
+Row = tuple[str, Callable, tuple]  # a name, a step that is compiled, and its arguments
+SIZES, EXAMPLES = (256, 512, 512, 512, 512, 256), 512
+TEXT, CONFIG = (16, 64), {"vocabulary": 512, "features": 256, "heads": 8, "layers": 4, "hidden": 1024}
+
+
+def mesh_of(*axes: str, shape: tuple[int, ...] = ()) -> spmd.Mesh:
+    rest = (1,) * (len(axes) - 1)
+    return spmd.make_mesh(shape or (*rest, MPI.COMM_WORLD.size), axes, backend="mpi")
+
+
+def networks() -> Iterator[Row]:
+    """The step of gradient descent of each network."""
+    rng = np.random.default_rng(0)
+    params = par.init_params(rng, SIZES)
+    batch = rng.normal(size=(EXAMPLES, SIZES[0])), rng.normal(size=(EXAMPLES, SIZES[-1]))
+    for name, axes in (
+        *(("data_parallel", ("batch",)), ("fully_sharded", ("batch",)), ("tensor_parallel", ("feats",))),
+        ("fully_sharded_tensor_parallel", ("batch", "feats")),
+    ):
+        yield name, descent(getattr(par, name)(mesh_of(*axes))), (params, batch)
+    stacked = par.stacked_layers(params)
+    if len(SIZES[1:-1]) - 1 >= MPI.COMM_WORLD.size - 1:
+        loss = par.pipeline_parallel(mesh_of("stages"), microbatch=EXAMPLES // 8)
+        yield "pipeline_parallel", descent(loss), (stacked, batch)
+    for stage in (1, 2, 3):
+        init, step = par.zero(par.loss, md.optim.adam(1e-3), mesh_of("batch"), stage=stage)
+        yield f"zero, stage {stage}", step, (*init(params), batch)
+    if MPI.COMM_WORLD.size == 4:
+        yield (
+            "tensor_parallel_2d",
+            descent(par.tensor_parallel_2d(mesh_of("rows", "columns", shape=(2, 2)))),
+            (
+                params,
+                batch,
+            ),
+        )
+
+
+def transformers() -> Iterator[Row]:
+    rng, config = np.random.default_rng(0), par.Config(**CONFIG)
+    tokens = rng.integers(config.vocabulary, size=(TEXT[0], TEXT[1] + 1))
+    params = par.init_transformer(rng, config)
+    for name in ("tensor_parallel_transformer", "sequence_parallel_transformer"):
+        loss = getattr(par, name)(mesh_of("feats"), config)
+        yield name, descent(loss), (params, (tokens[:, :-1], tokens[:, 1:]))
+    config, text = par.DecoderConfig(**CONFIG), (tokens[:, :-1], tokens[:, 1:])
+    params = par.init_decoder(md.random.key(0), config)
+    for axis in ("data", "shards", "stages", "tokens", "feats"):
+        mesh = par.decoder_mesh(**{axis: MPI.COMM_WORLD.size}, backend="mpi")
+        yield f"decoder along {axis}", descent(par.decoder_loss(mesh, config)), (params, text)
+
+
+def attention() -> Iterator[Row]:
+    rng, mesh = np.random.default_rng(0), mesh_of("i")
+    q, k, v = (spmd.distribute(rng.normal(size=(1024, 8, 32)), mesh, P("i")) for _ in range(3))
+    for name in ("ring_attention", "attention_by_heads"):
+        attend = functools.partial(getattr(par, name), axis="i")
+        f = spmd.shard_map(attend, mesh=mesh, in_specs=(P("i"),) * 3, out_specs=P("i"))
+        yield name, md.value_and_grad(lambda q, k, v, f=f: mnp.sum(f(q, k, v) ** 2), (0, 1, 2)), (q, k, v)
+
+
+def products() -> Iterator[Row]:
+    rng, n = np.random.default_rng(0), MPI.COMM_WORLD.size
+    mesh, a = mesh_of("i"), rng.normal(size=(512 * n, 512 * n))
+    for name, specs in (("matmul_all_gather", (P("i"), P("i"))), ("matmul_psum_scatter", (P(None, "i"), P("i")))):
+        arrays = [spmd.distribute(a, mesh, spec) for spec in specs]
+        for form in (name, f"{name}_overlapped"):
+            body = functools.partial(getattr(par, form), axis_name="i")
+            yield form, spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("i")), tuple(arrays)
+
+
+def fields() -> Iterator[Row]:
+    mesh = spmd.make_mesh((MPI.COMM_WORLD.size, 1), AXES, backend="mpi")
+    yield "heat", heat.plate(mesh, 50), (spmd.distribute(bumps((512, 512)), mesh, FIELD),)
+    state = spmd.distribute(shallow_water.jet((180, 360)), mesh, shallow_water.STATE)
+    yield "shallow water", shallow_water.ocean(mesh, 20), (state,)
+
+
+def descent(loss: Callable) -> Callable:
+    def step(params, batch):
+        value, gradient = md.value_and_grad(loss)(params, batch)
+        return value, md.tree.map(lambda p, g: p - 0.01 * g, params, gradient)
+
+    return step
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.predictions", description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of the rows' names")
+    options = parser.parse_args(arguments)
+    say: Any = print if MPI.COMM_WORLD.rank == 0 else lambda *_, **__: None
+    machine = spmd.machines.this_machine(mesh_of("i"), repeats=20)
+    say(machine)
+    say(f"{MPI.COMM_WORLD.size} ranks; milliseconds\n{'':34}{'measured':>10}{'predicted':>11}{'ratio':>7}")
+    off = []
+    for rows in (networks, transformers, attention, products, fields):
+        for name, step, args in rows():
+            if not any(part in name for part in options.only):
+                continue
+            f = md.jit(step)
+            seconds = spmd.predict(step, machine)(*args).seconds
+            (times,) = rounds_of({name: lambda f=f, args=args: f(*args)}, options.rounds, 0.05).values()
+            measured = min(times) / 1e6
+            off.append(abs(seconds / measured - 1))
+            say(f"{name:34}{1e3 * measured:10.2f}{1e3 * seconds:11.2f}{seconds / measured:7.2f}", flush=True)
+    say(f"median error {statistics.median(off):.0%}, mean {statistics.mean(off):.0%}, at most {max(off):.0%}")
+
+
+if __name__ == "__main__":
+    main()
