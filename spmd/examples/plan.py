@@ -1,7 +1,7 @@
 """Plans for published models of Megatron-LM on A100 clusters, beside the plans that were published.
 
 Each model of the scoreboard's tables was trained on a number of devices, in one or several ways. `spmd.plan` searches
-for a faster way, among those of `spmd.parallel.megatron_step`: the mesh, the microbatch, the chunks of an interleaved
+for a faster way, among those of `megatron_step`: the mesh, the microbatch, the chunks of an interleaved
 schedule, and what is recomputed. Both are predicted with the scoreboard's constants.
 
     python -m spmd.examples.plan                          all models, a line each
@@ -18,7 +18,7 @@ from typing import Any
 
 import minidiff as md
 import spmd
-from spmd.examples.scoreboard import FITTED, Plan, pad_vocabulary, predict, priced, read_tables
+from spmd.examples.scoreboard import FITTED, Plan, pad_vocabulary, predict, price_plan, read_tables
 from spmd.mesh.launch import silence_other_ranks
 from spmd.parallel.megatron_3d import AXES, megatron_specs, parameters
 from spmd.report.table import Table, show_seconds
@@ -92,7 +92,7 @@ def show_all(models: dict[Model, list[Plan]]) -> None:
     """Print, for each model, the fastest of the published plans by prediction, and the plan that is found."""
     rows = []
     for (size, devices, _), plans in models.items():
-        _, theirs = min((float(priced(plan)(FITTED)), plan) for plan in plans)
+        _, theirs = min((float(price_plan(plan)(FITTED)), plan) for plan in plans)
         published = predict(theirs, FITTED)
         start = time.perf_counter()
         # What fits is judged by one measure: what the published plan needs, the devices had.

@@ -1,8 +1,9 @@
 """Predicted against published training steps of Megatron-LM on A100 clusters.
 
 Each row of three tables is a decoder on some devices, and what was measured of it. The decoder is built here
-(`spmd.parallel.megatron_step`), for types alone; its tape is priced by `spmd.predict`. The machine has the constants of
-its data sheet, and five that are fitted to the step times of all rows at once. No row has constants of its own.
+(`megatron_step` of `spmd/parallel/megatron_3d.py`), for types alone; its tape is priced by `spmd.predict`. The machine
+has the constants of its data sheet, and five that are fitted to the step times of all rows at once. No row has
+constants of its own.
 
     python -m spmd.examples.scoreboard                    the tables
     python -m spmd.examples.scoreboard --rows FILE.csv    further rows, in the format of any of the tables
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -191,7 +192,9 @@ def _of_sequence_parallel(row: dict[str, float]) -> Row:
 def _plan(row: dict[str, float], vocabulary: int) -> Plan:
     tensor, stages = int(row["tensor"]), int(row["pipeline"])
     return Plan(
-        *(int(row[name]) for name in ("hidden", "heads", "layers")),
+        hidden=int(row["hidden"]),
+        heads=int(row["heads"]),
+        layers=int(row["layers"]),
         vocabulary=pad_vocabulary(vocabulary, tensor),
         tokens=int(row.get("sequence", 2048)),
         tensor=tensor,
@@ -205,8 +208,7 @@ def _plan(row: dict[str, float], vocabulary: int) -> Plan:
 
 def paper_flops(plan: Plan) -> float:
     """The floating-point operations of a step, with all layers computed again: Narayanan et al., equation 3."""
-    _, heads, layers, vocabulary, tokens, *_ = plan
-    h = plan.hidden
+    h, layers, vocabulary, tokens = plan.hidden, plan.layers, plan.vocabulary, plan.tokens
     return 96 * plan.batch * tokens * layers * h**2 * (1 + tokens / (6 * h) + vocabulary / (16 * layers * h))
 
 
@@ -264,7 +266,18 @@ def read_tables() -> dict[str, list[Row]]:
 #: Llama 3.1 405B: Grattafiori et al., "The Llama 3 herd of models", tables 3 and 4.
 LLAMA = MegatronConfig(vocabulary=128256, features=16384, heads=128, kv_heads=8, layers=126, hidden=53248)
 LLAMA_PLAN = Plan(
-    16384, 128, 126, 128256, 8192, tensor=8, data=128, stages=16, batch=2048, microbatch=1, recompute="full", sequence=True
+    16384,
+    128,
+    126,
+    128256,
+    8192,
+    tensor=8,
+    data=128,
+    stages=16,
+    batch=2048,
+    microbatch=1,
+    recompute="full",
+    sequence=True,
 )
 
 
@@ -297,7 +310,7 @@ def held(plan: Plan) -> Bytes:
 
     >>> plan = Plan(64, 4, 2, 128, 16, tensor=2, data=1, stages=1, batch=2, microbatch=2, recompute=None)
     >>> held(plan).activations, held(plan._replace(recompute="full")).activations
-    (226818, 8192)
+    (114977, 22825)
     """
     step, types = plan.step()
     with types_alone():
@@ -383,7 +396,7 @@ class Slopes:
 def parameters_of(constants: Constants) -> np.ndarray:
     """The parameters in which seconds are linear.
 
-    >>> constants_of(parameters_of(FITTED)) == FITTED
+    >>> np.allclose(constants_of(parameters_of(FITTED)), FITTED)
     True
     """
     best, half, near, far, issue = constants
@@ -398,10 +411,10 @@ def constants_of(parameters: np.ndarray) -> Constants:
 Priced = Callable[[Constants], Linear]
 
 
-def priced(plan: Plan) -> Priced:
+def price_plan(plan: Plan) -> Priced:
     """A function that prices a plan's step, recorded once, by constants."""
     tape = tape_of(plan)
-    return lambda constants: Walk(Slopes(constants, plan), overlap=False).price(tape, whole=True).seconds
+    return lambda constants: cast(Linear, Walk(Slopes(constants, plan), overlap=False).price(tape, whole=True).seconds)
 
 
 def fit(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, rounds: int = 4) -> Constants:
@@ -459,13 +472,14 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     >>> rank_correlation([(1.0, 10.0), (2.0, 40.0), (3.0, 20.0)])
     0.5
     """
-    ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
-    return round(float(np.corrcoef(ranks.T)[0, 1]), 3)
+    predicted, measured = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0).T
+    return round(float(np.cov(predicted, measured)[0, 1] / np.var(measured, ddof=1)), 3)
 
 
 def show_row(row: Row, constants: Constants) -> tuple[str, list[tuple[Case, Any]]]:
     """A line that compares a row with its predictions, and those."""
-    found, texts = [], []
+    found: list[tuple[Case, Any]] = []
+    texts: list[str] = []
     for case in row.cases:
         prediction = predict(case.plan, constants)
         found.append((case, prediction))
@@ -479,14 +493,15 @@ def show_row(row: Row, constants: Constants) -> tuple[str, list[tuple[Case, Any]
 def _bytes(row: Row) -> Iterable[str]:
     sizes = {plan: held(plan) for plan in {*row.activations, *row.shares}}
     most = sizes[next(iter(row.activations))]
+    assert row.state is not None
     yield f"states {most.state / 2**30:.2f} GiB, published {row.state / 2**30:.2f} ({most.state / row.state - 1:+.1%})"
     for plan, published in row.activations.items():
-        found = sizes[plan].activations
-        text = f"{found / 2**30:.2f} GiB, published {published / 2**30:.2f} ({found / published - 1:+.1%})"
+        kept = sizes[plan].activations
+        text = f"{kept / 2**30:.2f} GiB, published {published / 2**30:.2f} ({kept / published - 1:+.1%})"
         yield f"activations, {_kept(plan)}, {text}"
     for plan, published in row.shares.items():
-        found = 100 * sizes[plan].activations / most.activations
-        yield f"share, {_kept(plan)}, {found:.1f} %, published {published:.1f} % ({found - published:+.1f} points)"
+        share = 100 * sizes[plan].activations / most.activations
+        yield f"share, {_kept(plan)}, {share:.1f} %, published {published:.1f} % ({share - published:+.1f} points)"
 
 
 def _kept(plan: Plan) -> str:
@@ -494,9 +509,8 @@ def _kept(plan: Plan) -> str:
     return what + " and sequence parallel" * plan.sequence
 
 
-def show_table(name: str, rows: Sequence[Row], constants: Constants) -> list[tuple[Case, Any]]:
+def show_rows(rows: Sequence[Row], constants: Constants) -> list[tuple[Case, Any]]:
     """Print a line a row, then the score."""
-    print(f"\n{name}")
     found = []
     for row in rows:
         line, priced = show_row(row, constants)
@@ -515,16 +529,16 @@ def show_misses(found: Sequence[tuple[Case, Any]], count: int = 3) -> None:
         rate = prediction.flops / case.seconds / 1e12
         print(f"{case.plan}: {prediction.seconds:.2f} s, measured {case.seconds:.2f} s, {rate:.0f} TFLOP/s a device")
         print(f"    predicted: {', '.join(parts)}")
-        print(f"    {abs(missing):.2f} s {'more' if missing > 0 else 'less'} were measured: {_why(case, prediction, found)}")
+        amount = f"{abs(missing):.2f} s {'more' if missing > 0 else 'less'}"
+        print(f"    {amount} were measured: {_why(case, prediction, found)}")
 
 
 def _why(case: Case, prediction: Any, found: Sequence[tuple[Case, Any]]) -> str:
     """What one can say of a miss: whether its neighbors, which differ in the microbatch alone, miss as much."""
     alike = [each for each in found if each[0].plan._replace(microbatch=case.plan.microbatch) == case.plan]
     others = [each[1].seconds / each[0].seconds - 1 for each in alike if each[0] is not case]
-    largest = max(entry.seconds for kind, entry in prediction.kinds.items() if "along" in kind or "idle" in kind or True)
     if not others:
-        return f"no other row has this mesh; the largest term, {largest:.2f} s, would have to be off"
+        return "no other row has this mesh"
     text = ", ".join(f"{error:+.0%}" for error in others)
     return f"other microbatches on this mesh are off by {text}"
 
@@ -547,7 +561,8 @@ def plot(found: Sequence[tuple[str, Case, Any]], ax: Any = None) -> Any:
     curves = [Curve("equal", ends, ends, "-", "#999999")]
     for name, color in colors.items():
         points = [(case.seconds, prediction.seconds) for table, case, prediction in found if table == name]
-        curves.append(Curve(name.removesuffix(".csv"), *zip(*points), "o", color))
+        measured, predicted = zip(*points)
+        curves.append(Curve(name.removesuffix(".csv"), measured, predicted, "o", color))
     ax = logarithmic_curves(ax, curves, "measured seconds")
     ax.set(ylabel="predicted seconds")
     return ax
@@ -555,7 +570,7 @@ def plot(found: Sequence[tuple[str, Case, Any]], ax: Any = None) -> Any:
 
 def show_fit(tables: dict[str, list[Row]]) -> None:
     """Fit the constants to all tables, and cross-validate."""
-    groups = [[(priced(case.plan), case.seconds) for row in rows for case in row.cases] for rows in tables.values()]
+    groups = [[(price_plan(case.plan), case.seconds) for row in rows for case in row.cases] for rows in tables.values()]
     constants = fit(groups)
     print(Table(["constant", "fitted"], [[name, f"{x:.6g}"] for name, x in constants._asdict().items()]))
     inside = [[float(price(constants)) / seconds - 1 for price, seconds in group] for group in groups]
@@ -566,7 +581,7 @@ def show_fit(tables: dict[str, list[Row]]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the script."""
-    about, options = __doc__.split("\n\n    python", 1)
+    about = __doc__.split("\n\n    python")[0]
     parser = argparse.ArgumentParser("python -m spmd.examples.scoreboard", description=about)
     parser.add_argument("--rows", metavar="FILE.csv", help="price these rows, in the format of any of the tables")
     parser.add_argument("--fit", action="store_true", help="fit the constants again, and cross-validate")
@@ -577,7 +592,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.rows is not None:
             with open(args.rows, newline="") as lines:
                 rows = read_rows(lines, args.rows)
-            show_table(args.rows, rows, FITTED)
+            show_rows(rows, FITTED)
             return
     except (OSError, ValueError) as error:
         sys.exit(f"scoreboard: {error}")
@@ -589,7 +604,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         show_fit(tables)
         return
     print(Table(["constant", "fitted"], [[name, f"{x:.6g}"] for name, x in FITTED._asdict().items()]))
-    found = [(name, *each) for name, rows in tables.items() for each in show_table(name, rows, FITTED)]
+    found: list[tuple[str, Case, Any]] = []
+    for name, rows in tables.items():
+        print(f"\n{name}")
+        found.extend((name, *each) for each in show_rows(rows, FITTED))
     cases = [(case, prediction) for _, case, prediction in found]
     show_misses(cases)
     show_ranks(cases)

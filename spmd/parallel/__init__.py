@@ -104,7 +104,6 @@ from spmd.parallel.matmul import (
     matmul_psum_scatter_overlapped,
 )
 from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer, transformer_specs
-from spmd.parallel.megatron_3d import MegatronConfig, init_megatron, megatron_step
 from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_parallel_transformer
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.parameter_server import server_step
@@ -134,16 +133,16 @@ from spmd.parallel.weight_versions import (
 from spmd.parallel.zero import zero
 
 __all__ = [
-    "Config", "DecoderConfig", "MegatronConfig", "Schedule", "Step", "Training", "Update", "assigned_experts",
+    "Config", "DecoderConfig", "Schedule", "Step", "Training", "Update", "assigned_experts",
     "attention", "attention_by_heads", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
     "column_parallel", "conv", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
     "decoder_specs", "dense", "dense_2d", "dlrm", "dlrm_loss", "double_buffered_versions", "embed", "empty_cache",
     "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights", "gathered",
-    "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_megatron", "init_params",
+    "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_params",
     "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss", "lookup_by_columns",
     "lookup_by_rows", "lookup_by_tables", "loss", "matmul_all_gather", "matmul_all_gather_bidirectional",
     "matmul_all_gather_overlapped", "matmul_psum_scatter", "matmul_psum_scatter_bidirectional",
-    "matmul_psum_scatter_overlapped", "megatron_step", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss",
+    "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss",
     "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "ring_attention", "routed",
     "router_z_loss", "row_parallel", "row_parallel_scattered", "scheduled", "scheduled_orders",
     "scheduled_value_and_grad", "sequence_parallel_options", "sequence_parallel_transformer", "server_step",

@@ -6,7 +6,7 @@ import pytest
 import minidiff as md
 import spmd
 from spmd.examples import scoreboard
-from spmd.examples.scoreboard import FITTED, FORMATS, Linear, Plan, constants_of, held, parameters_of, read_rows
+from spmd.examples.scoreboard import FITTED, FORMATS, Linear, Plan, constants_of, held, parameters_of
 from spmd.parallel.megatron_3d import parameters
 
 SMALL = Plan(64, 4, 4, 256, 32, tensor=2, data=2, stages=2, batch=16, microbatch=2)
@@ -52,7 +52,7 @@ def test_bytes_are_those_of_the_paper(recompute, sequence):
 
 
 def test_slopes_are_derivatives():
-    price = scoreboard.priced(SMALL)
+    price = scoreboard.price_plan(SMALL)
     at = parameters_of(FITTED)
     seconds = price(FITTED)
     for k in range(5):
@@ -64,9 +64,14 @@ def test_slopes_are_derivatives():
 
 def test_the_fit_finds_constants():
     """Those that times were made with, from others."""
-    plans = [SMALL, SMALL._replace(tensor=4), SMALL._replace(hidden=2048), SMALL._replace(hidden=4096, data=8, batch=32)]
+    plans = [
+        SMALL,
+        SMALL._replace(tensor=4),
+        SMALL._replace(hidden=2048),
+        SMALL._replace(hidden=4096, data=8, batch=32),
+    ]
     plans += [plan._replace(microbatch=1) for plan in plans]
-    rows = [(price, float(price(FITTED))) for price in map(scoreboard.priced, plans)]
+    rows = [(price, float(price(FITTED))) for price in map(scoreboard.price_plan, plans)]
     start = constants_of(parameters_of(FITTED) * [1.1, 1.2, 1.1, 0.9, 1.1])
     found = scoreboard.fit([rows], start)
     errors = [abs(float(price(found)) / seconds - 1) for price, seconds in rows]
@@ -85,7 +90,11 @@ WRONG = {
     "no column step_ms": ["a,b", "1,2"],
     "line 2: could not convert string to float: 'x'": [HEADER, "0.1,8,16,x,64,4,4,32,2,2,2,10"],
     "line 2: there is no column 'hidden'": [HEADER.replace("hidden", "width"), "0.1,8,16,2,64,4,4,32,2,2,2,10"],
-    "line 3: microbatch is a number from 1, got 0": [HEADER, *["0.1,8,16,2,64,4,4,32,2,2,2,10"], "0.1,8,16,0,64,4,4,32,2,2,2,10"],
+    "line 3: microbatch is a number from 1, got 0": [
+        HEADER,
+        *["0.1,8,16,2,64,4,4,32,2,2,2,10"],
+        "0.1,8,16,0,64,4,4,32,2,2,2,10",
+    ],
     "line 2: a step takes some time, got 0.0": [HEADER, "0.1,8,16,2,64,4,4,32,2,2,2,0"],
     "heads=3": [HEADER, "0.1,8,16,2,48,3,4,32,2,2,2,10"],
     "do not make microbatches": [HEADER, "0.1,8,16,3,64,4,4,32,2,2,2,10"],
@@ -106,7 +115,7 @@ def test_further_rows(tmp_path, capsys):
     path.write_text("\n".join([HEADER, "0.1,8,16,2,64,4,4,32,2,2,2,10", "0.1,8,16,1,64,4,4,32,2,2,2,20"]))
     scoreboard.main(["--rows", str(path)])
     out = capsys.readouterr().out.splitlines()
-    assert len(out) == 4 and "tensor 2, data 2, stages 2" in out[1]
+    assert len(out) == 3 and "tensor 2, data 2, stages 2" in out[0]
     assert out[-1].startswith("mean absolute error ") and ", max " in out[-1] and out[-1].endswith("%")
 
 

@@ -1,6 +1,4 @@
-"""Tensor, pipeline and data parallelism at once: the numbers of one device, and what Megatron keeps and communicates."""
-
-import math
+"""Tensor, pipeline and data parallelism at once: numbers of one device, and what Megatron keeps and communicates."""
 
 import pytest
 
@@ -15,8 +13,6 @@ from spmd.parallel.megatron_3d import (
     init_megatron,
     loss_and_gradients,
     megatron_specs,
-    megatron_step,
-    parameters,
 )
 from tests.programs import assert_trees_close
 

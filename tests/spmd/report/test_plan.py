@@ -58,7 +58,7 @@ def planned(**options):
 
 
 @functools.cache
-def priced():
+def price_plan():
     """The seconds and bytes of every choice, by `predict` alone."""
     found = {}
     for sizes, (m, r) in itertools.product(_factorizations(DEVICES, 2), itertools.product(*OPTIONS.values())):
@@ -74,14 +74,14 @@ def priced():
 
 def test_it_finds_what_brute_force_finds():
     found = planned()
-    assert found.complete and {c.choice for c in found.predicted} == {*priced()}
-    assert found.best.seconds == pytest.approx(min(seconds for seconds, _ in priced().values()))
-    assert all(c.memory == priced()[c.choice][1] for c in found.predicted)
+    assert found.complete and {c.choice for c in found.predicted} == {*price_plan()}
+    assert found.best.seconds == pytest.approx(min(seconds for seconds, _ in price_plan().values()))
+    assert all(c.memory == price_plan()[c.choice][1] for c in found.predicted)
 
 
 def test_descent_finds_the_same_with_fewer_predictions():
     found = planned(tries=12)
-    assert not found.complete and len(found.predicted) <= 12 < len(priced())
+    assert not found.complete and len(found.predicted) <= 12 < len(price_plan())
     assert found.best.seconds == planned().best.seconds
 
 
@@ -138,7 +138,7 @@ def test_a_choice_that_does_not_fit_is_counted_with_its_reason():
 def test_bad_input():
     with pytest.raises(ValueError, match=r"^plan: no choice for 7 devices fits the model: data=7 does not divide"):
         spmd.plan(make_step, A100, **{**FIXED, "devices": 7}, microbatch=[1], recompute=[None])
-    least = min(nbytes for _, nbytes in priced().values())
+    least = min(nbytes for _, nbytes in price_plan().values())
     with pytest.raises(ValueError, match=rf"fits in 0.000977 GiB .* smallest need is {least / 2**30:.3g} GiB, of "):
         planned(memory=2**20)
     with pytest.raises(ValueError, match="no axis is named 'tensor'; the axes are data, shards"):
