@@ -198,7 +198,7 @@ def predict(
     ----------------  -------  -------  -----------  --------
     step              1.37 ms   220 µs               2.75e+11
     128 × A100 80 GB SXM: MFU 64.2%, HFU 64.2%
-    memory at the peak 0.219 GiB of 80: fits (up 0.0625, down 0.0625, x 0.0312, buffers 0.0625)
+    memory at the peak 0.422 GiB of 80: fits (up 0.0625, down 0.0625, x 0.0312, buffers 0.266)
     """
     read = lambda tape, args, names: _predict(tape, machine, nearest, overlap, optimized, args, names)  # noqa: E731
     if isinstance(step, Tape):
