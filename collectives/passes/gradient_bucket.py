@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.ops import psum_p
-from collectives.passes.fuse_psums import SETTINGS, bucket_size
+from collectives.passes.fuse_psums import MOST_BUCKET, SETTINGS
 from collectives.passes.hoist_pbroadcasts import HOISTED, hoist_pbroadcasts
 from collectives.primitives import variadic
 from minidiff.compiler.fusion import split_by_limit
@@ -65,8 +65,8 @@ def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[
             alike[pbroadcast.params["axes"], typeof(pbroadcast.inputs[0]).dtype].append((pbroadcast, ct))
     buckets = []
     nbytes = lambda term: typeof(term[0].inputs[0]).nbytes  # noqa: E731
+    limit = SETTINGS["bucket_bytes"] or MOST_BUCKET  # the values are there anyway, and nothing overlaps
     for rest in alike.values():
-        limit = SETTINGS["bucket_bytes"] or bucket_size(sum(map(nbytes, rest)))
         while rest:
             bucket, rest = split_by_limit(rest, nbytes, limit)
             buckets.append(bucket)

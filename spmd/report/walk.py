@@ -260,11 +260,12 @@ class _Run:
 
     def note_views(self, group: Sequence[Equation]) -> None:
         for eqn in group:
-            if eqn.primitive.is_view and eqn.inputs and eqn.inputs[0] in self.stacked:
+            if not (eqn.primitive.is_view and eqn.inputs and isinstance(eqn.inputs[0], Var)):
+                continue
+            if eqn.inputs[0] in self.stacked:
                 self.stacked.update(eqn.outputs)
-            if eqn.primitive.is_view and eqn.inputs:
-                base = self.size(eqn.inputs[0])
-                self.nbytes.update((v, base) for v in eqn.outputs if base < local_type(v).nbytes)
+            base = self.size(eqn.inputs[0])
+            self.nbytes.update((v, base) for v in eqn.outputs if base < local_type(v).nbytes)
 
     def bytes_of_group(self, group: Sequence[Equation], made: set[Var]) -> int:
         """What a fused loop reads and writes: each operand once, and the results that others use; views are neither.
