@@ -77,7 +77,7 @@ def _array(x: Any) -> Value:
 def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], Any]:
     """What takes this process's data out of an argument; None if the argument is not as the first one was."""
     if sharded:
-        return _entry_of_data(mesh, spec)
+        return lambda x: x.data if type(x) is ShardedArray and x.mesh is mesh and x.spec == spec else None
     whole, place = spec.is_trivial, mesh.ranks.place
 
     def enter(x):
@@ -85,22 +85,6 @@ def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], 
             return None
         x = _array(x)
         return x if whole else place(x, spec.dims(x.ndim))[0]
-
-    return enter
-
-
-def _entry_of_data(mesh: Mesh, spec: PartitionSpec) -> Callable[[Value], Any]:
-    equal = spec  # the last spec that was found to be equal
-
-    def enter(x):
-        nonlocal equal
-        if type(x) is not ShardedArray or x.mesh is not mesh:
-            return None
-        if x.spec is not equal:
-            if x.spec != spec:
-                return None
-            equal = x.spec
-        return x.data
 
     return enter
 
