@@ -16,6 +16,7 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import (
+    AT_PAIRS,
     Flat,
     arguments_of,
     as_values,
@@ -114,7 +115,7 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     >>> hvp(lambda x: (x ** 3).sum(), (np.array([1.0, 2.0]),), (np.array([1.0, 1.0]),))
     array([ 6., 12.])
     """
-    check_function("hvp", f, call="{name}(f, (x,), (t,)), not {name}(f(x), (x,), (t,))")
+    check_function("hvp", f, call=AT_PAIRS)
     check_sequences("hvp", primals, tangents)
     argnums = 0 if len(primals) == 1 else tuple(range(len(primals)))
     return jvp(grad(f, argnums), primals, tangents)[1]

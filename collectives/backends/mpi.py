@@ -247,12 +247,11 @@ class MPIRanks(Backend):
 
     def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
         """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
-        tally, comm = self.tallies[name], self.along(params["axes"])
+        count, comm = self.tallies[name].add, self.along(params["axes"])
         nbytes, note = sum(x.nbytes for x in types), noter(name, params, types)
 
         def announce():
-            tally.calls += 1
-            tally.bytes += nbytes
+            count(nbytes)
             note(comm.mismatch_check)
 
         return announce

@@ -135,7 +135,12 @@ def close_over(f: Callable, args: Sequence[Any], fixed: Mapping[Any, Any]) -> tu
     return of_others, tuple(x for n, x in enumerate(args) if n not in fixed)
 
 
-def check_function(name: str, f: Any, args: tuple = (), call: str = "{name}(f)(x), not {name}(f(x))") -> None:
+#: How transformations are called: with a function alone, also with values, and with values and tangents.
+OF_FUNCTION, AT_PRIMALS = "{name}(f)(x), not {name}(f(x))", "{name}(f, x), not {name}(f(x))"
+AT_PAIRS = "{name}(f, (x,), (t,)), not {name}(f(x), (x,), (t,))"
+
+
+def check_function(name: str, f: Any, args: tuple = (), call: str = OF_FUNCTION) -> None:
     """Raise TypeError if a call is not of the form `name(f)(*args)`, or of another one that `call` shows."""
     if not callable(f):
         raise TypeError(f"{name} takes a function, got {type(f).__name__}: write {call.format(name=name)}")

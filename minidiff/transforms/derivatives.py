@@ -14,6 +14,8 @@ from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
 from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import (
+    AT_PAIRS,
+    AT_PRIMALS,
     Flat,
     arguments_of,
     as_value,
@@ -35,9 +37,6 @@ from minidiff.transforms.residuals import keep_residuals
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
 
-#: How functions are called that take values, too.
-_AT_PRIMALS, _AT_PAIRS = "{name}(f, x), not {name}(f(x))", "{name}(f, (x,), (t,)), not {name}(f(x), (x,), (t,))"
-
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
     """The value and directional derivative: `(f(*primals), df(*primals) · tangents)`.
@@ -52,7 +51,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
     >>> float(value), float(tangent)
     (0.0, 2.0)
     """
-    check_function("jvp", f, call=_AT_PAIRS)
+    check_function("jvp", f, call=AT_PAIRS)
     check_sequences("jvp", primals, tangents)
     paths, structure = tree.flatten_with_paths(tuple(primals), "primals")
     flat_tangents, tangent_structure = tree.flatten(tuple(tangents))
@@ -85,7 +84,7 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     >>> float(f_linear(3.0))
     3.0
     """
-    check_function("linearize", f, call=_AT_PRIMALS)
+    check_function("linearize", f, call=AT_PRIMALS)
     leaves, structure = tree.flatten_with_paths(primals, "primals")
     values = [as_value(x) for _, x in leaves]
     flat = Flat(f, structure, has_aux, are_weak(x for _, x in leaves))
@@ -126,7 +125,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     >>> float(pullback(1.0)[0]), float(aux['x'])
     (4.0, 2.0)
     """
-    check_function("vjp", f, call=_AT_PRIMALS)
+    check_function("vjp", f, call=AT_PRIMALS)
     leaves, structure = tree.flatten(primals)
     flat, values = Flat(f, structure, has_aux, are_weak(leaves)), [as_value(x) for x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]

@@ -90,9 +90,12 @@ def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec, written: bool) -> Cal
 
     None if the argument is not as the first one was.
     """
-    if sharded:
-        return _entry_of_data(mesh, spec, written)
     whole, place = spec.is_trivial, mesh.ranks.place
+
+    def enter_data(x):
+        if type(x) is not ShardedArray or x.mesh is not mesh or x.spec != spec:
+            return None
+        return writable_view(x.data) if written else x.data
 
     def enter(x):
         if isinstance(x, ShardedArray):
@@ -100,23 +103,7 @@ def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec, written: bool) -> Cal
         x = _array(x)
         return x if whole else place(x, spec.dims(x.ndim))[0]
 
-    return enter
-
-
-def _entry_of_data(mesh: Mesh, spec: PartitionSpec, written: bool) -> Callable[[Value], Any]:
-    equal = spec  # the last spec that was found to be equal
-
-    def enter(x):
-        nonlocal equal
-        if type(x) is not ShardedArray or x.mesh is not mesh:
-            return None
-        if x.spec is not equal:
-            if x.spec != spec:
-                return None
-            equal = x.spec
-        return writable_view(x.data) if written else x.data
-
-    return enter
+    return enter_data if sharded else enter
 
 
 def _exit(block: ShapedArray, mesh: Mesh, spec: PartitionSpec, held: Axes) -> Callable[[Any], Value]:
