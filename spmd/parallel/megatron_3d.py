@@ -184,7 +184,8 @@ def layer(
     keys = [None if key is None else md.random.fold_in(key, i) for i in range(3)]
 
     def close(y, params, key):
-        y = with_bias(ends["combine"](y), params)
+        y = ends["combine"](y)
+        y = with_bias(needed(y) if recompute == "full" else y, params)
         return y if key is None else ends["dropout"](key, y, config.dropout)
 
     y = open_half("btf,fgrs->btgrs")(norm(config, params["attention_norm"], x), params["qkv"][0])
@@ -192,6 +193,18 @@ def layer(
     x = x + close(np.einsum("btgrs,grsf->btf", y, params["out"][0]), params["out"], keys[1])
     y = open_half("btf,fnh->btnh")(norm(config, params["mlp_norm"], x), params["up"][0])
     return x + close(activation(config, y, params["up"]) @ params["down"][0], params["down"], keys[2])
+
+
+@md.custom_vjp
+def needed(x: Any) -> Any:
+    """`x`, with a derivative that needs it, and is 0 where x is NaN.
+
+    Megatron computes whole layers again, also their last product, which no derivative needs. Here it would be dropped.
+    """
+    return x
+
+
+needed.defvjp(lambda x: (x, x), lambda x, ct: (np.where(x == x, ct, np.zeros_like(ct)),))
 
 
 # ---------------------------------------------------------------- the step

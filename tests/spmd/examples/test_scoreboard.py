@@ -106,7 +106,7 @@ def test_further_rows(tmp_path, capsys):
     path.write_text("\n".join([HEADER, "0.1,8,16,2,64,4,4,32,2,2,2,10", "0.1,8,16,1,64,4,4,32,2,2,2,20"]))
     scoreboard.main(["--rows", str(path)])
     out = capsys.readouterr().out.splitlines()
-    assert len(out) == 4 and "tensor 2, data 2, stages 2" in out[1]
+    assert len(out) == 3 and "tensor 2, data 2, stages 2" in out[0]
     assert out[-1].startswith("mean absolute error ") and ", max " in out[-1] and out[-1].endswith("%")
 
 
