@@ -191,7 +191,9 @@ def _of_sequence_parallel(row: dict[str, float]) -> Row:
 def _plan(row: dict[str, float], vocabulary: int) -> Plan:
     tensor, stages = int(row["tensor"]), int(row["pipeline"])
     return Plan(
-        *(int(row[name]) for name in ("hidden", "heads", "layers")),
+        hidden=int(row["hidden"]),
+        heads=int(row["heads"]),
+        layers=int(row["layers"]),
         vocabulary=_padded(vocabulary, tensor),
         tokens=int(row.get("sequence", 2048)),
         tensor=tensor,
@@ -205,8 +207,7 @@ def _plan(row: dict[str, float], vocabulary: int) -> Plan:
 
 def paper_flops(plan: Plan) -> float:
     """The floating-point operations of a step, with all layers computed again: Narayanan et al., equation 3."""
-    _, heads, layers, vocabulary, tokens, *_ = plan
-    h = plan.hidden
+    h, _, layers, vocabulary, tokens, *_ = plan
     return 96 * plan.batch * tokens * layers * h**2 * (1 + tokens / (6 * h) + vocabulary / (16 * layers * h))
 
 
@@ -264,7 +265,18 @@ def read_tables() -> dict[str, list[Row]]:
 #: Llama 3.1 405B: Grattafiori et al., "The Llama 3 herd of models", tables 3 and 4.
 LLAMA = MegatronConfig(vocabulary=128256, features=16384, heads=128, kv_heads=8, layers=126, hidden=53248)
 LLAMA_PLAN = Plan(
-    16384, 128, 126, 128256, 8192, tensor=8, data=128, stages=16, batch=2048, microbatch=1, recompute="full", sequence=True
+    16384,
+    128,
+    126,
+    128256,
+    8192,
+    tensor=8,
+    data=128,
+    stages=16,
+    batch=2048,
+    microbatch=1,
+    recompute="full",
+    sequence=True,
 )
 
 
@@ -395,7 +407,7 @@ def constants_of(parameters: np.ndarray) -> Constants:
     return Constants(1 / a, b / a, 1 / near, 1 / far, issue)
 
 
-Priced = Callable[[Constants], Linear]
+Priced = Callable[[Constants], Any]  # -> Linear
 
 
 def priced(plan: Plan) -> Priced:
@@ -460,7 +472,7 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     0.5
     """
     ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
-    return round(float(np.corrcoef(ranks.T)[0, 1]), 3)
+    return round(float(np.array(np.corrcoef(ranks.T))[0, 1]), 3)
 
 
 def show_row(row: Row, constants: Constants) -> tuple[str, list[tuple[Case, Any]]]:
@@ -479,14 +491,15 @@ def show_row(row: Row, constants: Constants) -> tuple[str, list[tuple[Case, Any]
 def _bytes(row: Row) -> Iterable[str]:
     sizes = {plan: held(plan) for plan in {*row.activations, *row.shares}}
     most = sizes[next(iter(row.activations))]
-    yield f"states {most.state / 2**30:.2f} GiB, published {row.state / 2**30:.2f} ({most.state / row.state - 1:+.1%})"
+    published = row.state or math.nan
+    yield f"states {most.state / 2**30:.2f} GiB, published {published / 2**30:.2f} ({most.state / published - 1:+.1%})"
     for plan, published in row.activations.items():
         found = sizes[plan].activations
         text = f"{found / 2**30:.2f} GiB, published {published / 2**30:.2f} ({found / published - 1:+.1%})"
         yield f"activations, {_kept(plan)}, {text}"
     for plan, published in row.shares.items():
-        found = 100 * sizes[plan].activations / most.activations
-        yield f"share, {_kept(plan)}, {found:.1f} %, published {published:.1f} % ({found - published:+.1f} points)"
+        share = 100 * sizes[plan].activations / most.activations
+        yield f"share, {_kept(plan)}, {share:.1f} %, published {published:.1f} % ({share - published:+.1f} points)"
 
 
 def _kept(plan: Plan) -> str:
@@ -512,12 +525,13 @@ def show_misses(found: Sequence[tuple[Case, Any]], count: int = 3) -> None:
         missing = case.seconds - prediction.seconds
         parts = [f"{kind} {entry.seconds:.2f} s" for kind, entry in [*prediction.kinds.items()][:4]]
         rate = prediction.flops / case.seconds / 1e12
+        more = "more" if missing > 0 else "less"
         print(f"{case.plan}: {prediction.seconds:.2f} s, measured {case.seconds:.2f} s, {rate:.0f} TFLOP/s a device")
         print(f"    predicted: {', '.join(parts)}")
-        print(f"    {abs(missing):.2f} s {'more' if missing > 0 else 'less'} were measured: {_why(case, prediction, found)}")
+        print(f"    {abs(missing):.2f} s {more} were measured: {_why(case, found)}")
 
 
-def _why(case: Case, prediction: Any, found: Sequence[tuple[Case, Any]]) -> str:
+def _why(case: Case, found: Sequence[tuple[Case, Any]]) -> str:
     """What one can say of a miss: whether its neighbors, which differ in the microbatch alone, miss as much."""
     alike = [each for each in found if each[0].plan._replace(microbatch=case.plan.microbatch) == case.plan]
     others = [each[1].seconds / each[0].seconds - 1 for each in alike if each[0] is not case]
@@ -544,8 +558,8 @@ def plot(found: Sequence[tuple[str, Case, Any]], ax: Any = None) -> Any:
     ends = [min(case.seconds for _, case, _ in found), max(case.seconds for _, case, _ in found)]
     curves = [Curve("equal", ends, ends, "-", "#999999")]
     for name, color in colors.items():
-        points = [(case.seconds, prediction.seconds) for table, case, prediction in found if table == name]
-        curves.append(Curve(name.removesuffix(".csv"), *zip(*points), "o", color))
+        x, y = zip(*[(case.seconds, prediction.seconds) for table, case, prediction in found if table == name])
+        curves.append(Curve(name.removesuffix(".csv"), x, y, "o", color))
     ax = logarithmic_curves(ax, curves, "measured seconds")
     ax.set(ylabel="predicted seconds")
     return ax
@@ -564,7 +578,7 @@ def show_fit(tables: dict[str, list[Row]]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the script."""
-    about, options = __doc__.split("\n\n    python", 1)
+    about, _ = __doc__.split("\n\n    python", 1)
     parser = argparse.ArgumentParser("python -m spmd.examples.scoreboard", description=about)
     parser.add_argument("--rows", metavar="FILE.csv", help="price these rows, in the format of any of the tables")
     parser.add_argument("--fit", action="store_true", help="fit the constants again, and cross-validate")
@@ -587,7 +601,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         show_fit(tables)
         return
     print(Table(["constant", "fitted"], [[name, f"{x:.6g}"] for name, x in FITTED._asdict().items()]))
-    found = []
+    found: list[tuple[str, Case, Any]] = []
     for name, rows in tables.items():
         print(f"\n{name}")
         found.extend((name, *each) for each in show_rows(rows, FITTED))

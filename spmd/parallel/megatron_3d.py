@@ -1,10 +1,10 @@
 """Megatron's three parallelisms at once, as a training step: tensor, pipeline and data parallelism of a decoder.
 
-A mesh has the axes data, stages and feats. Heads, hidden features and the vocabulary are split along feats, layers along
-stages, in the order of a schedule, and examples along data. With `sequence` the tokens are split along feats between
-half layers, as in `megatron_sequence.py`. Weights and activations are float16. Gradients are added up over microbatches
-in float32, and summed over ranks in float16; Adam updates float32 masters. So a rank holds 18 bytes for each of its
-parameters: 2 of weights, 4 of gradients, and 12 of masters and of the two moments.
+A mesh has the axes data, stages and feats. Heads, hidden features and the vocabulary are split along feats, layers
+along stages, in the order of a schedule, and examples along data. With `sequence` the tokens are split along feats
+between half layers, as in `megatron_sequence.py`. Weights and activations are float16. Gradients are added up over
+microbatches in float32, and summed over ranks in float16; Adam updates float32 masters. So a rank holds 18 bytes for
+each of its parameters: 2 of weights, 4 of gradients, and 12 of masters and of the two moments.
 
 A layer keeps for its backward pass what Megatron keeps. Norms and GELU keep their argument alone, and recompute the
 rest. For s*b tokens of h features, a heads and t ranks along feats, a layer of GPT keeps, in bytes:
@@ -18,7 +18,7 @@ None                  s*b*h*(10 + 24/t + 5*a*s/(h*t))    s*b*h*(34/t + 5*a*s/(h*
 ====================  =================================  ========================================
 
 "selective" recomputes the core of attention: scores, softmax, dropout and their product with the values; "full" whole
-layers.
+layers. As Megatron's, it computes all of a layer again, also its last product, which no derivative needs.
 
 Sources: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM";
 Korthikanti et al., "Reducing activation recomputation in large transformer models", sections 4 and 5; Micikevicius et
@@ -179,7 +179,7 @@ def layer(
     what recomputes it: the positions of all tokens.
     """
     open_half = lambda product: md.checkpoint(lambda x, w: np.einsum(product, ends["gather"](x), w))  # noqa: E731
-    core = partial(attention_core, config)
+    core: Callable = partial(attention_core, config)
     core = md.checkpoint(core) if recompute == "selective" else core
     keys = [None if key is None else md.random.fold_in(key, i) for i in range(3)]
 
@@ -332,13 +332,15 @@ def megatron_step(
 def check(mesh: spmd.Mesh, config: MegatronConfig, schedule: Schedule, recompute: str | None) -> None:
     """Raise ValueError for a mesh, a schedule or a recomputation that do not fit."""
     if tuple(mesh.axis_names) != AXES:
-        raise ValueError(f"megatron: the mesh's axes are {AXES}, got {tuple(mesh.axis_names)}: write them in this order")
+        raise ValueError(
+            f"megatron: the mesh's axes are {AXES}, got {tuple(mesh.axis_names)}: write them in this order"
+        )
     if recompute not in RECOMPUTE:
         raise ValueError(f"megatron: recompute={recompute!r}; write {', '.join(map(repr, RECOMPUTE))}")
     check_divided("megatron", mesh, all_sizes(config), SPLIT)
     blocks = schedule.stages * schedule.chunks
     skipped = layers_of_block(config, blocks) * blocks - config.layers
-    if skipped and schedule.chunks > 1 or skipped >= blocks:
+    if (skipped and schedule.chunks > 1) or skipped >= blocks:
         raise ValueError(
             f"megatron: {config.layers} layers do not make {blocks} equal blocks, {schedule.stages} stages times "
             f"{schedule.chunks} chunks: choose a multiple, or one chunk and at least a layer for each stage"

@@ -6,7 +6,7 @@ import pytest
 import minidiff as md
 import spmd
 from spmd.examples import scoreboard
-from spmd.examples.scoreboard import FITTED, FORMATS, Linear, Plan, constants_of, held, parameters_of, read_rows
+from spmd.examples.scoreboard import FITTED, FORMATS, Linear, Plan, constants_of, held, parameters_of
 from spmd.parallel.megatron_3d import parameters
 
 SMALL = Plan(64, 4, 4, 256, 32, tensor=2, data=2, stages=2, batch=16, microbatch=2)
@@ -64,7 +64,12 @@ def test_slopes_are_derivatives():
 
 def test_the_fit_finds_constants():
     """Those that times were made with, from others."""
-    plans = [SMALL, SMALL._replace(tensor=4), SMALL._replace(hidden=2048), SMALL._replace(hidden=4096, data=8, batch=32)]
+    plans = [
+        SMALL,
+        SMALL._replace(tensor=4),
+        SMALL._replace(hidden=2048),
+        SMALL._replace(hidden=4096, data=8, batch=32),
+    ]
     plans += [plan._replace(microbatch=1) for plan in plans]
     rows = [(price, float(price(FITTED))) for price in map(scoreboard.priced, plans)]
     start = constants_of(parameters_of(FITTED) * [1.1, 1.2, 1.1, 0.9, 1.1])
@@ -85,7 +90,11 @@ WRONG = {
     "no column step_ms": ["a,b", "1,2"],
     "line 2: could not convert string to float: 'x'": [HEADER, "0.1,8,16,x,64,4,4,32,2,2,2,10"],
     "line 2: there is no column 'hidden'": [HEADER.replace("hidden", "width"), "0.1,8,16,2,64,4,4,32,2,2,2,10"],
-    "line 3: microbatch is a number from 1, got 0": [HEADER, *["0.1,8,16,2,64,4,4,32,2,2,2,10"], "0.1,8,16,0,64,4,4,32,2,2,2,10"],
+    "line 3: microbatch is a number from 1, got 0": [
+        HEADER,
+        *["0.1,8,16,2,64,4,4,32,2,2,2,10"],
+        "0.1,8,16,0,64,4,4,32,2,2,2,10",
+    ],
     "line 2: a step takes some time, got 0.0": [HEADER, "0.1,8,16,2,64,4,4,32,2,2,2,0"],
     "heads=3": [HEADER, "0.1,8,16,2,48,3,4,32,2,2,2,10"],
     "do not make microbatches": [HEADER, "0.1,8,16,3,64,4,4,32,2,2,2,10"],
