@@ -416,35 +416,53 @@ def priced(plan: Plan) -> Priced:
     return lambda constants: Walk(Slopes(constants, plan), overlap=False).price(tape, whole=True).seconds
 
 
-def fit(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, rounds: int = 4) -> Constants:
-    """The constants with the least mean absolute error of the steps' times, each group of rows counting the same.
+class Linearized(NamedTuple):
+    """The relative errors of some rows at some parameters, and their slopes in relative changes of these."""
 
-    A Gauss-Newton step linearizes seconds, and takes absolute values by reweighted least squares. Shares are at most 1.
+    at: np.ndarray
+    errors: np.ndarray
+    slopes: np.ndarray
+    shares: np.ndarray  # how much each row counts
+
+
+def linearize(groups: Sequence[Sequence[tuple[Priced, float]]], constants: Constants) -> Linearized:
+    """Price all rows. Each group of rows counts the same."""
+    at, rows = parameters_of(constants), [row for group in groups for row in group]
+    found = [(price(constants), seconds) for price, seconds in rows]
+    errors = np.array([float(x) / seconds - 1 for x, seconds in found])
+    slopes = np.array([x.slope / seconds * at for x, seconds in found])
+    return Linearized(at, errors, slopes, np.array([1 / len(group) for group in groups for _ in group]))
+
+
+def improve(rows: Linearized) -> Constants:
+    """The constants with the least mean absolute error, if seconds were linear, by reweighted least squares.
+
+    Shares of peaks are at most 1, and no constant changes by more than 30 %.
     """
-    rows = [(price, seconds, 1 / len(group)) for group in groups for price, seconds in group]
-    measured, share = np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
-    at, bounds = parameters_of(start), np.array([1.0, 0.0, 1.0, 1.0, 0.0])
+    change = np.zeros(5)
+    for _ in range(60):
+        weights = np.sqrt(rows.shares / np.maximum(abs(rows.errors + rows.slopes @ change), 1e-3))
+        change = np.linalg.lstsq(weights[:, None] * rows.slopes, -weights * rows.errors, rcond=None)[0]
+    return constants_of(np.maximum(rows.at * (1 + np.clip(change, -0.3, 0.3)), [1.0, 0.0, 1.0, 1.0, 0.0]))
+
+
+def fit(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, rounds: int = 4) -> Constants:
+    """The constants with the least mean absolute error of the steps' times, by Gauss-Newton steps."""
     for _ in range(rounds):
-        found = [price(constants_of(at)) for price, *_ in rows]
-        slope = np.array([x.slope for x in found]) / measured[:, None] * at  # of relative errors, in relative changes
-        error, change = np.array([float(x) for x in found]) / measured - 1, np.zeros(5)
-        for _ in range(60):
-            weight = np.sqrt(share / np.maximum(abs(error + slope @ change), 1e-3))
-            change = np.linalg.lstsq(weight[:, None] * slope, -weight * error, rcond=None)[0]
-        at = np.maximum(at * (1 + np.clip(change, -0.3, 0.3)), bounds)
-    return constants_of(at)
+        start = improve(linearize(groups, start))
+    return start
 
 
-def cross_validate(groups: Sequence[Sequence[tuple[Priced, float]]], folds: int = 5) -> list[list[float]]:
+def cross_validate(
+    groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, folds: int = 5
+) -> list[list[float]]:
     """The relative errors of each row, by constants that are fitted without its fold: every fifth row of its group."""
-    errors = [[0.0] * len(group) for group in groups]
-    for fold in range(folds):
-        constants = fit([[row for i, row in enumerate(group) if i % folds != fold] for group in groups], rounds=2)
-        for found, group in zip(errors, groups):
-            for i, (price, seconds) in enumerate(group):
-                if i % folds == fold:
-                    found[i] = float(price(constants)) / seconds - 1
-    return errors
+    everything = linearize(groups, start)
+    fold = np.array([i % folds for group in groups for i in range(len(group))])
+    fitted = [improve(Linearized(everything.at, *(x[fold != k] for x in everything[1:]))) for k in range(folds)]
+    return [
+        [float(price(fitted[i % folds])) / seconds - 1 for i, (price, seconds) in enumerate(group)] for group in groups
+    ]
 
 
 # ---------------------------------------------------------------- what is printed
@@ -532,13 +550,16 @@ def show_misses(found: Sequence[tuple[Case, Any]], count: int = 3) -> None:
 
 
 def _why(case: Case, found: Sequence[tuple[Case, Any]]) -> str:
-    """What one can say of a miss: whether its neighbors, which differ in the microbatch alone, miss as much."""
-    alike = [each for each in found if each[0].plan._replace(microbatch=case.plan.microbatch) == case.plan]
-    others = [each[1].seconds / each[0].seconds - 1 for each in alike if each[0] is not case]
-    if not others:
-        return "no other row has this mesh"
-    text = ", ".join(f"{error:+.0%}" for error in others)
-    return f"other microbatches on this mesh are off by {text}"
+    """What one can say of a miss: how much other rows with the same mesh, or the same tensor parallelism, are off."""
+    plan = case.plan
+    others = [(each, prediction.seconds / each.seconds - 1) for each, prediction in found if each.plan != plan]
+    same_mesh = [error for each, error in others if each.plan._replace(microbatch=plan.microbatch) == plan]
+    models = [error for each, error in others if each.plan.tensor == plan.tensor and each.plan.hidden != plan.hidden]
+    show = lambda errors: ", ".join(f"{error:+.0%}" for error in errors) or "there are none"  # noqa: E731
+    return (
+        f"with other microbatches on this mesh the prediction is off by {show(same_mesh)}; for other models with "
+        f"tensor {plan.tensor} by {show(models)}"
+    )
 
 
 def show_ranks(found: Sequence[tuple[Case, Any]]) -> None:
@@ -568,10 +589,10 @@ def plot(found: Sequence[tuple[str, Case, Any]], ax: Any = None) -> Any:
 def show_fit(tables: dict[str, list[Row]]) -> None:
     """Fit the constants to all tables, and cross-validate."""
     groups = [[(priced(case.plan), case.seconds) for row in rows for case in row.cases] for rows in tables.values()]
-    constants = fit(groups)
+    constants = fit(groups, rounds=2)
     print(Table(["constant", "fitted"], [[name, f"{x:.6g}"] for name, x in constants._asdict().items()]))
     inside = [[float(price(constants)) / seconds - 1 for price, seconds in group] for group in groups]
-    for kind, errors in (("in sample", inside), ("five-fold cross-validated", cross_validate(groups))):
+    for kind, errors in (("in sample", inside), ("five-fold cross-validated", cross_validate(groups, constants))):
         scores = [[name, *(f"{x:+.1%}" for x in Score.of(each))] for name, each in zip(tables, errors)]
         print(f"\n{kind}\n{Table(['table', 'mean absolute error', 'max', 'bias'], scores)}")
 
