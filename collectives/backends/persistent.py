@@ -27,10 +27,11 @@ class Persistent:
 
     def __init__(self, t: ShapedArray, make: Make):
         self.given, self.out = (numpy.zeros(t.shape, t.dtype) for _ in range(2))
-        self.requests = make(self.given, self.out)
+        self.requests: list | None = make(self.given, self.out)
         self.started = False
 
     def start(self, x: numpy.ndarray) -> list:
+        assert self.requests is not None
         if self.started:  # Ctrl-C interrupted the wait for an earlier call
             wait_for(self.requests)
         self.given[...] = x
@@ -41,12 +42,12 @@ class Persistent:
 
     def free(self) -> None:
         """Free the requests, as MPI wants before it ends."""
+        requests, self.requests = self.requests or [], None
         if self.started:
-            abandoned.append(self)
+            abandoned.append((self, requests))
         else:
-            for request in self.requests:
+            for request in requests:
                 request.Free()
-        self.requests = None
 
 
 def by_persistent_requests(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -> Run:

@@ -16,6 +16,7 @@ from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.dead_code import count_uses
 from minidiff.ops import elementwise, indexing, linalg, slices, updates
+from minidiff.ops.dimensions import gather
 
 # ---------------------------------------------------------------- x + zeros with v at an index
 
@@ -100,7 +101,12 @@ def add_within(tape: Tape, excluded: Container[Var] = (), kernels: bool = True) 
 
 
 #: The sum of products of pairs of matrices, in new memory.
-sum_products_p = Primitive("sum_products", products.sum_products, lambda a, b, *_: (a.shape[:1] + b.shape[1:], a.dtype))
+sum_products_p = Primitive(
+    "sum_products",
+    products.sum_products,
+    lambda a, b, *_: (a.shape[:1] + b.shape[1:], a.dtype),
+    sharding=gather,
+)
 
 
 def _join_products(equations: list[Equation], uses: Mapping[Var, int], candidates: Container[Var]) -> list[Equation]:
