@@ -397,7 +397,8 @@ class Slopes:
 def parameters_of(constants: Constants) -> np.ndarray:
     """The parameters in which seconds are linear.
 
-    >>> [round(float(x), 6) for x in parameters_of(Constants(best=0.8, half=400, nvlink=0.5, infiniband=0.25, issue=1e-4))]
+    >>> constants = Constants(best=0.8, half=400, nvlink=0.5, infiniband=0.25, issue=1e-4)
+    >>> [round(float(x), 6) for x in parameters_of(constants)]
     [1.25, 500.0, 2.0, 4.0, 0.0001]
     """
     best, half, near, far, issue = constants
@@ -482,7 +483,7 @@ class Score(NamedTuple):
         return cls(float(np.mean(np.abs(errors))), float(np.max(np.abs(errors))), float(np.mean(errors)))
 
     def __str__(self) -> str:
-        return f"mean absolute error {self.mean:.1%}, max {self.most:.1%}"
+        return f"mean absolute error {100 * self.mean:.1f} %, max {100 * self.most:.1f} %"
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
