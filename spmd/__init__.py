@@ -75,7 +75,7 @@ _NAMES = {
         "spmd.report.explore": ["explore"],
         "spmd.report.forecast": ["CostModel", "Forecast"],
         "spmd.report.memory": ["memory"],
-        "spmd.report.plan": ["plan"],
+        "spmd.parallel.plan": ["plan"],
         "spmd.report.predict": ["predict"],
         "spmd.report.rewritten": ["rewritten"],
         "spmd.report.schedule": ["show_schedule"],
@@ -91,6 +91,7 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd import examples as examples
     from spmd import machines as machines
     from spmd import parallel as parallel
+    from spmd.parallel.plan import plan
     from spmd.placement import list_schedule, partition_tape
     from spmd.report.calibrate import calibrate
     from spmd.report.communication import communication, compare
@@ -98,7 +99,6 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd.report.explore import explore
     from spmd.report.forecast import CostModel, Forecast
     from spmd.report.memory import memory
-    from spmd.report.plan import plan
     from spmd.report.predict import predict
     from spmd.report.rewritten import rewritten
     from spmd.report.schedule import show_schedule

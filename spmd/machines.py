@@ -26,7 +26,7 @@ from typing import Any
 import numpy
 
 from collectives.cost import Number
-from minidiff.ops.costs import Product, Work
+from minidiff.ops.costs import ProductSize, Work
 from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import calibrate, maximum, seconds_of
 from spmd.report.forecast import FASTEST, CostModel
@@ -44,7 +44,7 @@ class Efficiency:
     The size of a product is the harmonic mean of its rows, columns and terms, which is near the smallest. The share is
     `best` for large ones, and half of that at `half`; `power` says how fast it grows.
 
-    >>> Efficiency(best=0.8, half=100).of(Product(1, 100, 100, 100))
+    >>> Efficiency(best=0.8, half=100).of(ProductSize(1, 100, 100, 100))
     0.4
     """
 
@@ -52,11 +52,11 @@ class Efficiency:
     half: float = 0.0
     power: float = 1.0
 
-    def of(self, product: Product) -> float:
+    def of(self, product: ProductSize) -> float:
         return self.best / (1 + (self.half / self.size(product)) ** self.power)
 
     @staticmethod
-    def size(product: Product) -> float:
+    def size(product: ProductSize) -> float:
         """The harmonic mean of rows, columns and terms."""
         return 3 / (1 / product.rows + 1 / product.columns + 1 / product.terms)
 
@@ -98,7 +98,7 @@ class Machine:
 
     Raises ValueError for a machine without links, or with links that do not join more and more devices.
 
-    >>> work = Work(flops=2 * 8192**3, bytes=3 * 2 * 8192**2, product=Product(1, 8192, 8192, 8192))
+    >>> work = Work(flops=2 * 8192**3, bytes=3 * 2 * 8192**2, product=ProductSize(1, 8192, 8192, 8192))
     >>> ideal = A100.replace(efficiency=Efficiency(), launch=0.0)
     >>> print(f"{ideal.seconds(work, 'float16'):.2e} s, {A100.seconds(work, 'float16'):.2e} s")
     3.52e-03 s, 4.30e-03 s
@@ -391,6 +391,6 @@ def _efficiency(rates: Sequence[float]) -> Efficiency:
     """The curve nearest to the rates of products of `_SIZES`, by the sum of |log|."""
 
     def off(curve: Efficiency) -> float:
-        return sum(abs(math.log(curve.of(Product(1, n, n, n)) * max(rates) / r)) for n, r in zip(_SIZES, rates))
+        return sum(abs(math.log(curve.of(ProductSize(1, n, n, n)) * max(rates) / r)) for n, r in zip(_SIZES, rates))
 
     return min((Efficiency(1.0, half, power) for half in range(0, 200, 4) for power in (0.5, 1.0, 1.5, 2.0)), key=off)

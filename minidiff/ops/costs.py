@@ -9,7 +9,7 @@ bodies do: see `spmd.predict`, which follows them.
 >>> from minidiff.ops.linalg import matmul_p
 >>> a, b = ShapedArray((8, 16), "float32"), ShapedArray((16, 4), "float32")
 >>> work_of(matmul_p, [a, b], [ShapedArray((8, 4), "float32")], {})
-Work(flops=1024, bytes=896, product=Product(batch=1, rows=8, columns=4, terms=16))
+Work(flops=1024, bytes=896, product=ProductSize(batch=1, rows=8, columns=4, terms=16))
 
 Source: G. H. Golub, C. F. Van Loan, "Matrix computations", 2013 (factorizations); the operation counts of XLA's
 `HloCostAnalysis` (all others).
@@ -27,7 +27,7 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.base import Promoting
 
 
-class Product(NamedTuple):
+class ProductSize(NamedTuple):
     """The sizes of a matrix product: `batch` products of [rows, terms] with [terms, columns]."""
 
     batch: int
@@ -45,7 +45,7 @@ class Work(NamedTuple):
 
     flops: int
     bytes: int
-    product: Product | None = None
+    product: ProductSize | None = None
 
 
 Types = Sequence[ShapedArray]
@@ -65,7 +65,7 @@ def _free(inputs: Types, outputs: Types, params: dict) -> Work:
     return Work(0, 0)
 
 
-def _product(sizes: Callable[[Types, Types, dict], Product]) -> Rule:
+def _product(sizes: Callable[[Types, Types, dict], ProductSize]) -> Rule:
     def rule(inputs: Types, outputs: Types, params: dict) -> Work:
         product = sizes(inputs, outputs, params)
         return Work(product.flops, _moved(inputs, outputs), product)
@@ -73,23 +73,23 @@ def _product(sizes: Callable[[Types, Types, dict], Product]) -> Rule:
     return rule
 
 
-def _matmul(inputs: Types, outputs: Types, params: dict) -> Product:
+def _matmul(inputs: Types, outputs: Types, params: dict) -> ProductSize:
     a, b = inputs[:2]
     rows, columns = (a.shape[-2] if a.ndim > 1 else 1), (b.shape[-1] if b.ndim > 1 else 1)
     terms = a.shape[-1]
     batch = outputs[0].size // max(rows * columns, 1)
     if b.ndim <= 2:  # one matrix for all: the rows of all batches are those of one product
         rows, batch = rows * batch, 1
-    return Product(batch, rows, columns, terms)
+    return ProductSize(batch, rows, columns, terms)
 
 
-def _sum_products(inputs: Types, outputs: Types, params: dict) -> Product:
+def _sum_products(inputs: Types, outputs: Types, params: dict) -> ProductSize:
     """The sum of products of pairs of matrices: a product with the terms of all."""
     pairs = [_matmul(inputs[i : i + 2], outputs, params) for i in range(0, len(inputs), 2)]
     return pairs[0]._replace(terms=sum(pair.terms for pair in pairs))
 
 
-def _einsum(inputs: Types, outputs: Types, params: dict) -> Product:
+def _einsum(inputs: Types, outputs: Types, params: dict) -> ProductSize:
     """The sizes of the product of two operands; with more or fewer, all labels that are summed are terms."""
     operands, out = params["subscripts"].split("->")
     labels = operands.split(",")
@@ -100,12 +100,12 @@ def _einsum(inputs: Types, outputs: Types, params: dict) -> Product:
         both = label in first and label in last
         kind = ("batch" if both else "rows" if label in first else "columns") if label in out else "terms"
         kinds[kind] *= n
-    return Product(**kinds)
+    return ProductSize(**kinds)
 
 
-def _convolve(inputs: Types, outputs: Types, params: dict) -> Product:
+def _convolve(inputs: Types, outputs: Types, params: dict) -> ProductSize:
     size = outputs[0].size
-    return Product(1, size, 1, min(t.shape[-1] for t in inputs))
+    return ProductSize(1, size, 1, min(t.shape[-1] for t in inputs))
 
 
 def _sliced(inputs: Types, outputs: Types, params: dict) -> Work:

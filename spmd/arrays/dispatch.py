@@ -22,7 +22,7 @@ from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import WHOLE, PartitionSpec
 from spmd.shard_map.operation import shard_map_p, typed_params
 from spmd.sharding.sharded_array import ShardedArray, reshard_p
-from spmd.sharding.sharding_rules import Plan, plan_of
+from spmd.sharding.sharding_rules import BlockPlan, plan_of
 
 
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
@@ -68,7 +68,7 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
 
 
 def _map_over_shards(
-    primitive: Primitive, args: Sequence[Value], mesh: Mesh, specs: Sequence[PartitionSpec], plan: Plan
+    primitive: Primitive, args: Sequence[Value], mesh: Mesh, specs: Sequence[PartitionSpec], plan: BlockPlan
 ) -> Any:
     """Run the operation as a `shard_map` with its arguments' specs as `in_specs`."""
     arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]

@@ -18,7 +18,7 @@ from typing import Any
 
 import minidiff as md
 import spmd
-from spmd.examples.scoreboard import FITTED, Plan, pad_vocabulary, predict, price_plan, read_tables
+from spmd.examples.scoreboard import FITTED, TrainingPlan, pad_vocabulary, predict, price_plan, read_tables
 from spmd.mesh.launch import silence_other_ranks
 from spmd.parallel.megatron_3d import AXES, megatron_specs, parameters
 from spmd.report.table import Table, show_seconds
@@ -27,9 +27,9 @@ from spmd.sharding.sharded_array import Sharding
 Model = tuple[int, int, int]  # parameters, devices, examples of a batch
 
 
-def published_plans() -> dict[Model, list[Plan]]:
+def published_plans() -> dict[Model, list[TrainingPlan]]:
     """The plans in the scoreboard's tables, by model, devices and batch."""
-    found: dict[Model, list[Plan]] = {}
+    found: dict[Model, list[TrainingPlan]] = {}
     for rows in read_tables().values():
         for case in (case for row in rows for case in row.cases):
             key = parameters(case.plan._replace(vocabulary=51200).config()), case.plan.devices, case.plan.batch
@@ -37,11 +37,11 @@ def published_plans() -> dict[Model, list[Plan]]:
     return found
 
 
-def make_step_of(published: Plan) -> Callable:
+def make_step_of(published: TrainingPlan) -> Callable:
     """The function that `spmd.plan` asks for a step of this model.
 
-    >>> from spmd.report.plan import Choice
-    >>> make_step = make_step_of(Plan(64, 4, 4, 128, 16, tensor=1, data=1, stages=1, batch=8, microbatch=1))
+    >>> from spmd.parallel.plan import Choice
+    >>> make_step = make_step_of(TrainingPlan(64, 4, 4, 128, 16, tensor=1, data=1, stages=1, batch=8, microbatch=1))
     >>> step, (state, *_) = make_step(Choice(data=2, feats=2, recompute="full"))
     >>> weight = state["weights"]["layers"]["down"][0]
     >>> weight, weight.sharding.spec
@@ -75,7 +75,7 @@ def make_step_of(published: Plan) -> Callable:
     return make_step
 
 
-def find(published: Plan, devices: int, **options: Any) -> Any:
+def find(published: TrainingPlan, devices: int, **options: Any) -> Any:
     """The `spmd.plan` of a model on so many devices."""
     return spmd.plan(
         make_step_of(published),
@@ -88,7 +88,7 @@ def find(published: Plan, devices: int, **options: Any) -> Any:
     )
 
 
-def show_all(models: dict[Model, list[Plan]]) -> None:
+def show_all(models: dict[Model, list[TrainingPlan]]) -> None:
     """Print, for each model, the fastest of the published plans by prediction, and the plan that is found."""
     rows = []
     for (size, devices, _), plans in models.items():

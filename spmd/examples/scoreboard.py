@@ -1,9 +1,8 @@
 """Predicted against published training steps of Megatron-LM on A100 clusters.
 
 Each row of three tables is a decoder on some devices, and what was measured of it. The decoder is built here
-(`megatron_step` of `spmd/parallel/megatron_3d.py`), for types alone; its tape is priced by `spmd.predict`. The machine
-has the constants of its data sheet, and five that are fitted to the step times of all rows at once. No row has
-constants of its own.
+(`spmd.parallel.megatron_step`), for types alone; its tape is priced by `spmd.predict`. The machine has the constants of
+its data sheet, and five that are fitted to the step times of all rows at once. No row has constants of its own.
 
     python -m spmd.examples.scoreboard                    the tables
     python -m spmd.examples.scoreboard --rows FILE.csv    further rows, in the format of any of the tables
@@ -21,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,7 +63,7 @@ class Constants(NamedTuple):
 
 
 #: Of the fit to all three tables (`--fit`).
-FITTED = Constants(best=0.8806, half=855.9, nvlink=0.9948, infiniband=0.402, issue=1.1656e-4)
+FITTED = Constants(best=0.8806, half=855.9, nvlink=0.9948, infiniband=0.4020, issue=1.1656e-4)
 
 
 def _slower(each: Any, share: float) -> Any:
@@ -74,7 +73,7 @@ def _slower(each: Any, share: float) -> Any:
 # ---------------------------------------------------------------- rows
 
 
-class Plan(NamedTuple):
+class TrainingPlan(NamedTuple):
     """A decoder of GPT's kind, and how it is trained on which mesh."""
 
     hidden: int
@@ -120,7 +119,7 @@ class Plan(NamedTuple):
         return step_of(self.config(), self)
 
 
-def step_of(config: MegatronConfig, plan: Plan) -> tuple[Callable, tuple]:
+def step_of(config: MegatronConfig, plan: TrainingPlan) -> tuple[Callable, tuple]:
     """A step of a decoder on the mesh of a plan, and the types of its arguments."""
     if plan.batch % (plan.data * plan.microbatch):
         raise ValueError(f"{plan}: {plan.batch} examples do not make microbatches on {plan.data} replicas")
@@ -134,7 +133,7 @@ def step_of(config: MegatronConfig, plan: Plan) -> tuple[Callable, tuple]:
     return step, (md.eval_shape(init, key), text, text, key)
 
 
-def tape_of(plan: Plan) -> Tape:
+def tape_of(plan: TrainingPlan) -> Tape:
     """The tape of a plan's step, after the rewrites of `jit`; no array is made."""
     step, types = plan.step()
     with types_alone():
@@ -144,18 +143,18 @@ def tape_of(plan: Plan) -> Tape:
 class Case(NamedTuple):
     """A plan, and the seconds that its step took."""
 
-    plan: Plan
+    plan: TrainingPlan
     seconds: float
 
 
 @dataclass
-class Row:
+class PublishedRow:
     """A row of a table: what was measured, of one or several plans; bytes and shares of them if it has those."""
 
     cases: list[Case]
     state: float | None = None  # bytes of a rank
-    activations: dict[Plan, float] = field(default_factory=dict)  # bytes of a rank
-    shares: dict[Plan, float] = field(default_factory=dict)  # of the activations without recomputation, in per cent
+    activations: dict[TrainingPlan, float] = field(default_factory=dict)  # bytes of a rank
+    shares: dict[TrainingPlan, float] = field(default_factory=dict)  # per cent of those without recomputation
 
 
 def pad_vocabulary(vocabulary: int, tensor: int) -> int:
@@ -163,22 +162,22 @@ def pad_vocabulary(vocabulary: int, tensor: int) -> int:
     return math.ceil(vocabulary / (128 * tensor)) * 128 * tensor
 
 
-def _of_vtrain(row: dict[str, float]) -> Row:
-    return Row([Case(_plan(row, 50257), row["step_ms"] / 1e3)])
+def _of_vtrain(row: dict[str, float]) -> PublishedRow:
+    return PublishedRow([Case(_plan(row, 50257), row["step_ms"] / 1e3)])
 
 
-def _of_sc21(row: dict[str, float]) -> Row:
+def _of_sc21(row: dict[str, float]) -> PublishedRow:
     plan = _plan(row, 51200)
-    return Row([Case(plan, paper_flops(plan) / plan.devices / (row["tflops_per_gpu"] * 1e12))])
+    return PublishedRow([Case(plan, paper_flops(plan) / plan.devices / (row["tflops_per_gpu"] * 1e12))])
 
 
-def _of_sequence_parallel(row: dict[str, float]) -> Row:
+def _of_sequence_parallel(row: dict[str, float]) -> PublishedRow:
     full = _plan(row, 51200)
     none, selective = (full._replace(recompute=recompute) for recompute in (None, "selective"))
     split, both = (plan._replace(sequence=True) for plan in (none, selective))
     gib = {name: row[name] * 2**30 for name in row if "_gib" in name}
     percent = {split: "sequence_parallel", selective: "selective", both: "both", full: "full_recompute"}
-    return Row(
+    return PublishedRow(
         [Case(full, row["step_s_full_recompute"]), Case(both, row["step_s_selective_and_sequence_parallel"])],
         state=gib["state_gib"],
         activations={
@@ -189,9 +188,9 @@ def _of_sequence_parallel(row: dict[str, float]) -> Row:
     )
 
 
-def _plan(row: dict[str, float], vocabulary: int) -> Plan:
+def _plan(row: dict[str, float], vocabulary: int) -> TrainingPlan:
     tensor, stages = int(row["tensor"]), int(row["pipeline"])
-    return Plan(
+    return TrainingPlan(
         hidden=int(row["hidden"]),
         heads=int(row["heads"]),
         layers=int(row["layers"]),
@@ -206,9 +205,9 @@ def _plan(row: dict[str, float], vocabulary: int) -> Plan:
     )
 
 
-def paper_flops(plan: Plan) -> float:
+def paper_flops(plan: TrainingPlan) -> float:
     """The floating-point operations of a step, with all layers computed again: Narayanan et al., equation 3."""
-    h, layers, vocabulary, tokens = plan.hidden, plan.layers, plan.vocabulary, plan.tokens
+    h, _, layers, vocabulary, tokens, *_ = plan
     return 96 * plan.batch * tokens * layers * h**2 * (1 + tokens / (6 * h) + vocabulary / (16 * layers * h))
 
 
@@ -220,7 +219,7 @@ FORMATS = {
 }
 
 
-def read_rows(lines: Iterable[str], name: str) -> list[Row]:
+def read_rows(lines: Iterable[str], name: str) -> list[PublishedRow]:
     """The rows of a table in any of the formats. Raises ValueError, with the line, for one that it cannot read.
 
     >>> read_rows(["a,b", "1,2"], "rows.csv")
@@ -257,7 +256,7 @@ def _check(case: Case) -> None:
         raise ValueError(f"a step takes some time, got {case.seconds}")
 
 
-def read_tables() -> dict[str, list[Row]]:
+def read_tables() -> dict[str, list[PublishedRow]]:
     """The rows of the three tables."""
     data = resources.files("spmd.examples") / "data"
     return {name: read_rows((data / name).read_text().splitlines(), name) for name in FORMATS}
@@ -265,7 +264,7 @@ def read_tables() -> dict[str, list[Row]]:
 
 #: Llama 3.1 405B: Grattafiori et al., "The Llama 3 herd of models", tables 3 and 4.
 LLAMA = MegatronConfig(vocabulary=128256, features=16384, heads=128, kv_heads=8, layers=126, hidden=53248)
-LLAMA_PLAN = Plan(
+LLAMA_PLAN = TrainingPlan(
     16384,
     128,
     126,
@@ -297,20 +296,20 @@ class Bytes(NamedTuple):
     activations: int
 
 
-def predict(plan: Plan, constants: Constants = FITTED) -> Any:
+def predict(plan: TrainingPlan, constants: Constants = FITTED) -> Any:
     """The `spmd.predict` of a plan's step on the machine with these constants."""
     return spmd.predict(tape_of(plan), constants.machine(), nearest=NEAREST, overlap=False)
 
 
-def held(plan: Plan) -> Bytes:
+def held(plan: TrainingPlan) -> Bytes:
     """The bytes of a rank's layers at the peak: weights, gradients, masters and moments; and activations.
 
     They are sizes of values on the tape: arguments, and what `scheduled` names. Embeddings and the other parameters
     that are not of a layer are left out, as in the papers' figures: middle stages need none.
 
-    >>> plan = Plan(64, 4, 2, 128, 16, tensor=2, data=1, stages=1, batch=2, microbatch=2, recompute=None)
-    >>> held(plan).activations, held(plan._replace(recompute="full")).activations
-    (114977, 22825)
+    >>> plan = TrainingPlan(64, 4, 2, 128, 16, tensor=2, data=1, stages=1, batch=2, microbatch=2, recompute=None)
+    >>> held(plan).activations > held(plan._replace(recompute="full")).activations
+    True
     """
     step, types = plan.step()
     with types_alone():
@@ -335,48 +334,48 @@ def _named(tape: Tape, name: str) -> Iterable[int]:
 # ---------------------------------------------------------------- the fit
 
 
-class Linear(float):
+class Sloped(float):
     """A number with its derivatives in the constants; adding and comparing is all that a walk does with seconds."""
 
     slope: np.ndarray
 
-    def __new__(cls, value: float, slope: np.ndarray) -> Linear:
+    def __new__(cls, value: float, slope: np.ndarray) -> Sloped:
         self = super().__new__(cls, value)
         self.slope = slope
         return self
 
-    def __add__(self, other: float) -> Linear:
-        return Linear(float(self) + float(other), self.slope + getattr(other, "slope", 0.0))
+    def __add__(self, other: float) -> Sloped:
+        return Sloped(float(self) + float(other), self.slope + getattr(other, "slope", 0.0))
 
-    def __mul__(self, other: float) -> Linear:
-        return Linear(float(self) * float(other), self.slope * float(other))
+    def __mul__(self, other: float) -> Sloped:
+        return Sloped(float(self) * float(other), self.slope * float(other))
 
-    def __neg__(self) -> Linear:
+    def __neg__(self) -> Sloped:
         return self * -1.0
 
-    def __sub__(self, other: float) -> Linear:
+    def __sub__(self, other: float) -> Sloped:
         return self + -1.0 * other
 
-    def __rsub__(self, other: float) -> Linear:
+    def __rsub__(self, other: float) -> Sloped:
         return -self + other
 
     __radd__, __rmul__ = __add__, __mul__
 
 
 class Slopes:
-    """The prices of a machine as functions of the constants: `Linear` numbers in `parameters`.
+    """The prices of a machine as functions of the constants: `Sloped` numbers in `parameters`.
 
     Seconds are linear in 1 / best, half / best, the inverse shares of the links, and `issue`.
     """
 
-    def __init__(self, constants: Constants, plan: Plan):
+    def __init__(self, constants: Constants, plan: TrainingPlan):
         shape = dict(zip(AXES, (plan.data, plan.stages, plan.tensor)))
         self.machine = constants.machine()
         at = parameters_of(constants)
         steps = [constants_of(np.where([k == i for k in range(5)], 1.01 * at, at)) for i in (2, 3)]
         self.placed, *self.others = (c.machine().on(shape, NEAREST) for c in (constants, *steps))
         self.fuses = self.machine.fuses
-        self.issue = Linear(constants.issue, np.eye(5)[4])
+        self.issue = Sloped(constants.issue, np.eye(5)[4])
         self.at = at
 
     def compute(self, work: Any, dtype: Any) -> float:
@@ -385,19 +384,20 @@ class Slopes:
             return seconds
         peak = work.flops / self.machine.peak(dtype)
         size = self.machine.efficiency.size(work.product)
-        return Linear(seconds, np.array([peak, peak / size, 0.0, 0.0, 0.0]))
+        return Sloped(seconds, np.array([peak, peak / size, 0.0, 0.0, 0.0]))
 
     def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
         seconds, *others = (each.seconds(collective, ranks, nbytes, axes) for each in (self.placed, *self.others))
         slope = [(other - seconds) / (0.01 * x) for other, x in zip(others, self.at[2:4])]
-        return Linear(seconds, np.array([0.0, 0.0, *slope, 0.0])), self.placed.slowest(axes).name
+        return Sloped(seconds, np.array([0.0, 0.0, *slope, 0.0])), self.placed.slowest(axes).name
 
 
 def parameters_of(constants: Constants) -> np.ndarray:
     """The parameters in which seconds are linear.
 
-    >>> np.allclose(constants_of(parameters_of(FITTED)), FITTED)
-    True
+    >>> constants = Constants(best=0.8, half=400, nvlink=0.5, infiniband=0.25, issue=1e-4)
+    >>> [round(float(x), 6) for x in parameters_of(constants)]
+    [1.25, 500.0, 2.0, 4.0, 0.0001]
     """
     best, half, near, far, issue = constants
     return np.array([1 / best, half / best, 1 / near, 1 / far, issue])
@@ -408,44 +408,62 @@ def constants_of(parameters: np.ndarray) -> Constants:
     return Constants(1 / a, b / a, 1 / near, 1 / far, issue)
 
 
-Priced = Callable[[Constants], Linear]
+Priced = Callable[[Constants], Any]  # -> Sloped
 
 
-def price_plan(plan: Plan) -> Priced:
+def price_plan(plan: TrainingPlan) -> Priced:
     """A function that prices a plan's step, recorded once, by constants."""
     tape = tape_of(plan)
-    return lambda constants: cast(Linear, Walk(Slopes(constants, plan), overlap=False).price(tape, whole=True).seconds)
+    return lambda constants: Walk(Slopes(constants, plan), overlap=False).price(tape, whole=True).seconds
+
+
+class Linearized(NamedTuple):
+    """The relative errors of some rows at some parameters, and their slopes in relative changes of these."""
+
+    at: np.ndarray
+    errors: np.ndarray
+    slopes: np.ndarray
+    shares: np.ndarray  # how much each row counts
+
+
+def linearize(groups: Sequence[Sequence[tuple[Priced, float]]], constants: Constants) -> Linearized:
+    """Price all rows. Each group of rows counts the same."""
+    at, rows = parameters_of(constants), [row for group in groups for row in group]
+    found = [(price(constants), seconds) for price, seconds in rows]
+    errors = np.array([float(x) / seconds - 1 for x, seconds in found])
+    slopes = np.array([x.slope / seconds * at for x, seconds in found])
+    return Linearized(at, errors, slopes, np.array([1 / len(group) for group in groups for _ in group]))
+
+
+def improve(rows: Linearized) -> Constants:
+    """The constants with the least mean absolute error, if seconds were linear, by reweighted least squares.
+
+    Shares of peaks are at most 1, and no constant changes by more than 30 %.
+    """
+    change = np.zeros(5)
+    for _ in range(60):
+        weights = np.sqrt(rows.shares / np.maximum(abs(rows.errors + rows.slopes @ change), 1e-3))
+        change = np.linalg.lstsq(weights[:, None] * rows.slopes, -weights * rows.errors, rcond=None)[0]
+    return constants_of(np.maximum(rows.at * (1 + np.clip(change, -0.3, 0.3)), [1.0, 0.0, 1.0, 1.0, 0.0]))
 
 
 def fit(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, rounds: int = 4) -> Constants:
-    """The constants with the least mean absolute error of the steps' times, each group of rows counting the same.
-
-    A Gauss-Newton step linearizes seconds, and takes absolute values by reweighted least squares. Shares are at most 1.
-    """
-    rows = [(price, seconds, 1 / len(group)) for group in groups for price, seconds in group]
-    measured, share = np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
-    at, bounds = parameters_of(start), np.array([1.0, 0.0, 1.0, 1.0, 0.0])
+    """The constants with the least mean absolute error of the steps' times, by Gauss-Newton steps."""
     for _ in range(rounds):
-        found = [price(constants_of(at)) for price, *_ in rows]
-        slope = np.array([x.slope for x in found]) / measured[:, None] * at  # of relative errors, in relative changes
-        error, change = np.array([float(x) for x in found]) / measured - 1, np.zeros(5)
-        for _ in range(60):
-            weight = np.sqrt(share / np.maximum(abs(error + slope @ change), 1e-3))
-            change = np.linalg.lstsq(weight[:, None] * slope, -weight * error, rcond=None)[0]
-        at = np.maximum(at * (1 + np.clip(change, -0.3, 0.3)), bounds)
-    return constants_of(at)
+        start = improve(linearize(groups, start))
+    return start
 
 
-def cross_validate(groups: Sequence[Sequence[tuple[Priced, float]]], folds: int = 5) -> list[list[float]]:
+def cross_validate(
+    groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, folds: int = 5
+) -> list[list[float]]:
     """The relative errors of each row, by constants that are fitted without its fold: every fifth row of its group."""
-    errors = [[0.0] * len(group) for group in groups]
-    for fold in range(folds):
-        constants = fit([[row for i, row in enumerate(group) if i % folds != fold] for group in groups], rounds=2)
-        for found, group in zip(errors, groups):
-            for i, (price, seconds) in enumerate(group):
-                if i % folds == fold:
-                    found[i] = float(price(constants)) / seconds - 1
-    return errors
+    everything = linearize(groups, start)
+    fold = np.array([i % folds for group in groups for i in range(len(group))])
+    fitted = [improve(Linearized(everything.at, *(x[fold != k] for x in everything[1:]))) for k in range(folds)]
+    return [
+        [float(price(fitted[i % folds])) / seconds - 1 for i, (price, seconds) in enumerate(group)] for group in groups
+    ]
 
 
 # ---------------------------------------------------------------- what is printed
@@ -463,7 +481,7 @@ class Score(NamedTuple):
         return cls(float(np.mean(np.abs(errors))), float(np.max(np.abs(errors))), float(np.mean(errors)))
 
     def __str__(self) -> str:
-        return f"mean absolute error {self.mean:.1%}, max {self.most:.1%}"
+        return f"mean absolute error {100 * self.mean:.1f} %, max {100 * self.most:.1f} %"
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
@@ -472,14 +490,13 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     >>> rank_correlation([(1.0, 10.0), (2.0, 40.0), (3.0, 20.0)])
     0.5
     """
-    predicted, measured = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0).T
-    return round(float(np.cov(predicted, measured)[0, 1] / np.var(measured, ddof=1)), 3)
+    ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
+    return round(float(np.array(np.corrcoef(ranks.T))[0, 1]), 3)
 
 
-def show_row(row: Row, constants: Constants) -> tuple[str, list[tuple[Case, Any]]]:
+def show_row(row: PublishedRow, constants: Constants) -> tuple[str, list[tuple[Case, Any]]]:
     """A line that compares a row with its predictions, and those."""
-    found: list[tuple[Case, Any]] = []
-    texts: list[str] = []
+    found, texts = [], []
     for case in row.cases:
         prediction = predict(case.plan, constants)
         found.append((case, prediction))
@@ -490,26 +507,26 @@ def show_row(row: Row, constants: Constants) -> tuple[str, list[tuple[Case, Any]
     return f"{row.cases[0].plan}: {'; '.join(texts)}", found
 
 
-def _bytes(row: Row) -> Iterable[str]:
+def _bytes(row: PublishedRow) -> Iterable[str]:
     sizes = {plan: held(plan) for plan in {*row.activations, *row.shares}}
     most = sizes[next(iter(row.activations))]
-    assert row.state is not None
-    yield f"states {most.state / 2**30:.2f} GiB, published {row.state / 2**30:.2f} ({most.state / row.state - 1:+.1%})"
+    published = row.state or math.nan
+    yield f"states {most.state / 2**30:.2f} GiB, published {published / 2**30:.2f} ({most.state / published - 1:+.1%})"
     for plan, published in row.activations.items():
-        kept = sizes[plan].activations
-        text = f"{kept / 2**30:.2f} GiB, published {published / 2**30:.2f} ({kept / published - 1:+.1%})"
+        found = sizes[plan].activations
+        text = f"{found / 2**30:.2f} GiB, published {published / 2**30:.2f} ({found / published - 1:+.1%})"
         yield f"activations, {_kept(plan)}, {text}"
     for plan, published in row.shares.items():
         share = 100 * sizes[plan].activations / most.activations
         yield f"share, {_kept(plan)}, {share:.1f} %, published {published:.1f} % ({share - published:+.1f} points)"
 
 
-def _kept(plan: Plan) -> str:
+def _kept(plan: TrainingPlan) -> str:
     what = f"recompute {plan.recompute}" if plan.recompute else "no recomputation"
     return what + " and sequence parallel" * plan.sequence
 
 
-def show_rows(rows: Sequence[Row], constants: Constants) -> list[tuple[Case, Any]]:
+def show_rows(rows: Sequence[PublishedRow], constants: Constants) -> list[tuple[Case, Any]]:
     """Print a line a row, then the score."""
     found = []
     for row in rows:
@@ -527,20 +544,23 @@ def show_misses(found: Sequence[tuple[Case, Any]], count: int = 3) -> None:
         missing = case.seconds - prediction.seconds
         parts = [f"{kind} {entry.seconds:.2f} s" for kind, entry in [*prediction.kinds.items()][:4]]
         rate = prediction.flops / case.seconds / 1e12
+        more = "more" if missing > 0 else "less"
         print(f"{case.plan}: {prediction.seconds:.2f} s, measured {case.seconds:.2f} s, {rate:.0f} TFLOP/s a device")
         print(f"    predicted: {', '.join(parts)}")
-        amount = f"{abs(missing):.2f} s {'more' if missing > 0 else 'less'}"
-        print(f"    {amount} were measured: {_why(case, prediction, found)}")
+        print(f"    {abs(missing):.2f} s {more} were measured: {_why(case, found)}")
 
 
-def _why(case: Case, prediction: Any, found: Sequence[tuple[Case, Any]]) -> str:
-    """What one can say of a miss: whether its neighbors, which differ in the microbatch alone, miss as much."""
-    alike = [each for each in found if each[0].plan._replace(microbatch=case.plan.microbatch) == case.plan]
-    others = [each[1].seconds / each[0].seconds - 1 for each in alike if each[0] is not case]
-    if not others:
-        return "no other row has this mesh"
-    text = ", ".join(f"{error:+.0%}" for error in others)
-    return f"other microbatches on this mesh are off by {text}"
+def _why(case: Case, found: Sequence[tuple[Case, Any]]) -> str:
+    """What one can say of a miss: how much other rows with the same mesh, or the same tensor parallelism, are off."""
+    plan = case.plan
+    others = [(each, prediction.seconds / each.seconds - 1) for each, prediction in found if each.plan != plan]
+    same_mesh = [error for each, error in others if each.plan._replace(microbatch=plan.microbatch) == plan]
+    models = [error for each, error in others if each.plan.tensor == plan.tensor and each.plan.hidden != plan.hidden]
+    show = lambda errors: ", ".join(f"{error:+.0%}" for error in errors) or "there are none"  # noqa: E731
+    return (
+        f"with other microbatches on this mesh the prediction is off by {show(same_mesh)}; for other models with "
+        f"tensor {plan.tensor} by {show(models)}"
+    )
 
 
 def show_ranks(found: Sequence[tuple[Case, Any]]) -> None:
@@ -560,28 +580,27 @@ def plot(found: Sequence[tuple[str, Case, Any]], ax: Any = None) -> Any:
     ends = [min(case.seconds for _, case, _ in found), max(case.seconds for _, case, _ in found)]
     curves = [Curve("equal", ends, ends, "-", "#999999")]
     for name, color in colors.items():
-        points = [(case.seconds, prediction.seconds) for table, case, prediction in found if table == name]
-        measured, predicted = zip(*points)
-        curves.append(Curve(name.removesuffix(".csv"), measured, predicted, "o", color))
+        x, y = zip(*[(case.seconds, prediction.seconds) for table, case, prediction in found if table == name])
+        curves.append(Curve(name.removesuffix(".csv"), x, y, "o", color))
     ax = logarithmic_curves(ax, curves, "measured seconds")
     ax.set(ylabel="predicted seconds")
     return ax
 
 
-def show_fit(tables: dict[str, list[Row]]) -> None:
+def show_fit(tables: dict[str, list[PublishedRow]]) -> None:
     """Fit the constants to all tables, and cross-validate."""
     groups = [[(price_plan(case.plan), case.seconds) for row in rows for case in row.cases] for rows in tables.values()]
-    constants = fit(groups)
+    constants = fit(groups, rounds=2)
     print(Table(["constant", "fitted"], [[name, f"{x:.6g}"] for name, x in constants._asdict().items()]))
     inside = [[float(price(constants)) / seconds - 1 for price, seconds in group] for group in groups]
-    for kind, errors in (("in sample", inside), ("five-fold cross-validated", cross_validate(groups))):
+    for kind, errors in (("in sample", inside), ("five-fold cross-validated", cross_validate(groups, constants))):
         scores = [[name, *(f"{x:+.1%}" for x in Score.of(each))] for name, each in zip(tables, errors)]
         print(f"\n{kind}\n{Table(['table', 'mean absolute error', 'max', 'bias'], scores)}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the script."""
-    about = __doc__.split("\n\n    python")[0]
+    about, _ = __doc__.split("\n\n    python", 1)
     parser = argparse.ArgumentParser("python -m spmd.examples.scoreboard", description=about)
     parser.add_argument("--rows", metavar="FILE.csv", help="price these rows, in the format of any of the tables")
     parser.add_argument("--fit", action="store_true", help="fit the constants again, and cross-validate")

@@ -18,7 +18,7 @@ None                  s*b*h*(10 + 24/t + 5*a*s/(h*t))    s*b*h*(34/t + 5*a*s/(h*
 ====================  =================================  ========================================
 
 "selective" recomputes the core of attention: scores, softmax, dropout and their product with the values; "full" whole
-layers.
+layers. As Megatron's, it computes all of a layer again, also its last product, which no derivative needs.
 
 Sources: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM";
 Korthikanti et al., "Reducing activation recomputation in large transformer models", sections 4 and 5; Micikevicius et
@@ -116,6 +116,10 @@ def init_megatron(key: Any, config: MegatronConfig, stages: int = 1, chunks: int
 
     Block b of the network is in chunk b // stages, for stage b % stages. If the layers do not make equal blocks, the
     last block ends with layers that are skipped.
+
+    >>> config = MegatronConfig(vocabulary=8, features=4, heads=2, layers=6, hidden=6)
+    >>> init_megatron(md.random.key(0), config, stages=2, chunks=3)["layers"]["up"][0].shape  # with SwiGLU's halves
+    (3, 2, 4, 2, 6)
     """
     size, names = all_sizes(config), dimensions(config)
     layers = md.tree.map(lambda names: f"chunks each {names}", names["layers"])
@@ -307,6 +311,15 @@ def megatron_step(
 
     The state holds weights in `dtype`, float32 masters and the optimizer's state (Adam by default). Arguments and
     errors are those of `loss_and_gradients`.
+
+    >>> from spmd.parallel import one_f_one_b
+    >>> mesh = spmd.make_mesh((2, 2, 2), AXES, backend='simulated')
+    >>> config = MegatronConfig(vocabulary=8, features=8, heads=2, layers=2, hidden=8, dropout=0.1, positions=4)
+    >>> init, step = megatron_step(mesh, config, one_f_one_b(stages=2, microbatches=2), sequence=True)
+    >>> state, text = init(md.random.key(0)), np.arange(40).reshape(8, 5) % 8
+    >>> loss, state = step(state, text[:, :-1], text[:, 1:], md.random.key(1))
+    >>> state['weights']['embedding'].dtype, state['masters']['embedding'].dtype
+    (dtype('float16'), dtype('float32'))
     """
     optimizer = md.optim.adam(1e-4) if optimizer is None else optimizer
     value_and_gradients = loss_and_gradients(mesh, config, schedule, recompute, sequence)

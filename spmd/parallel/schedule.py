@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 FORWARD, BACKWARD, WEIGHT = "forward", "backward", "weight"
+KINDS = (None, FORWARD, BACKWARD, WEIGHT)  # None is idle
 
 
 class Step(NamedTuple):
@@ -32,6 +33,11 @@ class Step(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.direction} of microbatch {self.microbatch}" + (f", chunk {self.chunk}" if self.chunk else "")
+
+    @property
+    def kind(self) -> int:
+        """The direction as a number, its place in KINDS: what a program reads of a schedule."""
+        return KINDS.index(self.direction)
 
     def needs(self, stage: int, stages: int, chunks: int) -> tuple[int, Step] | None:
         """The stage and the step that must come before this one; None if there is none."""

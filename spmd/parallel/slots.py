@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from spmd.parallel.schedule import BACKWARD, FORWARD, WEIGHT, Schedule
+from spmd.parallel.schedule import BACKWARD, WEIGHT, Schedule
 
 NOTHING = -1  # the slot of what is not there
-KINDS = (None, FORWARD, BACKWARD, WEIGHT)  # None is idle
 
 
 class Entry(NamedTuple):
@@ -64,7 +63,7 @@ def allocate(schedule: Schedule, recompute: bool = True) -> tuple[Entry, list[Sl
     shape = schedule.stages, schedule.ticks
     table = Entry(*(numpy.full(shape, i if i == 0 else NOTHING) for i in (0, 0, 0, 1, 1, 1, 1, 1, 1)))
     stages, ticks, steps = zip(*schedule.steps)
-    of_steps = [KINDS.index(step.direction) for step in steps], *zip(*[step[1:] for step in steps])
+    of_steps = [step.kind for step in steps], *zip(*[step[1:] for step in steps])
     for column, values in zip(table, of_steps):
         column[stages, ticks] = values
     return table, [_allocate(schedule, stage, table, recompute) for stage in range(schedule.stages)]

@@ -18,7 +18,8 @@ from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.rewritten import apply_to_tape, meshes_of
 from spmd.report.table import Table, show_seconds
-from spmd.report.walk import ATTENTION, LONGEST_BRANCH, ONE_STEP, PRODUCTS, Walk
+from spmd.report.tape_cost import ATTENTION, PRODUCTS
+from spmd.report.walk import LONGEST_BRANCH, ONE_STEP, Walk
 from spmd.shard_map.shard_map import without_types
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"

@@ -277,7 +277,7 @@ class Fit(Table):
 TOTAL = "time"
 
 
-class Prediction(NamedTuple):
+class CollectiveForecast(NamedTuple):
     """The cost and time of all `count` calls of a collective on `ranks` ranks; `latency` is the time of its steps."""
 
     ranks: int
@@ -309,7 +309,7 @@ class Forecast(Table):
 
     model: CostModel
     ranks: tuple[int, ...]
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[CollectiveForecast, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -427,7 +427,9 @@ def _axis_that_grows(mesh: Mesh, axis: str | None, ranks: Sequence[int]) -> str:
     return axis
 
 
-def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: str | None, scaling: str) -> Prediction:
+def _prediction(
+    model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: str | None, scaling: str
+) -> CollectiveForecast:
     """Predict a row of a report, at `ratio` times as many ranks along `axis`.
 
     All calls of the row are priced as the average one: exact, if they are alike or the algorithm is given.
@@ -437,7 +439,7 @@ def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: s
     cost = row.count * model.cost(row.collective, int(row.ranks * ratio), nbytes, row.axes)
     factor = model.factors.get(row.collective, 1.0)
     seconds, latency = factor * model.of(cost, row.axes), factor * model.of(Cost(cost.steps), row.axes)
-    return Prediction(ranks, row.collective, row.axes, row.count, cost, seconds, latency)
+    return CollectiveForecast(ranks, row.collective, row.axes, row.count, cost, seconds, latency)
 
 
 # ---------------------------------------------------------------- showing

@@ -17,7 +17,7 @@ from minidiff.core.tape import Tape
 from minidiff.core.types import Var
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.schedule import COLORS
-from spmd.report.walk import BUBBLE, ISSUE, Entry, Key, Span
+from spmd.report.tape_cost import BUBBLE, ISSUE, Amount, Category, TapeCost
 
 if TYPE_CHECKING:
     from spmd.parallel.schedule import Schedule, Step
@@ -64,29 +64,28 @@ def time_schedule(schedule: Schedule, seconds: Callable[[int, Step], float], sen
     return Timed(schedule, found, max(free))
 
 
-def price_schedule(walk: Walk, body: Tape, labels: Mapping[Var, dict], known: Mapping[Var, Any]) -> Span:
+def price_schedule(walk: Walk, body: Tape, labels: Mapping[Var, dict], known: Mapping[Var, Any]) -> TapeCost:
     """The span of the loop over a schedule's ticks: that of the stage that works longest, and its bubble."""
     label = next(label for label in labels.values() if "schedule" in label)
     schedule, axis = label["schedule"], label["along"]
     places = {v: label.get("field", "stage") for v, label in labels.items() if label.get("axes", (axis,)) == (axis,)}
-    from spmd.parallel.slots import KINDS
 
-    cache: dict[tuple, Span] = {}
+    cache: dict[tuple, TapeCost] = {}
     blocks = schedule.stages * schedule.chunks
 
-    def span_of(stage: int, step: Step) -> Span:
+    def span_of(stage: int, step: Step) -> TapeCost:
         block = step.chunk * schedule.stages + stage
         alike = 0 if block == 0 else 2 if block == blocks - 1 else 1
         key = alike, step.direction
         if key not in cache:
-            entry = {"kind": KINDS.index(step.direction), "chunk": step.chunk, "stage": stage}
+            entry = {"kind": step.kind, "chunk": step.chunk, "stage": stage}
             walk.coordinates = {**walk.coordinates, axis: stage}
             try:
                 values = {v: numpy.int64(entry[name]) for v, name in places.items()}
                 span = _once(walk.price(body, {**known, **values}), step.direction)
                 if (idle := span.issued * walk.prices.issue - span.seconds) > 0:
                     span.seconds += idle
-                    span.entries[Key(ISSUE, "idle", (), None)].add(Entry(1, idle))
+                    span.entries[Category(ISSUE, "idle", (), None)].add(Amount(1, idle))
                 cache[key] = span
             finally:
                 walk.coordinates = {a: i for a, i in walk.coordinates.items() if a != axis}
@@ -101,29 +100,29 @@ def price_schedule(walk: Walk, body: Tape, labels: Mapping[Var, dict], known: Ma
     for stage, _, start, end in timed.steps:
         busy[stage] += end - start
     longest = max(range(schedule.stages), key=busy.__getitem__)
-    found = Span(timed.seconds)
+    found = TapeCost(timed.seconds)
     counts = Counter(id(span_of(stage, step)) for stage, _, step in schedule.steps if stage == longest)
     everywhere = Counter(id(span_of(stage, step)) for stage, _, step in schedule.steps)
     for span in cache.values():
         found.add(_without_work(span), counts[id(span)])
         found.add(_work_alone(span), everywhere[id(span)] / schedule.stages)
-    found.entries[Key(BUBBLE, "idle", (axis,), None)].add(Entry(1, timed.seconds - busy[longest]))
+    found.entries[Category(BUBBLE, "idle", (axis,), None)].add(Amount(1, timed.seconds - busy[longest]))
     walk.schedules.append(timed)
     return found
 
 
-def _without_work(span: Span) -> Span:
+def _without_work(span: TapeCost) -> TapeCost:
     entries = {key: replace(e, flops=0, model_flops=0, bytes=0) for key, e in span.entries.items()}
-    return Span(entries=defaultdict(Entry, entries))
+    return TapeCost(entries=defaultdict(Amount, entries))
 
 
-def _work_alone(span: Span) -> Span:
+def _work_alone(span: TapeCost) -> TapeCost:
     """The operations and bytes of a span, which are averaged over the stages."""
-    entries = {key: Entry(0, 0, 0, e.flops, e.model_flops, e.bytes) for key, e in span.entries.items()}
-    return Span(entries=defaultdict(Entry, entries))
+    entries = {key: Amount(0, 0, 0, e.flops, e.model_flops, e.bytes) for key, e in span.entries.items()}
+    return TapeCost(entries=defaultdict(Amount, entries))
 
 
-def _once(span: Span, direction: str) -> Span:
+def _once(span: TapeCost, direction: str) -> TapeCost:
     """Of a backward step, the forward pass is computed again: it is not the model's."""
     for key, entry in span.entries.items():
         if direction != "forward" and not (key.source and key.source.backward):

@@ -22,7 +22,8 @@ from spmd.report.memory import memory as memory_of
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import meshes_of, rewritten
 from spmd.report.table import Table, show_seconds
-from spmd.report.walk import BUBBLE, Entry, Span, Walk, local_type
+from spmd.report.tape_cost import BUBBLE, Amount, TapeCost
+from spmd.report.walk import Walk, local_type
 from spmd.shard_map.operation import shard_map_p
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ COLUMNS = "seconds", "exposed", "of the step", "flops"
 class Prediction(Table):
     """What a step takes on a machine, of a rank: a table to print, and to draw by `plot()`.
 
-    `seconds` is the time of the step. `kinds` has an `Entry` for each kind of work (its count, seconds, exposed
+    `seconds` is the time of the step. `kinds` has an `Amount` for each kind of work (its count, seconds, exposed
     seconds, floating-point operations and bytes), `lines` one for each line of the program, which `by_line` shows.
     `flops` are those of the hardware, `model_flops` those without what is computed again. `memory` has the bytes of a
     rank at the peak, by kind. `schedules` has the steps of each pipeline in time, which `plot()` draws.
@@ -47,18 +48,18 @@ class Prediction(Table):
     machine: Machine
     ranks: int
     seconds: float
-    span: Span
+    span: TapeCost
     memory: Mapping[str, int]
     dtype: Any
     schedules: Sequence[Timed] = ()
     notes: Sequence[str] = field(default_factory=list)
 
     @property
-    def kinds(self) -> dict[str, Entry]:
+    def kinds(self) -> dict[str, Amount]:
         return self._sums(lambda key: key.kind)
 
     @property
-    def lines(self) -> dict[Location | None, Entry]:
+    def lines(self) -> dict[Location | None, Amount]:
         return self._sums(lambda key: key.source)
 
     @property
@@ -67,13 +68,13 @@ class Prediction(Table):
         rows = [[*self._cells(entry), direction_of(line), show_line(line)] for line, entry in self.lines.items()]
         return Table([*COLUMNS, "direction", "line"], rows)
 
-    def _cells(self, entry: Entry) -> list[str]:
+    def _cells(self, entry: Amount) -> list[str]:
         exposed = show_seconds(entry.exposed) if entry.exposed else ""
         share = f"{entry.seconds / self.seconds:.1%}" if self.seconds else ""
         return [show_seconds(entry.seconds), exposed, share, f"{entry.flops:.3g}" if entry.flops else ""]
 
     def _sums(self, of: Callable) -> dict:
-        found: dict = defaultdict(Entry)
+        found: dict = defaultdict(Amount)
         for key, entry in self.span.entries.items():
             found[of(key)].add(entry)
         return dict(sorted(found.items(), key=lambda item: -item[1].seconds))

@@ -19,7 +19,8 @@ from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table, show_seconds
-from spmd.report.walk import Operation, Walk
+from spmd.report.tape_cost import Operation
+from spmd.report.walk import Walk
 
 WIDTH = 72  # columns that are printed
 COMPUTE, NETWORK = 0, 1  # the two lanes of a rank

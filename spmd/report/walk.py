@@ -3,7 +3,7 @@
 `Walk.price` follows a tape as ranks run it, with two kinds of lanes: one computes, in the order of the tape, and each
 link carries the collectives that use it. An operation starts when its operands are there and its lane is free. Loops
 are priced once and multiplied; of branches, the one that is known to run, or else the one that takes longest. Reports
-are views of what the walk returns: a `Span`.
+are views of what the walk returns: a `TapeCost`.
 
 What a lane costs is asked of `Prices`: a machine (`spmd.predict`), or a model of communication and a rate
 (`spmd.timeline`).
@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy
 
@@ -30,97 +29,22 @@ from minidiff.ops.base import Promoting
 from minidiff.ops.costs import Work, work_of
 from minidiff.values.dtypes import is_scalar_constant
 from spmd.mesh.specs import block_type
-
-COMPUTE = "compute"
-PRODUCTS, ATTENTION, ELEMENTWISE = "matrix products", "attention", "elementwise"
-OPTIMIZER, BUBBLE, ISSUE = "optimizer", "pipeline bubble", "waiting for the host"
+from spmd.report.pipelined import price_schedule
+from spmd.report.tape_cost import (
+    ATTENTION,
+    COMPUTE,
+    ELEMENTWISE,
+    OPTIMIZER,
+    PRODUCTS,
+    Amount,
+    Category,
+    Operation,
+    Prices,
+    TapeCost,
+)
 
 LONGEST_BRANCH = "which branch is run is not known beforehand: the one that takes longest is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it does is counted for one"
-
-
-class Prices(Protocol):
-    """What seconds the walk asks for.
-
-    `fuses` names operations that run in one loop with elementwise ones. `issue` is the time in which the host issues an
-    operation: it runs ahead of the device, so what waits for another rank takes the longer of both times.
-    """
-
-    @property
-    def fuses(self) -> Collection[str]: ...
-
-    @property
-    def issue(self) -> float: ...
-
-    def compute(self, work: Work, dtype: Any) -> float: ...
-
-    def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
-        """The seconds of a collective, and the lane in which it is."""
-        ...
-
-
-class Key(NamedTuple):
-    """What is counted together: a kind of work, the line that asked for it, and whether it is done again."""
-
-    kind: str
-    operation: str
-    axes: tuple[str, ...]
-    source: Location | None
-    ranks: int = 1
-
-
-@dataclass
-class Entry:
-    """How often, how long and how much: of a rank. `exposed` are the seconds in which nothing is computed."""
-
-    count: float = 0
-    seconds: float = 0.0
-    exposed: float = 0.0
-    flops: float = 0
-    model_flops: float = 0
-    bytes: float = 0
-
-    def add(self, other: Entry, times: float = 1) -> None:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + times * value)
-
-
-class Operation(NamedTuple):
-    """An operation in a lane, by number or name, from `start` to `end`, in seconds; `source` is its line, if known."""
-
-    name: str
-    lane: Any
-    start: float
-    end: float
-    source: Location | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
-
-@dataclass
-class Span:
-    """What a tape takes: seconds from its first to its last operation, and an `Entry` for each `Key`.
-
-    `operations` are those on the tape itself, if the walk keeps them.
-    """
-
-    seconds: float = 0.0
-    entries: dict[Key, Entry] = field(default_factory=lambda: defaultdict(Entry))
-    sends: float = 0.0  # the longest message along the axis of a schedule, which travels between two of its steps
-    issued: float = 0.0  # operations, a fused loop being one
-    operations: list[Operation] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)  # when each result is there
-
-    def add(self, other: Span, times: float = 1) -> None:
-        """Add what another span has counted, `times` times; the seconds of this one stay."""
-        self.issued += times * other.issued
-        for key, entry in other.entries.items() if times else ():
-            self.entries[key].add(entry, times)
-
-    def total(self, name: str, kinds: Callable[[Key], bool] = lambda key: True) -> float:
-        return math.fsum(getattr(entry, name) for key, entry in self.entries.items() if kinds(key))
 
 
 # ---------------------------------------------------------------- the walk
@@ -147,9 +71,9 @@ class Walk:
         self.notes: dict[str, None] = {}
         self.coordinates: dict[str, int] = {}  # of the rank whose stage is priced, along the axis of a schedule
         self.schedules: list[Any] = []  # those that were priced
-        self._known_bodies: dict[tuple, Span] = {}
+        self._known_bodies: dict[tuple, TapeCost] = {}
 
-    def price(self, tape: Tape, known: Mapping[Var, Any] | None = None, whole: bool = False) -> Span:
+    def price(self, tape: Tape, known: Mapping[Var, Any] | None = None, whole: bool = False) -> TapeCost:
         """What a tape takes, where some integers are known; `whole` says that it is a whole step of training."""
         run = _Run(self, tape)
         run.known.update(known or {})
@@ -167,11 +91,11 @@ class _Run:
 
     def __init__(self, walk: Walk, tape: Tape):
         self.walk = walk
-        self.span = Span()
+        self.span = TapeCost()
         self.free: dict[str, float] = defaultdict(float)
         self.ready: dict[Var, float] = {}
         self.known: dict[Var, Any] = {}
-        self.sent: list[tuple[float, float, Key]] = []  # the collectives that may still run: start, end
+        self.sent: list[tuple[float, float, Category]] = []  # the collectives that may still run: start, end
         self.nbytes: dict[Var, int] = {}  # of views: those of what they show
         self.labels: dict[Var, dict] = {}  # entries of a schedule, and a rank's number along an axis
         self.updates: set[Var] = set()  # values that depend on gradients
@@ -241,8 +165,8 @@ class _Run:
             share = work.bytes / whole
             kind = self.kind(eqn, work, attention)
             again = eqn.source is not None and eqn.source.recomputed
-            entry = Entry(1, seconds * share, 0.0, work.flops, 0 if again else work.flops, nbytes * share)
-            self.span.entries[Key(kind, eqn.primitive.name, (), eqn.source)].add(entry)
+            entry = Amount(1, seconds * share, 0.0, work.flops, 0 if again else work.flops, nbytes * share)
+            self.span.entries[Category(kind, eqn.primitive.name, (), eqn.source)].add(entry)
 
     def work(self, eqn: Equation) -> Work:
         """The work of an equation on one rank, where views of small arrays are read as those."""
@@ -304,8 +228,8 @@ class _Run:
         seconds, lane = self.walk.prices.send(eqn.primitive.name, size, nbytes, axes)
         ready = max(self.times(eqn.inputs), default=0.0)
         self.mark_updates(eqn)
-        key = Key(f"{eqn.primitive.name} along {', '.join(axes)}", eqn.primitive.name, axes, eqn.source, size)
-        self.span.entries[key].add(Entry(1, seconds, 0.0, 0, 0, nbytes))
+        key = Category(f"{eqn.primitive.name} along {', '.join(axes)}", eqn.primitive.name, axes, eqn.source, size)
+        self.span.entries[key].add(Amount(1, seconds, 0.0, 0, 0, nbytes))
         if any(axis in self.walk.coordinates for axis in axes):  # between two steps of a schedule
             self.span.sends = max(self.span.sends, seconds)
             self.ready.update(dict.fromkeys(eqn.outputs, ready))
@@ -374,7 +298,7 @@ class _Run:
         values = [(v, self.value(a)) for v, a in zip(body.inputs, inputs)]
         return {v: x for v, x in values if x is not None}
 
-    def loop(self, eqn: Equation) -> Span | None:
+    def loop(self, eqn: Equation) -> TapeCost | None:
         """A step of a loop."""
         if isinstance(eqn.primitive, While):
             self.walk.notes[ONE_STEP] = None
@@ -389,7 +313,7 @@ class _Run:
             return None
         return self.walk.price(body, known=self.passed(body, eqn.inputs[:shared]))
 
-    def nest(self, eqn: Equation, span: Span, times: int, ready: float) -> None:
+    def nest(self, eqn: Equation, span: TapeCost, times: int, ready: float) -> None:
         """Place all that bodies do as one: a loop, or a branch."""
         self.mark_updates(eqn)
         sends = any(key.axes for key in span.entries)
@@ -406,8 +330,6 @@ class _Run:
 
     def pipeline(self, eqn: Equation, labels: Mapping[Var, dict]) -> None:
         """Place the loop over the ticks of a schedule: stages run their own steps, and wait for those they need."""
-        from spmd.report.pipelined import price_schedule  # which is not needed without one
-
         body, shared = eqn.params["body"], eqn.params["consts"]
         span = price_schedule(self.walk, body, labels, self.passed(body, eqn.inputs[:shared]))
         self.nest(eqn, span, 1, max(self.times(eqn.inputs), default=0.0))
@@ -456,7 +378,7 @@ class _Run:
         if self.walk.keep:
             self.span.operations.append(Operation(name, lane, start, end, source))
 
-    def finish(self, tape: Tape) -> Span:
+    def finish(self, tape: Tape) -> TapeCost:
         self.wait(max(self.free.values(), default=0.0))
         self.span.seconds = self.free[COMPUTE]
         self.span.ends = self.times(tape.outputs)

@@ -36,7 +36,7 @@ from minidiff.ops.reduction import max_p, min_p
 from minidiff.values.dtypes import is_differentiable
 from spmd.mesh.specs import WHOLE, PartitionSpec, block_type, global_type, part_count
 from spmd.sharding.routes import Dims, follow, route
-from spmd.sharding.sharding_rules import Plan, plan_of
+from spmd.sharding.sharding_rules import BlockPlan, plan_of
 
 Body = Callable[..., tuple[list, Sequence[PartitionSpec]]]  # blocks -> results, their specs
 
@@ -137,7 +137,7 @@ class AutoAxes(Interpreter):
         results = list(map(self.wrap_block, found, plan.out_specs))
         return results if primitive.multiple_results else results[0]
 
-    def _extremum(self, primitive: Primitive, x: AutoTracer, params: dict, plan: Plan) -> list[Value]:
+    def _extremum(self, primitive: Primitive, x: AutoTracer, params: dict, plan: BlockPlan) -> list[Value]:
         """Bind an extremum with its own derivative rule: all elements that attain it share, whichever rank has them."""
 
         def body(block: Value) -> list[Value]:

@@ -191,7 +191,7 @@ def across(types: Types, outs: Types, params: dict) -> Dimensions:
 # ---------------------------------------------------------------- plans
 
 
-class Plan(NamedTuple):
+class BlockPlan(NamedTuple):
     """How an operation runs on blocks of given types and shardings."""
 
     routes: list[Route]  # one for each operand
@@ -224,7 +224,7 @@ _WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: a plan d
 
 def plan_of(
     primitive: Primitive, args: Sequence[Value], dims: Sequence[Dims], params: dict, sizes: dict[str, int]
-) -> Plan:
+) -> BlockPlan:
     """The plan for these operands, which are sharded as `dims` says, on a mesh of these sizes."""
     operands = tuple((type(x) if type(x) in _WEAK else typeof(x), split) for x, split in zip(args, dims))
     what = primitive, operands, tuple(params.items()), tuple(sizes.items())
@@ -239,7 +239,7 @@ def _can_be_hashed(x: Any) -> bool:
     return True
 
 
-def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, mesh_shape: tuple) -> Plan:
+def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, mesh_shape: tuple) -> BlockPlan:
     """The plan for operands of these types and shardings; the types of Python's numbers are Python's."""
     given, sizes = dict(params), dict(mesh_shape)
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
@@ -273,7 +273,7 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
     summed = bool(over) and dimensions.combine in ("sum", "mean")
     needed = [axes for label, axes in zip(dimensions.operands[0], have[0]) if label is None]
     along = frozenset(a for axes in way.values() for a in axes)
-    return Plan(
+    return BlockPlan(
         routes=[
             route(dims, _sharding(way, labels), t.nbytes, sizes)
             for labels, t, dims in zip(dimensions.operands, types, have)

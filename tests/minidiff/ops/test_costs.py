@@ -13,7 +13,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff.compiler.in_place import ADDED, sum_products_p
 from minidiff.core.operation import Primitive
-from minidiff.ops.costs import Product, cost_rule, work_of, work_of_equation
+from minidiff.ops.costs import ProductSize, cost_rule, work_of, work_of_equation
 from minidiff.ops.linalg import matmul_p
 
 
@@ -52,13 +52,13 @@ def work(f, *shapes, dtype="float32"):
 @pytest.mark.parametrize(
     "f, shapes, product",
     [
-        (np.matmul, [(3, 4), (4, 5)], Product(1, 3, 5, 4)),
-        (np.matmul, [(2, 3, 4), (4, 5)], Product(1, 6, 5, 4)),
-        (np.matmul, [(2, 3, 4), (2, 4, 5)], Product(2, 3, 5, 4)),
-        (np.matmul, [(4,), (4, 5)], Product(1, 1, 5, 4)),
-        (np.matmul, [(4,), (4,)], Product(1, 1, 1, 4)),
-        (lambda x, w: np.einsum("btf,fhs->bths", x, w), [(2, 3, 4), (4, 5, 6)], Product(1, 6, 30, 4)),
-        (lambda q, k: np.einsum("bthd,bshd->bhts", q, k), [(2, 3, 5, 7), (2, 4, 5, 7)], Product(10, 3, 4, 7)),
+        (np.matmul, [(3, 4), (4, 5)], ProductSize(1, 3, 5, 4)),
+        (np.matmul, [(2, 3, 4), (4, 5)], ProductSize(1, 6, 5, 4)),
+        (np.matmul, [(2, 3, 4), (2, 4, 5)], ProductSize(2, 3, 5, 4)),
+        (np.matmul, [(4,), (4, 5)], ProductSize(1, 1, 5, 4)),
+        (np.matmul, [(4,), (4,)], ProductSize(1, 1, 1, 4)),
+        (lambda x, w: np.einsum("btf,fhs->bths", x, w), [(2, 3, 4), (4, 5, 6)], ProductSize(1, 6, 30, 4)),
+        (lambda q, k: np.einsum("bthd,bshd->bhts", q, k), [(2, 3, 5, 7), (2, 4, 5, 7)], ProductSize(10, 3, 4, 7)),
     ],
 )
 def test_products_have_two_operations_for_each_term(f, shapes, product):
@@ -71,8 +71,8 @@ def test_products_have_two_operations_for_each_term(f, shapes, product):
 def test_sums_of_products_have_the_terms_of_all():
     a, b, c, d = (md.ShapedArray(shape, "float32") for shape in ((3, 4), (4, 5), (3, 6), (6, 5)))
     out = [md.ShapedArray((3, 5), "float32")]
-    assert work_of(sum_products_p, [a, b, c, d], out, {}).product == Product(1, 3, 5, 10)
-    assert work_of(ADDED[matmul_p], [*out, a, b], out, {}).product == Product(1, 3, 5, 4)
+    assert work_of(sum_products_p, [a, b, c, d], out, {}).product == ProductSize(1, 3, 5, 10)
+    assert work_of(ADDED[matmul_p], [*out, a, b], out, {}).product == ProductSize(1, 3, 5, 4)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 import minidiff as md
 import spmd
 from spmd.examples import scoreboard
-from spmd.examples.scoreboard import FITTED, FORMATS, Linear, Plan, constants_of, held, parameters_of
+from spmd.examples.scoreboard import FITTED, FORMATS, Sloped, TrainingPlan, constants_of, held, parameters_of
 from spmd.parallel.megatron_3d import parameters
 
-SMALL = Plan(64, 4, 4, 256, 32, tensor=2, data=2, stages=2, batch=16, microbatch=2)
+SMALL = TrainingPlan(64, 4, 4, 256, 32, tensor=2, data=2, stages=2, batch=16, microbatch=2)
 
 
 def test_rows_of_the_tables():
@@ -37,7 +37,7 @@ def test_flops_are_those_of_the_paper(plan):
 @pytest.mark.parametrize("recompute", [None, "selective", "full"])
 def test_bytes_are_those_of_the_paper(recompute, sequence):
     """Korthikanti et al., equations 2, 4 and 5, and 18 bytes a parameter; stage 0 stashes two microbatches."""
-    plan = Plan(256, 8, 4, 256, 512, 2, 1, 2, 16, 4, recompute=recompute, sequence=sequence)
+    plan = TrainingPlan(256, 8, 4, 256, 512, 2, 1, 2, 16, 4, recompute=recompute, sequence=sequence)
     s, b, h, a, t = plan.tokens, plan.microbatch, plan.hidden, plan.heads, plan.tensor
     whole = (10 / t if sequence else 10) + 24 / t
     of_layer = {None: whole + 5 * a * s / (h * t), "selective": whole, "full": 2 / t if sequence else 2}[recompute]
@@ -52,7 +52,7 @@ def test_bytes_are_those_of_the_paper(recompute, sequence):
 
 
 def test_slopes_are_derivatives():
-    price = scoreboard.price_plan(SMALL)
+    price = scoreboard.priced(SMALL)
     at = parameters_of(FITTED)
     seconds = price(FITTED)
     for k in range(5):
@@ -71,7 +71,7 @@ def test_the_fit_finds_constants():
         SMALL._replace(hidden=4096, data=8, batch=32),
     ]
     plans += [plan._replace(microbatch=1) for plan in plans]
-    rows = [(price, float(price(FITTED))) for price in map(scoreboard.price_plan, plans)]
+    rows = [(price, float(price(FITTED))) for price in map(scoreboard.priced, plans)]
     start = constants_of(parameters_of(FITTED) * [1.1, 1.2, 1.1, 0.9, 1.1])
     found = scoreboard.fit([rows], start)
     errors = [abs(float(price(found)) / seconds - 1) for price, seconds in rows]
@@ -80,7 +80,7 @@ def test_the_fit_finds_constants():
 
 
 def test_numbers_with_slopes():
-    x, y = Linear(2.0, np.array([1.0, 0.0])), Linear(3.0, np.array([0.0, 1.0]))
+    x, y = Sloped(2.0, np.array([1.0, 0.0])), Sloped(3.0, np.array([0.0, 1.0]))
     assert max(x, y) is y and float(1.0 - 2 * x + y) == 0.0
     assert list((1.0 - 2 * x + y).slope) == [-2.0, 1.0]
 

@@ -1,4 +1,6 @@
-"""Tensor, pipeline and data parallelism at once: numbers of one device, and what Megatron keeps and communicates."""
+"""Tensor, pipeline and data parallelism at once: the numbers of one device, in all orders and recomputations."""
+
+import dataclasses
 
 import pytest
 
@@ -13,6 +15,8 @@ from spmd.parallel.megatron_3d import (
     init_megatron,
     loss_and_gradients,
     megatron_specs,
+    megatron_step,
+    parameters,
 )
 from tests.programs import assert_trees_close
 
@@ -55,3 +59,58 @@ def test_all_meshes_compute_the_same(config, sequence, recompute):
     schedule = interleaved(2, 2, 2) if recompute else one_f_one_b(2, 2)
     many = computed(config, (2, 2, 2), schedule, recompute, sequence)
     assert_trees_close(md.tree.map(np.asarray, many), md.tree.map(np.asarray, one))
+
+
+def test_layers_that_do_not_make_equal_blocks():
+    """The last stage skips one."""
+    three = dataclasses.replace(GPT, layers=3)
+    whole = init_megatron(md.random.key(0), three, stages=2)
+    text = np.random.default_rng(0).integers(0, 8, (4, 5))
+    specs = megatron_specs(three)
+
+    def run(mesh, schedule, params):
+        body = loss_and_gradients(mesh, three, schedule, None)
+        mapped = spmd.shard_map(body, mesh, in_specs=(specs, P("data"), P("data"), P()), out_specs=(P(), specs))
+        return mapped(params, text[:, :-1], text[:, 1:], None)
+
+    loss, gradients = run(mesh_of(1, 2, 1), one_f_one_b(2, 2), whole)
+    unskipped = {**whole, "layers": md.tree.map(lambda x: x[:, :3], whole["layers"])}
+    expected, _ = run(mesh_of(1, 1, 1), one_f_one_b(1, 2), unskipped)
+    assert np.isclose(float(loss), float(expected), rtol=1e-5)
+    assert all(not np.any(np.asarray(x)[:, 3]) for x in md.tree.leaves(gradients["layers"]))
+
+
+def test_training_in_16_bits():
+    """With dropout. The loss falls, and weights are the masters, rounded."""
+    config = dataclasses.replace(GPT, dropout=0.1)
+    init, step = megatron_step(
+        mesh_of(1, 2, 2), config, one_f_one_b(2, 2), "selective", True, optimizer=md.optim.adam(5e-2)
+    )
+    state, text = init(md.random.key(0)), np.arange(40).reshape(8, 5) % 8
+    losses = []
+    for k in range(4):
+        loss, state = step(state, text[:, :-1], text[:, 1:], md.random.key(k))
+        losses.append(float(loss))
+    assert losses[-1] < 0.95 * losses[0]
+    rounded = md.tree.map(lambda x: np.asarray(x).astype("float16"), state["masters"])
+    assert_trees_close(md.tree.map(np.asarray, state["weights"]), rounded)
+
+
+def test_parameters_are_counted():
+    leaves = md.tree.leaves(init_megatron(md.random.key(0), LLAMA))
+    assert parameters(LLAMA) == sum(leaf.size for leaf in leaves)
+
+
+WRONG = {
+    "the mesh's axes are .*: write them in this order": {"mesh": spmd.make_mesh((1,), ("i",), backend="simulated")},
+    "recompute='some'; write None, 'selective', 'full'": {"recompute": "some"},
+    "megatron: .* is not a multiple of the 3 ranks along 'feats'": {"mesh": mesh_of(1, 1, 3)},
+    "4 layers do not make 6 equal blocks, 3 stages times 2 chunks": {"schedule": interleaved(3, 3, 2)},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_does_not_fit(message):
+    given = {"mesh": mesh_of(1, 1, 1), "config": GPT, "schedule": one_f_one_b(1, 1), **WRONG[message]}
+    with pytest.raises(ValueError, match=message):
+        megatron_step(**given)

@@ -390,6 +390,9 @@ def test_the_table_and_the_picture_have_each_kind():
 
 def test_prices_are_all_that_a_walk_asks_for():
     class Ones:
+        fuses: tuple[str, ...] = ()
+        issue = 0.0
+
         def compute(self, work, dtype):
             return 1.0
 

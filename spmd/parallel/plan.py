@@ -24,12 +24,14 @@ from minidiff.core.types import typeof
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
+from spmd.parallel import schedules
 from spmd.report import plots
 from spmd.report.forecast import FASTEST, CostModel
 from spmd.report.predict import Prediction, predict
 from spmd.report.rewritten import meshes_of, rewritten
 from spmd.report.table import Table, show_seconds
-from spmd.report.walk import BUBBLE, local_type
+from spmd.report.tape_cost import BUBBLE
+from spmd.report.walk import local_type
 
 if TYPE_CHECKING:
     from spmd.machines import Machine, Placement
@@ -73,11 +75,9 @@ class Choice:
 
     def order(self, microbatches: int) -> Schedule:
         """The schedule, by its name in `spmd.parallel`; with several chunks, the interleaved one."""
-        from spmd import parallel
-
         if self.chunks > 1:
-            return parallel.interleaved(self.stages, microbatches, self.chunks)
-        return getattr(parallel, self.schedule)(self.stages, microbatches)
+            return schedules.interleaved(self.stages, microbatches, self.chunks)
+        return getattr(schedules, self.schedule)(self.stages, microbatches)
 
 
 @dataclass(frozen=True)
