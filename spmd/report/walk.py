@@ -71,7 +71,6 @@ class Walk:
         self.notes: dict[str, None] = {}
         self.coordinates: dict[str, int] = {}  # of the rank whose stage is priced, along the axis of a schedule
         self.schedules: list[Any] = []  # those that were priced
-        self._known_bodies: dict[tuple, TapeCost] = {}
 
     def price(self, tape: Tape, known: Mapping[Var, Any] | None = None, whole: bool = False) -> TapeCost:
         """What a tape takes, where some integers are known; `whole` says that it is a whole step of training."""
