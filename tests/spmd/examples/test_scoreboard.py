@@ -52,7 +52,7 @@ def test_bytes_are_those_of_the_paper(recompute, sequence):
 
 
 def test_slopes_are_derivatives():
-    price = scoreboard.priced(SMALL)
+    price = scoreboard.price_plan(SMALL)
     at = parameters_of(FITTED)
     seconds = price(FITTED)
     for k in range(5):
@@ -71,7 +71,7 @@ def test_the_fit_finds_constants():
         SMALL._replace(hidden=4096, data=8, batch=32),
     ]
     plans += [plan._replace(microbatch=1) for plan in plans]
-    rows = [(price, float(price(FITTED))) for price in map(scoreboard.priced, plans)]
+    rows = [(price, float(price(FITTED))) for price in map(scoreboard.price_plan, plans)]
     start = constants_of(parameters_of(FITTED) * [1.1, 1.2, 1.1, 0.9, 1.1])
     found = scoreboard.fit([rows], start)
     errors = [abs(float(price(found)) / seconds - 1) for price, seconds in rows]
