@@ -25,8 +25,11 @@ from typing import Any
 
 import numpy
 
+import minidiff.numpy as np
 from collectives.cost import Number
-from minidiff.ops.costs import ProductSize, Work
+from minidiff import jit, make_tape, nn
+from minidiff.compiler import native
+from minidiff.ops.costs import ProductSize, Work, work_of_equation
 from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import calibrate, maximum, seconds_of
 from spmd.report.forecast import FASTEST, CostModel
@@ -94,7 +97,8 @@ class Machine:
     is that of memory in bytes a second, `memory` its size in bytes, `launch` the seconds that it takes to start an
     operation on the device, `issue` those in which the host issues it, ahead of the device. `links` begin with the
     fastest, which joins the fewest. `fuses` names operations that run in one loop with elementwise ones, as kernels
-    written by hand and compilers for the machine have them. `sources` says where each number is from.
+    written by hand and compilers for the machine have them; None says that each operation runs by itself. `steps` has
+    how many times as long as it counts operations a function takes. `sources` says where each number is from.
 
     Raises ValueError for a machine without links, or with links that do not join more and more devices.
 
@@ -113,7 +117,8 @@ class Machine:
     links: tuple[Link, ...]
     efficiency: Efficiency = Efficiency()
     issue: float = 0.0
-    fuses: frozenset[str] = frozenset()
+    fuses: frozenset[str] | None = frozenset()
+    steps: Mapping[str, float] = field(default_factory=dict, hash=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -343,6 +348,13 @@ TPU_V5P = Machine(
 # ---------------------------------------------------------------- the machine that this runs on
 
 _SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied
+_FUNCTIONS = (
+    *(np.exp, np.exp2, np.expm1, np.log, np.log1p, np.log2, np.log10, np.sqrt, np.cbrt, np.sin, np.cos, np.tan),
+    *(np.sinh, np.cosh, np.tanh, np.arcsin, np.arccos, np.arctan, np.sum, np.max, np.absolute, np.square),
+    *(nn.erf, nn.sigmoid, nn.silu, nn.relu, nn.gelu, functools.partial(nn.gelu, approximate=False)),
+    *(nn.softmax, nn.log_softmax, nn.logsumexp),
+    *(lambda x, f=f: f(x, x) for f in (np.divide, np.power, np.arctan2, np.hypot, np.maximum, np.logaddexp)),
+)
 
 
 def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
@@ -350,8 +362,9 @@ def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
 
     Products of matrices of several sizes give the peak and the efficiency, a sum of long arrays the bandwidth of
     memory, one of short arrays the other operations, and one of a few numbers what starting an operation takes: each
-    the least of `repeats` times. The link is a `spmd.calibrate` of the mesh. All ranks must call it, and all
-    get the same machine. A mesh of one rank has a link that is never used.
+    the least of `repeats` times. Functions (exp, tanh, softmax, ...) are compared with that sum. The link is a
+    `spmd.calibrate` of the mesh. All ranks must call it, and all get the same machine. A mesh of one rank has a link
+    that is never used.
 
     >>> import spmd
     >>> machine = this_machine(spmd.make_mesh((2,), ('i',), backend='simulated'), repeats=1)
@@ -370,21 +383,34 @@ def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
     for n, calls in ((1, 1000), (1 << 12, 100), (1 << 22, 1)):
         x, y = numpy.ones(n), numpy.empty(n)
         found.append(least(functools.partial(numpy.add, x, x, y), calls))
+    functions = [_time_function(function, least) for function in _FUNCTIONS]
     *products, launch, short, long = maximum(mesh, numpy.array(found)).tolist()
+    elementwise = (1 << 12) / max(short - launch, 1e-12)
+    steps = elementwise * maximum(mesh, numpy.array([seconds for _, seconds in functions]))
     singles, doubles = products[: len(_SIZES)], products[len(_SIZES) :]
     rates = [[2 * n**3 / t for n, t in zip(_SIZES, times)] for times in (singles, doubles)]
     model = calibrate(mesh, mesh.axis_names, repeats=repeats) if mesh.size > 1 else CostModel(0.0, 0.0)
     return Machine(
         "this machine",
         flops=dict(zip(("float32", "float64"), map(max, rates))),
-        elementwise=(1 << 12) / max(short - launch, 1e-12),
+        elementwise=elementwise,
         bandwidth=3 * 8 * (1 << 22) / long,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / mesh.size,
         launch=launch,
         links=(Link("messages", math.inf, model, model.source),),
         efficiency=_efficiency(rates[1]),
+        fuses=frozenset() if native.is_available() else None,
+        steps={name: max(x, 1.0) for (name, _), x in zip(functions, steps.tolist())},
         sources={"flops": f"measured on {mesh.size} {mesh.backend} ranks at the same time"},
     )
+
+
+def _time_function(function: Callable, least: Callable[[Callable], float]) -> tuple[str, float]:
+    """The operation that a function runs, and the seconds of each operation that it counts in a long array."""
+    x = numpy.linspace(0.1, 0.9, 1 << 16).reshape(1 << 8, 1 << 8)
+    (eqn,) = make_tape(function)(x).equations
+    long, short = (functools.partial(jit(function), each) for each in (x, x[:1]))
+    return eqn.primitive.name, max(least(long) - least(short), 0.0) / work_of_equation(eqn).flops
 
 
 def _efficiency(rates: Sequence[float]) -> Efficiency:

@@ -36,6 +36,7 @@ from spmd.parallel.schedules import interleaved, one_f_one_b
 from spmd.report.plots import Curve, logarithmic_curves
 from spmd.report.rewritten import rewritten
 from spmd.report.table import Table
+from spmd.report.tape_cost import Prices
 from spmd.report.walk import Walk
 
 NEAREST = ("feats", "data", "stages")  # as Megatron-LM numbers its ranks
@@ -362,7 +363,7 @@ class Sloped(float):
     __radd__, __rmul__ = __add__, __mul__
 
 
-class Slopes:
+class Slopes(Prices):
     """The prices of a machine as functions of the constants: `Sloped` numbers in `parameters`.
 
     Seconds are linear in 1 / best, half / best, the inverse shares of the links, and `issue`.

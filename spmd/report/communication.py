@@ -18,7 +18,7 @@ from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.rewritten import apply_to_tape, meshes_of
 from spmd.report.table import Table, show_seconds
-from spmd.report.tape_cost import ATTENTION, PRODUCTS
+from spmd.report.tape_cost import ATTENTION, PRODUCTS, Prices
 from spmd.report.walk import LONGEST_BRANCH, ONE_STEP, Walk
 from spmd.shard_map.shard_map import without_types
 
@@ -185,11 +185,8 @@ def price_tape(tape: Tape) -> Communication:
     return found
 
 
-class _Bytes:
+class _Bytes(Prices):
     """Prices by which the longest branch is the one that communicates most."""
-
-    fuses: tuple[str, ...] = ()
-    issue = 0.0
 
     def compute(self, work: Work, dtype: Any) -> float:
         return 0.0

@@ -22,7 +22,7 @@ from spmd.report.memory import memory as memory_of
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import meshes_of, rewritten
 from spmd.report.table import Table, show_seconds
-from spmd.report.tape_cost import BUBBLE, Amount, TapeCost
+from spmd.report.tape_cost import BUBBLE, Amount, Prices, TapeCost
 from spmd.report.walk import Walk, local_type
 from spmd.shard_map.operation import shard_map_p
 
@@ -139,13 +139,13 @@ def _is_product(key: Any) -> bool:
     return key.operation in ("matmul", "einsum", "add_product", "convolve")
 
 
-class _OnMachine:
+class _OnMachine(Prices):
     """The prices of a machine, with a mesh on it."""
 
     def __init__(self, machine: Machine, placed: Placement | None):
         self.machine, self.placed = machine, placed
         self.dtypes: dict[Any, float] = defaultdict(float)
-        self.fuses, self.issue = machine.fuses, machine.issue
+        self.fuses, self.issue, self.steps = machine.fuses, machine.issue, machine.steps
 
     def compute(self, work: Work, dtype: Any) -> float:
         if work.product is not None:

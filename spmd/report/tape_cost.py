@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from minidiff.diagnostics.location import Location
 from minidiff.ops.costs import Work
@@ -16,24 +16,25 @@ PRODUCTS, ATTENTION, ELEMENTWISE = "matrix products", "attention", "elementwise"
 OPTIMIZER, BUBBLE, ISSUE = "optimizer", "pipeline bubble", "waiting for the host"
 
 
-class Prices(Protocol):
+class Prices:
     """What seconds the walk asks for.
 
-    `fuses` names operations that run in one loop with elementwise ones. `issue` is the time in which the host issues an
-    operation: it runs ahead of the device, so what waits for another rank takes the longer of both times.
+    `fuses` names operations that run in one loop with elementwise ones; None says that these do not either. `issue` is
+    the time in which the host issues an operation: it runs ahead of the device, so what waits for another rank takes
+    the longer of both times. `steps` has how many times as long as it counts operations a function takes, by its name.
     """
 
-    @property
-    def fuses(self) -> Collection[str]: ...
+    fuses: Collection[str] | None = ()
+    issue: float = 0.0
+    steps: Mapping[str, float] = {}
 
-    @property
-    def issue(self) -> float: ...
-
-    def compute(self, work: Work, dtype: Any) -> float: ...
+    def compute(self, work: Work, dtype: Any) -> float:
+        """The seconds of an operation, or of several in one loop."""
+        raise NotImplementedError
 
     def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
         """The seconds of a collective, and the lane in which it is."""
-        ...
+        raise NotImplementedError
 
 
 class Category(NamedTuple):

@@ -19,7 +19,7 @@ from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table, show_seconds
-from spmd.report.tape_cost import Operation
+from spmd.report.tape_cost import Operation, Prices
 from spmd.report.walk import Walk
 
 WIDTH = 72  # columns that are printed
@@ -195,11 +195,8 @@ def _predicted(tape: Tape, model: Any, flops_per_second: float) -> Lanes:
     return Lanes(tuple(x._replace(lane=KINDS.index(x.lane)) for x in span.operations), KINDS)
 
 
-class Rates:
+class Rates(Prices):
     """Prices by a model of communication, and a rate of operations; a rank has one network."""
-
-    fuses: tuple[str, ...] = ()
-    issue = 0.0
 
     def __init__(self, model: CostModel, rate: float):
         self.model, self.rate = model, rate

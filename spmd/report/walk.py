@@ -106,7 +106,8 @@ class _Run:
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         self.ready.update(zip(tape.inputs, ready))
         attention = _attention_shapes(tape)
-        for group in _groups(tape, self.walk.prices.fuses) if self.walk.fused else ([eqn] for eqn in tape.equations):
+        fuses = self.walk.prices.fuses if self.walk.fused else None
+        for group in ([eqn] for eqn in tape.equations) if fuses is None else _groups(tape, fuses):
             if len(group) > 1:
                 self.compute(group, attention)
             else:
@@ -143,7 +144,8 @@ class _Run:
         made = {v for eqn in group for v in eqn.outputs}
         nbytes = self.bytes_of_group(group, made) if len(group) > 1 else works[0].bytes
         self.note_views(group)
-        flops = sum(work.flops for work in works)
+        steps = self.walk.prices.steps
+        flops = sum(work.flops * steps.get(eqn.primitive.name, 1) for eqn, work in zip(group, works))
         dtype = _product_dtype(group[0])
         seconds = self.walk.prices.compute(Work(flops, nbytes, works[0].product), dtype)
         operands = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]

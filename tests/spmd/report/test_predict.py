@@ -17,6 +17,7 @@ from spmd.parallel.scheduled import scheduled
 from spmd.parallel.transformer import Config, dimensions, mlp, next_token_loss, normalize, sizes
 from spmd.parallel.vocabulary import embed, label_cross_entropy
 from spmd.report.pipelined import time_schedule
+from spmd.report.tape_cost import Prices
 from spmd.report.walk import Walk
 
 F, H = 64, 256
@@ -389,10 +390,7 @@ def test_the_table_and_the_picture_have_each_kind():
 
 
 def test_prices_are_all_that_a_walk_asks_for():
-    class Ones:
-        fuses: tuple[str, ...] = ()
-        issue = 0.0
-
+    class Ones(Prices):
         def compute(self, work, dtype):
             return 1.0
 
