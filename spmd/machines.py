@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -98,7 +99,9 @@ class Machine:
     operation on the device, `issue` those in which the host issues it, ahead of the device. `links` begin with the
     fastest, which joins the fewest. `fuses` names operations that run in one loop with elementwise ones, as kernels
     written by hand and compilers for the machine have them; None says that each operation runs by itself. `steps` has
-    how many times as long as it counts operations a function takes. `sources` says where each number is from.
+    how many times as long as it counts operations a function takes. `caches` have bytes, and the bandwidth of an
+    operation that moves at most so many, the fewest first. `overlap` says whether messages travel beside computation:
+    not where the processors that compute move them. `sources` says where each number is from.
 
     Raises ValueError for a machine without links, or with links that do not join more and more devices.
 
@@ -119,6 +122,8 @@ class Machine:
     issue: float = 0.0
     fuses: frozenset[str] | None = frozenset()
     steps: Mapping[str, float] = field(default_factory=dict, hash=False)
+    caches: tuple[tuple[float, float], ...] = ()
+    overlap: bool = True
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +143,8 @@ class Machine:
             arithmetic = work.flops / self.elementwise
         else:
             arithmetic = work.flops / (self.peak(dtype) * self.efficiency.of(work.product)) if work.flops else 0.0
-        return self.launch + max(arithmetic, work.bytes / self.bandwidth)
+        bandwidth = next((rate for size, rate in self.caches if work.bytes <= size), self.bandwidth)
+        return self.launch + max(arithmetic, work.bytes / bandwidth)
 
     def peak(self, dtype: Any) -> float:
         """The peak of matrix products of a dtype. Raises ValueError if there is none."""
@@ -348,6 +354,7 @@ TPU_V5P = Machine(
 # ---------------------------------------------------------------- the machine that this runs on
 
 _SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied
+_LENGTHS = tuple(1 << k for k in (12, 15, 17, 19, 22))  # of arrays that are added
 _FUNCTIONS = (
     *(np.exp, np.exp2, np.expm1, np.log, np.log1p, np.log2, np.log10, np.sqrt, np.cbrt, np.sin, np.cos, np.tan),
     *(np.sinh, np.cosh, np.tanh, np.arcsin, np.arccos, np.arctan, np.sum, np.max, np.absolute, np.square),
@@ -361,10 +368,10 @@ def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
     """The machine that this runs on, measured on all ranks of a mesh at the same time.
 
     Products of matrices of several sizes give the peak and the efficiency, a sum of long arrays the bandwidth of
-    memory, one of short arrays the other operations, and one of a few numbers what starting an operation takes: each
-    the least of `repeats` times. Functions (exp, tanh, softmax, ...) are compared with that sum. The link is a
-    `spmd.calibrate` of the mesh. All ranks must call it, and all get the same machine. A mesh of one rank has a link
-    that is never used.
+    memory, shorter ones that of caches and the other operations, one of a few numbers what starting an operation takes:
+    each the median of `repeats` times, since a step lasts longer than a good moment of the processor. Functions (exp,
+    tanh, softmax, ...) are compared with a sum. The link is a `spmd.calibrate` of the mesh. All ranks must call it, and
+    all get the same machine. A mesh of one rank has a link that is never used.
 
     >>> import spmd
     >>> machine = this_machine(spmd.make_mesh((2,), ('i',), backend='simulated'), repeats=1)
@@ -372,20 +379,21 @@ def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
     ('this machine', ['float32', 'float64'], 'messages')
     """
 
-    def least(call: Callable[[], Any], calls: int = 1) -> float:
-        return min(seconds_of(call, calls) for _ in range(repeats))
+    def typical(call: Callable[[], Any], calls: int = 1) -> float:
+        return statistics.median(seconds_of(call, calls) for _ in range(repeats))
 
     found: list[float] = []
     for dtype in ("float32", "float64"):
         for n in _SIZES:
             a, out = numpy.ones((n, n), dtype), numpy.empty((n, n), dtype)
-            found.append(least(functools.partial(numpy.matmul, a, a, out), max(1, 2**21 // n**3)))
-    for n, calls in ((1, 1000), (1 << 12, 100), (1 << 22, 1)):
+            found.append(typical(functools.partial(numpy.matmul, a, a, out), max(1, 2**21 // n**3)))
+    for n in (1, *_LENGTHS):
         x, y = numpy.ones(n), numpy.empty(n)
-        found.append(least(functools.partial(numpy.add, x, x, y), calls))
-    functions = [_time_function(function, least) for function in _FUNCTIONS]
-    *products, launch, short, long = maximum(mesh, numpy.array(found)).tolist()
-    elementwise = (1 << 12) / max(short - launch, 1e-12)
+        found.append(typical(functools.partial(numpy.add, x, x, y), max(1, 2**19 // (n + 512))))
+    functions = [_time_function(function, typical) for function in _FUNCTIONS]
+    found = maximum(mesh, numpy.array(found)).tolist()
+    products, launch, sums = found[: -len(_LENGTHS) - 1], found[-len(_LENGTHS) - 1], found[-len(_LENGTHS) :]
+    elementwise, *_ = rates_of_sums = [n / max(t - launch, 1e-12) for n, t in zip(_LENGTHS, sums)]
     steps = elementwise * maximum(mesh, numpy.array([seconds for _, seconds in functions]))
     singles, doubles = products[: len(_SIZES)], products[len(_SIZES) :]
     rates = [[2 * n**3 / t for n, t in zip(_SIZES, times)] for times in (singles, doubles)]
@@ -394,23 +402,25 @@ def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
         "this machine",
         flops=dict(zip(("float32", "float64"), map(max, rates))),
         elementwise=elementwise,
-        bandwidth=3 * 8 * (1 << 22) / long,
+        bandwidth=24 * rates_of_sums[-1],
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / mesh.size,
         launch=launch,
         links=(Link("messages", math.inf, model, model.source),),
         efficiency=_efficiency(rates[1]),
+        caches=tuple((24 * n, 24 * rate) for n, rate in zip(_LENGTHS[:-1], rates_of_sums)),
+        overlap=False,
         fuses=frozenset() if native.is_available() else None,
         steps={name: max(x, 1.0) for (name, _), x in zip(functions, steps.tolist())},
         sources={"flops": f"measured on {mesh.size} {mesh.backend} ranks at the same time"},
     )
 
 
-def _time_function(function: Callable, least: Callable[[Callable], float]) -> tuple[str, float]:
+def _time_function(function: Callable, typical: Callable[[Callable], float]) -> tuple[str, float]:
     """The operation that a function runs, and the seconds of each operation that it counts in a long array."""
     x = numpy.linspace(0.1, 0.9, 1 << 16).reshape(1 << 8, 1 << 8)
     (eqn,) = make_tape(function)(x).equations
     long, short = (functools.partial(jit(function), each) for each in (x, x[:1]))
-    return eqn.primitive.name, max(least(long) - least(short), 0.0) / work_of_equation(eqn).flops
+    return eqn.primitive.name, max(typical(long) - typical(short), 0.0) / work_of_equation(eqn).flops
 
 
 def _efficiency(rates: Sequence[float]) -> Efficiency:

@@ -162,7 +162,7 @@ def predict(
     machine: Machine,
     *,
     nearest: Sequence[str] | None = None,
-    overlap: bool | Collection[str] = True,
+    overlap: bool | Collection[str] | None = None,
     optimized: bool = True,
 ) -> Any:
     """Predict a step on a machine: `predict(step, machine)(*args) -> Prediction`.
@@ -170,7 +170,8 @@ def predict(
     Arguments are arrays or types, `md.ShapedArray(shape, dtype)`, in trees: no array is made and nothing runs, so a
     laptop prices a step of any size. `nearest` are the axes of the mesh, those whose ranks are next to each other
     first; by default the last axis of the mesh is. `overlap` says along which axes collectives run beside computation:
-    all (True), none (False), or those given. A step that is compiled (`optimized`) fuses elementwise operations.
+    all (True), none (False), or those given; by default as the machine has it. A step that is compiled (`optimized`)
+    fuses elementwise operations.
 
     The time is that of the slowest rank. Operations take what the roofline of the machine says, collectives what its
     links say, and a pipeline that follows a schedule (`spmd.parallel.scheduled`) what its stages' passes take. Two more
@@ -230,7 +231,7 @@ def _predict(
         shape.update(mesh.shape)
     placed = machine.on(shape, nearest) if shape else None
     prices = _OnMachine(machine, placed)
-    walk = Walk(prices, overlap, fused=optimized)
+    walk = Walk(prices, machine.overlap if overlap is None else overlap, fused=optimized)
     span = walk.price(tape, whole=True)
     use = memory_in_place(tape) if optimized and machine.fuses else memory_of(tape, optimized=optimized)
     dtype = max(prices.dtypes, key=prices.dtypes.__getitem__, default="float32")

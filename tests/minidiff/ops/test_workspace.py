@@ -1,6 +1,5 @@
 """What operations allocate beside their results is what the table says: each operation once, beside tracemalloc."""
 
-import gc
 import tracemalloc
 
 import numpy as np
@@ -23,7 +22,6 @@ UNKNOWN = {*LAPACK.split(), *LOOPS.split(), *ORDERS.split(), *OTHERS.split()}
 
 def measured(f, *args, **params):
     f(*args, **params)
-    gc.collect()
     tracemalloc.start()
     out = f(*args, **params)
     peak = tracemalloc.get_traced_memory()[1]
