@@ -17,9 +17,9 @@ True
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -353,6 +353,7 @@ TPU_V5P = Machine(
 
 # ---------------------------------------------------------------- the machine that this runs on
 
+_LASTING = 0.001  # seconds for which an operation is repeated
 _SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied
 _LENGTHS = tuple(1 << k for k in (12, 15, 17, 19, 22))  # of arrays that are added
 _FUNCTIONS = (
@@ -364,14 +365,14 @@ _FUNCTIONS = (
 )
 
 
-def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
+def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
     """The machine that this runs on, measured on all ranks of a mesh at the same time.
 
     Products of matrices of several sizes give the peak and the efficiency, a sum of long arrays the bandwidth of
     memory, shorter ones that of caches and the other operations, one of a few numbers what starting an operation takes:
-    each the median of `repeats` times, since a step lasts longer than a good moment of the processor. Functions (exp,
-    tanh, softmax, ...) are compared with a sum. The link is a `spmd.calibrate` of the mesh. All ranks must call it, and
-    all get the same machine. A mesh of one rank has a link that is never used.
+    each the mean of `repeats` times a millisecond, of the rank that is slowest each time, since ranks wait for each
+    other. Functions (exp, tanh, softmax, ...) are compared with a sum. The link is a `spmd.calibrate` of the mesh. All
+    ranks must call it, and all get the same machine. A mesh of one rank has a link that is never used.
 
     >>> import spmd
     >>> machine = this_machine(spmd.make_mesh((2,), ('i',), backend='simulated'), repeats=1)
@@ -379,23 +380,21 @@ def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
     ('this machine', ['float32', 'float64'], 'messages')
     """
 
-    def typical(call: Callable[[], Any], calls: int = 1) -> float:
-        return statistics.median(seconds_of(call, calls) for _ in range(repeats))
+    def measure(call: Callable[[], Any]) -> float:
+        calls = max(1, int(_LASTING / max(seconds_of(call), 1e-9)))
+        maximum(mesh, numpy.zeros(1))  # all ranks begin together
+        times = numpy.array([seconds_of(call, calls) for _ in range(repeats)])
+        return float(maximum(mesh, times).mean())
 
-    found: list[float] = []
-    for dtype in ("float32", "float64"):
-        for n in _SIZES:
-            a, out = numpy.ones((n, n), dtype), numpy.empty((n, n), dtype)
-            found.append(typical(functools.partial(numpy.matmul, a, a, out), max(1, 2**21 // n**3)))
-    for n in (1, *_LENGTHS):
-        x, y = numpy.ones(n), numpy.empty(n)
-        found.append(typical(functools.partial(numpy.add, x, x, y), max(1, 2**19 // (n + 512))))
-    functions = [_time_function(function, typical) for function in _FUNCTIONS]
-    found = maximum(mesh, numpy.array(found)).tolist()
-    products, launch, sums = found[: -len(_LENGTHS) - 1], found[-len(_LENGTHS) - 1], found[-len(_LENGTHS) :]
-    elementwise, *_ = rates_of_sums = [n / max(t - launch, 1e-12) for n, t in zip(_LENGTHS, sums)]
-    steps = elementwise * maximum(mesh, numpy.array([seconds for _, seconds in functions]))
+    products = []
+    for dtype, n in itertools.product(("float32", "float64"), _SIZES):
+        a, out = numpy.ones((n, n), dtype), numpy.empty((n, n), dtype)
+        products.append(measure(functools.partial(numpy.matmul, a, a, out)))
     singles, doubles = products[: len(_SIZES)], products[len(_SIZES) :]
+    pairs = [(numpy.ones(n), numpy.empty(n)) for n in (1, *_LENGTHS)]
+    launch, *sums = (measure(functools.partial(numpy.add, x, x, y)) for x, y in pairs)
+    elementwise, *_ = rates_of_sums = [n / max(t - launch, 1e-12) for n, t in zip(_LENGTHS, sums)]
+    steps = {name: max(elementwise * t, 1.0) for name, t in (_time_function(f, measure) for f in _FUNCTIONS)}
     rates = [[2 * n**3 / t for n, t in zip(_SIZES, times)] for times in (singles, doubles)]
     model = calibrate(mesh, mesh.axis_names, repeats=repeats) if mesh.size > 1 else CostModel(0.0, 0.0)
     return Machine(
@@ -410,17 +409,17 @@ def this_machine(mesh: Mesh, *, repeats: int = 5) -> Machine:
         caches=tuple((24 * n, 24 * rate) for n, rate in zip(_LENGTHS[:-1], rates_of_sums)),
         overlap=False,
         fuses=frozenset() if native.is_available() else None,
-        steps={name: max(x, 1.0) for (name, _), x in zip(functions, steps.tolist())},
+        steps=steps,
         sources={"flops": f"measured on {mesh.size} {mesh.backend} ranks at the same time"},
     )
 
 
-def _time_function(function: Callable, typical: Callable[[Callable], float]) -> tuple[str, float]:
+def _time_function(function: Callable, measure: Callable[[Callable], float]) -> tuple[str, float]:
     """The operation that a function runs, and the seconds of each operation that it counts in a long array."""
     x = numpy.linspace(0.1, 0.9, 1 << 16).reshape(1 << 8, 1 << 8)
     (eqn,) = make_tape(function)(x).equations
     long, short = (functools.partial(jit(function), each) for each in (x, x[:1]))
-    return eqn.primitive.name, max(typical(long) - typical(short), 0.0) / work_of_equation(eqn).flops
+    return eqn.primitive.name, max(measure(long) - measure(short), 0.0) / work_of_equation(eqn).flops
 
 
 def _efficiency(rates: Sequence[float]) -> Efficiency:

@@ -3,8 +3,8 @@
     mpiexec -n 2 python -m tests.benchmarks.predictions [--rounds N] [--only NAME …]
 
 `spmd.machines.this_machine` measures the machine first: products, memory, functions and messages. It knows nothing of
-the programs. A measured time is the median of some rounds, of the slowest rank. Run it where each rank has a core of
-its own. On more ranks than cores, ranks wait for each other's turns, which no machine's constants tell.
+the programs, and measures again before each kind of them, since the speed of shared machines drifts. A measured time is
+the median of some rounds, of the slowest rank.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="parts of the rows' names")
     options = parser.parse_args(arguments)
     say: Any = print if MPI.COMM_WORLD.rank == 0 else lambda *_, **__: None
-    machine = spmd.machines.this_machine(mesh_of("i"), repeats=20)
-    say(machine)
     say(f"{MPI.COMM_WORLD.size} ranks; milliseconds\n{'':34}{'measured':>10}{'predicted':>11}{'ratio':>7}")
     off = []
     for rows in (networks, transformers, attention, products, fields):
+        machine = spmd.machines.this_machine(mesh_of("i"))
+        say(f"{machine.flops['float64']:.3g} operations and {machine.bandwidth:.3g} bytes a second")
         for name, step, args in rows():
             if not any(part in name for part in options.only):
                 continue
