@@ -1,42 +1,13 @@
-"""Optimizers, with the API of `optax`: gradient transformations that compose.
-
-A `GradientTransformation` is a pair of functions: `init(params)` makes the state, and `update(gradients, state,
-params)` returns the updates and the new state. `apply_updates` adds the updates to the parameters. `chain` composes
-transformations, and an optimizer is a chain: Adam is `chain(scale_by_adam(), scale_by_learning_rate(rate))`. A learning
-rate is a number, or a schedule: a function from the number of the step, which starts at 0, to the rate.
-
-Parameters are trees of floating-point arrays. States are named tuples of trees like the parameters, and of the number
-of steps. Both can be saved, and passed to `jit` and `shard_map`. States and new parameters keep the parameters' dtypes,
-whatever the dtype of a rate, unless `mu_dtype` or `accumulator_dtype` is given. Parameters of functions have optax's
-names, order and defaults. Conjugate the gradients of complex parameters: `md.tree.map(np.conj, gradients)`.
-
-If a gradient is None, its update is None, and so is its state from then on. A parameter that is None stays None. But
-`apply_updates` raises an error for an array whose update is None, since the array would never change.
-
-Everything but the norm of the gradients is elementwise. So the state of a sharded array has the sharding of the array,
-and its update communicates nothing.
-
->>> import minidiff as md
->>> optimizer = chain(clip_by_global_norm(1.0), adam(0.1))
->>> params = {'w': numpy.array([3.0, -4.0])}
->>> state = optimizer.init(params)
->>> loss = lambda params: (params['w'] ** 2).sum()
->>> for _ in range(200):
-...     updates, state = optimizer.update(md.grad(loss)(params), state, params)
-...     params = apply_updates(params, updates)
->>> bool(loss(params) < 1e-3)
-True
-"""
+"""Gradient transformations, and chains of them."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import numbers
 from collections import namedtuple
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -44,19 +15,9 @@ from minidiff import tree
 from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.diagnostics.other_libraries import module_getattr
-from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
 from minidiff.values.dtypes import check_real_float, is_differentiable, result_type
-
-__all__ = [
-    *("GradientTransformation", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates", "chain"),
-    *("clip_by_global_norm", "constant_schedule", "cosine_decay_schedule", "global_norm", "linear_schedule", "lion"),
-    *("scale_by_adam", "scale_by_learning_rate", "scale_by_lion", "scale_by_rss", "sgd", "trace"),
-    "warmup_cosine_decay_schedule",
-]
-__dir__ = functools.partial(sorted, __all__)
 
 Schedule = Callable[[Value], Value]
 Rate = Value | Schedule
@@ -86,7 +47,7 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
     transformations whose updates take them, as in optax. Raises TypeError for an argument that is not a
     GradientTransformation; `update` raises ValueError for a state of another structure.
 
-    >>> optimizer = chain(clip_by_global_norm(1.0), sgd(0.1))
+    >>> optimizer = chain(clip_by_global_norm(1.0), scale_by_learning_rate(0.1))
     >>> optimizer.update(numpy.array([3.0, 4.0]), optimizer.init(numpy.zeros(2)))[0]
     array([-0.06, -0.08])
     """
@@ -132,110 +93,6 @@ def apply_updates(params: Any, updates: Any) -> Any:
     return tree.map(lambda p, u: convert(p + u, typeof(p).dtype), params, updates)
 
 
-# ---------------------------------------------------------------- optimizers
-
-
-def sgd(
-    learning_rate: Rate, momentum: Value | None = None, nesterov: bool = False, accumulator_dtype: Any = None
-) -> GradientTransformation:
-    """Stochastic gradient descent, with momentum if it is neither None nor 0.
-
-    >>> optimizer = sgd(0.1, momentum=0.9)
-    >>> state = optimizer.init(1.0)
-    >>> update, state = optimizer.update(2.0, state)
-    >>> float(update)
-    -0.2
-    >>> round(float(optimizer.update(2.0, state)[0]), 12)  # -0.1 * (0.9 * 2 + 2)
-    -0.38
-    """
-    sums = () if momentum is None or _is_zero(momentum) else (trace(momentum, nesterov, accumulator_dtype),)
-    return chain(*sums, scale_by_learning_rate(learning_rate))
-
-
-def adam(
-    learning_rate: Rate,
-    b1: Value = 0.9,
-    b2: Value = 0.999,
-    eps: Value = 1e-8,
-    eps_root: Value = 0.0,
-    mu_dtype: Any = None,
-    *,
-    nesterov: bool = False,
-) -> GradientTransformation:
-    """Adam (Kingma and Ba, 2015), or NAdam (Dozat, 2016) with `nesterov`.
-
-    >>> optimizer = adam(0.1)
-    >>> round(float(optimizer.update(5.0, optimizer.init(1.0))[0]), 6)  # the first step is about the rate
-    -0.1
-
-    Source: Kingma and Ba, "Adam: A method for stochastic optimization".
-    """
-    scale = scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
-    return chain(scale, scale_by_learning_rate(learning_rate))
-
-
-def adamw(
-    learning_rate: Rate,
-    b1: Value = 0.9,
-    b2: Value = 0.999,
-    eps: Value = 1e-8,
-    eps_root: Value = 0.0,
-    mu_dtype: Any = None,
-    weight_decay: Rate = 1e-4,
-    mask: Any = None,
-    *,
-    nesterov: bool = False,
-) -> GradientTransformation:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
-
-    Only parameters where `mask` is True decay, as in `add_decayed_weights`. The update needs the parameters.
-
-    >>> optimizer = adamw(0.1, weight_decay=0.5, mask={'w': True, 'b': False})
-    >>> params, gradients = {'w': 1.0, 'b': 1.0}, {'w': 0.0, 'b': 0.0}
-    >>> updates, state = optimizer.update(gradients, optimizer.init(params), params)
-    >>> float(updates['w']), float(updates['b'])
-    (-0.05, -0.0)
-
-    Source: Loshchilov and Hutter, "Decoupled weight decay regularization".
-    """
-    scale = scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
-    return chain(scale, add_decayed_weights(weight_decay, mask), scale_by_learning_rate(learning_rate))
-
-
-def lion(
-    learning_rate: Rate,
-    b1: Value = 0.9,
-    b2: Value = 0.99,
-    mu_dtype: Any = None,
-    weight_decay: Rate = 1e-3,
-    mask: Any = None,
-) -> GradientTransformation:
-    """Lion: the sign of an average of the gradients, with decoupled weight decay (Chen et al., 2023).
-
-    The weights decay as in `adamw`. The update needs the parameters, unless `weight_decay` is 0.
-
-    >>> optimizer = lion(0.1, weight_decay=0.0)
-    >>> optimizer.update(numpy.array([5.0, -0.5]), optimizer.init(numpy.zeros(2)))[0]
-    array([-0.1,  0.1])
-
-    Source: Chen et al., "Symbolic discovery of optimization algorithms".
-    """
-    decay = () if _is_zero(weight_decay) else (add_decayed_weights(weight_decay, mask),)
-    return chain(scale_by_lion(b1, b2, mu_dtype), *decay, scale_by_learning_rate(learning_rate))
-
-
-def adagrad(learning_rate: Rate, initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> GradientTransformation:
-    """AdaGrad (Duchi, Hazan and Singer, 2011).
-
-    >>> optimizer = adagrad(0.1, initial_accumulator_value=0.0, eps=0.0)
-    >>> float(optimizer.update(5.0, optimizer.init(1.0))[0])
-    -0.1
-
-    Source: Duchi et al., "Adaptive subgradient methods for online learning and stochastic optimization".
-    """
-    return chain(scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate))
-
-
 # ---------------------------------------------------------------- transformations
 
 
@@ -264,7 +121,7 @@ def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> Gr
     -3.0
     -2.0
     """
-    _check_numbers(learning_rate=learning_rate)
+    check_numbers(learning_rate=learning_rate)
 
     def init(params: Any) -> Any:
         _check_floating("init", params)
@@ -290,7 +147,7 @@ def trace(decay: Value, nesterov: bool = False, accumulator_dtype: Any = None) -
     >>> float(momentum.update(1.0, state)[0])
     1.5
     """
-    _check_numbers(momentum=decay, below=1)
+    check_numbers(momentum=decay, below=1)
 
     def added(g: Value, t: Value) -> Value:
         return convert(g + decay * t, typeof(t).dtype)
@@ -321,8 +178,8 @@ def scale_by_adam(
     >>> round(float(scale.update(-5.0, scale.init(1.0))[0]), 6)
     -1.0
     """
-    _check_numbers(b1=b1, b2=b2, below=1)
-    _check_numbers(eps=eps, eps_root=eps_root)
+    check_numbers(b1=b1, b2=b2, below=1)
+    check_numbers(eps=eps, eps_root=eps_root)
 
     def init(params: Any) -> AdamState:
         return AdamState(_FIRST_STEP, _full_like(params, 0, mu_dtype), _full_like(params, 0))
@@ -339,7 +196,7 @@ def scale_by_adam(
             mean, v = corrected(m, b1, count + 1 if nesterov else count), corrected(v, b2)
             if nesterov:
                 mean = convert(b1 * mean + (1 - b1) * corrected(g, b1), typeof(m).dtype)
-            v = v if _is_zero(eps_root) else v + convert(eps_root, typeof(v).dtype)
+            v = v if is_zero(eps_root) else v + convert(eps_root, typeof(v).dtype)
             return mean / (numpy.sqrt(v) + convert(eps, typeof(v).dtype))
 
         return tree.map(scaled, gradients, mu, nu), AdamState(count, _narrow(mu, mu_dtype), nu)
@@ -368,8 +225,8 @@ def scale_by_lion(
     >>> float(scale.update(-5.0, scale.init(1.0))[0])
     -1.0
     """
-    _check_numbers(b1=b1, b2=b2, below=1)
-    _check_numbers(smooth_beta=smooth_beta)
+    check_numbers(b1=b1, b2=b2, below=1)
+    check_numbers(smooth_beta=smooth_beta)
     if mode not in _SIGNS:
         raise ValueError(f"mode must be one of {', '.join(map(repr, _SIGNS))}, got {mode!r}")
 
@@ -389,7 +246,7 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
     >>> round(float(scale.update(4.0, state)[0]), 12)  # 4 / sqrt(3**2 + 4**2)
     0.8
     """
-    _check_numbers(initial_accumulator_value=initial_accumulator_value, eps=eps)
+    check_numbers(initial_accumulator_value=initial_accumulator_value, eps=eps)
 
     def update(gradients: Any, state: RssState, params: Any = None) -> tuple[Any, RssState]:
         sums = _match(gradients, state.sum_of_squares)
@@ -413,7 +270,7 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientT
     >>> float(decay.update(1.0, decay.init(5.0), 5.0)[0])
     1.5
     """
-    _check_numbers(weight_decay=weight_decay)
+    check_numbers(weight_decay=weight_decay)
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
@@ -469,8 +326,8 @@ def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
 
     Source: Pascanu et al., "On the difficulty of training recurrent neural networks".
     """
-    _check_numbers(max_norm=max_norm)
-    if _is_zero(max_norm):
+    check_numbers(max_norm=max_norm)
+    if is_zero(max_norm):
         raise ValueError("max_norm must be positive, got 0: a learning rate of 0 makes updates of 0")
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -478,78 +335,6 @@ def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
         return tree.map(lambda g: convert(scale, typeof(g).dtype) * g, gradients), state
 
     return GradientTransformation(lambda params: (), update)
-
-
-# ---------------------------------------------------------------- schedules
-
-
-def constant_schedule(value: Value) -> Schedule:
-    """The same rate at each step.
-
-    >>> constant_schedule(0.1)(1000)
-    0.1
-    """
-    return lambda step: value
-
-
-def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, transition_begin: int = 0) -> Schedule:
-    """A line from `init_value` to `end_value`, which begins at step `transition_begin`.
-
-    >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (-1, 0, 1, 4, 9)]
-    [1.0, 1.0, 0.75, 0.0, 0.0]
-    """
-    _check_numbers(transition_steps=transition_steps, least=1)
-    _check_numbers(transition_begin=transition_begin)
-
-    def schedule(step: Value) -> Value:
-        rest = 1 - numpy.clip(step - transition_begin, 0, transition_steps) / transition_steps
-        return (init_value - end_value) * rest + end_value
-
-    return schedule
-
-
-def cosine_decay_schedule(init_value: Value, decay_steps: int, alpha: Value = 0.0, exponent: Value = 1.0) -> Schedule:
-    """Half a cosine from `init_value` to `alpha * init_value`, then constant.
-
-    The cosine, scaled to fall from 1 to 0, is raised to the power `exponent`.
-
-    >>> [round(float(cosine_decay_schedule(1.0, 4)(step)), 12) for step in (0, 2, 4, 9)]
-    [1.0, 0.5, 0.0, 0.0]
-
-    Source: Loshchilov and Hutter, "SGDR: Stochastic gradient descent with warm restarts".
-    """
-    _check_numbers(decay_steps=decay_steps, least=1)
-
-    def schedule(step: Value) -> Value:
-        cosine = 0.5 * (1 + numpy.cos(math.pi * (numpy.minimum(step, decay_steps) / decay_steps)))
-        return init_value * ((1 - alpha) * cosine**exponent + alpha)
-
-    return schedule
-
-
-def warmup_cosine_decay_schedule(
-    init_value: Value,
-    peak_value: Value,
-    warmup_steps: int,
-    decay_steps: int,
-    end_value: Value = 0.0,
-    exponent: Value = 1.0,
-) -> Schedule:
-    """Linear warm-up to `peak_value`, then cosine decay to `end_value`.
-
-    `decay_steps` is the total number of steps, including the warm-up. `exponent` is as in `cosine_decay_schedule`.
-    After a peak of 0, the rate stays 0 for any `end_value`.
-
-    >>> schedule = warmup_cosine_decay_schedule(0.0, 1.0, warmup_steps=2, decay_steps=6)
-    >>> [round(float(schedule(step)), 12) for step in (0, 1, 2, 4, 6, 9)]
-    [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
-    """
-    _check_numbers(warmup_steps=warmup_steps)
-    _check_numbers(decay_steps=decay_steps, least=warmup_steps + 1)
-    warmup = linear_schedule(init_value, peak_value, max(warmup_steps, 1))
-    alpha = 0.0 if _is_zero(peak_value) else end_value / peak_value
-    decay = cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)
-    return lambda step: where(step < warmup_steps, warmup(step), decay(step - warmup_steps))
 
 
 # ---------------------------------------------------------------- helpers
@@ -596,11 +381,11 @@ def _square(x: Value) -> Value:
 # ---------------------------------------------------------------- errors
 
 
-def _is_zero(x: Any) -> bool:
+def is_zero(x: Any) -> bool:
     return isinstance(x, numbers.Real) and x == 0
 
 
-def _check_numbers(least: Any = 0, below: Any = math.inf, **given: Any) -> None:
+def check_numbers(least: Any = 0, below: Any = math.inf, **given: Any) -> None:
     """Raise for numbers that are not in [least, below). Traced values pass, and so do schedules of rates."""
     for name, x in given.items():
         scheduled = name in ("learning_rate", "weight_decay")
@@ -652,9 +437,3 @@ def _check_like(what: str, values: Any, like: Any, whose: str) -> None:
         if x.shape != y.shape:
             path = tree.paths(structure, what)[n]
             raise ValueError(f"{path} has the type {x}, but its parameter {y}: they must have the same shape")
-
-
-hide_frames_of(globals(), __all__)
-
-if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = module_getattr(__name__)
