@@ -40,28 +40,41 @@ from minidiff.optim.optimizers import adagrad, adam, adamw, lion, sgd
 from minidiff.optim.schedules import (
     constant_schedule,
     cosine_decay_schedule,
+    cosine_onecycle_schedule,
+    exponential_decay,
+    join_schedules,
+    linear_onecycle_schedule,
     linear_schedule,
+    piecewise_constant_schedule,
+    piecewise_interpolate_schedule,
+    polynomial_schedule,
     warmup_cosine_decay_schedule,
-)
+)  # fmt: skip
 from minidiff.optim.transformations import (
     GradientTransformation,
     add_decayed_weights,
     apply_updates,
     chain,
+    clip,
     clip_by_global_norm,
     global_norm,
+    scale,
     scale_by_adam,
     scale_by_learning_rate,
     scale_by_lion,
+    scale_by_rms,
     scale_by_rss,
     trace,
-)
+)  # fmt: skip
+from minidiff.optim.wrappers import MultiSteps, inject_hyperparams, partition
 
 __all__ = [
-    "GradientTransformation", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates", "chain",
-    "clip_by_global_norm", "constant_schedule", "cosine_decay_schedule", "global_norm", "linear_schedule", "lion",
-    "scale_by_adam", "scale_by_learning_rate", "scale_by_lion", "scale_by_rss", "sgd", "trace",
-    "warmup_cosine_decay_schedule",
+    "GradientTransformation", "MultiSteps", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates", "chain",
+    "clip", "clip_by_global_norm", "constant_schedule", "cosine_decay_schedule", "cosine_onecycle_schedule",
+    "exponential_decay", "global_norm", "inject_hyperparams", "join_schedules", "linear_onecycle_schedule",
+    "linear_schedule", "lion", "partition", "piecewise_constant_schedule", "piecewise_interpolate_schedule",
+    "polynomial_schedule", "scale", "scale_by_adam", "scale_by_learning_rate", "scale_by_lion", "scale_by_rms",
+    "scale_by_rss", "sgd", "trace", "warmup_cosine_decay_schedule",
 ]  # fmt: skip
 __dir__ = functools.partial(sorted, __all__)
 

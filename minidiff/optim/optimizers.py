@@ -10,6 +10,7 @@ from minidiff.optim.transformations import (
     Rate,
     add_decayed_weights,
     chain,
+    check_numbers,
     is_zero,
     scale_by_adam,
     scale_by_learning_rate,
@@ -32,6 +33,8 @@ def sgd(
     >>> round(float(optimizer.update(2.0, state)[0]), 12)  # -0.1 * (0.9 * 2 + 2)
     -0.38
     """
+    if momentum is not None:
+        check_numbers(momentum=momentum, below=1)
     sums = () if momentum is None or is_zero(momentum) else (trace(momentum, nesterov, accumulator_dtype),)
     return chain(*sums, scale_by_learning_rate(learning_rate))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy
 
@@ -20,18 +21,163 @@ def constant_schedule(value: Value) -> Schedule:
     return lambda step: value
 
 
-def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, transition_begin: int = 0) -> Schedule:
-    """A line from `init_value` to `end_value`, which begins at step `transition_begin`.
+def polynomial_schedule(
+    init_value: Value, end_value: Value, power: Value, transition_steps: int, transition_begin: int = 0
+) -> Schedule:
+    """A power of a line that falls to 0, between `init_value` and `end_value`; it begins at step `transition_begin`.
 
-    >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (-1, 0, 1, 4, 9)]
-    [1.0, 1.0, 0.75, 0.0, 0.0]
+    >>> [float(polynomial_schedule(1.0, 0.0, 2, 4)(step)) for step in (0, 1, 2, 4, 9)]
+    [1.0, 0.5625, 0.25, 0.0, 0.0]
     """
     check_numbers(transition_steps=transition_steps, least=1)
     check_numbers(transition_begin=transition_begin)
 
     def schedule(step: Value) -> Value:
         rest = 1 - numpy.clip(step - transition_begin, 0, transition_steps) / transition_steps
-        return (init_value - end_value) * rest + end_value
+        return (init_value - end_value) * rest**power + end_value
+
+    return schedule
+
+
+def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, transition_begin: int = 0) -> Schedule:
+    """A line from `init_value` to `end_value`, which begins at step `transition_begin`.
+
+    >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (-1, 0, 1, 4, 9)]
+    [1.0, 1.0, 0.75, 0.0, 0.0]
+    """
+    return polynomial_schedule(init_value, end_value, 1, transition_steps, transition_begin)
+
+
+def exponential_decay(
+    init_value: Value,
+    transition_steps: int,
+    decay_rate: Value,
+    transition_begin: int = 0,
+    staircase: bool = False,
+    end_value: Value | None = None,
+) -> Schedule:
+    """Multiply by `decay_rate` in each `transition_steps` steps, evenly, or with `staircase` at their end.
+
+    It begins at step `transition_begin`, and stops at `end_value`. Raises ValueError for a rate that is not positive.
+
+    >>> [float(exponential_decay(1.0, 2, 0.25, end_value=0.1)(step)) for step in (0, 1, 2, 9)]
+    [1.0, 0.5, 0.25, 0.1]
+    """
+    check_numbers(transition_steps=transition_steps, least=1)
+    check_numbers(decay_rate=decay_rate, least=math.ulp(0.0))
+    check_numbers(transition_begin=transition_begin)
+
+    def schedule(step: Value) -> Value:
+        passed = numpy.maximum(step - transition_begin, 0) / transition_steps
+        value = init_value * decay_rate ** (numpy.floor(passed) if staircase else passed)
+        if end_value is None:
+            return value
+        return where(decay_rate < 1, numpy.maximum(value, end_value), numpy.minimum(value, end_value))
+
+    return schedule
+
+
+#: From 0 to 1, by how much a schedule has come near to its next value, for the share of the steps that have passed.
+_BENDS: dict[str, Callable[[Value], Value]] = {
+    "constant": lambda share: 0 * share,
+    "linear": lambda share: share,
+    "cosine": lambda share: (1 - numpy.cos(math.pi * share)) / 2,
+}
+
+
+def piecewise_interpolate_schedule(
+    interpolate_type: str, init_value: Value, boundaries_and_scales: dict[int, Value] | None = None
+) -> Schedule:
+    """Multiply by `boundaries_and_scales[step]` up to each of these steps, along a line or half a cosine.
+
+    `interpolate_type` is 'linear', 'cosine', or 'constant', for jumps. Raises ValueError for another, and for a scale
+    below 0.
+
+    >>> schedule = piecewise_interpolate_schedule('linear', 1.0, {4: 0.5, 8: 0.0})
+    >>> [float(schedule(step)) for step in (0, 2, 4, 6, 9)]
+    [1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    if interpolate_type not in _BENDS:
+        raise ValueError(f"interpolate_type must be one of {', '.join(map(repr, _BENDS))}, got {interpolate_type!r}")
+    scales = sorted((boundaries_and_scales or {}).items())
+    check_numbers(**{f"boundaries_and_scales[{step}]": by for step, by in scales})
+
+    def schedule(step: Value) -> Value:
+        value = first = init_value + 0.0 * step
+        begin = 0
+        for end, by in scales:
+            share = numpy.clip((step - begin) / max(end - begin, 1), 0, 1)
+            bent = first + (by - 1) * first * _BENDS[interpolate_type](share)
+            value, begin, first = where(step >= begin, bent, value), end, by * first
+        return where(step >= begin, first, value) if scales else value
+
+    return schedule
+
+
+def piecewise_constant_schedule(init_value: Value, boundaries_and_scales: dict[int, Value] | None = None) -> Schedule:
+    """Multiply by `boundaries_and_scales[step]` from each of these steps on.
+
+    >>> [float(piecewise_constant_schedule(1.0, {2: 0.5, 4: 0.5})(step)) for step in (0, 1, 2, 4)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+    return piecewise_interpolate_schedule("constant", init_value, boundaries_and_scales)
+
+
+def linear_onecycle_schedule(
+    transition_steps: int,
+    peak_value: Value,
+    pct_start: float = 0.3,
+    pct_final: float = 0.85,
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+) -> Schedule:
+    """Rise by `div_factor` to `peak_value`, fall back, and fall by `final_div_factor`, along lines.
+
+    The first two end after the shares `pct_start` and `pct_final` of the steps.
+
+    >>> schedule = linear_onecycle_schedule(10, 1.0, 0.2, 0.8, 4.0, 10.0)
+    >>> [round(float(schedule(step)), 4) for step in (0, 2, 5, 8, 10)]
+    [0.25, 1.0, 0.625, 0.25, 0.025]
+
+    Source: Smith and Topin, "Super-convergence: very fast training of neural networks using large learning rates".
+    """
+    check_numbers(transition_steps=transition_steps, least=1)
+    rise, fall = int(pct_start * transition_steps), int(pct_final * transition_steps)
+    scales = {rise: div_factor, fall: 1 / div_factor, transition_steps: 1 / final_div_factor}
+    return piecewise_interpolate_schedule("linear", peak_value / div_factor, scales)
+
+
+def cosine_onecycle_schedule(
+    transition_steps: int,
+    peak_value: Value,
+    pct_start: float = 0.3,
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+) -> Schedule:
+    """Rise by `div_factor` to `peak_value`, and fall by both factors, along half cosines; see the linear one.
+
+    >>> schedule = cosine_onecycle_schedule(10, 1.0, 0.2, 4.0, 10.0)
+    >>> [round(float(schedule(step)), 4) for step in (0, 1, 2, 6, 10)]
+    [0.25, 0.625, 1.0, 0.5125, 0.025]
+    """
+    check_numbers(transition_steps=transition_steps, least=1)
+    scales = {int(pct_start * transition_steps): div_factor, transition_steps: 1 / (div_factor * final_div_factor)}
+    return piecewise_interpolate_schedule("cosine", peak_value / div_factor, scales)
+
+
+def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
+    """Follow one schedule after the other; each begins at its step 0, at the boundary before it.
+
+    >>> joined = join_schedules([linear_schedule(0.0, 1.0, 2), constant_schedule(1.0)], [2])
+    >>> [float(joined(step)) for step in (0, 1, 2, 9)]
+    [0.0, 0.5, 1.0, 1.0]
+    """
+
+    def schedule(step: Value) -> Value:
+        value = schedules[0](step)
+        for begin, following in zip(boundaries, schedules[1:]):
+            value = where(step < begin, value, following(step - begin))
+        return value
 
     return schedule
 
@@ -77,4 +223,4 @@ def warmup_cosine_decay_schedule(
     warmup = linear_schedule(init_value, peak_value, max(warmup_steps, 1))
     alpha = 0.0 if is_zero(peak_value) else end_value / peak_value
     decay = cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)
-    return lambda step: where(step < warmup_steps, warmup(step), decay(step - warmup_steps))
+    return join_schedules([warmup, decay], [warmup_steps])

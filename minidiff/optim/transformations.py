@@ -15,9 +15,10 @@ from minidiff import tree
 from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
+from minidiff.diagnostics.location import current_location, warn_at
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
-from minidiff.values.dtypes import check_real_float, is_differentiable, result_type
+from minidiff.values.dtypes import check_real_float, finfo, is_differentiable, result_type
 
 Schedule = Callable[[Value], Value]
 Rate = Value | Schedule
@@ -56,7 +57,7 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
             raise TypeError(
                 f"chain: expected gradient transformations such as adam(0.1), got {type(t).__name__}: {t!r}"
             )
-    taken = [_further_arguments(t.update) for t in transformations]
+    updates = [extended(t.update) for t in transformations]
 
     def init(params: Any) -> Any:
         return tuple(t.init(params) for t in transformations)
@@ -68,9 +69,8 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
                 "tuple of as many states: pass the state that init(params) or the last update returned"
             )
         states = []
-        for t, s, names in zip(transformations, state, taken):
-            passed = extra if names is None else {name: extra[name] for name in names & {*extra}}
-            gradients, s = t.update(gradients, s, params, **passed)
+        for one, s in zip(updates, state):
+            gradients, s = one(gradients, s, params, **extra)
             states.append(s)
         return gradients, tuple(states)
 
@@ -100,11 +100,13 @@ def apply_updates(params: Any, updates: Any) -> Any:
 TraceState = namedtuple("TraceState", "trace")  # a decaying sum of the gradients
 AdamState = namedtuple("AdamState", "count mu nu")  # averages of the gradients and of their squares
 LionState = namedtuple("LionState", "mu")  # an average of the gradients
+RmsState = namedtuple("RmsState", "nu")  # an average of the squares of the gradients
+RmsCountState = namedtuple("RmsCountState", "count nu")
 RssState = namedtuple("RssState", "sum_of_squares")  # of all gradients
 ScheduleState = namedtuple("ScheduleState", "count")  # of a learning rate or a weight decay
 
 #: The number of steps at the start: a NumPy scalar, since that is what `jit` returns, and compiles for once.
-_FIRST_STEP = numpy.int64(0)
+FIRST_STEP = numpy.int64(0)
 
 
 def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> GradientTransformation:
@@ -125,15 +127,33 @@ def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> Gr
 
     def init(params: Any) -> Any:
         _check_floating("init", params)
-        return ScheduleState(_FIRST_STEP) if callable(learning_rate) else ()
+        return ScheduleState(FIRST_STEP) if callable(learning_rate) else ()
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is not None:
-            _match(gradients, params, whose="the parameters")
+            match(gradients, params, whose="the parameters")
         rate, state = _at_step(learning_rate, state)
         return tree.map(lambda g: convert(-rate if flip_sign else rate, typeof(g).dtype) * g, gradients), state
 
     return GradientTransformation(init, update)
+
+
+def _of_each(f: Callable[[Value], Value]) -> GradientTransformation:
+    """Apply a function to each gradient, and keep the dtypes."""
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return tree.map(lambda g: convert(f(g), typeof(g).dtype), gradients), state
+
+    return GradientTransformation(lambda params: (), update)
+
+
+def scale(step_size: Value) -> GradientTransformation:
+    """Multiply by a number, which may be negative.
+
+    >>> float(scale(-0.1).update(2.0, ())[0])
+    -0.2
+    """
+    return _of_each(lambda g: convert(step_size, typeof(g).dtype) * g)
 
 
 def trace(decay: Value, nesterov: bool = False, accumulator_dtype: Any = None) -> GradientTransformation:
@@ -147,16 +167,16 @@ def trace(decay: Value, nesterov: bool = False, accumulator_dtype: Any = None) -
     >>> float(momentum.update(1.0, state)[0])
     1.5
     """
-    check_numbers(momentum=decay, below=1)
+    check_numbers(decay=decay)
 
     def added(g: Value, t: Value) -> Value:
         return convert(g + decay * t, typeof(t).dtype)
 
     def update(gradients: Any, state: TraceState, params: Any = None) -> tuple[Any, TraceState]:
-        sums = tree.map(added, gradients, _match(gradients, state.trace, accumulator_dtype))
+        sums = tree.map(added, gradients, match(gradients, state.trace, accumulator_dtype))
         return tree.map(added, gradients, sums) if nesterov else sums, TraceState(_narrow(sums, accumulator_dtype))
 
-    return GradientTransformation(lambda params: TraceState(_full_like(params, 0, accumulator_dtype)), update)
+    return GradientTransformation(lambda params: TraceState(full_like(params, 0, accumulator_dtype)), update)
 
 
 def scale_by_adam(
@@ -182,11 +202,13 @@ def scale_by_adam(
     check_numbers(eps=eps, eps_root=eps_root)
 
     def init(params: Any) -> AdamState:
-        return AdamState(_FIRST_STEP, _full_like(params, 0, mu_dtype), _full_like(params, 0))
+        _check_eps(params, "eps", eps)
+        _check_eps(params, "eps_root", eps_root, in_root=True)
+        return AdamState(FIRST_STEP, full_like(params, 0, mu_dtype), full_like(params, 0))
 
     def update(gradients: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
-        mu = _average(b1, _match(gradients, state.mu, mu_dtype), gradients)
-        nu = _average(b2, _match(gradients, state.nu), tree.map(_square, gradients))
+        mu = _average(b1, match(gradients, state.mu, mu_dtype), gradients)
+        nu = _average(b2, match(gradients, state.nu), tree.map(_square, gradients))
         count = state.count + 1
 
         def corrected(x: Value, b: Value, steps: Value = count) -> Value:
@@ -231,11 +253,51 @@ def scale_by_lion(
         raise ValueError(f"mode must be one of {', '.join(map(repr, _SIGNS))}, got {mode!r}")
 
     def update(gradients: Any, state: LionState, params: Any = None) -> tuple[Any, LionState]:
-        mu = _match(gradients, state.mu, mu_dtype)
+        mu = match(gradients, state.mu, mu_dtype)
         signs = tree.map(lambda x: _SIGNS[mode](x, smooth_beta), _average(b1, mu, gradients))
         return signs, LionState(_narrow(_average(b2, mu, gradients), mu_dtype))
 
-    return GradientTransformation(lambda params: LionState(_full_like(params, 0, mu_dtype)), update)
+    return GradientTransformation(lambda params: LionState(full_like(params, 0, mu_dtype)), update)
+
+
+def scale_by_rms(
+    decay: Value = 0.9,
+    eps: Value = 1e-8,
+    initial_scale: Value = 0.0,
+    eps_in_sqrt: bool = True,
+    bias_correction: bool = False,
+) -> GradientTransformation:
+    """Divide by the root of a decaying average of the squares of the gradients, as RMSProp does.
+
+    The average begins at `initial_scale`; with `bias_correction` it is divided by the sum of its weights. `eps` is
+    added to the average, or with `eps_in_sqrt=False` to its root.
+
+    >>> scaled = scale_by_rms(decay=0.75, eps=0.0)
+    >>> float(scaled.update(3.0, scaled.init(1.0))[0])  # 3 / sqrt(0.25 * 3**2)
+    2.0
+
+    Source: Tieleman and Hinton, "RMSProp: Divide the gradient by a running average of its recent magnitude".
+    """
+    check_numbers(decay=decay, below=1)
+    check_numbers(eps=eps, initial_scale=initial_scale)
+
+    def init(params: Any) -> Any:
+        _check_eps(params, "eps", eps, eps_in_sqrt)
+        nu = full_like(params, initial_scale)
+        return RmsCountState(FIRST_STEP, nu) if bias_correction else RmsState(nu)
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        nu = _average(decay, match(gradients, state.nu), tree.map(_square, gradients))
+        state = RmsCountState(state.count + 1, nu) if bias_correction else RmsState(nu)
+
+        def scaled(g: Value, v: Value) -> Value:
+            v = v / convert(1 - decay**state.count, typeof(v).dtype) if bias_correction else v
+            small = convert(eps, typeof(v).dtype)
+            return g / (numpy.sqrt(v + small) if eps_in_sqrt else numpy.sqrt(v) + small)
+
+        return tree.map(scaled, gradients, nu), state
+
+    return GradientTransformation(init, update)
 
 
 def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> GradientTransformation:
@@ -249,7 +311,7 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
     check_numbers(initial_accumulator_value=initial_accumulator_value, eps=eps)
 
     def update(gradients: Any, state: RssState, params: Any = None) -> tuple[Any, RssState]:
-        sums = _match(gradients, state.sum_of_squares)
+        sums = match(gradients, state.sum_of_squares)
         sums = tree.map(lambda s, g: convert(s + _square(g), typeof(s).dtype), sums, gradients)
 
         def scaled(g: Value, s: Value) -> Value:
@@ -257,7 +319,11 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
 
         return tree.map(scaled, gradients, sums), RssState(sums)
 
-    return GradientTransformation(lambda params: RssState(_full_like(params, initial_accumulator_value)), update)
+    def init(params: Any) -> RssState:
+        _check_eps(params, "eps", eps, in_root=True)
+        return RssState(full_like(params, initial_accumulator_value))
+
+    return GradientTransformation(init, update)
 
 
 def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientTransformation:
@@ -275,7 +341,7 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientT
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
             raise ValueError("update: weight decay needs params: write update(gradients, state, params)")
-        params = _match(gradients, params, whose="the parameters")
+        params = match(gradients, params, whose="the parameters")
         chosen = True if mask is None else mask(params) if callable(mask) else mask
         decays = iter(tree.broadcast_prefix(chosen, params, _is_bool, "mask"))
         rate, state = _at_step(weight_decay, state)
@@ -285,7 +351,7 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientT
 
         return tree.map(decayed, gradients, params), state
 
-    return GradientTransformation(lambda params: ScheduleState(_FIRST_STEP) if callable(weight_decay) else (), update)
+    return GradientTransformation(lambda params: ScheduleState(FIRST_STEP) if callable(weight_decay) else (), update)
 
 
 # ---------------------------------------------------------------- clipping
@@ -314,6 +380,16 @@ def global_norm(updates: Any) -> Value:
     return _norm(updates)
 
 
+def clip(max_delta: Value) -> GradientTransformation:
+    """Clip each number to [-max_delta, max_delta].
+
+    >>> clip(1.0).update(numpy.array([0.5, -7.0]), ())[0]
+    array([ 0.5, -1. ])
+    """
+    check_numbers(max_delta=max_delta)
+    return _of_each(lambda g: numpy.clip(g, -max_delta, max_delta))
+
+
 def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
     """Scale all gradients by one number, to a global norm of at most `max_norm`.
 
@@ -340,10 +416,17 @@ def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
 # ---------------------------------------------------------------- helpers
 
 
-def _further_arguments(update: Callable) -> set[str] | None:
-    """The names of the arguments after gradients, state and params; None if there may be any."""
+def extended(update: Callable) -> Callable:
+    """The update of a transformation, which ignores further arguments, given by name, that it does not take."""
     parameters = [*inspect.signature(update).parameters.values()]
-    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else {p.name for p in parameters[3:]}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return update
+    names = {p.name for p in parameters[3:]}
+
+    def of_any(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return update(gradients, state, params, **{name: extra[name] for name in names & {*extra}})
+
+    return of_any
 
 
 def _at_step(rate: Rate, state: Any) -> tuple[Value, Any]:
@@ -351,7 +434,7 @@ def _at_step(rate: Rate, state: Any) -> tuple[Value, Any]:
     return (rate(state.count), ScheduleState(state.count + 1)) if callable(rate) else (rate, state)
 
 
-def _full_like(params: Any, value: Value, dtype: Any = None) -> Any:
+def full_like(params: Any, value: Value, dtype: Any = None) -> Any:
     """A state with the parameters' sharding and types, also on a tape, unlike `numpy.full_like`."""
     _check_floating("init", params)
     return _narrow(tree.map(lambda p: convert(where(False, p, value), typeof(p).dtype), params), dtype)
@@ -399,6 +482,20 @@ def check_numbers(least: Any = 0, below: Any = math.inf, **given: Any) -> None:
             raise ValueError(f"{name} must be {bounds}, got {x!r}")
 
 
+def _check_eps(params: Any, name: str, eps: Value, in_root: bool = False) -> None:
+    """Warn of a small number that is added to a divisor, or in its root, but is 0 in the dtype of a parameter."""
+    for path, p in tree.flatten_with_paths(params, "params")[0]:
+        dtype = typeof(p).dtype
+        if dtype.itemsize == 2 and isinstance(eps, numbers.Real) and float(eps) > 0 == dtype.type(eps):
+            least = float(finfo(dtype).smallest_subnormal)
+            message = (
+                f"init: {name}={eps} is 0 in the dtype of {path}, {typeof(p)}, so updates may be divided by 0: write "
+                f"{name}={2 * least if in_root else math.sqrt(least):.0e}, or keep float32 copies of the parameters by "
+                "md.precision.with_masters(optimizer)"
+            )
+            return warn_at(current_location(), message, RuntimeWarning)
+
+
 def _check_floating(caller: str, params: Any) -> None:
     for path, p in tree.flatten_with_paths(params, "params")[0]:
         if not is_differentiable(typeof(p).dtype):
@@ -408,7 +505,7 @@ def _check_floating(caller: str, params: Any) -> None:
             )
 
 
-def _match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters given to init") -> Any:
+def match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters given to init") -> Any:
     """Check gradients against their state or parameters, which are returned; widen a state that is kept in `dtype`."""
     like = _without(gradients, like)
     _check_like("update: gradients", gradients, like, whose)
