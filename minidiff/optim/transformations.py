@@ -57,7 +57,7 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
             raise TypeError(
                 f"chain: expected gradient transformations such as adam(0.1), got {type(t).__name__}: {t!r}"
             )
-    updates = [extended(t.update) for t in transformations]
+    updates = [accept_extra_args(t.update) for t in transformations]
 
     def init(params: Any) -> Any:
         return tuple(t.init(params) for t in transformations)
@@ -416,7 +416,7 @@ def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
 # ---------------------------------------------------------------- helpers
 
 
-def extended(update: Callable) -> Callable:
+def accept_extra_args(update: Callable) -> Callable:
     """The update of a transformation, which ignores further arguments, given by name, that it does not take."""
     parameters = [*inspect.signature(update).parameters.values()]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

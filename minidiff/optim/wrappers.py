@@ -16,7 +16,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
-from minidiff.optim.transformations import FIRST_STEP, GradientTransformation, extended, full_like, match
+from minidiff.optim.transformations import FIRST_STEP, GradientTransformation, accept_extra_args, full_like, match
 from minidiff.values.dtypes import accumulator_dtype as wide
 from minidiff.values.dtypes import dtype_of, is_differentiable, result_type
 
@@ -81,7 +81,7 @@ class MultiSteps:
 
         total = tree.map(added, gradients, match(gradients, sums))
         mean = tree.map(lambda s, g: convert(s, typeof(g).dtype), total, gradients)
-        updates, after = extended(self.inner_opt.update)(mean, inner, params, **extra)
+        updates, after = accept_extra_args(self.inner_opt.update)(mean, inner, params, **extra)
         emit = last & ~skip
         zeros = tree.map(lambda u: convert(where(emit, u, 0), typeof(u).dtype), updates)
         counts = where(skip, steps, where(last, 0, steps + 1)), done + emit
@@ -146,7 +146,7 @@ def inject_hyperparams(
             gradients: Any, state: InjectHyperparamsState, params: Any = None, **extra: Any
         ) -> tuple[Any, InjectHyperparamsState]:
             found = settings(state.hyperparams, state.count, gradients if params is None else params)
-            updates, after = extended(inner(found).update)(gradients, state.inner_state, params, **extra)
+            updates, after = accept_extra_args(inner(found).update)(gradients, state.inner_state, params, **extra)
             return updates, InjectHyperparamsState(state.count + 1, found, after)
 
         return GradientTransformation(init, update)
@@ -168,7 +168,7 @@ def partition(transforms: Mapping[Any, GradientTransformation], param_labels: An
     >>> float(updates['w']), float(updates['b'])
     (-0.2, -2.0)
     """
-    updates_of = {label: extended(t.update) for label, t in transforms.items()}
+    updates_of = {label: accept_extra_args(t.update) for label, t in transforms.items()}
 
     def labels_of(values: Any) -> list:
         labels = param_labels(values) if callable(param_labels) else param_labels

@@ -37,7 +37,7 @@ from minidiff.random.distributions import (
     orthogonal,
     poisson,
     rademacher,
-)
+)  # fmt: skip
 from minidiff.random.draws import bernoulli, bits, categorical, normal, permutation, randint, truncated_normal, uniform
 from minidiff.random.keys import Block, fold_in, key, split
 
