@@ -25,8 +25,7 @@ from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes
 from minidiff.ops.special import erf_p, erfc_of, erfc_p
-from minidiff.random.draws import bernoulli
-from minidiff.random.keys import Shape
+from minidiff.random import Shape, bernoulli
 from minidiff.values.dtypes import is_differentiable
 
 __all__ = [

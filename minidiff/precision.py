@@ -50,6 +50,7 @@ from minidiff.core.interpreter import Evaluate, current_interpreter, current_sco
 from minidiff.core.ranks import vary_along
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import typeof
+from minidiff.debug import CheckFinite, is_inexact
 from minidiff.diagnostics.location import current_location
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.ops.base import Elementwise, convert
@@ -406,8 +407,6 @@ def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
        50.0%      50.0%    2e+05  power         line 3: return (hidden ** 4).sum()
       100.0%       0.0%    2e+05  sum           line 3: return (hidden ** 4).sum()
     """
-    from minidiff.debug import CheckFinite, is_inexact  # most programs do without it
-
     limits = _finfo(dtype)
     largest, smallest = float(limits.max), float(limits.smallest_subnormal)
 

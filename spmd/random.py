@@ -17,7 +17,7 @@ from minidiff.inputs.arguments import check_function
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import add
 from minidiff.ops.indexing import gather_p, slice_p
-from minidiff.random.keys import Block, random_bits_p
+from minidiff.random import Block, random_bits_p
 from minidiff.transforms.recording import stage_flat
 from spmd.arrays.reshard import specs_for
 from spmd.mesh.mesh import Mesh

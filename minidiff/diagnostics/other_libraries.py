@@ -110,6 +110,8 @@ INSTEAD: dict[str, dict[str, str]] = {
             "write scale * md.random.exponential(key, shape) ** (1 / concentration)": "weibull_min",
             "write np.ceil(md.random.exponential(key, shape) / -np.log1p(-p))": "geometric",
             "write (md.random.uniform(key, (n, *shape)) < p).sum(0)": "binomial",
+            "write np.tan(np.pi * md.random.uniform(key, shape, minval=-0.5, maxval=0.5))": "cauchy",
+            "write u = md.random.uniform(key, shape), and np.log(u) - np.log1p(-u)": "logistic",
             "write key = md.random.key(0), and pass the key on": "seed default_rng RandomState",
             "write md.random.normal(key, shape)": "randn standard_normal",
             "write md.random.uniform(key, shape)": "rand random random_sample",

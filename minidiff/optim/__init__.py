@@ -36,7 +36,6 @@ import numpy  # noqa: F401  (examples in docstrings use it)
 from minidiff import tree  # noqa: F401
 from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.optim.optimizers import adagrad, adam, adamw, lion, sgd
 from minidiff.optim.schedules import (
     constant_schedule,
     cosine_decay_schedule,
@@ -52,18 +51,23 @@ from minidiff.optim.schedules import (
 )  # fmt: skip
 from minidiff.optim.transformations import (
     GradientTransformation,
+    adagrad,
+    adam,
+    adamw,
     add_decayed_weights,
     apply_updates,
     chain,
     clip,
     clip_by_global_norm,
     global_norm,
+    lion,
     scale,
     scale_by_adam,
     scale_by_learning_rate,
     scale_by_lion,
     scale_by_rms,
     scale_by_rss,
+    sgd,
     trace,
 )  # fmt: skip
 from minidiff.optim.wrappers import MultiSteps, inject_hyperparams, partition

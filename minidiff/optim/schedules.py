@@ -58,7 +58,7 @@ def exponential_decay(
 ) -> Schedule:
     """Multiply by `decay_rate` in each `transition_steps` steps, evenly, or with `staircase` at their end.
 
-    It begins at step `transition_begin`, and stops at `end_value`. Raises ValueError for a rate that is not positive.
+    It begins at step `transition_begin`, and stops at `end_value`.
 
     >>> [float(exponential_decay(1.0, 2, 0.25, end_value=0.1)(step)) for step in (0, 1, 2, 9)]
     [1.0, 0.5, 0.25, 0.1]
@@ -77,7 +77,7 @@ def exponential_decay(
     return schedule
 
 
-#: From 0 to 1, by how much a schedule has come near to its next value, for the share of the steps that have passed.
+#: How much of the way to its next value a schedule has gone, for the share of the steps.
 _BENDS: dict[str, Callable[[Value], Value]] = {
     "constant": lambda share: 0 * share,
     "linear": lambda share: share,
@@ -90,7 +90,7 @@ def piecewise_interpolate_schedule(
 ) -> Schedule:
     """Multiply by `boundaries_and_scales[step]` up to each of these steps, along a line or half a cosine.
 
-    `interpolate_type` is 'linear', 'cosine', or 'constant', for jumps. Raises ValueError for another, and for a scale
+    `interpolate_type` is 'linear', 'cosine', or 'constant' for jumps. Raises ValueError for another, and for scales
     below 0.
 
     >>> schedule = piecewise_interpolate_schedule('linear', 1.0, {4: 0.5, 8: 0.0})
@@ -103,13 +103,12 @@ def piecewise_interpolate_schedule(
     check_numbers(**{f"boundaries_and_scales[{step}]": by for step, by in scales})
 
     def schedule(step: Value) -> Value:
-        value = first = init_value + 0.0 * step
-        begin = 0
+        value, begin, first = init_value + 0.0 * step, 0, init_value
         for end, by in scales:
-            share = numpy.clip((step - begin) / max(end - begin, 1), 0, 1)
-            bent = first + (by - 1) * first * _BENDS[interpolate_type](share)
-            value, begin, first = where(step >= begin, bent, value), end, by * first
-        return where(step >= begin, first, value) if scales else value
+            share = _BENDS[interpolate_type](numpy.clip((step - begin) / max(end - begin, 1), 0, 1))
+            value = where(step >= begin, first + (by - 1) * first * share, value)
+            begin, first = end, by * first
+        return where(step >= begin, first, value)
 
     return schedule
 
@@ -131,9 +130,9 @@ def linear_onecycle_schedule(
     div_factor: float = 25.0,
     final_div_factor: float = 1e4,
 ) -> Schedule:
-    """Rise by `div_factor` to `peak_value`, fall back, and fall by `final_div_factor`, along lines.
+    """Rise by `div_factor` to the peak, fall back, and fall by `final_div_factor`, along lines.
 
-    The first two end after the shares `pct_start` and `pct_final` of the steps.
+    The rise ends after the share `pct_start` of the steps, the first fall after `pct_final`.
 
     >>> schedule = linear_onecycle_schedule(10, 1.0, 0.2, 0.8, 4.0, 10.0)
     >>> [round(float(schedule(step)), 4) for step in (0, 2, 5, 8, 10)]
@@ -154,10 +153,9 @@ def cosine_onecycle_schedule(
     div_factor: float = 25.0,
     final_div_factor: float = 1e4,
 ) -> Schedule:
-    """Rise by `div_factor` to `peak_value`, and fall by both factors, along half cosines; see the linear one.
+    """Rise by `div_factor` to the peak, and fall by both factors, along half cosines; see the linear one.
 
-    >>> schedule = cosine_onecycle_schedule(10, 1.0, 0.2, 4.0, 10.0)
-    >>> [round(float(schedule(step)), 4) for step in (0, 1, 2, 6, 10)]
+    >>> [round(float(cosine_onecycle_schedule(10, 1.0, 0.2, 4.0, 10.0)(step)), 4) for step in (0, 1, 2, 6, 10)]
     [0.25, 0.625, 1.0, 0.5125, 0.025]
     """
     check_numbers(transition_steps=transition_steps, least=1)

@@ -1,4 +1,4 @@
-"""Gradient transformations, and chains of them."""
+"""Gradient transformations, and optimizers, which are chains of them."""
 
 from __future__ import annotations
 
@@ -93,6 +93,112 @@ def apply_updates(params: Any, updates: Any) -> Any:
     return tree.map(lambda p, u: convert(p + u, typeof(p).dtype), params, updates)
 
 
+# ---------------------------------------------------------------- optimizers
+
+
+def sgd(
+    learning_rate: Rate, momentum: Value | None = None, nesterov: bool = False, accumulator_dtype: Any = None
+) -> GradientTransformation:
+    """Stochastic gradient descent, with momentum if it is neither None nor 0.
+
+    >>> optimizer = sgd(0.1, momentum=0.9)
+    >>> state = optimizer.init(1.0)
+    >>> update, state = optimizer.update(2.0, state)
+    >>> float(update)
+    -0.2
+    >>> round(float(optimizer.update(2.0, state)[0]), 12)  # -0.1 * (0.9 * 2 + 2)
+    -0.38
+    """
+    if momentum is not None:
+        check_numbers(momentum=momentum, below=1)
+    sums = () if momentum is None or is_zero(momentum) else (trace(momentum, nesterov, accumulator_dtype),)
+    return chain(*sums, scale_by_learning_rate(learning_rate))
+
+
+def adam(
+    learning_rate: Rate,
+    b1: Value = 0.9,
+    b2: Value = 0.999,
+    eps: Value = 1e-8,
+    eps_root: Value = 0.0,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    """Adam (Kingma and Ba, 2015), or NAdam (Dozat, 2016) with `nesterov`.
+
+    >>> optimizer = adam(0.1)
+    >>> round(float(optimizer.update(5.0, optimizer.init(1.0))[0]), 6)  # the first step is about the rate
+    -0.1
+
+    Source: Kingma and Ba, "Adam: A method for stochastic optimization".
+    """
+    scale = scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    return chain(scale, scale_by_learning_rate(learning_rate))
+
+
+def adamw(
+    learning_rate: Rate,
+    b1: Value = 0.9,
+    b2: Value = 0.999,
+    eps: Value = 1e-8,
+    eps_root: Value = 0.0,
+    mu_dtype: Any = None,
+    weight_decay: Rate = 1e-4,
+    mask: Any = None,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+
+    Only parameters where `mask` is True decay, as in `add_decayed_weights`. The update needs the parameters.
+
+    >>> optimizer = adamw(0.1, weight_decay=0.5, mask={'w': True, 'b': False})
+    >>> params, gradients = {'w': 1.0, 'b': 1.0}, {'w': 0.0, 'b': 0.0}
+    >>> updates, state = optimizer.update(gradients, optimizer.init(params), params)
+    >>> float(updates['w']), float(updates['b'])
+    (-0.05, -0.0)
+
+    Source: Loshchilov and Hutter, "Decoupled weight decay regularization".
+    """
+    scale = scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    return chain(scale, add_decayed_weights(weight_decay, mask), scale_by_learning_rate(learning_rate))
+
+
+def lion(
+    learning_rate: Rate,
+    b1: Value = 0.9,
+    b2: Value = 0.99,
+    mu_dtype: Any = None,
+    weight_decay: Rate = 1e-3,
+    mask: Any = None,
+) -> GradientTransformation:
+    """Lion: the sign of an average of the gradients, with decoupled weight decay (Chen et al., 2023).
+
+    The weights decay as in `adamw`. The update needs the parameters, unless `weight_decay` is 0.
+
+    >>> optimizer = lion(0.1, weight_decay=0.0)
+    >>> optimizer.update(numpy.array([5.0, -0.5]), optimizer.init(numpy.zeros(2)))[0]
+    array([-0.1,  0.1])
+
+    Source: Chen et al., "Symbolic discovery of optimization algorithms".
+    """
+    decay = () if is_zero(weight_decay) else (add_decayed_weights(weight_decay, mask),)
+    return chain(scale_by_lion(b1, b2, mu_dtype), *decay, scale_by_learning_rate(learning_rate))
+
+
+def adagrad(learning_rate: Rate, initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> GradientTransformation:
+    """AdaGrad (Duchi, Hazan and Singer, 2011).
+
+    >>> optimizer = adagrad(0.1, initial_accumulator_value=0.0, eps=0.0)
+    >>> float(optimizer.update(5.0, optimizer.init(1.0))[0])
+    -0.1
+
+    Source: Duchi et al., "Adaptive subgradient methods for online learning and stochastic optimization".
+    """
+    return chain(scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate))
+
+
 # ---------------------------------------------------------------- transformations
 
 
@@ -100,8 +206,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
 TraceState = namedtuple("TraceState", "trace")  # a decaying sum of the gradients
 AdamState = namedtuple("AdamState", "count mu nu")  # averages of the gradients and of their squares
 LionState = namedtuple("LionState", "mu")  # an average of the gradients
-RmsState = namedtuple("RmsState", "nu")  # an average of the squares of the gradients
-RmsCountState = namedtuple("RmsCountState", "count nu")
+RmsState = namedtuple("RmsState", "count nu")  # an average of the squares of the gradients
 RssState = namedtuple("RssState", "sum_of_squares")  # of all gradients
 ScheduleState = namedtuple("ScheduleState", "count")  # of a learning rate or a weight decay
 
@@ -281,21 +386,19 @@ def scale_by_rms(
     check_numbers(decay=decay, below=1)
     check_numbers(eps=eps, initial_scale=initial_scale)
 
-    def init(params: Any) -> Any:
+    def init(params: Any) -> RmsState:
         _check_eps(params, "eps", eps, eps_in_sqrt)
-        nu = full_like(params, initial_scale)
-        return RmsCountState(FIRST_STEP, nu) if bias_correction else RmsState(nu)
+        return RmsState(FIRST_STEP, full_like(params, initial_scale))
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(gradients: Any, state: RmsState, params: Any = None) -> tuple[Any, RmsState]:
         nu = _average(decay, match(gradients, state.nu), tree.map(_square, gradients))
-        state = RmsCountState(state.count + 1, nu) if bias_correction else RmsState(nu)
+        weights = 1 - decay ** (state.count + 1) if bias_correction else 1
 
         def scaled(g: Value, v: Value) -> Value:
-            v = v / convert(1 - decay**state.count, typeof(v).dtype) if bias_correction else v
-            small = convert(eps, typeof(v).dtype)
+            v, small = v / convert(weights, typeof(v).dtype), convert(eps, typeof(v).dtype)
             return g / (numpy.sqrt(v + small) if eps_in_sqrt else numpy.sqrt(v) + small)
 
-        return tree.map(scaled, gradients, nu), state
+        return tree.map(scaled, gradients, nu), RmsState(state.count + 1, nu)
 
     return GradientTransformation(init, update)
 

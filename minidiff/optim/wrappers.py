@@ -51,17 +51,14 @@ class MultiSteps:
         should_skip_update_fn: Callable[[Any, Value, Any], tuple[Value, Any]] | None = None,
         accumulator_dtype: Any = None,
     ):
-        self.inner_opt = opt
+        self.inner_opt, self._mean, self._dtype = opt, use_grad_mean, accumulator_dtype
         self._steps = every_k_schedule if callable(every_k_schedule) else lambda update: every_k_schedule
-        self._mean = use_grad_mean
         self._skip = should_skip_update_fn or (lambda gradients, update, params: (numpy.False_, ()))
-        self._dtype = accumulator_dtype
 
     def init(self, params: Any) -> MultiStepsState:
         """The state: no steps, and sums of 0."""
-        zeros = full_like(params, 0)
-        sums = tree.map(lambda z: convert(z, wide(typeof(z).dtype)), zeros)
-        sums = sums if self._dtype is None else full_like(params, 0, self._dtype)
+        zeros = full_like(params, 0, self._dtype)
+        sums = zeros if self._dtype else tree.map(lambda z: convert(z, wide(typeof(z).dtype)), zeros)
         skip_state = self._skip(zeros, FIRST_STEP, params)[1]
         return MultiStepsState(FIRST_STEP, FIRST_STEP, self.inner_opt.init(params), sums, skip_state)
 
@@ -73,20 +70,20 @@ class MultiSteps:
         skip, skip_state = self._skip(gradients, done, params)
         last = steps >= self._steps(done) - 1
 
-        def added(g: Value, s: Value) -> Value:
-            return convert(s + (g - s) / (steps + 1) if self._mean else s + g, typeof(s).dtype)
-
         def choose(condition: Value, on_true: Any, on_false: Any) -> Any:
             return tree.map(lambda x, y: convert(where(condition, x, y), typeof(y).dtype), on_true, on_false)
+
+        def added(g: Value, s: Value) -> Value:
+            return convert(s + (g - s) / (steps + 1) if self._mean else s + g, typeof(s).dtype)
 
         total = tree.map(added, gradients, match(gradients, sums))
         mean = tree.map(lambda s, g: convert(s, typeof(g).dtype), total, gradients)
         updates, after = accept_extra_args(self.inner_opt.update)(mean, inner, params, **extra)
-        emit = last & ~skip
-        zeros = tree.map(lambda u: convert(where(emit, u, 0), typeof(u).dtype), updates)
-        counts = where(skip, steps, where(last, 0, steps + 1)), done + emit
-        total = tree.map(lambda s: convert(where(last, 0, s), typeof(s).dtype), total)
-        return zeros, MultiStepsState(*counts, choose(emit, after, inner), choose(skip, sums, total), skip_state)
+        nothing, none = (tree.map(lambda x: convert(where(False, x, 0), typeof(x).dtype), y) for y in (updates, sums))
+        updates, after = choose(last & ~skip, (updates, after), (nothing, inner))
+        total = choose(skip, sums, choose(last, none, total))
+        steps, done = where(skip, steps, where(last, 0, steps + 1)), done + (last & ~skip)
+        return updates, MultiStepsState(steps, done, after, total, skip_state)
 
     def has_updated(self, state: MultiStepsState) -> Value:
         """Whether the step that returned this state updated the parameters."""

@@ -12,8 +12,7 @@ from scipy import stats
 import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.ops.special import ndtri_p
-from minidiff.random.keys import Block, threefry2x32
-from minidiff.random.rejection import _slope_of_log_gammas
+from minidiff.random import Block, _slope_of_log_gammas, threefry2x32
 from tests.minidiff.refusals import refusals
 
 random = md.random
@@ -65,11 +64,9 @@ CONTINUOUS = {  # draws -> their distribution function
     "normal": (random.normal, cdf_of_normal),
     "normal, f32": (lambda k, shape: random.normal(k, shape, np.float32), cdf_of_normal),
     "truncated": (lambda k, shape: random.truncated_normal(k, -1.0, 2.0, shape), truncated_cdf(-1, 2)),
-    "cauchy": (random.cauchy, stats.cauchy.cdf),
     "exponential": (random.exponential, stats.expon.cdf),
     "gumbel": (random.gumbel, stats.gumbel_r.cdf),
     "laplace": (random.laplace, stats.laplace.cdf),
-    "logistic": (random.logistic, stats.logistic.cdf),
     "gamma": (lambda k, shape: random.gamma(k, 2.5, shape), stats.gamma(2.5).cdf),
     "gamma, f32": (lambda k, shape: random.gamma(k, 0.3, shape, np.float32), stats.gamma(0.3).cdf),
     "gamma, large": (lambda k, shape: random.gamma(k, 1e9, shape), stats.gamma(1e9).cdf),
@@ -238,7 +235,7 @@ DRAWS = {
 
 
 #: Draws that are rounded after functions whose last digit depends on how they are computed.
-ROUNDED = {"beta", "cauchy", "dirichlet", "gamma", "gumbel", "multivariate_normal", "orthogonal"}
+ROUNDED = {"beta", "laplace", "dirichlet", "gamma", "gumbel", "multivariate_normal", "orthogonal"}
 
 
 def same(found, expected, name=""):
@@ -340,11 +337,11 @@ WRONG = [
     (lambda: random.randint(KEY, 3, 0, 129, np.int8), ValueError, "of integers of dtype i8"),
     (lambda: random.randint(KEY, 3, 0.0, 5.0), TypeError, "the bounds are integers"),
     (lambda: random.permutation(KEY, np.array(3)), TypeError, "an array with an axis"),
-    (lambda: random.gamma(KEY, np.array([1.0, 0.0])), ValueError, "gamma: the parameter is positive, got"),
-    (lambda: random.gamma(KEY, np.nan), ValueError, "the parameter is positive, got nan"),
-    (lambda: random.beta(KEY, 1.0, np.ones(3), (2,)), ValueError, "a, f64.3., does not broadcast"),
+    (lambda: random.gamma(KEY, np.array([1.0, 0.0])), ValueError, "a is positive, got"),
+    (lambda: random.gamma(KEY, np.nan), ValueError, "a is positive, got nan"),
+    (lambda: random.beta(KEY, 1.0, np.ones(3), (2,)), ValueError, "beta: b, f64.3., does not broadcast"),
     (lambda: random.exponential(KEY, 3, int), TypeError, "exponential: the dtype is one of real"),
-    (lambda: random.poisson(KEY, -1.0), ValueError, "the parameter is at least 0, got -1.0"),
+    (lambda: random.poisson(KEY, -1.0), ValueError, "poisson: lam is at least 0, got -1.0"),
     (lambda: random.poisson(KEY, 1.0, 3, float), TypeError, "poisson: the dtype is one of integers, got f64"),
     (lambda: random.dirichlet(KEY, 1.0), ValueError, r"alpha has an axis of parameters, got f64\[\]"),
     (lambda: random.multivariate_normal(KEY, MEAN, MEAN), ValueError, r"the matrix \[..., n, n\], got f64\[2\]"),
@@ -411,7 +408,7 @@ BLOCKED = {
     "bernoulli": lambda k, shape: random.bernoulli(k, 0.4, shape),
     "truncated_normal": lambda k, shape: random.truncated_normal(k, -1, 1.0, shape),
     "split": random.split,
-    "cauchy": random.cauchy,
+    "laplace": random.laplace,
     "gamma": lambda k, shape: random.gamma(k, 0.5, shape),
     "beta": lambda k, shape: random.beta(k, 0.5, 2.0, shape),
     "dirichlet": lambda k, shape: random.dirichlet(k, np.arange(1.0, 4), shape),
