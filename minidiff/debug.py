@@ -82,6 +82,9 @@ class CheckFinite(Evaluate):
         if made and self.is_wrong(worst_finiteness((args, params)), made):
             raise error_for(name, args, made)
 
+    def observe(self, name: str, out: Any) -> None:
+        """See the results of an operation in the body of a `shard_map`, of all ranks in this process."""
+
     def is_wrong(self, given: int, made: int) -> bool:
         """Whether there is a new NaN, or an infinity from finite operands only."""
         return made > given and (made == NAN or self.inf)

@@ -24,33 +24,53 @@ gradient is the transpose of the weight's `pbroadcast`, and has its dtype. With 
 converted to the compute dtype after the pbroadcast; with `reductions='bfloat16'` before it, so half of the bytes are
 sent.
 
+Parts of a network that lose too much in 16 bits ask the policy for a dtype of their own, with `cast_for`: a router, or
+the residual stream. `ranges` says which lines of a program overflow or underflow in a dtype. `matmul_fp8` multiplies
+matrices that are rounded to 8 bits.
+
 Where memory is short, `with_masters` keeps the parameters in 16 bits, and the master weights in the optimizer's state.
 
-Sources: Micikevicius et al., "Mixed precision training", 2018; the names are those of DeepMind's `jmp`.
+Sources: Micikevicius et al., "Mixed precision training", 2018, and "FP8 formats for deep learning", 2022; the names are
+those of DeepMind's `jmp`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy
 
 from minidiff import tree
 from minidiff.compiler.jit import jit
-from minidiff.core.interpreter import current_scope
+from minidiff.core.interpreter import Evaluate, current_interpreter, current_scope, running
 from minidiff.core.ranks import vary_along
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import typeof
+from minidiff.debug import CheckFinite, is_inexact
+from minidiff.diagnostics.location import current_location
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.ops.base import convert
-from minidiff.ops.elementwise import maximum, minimum, where
+from minidiff.ops.base import Elementwise, convert
+from minidiff.ops.elementwise import LinearElementwise, maximum, minimum, stop_gradient, where
 from minidiff.optim import GradientTransformation, apply_updates
 from minidiff.transforms.derivatives import value_and_grad, vjp
-from minidiff.values.dtypes import accumulator_dtype, check_real_float, dtype_name, finfo, is_real_float
+from minidiff.transforms.recording import stage_flat
+from minidiff.values.dtypes import (
+    accumulator_dtype,
+    check_real_float,
+    dtype_name,
+    finfo,
+    is_real_float,
+    optional_dtypes,
+)
 
-__all__ = ["LossScale", "MasterState", "Policy", "all_finite", "select", "widen", "with_masters"]
+__all__ = [
+    "LossScale", "MasterState", "Policy", "Ranges", "all_finite", "cast_for", "matmul_fp8", "ranges", "select",
+    "widen", "with_masters",
+]  # fmt: skip
 __dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- policies
@@ -60,8 +80,8 @@ class Policy:
     """The dtypes of a function's computation, its parameters, its sums over ranks, and its results.
 
     Dtypes are as in NumPy, or names: `'bfloat16'` needs the package ml_dtypes. The defaults are `compute`, or float32
-    if that has 16 bits. Complex numbers and integers are not converted. Raises TypeError for a dtype other than a real
-    floating-point one.
+    if that has 16 bits; those of `router` and `residual`, for `cast_for`, are `compute`. Complex numbers and integers
+    are not converted. Raises TypeError for a dtype other than a real floating-point one.
 
     >>> policy = Policy('float16')
     >>> policy
@@ -70,12 +90,24 @@ class Policy:
     {'n': 3, 'w': array([1., 1.], dtype=float16)}
     """
 
-    def __init__(self, compute: Any, params: Any = None, reductions: Any = None, output: Any = None):
+    def __init__(
+        self,
+        compute: Any,
+        params: Any = None,
+        reductions: Any = None,
+        output: Any = None,
+        *,
+        router: Any = None,
+        residual: Any = None,
+    ):
         self.compute = check_real_float("Policy: compute is a dtype", compute)
         wide = accumulator_dtype(self.compute)
         self.params = check_real_float("Policy: params is a dtype", wide if params is None else params)
         self.reductions = check_real_float("Policy: reductions is a dtype", wide if reductions is None else reductions)
         self.output = check_real_float("Policy: output is a dtype", wide if output is None else output)
+        for part, dtype in (("router", router), ("residual", residual)):
+            if dtype is not None:
+                vars(self)[part] = check_real_float(f"Policy: {part} is a dtype", dtype)
 
     def cast_to_compute(self, values: Any) -> Any:
         """Convert the floating-point leaves of a tree to the dtype to compute in."""
@@ -106,7 +138,8 @@ class Policy:
         @functools.wraps(f)
         def run(*args: Any, **kwargs: Any) -> Any:
             def compute(args: Any, kwargs: Any) -> Any:
-                return self.cast_to_output(f(*self.cast_to_compute(args), **self.cast_to_compute(kwargs)))
+                with self.in_force():
+                    return self.cast_to_output(f(*self.cast_to_compute(args), **self.cast_to_compute(kwargs)))
 
             args, kwargs = _vary_alike(_cast((args, kwargs), self.reductions))
             plain = not all(isinstance(x, Tracer) for x in tree.leaves((args, kwargs)))
@@ -114,8 +147,38 @@ class Policy:
 
         return run
 
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """`with policy.in_force():` let `cast_for` follow the policy, as in a function to which it is applied."""
+        token = _in_force.set(self)
+        try:
+            yield
+        finally:
+            _in_force.reset(token)
+
     def __repr__(self) -> str:
         return f"Policy({', '.join(f'{name}={dtype_name(dtype)}' for name, dtype in vars(self).items())})"
+
+
+_in_force: ContextVar[Policy | None] = ContextVar("policy", default=None)
+
+
+def cast_for(part: str, values: Any) -> Any:
+    """Convert the floating-point leaves of a tree as the policy of the running function says for a part of a network.
+
+    The part is 'router', 'residual' or 'compute'. Without a policy, or if the policy names no dtype for the part, the
+    values stay as they are. The layers of `spmd.parallel` ask for these. Raises ValueError for another part.
+
+    >>> policy = Policy('float16', residual='float32')
+    >>> policy.apply(lambda x: [str(cast_for(part, x).dtype) for part in ('residual', 'router')] and x)(numpy.ones(2))
+    array([1., 1.], dtype=float32)
+
+    Source: Fedus, Zoph and Shazeer, "Switch transformers", section 2.4, selective precision.
+    """
+    if part not in ("router", "residual", "compute"):
+        raise ValueError(f"cast_for: the part is 'router', 'residual' or 'compute', got {part!r}")
+    dtype = vars(_in_force.get() or object).get(part)
+    return values if dtype is None else _cast(values, dtype)
 
 
 def widen(values: Any) -> Any:
@@ -292,6 +355,150 @@ def select(condition: Value, on_true: Any, on_false: Any) -> Any:
     {'w': np.float64(2.0)}
     """
     return tree.map(lambda x, y: where(condition, x, y), on_true, on_false)
+
+
+# ---------------------------------------------------------------- ranges
+
+
+class Range(NamedTuple):
+    """A row of `Ranges`."""
+
+    source: str
+    operation: str
+    numbers: int
+    largest: float
+    overflow: float
+    underflow: float
+
+
+class Ranges(tuple[Range, ...]):
+    """A report of `ranges`, which prints as a table: a row for each operation of each line, in the program's order.
+
+    A row has the `source` line, the `operation`, how many `numbers` it made, the `largest` of these, and the shares
+    of them that would become infinite (`overflow`) or 0 (`underflow`) in the dtype.
+
+    >>> import minidiff as md
+    >>> [row.overflow for row in ranges(lambda x: x * 1e5)(numpy.array([0.5, 1.0]))]
+    [0.5]
+    """
+
+    def __repr__(self) -> str:
+        rows = [
+            f"{r.overflow:8.1%}  {r.underflow:9.1%}  {r.largest:7.0e}  {r.operation:<12}  {r.source}".rstrip()
+            for r in self
+        ]
+        return "\n".join(["overflow  underflow  largest  operation     line", *rows])
+
+
+def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
+    """Return a function that runs `f` in the dtypes of its arguments, and says what would not fit in `dtype`.
+
+    It records `f`, and runs the tape. Of the numbers that each operation of each line makes, it reports the share that
+    are larger than the largest of the dtype, and that of those which the dtype would round to 0. For the backward pass,
+    pass `md.grad(f)`. A program on MPI ranks reports this rank's numbers. `dtype` may be one of `ml_dtypes`, by name.
+    Raises RuntimeError within a function that is being transformed.
+
+    >>> def loss(w, x):
+    ...     hidden = x @ w
+    ...     return (hidden ** 4).sum()
+    >>> ranges(loss)(numpy.array([1.0, 20.0]), numpy.array([[1e-3, 0.0], [0.0, 1.0]]))
+    overflow  underflow  largest  operation     line
+        0.0%       0.0%    2e+01  matmul        line 2: hidden = x @ w
+       50.0%      50.0%    2e+05  power         line 3: return (hidden ** 4).sum()
+      100.0%       0.0%    2e+05  sum           line 3: return (hidden ** 4).sum()
+    """
+    limits = _finfo(dtype)
+    largest, smallest = float(limits.max), float(limits.smallest_subnormal)
+
+    class Count(CheckFinite):
+        """Counts what does not fit, where the interpreter that it is looks for NaNs."""
+
+        def check(self, name: str, args: Any, params: dict, out: Any) -> None:
+            self.observe(name, out)
+
+        def is_wrong(self, given: int, made: int) -> bool:
+            return False
+
+        def observe(self, name: str, out: Any) -> None:
+            source = current_location()
+            line = f"{source or ''}" + " (backward)" * (source is not None and source.backward)
+            for x in filter(is_inexact, out if isinstance(out, (list, tuple)) else [out]):
+                size, row = abs(numpy.asarray(x)).astype(float).ravel(), counts.setdefault((line, name), [0, 0.0, 0, 0])
+                row[0] += size.size
+                row[1] = max(row[1], size.max(initial=0, where=size == size))
+                row[2] += int((size > largest).sum())
+                row[3] += int(((size > 0) & (size <= smallest / 2)).sum())
+
+    counts: dict[tuple[str, str], list] = {}
+
+    @functools.wraps(f)
+    def report(*args: Any) -> Ranges:
+        if not isinstance(current_interpreter(), Evaluate):
+            raise RuntimeError("ranges: it runs a function, so it is the outermost: write ranges(md.grad(f))(x)")
+        counts.clear()
+        tape, _, _ = stage_flat(f, args, "ranges")
+        with running(Count()), numpy.errstate(all="ignore"):
+            tape(*tree.leaves(args))
+        rows = [(*key, n, float(size), over / n, under / n) for key, (n, size, over, under) in counts.items() if n]
+        return Ranges(Range(*row) for row in rows)
+
+    return report
+
+
+# ---------------------------------------------------------------- 8 bits
+
+
+def _finfo(dtype: Any) -> Any:
+    """The limits of a dtype, one of 8 bits among them."""
+    if isinstance(dtype, str) and dtype.startswith("float8"):
+        ml_dtypes = optional_dtypes(dtype)
+        return ml_dtypes.finfo(getattr(ml_dtypes, dtype))
+    return finfo(check_real_float("ranges: the dtype is one", dtype))
+
+
+@functools.cache
+def _rounding(dtype: str) -> tuple[Elementwise, LinearElementwise]:
+    """Two operations: round numbers to a dtype and back, as if that were the identity; round the cotangents alone."""
+    limits = _finfo(dtype)
+    narrow, largest = limits.dtype, float(limits.max)
+
+    def round_to(x: numpy.ndarray) -> numpy.ndarray:
+        x = numpy.asarray(x)
+        return numpy.clip(x, -largest, largest).astype(narrow).astype(x.dtype)[()]
+
+    return (
+        Elementwise(f"round_{dtype}", round_to, (lambda out, x: 1.0,)),
+        LinearElementwise(f"cotangent_{dtype}", numpy.positive, lambda ct, _: [_round_scaled(ct, dtype)]),
+    )
+
+
+def _round_scaled(x: Value, dtype: str) -> Value:
+    """Round an array to 8 bits, divided by a power of two that brings its largest number below the dtype's largest."""
+    rounding, most = _rounding(dtype)[0], numpy.max(abs(stop_gradient(x)), initial=0)
+    ratio = where(most > 0, most, 1) / float(_finfo(dtype).max)
+    scale = convert(numpy.exp2(numpy.ceil(numpy.log2(ratio))), typeof(x).dtype)
+    return rounding.bind(x / scale) * scale
+
+
+def matmul_fp8(x: Value, w: Value, forward: str = "float8_e4m3fn", backward: str = "float8_e5m2") -> Value:
+    """`x @ w` of matrices that are rounded to 8 bits, each with one scale; cotangents are rounded in the backward pass.
+
+    The results are those of a processor that multiplies 8-bit numbers and adds up in the operands' dtype; the time and
+    the memory are not. The forward dtype has 4 significant bits and the backward one, of larger range, 3. Derivatives
+    take rounding for the identity. Needs the package ml_dtypes. In the body of a `shard_map` each rank's block has its
+    own scale.
+
+    >>> import minidiff as md
+    >>> x, w = numpy.array([[1.0, 0.3]]), numpy.array([[100.0], [1000.0]])
+    >>> x @ w, matmul_fp8(x, w)
+    (array([[400.]]), array([[416.]]))
+    >>> md.grad(lambda w: matmul_fp8(x, w).sum())(w).ravel()
+    array([1.    , 0.3125])
+
+    Source: Micikevicius et al., "FP8 formats for deep learning".
+    """
+    made = _round_scaled(x, forward) @ _round_scaled(w, forward)
+    return _rounding(backward)[1].bind(made)
 
 
 hide_frames_of(globals(), __all__)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +31,19 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.ops.base import bind_aligned, convert
+from minidiff.ops.base import Elementwise, bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, dimension_labels
 from minidiff.ops.discrete import Discrete
+from minidiff.ops.elementwise import stop_gradient
 from minidiff.ops.indexing import take
-from minidiff.ops.special import CHUNK, erfc_p, ndtri_p
+from minidiff.ops.special import CHUNK, erfc_p, ndtri_p, of_numbers, quantiles
 from minidiff.values.dtypes import check_real_float, dtype_name, finfo
 
 __all__ = [
-    *("Block", "bernoulli", "bits", "categorical", "fold_in", "key", "normal", "permutation", "randint", "split"),
-    *("truncated_normal", "uniform"),
-]
+    "Block", "bernoulli", "beta", "bits", "categorical", "choice", "dirichlet", "exponential", "fold_in", "gamma",
+    "gumbel", "key", "laplace", "loggamma", "multivariate_normal", "normal", "orthogonal", "permutation", "poisson",
+    "rademacher", "randint", "split", "truncated_normal", "uniform",
+]  # fmt: skip
 __dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- the hash
@@ -166,6 +168,21 @@ def _check_broadcasts(name: str, shape: Any, **operands: Any) -> None:
         own = typeof(x).shape
         if len(own) > len(sizes) or any(n not in (1, m) for n, m in zip(own[::-1], sizes[::-1])):
             raise ValueError(f"{name}: {what}, {typeof(x)}, does not broadcast to the shape {sizes}")
+
+
+def _shape_for(name: str, shape: Any, **operands: Any) -> Any:
+    """The shape of a draw, to which the operands broadcast; by default, theirs."""
+    shape = numpy.broadcast_shapes(*[typeof(x).shape for x in operands.values()]) if shape is None else shape
+    _check_broadcasts(name, shape, **operands)
+    return shape
+
+
+def _with_axis(shape: Any, place: int, n: int) -> Any:
+    """The shape of a draw, with one more axis of n numbers at `place`; a block has all of these."""
+    if isinstance(shape, Block):
+        return Block(*[(*x[:place], k, *x[place:]) for x, k in zip(vars(shape).values(), (n, 0, n))])
+    sizes = _sizes("shape", shape)
+    return (*sizes[:place], n, *sizes[place:])
 
 
 # ---------------------------------------------------------------- keys
@@ -324,8 +341,7 @@ def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None
     array([2.345, 2.581, 2.015])
     """
     dtype = check_real_float("truncated_normal: the dtype is one", dtype)
-    shape = numpy.broadcast_shapes(typeof(lower).shape, typeof(upper).shape) if shape is None else shape
-    _check_broadcasts("truncated_normal", shape, lower=lower, upper=upper)
+    shape = _shape_for("truncated_normal", shape, lower=lower, upper=upper)
     if not any(isinstance(x, Tracer) for x in (lower, upper)) and numpy.any(numpy.greater(lower, upper)):
         raise ValueError(f"truncated_normal: [{lower}, {upper}] is not an interval: lower is above upper")
     lower, upper = convert(lower, float), convert(upper, float)
@@ -378,9 +394,7 @@ def bernoulli(key: Value, p: Value = 0.5, shape: Shape | None = None) -> Value:
     >>> bernoulli(md.random.key(0), 0.25, 4)
     array([False,  True, False, False])
     """
-    shape = typeof(p).shape if shape is None else shape
-    _check_broadcasts("bernoulli", shape, p=p)
-    return numpy.less(uniform(key, shape), p)
+    return numpy.less(uniform(key, _shape_for("bernoulli", shape, p=p)), p)
 
 
 def permutation(key: Value, x: Any, axis: int = 0) -> Value:
@@ -421,16 +435,305 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
     shape = batch if shape is None else shape
     sizes = _sizes("categorical", shape)
     _check_broadcasts("categorical", sizes, logits=ShapedArray(batch, t.dtype))
-    place, n = len(sizes) + 1 + axis, t.shape[axis]
-
-    def with_axis(x: tuple, entry: int) -> tuple:
-        return (*x[:place], entry, *x[place:])
-
-    if isinstance(shape, Block):
-        each: Any = Block(with_axis(sizes, n), with_axis(shape.starts, 0), with_axis(shape.whole, n))
-    else:
-        each = with_axis(sizes, n)
+    each = _with_axis(shape, len(sizes) + 1 + axis, t.shape[axis])
     return numpy.argmax(logits - numpy.log(-numpy.log(_inside_unit("categorical", key, each))), axis)
+
+
+# ---------------------------------------------------------------- distributions
+
+
+def _by_quantiles(name: str, of: str, quantiles: Callable[[Value], Value], shown: str) -> Callable[..., Value]:
+    def draw(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
+        real = check_real_float(f"{name}: the dtype is one", dtype)
+        return convert(quantiles(_inside_unit(name, key, shape)), real)
+
+    draw.__name__ = draw.__qualname__ = name
+    draw.__doc__ = f"""Draw from the {of}: compute its quantiles at uniform numbers.
+
+    >>> import minidiff as md
+    >>> md.random.{name}(md.random.key(0), 3).round(3)
+    array([{shown}])
+    """
+    return draw
+
+
+def _laplace_quantiles(u: Value) -> Value:
+    return -numpy.sign(u - 0.5) * numpy.log(1 - 2 * abs(u - 0.5))
+
+
+exponential = _by_quantiles(
+    "exponential", "exponential distribution of mean 1", lambda u: -numpy.log(u), "0.871, 1.531, 0.035"
+)
+gumbel = _by_quantiles("gumbel", "Gumbel distribution", lambda u: -numpy.log(-numpy.log(u)), " 0.138, -0.426,  3.344")
+laplace = _by_quantiles("laplace", "Laplace distribution of scale 1", _laplace_quantiles, "-0.178, -0.838,  2.668")
+
+
+def rademacher(key: Value, shape: Shape = (), dtype: Any = int) -> Value:
+    """Draw 1 or -1, with equal probabilities.
+
+    >>> import minidiff as md
+    >>> rademacher(md.random.key(0), 5)
+    array([ 1,  1, -1, -1, -1])
+    """
+    return convert(2 * convert(bernoulli(key, 0.5, shape), int) - 1, dtype)
+
+
+# By rejection: an operation takes the seed of each number, 64 random bits, and its parameter. A seed begins a stream of
+# uniform numbers, from which proposals are made until one is accepted. So a number depends on its own seed alone, the
+# operation is elementwise, and no loop has a length that differs from rank to rank.
+
+
+def _stream(seeds: numpy.ndarray, attempt: int, number: int) -> numpy.ndarray:
+    """A uniform number in (0, 1) for each of the seeds u64[n]."""
+    k0, k1 = (seeds >> numpy.uint64(32)).astype(numpy.uint32), seeds.astype(numpy.uint32)
+    high, low = threefry2x32(k0, k1, numpy.full_like(k0, attempt), numpy.full_like(k0, number))
+    return (
+        ((high.astype(numpy.uint64) << numpy.uint64(20)) | (low >> numpy.uint32(12))).astype(float) + 0.5
+    ) * 2.0**-52
+
+
+def _until_accepted(attempt: Callable, seeds: numpy.ndarray, parameter: numpy.ndarray) -> numpy.ndarray:
+    """For each seed, the first number that `attempt(u, v, parameter)` accepts; NaN for NaN."""
+    out, todo, times = numpy.full(parameter.shape, numpy.nan), numpy.flatnonzero(parameter == parameter), 0
+    with numpy.errstate(all="ignore"):
+        while todo.size:
+            x, accepted = attempt(*[_stream(seeds[todo], times, k) for k in (0, 1)], parameter[todo])
+            out[todo[accepted]] = x[accepted]
+            todo, times = todo[~accepted], times + 1
+    return out
+
+
+def _each_seed(name: str, f: Callable, slope: Callable | None) -> Elementwise:
+    """The operation that `f` is on flat arrays of seeds and of a parameter; its derivative in the parameter."""
+
+    def impl(seeds: Any, parameter: Any) -> numpy.ndarray:
+        seeds, parameter = numpy.broadcast_arrays(numpy.asarray(seeds, numpy.uint64), numpy.asarray(parameter, float))
+        return f(seeds.ravel(), parameter.ravel()).reshape(parameter.shape)[()]
+
+    return Elementwise(name, impl, (None, slope))
+
+
+def _marsaglia_tsang(u: numpy.ndarray, v: numpy.ndarray, a: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Source: Marsaglia and Tsang, "A simple method for generating gamma variables". The logarithm, for a >= 1."""
+    z, d = quantiles(u), a - 1 / 3
+    log_cube = 3 * numpy.log1p(z / numpy.sqrt(9 * d))  # NaN, which is not accepted, if it is not positive
+    return numpy.log(d) + log_cube, numpy.log(v) < 0.5 * z * z + d * (1 - numpy.exp(log_cube) + log_cube)
+
+
+def _log_gammas(seeds: numpy.ndarray, a: numpy.ndarray) -> numpy.ndarray:
+    """For a < 1 draw for a + 1, times the power 1 / a of a uniform number."""
+    small = a < 1
+    out = _until_accepted(_marsaglia_tsang, seeds, numpy.where((a > 0) & (a < numpy.inf), a + small, numpy.nan))
+    out[small] += numpy.log(_stream(seeds[small], 0, 2)) / a[small]
+    return out
+
+
+#: The nodes and weights of a double exponential quadrature of integrands over (0, infinity) that decay exponentially.
+_T = numpy.arange(-4, 7, 0.15)
+_NODES, _WEIGHTS = numpy.exp(_T - numpy.exp(-_T)), 0.15 * numpy.exp(_T - numpy.exp(-_T)) * (1 + numpy.exp(-_T))
+
+
+def _slope_of_log_gammas(out: Value, seeds: Value, a: Value) -> Value:
+    """The derivative of the logarithm of a draw x in `a`, at a constant probability of smaller ones.
+
+    That is -(dP/da) / (dP/dx) of the distribution function P, an integral over the logarithms of the numbers below the
+    draw; where the draw is above a, over those above it. On that side the integrand decays. Source: Figurnov, Mohamed
+    and Mnih, "Implicit reparameterization gradients".
+    """
+    x, a = numpy.exp(out)[..., None], numpy.expand_dims(a, -1)
+    above, step = x >= a, stop_gradient(1 / (abs(x - a) + numpy.sqrt(x)))
+    z = step * _NODES
+    y = numpy.where(above, numpy.log1p(z), z)  # the distance from the logarithm of the draw
+    powers = numpy.where(above, (a - 1) * y - x * z, -a * y - x * numpy.expm1(-y))
+    side = numpy.where(above, 1.0, -1.0)
+    return numpy.sum((out[..., None] + side * y - _digamma(a)) * numpy.exp(powers) * side * step * _WEIGHTS, -1)
+
+
+def _digamma(x: Value) -> Value:
+    """The derivative of log(gamma(x)) for positive x: the asymptotic series at x + 6."""
+    shifted, total = x + 6.0, -sum(1 / (x + float(k)) for k in range(6))
+    z = 1 / (shifted * shifted)
+    series = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * 691 / 32760)))))
+    return total + numpy.log(shifted) - 0.5 / shifted - series
+
+
+def _poissons(seeds: numpy.ndarray, rates: numpy.ndarray) -> numpy.ndarray:
+    """By quantiles for rates below 10, by transformed rejection for others; -1 for what is not a rate."""
+    low = (rates >= 0) & (rates < 10)
+    out = _until_accepted(_hormann, seeds, numpy.where((rates >= 10) & (rates < 2.0**62), rates, numpy.nan))
+    u, rate, k = _stream(seeds[low], 0, 0), rates[low], numpy.zeros(low.sum())
+    term = up_to = numpy.exp(-rate)
+    while (more := (u > up_to) & (term > 0)).any():  # terms end at 0 where rounding leaves u above all sums
+        k = k + more
+        term = term * rate / numpy.maximum(k, 1) if k.size else term
+        up_to = up_to + more * term
+    out[low] = k
+    return numpy.where(numpy.isnan(out), -1, out)
+
+
+def _hormann(u: numpy.ndarray, v: numpy.ndarray, rate: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Source: Hörmann, "The transformed rejection method for generating Poisson random variables": PTRS."""
+    b = 0.931 + 2.53 * numpy.sqrt(rate)
+    a, u = -0.059 + 0.02483 * b, u - 0.5
+    side = 0.5 - abs(u)
+    k = numpy.floor((2 * a / side + b) * u + rate + 0.43)
+    accepted = (side >= 0.07) & (v <= 0.9277 - 3.6224 / (b - 2))
+    test = numpy.flatnonzero(~accepted & (k >= 0) & ((side >= 0.013) | (v <= side)))
+    a, b, side, v, n, rate = (z[test] for z in (a, b, side, v, k, rate))
+    height = numpy.log(v * (1.1239 + 1.1328 / (b - 3.4)) / (a / (side * side) + b))
+    accepted[test] = height <= n * numpy.log(rate) - rate - _log_factorial(n)
+    return k, accepted
+
+
+_log_factorial = of_numbers(lambda n: math.lgamma(n + 1))
+
+#: The logarithm of a number from the gamma distribution of shape a, and a number from the Poisson distribution.
+log_gamma_draw_p = _each_seed("log_gamma_draw", _log_gammas, _slope_of_log_gammas)
+poisson_draw_p = _each_seed("poisson_draw", _poissons, None)
+
+
+def _draw_each(name: str, operation: Elementwise, key: Value, shape: Any, least: float, **parameter: Value) -> Value:
+    """Check the parameter, unless it is traced, and draw numbers by it."""
+    (x,), shape = parameter.values(), _shape_for(name, shape, **parameter)
+    if not isinstance(x, Tracer) and not numpy.all(numpy.greater_equal(x, least)):
+        raise ValueError(f"{name}: {next(iter(parameter))} is {'positive' if least else 'at least 0'}, got {x}")
+    return operation.bind(_random_bits(name, key, shape), convert(x, float))
+
+
+def loggamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
+    """Draw the logarithm of a number from the gamma distribution of shape `a`: the number may be too small for a dtype.
+
+    `a` broadcasts to the shape of the draw, which by default is its own. Differentiable in `a`, to any order. Raises
+    ValueError for an `a` that is not positive (if it is traced, draws NaN), or does not broadcast.
+
+    >>> import minidiff as md
+    >>> loggamma(md.random.key(0), 0.001, 3).round(1)
+    array([ -412.6,  -310.1, -1545.5])
+    """
+    real = check_real_float("loggamma: the dtype is one", dtype)
+    return convert(_draw_each("loggamma", log_gamma_draw_p, key, shape, math.ulp(0.0), a=a), real)
+
+
+def gamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
+    """Draw from the gamma distribution of shape `a` and scale 1; see `loggamma`.
+
+    >>> import minidiff as md
+    >>> gamma(md.random.key(0), numpy.array([0.5, 2.0, 100.0])).round(3)
+    array([  2.012,   0.433, 103.616])
+    """
+    return convert(numpy.exp(loggamma(key, a, shape)), check_real_float("gamma: the dtype is one", dtype))
+
+
+def beta(key: Value, a: Value, b: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
+    """Draw from the beta distribution: x / (x + y), of gamma numbers x and y of shapes `a` and `b`; see `loggamma`.
+
+    >>> import minidiff as md
+    >>> beta(md.random.key(0), 2.0, numpy.array([0.5, 8.0])).round(3)
+    array([0.497, 0.164])
+    """
+    shape, (one, two) = _shape_for("beta", shape, a=a, b=b), split(key)
+    x, y = loggamma(one, a, shape), loggamma(two, b, shape)
+    return convert(numpy.exp(x - numpy.logaddexp(x, y)), check_real_float("beta: the dtype is one", dtype))
+
+
+def dirichlet(key: Value, alpha: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
+    """Draw vectors [..., k] of positive numbers with sum 1 from the Dirichlet distribution of `alpha` [..., k].
+
+    `shape` is that of the vectors, by default the leading axes of `alpha`; see `loggamma`.
+
+    >>> import minidiff as md
+    >>> dirichlet(md.random.key(0), numpy.array([1.0, 2.0, 5.0]), 2).round(3)
+    array([[0.38 , 0.045, 0.575],
+           [0.151, 0.263, 0.586]])
+    """
+    t = typeof(alpha)
+    if not t.shape:
+        raise ValueError(f"dirichlet: alpha has an axis of parameters, got {t}")
+    shape = t.shape[:-1] if shape is None else shape
+    x = loggamma(key, alpha, _with_axis(shape, len(_sizes("dirichlet", shape)), t.shape[-1]))
+    x = numpy.exp(x - numpy.max(x, -1, keepdims=True))
+    return convert(x / numpy.sum(x, -1, keepdims=True), check_real_float("dirichlet: the dtype is one", dtype))
+
+
+def poisson(key: Value, lam: Value, shape: Shape | None = None, dtype: Any = int) -> Value:
+    """Draw counts from the Poisson distribution of mean `lam`, which broadcasts to the shape, by default its own.
+
+    Raises ValueError for a mean below 0 (if it is traced, draws -1), TypeError for a dtype that is not of integers.
+
+    >>> import minidiff as md
+    >>> poisson(md.random.key(0), numpy.array([0.1, 3.0, 1e6]))
+    array([      1,       1, 1000439])
+    """
+    if numpy.dtype(dtype).kind not in "iu":
+        raise TypeError(f"poisson: the dtype is one of integers, got {dtype_name(numpy.dtype(dtype))}")
+    return convert(_draw_each("poisson", poisson_draw_p, key, shape, 0, lam=lam), dtype)
+
+
+def multivariate_normal(key: Value, mean: Value, cov: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
+    """Draw vectors [..., n] from the normal distribution of a mean [..., n] and a covariance matrix [..., n, n].
+
+    `shape` is that of the vectors, by default the leading axes. A vector is the mean plus the Cholesky factor times
+    standard normal numbers. Raises ValueError if they do not fit, LinAlgError if a matrix is not positive definite.
+
+    >>> import minidiff as md
+    >>> multivariate_normal(md.random.key(0), numpy.zeros(2), numpy.array([[1.0, 0.9], [0.9, 1.0]]), 2).round(3)
+    array([[-0.206, -0.527],
+           [ 1.816,  1.716]])
+    """
+    real, m, c = check_real_float("multivariate_normal: the dtype is one", dtype), typeof(mean), typeof(cov)
+    if not m.shape or c.shape[-2:] != (m.shape[-1], m.shape[-1]):
+        raise ValueError(f"multivariate_normal: the mean is [..., n] and the matrix [..., n, n], got {m} and {c}")
+    shape = numpy.broadcast_shapes(m.shape[:-1], c.shape[:-2]) if shape is None else shape
+    each = _with_axis(shape, len(_sizes("multivariate_normal", shape)), m.shape[-1])
+    _check_broadcasts("multivariate_normal", each, mean=mean)
+    return convert(mean + numpy.einsum("...ij,...j->...i", numpy.linalg.cholesky(cov), normal(key, each)), real)
+
+
+def orthogonal(key: Value, n: int, shape: Shape = (), dtype: Any = float, m: int | None = None) -> Value:
+    """Draw matrices [..., n, m] with orthonormal rows or columns, uniformly: by Haar's measure. `m` is n by default.
+
+    >>> import minidiff as md
+    >>> q = orthogonal(md.random.key(0), 3)
+    >>> bool(abs(q @ q.T - numpy.eye(3)).max() < 1e-12)
+    True
+
+    Source: Mezzadri, "How to generate random matrices from the classical compact groups".
+    """
+    real, m, axes = check_real_float("orthogonal: the dtype is one", dtype), m or n, len(_sizes("orthogonal", shape))
+    q, r = numpy.linalg.qr(normal(key, _with_axis(_with_axis(shape, axes, min(n, m)), axes, max(n, m))))
+    q = q * numpy.where(numpy.diagonal(r, 0, -2, -1) < 0, -1.0, 1.0)[..., None, :]
+    return convert(q if n >= m else numpy.swapaxes(q, -2, -1), real)
+
+
+def choice(key: Value, a: Any, shape: Shape = (), replace: bool = True, p: Value | None = None, axis: int = 0) -> Value:
+    """Draw elements of an array along an axis, or integers below `a`, with or without replacement.
+
+    `p` [n] has their probabilities, by default equal. The shape takes the place of the axis. Raises ValueError for more
+    elements than there are, and for a `p` of another length.
+
+    >>> import minidiff as md
+    >>> choice(md.random.key(0), 5, (3,), replace=False), choice(md.random.key(0), numpy.array([7, 8]), 6, p=[0.9, 0.1])
+    (array([1, 0, 4]), array([7, 7, 8, 7, 7, 7]))
+    """
+    x = numpy.arange(operator.index(a)) if isinstance(a, (int, numpy.integer)) else a
+    t, p = typeof(x), numpy.asarray(p) if isinstance(p, list) else p
+    if not t.shape:
+        raise TypeError(f"choice: a is an array with an axis, or a number of integers that is known; got {t}")
+    axis, sizes = normalize_axis(axis, t.ndim, "choice"), _sizes("choice", shape)
+    n, count = t.shape[axis], math.prod(sizes)
+    if p is not None and typeof(p).shape != (n,):
+        raise ValueError(f"choice: p has {n} probabilities, got {typeof(p)}")
+    if (n == 0 and count) or (not replace and count > n):
+        raise ValueError(f"choice: {count} of {n} elements without replacement: write replace=True")
+    if replace and p is None:
+        which = randint(key, shape, 0, n)
+    elif replace:
+        ends = numpy.cumsum(p)
+        which = numpy.searchsorted(ends, uniform(key, shape) * ends[-1], side="right")
+    else:  # by Gumbel numbers plus logarithms of probabilities, as in `categorical`
+        order = permutation(key, n) if p is None else numpy.argsort(-numpy.log(p) - gumbel(key, n))
+        which = order[:count].reshape(sizes)
+    return take(x, which, axis)
 
 
 hide_frames_of(globals(), __all__)

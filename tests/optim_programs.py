@@ -23,6 +23,11 @@ OPTIMIZERS = {
         nesterov=True,
     ),
     "lion": optim.lion(0.1, weight_decay=0.1),
+    "every second step": optim.MultiSteps(optim.adam(0.1), 2).gradient_transformation(),
+    "partition": optim.partition(
+        {0: optim.inject_hyperparams(optim.adam)(optim.polynomial_schedule(0.1, 0.0, 2, 6)), 1: optim.scale(-0.1)},
+        {"w": 0, "b": 1, "s": 0},
+    ),
     "adagrad": optim.adagrad(optim.linear_schedule(0.1, 0.0, 6)),
 }
 

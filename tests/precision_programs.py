@@ -1,5 +1,7 @@
 """Programs in 16 bits on ranks: where they add gradients, and steps that all ranks skip."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 
@@ -7,8 +9,9 @@ import minidiff as md
 import minidiff.numpy as mnp
 import spmd
 from collectives import algorithms, axis_index, axis_size, broadcast, pmax, pmean, psum, psum_scatter, reduce, unreduced
-from minidiff.precision import LossScale, Policy, all_finite, select
+from minidiff.precision import LossScale, Policy, all_finite, ranges, select
 from spmd import P
+from spmd.parallel import DecoderConfig, decoder_loss, init_decoder
 from spmd.parallel.embedding import lookup_by_rows
 from spmd.parallel.vocabulary import embed
 from spmd.placement import partition_tape
@@ -57,6 +60,37 @@ def check_skipped_together(mesh):
             scale, w = step(scale, w, x)
         seen.append((float(scale.scale), whole(w).tolist()))
     assert seen == [(2.0**13, [0.0] * x.size), (2.0**13, (-x).tolist())]
+
+
+def check_ranges(mesh):
+    """Of the body of a `shard_map`, each process reports the numbers of its ranks; sums are the same on all."""
+    n = mesh.size
+    total = spmd.shard_map(lambda x: psum(x**2, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    rows = {row.operation: row for row in ranges(total)(np.array([1e-9] * (n - 1) + [300.0]))}
+    assert rows["psum"].overflow == 1.0 and rows["psum"].largest == 9e4
+    assert 0 <= rows["square"].overflow <= 1 and rows["square"].overflow + rows["square"].underflow == 1
+
+
+def check_parts_of_a_decoder(mesh):
+    """Routers and the residual stream in float32 beside products in bfloat16; the gradients are float32."""
+    config = DecoderConfig(vocabulary=8, features=8, heads=2, layers=2, hidden=8, experts=2)
+    text = np.arange(4 * mesh.size * 5).reshape(-1, 5) % 8
+    params = md.tree.map(lambda p: p.astype(np.float32), init_decoder(md.random.key(0), config))
+    batch = text[:, :-1], text[:, 1:]
+    kinds = {"bfloat16", "float32"}
+    for router in kinds:
+        for residual in kinds:
+            policy = Policy("bfloat16", router=router, residual=residual)
+            loss = decoder_loss(mesh, config, policy=policy)
+            found, gradients = md.value_and_grad(loss)(params, batch)
+            exact = decoder_loss(mesh, config)(params, batch)
+            assert abs(float(whole(found)) - float(whole(exact))) < 0.05
+            assert {x.dtype for x in md.tree.leaves(gradients)} == {np.dtype(np.float32)}
+            program = str(md.make_tape(loss)(params, batch))
+            sums = re.findall(r":(bf16|f32)\[\d+,4,8\]\S* = add\(", program)
+            assert {"float32": "f32", "bfloat16": "bf16"}[residual] in sums and len({*sums}) == 1
+            softmaxes = re.findall(r":(bf16|f32)\[[\d,]+,2\]\S* = softmax", program)
+            assert {*softmaxes} == {{"float32": "f32", "bfloat16": "bf16"}[router]}
 
 
 # ---------------------------------------------------------------- sums over ranks round once

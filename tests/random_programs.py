@@ -22,6 +22,9 @@ DRAWS = {
     "randint": lambda k, shape: md.random.randint(k, shape, 0, 100),
     "truncated_normal": lambda k, shape: md.random.truncated_normal(k, -1.0, 1.0, shape),
     "bernoulli": lambda k, shape: md.random.bernoulli(k, 0.3, shape),
+    "loggamma": lambda k, shape: md.random.loggamma(k, np.array([0.1, 1.0, 30.0]), shape),
+    "poisson": lambda k, shape: md.random.poisson(k, 20.0, shape),
+    "rademacher": md.random.rademacher,
     "dropout": lambda k, shape: md.nn.dropout(k, np.ones(getattr(shape, "shape", shape)), 0.4, shape),
 }
 
@@ -98,6 +101,7 @@ def init(key):
     return {
         "scaled": w,
         "also whole": w.sum() + np.zeros(8),
+        "of seeds": md.random.loggamma(keys[6], np.array([0.5, 2.0, 30.0, 100.0]), (8, 4)),
         "product": w @ md.random.uniform(keys[1], (12, 4)),
         "constant": np.arange(8.0),
         "of several keys": md.vmap(lambda k: md.random.truncated_normal(k, -1, 1, (8,)))(keys),
@@ -117,7 +121,17 @@ def check_initialize(mesh, axes):
     a, b = axes
     specs = {
         **{
-            name: P(a) for name in ("also whole", "constant", "product", "permuted", "reshaped", "cut", "of split keys")
+            name: P(a)
+            for name in (
+                "also whole",
+                "of seeds",
+                "constant",
+                "product",
+                "permuted",
+                "reshaped",
+                "cut",
+                "of split keys",
+            )
         },
         **{"scaled": P(b, a), "of several keys": P(None, a), "broadcast": P(b, a), "per row": P(a, b)},
         **{"whole": P(), "pair": P(None, a, b)},

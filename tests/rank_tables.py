@@ -18,7 +18,7 @@ import spmd
 from collectives import algorithms
 from spmd import P
 from spmd.examples import where_to_sum
-from spmd.parallel import attention_by_heads, cannon, ring_attention, summa
+from spmd.parallel import attention_by_heads, cannon, decoder_mesh, ring_attention, summa
 from spmd.parallel.embedding import SPLITS
 from tests import (
     algorithm_checks,
@@ -338,6 +338,9 @@ def _precision(n, on):
         yield from all_of(precision_programs.check_reductions, [line(on, n)])
         yield from all_of(precision_programs.check_skipped_together, [line(on, n)])
         yield from all_of(precision_programs.check_sums_round_once, [line(on, n)])
+        yield from all_of(precision_programs.check_ranges, [line(on, n)])
+    if n == 2:
+        yield from all_of(precision_programs.check_parts_of_a_decoder, [decoder_mesh(data=2, backend=on)])
     if n < 4:
         yield from all_of(precision_programs.check_signs_of_zero, [line(on, n)])
 

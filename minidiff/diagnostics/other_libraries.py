@@ -101,6 +101,17 @@ INSTEAD: dict[str, dict[str, str]] = {
     "minidiff.random": _table(
         {
             "write md.random.key": "PRNGKey",
+            "leave it out: a key is an array u32[2]": "key_data wrap_key_data key_impl clone",
+            "write np.exp(md.random.normal(key, shape))": "lognormal",
+            "write 2 * md.random.gamma(key, df / 2)": "chisquare",
+            "write normal(k, shape) / np.sqrt(2 / df * gamma(l, df / 2, shape)), of two keys k and l": "t",
+            "write np.sqrt(2 * md.random.exponential(key, shape))": "rayleigh",
+            "write np.exp(md.random.exponential(key, shape) / b)": "pareto",
+            "write scale * md.random.exponential(key, shape) ** (1 / concentration)": "weibull_min",
+            "write np.ceil(md.random.exponential(key, shape) / -np.log1p(-p))": "geometric",
+            "write (md.random.uniform(key, (n, *shape)) < p).sum(0)": "binomial",
+            "write np.tan(np.pi * md.random.uniform(key, shape, minval=-0.5, maxval=0.5))": "cauchy",
+            "write u = md.random.uniform(key, shape), and np.log(u) - np.log1p(-u)": "logistic",
             "write key = md.random.key(0), and pass the key on": "seed default_rng RandomState",
             "write md.random.normal(key, shape)": "randn standard_normal",
             "write md.random.uniform(key, shape)": "rand random random_sample",

@@ -181,6 +181,7 @@ def _solve(inputs: Types, outputs: Types, params: dict) -> float:
 
 #: Operations for each number, of elementwise functions that are made of several: as XLA counts the same expressions.
 STEPS = {"gelu_tanh": 9, "gelu_erf": 5, "silu": 4, "sigmoid": 4, "mish": 6, "relu": 1, "logaddexp": 5, "square": 1}
+STEPS |= {"log_gamma_draw": 300, "poisson_draw": 200}  # with the hash, and a few attempts
 STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 10, "lcm": 12, "stop_gradient": 0}
 
 _BY_RULE: dict[Rule, str] = {

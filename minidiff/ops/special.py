@@ -81,7 +81,7 @@ def _ratio(coefficients: tuple[Sequence[float], Sequence[float]], r: numpy.ndarr
     return numpy.divide(above, below, out=above)
 
 
-def _quantiles(p: numpy.ndarray) -> numpy.ndarray:
+def quantiles(p: numpy.ndarray) -> numpy.ndarray:
     """The quantiles of probabilities [n] in double precision."""
     q = p - 0.5
     out = q * _ratio(_CENTRAL, 0.180625 - q * q)
@@ -105,7 +105,7 @@ def _ndtri(p: numpy.ndarray) -> numpy.ndarray:
     flat, out = p.reshape(-1), numpy.empty(p.shape, dtype)
     found = out.reshape(-1)
     for i in range(0, flat.size, CHUNK):
-        found[i : i + CHUNK] = _quantiles(flat[i : i + CHUNK].astype(float))
+        found[i : i + CHUNK] = quantiles(flat[i : i + CHUNK].astype(float))
     return out[()]
 
 

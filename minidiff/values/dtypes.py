@@ -125,11 +125,16 @@ def is_real_float(dtype: numpy.dtype) -> bool:
 def dtype_of(name: Any) -> numpy.dtype:
     """`numpy.dtype`, which knows `'bfloat16'` too; that raises ImportError without the package ml_dtypes."""
     if isinstance(name, str) and name == "bfloat16":
-        try:
-            importlib.import_module("ml_dtypes")
-        except ImportError:
-            raise ImportError("bfloat16 needs the package ml_dtypes: pip install ml_dtypes") from None
+        optional_dtypes(name)
     return numpy.dtype(name)
+
+
+def optional_dtypes(name: str) -> Any:
+    """The package ml_dtypes, which has this dtype."""
+    try:
+        return importlib.import_module("ml_dtypes")
+    except ImportError:
+        raise ImportError(f"{name} needs the package ml_dtypes: pip install ml_dtypes") from None
 
 
 def check_real_float(what: str, given: Any) -> numpy.dtype:

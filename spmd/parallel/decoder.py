@@ -66,7 +66,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, pmean
-from minidiff.precision import Policy
+from minidiff.precision import Policy, cast_for
 from spmd.mesh.specs import P
 from spmd.parallel.decoder_layer import attention_along_tokens, gather_features, layer, logits
 from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_batch, check_decoder, decoder_specs, dimensions
@@ -87,8 +87,9 @@ def decoder_loss(
     """The mean cross entropy of next tokens, as a function of (params, (tokens, labels)).
 
     Params are those of `init_decoder`, tokens and labels [examples, tokens], all of them whole. Each stage has
-    `microbatches` of its own. With a `policy`, layers compute in its dtype. `options` are those of `shard_map`. Raises
-    ValueError if an axis of the mesh is missing, or does not divide the dimensions that it splits.
+    `microbatches` of its own. With a `policy`, layers compute in its dtype, routers and the residual stream in theirs.
+    `options` are those of `shard_map`. Raises ValueError if an axis of the mesh is missing, or does not divide the
+    dimensions that it splits.
 
     >>> from spmd.parallel.decoder_params import decoder_mesh, init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)
@@ -113,8 +114,8 @@ def decoder_loss(
         def apply(params, carried):
             return layer(config, gather_features(params, of_one_layer), carried, positions, attend)
 
-        x = embed(ends["embedding"], tokens, "feats")
-        carried = x, np.zeros_like(x[:, 0, 0]) if config.experts else None
+        x = cast_for("residual", embed(ends["embedding"], tokens, "feats"))
+        carried = x, cast_for("router", np.zeros_like(x[:, 0, 0])) if config.experts else None
         carried = md.tree.map(lambda leaf: leaf.reshape(microbatches, -1, *leaf.shape[1:]), carried)
         x, balance = md.tree.map(np.concatenate, pipeline(apply, params["layers"], carried, "stages"))
         error = np.mean(label_cross_entropy(logits(config, ends, x), labels, "feats"))
@@ -124,7 +125,8 @@ def decoder_loss(
     of_one_layer = md.tree.map(lambda names: names.removeprefix("layers "), names["layers"])
     specs = decoder_specs(config)
     in_specs = specs, P(EXAMPLES, "tokens")
-    mapped = spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)
+    body = on_each_rank if policy is None else policy.in_force()(on_each_rank)
+    mapped = spmd.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)
 
     def loss(params, batch):
         examples, tokens = np.shape(batch[0])

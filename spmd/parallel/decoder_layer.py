@@ -14,6 +14,7 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import all_gather, axis_size, psum
 from minidiff.nn import softmax
+from minidiff.precision import cast_for
 from spmd.parallel.causal_attention import causal, causal_attention
 from spmd.parallel.decoder_params import DecoderConfig
 from spmd.parallel.expert import mixture_of_experts
@@ -35,7 +36,8 @@ def perceptron(config: DecoderConfig, params: dict, x: Any) -> tuple[Any, Any]:
         return mlp(params, x), None
     tokens = x.reshape(-1, config.features)
     made = mixture_of_experts(mlp, params["experts"], params["router"], tokens, len(tokens), "experts", config.chosen)
-    balance = md.vmap(partial(load_balancing_loss, axis="tokens"))(softmax(x @ params["router"]))
+    probabilities = softmax(cast_for("router", x) @ cast_for("router", params["router"]))
+    balance = md.vmap(partial(load_balancing_loss, axis="tokens"))(probabilities)
     return made.reshape(x.shape), config.balance * balance
 
 

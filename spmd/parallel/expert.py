@@ -38,6 +38,7 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import all_to_all, axis_size, psum
 from minidiff.nn import relu, softmax
+from minidiff.precision import cast_for
 from spmd.parallel.gates import gate_weights, routed
 
 
@@ -67,7 +68,7 @@ def mixture_of_experts(
             f"mixture_of_experts: router has {experts} experts for {ranks} ranks along {axis!r}, but each has params "
             f"of {', '.join(map(str, sorted(local)))}: split those of a multiple of {ranks}, in_specs=P({axis!r})"
         )
-    probabilities = softmax(x @ router)
+    probabilities = softmax(cast_for("router", x) @ cast_for("router", router))
     places = routed(probabilities, capacity, k, priorities)
     sent = x[_tokens_of(places)]
     received = all_to_all(sent, axis, split_axis=0, concat_axis=1, tiled=True)  # [experts/ranks, ranks*capacity, d]
@@ -75,7 +76,7 @@ def mixture_of_experts(
     own = made[np.arange(len(made)), np.argmax(places, axis=2)]  # [tokens/ranks, experts, d]: at the token's place
     own = np.where(np.any(places, axis=2)[..., None], own, 0)
     # The weights are applied last: where ranks along another axis have terms of `made`, their gradient is summed.
-    return np.einsum("ne,ned->nd", gate_weights(probabilities, k), own)
+    return np.einsum("ne,ned->nd", gate_weights(probabilities, k).astype(own.dtype), own)
 
 
 def _tokens_of(places: Any) -> Any:

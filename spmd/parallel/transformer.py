@@ -21,6 +21,7 @@ import minidiff as md
 import minidiff.numpy as np
 from minidiff.higher_order.checkpoint import recomputed_selectively
 from minidiff.nn import dropout, gelu, silu
+from minidiff.precision import cast_for
 from spmd.parallel.causal_attention import causal_attention
 from spmd.parallel.vocabulary import embed, label_cross_entropy
 
@@ -94,7 +95,8 @@ def normalize(config: Config, scale: Any, x: Any) -> Any:
     def norm(x: Any, scale: Any) -> Any:
         wide = md.precision.widen(x)  # squares of float16 overflow
         wide = wide - np.mean(wide, axis=-1, keepdims=True) if config.layer_norm else wide
-        return (wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype) * scale
+        scaled = (wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
+        return cast_for("compute", scaled) * scale
 
     return recomputed_selectively(norm)(x, scale)
 
@@ -136,7 +138,7 @@ def transformer(
     >>> transformer(config, init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2]])).shape
     (1, 3, 8)
     """
-    x = embed(params["embedding"], tokens)
+    x = cast_for("residual", embed(params["embedding"], tokens))
     for i, layer in enumerate(params["layers"]):
         x = block(config, layer, x, key=None if key is None else md.random.fold_in(key, i), **ends)
     x = ends.get("gather", lambda x: x)(normalize(config, params["norm"], x))

@@ -424,7 +424,9 @@ class CheckFiniteOnRanks(SPMD):
             given = [self.mesh.ranks.collective("pmax", x, held, False, among) for x, held in given]
         with numpy.errstate(all="ignore"):
             out = super().process(primitive, args, params)
-        made = [self._worst(x) for x in (out if primitive.multiple_results else [out])]
+        outs = out if primitive.multiple_results else [out]
+        self.checker.observe(str(primitive), [self.operand(x)[0] for x in outs])
+        made = [self._worst(x) for x in outs]
         ranks, setting = self.mesh.ranks, worst_finiteness(params)
         before = [max(setting, *map(int, states)) for states in zip(*[_local(ranks, *x) for x in given])]
         after = [max(map(int, states)) for states in zip(*[_local(ranks, *x) for x in made])]

@@ -1,7 +1,9 @@
 """Optimizers against the formulas of their papers, in NumPy; schedules, clipping, dtypes, errors."""
 
 import inspect
+import warnings
 
+import ml_dtypes
 import numpy
 import pytest
 
@@ -108,7 +110,12 @@ def test_compiled_once_for_all_steps(optimizer):
     assert_trees_equal(trained(clipped, compiled=True), trained(clipped), rtol=1e-11)
 
 
+#: Of an epsilon that float16 rounds to 0, which is tested below.
+expected_warning = pytest.mark.filterwarnings("ignore:init. eps=1e-08 is 0 in the dtype")
+
+
 @each
+@expected_warning
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 @pytest.mark.parametrize("wide", [False, True])
 def test_dtypes_of_parameters_are_kept(optimizer, dtype, wide):
@@ -169,6 +176,33 @@ OPTAX = {
         [2.12733799008, -2.769566289104, 3.052883922508, 1.282003320853],
     ),
     "refined": (optim.scale_by_lion(0.7, 0.8, mode="refined"), [1.766, -2.418, 2.566, 0.9515]),
+    "scale": (optim.scale(-0.5), [-0.125, -1.7, -1.45, -0.3125]),
+    "clip": (optim.chain(optim.clip(0.75), optim.scale(-1.0)), [0.0, -1.65, -0.9, 0.125]),
+    "rms": (optim.scale_by_rms(0.8, 1e-3, 0.1), [3.767133610535, -3.005412899467, 3.367678276977, 1.476190390055]),
+    "rms, outside of the root": (
+        optim.scale_by_rms(0.8, 1e-3, 0.1, False),
+        [3.766564214397, -3.005011362583, 3.36634550981, 1.475583175585],
+    ),
+    "rms, bias correction": (
+        optim.scale_by_rms(0.8, 1e-3, 0.0, False, True),
+        [2.866494979079, -2.305650262499, 1.907064397768, 0.701458789523],
+    ),
+    "two steps": (
+        optim.MultiSteps(optim.adam(0.1), 2).gradient_transformation(),
+        [0.900000008, -1.900000002222, 0.4000000005, 0.150000002],
+    ),
+    "more and more steps, sums": (
+        optim.MultiSteps(optim.sgd(0.1, 0.9), lambda update: 1 + update, use_grad_mean=False),
+        [0.73, -1.85, -0.16, -0.0425],
+    ),
+    "injected": (
+        optim.inject_hyperparams(optim.adamw)(optim.exponential_decay(0.1, 2, 0.5), b1=0.8, weight_decay=0.1),
+        [0.8282355065762, -1.810058674689, 0.3013958055058, 0.1212979835086],
+    ),
+    "partition": (
+        optim.partition({"a": optim.adam(0.1), 0: optim.sgd(0.5)}, {"w": "a", "b": 0}),
+        [0.8063015345292, -1.815130193687, 0.2476148303624, -0.3125],
+    ),
     "flip_sign": (optim.scale_by_learning_rate(0.1, flip_sign=False), [1.225, -2.06, 0.89, 0.3625]),
 }
 THERE = {"w": numpy.array([1.0, -2.0, 0.5]), "b": numpy.float64(0.25)}
@@ -185,6 +219,7 @@ def test_numbers_of_optax(optimizer, expected, compiled):
     numpy.testing.assert_allclose([*params["w"], params["b"]], expected, rtol=3e-7)
 
 
+@expected_warning
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_states_may_have_a_dtype_of_their_own(dtype, compiled):
@@ -223,6 +258,99 @@ def test_further_arguments_reach_the_transformations_that_take_them():
     assert float(md.jit(optim.chain(some).update)(3.0, ((),), value=2.0)[0]) == 1.5
     with pytest.raises(TypeError, match="value"):
         optimizer.update(3.0, state, 1.0)
+
+
+def test_steps_are_left_out():
+    """Those whose gradients are not finite: the next ones take their place."""
+    finite = md.precision.all_finite
+    steps = optim.MultiSteps(optim.sgd(1.0), 2, should_skip_update_fn=lambda g, *_: (~finite(g), finite(g)))
+    for update in (steps.update, md.jit(steps.update)):
+        state, seen = steps.init(W), []
+        for g in (1.0, numpy.inf, 3.0, numpy.nan, 5.0):
+            with numpy.errstate(invalid="ignore"):
+                updates, state = update(g * W, state, W)
+            seen.append((float(updates[0]), bool(steps.has_updated(state)), bool(state.skip_state)))
+        assert seen == [
+            *((0.0, False, True), (0.0, False, False), (-2.0, True, True), (0.0, True, False), (0.0, False, True)),
+        ]
+
+
+def test_sums_of_gradients_are_kept_in_float32():
+    steps = optim.MultiSteps(optim.sgd(1.0), 4, use_grad_mean=False)
+    state, one = steps.init(numpy.ones(1, "f2")), numpy.array([1.0], "f2")
+    for g in (2048 * one, one, one, one):
+        updates, state = steps.update(g, state)
+        assert (updates.dtype, state.acc_grads.dtype) == ("f2", "f4")
+    assert updates[0] == -numpy.float16(2051)  # in float16, 2048 + 1 is 2048
+    assert optim.MultiSteps(optim.sgd(1.0), 4, accumulator_dtype="f8").init(one).acc_grads.dtype == "f8"
+    assert steps.init(W).acc_grads.dtype == float
+
+
+def test_settings_in_the_state():
+    optimizer = optim.inject_hyperparams(optim.adamw, static_args="b2")(
+        optim.linear_schedule(1.0, 0.0, 4), mask=None, nesterov=True
+    )
+    params = {"w": numpy.ones(3, "f4")}
+    state = optimizer.init(params)
+    assert {*state.hyperparams} == {"learning_rate", "b1", "eps", "eps_root", "weight_decay"}
+    assert {x.dtype for x in state.hyperparams.values()} == {numpy.dtype("f4")}
+    update = md.jit(optimizer.update)
+    for rate in (1.0, 0.75, 0.5):
+        _, state = update(params, state, params)
+        assert state.hyperparams["learning_rate"] == rate
+    clip = optim.inject_hyperparams(optim.clip_by_global_norm)(1.0)
+    state = clip.init(W)
+    for norm in (0.5, 1.5):
+        state.hyperparams["max_norm"] = numpy.float64(norm)
+        updates, state = md.jit(clip.update)(W, state)
+        assert optim.global_norm(updates) == pytest.approx(norm)
+    narrow = optim.inject_hyperparams(optim.sgd, hyperparam_dtype="f2")(0.1)
+    assert narrow.init(W).hyperparams["learning_rate"].dtype == "f2"
+
+
+def test_partitions():
+    def by_rank(params):
+        return md.tree.map(lambda p: "matrix" if p.ndim > 1 else "others", params)
+
+    transforms = {"matrix": optim.lion(0.1), "others": optim.chain(optim.clip_by_global_norm(1.0), optim.sgd(0.1))}
+    found, _ = trained(optim.partition(transforms, by_rank), compiled=True)
+    matrix, _ = trained(transforms["matrix"], {"w": PARAMS["w"]}, [{"w": g["w"]} for g in GRADIENTS])
+    others, _ = trained(transforms["others"], {"b": PARAMS["b"]}, [{"b": g["b"]} for g in GRADIENTS])
+    assert_trees_equal(found, {**matrix, **others}, rtol=1e-11)
+    prefix, _ = trained(optim.partition(transforms, {"w": "matrix", "b": "others"}))
+    assert_trees_equal(prefix, found, rtol=1e-11)
+    seen = []
+    own = optim.GradientTransformation(lambda p: (), lambda g, s, p=None, *, value: (seen.append(value), (g, s))[1])
+    optimizer = optim.partition({0: own, 1: optim.sgd(0.1)}, [0, 1])
+    optimizer.update([W, W], optimizer.init([W, W]), value=3.0, more=1)
+    assert seen == [3.0]
+
+
+SMALL = r"init: eps=1e-08 is 0 in the dtype of params\['w'\], f16\[3\], so updates .*: write eps={}, or keep"
+
+
+def test_an_epsilon_that_is_0_in_a_dtype_warns_with_one_that_is_not():
+    params, g = {"w": W.astype("f2")}, {"w": numpy.full(3, 1e-5, "f2")}
+    for make, number in ((optim.adam, "2e-04"), (optim.adamw, "2e-04")):
+        with pytest.warns(RuntimeWarning, match=SMALL.format(number)) as found:
+            optimizer = make(0.1)
+            state = optimizer.init(params)
+        assert found[0].filename == __file__
+        with numpy.errstate(all="ignore"):
+            assert numpy.isinf(optimizer.update(g, state, params)[0]["w"]).all()
+        safe = make(0.1, eps=float(number))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            updates, _ = safe.update(g, safe.init(params), params)
+        assert (abs(updates["w"]) < 0.1).all()
+    with pytest.warns(RuntimeWarning, match=SMALL.format("1e-07")):
+        optim.scale_by_rms(eps_in_sqrt=True).init(params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        md.precision.with_masters(optim.adam(0.1)).init(params)
+        optim.adam(0.1).init({"w": W.astype("f4")})
+        optim.adam(0.1).init({"w": W.astype(ml_dtypes.bfloat16)})
+        optim.adagrad(0.1).init(params)
 
 
 @each
@@ -334,6 +462,43 @@ SCHEDULES = {
         optim.warmup_cosine_decay_schedule(0.2, 0.7, 2, 6, 0.1, 2.0),
         {-1: 0.2, 0: 0.2, 1: 0.45, 2: 0.7, 3: 0.537132034356, 4: 0.25, 5: 0.112867965644, 6: 0.1, 7: 0.1},
     ),
+    "polynomial": (
+        optim.polynomial_schedule(1.0, 0.2, 1.5, 4, 1),
+        {0: 1.0, 1: 1.0, 2: 0.7196152422707, 3: 0.4828427124746, 4: 0.3, 6: 0.2, 12: 0.2},
+    ),
+    "exponential": (
+        optim.exponential_decay(2.0, 3, 0.5, 1, end_value=0.6),
+        {0: 2.0, 1: 2.0, 2: 1.587401051968, 3: 1.259921049895, 4: 1.0, 6: 0.6299605249474, 8: 0.6, 12: 0.6},
+    ),
+    "exponential, stairs": (
+        optim.exponential_decay(2.0, 3, 1.5, 1, True, 4.0),
+        {0: 2.0, 1: 2.0, 3: 2.0, 4: 3.0, 6: 3.0, 8: 4.0, 12: 4.0},
+    ),
+    "pieces, constant": (
+        optim.piecewise_constant_schedule(2.0, {2: 0.5, 5: 3.0}),
+        {0: 2.0, 1: 2.0, 2: 1.0, 4: 1.0, 5: 3.0, 12: 3.0},
+    ),
+    "no pieces": (optim.piecewise_constant_schedule(2.0), {0: 2.0, 7: 2.0}),
+    "pieces, linear": (
+        optim.piecewise_interpolate_schedule("linear", 2.0, {5: 3.0, 2: 0.5}),
+        {0: 2.0, 1: 1.5, 2: 1.0, 3: 1.666666666667, 4: 2.333333333333, 6: 3.0, 12: 3.0},
+    ),
+    "pieces, cosine": (
+        optim.piecewise_interpolate_schedule("cosine", 2.0, {2: 0.5, 5: 3.0}),
+        {0: 2.0, 1: 1.5, 2: 1.0, 3: 1.5, 4: 2.5, 6: 3.0, 12: 3.0},
+    ),
+    "one cycle, linear": (
+        optim.linear_onecycle_schedule(9, 0.5),
+        {0: 0.02, 1: 0.26, 2: 0.5, 3: 0.404, 4: 0.308, 6: 0.116, 8: 0.010001, 9: 2e-06, 12: 2e-06},
+    ),
+    "one cycle, cosine": (
+        optim.cosine_onecycle_schedule(9, 0.5, 0.4, 10.0, 100.0),
+        {0: 0.05, 1: 0.1625, 2: 0.3875, 3: 0.5, 4: 0.4665398445952, 6: 0.25025, 8: 0.03396015540484, 9: 5e-4, 12: 5e-4},
+    ),
+    "joined": (
+        optim.join_schedules([optim.linear_schedule(0.0, 1.0, 2), optim.polynomial_schedule(1.0, 0.0, 2, 4)], [3]),
+        {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.0, 4: 0.5625, 6: 0.0625, 8: 0.0},
+    ),
     "no peak": (optim.warmup_cosine_decay_schedule(0.0, 0.0, 2, 6, 0.1), {0: 0.0, 1: 0.0, 4: 0.0, 6: 0.0}),
 }
 
@@ -357,6 +522,21 @@ ERRORS = {
     r"b1 must be in \[0, 1\), got 1.0": lambda: optim.adam(0.1, b1=1.0),
     r"b2 must be in \[0, 1\), got -0.1": lambda: optim.lion(0.1, b2=-0.1),
     "b2 must be a number, got NoneType": lambda: optim.adamw(0.1, b2=None),
+    "decay must be at least 0, got -1": lambda: optim.trace(-1.0),
+    "max_delta must be at least 0": lambda: optim.clip(-1.0),
+    r"decay must be in \[0, 1\), got 1.0": lambda: optim.scale_by_rms(1.0),
+    "decay_rate must be at least 5e-324, got 0.0": lambda: optim.exponential_decay(1.0, 2, 0.0),
+    "interpolate_type must be one of 'constant', 'linear', 'cosine', got 'cubic'": lambda: (
+        optim.piecewise_interpolate_schedule("cubic", 1.0)
+    ),
+    r"boundaries_and_scales\[3\] must be at least 0, got -1": lambda: optim.piecewise_constant_schedule(1.0, {3: -1.0}),
+    "transition_steps must be at least 1": lambda: optim.cosine_onecycle_schedule(0, 1.0),
+    r"static_args are \['rate'\], but the parameters are \['step_size'\]": lambda: optim.inject_hyperparams(
+        optim.scale, "rate"
+    ),
+    r"partition: the labels are \['b', 'a'\], but transforms has \['a'\]": lambda: optim.partition(
+        {"a": optim.sgd(0.1)}, {"w": "a", "v": "b"}
+    ).init({"w": W, "v": W}),
     r"momentum must be in \[0, 1\), got 1": lambda: optim.sgd(0.1, momentum=1),
     "eps must be at least 0": lambda: optim.adagrad(0.1, eps=-1e-8),
     "weight_decay must be at least 0": lambda: optim.adamw(0.1, weight_decay=-1.0),
@@ -415,21 +595,37 @@ ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "eps_root": 0.0, "mu_dtype": None}
 #: optax's: the parameters that have a default, and the defaults.
 DEFAULTS = {
     "GradientTransformation": {},
+    # optax's accumulator_dtype is float32; here None stands for the parameters' dtype, but at least float32
+    "MultiSteps": {"use_grad_mean": True, "should_skip_update_fn": None, "accumulator_dtype": None},
     "adagrad": {"initial_accumulator_value": 0.1, "eps": 1e-7},
     "adam": {**ADAM, "nesterov": False},
     "adamw": {**ADAM, "weight_decay": 1e-4, "mask": None, "nesterov": False},
     "add_decayed_weights": {"weight_decay": 0.0, "mask": None},
     "apply_updates": {},
     "chain": {},
+    "clip": {},
     "clip_by_global_norm": {},
     "constant_schedule": {},
     "cosine_decay_schedule": {"alpha": 0.0, "exponent": 1.0},
+    "cosine_onecycle_schedule": {"pct_start": 0.3, "div_factor": 25.0, "final_div_factor": 1e4},
+    "exponential_decay": {"transition_begin": 0, "staircase": False, "end_value": None},
     "global_norm": {},
+    "inject_hyperparams": {"static_args": (), "hyperparam_dtype": None},
+    "join_schedules": {},
+    "linear_onecycle_schedule": {"pct_start": 0.3, "pct_final": 0.85, "div_factor": 25.0, "final_div_factor": 1e4},
     "linear_schedule": {"transition_begin": 0},
     "lion": {"b1": 0.9, "b2": 0.99, "mu_dtype": None, "weight_decay": 1e-3, "mask": None},
+    "partition": {},
+    "piecewise_constant_schedule": {"boundaries_and_scales": None},
+    "piecewise_interpolate_schedule": {"boundaries_and_scales": None},
+    "polynomial_schedule": {"transition_begin": 0},
+    "scale": {},
     "scale_by_adam": {**ADAM, "nesterov": False},
     "scale_by_learning_rate": {"flip_sign": True},
     "scale_by_lion": {"b1": 0.9, "b2": 0.99, "mu_dtype": None, "mode": "hard", "smooth_beta": 1.0},
+    "scale_by_rms": {
+        **{"decay": 0.9, "eps": 1e-8, "initial_scale": 0.0, "eps_in_sqrt": True, "bias_correction": False},
+    },
     "scale_by_rss": {"initial_accumulator_value": 0.1, "eps": 1e-7},
     "sgd": {"momentum": None, "nesterov": False, "accumulator_dtype": None},
     "trace": {"nesterov": False, "accumulator_dtype": None},

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.precision import LossScale, Policy, all_finite, select
+from minidiff.precision import LossScale, Policy, all_finite, cast_for, matmul_fp8, ranges, select
 from tests import PATIENCE
 from tests.samples import each
 
@@ -228,3 +228,104 @@ def test_policies_compute_the_same_on_plain_arrays_as_traced(dtype):
     f = Policy(dtype).apply(lambda w, x: (w * x.mean()).sum() + x.sum())
     assert f(w, x) == md.value_and_grad(f)(w, x)[0] == md.jit(f)(w, x) == 1004
     assert md.grad(f)(w, x).tolist() == [1, 1, 1, 1]
+
+
+# ---------------------------------------------------------------- parts of a network, ranges, 8 bits
+
+
+def test_parts_have_the_dtypes_that_the_policy_says():
+    seen = {}
+
+    def f(x):
+        for part in ("router", "residual", "compute"):
+            seen[part] = str(cast_for(part, {"x": x, "n": 3})["x"].dtype)
+        return x
+
+    for policy, expected in (
+        (Policy("float16"), ["float16"] * 3),
+        (Policy("float16", router="float32"), ["float32", "float16", "float16"]),
+        (Policy("bfloat16", router=np.float32, residual=float), ["float32", "float64", "bfloat16"]),
+    ):
+        for way in (lambda f: f, md.jit, md.grad):
+            way(lambda x, p=policy: p.apply(f)(x).sum())(np.ones(2, np.float32))
+            assert [*seen.values()] == expected
+    f(np.ones(2, np.float32))
+    assert [*seen.values()] == ["float32"] * 3  # without a policy, also after one
+    assert repr(Policy("float16", residual=np.float32)).endswith("output=f32, residual=f32)")
+    with pytest.raises(ValueError, match="the part is 'router', 'residual' or 'compute', got 'norm'"):
+        cast_for("norm", 1.0)
+    with pytest.raises(TypeError, match="router is a dtype of real floating-point numbers"):
+        Policy("float16", router=int)
+
+
+def parabola(w, x):
+    y = x * w
+    return (y**2).sum()
+
+
+def test_ranges_of_both_passes():
+    w, x = np.array([1e-5, 1.0, 1e3, 1e-3]), np.ones(4)
+    rows = {(row.source, row.operation): row for row in ranges(md.grad(parabola))(w, x)}
+    (forward,) = [row for (line, name), row in rows.items() if "y = x * w" in line and "backward" not in line]
+    assert forward[1:] == ("multiply", 4, 1e3, 0.0, 0.0)
+    (squares,) = [row for (line, name), row in rows.items() if name == "square" and "backward" not in line]
+    assert squares[2:] == (4, 1e6, 0.25, 0.25)
+    assert any("y = x * w (backward)" in line for line, _ in rows)
+    narrow = ranges(parabola, "float8_e4m3fn")(w, x)
+    assert narrow[0][2:] == (4, 1e3, 0.25, 0.25 + 0.0)  # 1e-3 is above half of 2**-9
+    assert [row.overflow for row in ranges(parabola, BFLOAT16)(w, x)] == [0.0] * 3
+
+
+def test_ranges_in_loops_branches_and_compiled_functions():
+    def f(x):
+        y = md.scan(lambda c, _: (c * 100, None), x, None, 3)[0]
+        return md.cond(True, lambda y: y * 1e-9, lambda y: y, y)
+
+    for g in (f, md.jit(f)):
+        first, last = ranges(g)(1.0)
+        assert first[1:] == ("multiply", 3, 1e6, 1 / 3, 0.0)
+        assert last[1:] == ("multiply", 1, 1e6 * 1e-9, 0.0, 0.0)
+    report = ranges(lambda x: np.exp(x) * 0)(np.array([np.nan, 1000.0, 1.0]))
+    assert [row.overflow for row in report] == [1 / 3, 0.0]
+    lines = str(report).splitlines()
+    assert lines[0] == "overflow  underflow  largest  operation     line" and "exp" in lines[1]
+    assert str(ranges(lambda x: x)(1.0)).splitlines() == lines[:1]
+    with pytest.raises(RuntimeError, match=r"write ranges\(md.grad\(f\)\)\(x\)"):
+        md.grad(lambda x: ranges(f)(x) and x)(1.0)
+    with pytest.raises(TypeError, match="ranges: the dtype is one of real floating-point numbers, got i64"):
+        ranges(f, int)
+
+
+def rounded(x, dtype):
+    """To a dtype of 8 bits and back, by the definition."""
+    most = np.abs(x).max()
+    scale = 2.0 ** np.ceil(np.log2(most / float(ml_dtypes.finfo(dtype).max))) if most else 1.0
+    return (x / scale).astype(dtype).astype(x.dtype) * scale
+
+
+E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e5])
+def test_products_of_8_bits(scale):
+    rng = np.random.default_rng(0)
+    x, w = (scale * rng.normal(size=(16, 32))).astype(np.float32), rng.normal(size=(32, 8)).astype(np.float32)
+    ct = rng.normal(size=(16, 8)).astype(np.float32)
+    near = {"rtol": 1e-5, "atol": 1e-6 * scale}
+    expected = rounded(x, E4M3) @ rounded(w, E4M3)
+    for f in (matmul_fp8, md.jit(matmul_fp8), lambda x, w: md.vmap(matmul_fp8, (0, None))(x[None], w)[0]):
+        out, pull = md.vjp(f, x, w)
+        assert out.dtype == np.float32
+        np.testing.assert_allclose(out, expected, **near)
+        dx, dw = pull(ct)
+        np.testing.assert_allclose(dx, rounded(ct, E5M2) @ rounded(w, E4M3).T, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(dw, rounded(x, E4M3).T @ rounded(ct, E5M2), rtol=1e-5, atol=1e-5 * scale)
+        tangent = md.jvp(f, (x, w), (x, w))[1]
+        np.testing.assert_allclose(tangent, x @ rounded(w, E4M3) + rounded(x, E4M3) @ w, rtol=1e-4, atol=1e-4 * scale)
+    error = np.linalg.norm(expected - x @ w) / np.linalg.norm(x @ w)
+    assert 0.01 < error < 0.05  # 3 digits after the leading one: 2**-5 at most, of each factor
+    batch = np.stack([x, 1000 * x])  # each example has a scale of its own
+    np.testing.assert_allclose(
+        md.vmap(matmul_fp8, (0, None))(batch, w), [matmul_fp8(y, w) for y in batch], rtol=1e-5, atol=1e-2 * scale
+    )
+    assert not matmul_fp8(0 * x, w).any()

@@ -7,11 +7,12 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from scipy import stats
 
 import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.ops.special import ndtri_p
-from minidiff.random import Block, threefry2x32
+from minidiff.random import Block, _slope_of_log_gammas, threefry2x32
 from tests.minidiff.refusals import refusals
 
 random = md.random
@@ -55,6 +56,7 @@ def truncated_cdf(low, high):
     return lambda x: (cdf_of_normal(x) - normal.cdf(low)) / (normal.cdf(high) - normal.cdf(low))
 
 
+MEAN, COV = np.array([1.0, 2.0]), np.array([[1.0, 0.6], [0.6, 2.0]])
 CONTINUOUS = {  # draws -> their distribution function
     "uniform": (random.uniform, lambda x: x),
     "uniform, scaled": (lambda k, shape: random.uniform(k, shape, float, -3.0, 2.0), lambda x: (x + 3) / 5),
@@ -62,6 +64,17 @@ CONTINUOUS = {  # draws -> their distribution function
     "normal": (random.normal, cdf_of_normal),
     "normal, f32": (lambda k, shape: random.normal(k, shape, np.float32), cdf_of_normal),
     "truncated": (lambda k, shape: random.truncated_normal(k, -1.0, 2.0, shape), truncated_cdf(-1, 2)),
+    "exponential": (random.exponential, stats.expon.cdf),
+    "gumbel": (random.gumbel, stats.gumbel_r.cdf),
+    "laplace": (random.laplace, stats.laplace.cdf),
+    "gamma": (lambda k, shape: random.gamma(k, 2.5, shape), stats.gamma(2.5).cdf),
+    "gamma, f32": (lambda k, shape: random.gamma(k, 0.3, shape, np.float32), stats.gamma(0.3).cdf),
+    "gamma, large": (lambda k, shape: random.gamma(k, 1e9, shape), stats.gamma(1e9).cdf),
+    "loggamma": (lambda k, shape: random.loggamma(k, 1e-3, shape), stats.loggamma(1e-3).cdf),
+    "beta": (lambda k, shape: random.beta(k, 0.5, 3.0, shape), stats.beta(0.5, 3).cdf),
+    "dirichlet": (lambda k, n: random.dirichlet(k, np.array([1.0, 2.0, 3.0]), n)[:, 1], stats.beta(2, 4).cdf),
+    "multivariate": (lambda k, n: random.multivariate_normal(k, MEAN, COV, n).sum(-1), stats.norm(3, 4.2**0.5).cdf),
+    "orthogonal": (lambda k, n: random.orthogonal(k, 3, n)[:, 1, 2] / 2 + 0.5, lambda x: x),  # Archimedes: uniform
     "tail": (lambda k, shape: -random.truncated_normal(k, 6.0, np.inf, shape), truncated_cdf(-np.inf, -6)),
 }
 
@@ -87,6 +100,84 @@ def test_moments_of_normals():
     x = random.normal(KEY, (N,))
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs(np.mean(x**power) - moment) < 4 * math.sqrt(variance / N)
+
+
+def test_covariances_and_orthogonality():
+    x = random.multivariate_normal(KEY, MEAN, COV, (N,))
+    np.testing.assert_allclose(np.cov(x.T), COV, atol=8 * math.sqrt(2 / N))
+    for n, m in ((3, 3), (2, 4), (4, 2)):
+        q = random.orthogonal(KEY, n, (5,), m=m)
+        product = q @ q.swapaxes(1, 2) if n <= m else q.swapaxes(1, 2) @ q
+        np.testing.assert_allclose(product, np.tile(np.eye(min(n, m)), (5, 1, 1)), atol=1e-14)
+        assert q.shape == (5, n, m)
+    np.testing.assert_allclose(random.dirichlet(KEY, np.full((2, 1, 3), 1e-3), (2, 50)).sum(-1), 1)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 9.9, 10.0, 47.0, 1e5])
+def test_poisson_counts(rate):
+    counts = random.poisson(KEY, rate, (N,))
+    assert counts.dtype == int and counts.min() >= 0
+    among = np.arange(counts.min(), counts.max() + 1)
+    found = np.cumsum(np.bincount(counts - counts.min())) / N
+    assert np.abs(found - stats.poisson(rate).cdf(among)).max() < 2 / math.sqrt(N)
+    assert abs(counts.var() - rate) <= 5 * math.sqrt((rate + 2 * rate**2) / N)
+
+
+#: Shapes, draws, and `jax.lax.random_gamma_grad` of them.
+SLOPES = [
+    (0.001, 1e-05, 0.10937472778082),
+    (0.1, 0.5, 5.1196915672095),
+    (1.0, 0.9, 1.111804375883),
+    (1.0, 4.0, 2.1698556759225),
+    (2.5, 2.6, 1.0898232391819),
+    (50.0, 30.0, 0.76877415252524),
+    (50.0, 80.0, 1.2575002982313),
+    (10000.0, 10100.0, 1.0050001660074),
+]
+
+
+def test_gamma_draws_have_derivatives_at_a_constant_probability():
+    for a, x, expected in SLOPES:
+        seeds = np.uint64(0)
+        found = _slope_of_log_gammas(np.log(x), seeds, a) * x
+        np.testing.assert_allclose(found, expected, rtol=1e-11)
+    draw = lambda a: random.gamma(KEY, a, (N,))  # noqa: E731
+    for a in (0.5, 4.0):  # of E[x] = a and E[x**2] = a * (a + 1)
+        (slopes,) = [md.jvp(draw, (a,), (1.0,))[1]]
+        assert abs(slopes.mean() - 1) < 5 * slopes.std() / math.sqrt(N)
+        slopes = 2 * draw(a) * slopes
+        assert abs(slopes.mean() - (2 * a + 1)) < 5 * slopes.std() / math.sqrt(N)
+    f = lambda a: random.gamma(KEY, a, 5)  # noqa: E731
+    first, step = md.jacfwd(f)(2.0), 1e-4
+    np.testing.assert_allclose(md.jit(md.jacfwd(f))(2.0), first, rtol=1e-13)
+    np.testing.assert_allclose(md.vmap(md.jacfwd(f))(np.array([2.0]))[0], first, rtol=1e-13)
+    np.testing.assert_allclose(md.grad(lambda a: f(a).sum())(2.0), first.sum(), rtol=1e-13)
+    by_quantiles = [stats.gamma(2 + d).ppf(stats.gamma(2.0).cdf(f(2.0))) for d in (-step, 0, step)]
+    np.testing.assert_allclose(first, (by_quantiles[2] - by_quantiles[0]) / (2 * step), rtol=1e-6)
+    second = (by_quantiles[2] - 2 * by_quantiles[1] + by_quantiles[0]) / step**2
+    np.testing.assert_allclose(md.jacfwd(md.jacfwd(f))(2.0), second, atol=1e-4)
+    check_grads(lambda mean, cov: random.multivariate_normal(KEY, mean, cov @ cov.T, 2), (MEAN, COV))
+    derivative = md.grad(lambda alpha: random.dirichlet(KEY, alpha)[0])(np.array([1.0, 2.0, 3.0]))
+    assert derivative[0] > 0 and np.isfinite(derivative).all()
+    pairs = md.jacfwd(lambda ab: random.beta(KEY, *ab))(np.array([2.0, 3.0]))
+    assert pairs[0] > 0 > pairs[1]
+
+
+def test_choices():
+    p = np.array([0.1, 0.2, 0.3, 0.4])
+    assert_frequencies(random.choice(KEY, 4, (N,), p=p), p)
+    assert_frequencies(random.choice(KEY, 4, (N,)), np.full(4, 0.25))
+    first = [random.choice(k, 4, (2,), replace=False, p=p) for k in random.split(KEY, 4000)]
+    assert_frequencies(np.array(first)[:, 0], p)
+    second = sum(p[i] * p / (1 - p[i]) * (np.arange(4) != i) for i in range(4))
+    assert_frequencies(np.array(first)[:, 1], second)
+    same(np.sort(random.choice(KEY, 9, (3, 3), False).ravel()), np.arange(9))
+    same(np.sort(random.choice(KEY, 9, (9,), False, p=np.arange(1.0, 10))), np.arange(9))
+    x = np.arange(12.0).reshape(3, 4)
+    assert random.choice(KEY, x, (5, 2), axis=1).shape == (3, 5, 2)
+    assert random.choice(KEY, x, (2,), False).shape == (2, 4)
+    assert not np.isin(random.choice(KEY, 3, (1000,), p=[0.5, 0.0, 0.5]), 1).any()
+    assert_frequencies((random.rademacher(KEY, (N,)) + 1) // 2, [0.5, 0.5])
 
 
 def assert_frequencies(found, probabilities):
@@ -124,6 +215,16 @@ DRAWS = {
     "truncated_normal": lambda k: random.truncated_normal(k, np.array([-1.0, 2.0]), 3.0, (4, 2)),
     "randint": lambda k: random.randint(k, (3,), np.array([0, 5, 100]), 1000, np.int16),
     "bernoulli": lambda k: random.bernoulli(k, np.linspace(0.2, 0.7, 20)),
+    "gumbel": lambda k: random.gumbel(k, (2, 3), np.float32),
+    "gamma": lambda k: random.gamma(k, np.array([0.1, 1.0, 30.0]), (2, 3)),
+    "beta": lambda k: random.beta(k, np.array([0.5, 2.0]), 3.0, dtype=np.float32),
+    "dirichlet": lambda k: random.dirichlet(k, np.array([1.0, 2.0, 0.1]), 2),
+    "poisson": lambda k: random.poisson(k, np.array([0.5, 5.0, 50.0, 5000.0]), (2, 4), np.int32),
+    "rademacher": lambda k: random.rademacher(k, 20, np.float32),
+    "multivariate_normal": lambda k: random.multivariate_normal(k, MEAN, COV),
+    "orthogonal": lambda k: random.orthogonal(k, 2, m=3),
+    "choice": lambda k: random.choice(k, np.arange(50.0), (4,), p=np.linspace(0, 2 / 50, 50)),
+    "choice without": lambda k: random.choice(k, 50, (4,), False),
     "permutation": lambda k: random.permutation(k, np.arange(12.0).reshape(3, 4), axis=1),
     "categorical": lambda k: random.categorical(k, np.zeros((3, 4)), axis=0, shape=(2, 4)),
     "split": lambda k: random.split(k, (2, 2)),
@@ -133,9 +234,13 @@ DRAWS = {
 }
 
 
-def same(found, expected):
+#: Draws that are rounded after functions whose last digit depends on how they are computed.
+ROUNDED = {"beta", "laplace", "dirichlet", "gamma", "gumbel", "multivariate_normal", "orthogonal"}
+
+
+def same(found, expected, name=""):
     assert md.typeof(found) == md.typeof(expected)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-6 if name in ROUNDED else 0, atol=0)
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -143,15 +248,15 @@ def test_transformations_draw_the_same_numbers(name):
     draw, keys = DRAWS[name], random.split(KEY, 4)
     expected = np.stack([draw(k) for k in keys])
     assert len(np.unique(expected.reshape(4, -1), axis=0)) == 4
-    same(md.jit(draw)(keys[0]), expected[0])
-    same(md.vmap(draw)(keys), expected)
-    same(md.jit(md.vmap(draw))(keys), expected)
-    same(md.scan(lambda c, k: (c, draw(k)), 0, keys)[1], expected)
+    same(md.jit(draw)(keys[0]), expected[0], name)
+    same(md.vmap(draw)(keys), expected, name)
+    same(md.jit(md.vmap(draw))(keys), expected, name)
+    same(md.scan(lambda c, k: (c, draw(k)), 0, keys)[1], expected, name)
     nested = md.vmap(md.vmap(draw), in_axes=1, out_axes=1)(keys.reshape(2, 2, 2))
-    same(nested, expected.reshape(2, 2, *expected.shape[1:]))
+    same(nested, expected.reshape(2, 2, *expected.shape[1:]), name)
     tape = md.make_tape(draw)(keys[0])
     tape.check()
-    same(tape(keys[0])[0], expected[0])
+    same(tape(keys[0])[0], expected[0], name)
 
 
 def test_one_key_for_batches_of_numbers():
@@ -232,6 +337,17 @@ WRONG = [
     (lambda: random.randint(KEY, 3, 0, 129, np.int8), ValueError, "of integers of dtype i8"),
     (lambda: random.randint(KEY, 3, 0.0, 5.0), TypeError, "the bounds are integers"),
     (lambda: random.permutation(KEY, np.array(3)), TypeError, "an array with an axis"),
+    (lambda: random.gamma(KEY, np.array([1.0, 0.0])), ValueError, "a is positive, got"),
+    (lambda: random.gamma(KEY, np.nan), ValueError, "a is positive, got nan"),
+    (lambda: random.beta(KEY, 1.0, np.ones(3), (2,)), ValueError, "beta: b, f64.3., does not broadcast"),
+    (lambda: random.exponential(KEY, 3, int), TypeError, "exponential: the dtype is one of real"),
+    (lambda: random.poisson(KEY, -1.0), ValueError, "poisson: lam is at least 0, got -1.0"),
+    (lambda: random.poisson(KEY, 1.0, 3, float), TypeError, "poisson: the dtype is one of integers, got f64"),
+    (lambda: random.dirichlet(KEY, 1.0), ValueError, r"alpha has an axis of parameters, got f64\[\]"),
+    (lambda: random.multivariate_normal(KEY, MEAN, MEAN), ValueError, r"the matrix \[..., n, n\], got f64\[2\]"),
+    (lambda: random.choice(KEY, 3, (4,), False), ValueError, "4 of 3 elements without replacement"),
+    (lambda: random.choice(KEY, 3, (4,), p=[0.5, 0.5]), ValueError, "p has 3 probabilities, got f64.2."),
+    (lambda: random.choice(KEY, np.array(3)), TypeError, "choice: a is an array with an axis"),
     (lambda: Block((2,), (5,), (6,)), ValueError, "is not inside a draw of shape"),
 ]
 test_other_wrong_arguments = refusals(WRONG)
@@ -292,6 +408,15 @@ BLOCKED = {
     "bernoulli": lambda k, shape: random.bernoulli(k, 0.4, shape),
     "truncated_normal": lambda k, shape: random.truncated_normal(k, -1, 1.0, shape),
     "split": random.split,
+    "laplace": random.laplace,
+    "gamma": lambda k, shape: random.gamma(k, 0.5, shape),
+    "beta": lambda k, shape: random.beta(k, 0.5, 2.0, shape),
+    "dirichlet": lambda k, shape: random.dirichlet(k, np.arange(1.0, 4), shape),
+    "poisson": lambda k, shape: random.poisson(k, 12.0, shape),
+    "rademacher": random.rademacher,
+    "multivariate_normal": lambda k, shape: random.multivariate_normal(k, MEAN, COV, shape),
+    "orthogonal": lambda k, shape: random.orthogonal(k, 2, shape),
+    "choice": lambda k, shape: random.choice(k, 9, shape),
     "categorical": lambda k, shape: random.categorical(k, np.arange(4.0), shape=shape),
 }
 
@@ -303,7 +428,7 @@ def test_a_block_is_a_slice_of_the_whole(data, name):
     ends = [sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for n in whole]
     block = Block(tuple(b - a for a, b in ends), tuple(a for a, _ in ends), whole)
     draw = BLOCKED[name]
-    same(draw(KEY, block), draw(KEY, whole)[tuple(slice(a, b) for a, b in ends)])
+    same(draw(KEY, block), draw(KEY, whole)[tuple(slice(a, b) for a, b in ends)], name)
 
 
 def test_large_draws_are_the_same_in_parts():

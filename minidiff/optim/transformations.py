@@ -1,42 +1,13 @@
-"""Optimizers, with the API of `optax`: gradient transformations that compose.
-
-A `GradientTransformation` is a pair of functions: `init(params)` makes the state, and `update(gradients, state,
-params)` returns the updates and the new state. `apply_updates` adds the updates to the parameters. `chain` composes
-transformations, and an optimizer is a chain: Adam is `chain(scale_by_adam(), scale_by_learning_rate(rate))`. A learning
-rate is a number, or a schedule: a function from the number of the step, which starts at 0, to the rate.
-
-Parameters are trees of floating-point arrays. States are named tuples of trees like the parameters, and of the number
-of steps. Both can be saved, and passed to `jit` and `shard_map`. States and new parameters keep the parameters' dtypes,
-whatever the dtype of a rate, unless `mu_dtype` or `accumulator_dtype` is given. Parameters of functions have optax's
-names, order and defaults. Conjugate the gradients of complex parameters: `md.tree.map(np.conj, gradients)`.
-
-If a gradient is None, its update is None, and so is its state from then on. A parameter that is None stays None. But
-`apply_updates` raises an error for an array whose update is None, since the array would never change.
-
-Everything but the norm of the gradients is elementwise. So the state of a sharded array has the sharding of the array,
-and its update communicates nothing.
-
->>> import minidiff as md
->>> optimizer = chain(clip_by_global_norm(1.0), adam(0.1))
->>> params = {'w': numpy.array([3.0, -4.0])}
->>> state = optimizer.init(params)
->>> loss = lambda params: (params['w'] ** 2).sum()
->>> for _ in range(200):
-...     updates, state = optimizer.update(md.grad(loss)(params), state, params)
-...     params = apply_updates(params, updates)
->>> bool(loss(params) < 1e-3)
-True
-"""
+"""Gradient transformations, and optimizers, which are chains of them."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import numbers
 from collections import namedtuple
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -44,19 +15,10 @@ from minidiff import tree
 from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.diagnostics.other_libraries import module_getattr
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.diagnostics.location import current_location, warn_at
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
-from minidiff.values.dtypes import check_real_float, is_differentiable, result_type
-
-__all__ = [
-    *("GradientTransformation", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates", "chain"),
-    *("clip_by_global_norm", "constant_schedule", "cosine_decay_schedule", "global_norm", "linear_schedule", "lion"),
-    *("scale_by_adam", "scale_by_learning_rate", "scale_by_lion", "scale_by_rss", "sgd", "trace"),
-    "warmup_cosine_decay_schedule",
-]
-__dir__ = functools.partial(sorted, __all__)
+from minidiff.values.dtypes import check_real_float, finfo, is_differentiable, result_type
 
 Schedule = Callable[[Value], Value]
 Rate = Value | Schedule
@@ -86,7 +48,7 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
     transformations whose updates take them, as in optax. Raises TypeError for an argument that is not a
     GradientTransformation; `update` raises ValueError for a state of another structure.
 
-    >>> optimizer = chain(clip_by_global_norm(1.0), sgd(0.1))
+    >>> optimizer = chain(clip_by_global_norm(1.0), scale_by_learning_rate(0.1))
     >>> optimizer.update(numpy.array([3.0, 4.0]), optimizer.init(numpy.zeros(2)))[0]
     array([-0.06, -0.08])
     """
@@ -95,7 +57,7 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
             raise TypeError(
                 f"chain: expected gradient transformations such as adam(0.1), got {type(t).__name__}: {t!r}"
             )
-    taken = [_further_arguments(t.update) for t in transformations]
+    updates = [accept_extra_args(t.update) for t in transformations]
 
     def init(params: Any) -> Any:
         return tuple(t.init(params) for t in transformations)
@@ -107,9 +69,8 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
                 "tuple of as many states: pass the state that init(params) or the last update returned"
             )
         states = []
-        for t, s, names in zip(transformations, state, taken):
-            passed = extra if names is None else {name: extra[name] for name in names & {*extra}}
-            gradients, s = t.update(gradients, s, params, **passed)
+        for one, s in zip(updates, state):
+            gradients, s = one(gradients, s, params, **extra)
             states.append(s)
         return gradients, tuple(states)
 
@@ -148,7 +109,9 @@ def sgd(
     >>> round(float(optimizer.update(2.0, state)[0]), 12)  # -0.1 * (0.9 * 2 + 2)
     -0.38
     """
-    sums = () if momentum is None or _is_zero(momentum) else (trace(momentum, nesterov, accumulator_dtype),)
+    if momentum is not None:
+        check_numbers(momentum=momentum, below=1)
+    sums = () if momentum is None or is_zero(momentum) else (trace(momentum, nesterov, accumulator_dtype),)
     return chain(*sums, scale_by_learning_rate(learning_rate))
 
 
@@ -220,7 +183,7 @@ def lion(
 
     Source: Chen et al., "Symbolic discovery of optimization algorithms".
     """
-    decay = () if _is_zero(weight_decay) else (add_decayed_weights(weight_decay, mask),)
+    decay = () if is_zero(weight_decay) else (add_decayed_weights(weight_decay, mask),)
     return chain(scale_by_lion(b1, b2, mu_dtype), *decay, scale_by_learning_rate(learning_rate))
 
 
@@ -243,11 +206,12 @@ def adagrad(learning_rate: Rate, initial_accumulator_value: Value = 0.1, eps: Va
 TraceState = namedtuple("TraceState", "trace")  # a decaying sum of the gradients
 AdamState = namedtuple("AdamState", "count mu nu")  # averages of the gradients and of their squares
 LionState = namedtuple("LionState", "mu")  # an average of the gradients
+RmsState = namedtuple("RmsState", "count nu")  # an average of the squares of the gradients
 RssState = namedtuple("RssState", "sum_of_squares")  # of all gradients
 ScheduleState = namedtuple("ScheduleState", "count")  # of a learning rate or a weight decay
 
 #: The number of steps at the start: a NumPy scalar, since that is what `jit` returns, and compiles for once.
-_FIRST_STEP = numpy.int64(0)
+FIRST_STEP = numpy.int64(0)
 
 
 def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> GradientTransformation:
@@ -264,19 +228,37 @@ def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> Gr
     -3.0
     -2.0
     """
-    _check_numbers(learning_rate=learning_rate)
+    check_numbers(learning_rate=learning_rate)
 
     def init(params: Any) -> Any:
         _check_floating("init", params)
-        return ScheduleState(_FIRST_STEP) if callable(learning_rate) else ()
+        return ScheduleState(FIRST_STEP) if callable(learning_rate) else ()
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is not None:
-            _match(gradients, params, whose="the parameters")
+            match(gradients, params, whose="the parameters")
         rate, state = _at_step(learning_rate, state)
         return tree.map(lambda g: convert(-rate if flip_sign else rate, typeof(g).dtype) * g, gradients), state
 
     return GradientTransformation(init, update)
+
+
+def _of_each(f: Callable[[Value], Value]) -> GradientTransformation:
+    """Apply a function to each gradient, and keep the dtypes."""
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return tree.map(lambda g: convert(f(g), typeof(g).dtype), gradients), state
+
+    return GradientTransformation(lambda params: (), update)
+
+
+def scale(step_size: Value) -> GradientTransformation:
+    """Multiply by a number, which may be negative.
+
+    >>> float(scale(-0.1).update(2.0, ())[0])
+    -0.2
+    """
+    return _of_each(lambda g: convert(step_size, typeof(g).dtype) * g)
 
 
 def trace(decay: Value, nesterov: bool = False, accumulator_dtype: Any = None) -> GradientTransformation:
@@ -290,16 +272,16 @@ def trace(decay: Value, nesterov: bool = False, accumulator_dtype: Any = None) -
     >>> float(momentum.update(1.0, state)[0])
     1.5
     """
-    _check_numbers(momentum=decay, below=1)
+    check_numbers(decay=decay)
 
     def added(g: Value, t: Value) -> Value:
         return convert(g + decay * t, typeof(t).dtype)
 
     def update(gradients: Any, state: TraceState, params: Any = None) -> tuple[Any, TraceState]:
-        sums = tree.map(added, gradients, _match(gradients, state.trace, accumulator_dtype))
+        sums = tree.map(added, gradients, match(gradients, state.trace, accumulator_dtype))
         return tree.map(added, gradients, sums) if nesterov else sums, TraceState(_narrow(sums, accumulator_dtype))
 
-    return GradientTransformation(lambda params: TraceState(_full_like(params, 0, accumulator_dtype)), update)
+    return GradientTransformation(lambda params: TraceState(full_like(params, 0, accumulator_dtype)), update)
 
 
 def scale_by_adam(
@@ -321,15 +303,17 @@ def scale_by_adam(
     >>> round(float(scale.update(-5.0, scale.init(1.0))[0]), 6)
     -1.0
     """
-    _check_numbers(b1=b1, b2=b2, below=1)
-    _check_numbers(eps=eps, eps_root=eps_root)
+    check_numbers(b1=b1, b2=b2, below=1)
+    check_numbers(eps=eps, eps_root=eps_root)
 
     def init(params: Any) -> AdamState:
-        return AdamState(_FIRST_STEP, _full_like(params, 0, mu_dtype), _full_like(params, 0))
+        _check_eps(params, "eps", eps)
+        _check_eps(params, "eps_root", eps_root, in_root=True)
+        return AdamState(FIRST_STEP, full_like(params, 0, mu_dtype), full_like(params, 0))
 
     def update(gradients: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
-        mu = _average(b1, _match(gradients, state.mu, mu_dtype), gradients)
-        nu = _average(b2, _match(gradients, state.nu), tree.map(_square, gradients))
+        mu = _average(b1, match(gradients, state.mu, mu_dtype), gradients)
+        nu = _average(b2, match(gradients, state.nu), tree.map(_square, gradients))
         count = state.count + 1
 
         def corrected(x: Value, b: Value, steps: Value = count) -> Value:
@@ -339,7 +323,7 @@ def scale_by_adam(
             mean, v = corrected(m, b1, count + 1 if nesterov else count), corrected(v, b2)
             if nesterov:
                 mean = convert(b1 * mean + (1 - b1) * corrected(g, b1), typeof(m).dtype)
-            v = v if _is_zero(eps_root) else v + convert(eps_root, typeof(v).dtype)
+            v = v if is_zero(eps_root) else v + convert(eps_root, typeof(v).dtype)
             return mean / (numpy.sqrt(v) + convert(eps, typeof(v).dtype))
 
         return tree.map(scaled, gradients, mu, nu), AdamState(count, _narrow(mu, mu_dtype), nu)
@@ -368,17 +352,55 @@ def scale_by_lion(
     >>> float(scale.update(-5.0, scale.init(1.0))[0])
     -1.0
     """
-    _check_numbers(b1=b1, b2=b2, below=1)
-    _check_numbers(smooth_beta=smooth_beta)
+    check_numbers(b1=b1, b2=b2, below=1)
+    check_numbers(smooth_beta=smooth_beta)
     if mode not in _SIGNS:
         raise ValueError(f"mode must be one of {', '.join(map(repr, _SIGNS))}, got {mode!r}")
 
     def update(gradients: Any, state: LionState, params: Any = None) -> tuple[Any, LionState]:
-        mu = _match(gradients, state.mu, mu_dtype)
+        mu = match(gradients, state.mu, mu_dtype)
         signs = tree.map(lambda x: _SIGNS[mode](x, smooth_beta), _average(b1, mu, gradients))
         return signs, LionState(_narrow(_average(b2, mu, gradients), mu_dtype))
 
-    return GradientTransformation(lambda params: LionState(_full_like(params, 0, mu_dtype)), update)
+    return GradientTransformation(lambda params: LionState(full_like(params, 0, mu_dtype)), update)
+
+
+def scale_by_rms(
+    decay: Value = 0.9,
+    eps: Value = 1e-8,
+    initial_scale: Value = 0.0,
+    eps_in_sqrt: bool = True,
+    bias_correction: bool = False,
+) -> GradientTransformation:
+    """Divide by the root of a decaying average of the squares of the gradients, as RMSProp does.
+
+    The average begins at `initial_scale`; with `bias_correction` it is divided by the sum of its weights. `eps` is
+    added to the average, or with `eps_in_sqrt=False` to its root.
+
+    >>> scaled = scale_by_rms(decay=0.75, eps=0.0)
+    >>> float(scaled.update(3.0, scaled.init(1.0))[0])  # 3 / sqrt(0.25 * 3**2)
+    2.0
+
+    Source: Tieleman and Hinton, "RMSProp: Divide the gradient by a running average of its recent magnitude".
+    """
+    check_numbers(decay=decay, below=1)
+    check_numbers(eps=eps, initial_scale=initial_scale)
+
+    def init(params: Any) -> RmsState:
+        _check_eps(params, "eps", eps, eps_in_sqrt)
+        return RmsState(FIRST_STEP, full_like(params, initial_scale))
+
+    def update(gradients: Any, state: RmsState, params: Any = None) -> tuple[Any, RmsState]:
+        nu = _average(decay, match(gradients, state.nu), tree.map(_square, gradients))
+        weights = 1 - decay ** (state.count + 1) if bias_correction else 1
+
+        def scaled(g: Value, v: Value) -> Value:
+            v, small = v / convert(weights, typeof(v).dtype), convert(eps, typeof(v).dtype)
+            return g / (numpy.sqrt(v + small) if eps_in_sqrt else numpy.sqrt(v) + small)
+
+        return tree.map(scaled, gradients, nu), RmsState(state.count + 1, nu)
+
+    return GradientTransformation(init, update)
 
 
 def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> GradientTransformation:
@@ -389,10 +411,10 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
     >>> round(float(scale.update(4.0, state)[0]), 12)  # 4 / sqrt(3**2 + 4**2)
     0.8
     """
-    _check_numbers(initial_accumulator_value=initial_accumulator_value, eps=eps)
+    check_numbers(initial_accumulator_value=initial_accumulator_value, eps=eps)
 
     def update(gradients: Any, state: RssState, params: Any = None) -> tuple[Any, RssState]:
-        sums = _match(gradients, state.sum_of_squares)
+        sums = match(gradients, state.sum_of_squares)
         sums = tree.map(lambda s, g: convert(s + _square(g), typeof(s).dtype), sums, gradients)
 
         def scaled(g: Value, s: Value) -> Value:
@@ -400,7 +422,11 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
 
         return tree.map(scaled, gradients, sums), RssState(sums)
 
-    return GradientTransformation(lambda params: RssState(_full_like(params, initial_accumulator_value)), update)
+    def init(params: Any) -> RssState:
+        _check_eps(params, "eps", eps, in_root=True)
+        return RssState(full_like(params, initial_accumulator_value))
+
+    return GradientTransformation(init, update)
 
 
 def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientTransformation:
@@ -413,12 +439,12 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientT
     >>> float(decay.update(1.0, decay.init(5.0), 5.0)[0])
     1.5
     """
-    _check_numbers(weight_decay=weight_decay)
+    check_numbers(weight_decay=weight_decay)
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
             raise ValueError("update: weight decay needs params: write update(gradients, state, params)")
-        params = _match(gradients, params, whose="the parameters")
+        params = match(gradients, params, whose="the parameters")
         chosen = True if mask is None else mask(params) if callable(mask) else mask
         decays = iter(tree.broadcast_prefix(chosen, params, _is_bool, "mask"))
         rate, state = _at_step(weight_decay, state)
@@ -428,7 +454,7 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientT
 
         return tree.map(decayed, gradients, params), state
 
-    return GradientTransformation(lambda params: ScheduleState(_FIRST_STEP) if callable(weight_decay) else (), update)
+    return GradientTransformation(lambda params: ScheduleState(FIRST_STEP) if callable(weight_decay) else (), update)
 
 
 # ---------------------------------------------------------------- clipping
@@ -457,6 +483,16 @@ def global_norm(updates: Any) -> Value:
     return _norm(updates)
 
 
+def clip(max_delta: Value) -> GradientTransformation:
+    """Clip each number to [-max_delta, max_delta].
+
+    >>> clip(1.0).update(numpy.array([0.5, -7.0]), ())[0]
+    array([ 0.5, -1. ])
+    """
+    check_numbers(max_delta=max_delta)
+    return _of_each(lambda g: numpy.clip(g, -max_delta, max_delta))
+
+
 def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
     """Scale all gradients by one number, to a global norm of at most `max_norm`.
 
@@ -469,8 +505,8 @@ def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
 
     Source: Pascanu et al., "On the difficulty of training recurrent neural networks".
     """
-    _check_numbers(max_norm=max_norm)
-    if _is_zero(max_norm):
+    check_numbers(max_norm=max_norm)
+    if is_zero(max_norm):
         raise ValueError("max_norm must be positive, got 0: a learning rate of 0 makes updates of 0")
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -480,85 +516,20 @@ def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
     return GradientTransformation(lambda params: (), update)
 
 
-# ---------------------------------------------------------------- schedules
-
-
-def constant_schedule(value: Value) -> Schedule:
-    """The same rate at each step.
-
-    >>> constant_schedule(0.1)(1000)
-    0.1
-    """
-    return lambda step: value
-
-
-def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, transition_begin: int = 0) -> Schedule:
-    """A line from `init_value` to `end_value`, which begins at step `transition_begin`.
-
-    >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (-1, 0, 1, 4, 9)]
-    [1.0, 1.0, 0.75, 0.0, 0.0]
-    """
-    _check_numbers(transition_steps=transition_steps, least=1)
-    _check_numbers(transition_begin=transition_begin)
-
-    def schedule(step: Value) -> Value:
-        rest = 1 - numpy.clip(step - transition_begin, 0, transition_steps) / transition_steps
-        return (init_value - end_value) * rest + end_value
-
-    return schedule
-
-
-def cosine_decay_schedule(init_value: Value, decay_steps: int, alpha: Value = 0.0, exponent: Value = 1.0) -> Schedule:
-    """Half a cosine from `init_value` to `alpha * init_value`, then constant.
-
-    The cosine, scaled to fall from 1 to 0, is raised to the power `exponent`.
-
-    >>> [round(float(cosine_decay_schedule(1.0, 4)(step)), 12) for step in (0, 2, 4, 9)]
-    [1.0, 0.5, 0.0, 0.0]
-
-    Source: Loshchilov and Hutter, "SGDR: Stochastic gradient descent with warm restarts".
-    """
-    _check_numbers(decay_steps=decay_steps, least=1)
-
-    def schedule(step: Value) -> Value:
-        cosine = 0.5 * (1 + numpy.cos(math.pi * (numpy.minimum(step, decay_steps) / decay_steps)))
-        return init_value * ((1 - alpha) * cosine**exponent + alpha)
-
-    return schedule
-
-
-def warmup_cosine_decay_schedule(
-    init_value: Value,
-    peak_value: Value,
-    warmup_steps: int,
-    decay_steps: int,
-    end_value: Value = 0.0,
-    exponent: Value = 1.0,
-) -> Schedule:
-    """Linear warm-up to `peak_value`, then cosine decay to `end_value`.
-
-    `decay_steps` is the total number of steps, including the warm-up. `exponent` is as in `cosine_decay_schedule`.
-    After a peak of 0, the rate stays 0 for any `end_value`.
-
-    >>> schedule = warmup_cosine_decay_schedule(0.0, 1.0, warmup_steps=2, decay_steps=6)
-    >>> [round(float(schedule(step)), 12) for step in (0, 1, 2, 4, 6, 9)]
-    [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
-    """
-    _check_numbers(warmup_steps=warmup_steps)
-    _check_numbers(decay_steps=decay_steps, least=warmup_steps + 1)
-    warmup = linear_schedule(init_value, peak_value, max(warmup_steps, 1))
-    alpha = 0.0 if _is_zero(peak_value) else end_value / peak_value
-    decay = cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)
-    return lambda step: where(step < warmup_steps, warmup(step), decay(step - warmup_steps))
-
-
 # ---------------------------------------------------------------- helpers
 
 
-def _further_arguments(update: Callable) -> set[str] | None:
-    """The names of the arguments after gradients, state and params; None if there may be any."""
+def accept_extra_args(update: Callable) -> Callable:
+    """The update of a transformation, which ignores further arguments, given by name, that it does not take."""
     parameters = [*inspect.signature(update).parameters.values()]
-    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else {p.name for p in parameters[3:]}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return update
+    names = {p.name for p in parameters[3:]}
+
+    def of_any(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return update(gradients, state, params, **{name: extra[name] for name in names & {*extra}})
+
+    return of_any
 
 
 def _at_step(rate: Rate, state: Any) -> tuple[Value, Any]:
@@ -566,7 +537,7 @@ def _at_step(rate: Rate, state: Any) -> tuple[Value, Any]:
     return (rate(state.count), ScheduleState(state.count + 1)) if callable(rate) else (rate, state)
 
 
-def _full_like(params: Any, value: Value, dtype: Any = None) -> Any:
+def full_like(params: Any, value: Value, dtype: Any = None) -> Any:
     """A state with the parameters' sharding and types, also on a tape, unlike `numpy.full_like`."""
     _check_floating("init", params)
     return _narrow(tree.map(lambda p: convert(where(False, p, value), typeof(p).dtype), params), dtype)
@@ -596,11 +567,11 @@ def _square(x: Value) -> Value:
 # ---------------------------------------------------------------- errors
 
 
-def _is_zero(x: Any) -> bool:
+def is_zero(x: Any) -> bool:
     return isinstance(x, numbers.Real) and x == 0
 
 
-def _check_numbers(least: Any = 0, below: Any = math.inf, **given: Any) -> None:
+def check_numbers(least: Any = 0, below: Any = math.inf, **given: Any) -> None:
     """Raise for numbers that are not in [least, below). Traced values pass, and so do schedules of rates."""
     for name, x in given.items():
         scheduled = name in ("learning_rate", "weight_decay")
@@ -614,6 +585,20 @@ def _check_numbers(least: Any = 0, below: Any = math.inf, **given: Any) -> None:
             raise ValueError(f"{name} must be {bounds}, got {x!r}")
 
 
+def _check_eps(params: Any, name: str, eps: Value, in_root: bool = False) -> None:
+    """Warn of a small number that is added to a divisor, or in its root, but is 0 in the dtype of a parameter."""
+    for path, p in tree.flatten_with_paths(params, "params")[0]:
+        dtype = typeof(p).dtype
+        if dtype.itemsize == 2 and isinstance(eps, numbers.Real) and float(eps) > 0 == dtype.type(eps):
+            least = float(finfo(dtype).smallest_subnormal)
+            message = (
+                f"init: {name}={eps} is 0 in the dtype of {path}, {typeof(p)}, so updates may be divided by 0: write "
+                f"{name}={2 * least if in_root else math.sqrt(least):.0e}, or keep float32 copies of the parameters by "
+                "md.precision.with_masters(optimizer)"
+            )
+            return warn_at(current_location(), message, RuntimeWarning)
+
+
 def _check_floating(caller: str, params: Any) -> None:
     for path, p in tree.flatten_with_paths(params, "params")[0]:
         if not is_differentiable(typeof(p).dtype):
@@ -623,7 +608,7 @@ def _check_floating(caller: str, params: Any) -> None:
             )
 
 
-def _match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters given to init") -> Any:
+def match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters given to init") -> Any:
     """Check gradients against their state or parameters, which are returned; widen a state that is kept in `dtype`."""
     like = _without(gradients, like)
     _check_like("update: gradients", gradients, like, whose)
@@ -652,9 +637,3 @@ def _check_like(what: str, values: Any, like: Any, whose: str) -> None:
         if x.shape != y.shape:
             path = tree.paths(structure, what)[n]
             raise ValueError(f"{path} has the type {x}, but its parameter {y}: they must have the same shape")
-
-
-hide_frames_of(globals(), __all__)
-
-if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = module_getattr(__name__)

@@ -1,0 +1,224 @@
+"""Schedules: functions from the number of the step to a rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy
+
+from minidiff.core.tracer import Value
+from minidiff.ops.elementwise import where
+from minidiff.optim.transformations import Schedule, check_numbers, is_zero
+
+
+def constant_schedule(value: Value) -> Schedule:
+    """The same rate at each step.
+
+    >>> constant_schedule(0.1)(1000)
+    0.1
+    """
+    return lambda step: value
+
+
+def polynomial_schedule(
+    init_value: Value, end_value: Value, power: Value, transition_steps: int, transition_begin: int = 0
+) -> Schedule:
+    """A power of a line that falls to 0, between `init_value` and `end_value`; it begins at step `transition_begin`.
+
+    >>> [float(polynomial_schedule(1.0, 0.0, 2, 4)(step)) for step in (0, 1, 2, 4, 9)]
+    [1.0, 0.5625, 0.25, 0.0, 0.0]
+    """
+    check_numbers(transition_steps=transition_steps, least=1)
+    check_numbers(transition_begin=transition_begin)
+
+    def schedule(step: Value) -> Value:
+        rest = 1 - numpy.clip(step - transition_begin, 0, transition_steps) / transition_steps
+        return (init_value - end_value) * rest**power + end_value
+
+    return schedule
+
+
+def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, transition_begin: int = 0) -> Schedule:
+    """A line from `init_value` to `end_value`, which begins at step `transition_begin`.
+
+    >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (-1, 0, 1, 4, 9)]
+    [1.0, 1.0, 0.75, 0.0, 0.0]
+    """
+    return polynomial_schedule(init_value, end_value, 1, transition_steps, transition_begin)
+
+
+def exponential_decay(
+    init_value: Value,
+    transition_steps: int,
+    decay_rate: Value,
+    transition_begin: int = 0,
+    staircase: bool = False,
+    end_value: Value | None = None,
+) -> Schedule:
+    """Multiply by `decay_rate` in each `transition_steps` steps, evenly, or with `staircase` at their end.
+
+    It begins at step `transition_begin`, and stops at `end_value`.
+
+    >>> [float(exponential_decay(1.0, 2, 0.25, end_value=0.1)(step)) for step in (0, 1, 2, 9)]
+    [1.0, 0.5, 0.25, 0.1]
+    """
+    check_numbers(transition_steps=transition_steps, least=1)
+    check_numbers(decay_rate=decay_rate, least=math.ulp(0.0))
+    check_numbers(transition_begin=transition_begin)
+
+    def schedule(step: Value) -> Value:
+        passed = numpy.maximum(step - transition_begin, 0) / transition_steps
+        value = init_value * decay_rate ** (numpy.floor(passed) if staircase else passed)
+        if end_value is None:
+            return value
+        return where(decay_rate < 1, numpy.maximum(value, end_value), numpy.minimum(value, end_value))
+
+    return schedule
+
+
+#: How much of the way to its next value a schedule has gone, for the share of the steps.
+_BENDS: dict[str, Callable[[Value], Value]] = {
+    "constant": lambda share: 0 * share,
+    "linear": lambda share: share,
+    "cosine": lambda share: (1 - numpy.cos(math.pi * share)) / 2,
+}
+
+
+def piecewise_interpolate_schedule(
+    interpolate_type: str, init_value: Value, boundaries_and_scales: dict[int, Value] | None = None
+) -> Schedule:
+    """Multiply by `boundaries_and_scales[step]` up to each of these steps, along a line or half a cosine.
+
+    `interpolate_type` is 'linear', 'cosine', or 'constant' for jumps. Raises ValueError for another, and for scales
+    below 0.
+
+    >>> schedule = piecewise_interpolate_schedule('linear', 1.0, {4: 0.5, 8: 0.0})
+    >>> [float(schedule(step)) for step in (0, 2, 4, 6, 9)]
+    [1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    if interpolate_type not in _BENDS:
+        raise ValueError(f"interpolate_type must be one of {', '.join(map(repr, _BENDS))}, got {interpolate_type!r}")
+    scales = sorted((boundaries_and_scales or {}).items())
+    check_numbers(**{f"boundaries_and_scales[{step}]": by for step, by in scales})
+
+    def schedule(step: Value) -> Value:
+        value, begin, first = init_value + 0.0 * step, 0, init_value
+        for end, by in scales:
+            share = _BENDS[interpolate_type](numpy.clip((step - begin) / max(end - begin, 1), 0, 1))
+            value = where(step >= begin, first + (by - 1) * first * share, value)
+            begin, first = end, by * first
+        return where(step >= begin, first, value)
+
+    return schedule
+
+
+def piecewise_constant_schedule(init_value: Value, boundaries_and_scales: dict[int, Value] | None = None) -> Schedule:
+    """Multiply by `boundaries_and_scales[step]` from each of these steps on.
+
+    >>> [float(piecewise_constant_schedule(1.0, {2: 0.5, 4: 0.5})(step)) for step in (0, 1, 2, 4)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+    return piecewise_interpolate_schedule("constant", init_value, boundaries_and_scales)
+
+
+def linear_onecycle_schedule(
+    transition_steps: int,
+    peak_value: Value,
+    pct_start: float = 0.3,
+    pct_final: float = 0.85,
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+) -> Schedule:
+    """Rise by `div_factor` to the peak, fall back, and fall by `final_div_factor`, along lines.
+
+    The rise ends after the share `pct_start` of the steps, the first fall after `pct_final`.
+
+    >>> schedule = linear_onecycle_schedule(10, 1.0, 0.2, 0.8, 4.0, 10.0)
+    >>> [round(float(schedule(step)), 4) for step in (0, 2, 5, 8, 10)]
+    [0.25, 1.0, 0.625, 0.25, 0.025]
+
+    Source: Smith and Topin, "Super-convergence: very fast training of neural networks using large learning rates".
+    """
+    check_numbers(transition_steps=transition_steps, least=1)
+    rise, fall = int(pct_start * transition_steps), int(pct_final * transition_steps)
+    scales = {rise: div_factor, fall: 1 / div_factor, transition_steps: 1 / final_div_factor}
+    return piecewise_interpolate_schedule("linear", peak_value / div_factor, scales)
+
+
+def cosine_onecycle_schedule(
+    transition_steps: int,
+    peak_value: Value,
+    pct_start: float = 0.3,
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+) -> Schedule:
+    """Rise by `div_factor` to the peak, and fall by both factors, along half cosines; see the linear one.
+
+    >>> [round(float(cosine_onecycle_schedule(10, 1.0, 0.2, 4.0, 10.0)(step)), 4) for step in (0, 1, 2, 6, 10)]
+    [0.25, 0.625, 1.0, 0.5125, 0.025]
+    """
+    check_numbers(transition_steps=transition_steps, least=1)
+    scales = {int(pct_start * transition_steps): div_factor, transition_steps: 1 / (div_factor * final_div_factor)}
+    return piecewise_interpolate_schedule("cosine", peak_value / div_factor, scales)
+
+
+def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
+    """Follow one schedule after the other; each begins at its step 0, at the boundary before it.
+
+    >>> joined = join_schedules([linear_schedule(0.0, 1.0, 2), constant_schedule(1.0)], [2])
+    >>> [float(joined(step)) for step in (0, 1, 2, 9)]
+    [0.0, 0.5, 1.0, 1.0]
+    """
+
+    def schedule(step: Value) -> Value:
+        value = schedules[0](step)
+        for begin, following in zip(boundaries, schedules[1:]):
+            value = where(step < begin, value, following(step - begin))
+        return value
+
+    return schedule
+
+
+def cosine_decay_schedule(init_value: Value, decay_steps: int, alpha: Value = 0.0, exponent: Value = 1.0) -> Schedule:
+    """Half a cosine from `init_value` to `alpha * init_value`, then constant.
+
+    The cosine, scaled to fall from 1 to 0, is raised to the power `exponent`.
+
+    >>> [round(float(cosine_decay_schedule(1.0, 4)(step)), 12) for step in (0, 2, 4, 9)]
+    [1.0, 0.5, 0.0, 0.0]
+
+    Source: Loshchilov and Hutter, "SGDR: Stochastic gradient descent with warm restarts".
+    """
+    check_numbers(decay_steps=decay_steps, least=1)
+
+    def schedule(step: Value) -> Value:
+        cosine = 0.5 * (1 + numpy.cos(math.pi * (numpy.minimum(step, decay_steps) / decay_steps)))
+        return init_value * ((1 - alpha) * cosine**exponent + alpha)
+
+    return schedule
+
+
+def warmup_cosine_decay_schedule(
+    init_value: Value,
+    peak_value: Value,
+    warmup_steps: int,
+    decay_steps: int,
+    end_value: Value = 0.0,
+    exponent: Value = 1.0,
+) -> Schedule:
+    """Linear warm-up to `peak_value`, then cosine decay to `end_value`.
+
+    `decay_steps` is the total number of steps, including the warm-up. `exponent` is as in `cosine_decay_schedule`.
+    After a peak of 0, the rate stays 0 for any `end_value`.
+
+    >>> schedule = warmup_cosine_decay_schedule(0.0, 1.0, warmup_steps=2, decay_steps=6)
+    >>> [round(float(schedule(step)), 12) for step in (0, 1, 2, 4, 6, 9)]
+    [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
+    """
+    check_numbers(warmup_steps=warmup_steps)
+    check_numbers(decay_steps=decay_steps, least=warmup_steps + 1)
+    warmup = linear_schedule(init_value, peak_value, max(warmup_steps, 1))
+    alpha = 0.0 if is_zero(peak_value) else end_value / peak_value
+    decay = cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)
+    return join_schedules([warmup, decay], [warmup_steps])

@@ -1,0 +1,194 @@
+"""Transformations around others: several steps at a time, settings in the state, a transformation a group."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import typeof
+from minidiff.ops.base import convert
+from minidiff.ops.elementwise import where
+from minidiff.optim.transformations import FIRST_STEP, GradientTransformation, accept_extra_args, full_like, match
+from minidiff.values.dtypes import accumulator_dtype as wide
+from minidiff.values.dtypes import dtype_of, is_differentiable, result_type
+
+MultiStepsState = namedtuple("MultiStepsState", "mini_step gradient_step inner_opt_state acc_grads skip_state")
+InjectHyperparamsState = namedtuple("InjectHyperparamsState", "count hyperparams inner_state")
+PartitionState = namedtuple("PartitionState", "inner_states")
+
+
+class MultiSteps:
+    """Let an optimizer make one step of the mean of the gradients of several, which are added up in the state.
+
+    `every_k_schedule` is their number, or a function from the number of updates to it. Other steps have updates of 0.
+    Without `use_grad_mean` the optimizer gets the sum. `should_skip_update_fn(gradients, update, params)` returns
+    whether to leave a step out, and what to keep in the state's `skip_state`. The gradients are added up in
+    `accumulator_dtype`, by default the parameters', but at least float32. In a chain, use `gradient_transformation()`.
+
+    >>> from minidiff.optim import sgd
+    >>> optimizer = MultiSteps(sgd(0.1), 2)
+    >>> state = optimizer.init(1.0)
+    >>> for gradient in (2.0, 4.0):
+    ...     update, state = optimizer.update(gradient, state)
+    ...     print(float(update), bool(optimizer.has_updated(state)))
+    0.0 False
+    -0.30000000000000004 True
+    """
+
+    def __init__(
+        self,
+        opt: GradientTransformation,
+        every_k_schedule: int | Callable[[Value], Value],
+        use_grad_mean: bool = True,
+        should_skip_update_fn: Callable[[Any, Value, Any], tuple[Value, Any]] | None = None,
+        accumulator_dtype: Any = None,
+    ):
+        self.inner_opt, self._mean, self._dtype = opt, use_grad_mean, accumulator_dtype
+        self._steps = every_k_schedule if callable(every_k_schedule) else lambda update: every_k_schedule
+        self._skip = should_skip_update_fn or (lambda gradients, update, params: (numpy.False_, ()))
+
+    def init(self, params: Any) -> MultiStepsState:
+        """The state: no steps, and sums of 0."""
+        zeros = full_like(params, 0, self._dtype)
+        sums = zeros if self._dtype else tree.map(lambda z: convert(z, wide(typeof(z).dtype)), zeros)
+        skip_state = self._skip(zeros, FIRST_STEP, params)[1]
+        return MultiStepsState(FIRST_STEP, FIRST_STEP, self.inner_opt.init(params), sums, skip_state)
+
+    def update(
+        self, gradients: Any, state: MultiStepsState, params: Any = None, **extra: Any
+    ) -> tuple[Any, MultiStepsState]:
+        """Add up gradients; after enough of them, return the optimizer's updates, else 0."""
+        steps, done, inner, sums, _ = state
+        skip, skip_state = self._skip(gradients, done, params)
+        last = steps >= self._steps(done) - 1
+
+        def choose(condition: Value, on_true: Any, on_false: Any) -> Any:
+            return tree.map(lambda x, y: convert(where(condition, x, y), typeof(y).dtype), on_true, on_false)
+
+        def added(g: Value, s: Value) -> Value:
+            return convert(s + (g - s) / (steps + 1) if self._mean else s + g, typeof(s).dtype)
+
+        total = tree.map(added, gradients, match(gradients, sums))
+        mean = tree.map(lambda s, g: convert(s, typeof(g).dtype), total, gradients)
+        updates, after = accept_extra_args(self.inner_opt.update)(mean, inner, params, **extra)
+        nothing, none = (tree.map(lambda x: convert(where(False, x, 0), typeof(x).dtype), y) for y in (updates, sums))
+        updates, after = choose(last & ~skip, (updates, after), (nothing, inner))
+        total = choose(skip, sums, choose(last, none, total))
+        steps, done = where(skip, steps, where(last, 0, steps + 1)), done + (last & ~skip)
+        return updates, MultiStepsState(steps, done, after, total, skip_state)
+
+    def has_updated(self, state: MultiStepsState) -> Value:
+        """Whether the step that returned this state updated the parameters."""
+        return (state.mini_step == 0) & (state.gradient_step > 0)
+
+    def gradient_transformation(self) -> GradientTransformation:
+        """The pair of `init` and `update`, for a chain."""
+        return GradientTransformation(self.init, self.update)
+
+
+def inject_hyperparams(
+    inner_factory: Callable[..., GradientTransformation],
+    static_args: str | Iterable[str] = (),
+    hyperparam_dtype: Any = None,
+) -> Callable[..., GradientTransformation]:
+    """Keep the settings of an optimizer in its state, where they can be read and changed between steps.
+
+    The result takes the arguments of `inner_factory`. Numbers among them, and the values of functions of the step, are
+    `state.hyperparams`, in `hyperparam_dtype` or the parameters' dtype; but not `static_args`. Raises ValueError for
+    static arguments that the factory does not have.
+
+    >>> from minidiff.optim import sgd
+    >>> optimizer = inject_hyperparams(sgd)(learning_rate=0.1)
+    >>> state = optimizer.init(1.0)
+    >>> state.hyperparams['learning_rate'] = 0.5
+    >>> float(optimizer.update(2.0, state)[0])
+    -1.0
+    """
+    signature = inspect.signature(inner_factory)
+    static = {static_args} if isinstance(static_args, str) else {*static_args}
+    if not static <= {*signature.parameters}:
+        raise ValueError(f"static_args are {sorted(static)}, but the parameters are {[*signature.parameters]}")
+
+    @functools.wraps(inner_factory)
+    def make(*args: Any, **kwargs: Any) -> GradientTransformation:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        dynamic = {name: x for name, x in bound.arguments.items() if name not in static and not isinstance(x, bool)}
+        schedules = {name: x for name, x in dynamic.items() if callable(x)}
+        fixed = {name: x for name, x in dynamic.items() if isinstance(x, (numbers.Real, numpy.ndarray, Tracer))}
+
+        def settings(values: Mapping[str, Any], count: Value, like: Any) -> dict[str, Value]:
+            own = hyperparam_dtype and dtype_of(hyperparam_dtype)
+            dtype = own or result_type(*[typeof(x).dtype for x in tree.leaves(like)])
+            found = {**values, **{name: schedule(count) for name, schedule in schedules.items()}}
+            return {name: convert(x, dtype) if is_differentiable(typeof(x).dtype) else x for name, x in found.items()}
+
+        def inner(found: Mapping[str, Value]) -> GradientTransformation:
+            arguments = inspect.BoundArguments(signature, {**bound.arguments, **found})
+            return inner_factory(*arguments.args, **arguments.kwargs)
+
+        def init(params: Any) -> InjectHyperparamsState:
+            found = settings(fixed, FIRST_STEP, params)
+            return InjectHyperparamsState(FIRST_STEP, found, inner(found).init(params))
+
+        def update(
+            gradients: Any, state: InjectHyperparamsState, params: Any = None, **extra: Any
+        ) -> tuple[Any, InjectHyperparamsState]:
+            found = settings(state.hyperparams, state.count, gradients if params is None else params)
+            updates, after = accept_extra_args(inner(found).update)(gradients, state.inner_state, params, **extra)
+            return updates, InjectHyperparamsState(state.count + 1, found, after)
+
+        return GradientTransformation(init, update)
+
+    return make
+
+
+def partition(transforms: Mapping[Any, GradientTransformation], param_labels: Any) -> GradientTransformation:
+    """Apply to each parameter the transformation that its label names.
+
+    `param_labels` is a tree of labels (texts or integers) like the parameters, a prefix of one, or a function from the
+    parameters to such a tree. A transformation sees None for the parameters of others. Raises ValueError for a label
+    that no transformation has.
+
+    >>> from minidiff.optim import sgd
+    >>> optimizer = partition({'slow': sgd(0.1), 'fast': sgd(1.0)}, {'w': 'slow', 'b': 'fast'})
+    >>> params = {'w': 1.0, 'b': 1.0}
+    >>> updates, state = optimizer.update({'w': 2.0, 'b': 2.0}, optimizer.init(params), params)
+    >>> float(updates['w']), float(updates['b'])
+    (-0.2, -2.0)
+    """
+    updates_of = {label: accept_extra_args(t.update) for label, t in transforms.items()}
+
+    def labels_of(values: Any) -> list:
+        labels = param_labels(values) if callable(param_labels) else param_labels
+        found = tree.broadcast_prefix(labels, values, lambda x: isinstance(x, (str, int)), "param_labels")
+        if not {*found} <= {*transforms}:
+            raise ValueError(f"partition: the labels are {[*dict.fromkeys(found)]}, but transforms has {[*transforms]}")
+        return found
+
+    def only(label: Any, labels: list, values: Any) -> Any:
+        each = iter(labels)
+        return values if values is None else tree.map(lambda x: x if next(each) == label else None, values)
+
+    def init(params: Any) -> PartitionState:
+        labels = labels_of(params)
+        return PartitionState({label: t.init(only(label, labels, params)) for label, t in transforms.items()})
+
+    def update(gradients: Any, state: PartitionState, params: Any = None, **extra: Any) -> tuple[Any, PartitionState]:
+        labels, found, states = labels_of(gradients), {}, {}
+        for label, one in updates_of.items():
+            mine = [only(label, labels, x) for x in (gradients, params)]
+            updates, states[label] = one(mine[0], state.inner_states[label], mine[1], **extra)
+            found[label] = iter(tree.leaves(updates))
+        merged = [next(found[label]) for label in labels]
+        return tree.unflatten(tree.structure(gradients), merged), PartitionState(states)
+
+    return GradientTransformation(init, update)
