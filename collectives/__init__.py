@@ -15,10 +15,14 @@ from collectives.ops import (
     all_to_all,
     axis_index,
     axis_size,
+    pall,
+    pany,
     pmax,
     pmean,
     pmin,
     ppermute,
+    pprod,
+    preduce,
     pscan,
     pscatter,
     psum,
@@ -33,8 +37,8 @@ from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 
 __all__ = [
     "all_gather", "all_gather_invariant", "all_to_all", "at_root", "axis_index", "axis_size", "broadcast",
-    "broadcast_varying", "gather", "pbroadcast", "pcast", "pmax", "pmean", "pmin", "ppermute", "pscan", "pscatter",
-    "psum", "psum_scatter", "pvary", "reduce", "reduced", "scatter", "unreduced",
+    "broadcast_varying", "gather", "pall", "pany", "pbroadcast", "pcast", "pmax", "pmean", "pmin", "ppermute", "pprod",
+    "preduce", "pscan", "pscatter", "psum", "psum_scatter", "pvary", "reduce", "reduced", "scatter", "unreduced",
 ]  # fmt: skip
 
 _install(_Ranks)

@@ -22,7 +22,7 @@ ragged_all_to_all     varying -> varying      all-to-all     ragged_all_to_all
 ppermute              varying -> varying      point to point ppermute, reversed
 pscan                 varying -> varying      scan           pscan, the other way
 axis_index            () -> varying           no             (integers)
-pmax, pmin            varying -> invariant    all-reduce     (not linear)
+pmax, pmin, pprod     varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ============================
 
 Related modules: `primitives.py` has the rules common to all collectives, `rooted.py` those with a root (broadcast,
@@ -87,7 +87,7 @@ from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError
 from minidiff.inputs.arguments import as_value, normalize_axis
-from minidiff.ops import elementwise, indexing
+from minidiff.ops import elementwise, indexing, reduction
 from minidiff.ops.base import round_once
 from minidiff.ops.shape import expand_dims, squeeze
 from minidiff.values.dtypes import as_plain, is_scalar_constant
@@ -195,13 +195,25 @@ def _sum_likewise(x: Value, params: dict) -> Value:
     return grouped_collective(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
 
 
+class ProductOverRanks(Extremum):
+    """`pprod`: its derivative is that of the product of gathered factors, so it is right where some are zero."""
+
+    def jvp(self, primals, tangents, params):
+        to = VARYING if "groups" in params else INVARIANT
+        every = [
+            all_gather(x, params["axes"], axis_index_groups=params.get("groups"), to=to) for x in (*primals, *tangents)
+        ]
+        return reduction.prod_p.jvp(every[:1], every[1:], {"axes": (0,)})
+
+
+pprod_p = ProductOverRanks("pprod", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 pmax_p = Extremum("pmax", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 pmin_p = Extremum("pmin", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()
 
 #: The collectives of this table, which leaves out those with a root.
-COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p, psum_scatter_p,
-               all_to_all_p, ragged_all_to_all_p, ppermute_p, pscan_p, pscatter_p, *CASTS)  # fmt: skip
+COLLECTIVES = (psum_p, pprod_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p,
+               psum_scatter_p, all_to_all_p, ragged_all_to_all_p, ppermute_p, pscan_p, pscatter_p, *CASTS)  # fmt: skip
 
 
 # ---------------------------------------------------------------- operands
@@ -395,21 +407,107 @@ def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     return _extremum(pmin_p, x, axis_name, axis_index_groups)
 
 
-def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
-    runs = collective_axes(primitive.name, axis_name, groups, uniform=False, ordered=False)
+def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any, name: str = "") -> Any:
+    is_product = primitive is pprod_p
+    runs = collective_axes(name or primitive.name, axis_name, groups, uniform=is_product, ordered=False)
 
     def extremum(leaf):
-        leaf = array_of(leaf)
-        if typeof(leaf).dtype.kind == "c":
+        leaf = convert_booleans(array_of(leaf)) if is_product else array_of(leaf)
+        if typeof(leaf).dtype.kind == "c" and not is_product:
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
         primitive.result_states([typeof(leaf)], {"axes": ()})  # raises for unreduced values, which have no extremum
         for run in runs:
+            part, size = run, run.size
             if varying := varying_axes(leaf, run):
                 part = run._replace(axes=varying) if run.groups is None else run
-                leaf = bind_over(primitive, make_varying(leaf, part), part)
+                leaf, size = bind_over(primitive, make_varying(leaf, part), part), size // part.size
+            leaf = leaf**size if is_product and size > 1 else leaf
         return leaf
 
     return each_leaf(extremum, x)
+
+
+def pprod(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
+    """The elementwise product over ranks. Varying -> invariant.
+
+        x:              [a]    [b]    {i}
+        pprod(x, 'i'):  [a*b]  [a*b]
+        backward:       [u]    [u]  ->  [u*b]  [u*a]  {i}
+
+    A value that does not vary along an axis is raised to the power of the axis's size. The derivative gathers the
+    factors in the forward pass, so it is right at zeros too; the backward pass does not communicate. With
+    `axis_index_groups`, as in `pmean`: varying -> varying.
+
+    >>> f = lambda x: pprod(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 5]))
+    array([12,  5])
+
+    Source: MPI standard, `MPI_PROD`.
+    """
+    return _extremum(pprod_p, x, axis_name, axis_index_groups)
+
+
+def pany(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
+    """Whether an element is true, or not zero, on any rank: booleans. Varying -> invariant.
+
+        x:             [0]     [1]     {i}
+        pany(x, 'i'):  [True]  [True]
+        backward:      none
+
+    All ranks agree on the result, so that it may decide whether they leave a loop. It is the `pmax` of booleans.
+
+    >>> f = lambda x: pany(x > 3, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    array([ True, False])
+    """
+    return _extremum(pmax_p, _is_true(x), axis_name, axis_index_groups, "pany")
+
+
+def pall(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
+    """Whether an element is true, or not zero, on all ranks; otherwise as `pany`.
+
+        x:             [0]      [1]      {i}
+        pall(x, 'i'):  [False]  [False]
+        backward:      none
+
+    >>> f = lambda x: pall(x > 0, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 0, 4, 1]))
+    array([ True, False])
+    """
+    return _extremum(pmin_p, _is_true(x), axis_name, axis_index_groups, "pall")
+
+
+def _is_true(x: Any) -> Any:
+    return each_leaf(lambda leaf: elementwise.not_equal(array_of(leaf), 0), x)
+
+
+def preduce(
+    x: Tree, axis_name: AxisName, combine: Callable[[Tree, Tree], Tree], *, axis_index_groups: Any = None
+) -> Tree:
+    """Combine all ranks' trees in rank order, as `combine` does two. Varying -> invariant.
+
+        x:                          [a]    [b]    {i}
+        preduce(x, 'i', multiply):  [a*b]  [a*b]
+        backward:                   [u]    [u]  ->  [u*b]  [u*a]  {i}
+
+    `combine` is associative, and need not be commutative; it returns a tree of the same structure and types, such as a
+    pair of a number and its index, or the count, mean and squared deviations of a sample. Every rank gathers all
+    trees, one `all_gather_invariant` for each leaf, and combines them; derivatives are those of `combine`. With
+    `axis_index_groups` of one size, it runs within each group: varying -> varying.
+
+    >>> def larger(a, b):
+    ...     return md.tree.map(lambda p, q: np.where(a[0] >= b[0], p, q), a, b)
+    >>> f = lambda x: preduce((x, axis_index('i')), 'i', larger)  # the maximum, and the first rank that has it
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    (array([4, 1]), array([1, 0]))
+
+    Source: MPI standard, `MPI_Op_create` and `MPI_MAXLOC`.
+    """
+    for run in reversed(collective_axes("preduce", axis_name, axis_index_groups)):
+        gather_p = all_gather_invariant_p if run.groups is None else all_gather_p
+        every = _all_gather(gather_p, x, [run], 0, False)
+        x = functools.reduce(combine, [tree.map(lambda leaf, k=k: leaf[k], every) for k in range(run.size)])
+    return x
 
 
 def all_gather(

@@ -217,7 +217,7 @@ def _seconds(placed: Placement, collective: str, ranks: int, nbytes: float, axes
         return placed.slowest(axes).model.seconds(collective, ranks, nbytes) if ranks > 1 else 0.0
     (fast, n), *slow = levels
     rest = functools.partial(_over, slow)
-    if collective in ("psum", "pmax", "pmin"):
+    if collective in ("psum", "pprod", "pmax", "pmin"):
         ends = fast.model.seconds("psum_scatter", n, nbytes) + fast.model.seconds("all_gather", n, nbytes / n)
         return ends + rest(collective, nbytes / n)
     if collective == "psum_scatter":

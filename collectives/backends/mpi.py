@@ -340,6 +340,9 @@ class MPIRanks(Backend):
     def _psum(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.SUM)
 
+    def _pprod(self, x, axes, size):
+        return self._all_reduce(x, axes, _mpi.PROD)
+
     def _pmax(self, x, axes, size):
         return self._all_reduce(x, axes, _MAXIMUM if is_real_float(x.dtype) else _mpi.MAX)
 

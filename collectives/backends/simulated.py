@@ -165,6 +165,9 @@ class Simulated(Backend):
     def _psum(self, x, size):
         return _add(x)
 
+    def _pprod(self, x, size):
+        return x.prod(0, dtype=accumulator_dtype(x.dtype)).astype(x.dtype)
+
     def _pmax(self, x, size):
         return x.max(0)
 

@@ -37,8 +37,10 @@ from spmd import P
 from tests.collective_checks import (
     DTYPES,
     LAYOUTS,
+    ORDERED,
     TRANSPOSES,
     Case,
+    affine,
     cases,
     check_counts,
     check_scans_in_branches,
@@ -213,6 +215,11 @@ TYPES = {
     "all_to_all(x, 'i', 0, 0, splits=[[2, 4], [1, 3]])": "ragged_all_to_all i: f64[6]{i,j} -> f64[7]{i,j}",
     # In groups, nothing is the same for all.
     "psum(u, 'j', axis_index_groups=UNEVEN)": "psum j: f64[6]{j} -> f64[6]{j}",
+    "pprod(x, 'j')": "pprod j: f64[6]{i,j} -> f64[6]{i}",
+    "pany(x, 'j')": "pmax j: bool[6]{i,j} -> bool[6]{i}",
+    "pall(w, 'i')": "",
+    "pprod(w, 'i') * 3": "",
+    "preduce(x, 'j', np.minimum)": "all_gather_invariant j: f64[6]{i,j} -> f64[3,6]{i}",
     "pmax(x, ('i', 'j'), axis_index_groups=PAIRS)": "pmax i,j: f64[6]{i,j} -> f64[6]{i,j}",
     "all_gather(u, ('i', 'j'), axis_index_groups=PAIRS)": (
         "pbroadcast i: f64[6]{j} -> f64[6]{i,j}; all_gather i,j: f64[6]{i,j} -> f64[2,6]{i,j}"
@@ -335,7 +342,7 @@ def test_a_parameter_used_twice_is_summed_once():
 
 
 @pytest.mark.parametrize("kind", [set, frozenset])
-@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin", "pbroadcast"])
+@pytest.mark.parametrize("name", ["psum", "pmean", "pprod", "pmax", "pmin", "pany", "pall", "pbroadcast"])
 def test_a_set_of_axes_is_a_tuple_where_order_does_not_matter(name, kind):
     collective = getattr(collectives, name)
     mesh, x = MESHES[-1], np.arange(8.0).reshape(4, 2)
@@ -366,7 +373,7 @@ def test_sets_of_axes_of_meshes_and_of_vmaps():
 # ---------------------------------------------------------------- errors
 
 #: Those that take a set of axes, too.
-UNORDERED = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
+UNORDERED = ("psum", "pmean", "pprod", "pmax", "pmin", "pany", "pall", "pbroadcast")
 
 # Of a body with the argument x:f64[4]{i} on a mesh with the axes i: 2 and j: 3.
 ERRORS = [
@@ -561,7 +568,19 @@ def test_without_types_psum_transposes_to_psum():
 # ---------------------------------------------------------------- anything
 
 
-IN_GROUPS = {"psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all"}
+IN_GROUPS = {
+    "psum",
+    "pmean",
+    "pprod",
+    "pmax",
+    "pmin",
+    "pany",
+    "pall",
+    "preduce",
+    "all_gather",
+    "psum_scatter",
+    "all_to_all",
+}
 ROOTED = {"broadcast", "broadcast_varying", "at_root", "reduce", "gather", "scatter"}
 
 
@@ -592,6 +611,8 @@ def random_cases(draw):
         options["concat_axis"] = draw(dimension)
     if "gather" in name:
         options["axis"] = draw(dimension if tiled else st.integers(-len(shape) - 1, len(shape)))
+    if name == "preduce":
+        shape, options = [2, *shape], {"combine": affine}
     if name == "ppermute":
         destinations = draw(st.permutations(range(n)))
         options["perm"] = list(enumerate(destinations))[: draw(st.integers(0, n))]
@@ -604,7 +625,7 @@ def random_cases(draw):
 @given(random_cases(), st.sampled_from(DTYPES), st.sampled_from(sorted(LAYOUTS)), st.booleans())
 def test_any_value(placed, dtype, layout, check_rep):
     mesh, axes, case = placed
-    if case.name in ("pmax", "pmin"):
+    if case.name in ORDERED:
         dtype = dtype.replace("complex128", "float64").replace("complex64", "float32")
     check_values(mesh, [sample(mesh, case, axes, dtype)], layout, check_rep)
 
