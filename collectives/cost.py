@@ -36,7 +36,7 @@ from dataclasses import astuple, dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from collectives.ops import COLLECTIVES
+from collectives.ops import COLLECTIVES, ppermute_p, ppermute_start_p
 from collectives.rooted import ROOTED
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
@@ -288,7 +288,7 @@ def counted(tape: Tape, ports: int = 1) -> Cost:
     ready: dict[Var, int] = {}  # the first step in which a value is available
     for eqn in tape.equations:
         start = max((ready.get(a, 0) for a in eqn.inputs if isinstance(a, Var)), default=0)
-        if eqn.primitive.name == "ppermute":
+        if eqn.primitive in (ppermute_p, ppermute_start_p):
             nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
             start = messages.send(eqn.params["axes"], eqn.params["perm"], nbytes, start)
         elif eqn.primitive.sends(eqn.params):

@@ -20,6 +20,8 @@ pscatter              reduced -> varying      no             placing the slice i
 all_to_all            varying -> varying      all-to-all     all_to_all
 ragged_all_to_all     varying -> varying      all-to-all     ragged_all_to_all
 ppermute              varying -> varying      point to point ppermute, reversed
+ppermute_start        varying -> varying      point to point ppermute_wait, reversed
+ppermute_wait         varying -> varying      no             ppermute_start, reversed
 pscan                 varying -> varying      scan           pscan, the other way
 axis_index            () -> varying           no             (integers)
 pmax, pmin, pprod     varying -> invariant    all-reduce     (not linear)
@@ -54,7 +56,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy
 
@@ -79,13 +81,13 @@ from collectives.primitives import (
     scattered_shape,
 )
 from minidiff import tree
-from minidiff.core.interpreter import enter
+from minidiff.core.interpreter import current_interpreter, enter
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_to
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import VarianceError
+from minidiff.diagnostics.errors import VarianceError, show_axes
 from minidiff.inputs.arguments import as_value, normalize_axis
 from minidiff.ops import elementwise, indexing, reduction
 from minidiff.ops.base import round_once
@@ -150,12 +152,27 @@ ragged_all_to_all_p = Collective(
     transpose_params=lambda splits, **_: {"splits": tuple(zip(*splits))},
     cost="pairwise_all_to_all",
 )
+
+
+def _reversed(perm: Sequence[tuple[int, int]], **_: Any) -> dict:
+    return {"perm": tuple((d, s) for s, d in perm)}
+
+
 ppermute_p = Collective(
-    "ppermute",
-    {VARYING: lambda: ppermute_p},
+    "ppermute", {VARYING: lambda: ppermute_p}, VARYING, transpose_params=_reversed, cost="point_to_point"
+)
+# Between them a value is in flight: it is written while it is there, so an `InFlight` hides it. In the backward pass,
+# where its cotangent is in flight, the message starts where the forward pass waits.
+ppermute_start_p = Collective(
+    "ppermute_start",
+    {VARYING: lambda: ppermute_wait_p},
     VARYING,
-    transpose_params=lambda perm, **_: {"perm": tuple((d, s) for s, d in perm)},
+    transpose_params=_reversed,
     cost="point_to_point",
+    shares_memory=True,
+)
+ppermute_wait_p = Collective(
+    "ppermute_wait", {VARYING: lambda: ppermute_start_p}, VARYING, transpose_params=_reversed, shares_memory=True
 )
 
 pscan_p = Collective(
@@ -213,7 +230,8 @@ axis_index_p = AxisIndex()
 
 #: The collectives of this table, which leaves out those with a root.
 COLLECTIVES = (psum_p, pprod_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p,
-               psum_scatter_p, all_to_all_p, ragged_all_to_all_p, ppermute_p, pscan_p, pscatter_p, *CASTS)  # fmt: skip
+               psum_scatter_p, all_to_all_p, ragged_all_to_all_p, ppermute_p, ppermute_start_p, ppermute_wait_p,
+               pscan_p, pscatter_p, *CASTS)  # fmt: skip
 
 
 # ---------------------------------------------------------------- operands
@@ -746,15 +764,87 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
 
     Source: shard_map tutorial, "ppermute".
     """
-    run = single_axes("ppermute", axis_name)
+    run, ranks = _permutation("ppermute", axis_name, perm)
+    return each_leaf(lambda leaf: bind_over(ppermute_p, make_varying(array_of(leaf), run), run, perm=ranks), x)
+
+
+def _permutation(name: str, axis_name: AxisName, perm: Any) -> tuple[CollectiveAxes, tuple[tuple[int, int], ...]]:
+    run = single_axes(name, axis_name)
     pairs = [tuple(pair) if numpy.iterable(pair) else () for pair in perm] if numpy.iterable(perm) else [()]
     if any(len(pair) != 2 for pair in pairs):
         raise TypeError(
-            f"ppermute: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
+            f"{name}: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
         )
     ranks = tuple((int(source), int(destination)) for source, destination in pairs)
-    check_perm("ppermute", ranks, axis_name, run.size)
-    return each_leaf(lambda leaf: bind_over(ppermute_p, make_varying(array_of(leaf), run), run, perm=ranks), x)
+    check_perm(name, ranks, axis_name, run.size)
+    return run, ranks
+
+
+class InFlight(Generic[Tree]):
+    """A tree of arrays that `ppermute_start` has sent, and that has not arrived: only `wait()` reads it.
+
+    Type checkers know it as `InFlight[T]` of a tree T. It is no array: functions of arrays raise TypeError for it.
+
+    >>> def body(x):
+    ...     arriving = ppermute_start(x, 'i', [(0, 1), (1, 0)])
+    ...     print(arriving)
+    ...     return arriving.wait() - x
+    >>> spmd.shard_map(body, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    a value in flight over 'i': i64[2]{i}
+    ShardedArray([ 1,  0, -1,  0], P('i'))
+    """
+
+    def __init__(self, sent: Tree, run: CollectiveAxes, perm: Sequence[tuple[int, int]]):
+        self._sent, self._run, self._perm = sent, run, perm
+        self._interpreter, self._arrived = current_interpreter(), False
+
+    def wait(self) -> Tree:
+        """The tree, once it has arrived. Another call returns it again.
+
+        Raises RuntimeError in another function than the one that started it, such as the body of a loop.
+        """
+        if current_interpreter() is not self._interpreter:
+            raise RuntimeError(
+                f"wait: {self} was started outside of this transformation, loop or branch: wait for it there, and use "
+                "the result here"
+            )
+        if not self._arrived:
+            bind = lambda leaf: bind_over(ppermute_wait_p, leaf, self._run, perm=self._perm)  # noqa: E731
+            self._sent, self._arrived = each_leaf(bind, self._sent), True
+        return self._sent
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        raise TypeError(f"{self} cannot be read before it arrives: write .wait() for its value")
+
+    def __repr__(self) -> str:
+        types = ", ".join(str(typeof(leaf)) for leaf in tree.leaves(self._sent))
+        return f"a value in flight over {show_axes(self._run.axes)}: {types}"
+
+
+def ppermute_start(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> InFlight[Tree]:
+    """Begin a `ppermute`, and return what is in flight: its `wait()` is the result.
+
+        x:                                        [a]  [b]  {i}
+        ppermute_start(x, 'i', [(0, 1)]).wait():  [0]  [a]  {i}
+        backward:                                 [u]  [v]  {i}  ->  [v]  [0]  {i}
+
+    What a rank computes before it waits, it computes while the messages are on their way (MPI_Isend and MPI_Irecv; many
+    MPI libraries move long messages only while the program calls them). In the backward pass the reversed messages
+    begin where the forward pass waits, and are waited for where it begins them. `jit` does this for a `ppermute` by
+    itself; write it where a program runs without `jit`, or to say when. Raises what `ppermute` does.
+
+    >>> def body(x):
+    ...     arriving = ppermute_start(x, 'i', [(0, 1), (1, 0)])
+    ...     own = x * x  # meanwhile
+    ...     return own + arriving.wait()
+    >>> spmd.shard_map(body, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([13,  2, 19,  2], P('i'))
+
+    Source: MPI standard, "Nonblocking communication".
+    """
+    run, ranks = _permutation("ppermute_start", axis_name, perm)
+    start = lambda leaf: bind_over(ppermute_start_p, make_varying(array_of(leaf), run), run, perm=ranks)  # noqa: E731
+    return InFlight(each_leaf(start, x), run, ranks)
 
 
 def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Tree:

@@ -297,4 +297,8 @@ _FUNCTIONS: list[Callable[..., list]] = [
 ]
 #: The reference function of each collective, by name.
 REFERENCES = {f.__name__.removesuffix("_ref"): f for f in _FUNCTIONS}
-REFERENCES |= {"all_gather_invariant": all_gather_ref, "broadcast_varying": broadcast_ref}
+REFERENCES |= {
+    "all_gather_invariant": all_gather_ref,
+    "broadcast_varying": broadcast_ref,
+    "ppermute_start": ppermute_ref,
+}

@@ -213,7 +213,7 @@ def _levels(placed: Placement, axes: tuple[str, ...]) -> tuple[tuple[Link, int],
 @functools.lru_cache(maxsize=65536)
 def _seconds(placed: Placement, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> float:
     levels = placed.levels(axes)
-    if len(levels) < 2 or collective == "ppermute":
+    if len(levels) < 2 or collective.startswith("ppermute"):
         return placed.slowest(axes).model.seconds(collective, ranks, nbytes) if ranks > 1 else 0.0
     (fast, n), *slow = levels
     rest = functools.partial(_over, slow)

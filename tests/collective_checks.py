@@ -40,6 +40,7 @@ TRANSPOSES = {  # those that are linear
     "pscatter": "all_gather_invariant",
     "all_to_all": "all_to_all",
     "ppermute": "ppermute",
+    "ppermute_start": "ppermute_start",
     "pscan": "pscan",
     "broadcast": "at_root",
     "at_root": "broadcast",
@@ -49,7 +50,12 @@ TRANSPOSES = {  # those that are linear
     "scatter": "gather",
 }
 ADDS = {"psum", "pmean", "pprod", "preduce", "psum_scatter", "reduce", "pscan"}
-ONE_OF = {"pmean": "psum", "pany": "pmax", "pall": "pmin"}  # those that are another one's case
+ONE_OF = {
+    "ppermute_start": "ppermute_start",
+    "pmean": "psum",
+    "pany": "pmax",
+    "pall": "pmin",
+}  # those that are another one's case
 SILENT = {"pbroadcast", "pscatter", "at_root", "axis_index"}  # those that do not communicate
 
 
@@ -84,7 +90,8 @@ class Case(NamedTuple):
     def __call__(self, x, axes):
         if self.name == "axis_index":
             return collectives.axis_index(axes)
-        return getattr(collectives, self.name)(x, axes, **self.options)
+        out = getattr(collectives, self.name)(x, axes, **self.options)
+        return out.wait() if self.name == "ppermute_start" else out
 
     @property
     def grouped(self) -> bool:
@@ -151,6 +158,8 @@ def cases(n: int) -> Iterator[Case]:
     yield Case("ppermute", (3,), {"perm": [(i, n - 1 - i) for i in range(n)]})
     yield Case("ppermute", (3,), {"perm": [(n - 1, 0)]})
     yield Case("ppermute", (3,), {"perm": []})
+    yield Case("ppermute_start", (2, 1, 3), {"perm": [(i, (i + 1) % n) for i in range(n)]})
+    yield Case("ppermute_start", (3,), {"perm": [(n - 1, 0)]})
     for reverse, exclusive in itertools.product((False, True), repeat=2):
         yield from (Case("pscan", s, {"reverse": reverse, "exclusive": exclusive}) for s in [(), (2, 1, 3), (0,)])
     yield from rooted_cases(n)
@@ -539,7 +548,8 @@ def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:
     if check_rep:
         tape = md.make_tape(f)(x)
         back = md.transpose(tape)
-        assert [eqn.primitive.name for eqn in collectives_on(back)] == [case.transposed]
+        names = [case.transposed, *(["ppermute_wait"] if case.name == "ppermute_start" else [])]
+        assert [eqn.primitive.name for eqn in collectives_on(back)] == names
         assert md.transpose(back) == tape
 
 

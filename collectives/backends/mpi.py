@@ -493,6 +493,25 @@ class MPIRanks(Backend):
 
         return run
 
+    def _ppermute_start(self, x, axes, size, perm):
+        comm, begin = self._start_ppermute([x], axes, size, perm)
+
+        def run(x):
+            started = Started(comm, [x])
+            self._started.append(started)
+            begin(started)
+            return started.results()[0]  # into which MPI writes: `_ppermute_wait` knows it by its identity
+
+        return run
+
+    def _ppermute_wait(self, x, axes, size, perm):
+        def run(x):
+            for started in [s for s in self._started if s.results()[0] is x]:
+                self.wait(started)
+            return x
+
+        return run
+
     def _messages(self, axes: Axes, perm: Sequence[tuple[int, int]]) -> tuple[Callable, Callable[..., Iterator]]:
         """Where a permutation's message arrives, which is zeros if none comes; and what starts its messages."""
         comm, me = self.along(axes), self.index(axes)

@@ -212,6 +212,11 @@ class Simulated(Backend):
         nothing = numpy.zeros(x.shape[1:], x.dtype)
         return numpy.stack([x[sources[rank]] if rank in sources else nothing for rank in range(size)])
 
+    _ppermute_start = _ppermute
+
+    def _ppermute_wait(self, x, size, perm):
+        return x
+
     def _pscan(self, x, size, reverse, exclusive):
         step = slice(None, None, -1 if reverse else None)
         given = x[step][:-1] if exclusive else x[step]

@@ -25,6 +25,7 @@ from collectives import (
     pmean,
     pmin,
     ppermute,
+    ppermute_start,
     pscan,
     pscatter,
     psum,
@@ -47,6 +48,7 @@ from tests.collective_checks import (
     check_transpose,
     check_values,
     collectives_in,
+    collectives_on,
     one_case_each,
     random,
     sample,
@@ -565,6 +567,58 @@ def test_without_types_psum_transposes_to_psum():
     assert not any(eqn.outputs[0].type.variance for eqn in collectives_in(f, numpy.ones(4)))
 
 
+# ---------------------------------------------------------------- in flight
+
+SWAP = [(0, 1), (1, 0)]
+
+
+def in_flight(body):
+    mesh = simulated(2)
+    axis = mesh.axis_names[0]
+    return spmd.shard_map(
+        lambda x: body(x, ppermute_start(x, axis, SWAP)), mesh=mesh, in_specs=P(axis), out_specs=P(axis)
+    )
+
+
+UNREAD = {
+    "added": lambda x, arriving: x + arriving,
+    "added to a number": lambda x, arriving: arriving + 1,
+    "an operand": lambda x, arriving: np.sum(arriving),
+    "NumPy's operand": lambda x, arriving: numpy.sin(arriving),
+    "converted": lambda x, arriving: numpy.asarray(arriving),
+    "sent": lambda x, arriving: psum(arriving, "x"),
+    "indexed": lambda x, arriving: arriving[0],
+    "returned": lambda x, arriving: arriving,
+}
+
+
+@pytest.mark.parametrize("read", UNREAD.values(), ids=UNREAD)
+def test_a_value_in_flight_cannot_be_read(read):
+    for run in (lambda f: f, md.jit, md.grad):
+        with pytest.raises(TypeError, match=r"InFlight|\.wait\(\)"):
+            run(in_flight(read))(np.arange(4.0))
+
+
+def test_each_value_is_waited_for_once_where_it_was_started():
+    tape = md.make_tape(in_flight(lambda x, arriving: np.sin(x) * arriving.wait() + arriving.wait()))(np.arange(4.0))
+    names = [eqn.primitive.name for eqn in tape.equations[0].params["body"].equations]
+    assert names == ["ppermute_start", "sin", "ppermute_wait", "multiply", "add"]
+
+    def in_loop(x, arriving):
+        return md.scan(lambda carry, _: (carry + arriving.wait(), None), x, None, length=3)[0]
+
+    with pytest.raises(RuntimeError, match=r"wait: a value in flight over 'x': f64.2.{x} was started outside of this"):
+        md.jit(in_flight(in_loop))(np.arange(4.0))
+
+
+def test_the_backward_pass_has_its_messages_in_flight_too():
+    f = in_flight(lambda x, arriving: np.sum(np.sin(x) * arriving.wait())[None])
+    names = [
+        eqn.primitive.name for eqn in collectives_on(md.make_tape(md.grad(lambda x: np.sum(f(x))))(np.arange(4.0)))
+    ]
+    assert [name for name in names if name.startswith("ppermute")] == ["ppermute_start", "ppermute_wait"] * 2
+
+
 # ---------------------------------------------------------------- anything
 
 
@@ -613,7 +667,7 @@ def random_cases(draw):
         options["axis"] = draw(dimension if tiled else st.integers(-len(shape) - 1, len(shape)))
     if name == "preduce":
         shape, options = [2, *shape], {"combine": affine}
-    if name == "ppermute":
+    if name in ("ppermute", "ppermute_start"):
         destinations = draw(st.permutations(range(n)))
         options["perm"] = list(enumerate(destinations))[: draw(st.integers(0, n))]
     if name in ROOTED:

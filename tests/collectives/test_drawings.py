@@ -81,7 +81,7 @@ def check_drawing(f):
         assert [block.tolist() for block in blocks] == [block.tolist() for block in d.arrays], (d, blocks)
 
 
-@pytest.mark.parametrize("name", collectives.__all__)
+@pytest.mark.parametrize("name", [name for name in collectives.__all__ if name != "InFlight"])
 def test_drawings_are_true(name):
     check_drawing(getattr(collectives, name))
 
