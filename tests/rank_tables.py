@@ -114,6 +114,9 @@ def _decoders(n, on):
     yield from (
         functools.partial(decoder_programs.check_numbers, *pair, on) for pair in decoder_programs.MESHES[n][few]
     )
+    for sizes in {1: [{}], 2: [{"data": 2}, {"feats": 2}], 4: [{"data": 2, "feats": 2}]}.get(n, []):
+        yield functools.partial(decoder_programs.check_generated, sizes, 16, on)
+        yield functools.partial(decoder_programs.check_generated, sizes, 5, on)  # older tokens are forgotten
     expected = decoder_programs.mixture_of_one_device()
     for pair in decoder_programs.WITH_EXPERTS[n][few]:
         yield functools.partial(decoder_programs.check_numbers, *pair, on, decoder_programs.MIXTURE, expected)

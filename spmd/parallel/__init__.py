@@ -94,7 +94,7 @@ from spmd.parallel.expert import feed_forward, mixture_of_experts
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
 from spmd.parallel.gates import expert_capacity, gate_weights, load_balancing_loss, routed, router_z_loss, top_experts
-from spmd.parallel.generate import decode_step, empty_cache, generate
+from spmd.parallel.generate import beam_search, decode_step, empty_cache, generate
 from spmd.parallel.matmul import (
     matmul_all_gather,
     matmul_all_gather_bidirectional,
@@ -134,7 +134,7 @@ from spmd.parallel.zero import zero
 
 __all__ = [
     "Config", "DecoderConfig", "Schedule", "Step", "Training", "Update", "assigned_experts",
-    "attention", "attention_by_heads", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
+    "attention", "attention_by_heads", "beam_search", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
     "column_parallel", "conv", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
     "decoder_specs", "dense", "dense_2d", "dlrm", "dlrm_loss", "double_buffered_versions", "embed", "empty_cache",
     "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights", "gathered",
