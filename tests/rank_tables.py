@@ -175,6 +175,8 @@ def _grids(n, on):
     q = math.isqrt(n // copies)
     yield from all_of(grid_programs.check_product, grid_programs.PRODUCTS, [q], [on], [copies])
     yield from all_of(grid_programs.check_network, [summa, cannon], [q], [on], [copies])
+    if n in (1, 8):
+        yield functools.partial(grid_programs.check_cube, round(n ** (1 / 3)), on)
 
 
 def _convolutions(n, on):
