@@ -813,7 +813,7 @@ class InFlight(Generic[Tree]):
             self._sent, self._arrived = each_leaf(bind, self._sent), True
         return self._sent
 
-    def __array__(self, *args: Any, **options: Any) -> Any:
+    def __array__(self, *args: Any, **options: Any) -> None:  # to type checkers, it converts to no array
         raise TypeError(f"{self} cannot be read before it arrives: write .wait() for its value")
 
     def __repr__(self) -> str:

@@ -49,7 +49,7 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
 
     `tokens` are one for each example, [batch], or several, [batch, count], which all fit in the cache; `position`, a
     number or [batch], counts the tokens before them. The logits [batch, …, vocabulary] are those of each token's next.
-    Raises ValueError for a mesh that splits more than examples ("data") and features ("feats").
+    Raises ValueError for more tokens, and for a mesh that splits more than examples ("data") and features ("feats").
 
     >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
@@ -91,7 +91,9 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
     mapped = spmd.shard_map(body, mesh=mesh, in_specs=specs[0], out_specs=specs[1])
 
     def step(params, cache, position, tokens):
-        several = np.ndim(tokens) > 1
+        several, context = np.ndim(tokens) > 1, cache[0].shape[2]
+        if several and not 0 < np.shape(tokens)[1] <= context:
+            raise ValueError(f"decode_step: {np.shape(tokens)[1]} tokens of each example, for a cache of {context}")
         position = np.broadcast_to(position, np.shape(tokens)[:1])
         found, cache = mapped(params, cache, position, tokens if several else tokens[:, None])
         return found if several else found[:, 0], cache
@@ -196,8 +198,8 @@ def beam_search(
     """The most probable texts of `count` tokens after the prompt that a beam search finds.
 
     The result is (tokens [beams, count], log of their probabilities [beams]), the most probable one first. In each step
-    it keeps the `beams` most probable of all continuations. Raises ValueError for more beams than tokens, and as
-    `decode_step` does.
+    it keeps the `beams` most probable of all continuations. Raises ValueError for more beams than tokens, and
+    for what `decode_step` does not take, such as no token.
 
     >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)

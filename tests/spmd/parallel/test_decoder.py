@@ -94,6 +94,11 @@ def test_sampling():
             generate(config, params, [1], 1, 4, key, **options)
     with pytest.raises(ValueError, match=r"decode_step: .* splits 'tokens': a cache is split along"):
         decode_step(config, decoder_mesh(backend="simulated", tokens=2))
+    for tokens in (0, 5):
+        with pytest.raises(ValueError, match=f"decode_step: {tokens} tokens of each example, for a cache of 4"):
+            decode_step(config)(params, empty_cache(config, 1, 4), 0, np.zeros((1, tokens), int))
+    with pytest.raises(ValueError, match="decode_step: 0 tokens"):
+        beam_search(config, params, [], 1, 4, 2)
     with pytest.raises(ValueError, match="top_p is 0"):
         draw(key, logits, 1.0, top_p=0)
     with pytest.raises(ValueError, match="the prompt is empty"):
