@@ -10,15 +10,21 @@ import typing as _typing
 
 from collectives.casts import pbroadcast, pcast, pvary, reduced, unreduced
 from collectives.ops import (
+    InFlight,
     all_gather,
     all_gather_invariant,
     all_to_all,
     axis_index,
     axis_size,
+    pall,
+    pany,
     pmax,
     pmean,
     pmin,
     ppermute,
+    ppermute_start,
+    pprod,
+    preduce,
     pscan,
     pscatter,
     psum,
@@ -32,9 +38,10 @@ from minidiff.diagnostics.other_libraries import module_getattr as _module_getat
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 
 __all__ = [
-    "all_gather", "all_gather_invariant", "all_to_all", "at_root", "axis_index", "axis_size", "broadcast",
-    "broadcast_varying", "gather", "pbroadcast", "pcast", "pmax", "pmean", "pmin", "ppermute", "pscan", "pscatter",
-    "psum", "psum_scatter", "pvary", "reduce", "reduced", "scatter", "unreduced",
+    "InFlight", "all_gather", "all_gather_invariant", "all_to_all", "at_root", "axis_index", "axis_size", "broadcast",
+    "broadcast_varying", "gather", "pall", "pany", "pbroadcast", "pcast", "pmax", "pmean", "pmin", "ppermute",
+    "ppermute_start", "pprod", "preduce", "pscan", "pscatter", "psum", "psum_scatter", "pvary", "reduce", "reduced",
+    "scatter", "unreduced",
 ]  # fmt: skip
 
 _install(_Ranks)

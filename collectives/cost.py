@@ -36,13 +36,13 @@ from dataclasses import astuple, dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from collectives.ops import COLLECTIVES
+from collectives.ops import COLLECTIVES, ppermute_p, ppermute_start_p
 from collectives.rooted import ROOTED
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.scan import run_count
 
-__all__ = ["Cost", "Formula", "Formulas", "counted", "fastest", "price"]
+__all__ = ["Cost", "Formula", "Formulas", "counted", "fastest", "message_steps", "price"]
 
 Number = int | float
 
@@ -284,20 +284,42 @@ def counted(tape: Tape, ports: int = 1) -> Cost:
     >>> counted(make_tape(f)(np.ones(32)))  # blocks of 64 bytes
     Cost(steps=6, bytes=96, sent=96, received=96, reduced=0)
     """
-    messages, total = Messages(ports), Cost()
+    messages = Messages(ports)
+    return _count(tape, messages) + messages.cost()
+
+
+def _count(tape: Tape, messages: Messages) -> Cost:
+    """Put the messages of a tape in steps, and count all else."""
+    total = Cost()
     ready: dict[Var, int] = {}  # the first step in which a value is available
     for eqn in tape.equations:
         start = max((ready.get(a, 0) for a in eqn.inputs if isinstance(a, Var)), default=0)
-        if eqn.primitive.name == "ppermute":
+        if eqn.primitive in (ppermute_p, ppermute_start_p):
             nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
             start = messages.send(eqn.params["axes"], eqn.params["perm"], nbytes, start)
         elif eqn.primitive.sends(eqn.params):
             nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
             total += price(eqn.primitive.name, eqn.params["size"], nbytes)
         else:
-            total += _cost_of_bodies(eqn, ports)
+            total += _cost_of_bodies(eqn, messages.ports)
         ready.update(dict.fromkeys(eqn.outputs, start))
-    return total + messages.cost()
+    return total
+
+
+def message_steps(tape: Tape) -> list[list[tuple[int, int, int]]]:
+    """The messages of a body in steps, as `counted` has them: source, destination and bytes of each.
+
+    >>> import numpy as np
+    >>> from collectives import ppermute
+    >>> from minidiff import make_tape
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((3,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda x: ppermute(x, 'i', [(0, 1), (1, 2)]), mesh=mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> message_steps(make_tape(f)(np.ones(3)).equations[0].bodies[0])
+    [[(0, 1, 8), (1, 2, 8)]]
+    """
+    _count(tape, messages := Messages(1))
+    return [step.sent for step in messages.steps]
 
 
 def _cost_of_bodies(eqn: Equation, ports: int) -> Cost:
@@ -336,6 +358,7 @@ class Messages:
             self.steps.append(CostStep(axes))
         step = self.steps[start]
         step.messages.update(ends)
+        step.sent += [(*pair, nbytes) for pair in perm]
         step.longest = max(step.longest, nbytes)
         for total, ranks in zip(self.bytes, zip(*perm)):
             total.update(dict.fromkeys(ranks, nbytes))
@@ -352,4 +375,5 @@ class CostStep:
 
     axes: Sequence[str]
     messages: Counter = field(default_factory=Counter)
+    sent: list[tuple[int, int, int]] = field(default_factory=list)
     longest: int = 0

@@ -20,9 +20,11 @@ pscatter              reduced -> varying      no             placing the slice i
 all_to_all            varying -> varying      all-to-all     all_to_all
 ragged_all_to_all     varying -> varying      all-to-all     ragged_all_to_all
 ppermute              varying -> varying      point to point ppermute, reversed
+ppermute_start        varying -> varying      point to point ppermute_wait, reversed
+ppermute_wait         varying -> varying      no             ppermute_start, reversed
 pscan                 varying -> varying      scan           pscan, the other way
 axis_index            () -> varying           no             (integers)
-pmax, pmin            varying -> invariant    all-reduce     (not linear)
+pmax, pmin, pprod     varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ============================
 
 Related modules: `primitives.py` has the rules common to all collectives, `rooted.py` those with a root (broadcast,
@@ -54,7 +56,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy
 
@@ -79,15 +81,15 @@ from collectives.primitives import (
     scattered_shape,
 )
 from minidiff import tree
-from minidiff.core.interpreter import enter
+from minidiff.core.interpreter import current_interpreter, enter
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_to
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import VarianceError
+from minidiff.diagnostics.errors import VarianceError, show_axes
 from minidiff.inputs.arguments import as_value, normalize_axis
-from minidiff.ops import elementwise, indexing
+from minidiff.ops import elementwise, indexing, reduction
 from minidiff.ops.base import round_once
 from minidiff.ops.shape import expand_dims, squeeze
 from minidiff.values.dtypes import as_plain, is_scalar_constant
@@ -150,12 +152,27 @@ ragged_all_to_all_p = Collective(
     transpose_params=lambda splits, **_: {"splits": tuple(zip(*splits))},
     cost="pairwise_all_to_all",
 )
+
+
+def _reversed(perm: Sequence[tuple[int, int]], **_: Any) -> dict:
+    return {"perm": tuple((d, s) for s, d in perm)}
+
+
 ppermute_p = Collective(
-    "ppermute",
-    {VARYING: lambda: ppermute_p},
+    "ppermute", {VARYING: lambda: ppermute_p}, VARYING, transpose_params=_reversed, cost="point_to_point"
+)
+# Between them a value is in flight: it is written while it is there, so an `InFlight` hides it. In the backward pass,
+# where its cotangent is in flight, the message starts where the forward pass waits.
+ppermute_start_p = Collective(
+    "ppermute_start",
+    {VARYING: lambda: ppermute_wait_p},
     VARYING,
-    transpose_params=lambda perm, **_: {"perm": tuple((d, s) for s, d in perm)},
+    transpose_params=_reversed,
     cost="point_to_point",
+    shares_memory=True,
+)
+ppermute_wait_p = Collective(
+    "ppermute_wait", {VARYING: lambda: ppermute_start_p}, VARYING, transpose_params=_reversed, shares_memory=True
 )
 
 pscan_p = Collective(
@@ -195,13 +212,26 @@ def _sum_likewise(x: Value, params: dict) -> Value:
     return grouped_collective(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
 
 
+class ProductOverRanks(Extremum):
+    """`pprod`: its derivative is that of the product of gathered factors, so it is right where some are zero."""
+
+    def jvp(self, primals, tangents, params):
+        to = VARYING if "groups" in params else INVARIANT
+        every = [
+            all_gather(x, params["axes"], axis_index_groups=params.get("groups"), to=to) for x in (*primals, *tangents)
+        ]
+        return reduction.prod_p.jvp(every[:1], every[1:], {"axes": (0,)})
+
+
+pprod_p = ProductOverRanks("pprod", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 pmax_p = Extremum("pmax", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 pmin_p = Extremum("pmin", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()
 
 #: The collectives of this table, which leaves out those with a root.
-COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p, psum_scatter_p,
-               all_to_all_p, ragged_all_to_all_p, ppermute_p, pscan_p, pscatter_p, *CASTS)  # fmt: skip
+COLLECTIVES = (psum_p, pprod_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p,
+               psum_scatter_p, all_to_all_p, ragged_all_to_all_p, ppermute_p, ppermute_start_p, ppermute_wait_p,
+               pscan_p, pscatter_p, *CASTS)  # fmt: skip
 
 
 # ---------------------------------------------------------------- operands
@@ -395,21 +425,107 @@ def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     return _extremum(pmin_p, x, axis_name, axis_index_groups)
 
 
-def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
-    runs = collective_axes(primitive.name, axis_name, groups, uniform=False, ordered=False)
+def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any, name: str = "") -> Any:
+    is_product = primitive is pprod_p
+    runs = collective_axes(name or primitive.name, axis_name, groups, uniform=is_product, ordered=False)
 
     def extremum(leaf):
-        leaf = array_of(leaf)
-        if typeof(leaf).dtype.kind == "c":
+        leaf = convert_booleans(array_of(leaf)) if is_product else array_of(leaf)
+        if typeof(leaf).dtype.kind == "c" and not is_product:
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
         primitive.result_states([typeof(leaf)], {"axes": ()})  # raises for unreduced values, which have no extremum
         for run in runs:
+            part, size = run, run.size
             if varying := varying_axes(leaf, run):
                 part = run._replace(axes=varying) if run.groups is None else run
-                leaf = bind_over(primitive, make_varying(leaf, part), part)
+                leaf, size = bind_over(primitive, make_varying(leaf, part), part), size // part.size
+            leaf = leaf**size if is_product and size > 1 else leaf
         return leaf
 
     return each_leaf(extremum, x)
+
+
+def pprod(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
+    """The elementwise product over ranks. Varying -> invariant.
+
+        x:              [a]    [b]    {i}
+        pprod(x, 'i'):  [a*b]  [a*b]
+        backward:       [u]    [u]  ->  [u*b]  [u*a]  {i}
+
+    A value that does not vary along an axis is raised to the power of the axis's size. The derivative gathers the
+    factors in the forward pass, so it is right at zeros too; the backward pass does not communicate. With
+    `axis_index_groups`, as in `pmean`: varying -> varying.
+
+    >>> f = lambda x: pprod(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 5]))
+    array([12,  5])
+
+    Source: MPI standard, `MPI_PROD`.
+    """
+    return _extremum(pprod_p, x, axis_name, axis_index_groups)
+
+
+def pany(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
+    """Whether an element is true, or not zero, on any rank: booleans. Varying -> invariant.
+
+        x:             [0]     [1]     {i}
+        pany(x, 'i'):  [True]  [True]
+        backward:      none
+
+    All ranks agree on the result, so that it may decide whether they leave a loop. It is the `pmax` of booleans.
+
+    >>> f = lambda x: pany(x > 3, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    array([ True, False])
+    """
+    return _extremum(pmax_p, _is_true(x), axis_name, axis_index_groups, "pany")
+
+
+def pall(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
+    """Whether an element is true, or not zero, on all ranks; otherwise as `pany`.
+
+        x:             [0]      [1]      {i}
+        pall(x, 'i'):  [False]  [False]
+        backward:      none
+
+    >>> f = lambda x: pall(x > 0, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 0, 4, 1]))
+    array([ True, False])
+    """
+    return _extremum(pmin_p, _is_true(x), axis_name, axis_index_groups, "pall")
+
+
+def _is_true(x: Any) -> Any:
+    return each_leaf(lambda leaf: elementwise.not_equal(array_of(leaf), 0), x)
+
+
+def preduce(
+    x: Tree, axis_name: AxisName, combine: Callable[[Tree, Tree], Tree], *, axis_index_groups: Any = None
+) -> Tree:
+    """Combine all ranks' trees in rank order, as `combine` does two. Varying -> invariant.
+
+        x:                          [a]    [b]    {i}
+        preduce(x, 'i', multiply):  [a*b]  [a*b]
+        backward:                   [u]    [u]  ->  [u*b]  [u*a]  {i}
+
+    `combine` is associative, and need not be commutative; it returns a tree of the same structure and types, such as a
+    pair of a number and its index, or the count, mean and squared deviations of a sample. Every rank gathers all
+    trees, one `all_gather_invariant` for each leaf, and combines them; derivatives are those of `combine`. With
+    `axis_index_groups` of one size, it runs within each group: varying -> varying.
+
+    >>> def larger(a, b):
+    ...     return md.tree.map(lambda p, q: np.where(a[0] >= b[0], p, q), a, b)
+    >>> f = lambda x: preduce((x, axis_index('i')), 'i', larger)  # the maximum, and the first rank that has it
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    (array([4, 1]), array([1, 0]))
+
+    Source: MPI standard, `MPI_Op_create` and `MPI_MAXLOC`.
+    """
+    for run in reversed(collective_axes("preduce", axis_name, axis_index_groups)):
+        gather_p = all_gather_invariant_p if run.groups is None else all_gather_p
+        every = _all_gather(gather_p, x, [run], 0, False)
+        x = functools.reduce(combine, [tree.map(lambda leaf, k=k: leaf[k], every) for k in range(run.size)])
+    return x
 
 
 def all_gather(
@@ -648,15 +764,87 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
 
     Source: shard_map tutorial, "ppermute".
     """
-    run = single_axes("ppermute", axis_name)
+    run, ranks = _permutation("ppermute", axis_name, perm)
+    return each_leaf(lambda leaf: bind_over(ppermute_p, make_varying(array_of(leaf), run), run, perm=ranks), x)
+
+
+def _permutation(name: str, axis_name: AxisName, perm: Any) -> tuple[CollectiveAxes, tuple[tuple[int, int], ...]]:
+    run = single_axes(name, axis_name)
     pairs = [tuple(pair) if numpy.iterable(pair) else () for pair in perm] if numpy.iterable(perm) else [()]
     if any(len(pair) != 2 for pair in pairs):
         raise TypeError(
-            f"ppermute: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
+            f"{name}: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
         )
     ranks = tuple((int(source), int(destination)) for source, destination in pairs)
-    check_perm("ppermute", ranks, axis_name, run.size)
-    return each_leaf(lambda leaf: bind_over(ppermute_p, make_varying(array_of(leaf), run), run, perm=ranks), x)
+    check_perm(name, ranks, axis_name, run.size)
+    return run, ranks
+
+
+class InFlight(Generic[Tree]):
+    """A tree of arrays that `ppermute_start` has sent, and that has not arrived: only `wait()` reads it.
+
+    Type checkers know it as `InFlight[T]` of a tree T. It is no array: functions of arrays raise TypeError for it.
+
+    >>> def body(x):
+    ...     arriving = ppermute_start(x, 'i', [(0, 1), (1, 0)])
+    ...     print(arriving)
+    ...     return arriving.wait() - x
+    >>> spmd.shard_map(body, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    a value in flight over 'i': i64[2]{i}
+    ShardedArray([ 1,  0, -1,  0], P('i'))
+    """
+
+    def __init__(self, sent: Tree, run: CollectiveAxes, perm: Sequence[tuple[int, int]]):
+        self._sent, self._run, self._perm = sent, run, perm
+        self._interpreter, self._arrived = current_interpreter(), False
+
+    def wait(self) -> Tree:
+        """The tree, once it has arrived. Another call returns it again.
+
+        Raises RuntimeError in another function than the one that started it, such as the body of a loop.
+        """
+        if current_interpreter() is not self._interpreter:
+            raise RuntimeError(
+                f"wait: {self} was started outside of this transformation, loop or branch: wait for it there, and use "
+                "the result here"
+            )
+        if not self._arrived:
+            bind = lambda leaf: bind_over(ppermute_wait_p, leaf, self._run, perm=self._perm)  # noqa: E731
+            self._sent, self._arrived = each_leaf(bind, self._sent), True
+        return self._sent
+
+    def __array__(self, *args: Any, **options: Any) -> None:  # to type checkers, it converts to no array
+        raise TypeError(f"{self} cannot be read before it arrives: write .wait() for its value")
+
+    def __repr__(self) -> str:
+        types = ", ".join(str(typeof(leaf)) for leaf in tree.leaves(self._sent))
+        return f"a value in flight over {show_axes(self._run.axes)}: {types}"
+
+
+def ppermute_start(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> InFlight[Tree]:
+    """Begin a `ppermute`, and return what is in flight: its `wait()` is the result.
+
+        x:                                        [a]  [b]  {i}
+        ppermute_start(x, 'i', [(0, 1)]).wait():  [0]  [a]  {i}
+        backward:                                 [u]  [v]  {i}  ->  [v]  [0]  {i}
+
+    What a rank computes before it waits, it computes while the messages are on their way (MPI_Isend and MPI_Irecv; many
+    MPI libraries move long messages only while the program calls them). In the backward pass the reversed messages
+    begin where the forward pass waits, and are waited for where it begins them. `jit` does this for a `ppermute` by
+    itself; write it where a program runs without `jit`, or to say when. Raises what `ppermute` does.
+
+    >>> def body(x):
+    ...     arriving = ppermute_start(x, 'i', [(0, 1), (1, 0)])
+    ...     own = x * x  # meanwhile
+    ...     return own + arriving.wait()
+    >>> spmd.shard_map(body, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([13,  2, 19,  2], P('i'))
+
+    Source: MPI standard, "Nonblocking communication".
+    """
+    run, ranks = _permutation("ppermute_start", axis_name, perm)
+    start = lambda leaf: bind_over(ppermute_start_p, make_varying(array_of(leaf), run), run, perm=ranks)  # noqa: E731
+    return InFlight(each_leaf(start, x), run, ranks)
 
 
 def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Tree:

@@ -177,6 +177,7 @@ _INSTEAD = {
     "reduced": "each rank has its own value there; to join them, write all_gather(x, {axes}, to='reduced')",
     "unreduced": "there ranks hold the same value; to use it as one part of a sum, write unreduced(at_root(x, {axes}), "
     "{axes}), and for each rank's copy as a part, unreduced(pbroadcast(x, {axes}), {axes})",
+    "pprod": "for the product of one copy per rank, write x ** axis_size({axes}), or pprod of pbroadcast(x, {axes})",
     "pmax": "it is the maximum itself: leave those axes out",
     "pmin": "it is the minimum itself: leave those axes out",
     "pscatter": "each rank has its own value there. Leave those axes out; or first make it the same, with psum or "

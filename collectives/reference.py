@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,8 +25,9 @@ import numpy
 
 __all__ = [
     *("all_gather_ref", "all_to_all_ref", "at_root_ref", "axis_index_ref", "broadcast_ref", "collective_ref"),
-    *("gather_ref", "pbroadcast_ref", "pmax_ref", "pmean_ref", "pmin_ref", "ppermute_ref", "pscan_ref", "pscatter_ref"),
-    *("psum_ref", "psum_scatter_ref", "reduce_ref", "scatter_ref"),
+    *("gather_ref", "pall_ref", "pany_ref", "pbroadcast_ref", "pmax_ref", "pmean_ref", "pmin_ref", "ppermute_ref"),
+    *("pprod_ref", "preduce_ref", "pscan_ref", "pscatter_ref", "psum_ref", "psum_scatter_ref", "reduce_ref"),
+    "scatter_ref",
 ]
 
 Blocks = Sequence[Any]
@@ -67,6 +69,42 @@ def pmin_ref(blocks: Blocks) -> list:
     [array([2, 1]), array([2, 1])]
     """
     return [functools.reduce(numpy.minimum, blocks)] * len(blocks)
+
+
+def pprod_ref(blocks: Blocks) -> list:
+    """The elementwise product, in the blocks' own dtype, on every rank. Booleans are counted, as integers.
+
+    >>> pprod_ref([numpy.array([3, 1]), numpy.array([2, 4])])
+    [array([6, 4]), array([6, 4])]
+    """
+    return preduce_ref([block * 1 for block in blocks], operator.mul)
+
+
+def pany_ref(blocks: Blocks) -> list:
+    """Whether an element is not zero in any block, on every rank.
+
+    >>> pany_ref([numpy.array([3, 0]), numpy.array([0, 0])])
+    [array([ True, False]), array([ True, False])]
+    """
+    return [functools.reduce(numpy.logical_or, [block != 0 for block in blocks])] * len(blocks)
+
+
+def pall_ref(blocks: Blocks) -> list:
+    """Whether an element is not zero in all blocks, on every rank.
+
+    >>> pall_ref([numpy.array([3, 0]), numpy.array([1, 1])])
+    [array([ True, False]), array([ True, False])]
+    """
+    return [functools.reduce(numpy.logical_and, [block != 0 for block in blocks])] * len(blocks)
+
+
+def preduce_ref(blocks: Blocks, combine: Callable[[Any, Any], Any]) -> list:
+    """The blocks combined from the first to the last, on every rank.
+
+    >>> preduce_ref(['a', 'b', 'c'], operator.add)
+    ['abc', 'abc', 'abc']
+    """
+    return [functools.reduce(combine, blocks)] * len(blocks)
 
 
 def pscan_ref(blocks: Blocks, reverse: bool = False, exclusive: bool = False) -> list:
@@ -252,10 +290,15 @@ def _cut(block: Any, n: int, axis: int, tiled: bool) -> list:
 
 
 _FUNCTIONS: list[Callable[..., list]] = [
-    *(psum_ref, pmean_ref, pmax_ref, pmin_ref, pscan_ref, pbroadcast_ref, axis_index_ref),
+    *(psum_ref, pprod_ref, pmean_ref, pmax_ref, pmin_ref, pany_ref, pall_ref, preduce_ref, pscan_ref),
+    *(pbroadcast_ref, axis_index_ref),
     *(all_gather_ref, psum_scatter_ref, pscatter_ref, all_to_all_ref, ppermute_ref),
     *(broadcast_ref, at_root_ref, reduce_ref, gather_ref, scatter_ref),
 ]
 #: The reference function of each collective, by name.
 REFERENCES = {f.__name__.removesuffix("_ref"): f for f in _FUNCTIONS}
-REFERENCES |= {"all_gather_invariant": all_gather_ref, "broadcast_varying": broadcast_ref}
+REFERENCES |= {
+    "all_gather_invariant": all_gather_ref,
+    "broadcast_varying": broadcast_ref,
+    "ppermute_start": ppermute_ref,
+}

@@ -27,7 +27,9 @@ from spmd import P
 from tests.samples import check_each
 
 INVARIANT_OPERAND = {"pbroadcast", "pscatter", "at_root"}
-INVARIANT_RESULT = {"psum", "pmean", "pmax", "pmin", "all_gather_invariant", "broadcast"}
+REDUCED = {"psum", "pmean", "pprod", "pmax", "pmin", "pany", "pall", "preduce"}
+ORDERED = {"pmax", "pmin"}  # they compare, and take no complex numbers
+INVARIANT_RESULT = REDUCED | {"all_gather_invariant", "broadcast"}
 TRANSPOSES = {  # those that are linear
     "psum": "pbroadcast",
     "pmean": "pbroadcast",
@@ -38,6 +40,7 @@ TRANSPOSES = {  # those that are linear
     "pscatter": "all_gather_invariant",
     "all_to_all": "all_to_all",
     "ppermute": "ppermute",
+    "ppermute_start": "ppermute_start",
     "pscan": "pscan",
     "broadcast": "at_root",
     "at_root": "broadcast",
@@ -46,7 +49,13 @@ TRANSPOSES = {  # those that are linear
     "gather": "scatter",
     "scatter": "gather",
 }
-ADDS = {"psum", "pmean", "psum_scatter", "reduce", "pscan"}
+ADDS = {"psum", "pmean", "pprod", "preduce", "psum_scatter", "reduce", "pscan"}
+ONE_OF = {
+    "ppermute_start": "ppermute_start",
+    "pmean": "psum",
+    "pany": "pmax",
+    "pall": "pmin",
+}  # those that are another one's case
 SILENT = {"pbroadcast", "pscatter", "at_root", "axis_index"}  # those that do not communicate
 
 
@@ -81,7 +90,8 @@ class Case(NamedTuple):
     def __call__(self, x, axes):
         if self.name == "axis_index":
             return collectives.axis_index(axes)
-        return getattr(collectives, self.name)(x, axes, **self.options)
+        out = getattr(collectives, self.name)(x, axes, **self.options)
+        return out.wait() if self.name == "ppermute_start" else out
 
     @property
     def grouped(self) -> bool:
@@ -94,8 +104,10 @@ class Case(NamedTuple):
     @property
     def operation(self) -> str:
         """Its name on tapes, and in counts."""
-        if self.name == "pmean":
-            return "psum"
+        if self.name == "preduce":
+            return "all_gather" if self.grouped else "all_gather_invariant"
+        if self.name in ONE_OF:
+            return ONE_OF[self.name]
         return "ragged_all_to_all" if "splits" in self.options else self.name
 
     @property
@@ -110,10 +122,16 @@ class Case(NamedTuple):
         return collective_ref(self.name, blocks, **self.options)
 
 
+def affine(f, g):
+    """One affine map after another, x -> f[1] + f[0] x: it is associative, and does not commute."""
+    return md.numpy.stack([f[0] * g[0], g[0] * f[1] + g[1]])
+
+
 def cases(n: int) -> Iterator[Case]:
     """All collectives over n ranks: stacked and tiled, along the first, a middle and the last dimension."""
-    for name in ("psum", "pmean", "pmax", "pmin", "pbroadcast"):
+    for name in ("psum", "pmean", "pprod", "pmax", "pmin", "pany", "pall", "pbroadcast"):
         yield from (Case(name, shape) for shape in [(), (3,), (2, 1, 3), (2, 0)])
+    yield from (Case("preduce", shape, {"combine": affine}) for shape in [(2,), (2, 0), (2, 1, 3)])
     yield Case("axis_index", ())
     for name in ("all_gather", "all_gather_invariant"):
         yield from (Case(name, shape) for shape in [(), (3,), (2, 0)])
@@ -140,6 +158,8 @@ def cases(n: int) -> Iterator[Case]:
     yield Case("ppermute", (3,), {"perm": [(i, n - 1 - i) for i in range(n)]})
     yield Case("ppermute", (3,), {"perm": [(n - 1, 0)]})
     yield Case("ppermute", (3,), {"perm": []})
+    yield Case("ppermute_start", (2, 1, 3), {"perm": [(i, (i + 1) % n) for i in range(n)]})
+    yield Case("ppermute_start", (3,), {"perm": [(n - 1, 0)]})
     for reverse, exclusive in itertools.product((False, True), repeat=2):
         yield from (Case("pscan", s, {"reverse": reverse, "exclusive": exclusive}) for s in [(), (2, 1, 3), (0,)])
     yield from rooted_cases(n)
@@ -176,7 +196,8 @@ def grouped_cases(n: int) -> Iterator[Case]:
     yield from (Case(name, (3,), uneven) for name in ("psum", "pmax"))
     each = n // 2 if n % 2 == 0 and n > 2 else n
     even = {"axis_index_groups": [ranks[k :: n // each] for k in range(n // each)]}
-    yield from (Case(name, (2, 3), even) for name in ("psum", "pmean", "pmin"))
+    yield from (Case(name, (2, 3), even) for name in ("psum", "pmean", "pprod", "pmin", "pany"))
+    yield Case("preduce", (2, 3), {"combine": affine, **even})
     yield Case("all_gather", (2, 3), {"axis": 1, **even})
     yield Case("psum_scatter", (2, 2 * each), {"scatter_dimension": 1, "tiled": True, **even})
     yield Case("all_to_all", (2, each), {"split_axis": 1, "concat_axis": 0, **even})
@@ -431,7 +452,7 @@ def check_compiled(mesh, case, axes) -> None:
     stacked = random((size_of(mesh, held), *case.shape), "float64")
     result = md.jit(on_blocks(mesh, lambda x: case(x, axes) + 0, held))(stacked)
     (blocks,) = every_rank(mesh, [result])
-    assert_ranks_have(blocks, Sample(case, axes, stacked, held).results(mesh), case)
+    assert_ranks_have(blocks, [x + 0 for x in Sample(case, axes, stacked, held).results(mesh)], case)
     if case.name != "axis_index":
         gradient = md.grad(loss_of(mesh, case, axes))
         assert_allclose(whole(md.jit(gradient)(stacked)), whole(gradient(stacked)), rtol=1e-9, atol=1e-12)
@@ -445,7 +466,7 @@ def check_dtypes(mesh, axes, dtypes=DTYPES) -> None:
             sample(mesh, case, axes, dtype)
             for dtype in dtypes
             for case in one_case_each(size_of(mesh, axes))
-            if case.name not in ("pmax", "pmin") or numpy.dtype(dtype).kind != "c"
+            if case.name not in ORDERED or numpy.dtype(dtype).kind != "c"
         ],
     )
 
@@ -527,7 +548,8 @@ def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:
     if check_rep:
         tape = md.make_tape(f)(x)
         back = md.transpose(tape)
-        assert [eqn.primitive.name for eqn in collectives_on(back)] == [case.transposed]
+        names = [case.transposed, *(["ppermute_wait"] if case.name == "ppermute_start" else [])]
+        assert [eqn.primitive.name for eqn in collectives_on(back)] == names
         assert md.transpose(back) == tape
 
 
@@ -557,7 +579,8 @@ def check_case_counts(mesh, case, axes) -> None:
     check_counts(mesh, f, x)
     silent = case.name in SILENT or case.taking_part(size_of(mesh, axes)) == 1
     assert mesh.calls == ({} if silent else {case.operation: 1})
-    assert mesh.bytes == ({} if silent else {case.operation: x[0].nbytes})
+    nbytes = x[0].size if case.name in ("pany", "pall") else x[0].nbytes
+    assert mesh.bytes == ({} if silent else {case.operation: nbytes})
     if case.name != "axis_index":
         check_counts(mesh, md.grad(loss_of(mesh, case, axes)), x)
 
@@ -588,8 +611,11 @@ def check_derivatives(mesh, cases, axes, check_rep=True) -> None:
 
 
 def check_extremum(mesh, name, axes, check_rep=True) -> None:
-    """Derivatives of an extremum over ranks, at values that tie, against NumPy's of all the ranks' blocks."""
-    everything, numpys = mesh.axis_names, {"pmax": md.numpy.max, "pmin": md.numpy.min}[name]
+    """Derivatives of an extremum over ranks, at values that tie, against NumPy's of all the ranks' blocks.
+
+    And of a product, of which many factors are zero.
+    """
+    everything, numpys = mesh.axis_names, {"pmax": md.numpy.max, "pmin": md.numpy.min, "pprod": md.numpy.prod}[name]
     members = groups(mesh, axes)
     weights = random((mesh.size, 3), "float64")
 
@@ -604,6 +630,7 @@ def check_extremum(mesh, name, axes, check_rep=True) -> None:
 
     f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
     x = numpy.random.default_rng(0).integers(1, 3, (mesh.size, 3)).astype(float)  # many tie
+    x = x - 1 if name == "pprod" else x
     t = random(x.shape, "float64", seed=1)
 
     def twice(f):
@@ -617,7 +644,7 @@ def check_extremum(mesh, name, axes, check_rep=True) -> None:
 
 
 #: The collectives that reduce, of which the order of the axes does not matter.
-REDUCTIONS = [Case(name, (2,)) for name in ("psum", "pmean", "pmax", "pmin")]
+REDUCTIONS = [Case(name, (2,)) for name in ("psum", "pmean", "pprod", "pmax", "pmin")]
 
 
 def _every(mesh, last) -> list:
@@ -677,7 +704,7 @@ def _derivatives(check_rep) -> Callable:
 
 
 def _extrema(check_rep) -> Callable:
-    return lambda mesh, axes: [check_extremum(mesh, name, axes, check_rep) for name in ("pmax", "pmin")]
+    return lambda mesh, axes: [check_extremum(mesh, name, axes, check_rep) for name in ("pmax", "pmin", "pprod")]
 
 
 #: What is asked of all collectives: a check of a mesh and axes, and over which axes of a mesh simulated ranks and MPI

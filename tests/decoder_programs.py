@@ -13,6 +13,7 @@ from spmd.examples import gpt
 from spmd.examples.text import Text, load_text
 from spmd.parallel import decoder, next_token_loss
 from spmd.parallel.decoder_params import AXES, DecoderConfig, decoder_mesh, init_decoder
+from spmd.parallel.generate import beam_search, decode_step, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, normalize
 from spmd.parallel.vocabulary import label_cross_entropy
 from tests.collective_checks import whole
@@ -72,6 +73,40 @@ def check_numbers(sizes, microbatches, backend=None, config=CONFIG, expected=Non
     found = f(params, batch)
     assert mesh.calls == report.counts
     assert_trees_close(md.tree.map(whole, found), expected, rtol=1e-10, atol=1e-12)
+
+
+# ---------------------------------------------------------------- generated text
+
+PROMPTS = [[3, 1, 4, 1, 5, 2, 6], [6, 5], [3, 5, 0], [7]]
+
+
+@functools.cache
+def generated(context):
+    """Tokens that follow each of the prompts, drawn for each alone on one rank."""
+    config, key = dataclasses.replace(CONFIG, kv_heads=2), md.random.key(2)
+    params = init_decoder(md.random.key(1), config)
+    drawn = {"temperature": 0.8, "top_k": 6, "top_p": 0.9}
+    keys = md.random.split(key, len(PROMPTS))
+    alone = [generate(config, params, p, 8, context, k, **drawn) for p, k in zip(PROMPTS, keys)]
+    return config, params, key, drawn, numpy.array(alone)
+
+
+def check_generated(sizes, context, backend=None):
+    """Prompts of different lengths in one call, with a cache that is split, are continued as each alone."""
+    mesh, (config, params, key, drawn, alone) = decoder_mesh(backend, **sizes), generated(context)
+    numpy.testing.assert_array_equal(generate(config, params, PROMPTS, 8, context, key, mesh=mesh, **drawn), alone)
+    tokens = numpy.zeros((4, 3), int)
+    _, cache = decode_step(config, mesh)(params, empty_cache(config, 4, context), 0, tokens)
+    held, feats = 2 * 4 * context * 2 * 2, mesh.shape["feats"]
+    for x in cache:
+        assert x.shape == (2, 4, context, 2, 2)
+        assert numpy.size(x.local if mesh.backend == "mpi" else x.local[0]) == held // (mesh.shape["data"] * feats)
+    counts = spmd.communication(decode_step(config, mesh))(params, cache, 3, tokens[:, 0]).counts
+    assert counts == ({"psum": 1 + 2 * config.layers} if feats > 1 else {})  # the embedding, and the halves of layers
+    best, scores = beam_search(config, params, PROMPTS[0], 3, 8, 4, mesh)
+    one, expected = beam_search(config, params, PROMPTS[0], 3, 8, 4)
+    numpy.testing.assert_array_equal(best, one)
+    numpy.testing.assert_allclose(scores, expected, rtol=1e-10)
 
 
 # ---------------------------------------------------------------- communication

@@ -1,5 +1,6 @@
 """Products and layers on a square grid of ranks, beside whole ones: values, gradients, and what they communicate."""
 
+import itertools
 import re
 import sys
 from collections import Counter
@@ -7,7 +8,7 @@ from collections import Counter
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pbroadcast, pmean
+from collectives import pbroadcast
 from spmd import P
 from spmd.parallel import (
     cannon,
@@ -15,12 +16,11 @@ from spmd.parallel import (
     cannon_tn,
     init_params,
     loss,
-    mlp_2d,
-    squared_error,
     summa,
     summa_nt,
     summa_tn,
     tensor_parallel_2d,
+    tensor_parallel_3d,
 )
 from tests.networks import communicated
 from tests.programs import assert_trees_close
@@ -136,21 +136,10 @@ def network(sizes=SIZES, examples=EXAMPLES):
     return init_params(rng, sizes), (rng.normal(size=(examples, sizes[0])), rng.normal(size=(examples, sizes[-1])))
 
 
-def data_and_tensor_parallel(mesh, product):
-    """`tensor_parallel_2d` on several grids, each of which has its own examples: the loss."""
-
-    def on_each_rank(params, block):
-        predictions = mlp_2d(pbroadcast(params, "batch"), block[0], AXES, product)
-        return pmean(pmean(np.mean(squared_error(predictions, block[1], "cols")), "rows"), "batch")
-
-    specs = [(GRID, P("cols"))] * (len(SIZES) - 1), EXAMPLES_SPLIT
-    return spmd.shard_map(on_each_rank, mesh, in_specs=specs, out_specs=P())
-
-
 def check_network(product, q, backend=None, copies=1):
     """Loss and gradients are those of the whole network; with SUMMA, it communicates what the docstring says."""
     mesh, (params, batch) = grid(q, backend, copies), network()
-    split = (tensor_parallel_2d if copies == 1 else data_and_tensor_parallel)(mesh, product=product)
+    split = tensor_parallel_2d(mesh, product=product)  # on several grids, each has its own examples
     report = spmd.communication(md.grad(split))(params, batch)
     found = run_and_count(md.value_and_grad(split), mesh, report, params, batch)
     assert_trees_close(found, md.value_and_grad(loss)(params, batch), rtol=1e-10)
@@ -163,8 +152,30 @@ def check_network(product, q, backend=None, copies=1):
         if copies > 1:  # each parameter is cast to vary along `batch` first, so the biases' sums are one by one
             biases, weights = names["outputs"] // q, names["weights"] // q**2
             expected["backward", "psum", "rows"] = len(params), 8 * biases
-            expected |= {
-                ("forward", "psum", "batch"): (1, 8),
-                ("backward", "psum", "batch"): (1, 8 * (biases + weights)),
-            }
+            expected["forward", "psum", "batch", "rows"] = expected.pop(("forward", "psum", "rows"))
+            expected["backward", "psum", "batch"] = 1, 8 * (biases + weights)
         assert communicated(report) == expected
+
+
+def check_cube(q, backend=None, sizes=(9, 18, 36, 9), examples=36):
+    """On a cube, too. Each layer gathers its operands, scatters its product, and exchanges two axes with the next."""
+    sizes, examples = ((8, 16, 4, 8), 16) if q == 2 else (sizes, examples)
+    mesh, (params, batch) = spmd.make_mesh((q, q, q), ("i", "j", "k"), backend=backend), network(sizes, examples)
+    split = tensor_parallel_3d(mesh)
+    report = spmd.communication(md.grad(split))(params, batch)
+    found = run_and_count(md.value_and_grad(split), mesh, report, params, batch)
+    assert_trees_close(found, md.value_and_grad(loss)(params, batch), rtol=1e-10)
+    if q == 1:
+        return
+    expected = Counter()
+    for n, (k, m) in enumerate(itertools.pairwise(sizes)):
+        columns, terms = ("j", "k") if n % 2 == 0 else ("k", "j")
+        a, b, c = (8 * rows * width // q**3 for rows, width in ((examples, k), (k, m), (examples, m)))
+        expected["forward", "all_gather", columns] += a
+        expected["forward", "all_gather", "i"] += b
+        expected["forward", "psum_scatter", terms] += q * c
+        expected["backward", "all_gather", terms] += c
+        expected["backward", "psum_scatter", "i"] += q * b
+        if n:
+            expected["backward", "psum_scatter", columns] += q * a
+    assert {what: n for what, (_, n) in communicated(report).items() if "psum" not in what} == expected

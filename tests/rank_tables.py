@@ -114,6 +114,9 @@ def _decoders(n, on):
     yield from (
         functools.partial(decoder_programs.check_numbers, *pair, on) for pair in decoder_programs.MESHES[n][few]
     )
+    for sizes in {1: [{}], 2: [{"data": 2}, {"feats": 2}], 4: [{"data": 2, "feats": 2}]}.get(n, []):
+        yield functools.partial(decoder_programs.check_generated, sizes, 16, on)
+        yield functools.partial(decoder_programs.check_generated, sizes, 5, on)  # older tokens are forgotten
     expected = decoder_programs.mixture_of_one_device()
     for pair in decoder_programs.WITH_EXPERTS[n][few]:
         yield functools.partial(decoder_programs.check_numbers, *pair, on, decoder_programs.MIXTURE, expected)
@@ -172,6 +175,8 @@ def _grids(n, on):
     q = math.isqrt(n // copies)
     yield from all_of(grid_programs.check_product, grid_programs.PRODUCTS, [q], [on], [copies])
     yield from all_of(grid_programs.check_network, [summa, cannon], [q], [on], [copies])
+    if n in (1, 8):
+        yield functools.partial(grid_programs.check_cube, round(n ** (1 / 3)), on)
 
 
 def _convolutions(n, on):

@@ -62,6 +62,10 @@ def test_a_users_program_passes_strict_type_checks(tmp_path):
     assert strict((ROOT / "tests/typed_script.py").read_text(), tmp_path).startswith("Success")
     wrong = strict("import collectives\n\ntotal: str = collectives.psum(1, 'i')\n", tmp_path)
     assert 'expression has type "int", variable has type "str"' in wrong
+    read = "import numpy as np\nimport collectives\n\nx: np.ndarray[tuple[int], np.dtype[np.float64]] = np.ones(3)\n"
+    read += "collectives.ppermute_start(x, 'i', [(0, 1)]) + x\n"
+    assert "program.py:5: error" in strict(read, tmp_path)
+    assert strict(read.replace(" + x", ".wait() + x"), tmp_path).startswith("Success")
 
 
 def test_a_users_program_runs():

@@ -24,7 +24,9 @@ GROUP = "the ranks of a group"  # the name of the axis of a group's ranks
 
 
 #: The collectives whose result is the same on all ranks along their axes.
-SAME_ON_ALL = frozenset({"psum", "pmax", "pmin", "all_gather_invariant", "all_gather_reduced", "broadcast", "reduced"})
+SAME_ON_ALL = frozenset(
+    {"psum", "pprod", "pmax", "pmin", "all_gather_invariant", "all_gather_reduced", "broadcast", "reduced"}
+)
 
 
 class LauncherError(RuntimeError):

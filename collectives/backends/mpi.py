@@ -340,6 +340,9 @@ class MPIRanks(Backend):
     def _psum(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.SUM)
 
+    def _pprod(self, x, axes, size):
+        return self._all_reduce(x, axes, _mpi.PROD)
+
     def _pmax(self, x, axes, size):
         return self._all_reduce(x, axes, _MAXIMUM if is_real_float(x.dtype) else _mpi.MAX)
 
@@ -487,6 +490,25 @@ class MPIRanks(Backend):
             out = place(shape, x.dtype)
             comm.wait_for(messages(x, out))
             return out
+
+        return run
+
+    def _ppermute_start(self, x, axes, size, perm):
+        comm, begin = self._start_ppermute([x], axes, size, perm)
+
+        def run(x):
+            started = Started(comm, [x])
+            self._started.append(started)
+            begin(started)
+            return started.results()[0]  # into which MPI writes: `_ppermute_wait` knows it by its identity
+
+        return run
+
+    def _ppermute_wait(self, x, axes, size, perm):
+        def run(x):
+            for started in [s for s in self._started if s.results()[0] is x]:
+                self.wait(started)
+            return x
 
         return run
 

@@ -165,6 +165,9 @@ class Simulated(Backend):
     def _psum(self, x, size):
         return _add(x)
 
+    def _pprod(self, x, size):
+        return x.prod(0, dtype=accumulator_dtype(x.dtype)).astype(x.dtype)
+
     def _pmax(self, x, size):
         return x.max(0)
 
@@ -208,6 +211,11 @@ class Simulated(Backend):
         sources = {destination: source for source, destination in perm}
         nothing = numpy.zeros(x.shape[1:], x.dtype)
         return numpy.stack([x[sources[rank]] if rank in sources else nothing for rank in range(size)])
+
+    _ppermute_start = _ppermute
+
+    def _ppermute_wait(self, x, size, perm):
+        return x
 
     def _pscan(self, x, size, reverse, exclusive):
         step = slice(None, None, -1 if reverse else None)

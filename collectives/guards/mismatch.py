@@ -31,7 +31,7 @@ from minidiff.diagnostics.location import current_location
 
 OFTEN = 64  # compare after this many small calls
 LARGE = 2**17  # this many bytes count as one more call
-ALONE = {"ppermute"}  # calls in which a rank does not wait for all others
+ALONE = {"ppermute", "ppermute_start"}  # calls in which a rank does not wait for all others
 MANY = 2**12  # the number of kinds that are remembered; then all ranks forget theirs at the same call
 TAG = 2  # message tag of comparisons
 

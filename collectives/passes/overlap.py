@@ -137,7 +137,9 @@ def run_lowered(
     if all(ranks.moves_nothing(collective.name, typeof(x), params) for x, _ in operands):
         outs = [x for x, _ in operands]
     else:
-        may_be_operand = ranks.at_once or not collective.sends(params) or "groups" in params  # of single ranks
+        may_be_operand = (
+            collective.shares_memory or ranks.at_once or not collective.sends(params) or "groups" in params
+        )  # of single ranks
         found = lowered_p(collective, may_be_operand).bind(
             *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
         )

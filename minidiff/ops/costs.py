@@ -229,7 +229,7 @@ def _elementwise(primitive: Primitive) -> Rule:
 
 
 #: Collectives that add or compare what ranks send; how they send it is priced by the links of a machine.
-_REDUCTIONS = ("psum", "pmax", "pmin", "psum_scatter", "reduce", "pscan")
+_REDUCTIONS = ("psum", "pprod", "pmax", "pmin", "psum_scatter", "reduce", "pscan")
 
 
 def cost_rule(primitive: Primitive) -> Rule:

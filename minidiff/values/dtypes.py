@@ -40,6 +40,7 @@ _INSTEAD_OF_DTYPES = {
 
 #: The advice for values that have an attribute of this name. The first match wins.
 _INSTEAD_OF_OBJECTS = {
+    "wait": "it has not arrived; write x.wait() for its value",
     "filled": "its mask would be lost; write x.filled(value), or compute with x.data and x.mask",
     "to_numpy": "write x.to_numpy()",
     "toarray": "write x.toarray()",

@@ -117,10 +117,14 @@ def held_out_loss(loss: Any, text: Text, run: GPTRun, options: argparse.Namespac
 
 
 def sample(config: DecoderConfig, text: Text, params: Any, options: argparse.Namespace) -> str:
-    """Characters that follow the prompt."""
+    """Characters that follow the prompt, and how many were written a second."""
     key, prompt = md.random.key(options.seed), text.encode(options.prompt)
-    drawn = {"temperature": options.temperature, "top_k": options.top_k, "vocabulary": len(text.characters)}
-    return options.prompt + text.decode(generate(config, params, prompt, options.sample, options.context, key, **drawn))
+    drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
+    sizes = options.sample, options.context
+    began = time.perf_counter()
+    made = generate(config, params, prompt, *sizes, key, vocabulary=len(text.characters), **drawn)
+    speed = options.sample / (time.perf_counter() - began)
+    return f"{options.prompt}{text.decode(made)}\n\n{speed:,.0f} characters a second, compilation included"
 
 
 # ---------------------------------------------------------------- what is held and communicated
@@ -194,6 +198,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--prompt", default="Of Man's first disobedience", help="how the sample begins" + default)
     add("--temperature", type=float, default=0.8, help="of the sample; 0: the most probable character" + default)
     add("--top-k", type=positive_integer, default=10, help="draw from the K most probable characters" + default)
+    add("--top-p", type=float, default=1.0, help="and from the fewest that have this probability together" + default)
     with silence_other_ranks():
         return parser.parse_args(argv)
 

@@ -58,7 +58,8 @@ decoder (_layer, _params), generate        all of a transformer, along six axes 
 megatron, megatron_sequence                the weights of a transformer; between half layers also the tokens
 megatron_3d                                a step along data, stages and features, in 16 bits, recomputing as Megatron
 attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
-summa, cannon, tensor_2d                   both dimensions of matrices, on a square grid of ranks
+summa, cannon, tensor_2d                   both dimensions of matrices, on a square grid of ranks, or several
+tensor_3d                                  rows, columns and terms of a product, on a cube of ranks
 schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, zero bubble, as data
 scheduled, scheduled_network               the same, run by such a schedule
 weight_versions                            pipelines without a flush: PipeDream, 2BW
@@ -94,7 +95,7 @@ from spmd.parallel.expert import feed_forward, mixture_of_experts
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
 from spmd.parallel.gates import expert_capacity, gate_weights, load_balancing_loss, routed, router_z_loss, top_experts
-from spmd.parallel.generate import decode_step, empty_cache, generate
+from spmd.parallel.generate import beam_search, decode_step, empty_cache, generate
 from spmd.parallel.matmul import (
     matmul_all_gather,
     matmul_all_gather_bidirectional,
@@ -122,6 +123,7 @@ from spmd.parallel.tensor import (
     tensor_parallel_dense,
 )
 from spmd.parallel.tensor_2d import dense_2d, mlp_2d, mlp_bytes, tensor_parallel_2d
+from spmd.parallel.tensor_3d import dense_3d, product_3d, tensor_parallel_3d
 from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
 from spmd.parallel.vocabulary import embed, label_cross_entropy
 from spmd.parallel.weight_versions import (
@@ -133,21 +135,22 @@ from spmd.parallel.weight_versions import (
 from spmd.parallel.zero import zero
 
 __all__ = [
-    "Config", "DecoderConfig", "Schedule", "Step", "Training", "Update", "assigned_experts",
-    "attention", "attention_by_heads", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
+    "Config", "DecoderConfig", "Schedule", "Step", "Training", "Update", "assigned_experts", "attention",
+    "attention_by_heads", "beam_search", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
     "column_parallel", "conv", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
-    "decoder_specs", "dense", "dense_2d", "dlrm", "dlrm_loss", "double_buffered_versions", "embed", "empty_cache",
-    "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights", "gathered",
-    "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_params",
-    "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss", "lookup_by_columns",
-    "lookup_by_rows", "lookup_by_tables", "loss", "matmul_all_gather", "matmul_all_gather_bidirectional",
-    "matmul_all_gather_overlapped", "matmul_psum_scatter", "matmul_psum_scatter_bidirectional",
-    "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss",
-    "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "ring_attention", "routed",
-    "router_z_loss", "row_parallel", "row_parallel_scattered", "scheduled", "scheduled_orders",
-    "scheduled_value_and_grad", "sequence_parallel_options", "sequence_parallel_transformer", "server_step",
-    "show_versions", "simulate_parameter_server", "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn",
-    "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_dense", "tensor_parallel_options",
-    "tensor_parallel_transformer", "top_experts", "train_with_versions", "transformer", "transformer_specs",
-    "unblocked_layers", "unstacked_layers", "zero", "zero_bubble", "zigzag",
+    "decoder_specs", "dense", "dense_2d", "dense_3d", "dlrm", "dlrm_loss", "double_buffered_versions", "embed",
+    "empty_cache", "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel",
+    "gate_weights", "gathered", "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm",
+    "init_params", "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss",
+    "lookup_by_columns", "lookup_by_rows", "lookup_by_tables", "loss", "matmul_all_gather",
+    "matmul_all_gather_bidirectional", "matmul_all_gather_overlapped", "matmul_psum_scatter",
+    "matmul_psum_scatter_bidirectional", "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d",
+    "mlp_bytes", "next_token_loss", "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict",
+    "product_3d", "ring_attention", "routed", "router_z_loss", "row_parallel", "row_parallel_scattered",
+    "scheduled", "scheduled_orders", "scheduled_value_and_grad", "sequence_parallel_options",
+    "sequence_parallel_transformer", "server_step", "show_versions", "simulate_parameter_server", "squared_error",
+    "stacked_layers", "summa", "summa_nt", "summa_tn", "tensor_parallel", "tensor_parallel_2d",
+    "tensor_parallel_3d", "tensor_parallel_dense", "tensor_parallel_options", "tensor_parallel_transformer",
+    "top_experts", "train_with_versions", "transformer", "transformer_specs", "unblocked_layers",
+    "unstacked_layers", "zero", "zero_bubble", "zigzag",
 ]  # fmt: skip

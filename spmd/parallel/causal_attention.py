@@ -19,10 +19,11 @@ causal = partial(dot_product_attention, is_causal=True)
 def rotary(x: Any, positions: Any) -> Any:
     """Rotate pairs of features by angles that grow with the position: [..., tokens, heads, size] -> same.
 
-    The product of a query and a key then depends only on the difference of their positions [tokens].
+    The product of a query and a key then depends only on the difference of their positions. These are [tokens], or
+    [batch, tokens].
     """
     half = x.shape[-1] // 2
-    angles = positions[:, None, None] * 10000.0 ** (-np.arange(half) / half)
+    angles = positions[..., None, None] * 10000.0 ** (-np.arange(half) / half)
     a, b, cos, sin = x[..., :half], x[..., half:], *(f(angles).astype(x.dtype) for f in (np.cos, np.sin))
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 

@@ -1,12 +1,15 @@
-"""Text from a decoder, token by token, on one rank.
+"""Text from a decoder, many tokens of the prompts at once and then token by token, on one rank or many.
 
 A new token attends to the keys and values of the tokens before it, which are kept in the KV cache, [layers, batch,
-context, kv_heads, size] each. So a new token costs one pass for itself, not for all tokens before it. When the cache is
-full, a new token replaces the oldest: each attends to at most `context` tokens. Attention depends only on differences
-of rotary positions, so positions may grow without bound.
+context, kv_heads, size] each. So a new token costs one pass for itself, not for all tokens before it. The tokens of the
+prompts take one pass together (prefill). When the cache is full, a new token replaces the oldest: each attends to at
+most `context` tokens. Attention depends only on differences of rotary positions, so positions may grow without bound.
+
+On a mesh, the cache is split along "data" by examples and along "feats" by heads, as the parameters are: each token
+then takes the all-reduces of a forward pass, of one token's features.
 
 Source: Shazeer, "Fast transformer decoding: One write-head is all you need" (what is kept); Holtzman et al., "The
-curious case of neural text degeneration" (sampling); Beltagy et al., "Longformer" (a sliding window of attention).
+curious case of neural text degeneration" (top-p sampling); Beltagy et al., "Longformer" (a sliding window).
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ import numpy
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.nn import dot_product_attention
+from minidiff.nn import dot_product_attention, log_softmax, softmax
 from spmd.mesh.specs import P
 from spmd.parallel.decoder_layer import layer, logits
-from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, decoder_mesh
+from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_decoder, decoder_mesh, decoder_specs
 from spmd.parallel.transformer import sizes
 from spmd.parallel.vocabulary import embed
 
@@ -41,42 +44,61 @@ def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = fl
     return np.zeros(shape, dtype), np.zeros(shape, dtype)
 
 
-def decode_step(config: DecoderConfig) -> Callable:
-    """A function of (params, cache, position, tokens [batch]) to (logits [batch, vocabulary], the new cache).
+def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callable:
+    """A function of (params, cache, position, tokens) to (logits, the new cache).
 
-    `position` is the number of tokens before it.
+    `tokens` are one for each example, [batch], or several, [batch, count], which all fit in the cache; `position`, a
+    number or [batch], counts the tokens before them. The logits [batch, …, vocabulary] are those of each token's next.
+    Raises ValueError for more tokens, and for a mesh that splits more than examples ("data") and features ("feats").
 
     >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> params, cache = init_decoder(md.random.key(0), config), empty_cache(config, batch=1, context=4)
-    >>> for position, token in enumerate([3, 1]):
-    ...     found, cache = decode_step(config)(params, cache, position, np.array([token]))
-    >>> found.shape
-    (1, 8)
+    >>> prefilled, cache = decode_step(config)(params, cache, 0, np.array([[3, 1]]))
+    >>> found, cache = decode_step(config)(params, cache, 2, np.array([5]))
+    >>> prefilled.shape, found.shape
+    ((1, 2, 8), (1, 8))
     """
+    mesh = decoder_mesh(backend="simulated") if mesh is None else mesh
+    check_decoder(mesh, config)
+    if used := [axis for axis in mesh.axis_names if axis not in ("data", "feats") and mesh.shape[axis] > 1]:
+        raise ValueError(f"decode_step: {mesh} splits {used[0]!r}: a cache is split along 'data' and 'feats' alone")
 
     def body(params, cache, position, tokens):
-        context = cache[0].shape[2]
+        context, (batch, count) = cache[0].shape[2], tokens.shape
+        positions = position[:, None] + np.arange(count)
+        places, seen = positions % context, np.arange(context) <= positions[:, None, :, None]
 
         def apply(carried, of_layer):
             params, *kept = of_layer
             updated = []
 
             def attend(query, key, value):
-                updated[:] = [np.at(old)[:, position % context].set(new[:, 0]) for old, new in zip(kept, (key, value))]
-                return dot_product_attention(query, *updated, mask=np.arange(context) <= position)
+                at = np.arange(batch)[:, None], places
+                updated[:] = [np.at(old)[at].set(new) for old, new in zip(kept, (key, value))]
+                return dot_product_attention(query, *updated, mask=seen)
 
-            carried = layer(config, params, carried, np.reshape(position, 1), attend)
+            carried = layer(config, params, carried, positions, attend)
             return carried, tuple(updated)
 
-        x = embed(params["embedding"], tokens, "feats")[:, None]
+        x = embed(params["embedding"], tokens, "feats")
         balance = np.zeros_like(x[:, 0, 0]) if config.experts else None
         (x, _), cache = md.scan(apply, (x, balance), (params["layers"], *cache))
-        return logits(config, params, x[:, 0]), cache
+        return logits(config, params, x), cache
 
-    batch, cache = P(EXAMPLES), P(None, EXAMPLES)  # on one rank; types tell how experts split them
-    specs: dict[str, Any] = {"in_specs": (P(), cache, P(), batch), "out_specs": (batch, cache)}
-    return spmd.shard_map(body, mesh=decoder_mesh(backend="simulated"), **specs)
+    cache = P(None, EXAMPLES, None, "feats")
+    specs = (decoder_specs(config), cache, P(EXAMPLES), P(EXAMPLES)), (P(EXAMPLES, None, "feats"), cache)
+    mapped = spmd.shard_map(body, mesh=mesh, in_specs=specs[0], out_specs=specs[1])
+
+    def step(params, cache, position, tokens):
+        several, context = np.ndim(tokens) > 1, cache[0].shape[2]
+        if several and not 0 < np.shape(tokens)[1] <= context:
+            raise ValueError(f"decode_step: {np.shape(tokens)[1]} tokens of each example, for a cache of {context}")
+        position = np.broadcast_to(position, np.shape(tokens)[:1])
+        found, cache = mapped(params, cache, position, tokens if several else tokens[:, None])
+        return found if several else found[:, 0], cache
+
+    return step
 
 
 def generate(
@@ -89,42 +111,116 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     vocabulary: int | None = None,
+    top_p: float | None = None,
+    mesh: spmd.Mesh | None = None,
 ) -> numpy.ndarray:
-    """`count` tokens that follow the prompt: [tokens] -> [count], integers.
+    """`count` tokens that follow the prompt: [tokens] -> [count], integers; of n prompts, [n, count].
 
-    Each is drawn with its probability at that `temperature`, from the `top_k` most probable tokens below `vocabulary`,
-    by default from all. At temperature 0 it is the most probable token. `key` is one of `minidiff.random`. Raises
-    ValueError for an empty prompt, a negative temperature, and a top_k below 1.
+    Prompts may have different lengths. Each token is drawn by `draw` from those below `vocabulary`, by default from
+    all. `key` is one of `minidiff.random`; several prompts have a part each of its `split`. On a mesh, params are
+    split as `decoder_specs` says, or whole, and all ranks get the tokens. Raises ValueError for an empty prompt, and
+    what `draw` and `decode_step` do.
 
     >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> params = init_decoder(md.random.key(0), config)
     >>> generate(config, params, np.array([3, 1]), 5, context=4, key=md.random.key(1), top_k=3).shape
     (5,)
+    >>> generate(config, params, [[3, 1, 4], [1]], 5, context=4, key=md.random.key(1), top_p=0.9).shape
+    (2, 5)
     """
-    if len(prompt) == 0:
+    several = len(prompt) > 0 and numpy.ndim(prompt[0]) > 0
+    prompts = [numpy.asarray(each) for each in (prompt if several else [prompt])]
+    if 0 in map(len, prompts):
         raise ValueError("generate: the prompt is empty: give one token at least")
-    cache = empty_cache(config, 1, context, params["embedding"].dtype)
-    step = md.jit(decode_step(config))
-    found: list[Any] = []
-    for position in range(len(prompt) + count - 1):
-        token = prompt[position] if position < len(prompt) else found[-1]
-        logits, cache = step(params, cache, position, numpy.array([token]))
-        if position >= len(prompt) - 1:
-            found.append(int(draw(md.random.fold_in(key, position), logits[0, :vocabulary], temperature, top_k)))
-    return numpy.array(found, int)
+    keys = md.random.split(key, len(prompts)) if several else key[None]
+    choose = md.jit(
+        md.vmap(lambda key, position, row: draw(md.random.fold_in(key, position), row, temperature, top_k, top_p))
+    )
+    texts = [list(each) for each in prompts]  # with what has been drawn
+    first = min(max(map(len, prompts)), context)
+    tokens = numpy.array([[*text[:first], *[0] * (first - len(text))] for text in texts])  # what is beyond is not seen
+    done = numpy.array([min(len(text), first) for text in texts])  # of each, the tokens that are in the cache
+    cache = empty_cache(config, len(prompts), context, params["embedding"].dtype)
+    step = md.jit(decode_step(config, mesh))
+    found, cache = step(params, cache, numpy.zeros(len(texts), int), tokens)
+    rows = spmd.gather(found)[numpy.arange(len(texts)), done - 1]
+    while True:
+        drawn = choose(keys, done - 1, rows[:, :vocabulary])
+        for text, n, token in zip(texts, done, drawn):
+            if n == len(text):
+                text.append(int(token))
+        if all(len(text) >= len(each) + count for text, each in zip(texts, prompts)):
+            break
+        tokens = numpy.array([text[n] for text, n in zip(texts, done)])
+        found, cache = step(params, cache, done, tokens)
+        rows, done = spmd.gather(found), done + 1
+    made = numpy.array([text[len(each) : len(each) + count] for text, each in zip(texts, prompts)], int)
+    return made if several else made[0]
 
 
-def draw(key: Any, logits: Any, temperature: float, top_k: int | None = None) -> Any:
+def draw(key: Any, logits: Any, temperature: float, top_k: int | None = None, top_p: float | None = None) -> Any:
     """A token drawn by its logits: [vocabulary] -> [].
+
+    It has its probability at that `temperature`; at 0 it is the most probable one. It is one of the `top_k` most
+    probable, and of the fewest that have together the probability `top_p`. Raises ValueError for a negative
+    temperature, a top_k below 1, and a top_p that is not above 0 and at most 1.
 
     >>> int(draw(md.random.key(0), np.array([0.0, 3.0, 2.0]), temperature=0.0))
     1
     """
     if temperature < 0 or (top_k is not None and top_k < 1):
         raise ValueError(f"temperature is {temperature} and top_k {top_k}: at least 0, and at least 1 or None")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p is {top_p}: a probability above 0 and at most 1, or None")
     if temperature == 0:
         return np.argmax(logits)
     if top_k is not None and top_k < len(logits):
         logits = np.where(logits >= np.sort(logits)[-top_k], logits, -np.inf)
-    return md.random.categorical(key, logits / temperature)
+    logits = logits / temperature
+    if top_p is not None:
+        ordered = np.sort(logits)[::-1]
+        shares = softmax(ordered)
+        kept = np.cumsum(shares) - shares < top_p  # while those that are more probable do not suffice
+        logits = np.where(logits >= np.min(np.where(kept, ordered, np.inf)), logits, -np.inf)
+    return md.random.categorical(key, logits)
+
+
+def beam_search(
+    config: DecoderConfig,
+    params: dict,
+    prompt: Any,
+    count: int,
+    context: int,
+    beams: int,
+    mesh: spmd.Mesh | None = None,
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """The most probable texts of `count` tokens after the prompt that a beam search finds.
+
+    The result is (tokens [beams, count], log of their probabilities [beams]), the most probable one first. In each step
+    it keeps the `beams` most probable of all continuations. Raises ValueError for more beams than tokens, and
+    for what `decode_step` does not take, such as no token.
+
+    >>> from spmd.parallel.decoder_params import init_decoder
+    >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
+    >>> tokens, scores = beam_search(config, init_decoder(md.random.key(0), config), [3, 1], 5, context=8, beams=4)
+    >>> tokens.shape, bool(scores[0] > scores[3])
+    ((4, 5), True)
+    """
+    if not 0 < beams <= config.vocabulary:
+        raise ValueError(f"beam_search: beams={beams}: from 1 to the {config.vocabulary} tokens of the vocabulary")
+    step = md.jit(decode_step(config, mesh))
+    cache, position = empty_cache(config, beams, context, params["embedding"].dtype), min(len(prompt), context)
+    found, cache = step(params, cache, 0, numpy.tile(numpy.asarray(prompt[:position]), (beams, 1)))
+    for token in prompt[position:]:
+        found, cache = step(params, cache, position, numpy.full((beams, 1), token))
+        position += 1
+    scores, tokens = numpy.array([0.0, *[-numpy.inf] * (beams - 1)]), numpy.empty((beams, 0), int)
+    for k in range(count):
+        scores = (scores[:, None] + log_softmax(spmd.gather(found)[:, -1])).ravel()
+        best = numpy.argsort(-scores, kind="stable")[:beams]
+        parents, latest = numpy.divmod(best, config.vocabulary)
+        scores, tokens = scores[best], numpy.concatenate([tokens[parents], latest[:, None]], axis=1)
+        if k < count - 1:
+            found, cache = step(params, [np.take(x, parents, axis=1) for x in cache], position + k, latest[:, None])
+    return tokens, scores

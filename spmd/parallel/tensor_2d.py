@@ -24,7 +24,12 @@ network's features, and weights the number of elements of all weights. (The grad
 inputs is not taken.) The products keep the blocks they received for the backward pass, q times a rank's own;
 `md.checkpoint` of a layer broadcasts them again instead.
 
-Source: Xu and You, "An efficient 2D method for training super-large deep learning models" (Optimus, 2021).
+Tesseract's 2.5D: with a third axis in front, of `depth` ranks, each of that many grids has examples of its own, split
+as ``P(('depth', 'rows'), 'columns')``, and all weights. Products stay within a grid, whose q is smaller for as many
+ranks; a `psum` along depth sums the gradients, 1/q² of the weights each.
+
+Sources: Xu and You, "An efficient 2D method for training super-large deep learning models" (Optimus, 2021); Wang et
+al., "Tesseract: parallelize the tensor parallelism efficiently" (2022).
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import spmd
-from collectives import pmean
+from collectives import pbroadcast, pmean
 from spmd.mesh.specs import P
 from spmd.parallel.grid import Axes
 from spmd.parallel.network import Layer, axes_of, loss, predict, squared_error
@@ -76,6 +81,7 @@ def tensor_parallel_2d(
     """The loss, as a function of (params, (inputs, targets)).
 
     The mesh has two axes of one size q. Weights, inputs and targets are split along both, biases along the second.
+    A third axis in front is Tesseract's depth, which splits examples too.
     `error(predictions, targets, axis)` is the error of each example, whose features are split along the axis; `product`
     is `summa` or `cannon`; `options` are those of `shard_map`. Raises ValueError if the mesh is not square, or if q
     does not divide the examples or a layer's features.
@@ -88,14 +94,17 @@ def tensor_parallel_2d(
     >>> [[g.spec for g in layer] for layer in gradients]
     [[P('rows', 'columns'), P('columns')]]
     """
-    rows, columns = axes = axes_of(mesh, "tensor_parallel_2d", "rows", "columns")
+    depth = mesh.axis_names[:-2][:1]
+    names = ("depth", "rows", "columns") if depth else ("rows", "columns")
+    rows, columns = axes = axes_of(mesh, "tensor_parallel_2d", *names)[-2:]
 
     def on_each_rank(params, block):
         forward = functools.partial(mlp_2d, axes=axes, product=product)
-        return pmean(loss(params, block, lambda y, targets: error(y, targets, columns), forward), rows)
+        params = pbroadcast(params, depth)  # once, so that one psum sums what the grids' layers add to a gradient
+        return pmean(loss(params, block, lambda y, targets: error(y, targets, columns), forward), (*depth, rows))
 
     def mapped(params, batch):
-        specs = [(P(rows, columns), P(columns)) for _ in params], P(rows, columns)
+        specs = [(P(rows, columns), P(columns)) for _ in params], P((*depth, rows), columns)
         return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)(params, batch)
 
     return mapped

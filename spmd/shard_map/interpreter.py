@@ -402,7 +402,7 @@ def axes_and_size(ranks: Backend, axes: Collection[str]) -> dict:
 
 
 #: Collectives that may produce a NaN or an infinity. The others only move or select numbers.
-_SUMS = ("psum", "psum_scatter", "reduce", "pscan")
+_SUMS = ("psum", "pprod", "psum_scatter", "reduce", "pscan")
 
 
 class CheckFiniteOnRanks(SPMD):

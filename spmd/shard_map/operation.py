@@ -121,6 +121,7 @@ class ShardMap(HigherOrder, DecidedOnce):
             interpreter.compare_unmapped(blocks, in_specs)
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
+        interpreter.mesh.ranks.finish()  # what was started, and never waited for
         results = [interpreter.leave(x, spec) for x, spec in zip(outs, out_specs)]
         return copy_shared_results(results, interpreter.plain)
 

@@ -25,6 +25,7 @@ from collectives import (
     pmean,
     pmin,
     ppermute,
+    ppermute_start,
     pscan,
     pscatter,
     psum,
@@ -37,14 +38,17 @@ from spmd import P
 from tests.collective_checks import (
     DTYPES,
     LAYOUTS,
+    ORDERED,
     TRANSPOSES,
     Case,
+    affine,
     cases,
     check_counts,
     check_scans_in_branches,
     check_transpose,
     check_values,
     collectives_in,
+    collectives_on,
     one_case_each,
     random,
     sample,
@@ -213,6 +217,11 @@ TYPES = {
     "all_to_all(x, 'i', 0, 0, splits=[[2, 4], [1, 3]])": "ragged_all_to_all i: f64[6]{i,j} -> f64[7]{i,j}",
     # In groups, nothing is the same for all.
     "psum(u, 'j', axis_index_groups=UNEVEN)": "psum j: f64[6]{j} -> f64[6]{j}",
+    "pprod(x, 'j')": "pprod j: f64[6]{i,j} -> f64[6]{i}",
+    "pany(x, 'j')": "pmax j: bool[6]{i,j} -> bool[6]{i}",
+    "pall(w, 'i')": "",
+    "pprod(w, 'i') * 3": "",
+    "preduce(x, 'j', np.minimum)": "all_gather_invariant j: f64[6]{i,j} -> f64[3,6]{i}",
     "pmax(x, ('i', 'j'), axis_index_groups=PAIRS)": "pmax i,j: f64[6]{i,j} -> f64[6]{i,j}",
     "all_gather(u, ('i', 'j'), axis_index_groups=PAIRS)": (
         "pbroadcast i: f64[6]{j} -> f64[6]{i,j}; all_gather i,j: f64[6]{i,j} -> f64[2,6]{i,j}"
@@ -335,7 +344,7 @@ def test_a_parameter_used_twice_is_summed_once():
 
 
 @pytest.mark.parametrize("kind", [set, frozenset])
-@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin", "pbroadcast"])
+@pytest.mark.parametrize("name", ["psum", "pmean", "pprod", "pmax", "pmin", "pany", "pall", "pbroadcast"])
 def test_a_set_of_axes_is_a_tuple_where_order_does_not_matter(name, kind):
     collective = getattr(collectives, name)
     mesh, x = MESHES[-1], np.arange(8.0).reshape(4, 2)
@@ -366,7 +375,7 @@ def test_sets_of_axes_of_meshes_and_of_vmaps():
 # ---------------------------------------------------------------- errors
 
 #: Those that take a set of axes, too.
-UNORDERED = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
+UNORDERED = ("psum", "pmean", "pprod", "pmax", "pmin", "pany", "pall", "pbroadcast")
 
 # Of a body with the argument x:f64[4]{i} on a mesh with the axes i: 2 and j: 3.
 ERRORS = [
@@ -558,10 +567,74 @@ def test_without_types_psum_transposes_to_psum():
     assert not any(eqn.outputs[0].type.variance for eqn in collectives_in(f, numpy.ones(4)))
 
 
+# ---------------------------------------------------------------- in flight
+
+SWAP = [(0, 1), (1, 0)]
+
+
+def in_flight(body):
+    mesh = simulated(2)
+    axis = mesh.axis_names[0]
+    return spmd.shard_map(
+        lambda x: body(x, ppermute_start(x, axis, SWAP)), mesh=mesh, in_specs=P(axis), out_specs=P(axis)
+    )
+
+
+UNREAD = {
+    "added": lambda x, arriving: x + arriving,
+    "added to a number": lambda x, arriving: arriving + 1,
+    "an operand": lambda x, arriving: np.sum(arriving),
+    "NumPy's operand": lambda x, arriving: numpy.sin(arriving),
+    "converted": lambda x, arriving: numpy.asarray(arriving),
+    "sent": lambda x, arriving: psum(arriving, "x"),
+    "indexed": lambda x, arriving: arriving[0],
+    "returned": lambda x, arriving: arriving,
+}
+
+
+@pytest.mark.parametrize("read", UNREAD.values(), ids=UNREAD)
+def test_a_value_in_flight_cannot_be_read(read):
+    for run in (lambda f: f, md.jit, md.grad):
+        with pytest.raises(TypeError, match=r"InFlight|\.wait\(\)"):
+            run(in_flight(read))(np.arange(4.0))
+
+
+def test_each_value_is_waited_for_once_where_it_was_started():
+    tape = md.make_tape(in_flight(lambda x, arriving: np.sin(x) * arriving.wait() + arriving.wait()))(np.arange(4.0))
+    names = [eqn.primitive.name for eqn in tape.equations[0].params["body"].equations]
+    assert names == ["ppermute_start", "sin", "ppermute_wait", "multiply", "add"]
+
+    def in_loop(x, arriving):
+        return md.scan(lambda carry, _: (carry + arriving.wait(), None), x, None, length=3)[0]
+
+    with pytest.raises(RuntimeError, match=r"wait: a value in flight over 'x': f64.2.{x} was started outside of this"):
+        md.jit(in_flight(in_loop))(np.arange(4.0))
+
+
+def test_the_backward_pass_has_its_messages_in_flight_too():
+    f = in_flight(lambda x, arriving: np.sum(np.sin(x) * arriving.wait())[None])
+    names = [
+        eqn.primitive.name for eqn in collectives_on(md.make_tape(md.grad(lambda x: np.sum(f(x))))(np.arange(4.0)))
+    ]
+    assert [name for name in names if name.startswith("ppermute")] == ["ppermute_start", "ppermute_wait"] * 2
+
+
 # ---------------------------------------------------------------- anything
 
 
-IN_GROUPS = {"psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all"}
+IN_GROUPS = {
+    "psum",
+    "pmean",
+    "pprod",
+    "pmax",
+    "pmin",
+    "pany",
+    "pall",
+    "preduce",
+    "all_gather",
+    "psum_scatter",
+    "all_to_all",
+}
 ROOTED = {"broadcast", "broadcast_varying", "at_root", "reduce", "gather", "scatter"}
 
 
@@ -592,7 +665,9 @@ def random_cases(draw):
         options["concat_axis"] = draw(dimension)
     if "gather" in name:
         options["axis"] = draw(dimension if tiled else st.integers(-len(shape) - 1, len(shape)))
-    if name == "ppermute":
+    if name == "preduce":
+        shape, options = [2, *shape], {"combine": affine}
+    if name in ("ppermute", "ppermute_start"):
         destinations = draw(st.permutations(range(n)))
         options["perm"] = list(enumerate(destinations))[: draw(st.integers(0, n))]
     if name in ROOTED:
@@ -604,7 +679,7 @@ def random_cases(draw):
 @given(random_cases(), st.sampled_from(DTYPES), st.sampled_from(sorted(LAYOUTS)), st.booleans())
 def test_any_value(placed, dtype, layout, check_rep):
     mesh, axes, case = placed
-    if case.name in ("pmax", "pmin"):
+    if case.name in ORDERED:
         dtype = dtype.replace("complex128", "float64").replace("complex64", "float32")
     check_values(mesh, [sample(mesh, case, axes, dtype)], layout, check_rep)
 

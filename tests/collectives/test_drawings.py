@@ -63,13 +63,13 @@ def check_drawing(f):
 
     def body(*args):
         def collective(x=None):
-            return np.ravel(eval(call, {**vars(collectives), "x": x}))
+            return np.ravel(eval(call, {**vars(collectives), "multiply": np.multiply, "x": x}))
 
-        if args:
+        if len(args) > 1:
             out, pullback = md.vjp(collective, args[0])
             results = [out, *pullback(args[1])]
         else:
-            results = [collective()]
+            results = [collective(*args)]
         states[:] = [str(md.typeof(result).states).replace("{}", "") for result in results]
         return results
 
@@ -81,7 +81,7 @@ def check_drawing(f):
         assert [block.tolist() for block in blocks] == [block.tolist() for block in d.arrays], (d, blocks)
 
 
-@pytest.mark.parametrize("name", collectives.__all__)
+@pytest.mark.parametrize("name", [name for name in collectives.__all__ if name != "InFlight"])
 def test_drawings_are_true(name):
     check_drawing(getattr(collectives, name))
 

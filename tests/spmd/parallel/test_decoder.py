@@ -10,7 +10,7 @@ from spmd.examples import gpt
 from spmd.examples.text import load_text, ngram_loss
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, init_decoder
-from spmd.parallel.generate import decode_step, draw, empty_cache, generate
+from spmd.parallel.generate import beam_search, decode_step, draw, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, mlp, normalize
 from tests import decoder_programs as programs
 
@@ -92,8 +92,45 @@ def test_sampling():
     for options, error in (({"temperature": -1.0}, "temperature is -1.0"), ({"top_k": 0}, "top_k 0")):
         with pytest.raises(ValueError, match=error):
             generate(config, params, [1], 1, 4, key, **options)
+    with pytest.raises(ValueError, match=r"decode_step: .* splits 'tokens': a cache is split along"):
+        decode_step(config, decoder_mesh(backend="simulated", tokens=2))
+    for tokens in (0, 5):
+        with pytest.raises(ValueError, match=f"decode_step: {tokens} tokens of each example, for a cache of 4"):
+            decode_step(config)(params, empty_cache(config, 1, 4), 0, np.zeros((1, tokens), int))
+    with pytest.raises(ValueError, match="decode_step: 0 tokens"):
+        beam_search(config, params, [], 1, 4, 2)
+    with pytest.raises(ValueError, match="top_p is 0"):
+        draw(key, logits, 1.0, top_p=0)
     with pytest.raises(ValueError, match="the prompt is empty"):
         generate(config, params, [], 1, 4, key)
+
+
+def test_top_p_draws_from_the_fewest_that_have_that_probability():
+    shares = np.array([0.1, 0.4, 0.2, 0.3])
+    for top_p, kept in ((0.35, [1]), (0.41, [1, 3]), (0.85, [1, 2, 3]), (1.0, [0, 1, 2, 3])):
+        drawn = md.vmap(lambda key, top_p=top_p: draw(key, np.log(shares), 1.0, top_p=top_p))(
+            md.random.split(md.random.key(0), 4000)
+        )
+        weights = np.where(np.isin(np.arange(4), kept), shares, 0.0)
+        np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, weights / weights.sum(), atol=0.03)
+
+
+def test_beams_as_many_as_tokens_find_the_most_probable_pair():
+    config = DecoderConfig(vocabulary=6, features=8, heads=2, layers=1, hidden=8)
+    params = md.tree.map(lambda leaf: 3 * leaf, init_decoder(md.random.key(3), config))
+    pairs = np.stack(np.divmod(np.arange(36), 6), axis=1)
+    texts = np.concatenate([np.tile([2, 4], (36, 1)), pairs], axis=1)
+    logits, _ = decode_step(config)(params, empty_cache(config, 36, 4), 0, texts)
+    logs = md.nn.log_softmax(logits)[:, 1:3]
+    scores = np.take_along_axis(logs, pairs[..., None], -1)[..., 0].sum(1)
+    best = np.argsort(-scores, kind="stable")[:6]
+    tokens, found = beam_search(config, params, [2, 4], 2, 4, 6)
+    np.testing.assert_allclose(found, scores[best], rtol=1e-10)
+    np.testing.assert_array_equal(tokens, pairs[best])
+    narrow, _ = beam_search(config, params, [2, 4], 2, 4, 1)
+    np.testing.assert_array_equal(narrow[0], generate(config, params, [2, 4], 2, 4, md.random.key(0), 0.0))
+    with pytest.raises(ValueError, match="beams=7: from 1 to the 6 tokens"):
+        beam_search(config, params, [2, 4], 2, 4, 7)
 
 
 # ---------------------------------------------------------------- the example
@@ -123,9 +160,8 @@ def test_the_script(capsys):
     shown = capsys.readouterr().out
     assert re.search(r"\['params'\]\['embedding'\] +\[72, 8\] +P\('feats', 'shards'\) +4,608 +1,152\n", shown)
     assert re.search(r"shards +backward +psum_scatter +21 ", shown)
-    assert re.search(
-        r"held-out loss \d\.\d{4}, a trigram model's 1\.98\d\d nats per character\n\nThus.{5}\n", shown, re.S
-    )
+    losses = r"held-out loss \d\.\d{4}, a trigram model's 1\.98\d\d nats per character\n"
+    assert re.search(losses + r"\nThus.{5}\n\n\d+ characters a second", shown, re.S)
 
 
 def test_what_options_cannot_be(capsys):

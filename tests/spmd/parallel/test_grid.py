@@ -5,12 +5,15 @@ from functools import partial
 import minidiff as md
 import minidiff.numpy as np
 import spmd
+from collectives import pbroadcast
+from collectives.cost import counted
 from minidiff.nn import relu
 from spmd import P
 from spmd.parallel import (
     column_parallel,
     mlp_2d,
     mlp_bytes,
+    product_3d,
     row_parallel,
     summa,
     summa_nt,
@@ -21,6 +24,7 @@ from tests.grid_programs import (
     FORMS,
     GRID,
     PRODUCTS,
+    check_cube,
     grid,
     network,
     on_grid,
@@ -92,6 +96,34 @@ def test_bytes_held_against_1d_tensor_parallelism(q):
     assert one["activations"] == 2 * 8 * n * d + held(line, [split], [(n, h)])  # the input and the output are whole
     assert two["weights"] == held(SIMULATED(q), [GRID] * 2, weights)
     assert two["activations"] == held(SIMULATED(q), [GRID] * 3, activations)
+
+
+def test_networks_on_27_simulated_ranks():
+    check_cube(3, "simulated")
+
+
+@each("q", [2, 3])
+def test_bytes_on_cubes_and_on_deep_grids(q):
+    """A product on a cube sends (q-1)(a+b+c) a pass, by rings; on a deep grid, SUMMA has a part of the rows."""
+    n, k, m = 36, 72, 108
+    t = lambda *shape: md.ShapedArray(shape, "float64")  # noqa: E731
+
+    def sent(body, mesh, a, b, out):
+        f = spmd.shard_map(body, mesh, in_specs=(a, b), out_specs=out)
+        tape = md.make_tape(f)(t(n, k), t(k, m))
+        both = md.make_tape(lambda a, b, ct: md.vjp(f, a, b)[1](ct))(t(n, k), t(k, m), t(n, m))
+        return counted(tape).bytes, counted(both).bytes
+
+    cube = spmd.make_mesh((q, q, q), ("i", "j", "k"), backend="simulated")
+    one_pass = (q - 1) * 8 * (n * k + k * m + n * m) // q**3
+    found = sent(product_3d, cube, P(("i", "j"), "k"), P(("k", "i"), "j"), P(("i", "k"), "j"))
+    assert found == (one_pass, 2 * one_pass)
+    deep = spmd.make_mesh((q, q, q), ("depth", *AXES), backend="simulated")
+    rows = P(("depth", "rows"), "cols")
+    forward, both = sent(lambda a, b: summa(a, pbroadcast(b, "depth"), AXES), deep, rows, GRID, rows)
+    steps = (q - 1).bit_length() * q * 8  # a broadcast to q ranks is sent on log2(q) times, rounded up
+    assert forward == steps * (n * k // q**3 + k * m // q**2)
+    assert both == 2 * forward + 2 * (q - 1) * 8 * k * m // q**3  # and the weights' gradients, along the depth
 
 
 ERRORS = {

@@ -1,0 +1,109 @@
+"""3D tensor parallelism: activations and weights are split over all axes of a q×q×q cube of ranks.
+
+A product A @ B has rows, columns and terms, and each is split along an axis of the cube: i, j and k. The rank at
+(i, j, k) multiplies block (i, k) of A by block (k, j) of B. It holds less, since ranks that need the same block hold a
+part of its rows each: A [n, k] is split as ``P((i, j), k)``, B [k, m] as ``P((k, i), j)`` and the product [n, m] as
+``P((i, k), j)``. So it is the next layer's input with j and k exchanged, and layers exchange them in turn. On blocks of
+a, b and c bytes, 1/q³ of A, B and their product:
+
+==========  =========  ============  ====  =======
+product     pass       collective    axis  bytes
+==========  =========  ============  ====  =======
+product_3d  forward    all_gather    j     a
+product_3d  forward    all_gather    i     b
+product_3d  forward    psum_scatter  k     q*c
+product_3d  backward   all_gather    k     c
+product_3d  backward   psum_scatter  j     q*a
+product_3d  backward   psum_scatter  i     q*b
+==========  =========  ============  ====  =======
+
+By rings, a pass sends (q-1)(a + b + c): the longest matrices over p**(2/3) ranks' parts, against p**(1/2) in 2D. The
+bytes that are held do not grow with the number of ranks, but for what a product gathers.
+
+Sources: Agarwal et al., "A three-dimensional approach to parallel matrix multiplication" (1995); Bian et al.,
+"Maximizing parallelism in distributed training for huge neural networks" (2021), which balances the blocks in this way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import spmd
+from collectives import all_gather, pmean, psum_scatter
+from minidiff.core.tracer import Value
+from spmd.mesh.specs import P
+from spmd.parallel.network import Layer, axes_of, loss, predict, squared_error
+from spmd.parallel.ring import matrices
+
+Axes = tuple[str, str, str]  # of rows, columns and terms
+
+
+def product_3d(a: Value, b: Value, axes: Axes = ("i", "j", "k")) -> Value:
+    """``A @ B`` on a cube: [n/q², k/q], [k/q², m/q] -> [n/q², m/q].
+
+    The axes may have different sizes, if they divide the dimensions. Raises ValueError if the blocks do not fit.
+
+    >>> import numpy as np
+    >>> mesh = spmd.make_mesh((2, 2, 2), ('i', 'j', 'k'), backend='simulated')
+    >>> specs = {'in_specs': (P(('i', 'j'), 'k'), P(('k', 'i'), 'j')), 'out_specs': P(('i', 'k'), 'j')}
+    >>> a, b = np.arange(16.0).reshape(4, 4), np.arange(8.0).reshape(4, 2)
+    >>> bool((spmd.shard_map(product_3d, mesh, **specs)(a, b).gather() == a @ b).all())
+    True
+    """
+    rows, columns, terms = axes
+    matrices("product_3d", a, b)
+    a, b = all_gather(a, columns, tiled=True), all_gather(b, rows, tiled=True)
+    return psum_scatter(a @ b, terms, tiled=True)
+
+
+def dense_3d(x: Any, W: Any, b: Any, axes: Axes = ("i", "j", "k")) -> Any:
+    """One layer on a cube: [n/q², k/q], [k/q², m/q], [m/q] -> [n/q², m/q].
+
+    x and W are the operands of `product_3d`, and b is split along the columns' axis. The next layer's axes are
+    ``(axes[0], axes[2], axes[1])``.
+
+    >>> import numpy as np
+    >>> mesh = spmd.make_mesh((2, 2, 2), ('i', 'j', 'k'), backend='simulated')
+    >>> specs = {'in_specs': (P(('i', 'j'), 'k'), P(('k', 'i'), 'j'), P('j')), 'out_specs': P(('i', 'k'), 'j')}
+    >>> spmd.shard_map(dense_3d, mesh, **specs)(np.eye(4), np.arange(8.0).reshape(4, 2), np.array([10.0, 20.0]))
+    ShardedArray([[10., 21.],
+                  [12., 23.],
+                  [14., 25.],
+                  [16., 27.]], P(('i', 'k'), 'j'))
+    """
+    return product_3d(x, W, axes) + b
+
+
+def tensor_parallel_3d(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
+    """The loss, as a function of (params, (inputs, targets)), whose layers are `dense_3d` with their axes in turn.
+
+    The mesh has three axes, for rows, columns and terms of the first product. `error` and `options` are those of
+    `tensor_parallel_2d`. Raises ValueError for other meshes, and for dimensions that the axes do not divide.
+
+    >>> import minidiff as md, minidiff.numpy as np
+    >>> from spmd.parallel.network import init_params
+    >>> mesh = spmd.make_mesh((2, 2, 2), ('i', 'j', 'k'), backend='simulated')
+    >>> params, batch = init_params(np.random.default_rng(0), (8, 4, 4)), (np.ones((16, 8)), np.zeros((16, 4)))
+    >>> [[g.spec for g in layer] for layer in md.grad(tensor_parallel_3d(mesh))(params, batch)]
+    [[P(('k', 'i'), 'j'), P('j')], [P(('j', 'i'), 'k'), P('k')]]
+    """
+    i, j, k = axes_of(mesh, "tensor_parallel_3d", "rows", "columns", "terms")
+    in_turn = (i, j, k), (i, k, j)
+
+    def forward(params: Sequence[Layer], x: Any) -> Any:
+        axes = itertools.cycle(in_turn)
+        return predict(params, x, lambda x, W, b: dense_3d(x, W, b, next(axes)))
+
+    def mapped(params, batch):
+        _, columns, terms = in_turn[(len(params) - 1) % 2]
+
+        def on_each_rank(params, block):
+            return pmean(loss(params, block, lambda y, targets: error(y, targets, columns), forward), (i, terms))
+
+        layers = [(P((c, a), b), P(b)) for (a, b, c), _ in zip(itertools.cycle(in_turn), params)]
+        specs = layers, (P((i, j), k), P((i, terms), columns))
+        return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)(params, batch)
+
+    return mapped
