@@ -46,6 +46,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.nn import log_softmax, logsumexp, softplus
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
 from minidiff.values.dtypes import check_real_float, is_differentiable, result_type
@@ -55,6 +56,8 @@ __all__ = [
     *("clip_by_global_norm", "constant_schedule", "cosine_decay_schedule", "global_norm", "linear_schedule", "lion"),
     *("scale_by_adam", "scale_by_learning_rate", "scale_by_lion", "scale_by_rss", "sgd", "trace"),
     "warmup_cosine_decay_schedule",
+    *("huber_loss", "l2_loss", "sigmoid_binary_cross_entropy", "softmax_cross_entropy"),
+    *("softmax_cross_entropy_with_integer_labels", "squared_error"),
 ]
 __dir__ = functools.partial(sorted, __all__)
 
@@ -550,6 +553,66 @@ def warmup_cosine_decay_schedule(
     alpha = 0.0 if _is_zero(peak_value) else end_value / peak_value
     decay = cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)
     return lambda step: where(step < warmup_steps, warmup(step), decay(step - warmup_steps))
+
+
+# ---------------------------------------------------------------- losses
+
+
+def squared_error(predictions: Value, targets: Value | None = None) -> Value:
+    """`(predictions - targets)**2` of each number; without targets, of the predictions.
+
+    >>> squared_error(numpy.array([1.0, 4.0]), numpy.array([0.0, 1.0]))
+    array([1., 9.])
+    """
+    return _square(predictions if targets is None else predictions - targets)
+
+
+def l2_loss(predictions: Value, targets: Value | None = None) -> Value:
+    """Half the squared error of each number.
+
+    >>> l2_loss(numpy.array([1.0, 4.0]))
+    array([0.5, 8. ])
+    """
+    return 0.5 * squared_error(predictions, targets)
+
+
+def huber_loss(predictions: Value, targets: Value | None = None, delta: float = 1.0) -> Value:
+    """Half the squared error of each number up to `delta`, and a line beyond (Huber, 1964).
+
+    >>> huber_loss(numpy.array([0.5, -3.0]))
+    array([0.125, 2.5  ])
+    """
+    errors = abs(predictions if targets is None else predictions - targets)
+    near = numpy.minimum(errors, delta)
+    return 0.5 * near * near + delta * (errors - near)
+
+
+def sigmoid_binary_cross_entropy(logits: Value, labels: Value) -> Value:
+    """`-log(p)` of each label, 0 or 1 or between, where `sigmoid(logits)` is the probability of 1.
+
+    >>> numpy.round(sigmoid_binary_cross_entropy(numpy.array([0.0, -1000.0]), numpy.array([1.0, 0.0])), 6)
+    array([0.693147, 0.      ])
+    """
+    return softplus(logits) - labels * logits
+
+
+def softmax_cross_entropy(logits: Value, labels: Value, axis: int = -1) -> Value:
+    """`-sum(labels * log_softmax(logits))` along an axis; a label of 0 has no part, even at a probability of 0.
+
+    >>> round(float(softmax_cross_entropy(numpy.zeros(4), numpy.array([0.0, 0.0, 1.0, 0.0]))), 6)
+    1.386294
+    """
+    return -numpy.sum(where(labels == 0, 0.0, labels * log_softmax(logits, axis)), axis=axis)
+
+
+def softmax_cross_entropy_with_integer_labels(logits: Value, labels: Value) -> Value:
+    """`-log_softmax(logits)` at integer labels: [..., classes], [...] -> [...].
+
+    >>> numpy.round(softmax_cross_entropy_with_integer_labels(numpy.zeros((2, 4)), numpy.array([3, 0])), 6)
+    array([1.386294, 1.386294])
+    """
+    chosen = numpy.take_along_axis(logits, numpy.expand_dims(labels, -1), axis=-1)
+    return logsumexp(logits, axis=-1) - numpy.squeeze(chosen, -1)
 
 
 # ---------------------------------------------------------------- helpers

@@ -175,7 +175,9 @@ def _grids(n, on):
 
 
 def _convolutions(n, on):
-    return all_of(halo_programs.check_conv, [mesh_of(on, *GRIDS[n])], (True, False))
+    grid = mesh_of(on, *GRIDS[n])
+    strided = all_of(halo_programs.check_strided_conv, [grid], (1, 2), (1, 2), (1, 2))
+    return [*all_of(halo_programs.check_conv, [grid], (True, False)), *strided]
 
 
 def _fields(n, on):

@@ -184,7 +184,7 @@ STEPS = {"gelu_tanh": 9, "gelu_erf": 5, "silu": 4, "sigmoid": 4, "mish": 6, "rel
 STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 10, "lcm": 12, "stop_gradient": 0}
 
 _BY_RULE: dict[Rule, str] = {
-    _free: "broadcast_to reshape transpose unstack name recompute schedule while_loop lend axis_index progress "
+    _free: "broadcast_to reshape transpose unstack windows name recompute schedule while_loop lend axis_index progress "
     "debug_print pure_callback reshard",
     _copies: "concatenate stack convert roll permute split embed_diagonal diagonal in_turn",
     _sliced: "slice dynamic_slice gather",
@@ -212,7 +212,7 @@ _BY_RULE: dict[Rule, str] = {
     _of_matrix(10): "eigvals roots",
     _of_matrix(22): "svd pinv",
     _of_matrix(25): "eig",
-    _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin cumsum cumprod recurrence "
+    _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin unwindows cumsum cumprod recurrence "
     "lu_det lu_slogdet",
     _product(lambda inputs, outputs, params: _sum_products(inputs, outputs, params)): "sum_products",
     _product(lambda inputs, outputs, params: _sum_products(inputs[1:], outputs, params)): "add_product",

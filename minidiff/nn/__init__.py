@@ -1,4 +1,4 @@
-"""Neural network functions, with the API of `jax.nn`.
+"""Neural network functions, with the API of `jax.nn`; convolutions, pooling and normalizations.
 
 Values and derivatives are finite wherever they should be: at large numbers, at infinities, at ties.
 """
@@ -19,6 +19,9 @@ from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.higher_order.checkpoint import recomputed_selectively
 from minidiff.inputs.arguments import normalize_axis
+from minidiff.nn.convolution import avg_pool, conv, max_pool  # noqa: F401
+from minidiff.nn.initializers import initializers  # noqa: F401
+from minidiff.nn.normalization import batch_norm, group_norm, layer_norm, rms_norm, standardize  # noqa: F401
 from minidiff.ops import dimensions, elementwise, reduction
 from minidiff.ops.base import Elementwise, batch_leading
 from minidiff.ops.composed import clip
@@ -29,8 +32,10 @@ from minidiff.random import Shape, bernoulli
 from minidiff.values.dtypes import is_differentiable
 
 __all__ = [
-    *("celu", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu", "log_sigmoid"),
-    *("log_softmax", "logsumexp", "mish", "one_hot", "relu", "sigmoid", "silu", "softmax", "softplus", "swish"),
+    *("avg_pool", "batch_norm", "celu", "conv", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu"),
+    *("glu", "group_norm", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "initializers", "layer_norm"),
+    *("leaky_relu", "log_sigmoid", "log_softmax", "logsumexp", "max_pool", "mish", "one_hot", "relu", "relu6"),
+    *("rms_norm", "selu", "sigmoid", "silu", "soft_sign", "softmax", "softplus", "squareplus", "standardize", "swish"),
 ]
 __dir__ = functools.partial(sorted, __all__)
 
@@ -229,6 +234,76 @@ def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
     array([-0.02,  0.  ,  3.  ])
     """
     return where(elementwise.greater_equal(x, 0), x, elementwise.multiply(negative_slope, x))
+
+
+def selu(x: Value) -> Value:
+    """`1.0507 * elu(x, 1.6733)`: layers of it keep the mean 0 and the variance 1 of their inputs.
+
+    >>> round(float(selu(-1000.0)), 6)
+    -1.758099
+
+    Source: Klambauer et al., "Self-normalizing neural networks".
+    """
+    return elementwise.multiply(1.0507009873554805, elu(x, 1.6732632423543772))
+
+
+def relu6(x: Value) -> Value:
+    """`min(max(x, 0), 6)`, of the shape of x.
+
+    >>> relu6(numpy.array([-1.0, 2.0, 9.0]))
+    array([0., 2., 6.])
+    """
+    return numpy.minimum(numpy.maximum(x, 0.0), 6.0)
+
+
+def hard_sigmoid(x: Value) -> Value:
+    """`relu6(x + 3) / 6`: lines in place of the sigmoid.
+
+    >>> hard_sigmoid(numpy.array([-3.0, 0.0, 3.0]))
+    array([0. , 0.5, 1. ])
+    """
+    return elementwise.divide(relu6(elementwise.add(x, 3.0)), 6.0)
+
+
+def hard_silu(x: Value) -> Value:
+    """`x * hard_sigmoid(x)`, of the shape of x; `hard_swish` is another name of it.
+
+    >>> hard_silu(numpy.array([-3.0, 1.5, 3.0]))
+    array([-0.   ,  1.125,  3.   ])
+
+    Source: Howard et al., "Searching for MobileNetV3".
+    """
+    return elementwise.multiply(x, hard_sigmoid(x))
+
+
+hard_swish = hard_silu
+
+
+def hard_tanh(x: Value) -> Value:
+    """`min(max(x, -1), 1)`, of the shape of x.
+
+    >>> hard_tanh(numpy.array([-2.0, 0.5]))
+    array([-1. ,  0.5])
+    """
+    return numpy.minimum(numpy.maximum(x, -1.0), 1.0)
+
+
+def soft_sign(x: Value) -> Value:
+    """`x / (1 + abs(x))`, of the shape of x.
+
+    >>> soft_sign(numpy.array([-1.0, 3.0]))
+    array([-0.5 ,  0.75])
+    """
+    return elementwise.divide(x, elementwise.add(1.0, elementwise.absolute(x)))
+
+
+def squareplus(x: Value, b: Value = 4.0) -> Value:
+    """`(x + sqrt(x**2 + b)) / 2`, of the shape of x: like softplus, without exponentials.
+
+    >>> squareplus(numpy.array([0.0, 1.5]))
+    array([1., 2.])
+    """
+    return 0.5 * (x + numpy.sqrt(elementwise.multiply(x, x) + b))
 
 
 # ---------------------------------------------------------------- softmax
