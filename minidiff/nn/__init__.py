@@ -485,9 +485,10 @@ def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Va
 
 
 @functools.lru_cache(maxsize=1)
-def _causal(queries: int, keys: int) -> numpy.ndarray:
+def _band(queries: int, keys: int, left: float, right: float) -> numpy.ndarray:
     """Which keys a query attends to: the last such mask is kept, since each layer needs the same."""
-    mask = numpy.tri(queries, keys, dtype=bool)
+    distance = numpy.arange(keys) - numpy.arange(queries)[:, None]
+    mask = (distance >= -left) & (distance <= right)
     mask.flags.writeable = False
     return mask
 
@@ -501,6 +502,7 @@ def dot_product_attention(
     *,
     scale: float | None = None,
     is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None,
 ) -> Value:
     """Scaled dot-product attention: `softmax(query @ key.T * scale + bias) @ value`.
 
@@ -508,8 +510,9 @@ def dot_product_attention(
     result is (B, T, N, H). All three may lack B, and then the result lacks it, too. B is the batch size, T the number
     of queries, S of keys, N and K of heads, H of features. N is a multiple of K: each head of `key` and `value` serves
     N / K consecutive heads of `query`. `bias` and the boolean `mask` broadcast to (B, N, T, S). A query attends to the
-    keys where the mask is True, and with `is_causal` only to those up to its own position. `scale` is 1 / sqrt(H) by
-    default. Raise ValueError for incompatible shapes. Raises TypeError for a mask that is not boolean.
+    keys where the mask is True, and with `is_causal` only to those up to its own position. With `local_window_size`,
+    a number or a pair (before, after), it attends to keys at most that far from it. `scale` is 1 / sqrt(H) by default.
+    Raise ValueError for incompatible shapes. Raises TypeError for a mask that is not boolean.
 
     >>> x = numpy.arange(8.0).reshape(1, 4, 1, 2)
     >>> dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]  # the first query attends to the first key alone
@@ -521,19 +524,23 @@ def dot_product_attention(
     if types[0].ndim == 3:
         query, key, value = (numpy.expand_dims(x, 0) for x in (query, key, value))
         bias, mask = (x if x is None or typeof(x).ndim < 4 else numpy.expand_dims(x, 0) for x in (bias, mask))
-        return dot_product_attention(query, key, value, bias, mask, scale=scale, is_causal=is_causal)[0]
+        options: dict = {"scale": scale, "is_causal": is_causal, "local_window_size": local_window_size}
+        return dot_product_attention(query, key, value, bias, mask, **options)[0]
     _check_attention(*types)
     (_, _, n, h), (_, _, k, _) = types[0].shape, types[1].shape
     if n != k:
         key, value = numpy.repeat(key, n // k, axis=2), numpy.repeat(value, n // k, axis=2)
     if mask is not None and typeof(mask).dtype != bool:
         raise TypeError(f"dot_product_attention: mask must be boolean, got {typeof(mask)}; for numbers, bias")
-    core = functools.partial(_attend, scale=1 / math.sqrt(h) if scale is None else scale, is_causal=is_causal)
+    reach = (math.inf, math.inf) if local_window_size is None else local_window_size
+    left, right = (reach, reach) if isinstance(reach, int) else reach
+    reach = (left, min(right, 0) if is_causal else right)
+    core = functools.partial(_attend, scale=1 / math.sqrt(h) if scale is None else scale, reach=reach)
     return recomputed_selectively(core)(query, key, value, bias, mask)
 
 
 def _attend(
-    query: Value, key: Value, value: Value, bias: Value | None, mask: Value | None, scale: float, is_causal: bool
+    query: Value, key: Value, value: Value, bias: Value | None, mask: Value | None, scale: float, reach: Any
 ) -> Value:
     """`dot_product_attention` of as many heads of keys as of queries."""
     types = [typeof(x) for x in (query, key, value)]
@@ -547,8 +554,8 @@ def _attend(
     lowest = -0.7 * float(numpy.finfo(wide).max)
     if mask is not None:
         logits = where(mask, logits, lowest)
-    if is_causal:
-        logits = where(_causal(types[0].shape[1], types[1].shape[1]), logits, lowest)
+    if min(reach) < math.inf:
+        logits = where(_band(types[0].shape[1], types[1].shape[1], *reach), logits, lowest)
     weights = elementwise.convert(softmax(logits), numpy.result_type(types[0].dtype, types[2].dtype))
     return numpy.einsum("bnts,bsnh->btnh", weights, value)
 

@@ -23,28 +23,40 @@ def standardize(
     array([-1.,  1.])
     """
 
-    def of_moments(x: Value, mean: Value | None, variance: Value | None) -> Value:
+    return _normalize(x, axis, mean, variance, epsilon)
+
+
+def _normalize(
+    x: Value, axis: Any, mean: Any, variance: Any, epsilon: float, scale: Value | None = None, bias: Value | None = None
+) -> Value:
+    def of_moments(x: Value, mean: Any, variance: Any, scale: Any, bias: Any) -> Value:
         wide = _widen(x)
         centered = wide - (numpy.mean(wide, axis=axis, keepdims=True) if mean is None else mean)
         if variance is None:
             variance = numpy.mean(centered * centered, axis=axis, keepdims=True)
-        return convert(centered / numpy.sqrt(variance + epsilon), typeof(x).dtype)
+        y = convert(centered / numpy.sqrt(variance + epsilon), typeof(x).dtype)
+        y = y if scale is None else y * scale
+        return y if bias is None else y + bias
 
-    return recomputed_selectively(of_moments)(x, mean, variance)
+    return recomputed_selectively(of_moments)(x, mean, variance, scale, bias)
 
 
-def layer_norm(x: Value, scale: Value = 1.0, bias: Value = 0.0, *, axis: Any = -1, epsilon: float = 1e-6) -> Value:
+def layer_norm(
+    x: Value, scale: Value | None = None, bias: Value | None = None, *, axis: Any = -1, epsilon: float = 1e-6
+) -> Value:
     """`standardize(x) * scale + bias` of each example: along the axis of its features, or several.
+
+    Here and below, a scale or a bias of None is left out.
 
     >>> numpy.round(layer_norm(numpy.array([1.0, 3.0]), scale=2.0, bias=1.0), 3)
     array([-1.,  3.])
 
     Source: Ba, Kiros and Hinton, "Layer normalization".
     """
-    return standardize(x, axis, epsilon=epsilon) * scale + bias
+    return _normalize(x, axis, None, None, epsilon, scale, bias)
 
 
-def rms_norm(x: Value, scale: Value = 1.0, *, axis: Any = -1, epsilon: float = 1e-6) -> Value:
+def rms_norm(x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: float = 1e-6) -> Value:
     """`x / sqrt(mean(x**2) + epsilon) * scale`: `layer_norm` of features that are not centered.
 
     >>> numpy.round(rms_norm(numpy.array([1.0, 7.0])), 3)
@@ -52,10 +64,12 @@ def rms_norm(x: Value, scale: Value = 1.0, *, axis: Any = -1, epsilon: float = 1
 
     Source: Zhang and Sennrich, "Root mean square layer normalization".
     """
-    return standardize(x, axis, mean=0.0, epsilon=epsilon) * scale
+    return _normalize(x, axis, 0.0, None, epsilon, scale)
 
 
-def group_norm(x: Value, groups: int, scale: Value = 1.0, bias: Value = 0.0, *, epsilon: float = 1e-6) -> Value:
+def group_norm(
+    x: Value, groups: int, scale: Value | None = None, bias: Value | None = None, *, epsilon: float = 1e-6
+) -> Value:
     """`standardize` of groups of channels: [batch, *space, channels] -> same.
 
     The moments are those of an example and a group of consecutive channels. Raises ValueError if the groups do not
@@ -71,13 +85,15 @@ def group_norm(x: Value, groups: int, scale: Value = 1.0, bias: Value = 0.0, *, 
         raise ValueError(f"group_norm: x is [batch, *space, channels], channels a multiple of {groups} groups, got {t}")
     parts = numpy.reshape(x, (*t.shape[:-1], groups, t.shape[-1] // groups))
     axes = (*range(1, t.ndim - 1), t.ndim)
-    return numpy.reshape(standardize(parts, axes, epsilon=epsilon), t.shape) * scale + bias
+    y = numpy.reshape(standardize(parts, axes, epsilon=epsilon), t.shape)
+    y = y if scale is None else y * scale
+    return y if bias is None else y + bias
 
 
 def batch_norm(
     x: Value,
-    scale: Value = 1.0,
-    bias: Value = 0.0,
+    scale: Value | None = None,
+    bias: Value | None = None,
     statistics: tuple[Value, Value] | None = None,
     average: Callable[[Value], Value] | None = None,
     *,
@@ -106,7 +122,7 @@ def batch_norm(
             mean, square = average(numpy.stack([mean, variance + mean * mean]))
             variance = numpy.maximum(square - mean * mean, 0.0)
         statistics = mean, variance
-    return standardize(x, None, *statistics, epsilon=epsilon) * scale + bias, statistics
+    return _normalize(x, None, *statistics, epsilon, scale, bias), statistics
 
 
 def _widen(x: Value) -> Value:

@@ -58,6 +58,7 @@ decoder (_layer, _params), generate        all of a transformer, along six axes 
 megatron, megatron_sequence                the weights of a transformer; between half layers also the tokens
 megatron_3d                                a step along data, stages and features, in 16 bits, recomputing as Megatron
 attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
+recurrence                                 a sequence, whose states ranks combine
 summa, cannon, tensor_2d                   both dimensions of matrices, on a square grid of ranks
 schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, zero bubble, as data
 scheduled, scheduled_network               the same, run by such a schedule
@@ -108,6 +109,7 @@ from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.parameter_server import server_step
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
+from spmd.parallel.recurrence import prefix_scan
 from spmd.parallel.schedule import Schedule, Step
 from spmd.parallel.scheduled import scheduled
 from spmd.parallel.scheduled_network import blocked_layers, scheduled_value_and_grad, unblocked_layers
@@ -143,8 +145,8 @@ __all__ = [
     "lookup_by_rows", "lookup_by_tables", "loss", "matmul_all_gather", "matmul_all_gather_bidirectional",
     "matmul_all_gather_overlapped", "matmul_psum_scatter", "matmul_psum_scatter_bidirectional",
     "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss",
-    "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "ring_attention", "routed",
-    "router_z_loss", "row_parallel", "row_parallel_scattered", "scheduled", "scheduled_orders",
+    "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "prefix_scan", "ring_attention",
+    "routed", "router_z_loss", "row_parallel", "row_parallel_scattered", "scheduled", "scheduled_orders",
     "scheduled_value_and_grad", "sequence_parallel_options", "sequence_parallel_transformer", "server_step",
     "show_versions", "simulate_parameter_server", "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn",
     "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_dense", "tensor_parallel_options",
