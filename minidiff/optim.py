@@ -602,7 +602,7 @@ def softmax_cross_entropy(logits: Value, labels: Value, axis: int = -1) -> Value
     >>> round(float(softmax_cross_entropy(numpy.zeros(4), numpy.array([0.0, 0.0, 1.0, 0.0]))), 6)
     1.386294
     """
-    return -numpy.sum(where(labels == 0, 0.0, labels * log_softmax(logits, axis)), axis=axis)
+    return -numpy.sum(labels * where(labels == 0, 0.0, log_softmax(logits, axis)), axis=axis)
 
 
 def softmax_cross_entropy_with_integer_labels(logits: Value, labels: Value) -> Value:

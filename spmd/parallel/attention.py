@@ -134,7 +134,7 @@ def chunked_attention(
                 return attend(*so_far), None
             return md.cond(number < count, attend, lambda *so_far: so_far, *so_far), None
 
-        chunks = [x if lists.all() else x[order] for x in (k_chunks, v_chunks, k_places)]
+        chunks = [x if lists.all() else np.take(x, order, axis=0) for x in (k_chunks, v_chunks, k_places)]
         return finish(md.scan(step, empty_sums(q), (*chunks, np.arange(len(order))))[0], q.dtype)
 
     counts = lists.sum(axis=1)
