@@ -31,6 +31,7 @@ from tests import (
     expert_programs,
     grid_programs,
     halo_programs,
+    layer_programs,
     matmul_programs,
     nested_programs,
     networks,
@@ -180,6 +181,11 @@ def _convolutions(n, on):
     return [*all_of(halo_programs.check_conv, [grid], (True, False)), *strided]
 
 
+def _layers(n, on):
+    yield from all_of(layer_programs.check_batch_norm, [line(on, n)], (False, True))
+    yield from all_of(layer_programs.check_recurrence, [line(on, n)], layer_programs.RECURRENCES, (False, True))
+
+
 def _fields(n, on):
     checks = [halo_programs.check_fields, halo_programs.check_gradients]
     return [functools.partial(check, n, on) for check in (*checks, *[halo_programs.check_recovered] * (n == 2))]
@@ -222,6 +228,7 @@ PARALLEL = {
     "scheduled pipelines": Table(_schedules, (1, 2, 4, 8)),
     "products and networks on grids": Table(_grids, (1, 4, 8, 9), (4, 8)),
     "convolutions along space": Table(_convolutions, (1, 4, 6)),
+    "norms of batches, and recurrences": Table(_layers, (1, 3, 4)),
     "fields on a grid": Table(_fields, (1, 2, 4), (1, 2, 4)),
     "parameter servers": Table(
         lambda n, on: all_of(server_programs.check_steps, [n], range(n) if on == SIMULATED else (0, n - 1), [on]),
