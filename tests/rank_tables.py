@@ -127,7 +127,9 @@ def _experts(n, on):
 
 def _tensor_parallel(n, on):
     configs = (
-        CONFIGS.values() if n == 2 or (on, n) == (SIMULATED, 4) else [CONFIGS["grouped queries" if n > 1 else "tied"]]
+        CONFIGS.values()
+        if n == 2 or (on, n) == (SIMULATED, 4)
+        else [CONFIGS["grouped queries" if n > 1 else "tied, an encoder"]]
     )
     yield from all_of(transformers.check_numbers, configs, [line(on, n, AXIS)])
     if n > 1:
