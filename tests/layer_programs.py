@@ -8,7 +8,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import pmean
-from minidiff.nn import batch_norm
+from minidiff.nn import batch_norm, conv, max_pool
 from spmd import P
 from spmd.parallel import prefix_scan
 from tests.programs import assert_trees_close
@@ -34,6 +34,23 @@ def check_batch_norm(mesh, compiled):
         assert_trees_close(spmd.gather(found), gradients, rtol=1e-9, atol=1e-10)
     report = spmd.communication(mapped)(x, scale, bias)
     assert [(row.collective, row.bytes) for row in report.rows if row.bytes] == [("psum", 2 * 5 * 8)] * (mesh.size > 1)
+
+
+def check_sharded_conv(mesh):
+    """A convolution of a sharded array, outside of bodies: split along the batch it sends nothing but gradients."""
+    rng = numpy.random.default_rng(0)
+    x, kernel = rng.normal(size=(2 * mesh.size, 6, 5, 3)), rng.normal(size=(3, 2, 3, 4))
+    blocks = spmd.distribute(x, mesh, P("i"))
+
+    def layer(x, kernel):
+        return max_pool(conv(x, kernel, stride=(1, 2), dilation=2), (2, 2), 1)
+
+    assert layer(blocks, kernel).spec == P("i")
+    assert_trees_close(spmd.gather(layer(blocks, kernel)), layer(x, kernel), rtol=1e-12)
+    gradient = md.grad(lambda x, kernel: np.sum(np.sin(layer(x, kernel))), argnums=(0, 1))
+    assert_trees_close(spmd.gather(gradient(blocks, kernel)), gradient(x, kernel), rtol=1e-10, atol=1e-12)
+    assert not spmd.communication(layer)(blocks, kernel).counts
+    assert set(spmd.communication(gradient)(blocks, kernel).counts) <= {"psum"}
 
 
 def matrices(a, b):
