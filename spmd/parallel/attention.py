@@ -92,7 +92,8 @@ def chunked_attention(
 ) -> Any:
     """`attention` of one sequence to itself, `chunk` keys at a time: a scan that recomputes its weights.
 
-    With `tile`, it is for that many queries at a time, so that [heads, tile, chunk] scores exist at once.
+    With `tile`, it is for that many queries at a time: [heads, tile, chunk] scores exist at once, and the backward pass
+    keeps the sums of one tile.
     `score(scores, q_positions, k_positions)` changes them: it adds a bias of the positions, or puts `MASKED` where a
     query does not attend to a key. `blocks` is a plain boolean array [tokens / tile, tokens / chunk]; a tile of queries
     skips a chunk of keys where it is False. If `causal`, chunks after a tile are skipped, too. Each query must have a
@@ -139,4 +140,5 @@ def chunked_attention(
 
     counts = lists.sum(axis=1)
     orders = numpy.argsort(~lists, axis=1, stable=True)[:, : counts.max()]  # those in the list are first
-    return md.map(of_tile, (q_tiles, q_places, orders, counts)).reshape(q.shape)
+    run = md.checkpoint(of_tile) if shape[0] > 1 else of_tile  # sums so far are kept for one tile at a time
+    return md.map(run, (q_tiles, q_places, orders, counts)).reshape(q.shape)

@@ -149,6 +149,19 @@ def test_tiles_of_queries_with_scores_and_blocks(name):
     assert_trees_close(md.vmap(tiled)(*batch), np.stack([dense(*x) for x in zip(*batch)]), rtol=1e-10)
 
 
+def test_the_memory_of_tiles():
+    """The backward pass keeps the sums of one tile at a time: of those of all queries, a fraction."""
+    q, peaks = numpy.random.default_rng(0).normal(size=(1024, 2, 8)), []
+    for tile in (None, 64):
+        f = md.jit(md.grad(lambda q, tile=tile: np.sum(np.sin(chunked_attention(q, q, q, 64, True, tile=tile)))))
+        f(q)
+        tracemalloc.start()
+        f(q)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 0.4 * peaks[0]
+
+
 def test_tiles_bound_the_scores():
     """No array of the program has more scores than those of a tile and a chunk."""
     t, tile, chunk = 64, 8, 16
