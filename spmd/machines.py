@@ -36,6 +36,7 @@ from minidiff.compiler import native
 from minidiff.core.types import ShapedArray
 from minidiff.ops.costs import ProductSize, Work, work_of_equation
 from spmd.mesh.mesh import Mesh, make_mesh
+from spmd.mesh.specs import P
 from spmd.report.calibrate import calibrate, maximum, seconds_of
 from spmd.report.forecast import FASTEST, CostModel
 from spmd.shard_map.shard_map import shard_map

@@ -134,6 +134,33 @@ def check_conv(mesh: spmd.Mesh, typed: bool) -> None:
             assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
+def check_strided_conv(mesh: spmd.Mesh, stride: int, dilation: int, groups: int) -> None:
+    """A convolution over blocks is that of whole images by `md.nn.conv`; messages are those of the module's table."""
+    rng, spec = numpy.random.default_rng(0), P(None, "i", "j")
+    x = rng.standard_normal((2, 4 * mesh.shape["i"], 6 * mesh.shape["j"], 4))
+    kernel, options = rng.standard_normal((3, 3, 4 // groups, 6)), (stride, dilation, groups)
+    split = spmd.shard_map(
+        lambda x, kernel: conv(x, kernel, ("i", "j"), "zeros", *options),
+        mesh=mesh, in_specs=(spec, P()), out_specs=spec,
+    )  # fmt: skip
+    whole = lambda x, kernel: md.nn.conv(x, kernel, stride, "same", dilation, groups)  # noqa: E731
+    loss = lambda f: lambda x, kernel: np.sum(np.sin(f(x, kernel)))  # noqa: E731
+    for transform in (lambda f: f, md.jit):
+        assert_allclose(gathered(transform(split)(x, kernel)), whole(x, kernel), rtol=1e-12, atol=1e-12)
+        found = transform(md.grad(loss(split), argnums=(0, 1)))(x, kernel)
+        for a, b in zip(map(gathered, found), md.grad(loss(whole), argnums=(0, 1))(x, kernel)):
+            assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+    sent = [row for row in spmd.communication(md.grad(loss(split), argnums=(0, 1)))(x, kernel).rows if row.bytes]
+    hops = [row for row in sent if row.collective == "ppermute"]
+    before = (2 * dilation + 1 - stride) // 2  # of the rest of a window beyond its stride, after it is the larger half
+    sides = sum(n > 1 for n in mesh.shape.values()) * (2 if before else 1)
+    for direction in ("forward", "backward"):
+        assert sum(row.count for row in hops if row.direction == direction) == sides
+    if mesh.shape["j"] == 1 and mesh.shape["i"] > 1:
+        rows = 2 * dilation + 1 - stride
+        assert sum(row.bytes for row in hops) == 2 * 8 * 2 * rows * 6 * 4
+
+
 # ---------------------------------------------------------------- the examples
 
 

@@ -31,6 +31,7 @@ from tests import (
     expert_programs,
     grid_programs,
     halo_programs,
+    layer_programs,
     matmul_programs,
     nested_programs,
     networks,
@@ -129,7 +130,9 @@ def _experts(n, on):
 
 def _tensor_parallel(n, on):
     configs = (
-        CONFIGS.values() if n == 2 or (on, n) == (SIMULATED, 4) else [CONFIGS["grouped queries" if n > 1 else "tied"]]
+        CONFIGS.values()
+        if n == 2 or (on, n) == (SIMULATED, 4)
+        else [CONFIGS["grouped queries" if n > 1 else "tied, an encoder"]]
     )
     yield from all_of(transformers.check_numbers, configs, [line(on, n, AXIS)])
     if n > 1:
@@ -180,7 +183,15 @@ def _grids(n, on):
 
 
 def _convolutions(n, on):
-    return all_of(halo_programs.check_conv, [mesh_of(on, *GRIDS[n])], (True, False))
+    grid = mesh_of(on, *GRIDS[n])
+    strided = all_of(halo_programs.check_strided_conv, [grid], (1, 2), (1, 2), (1, 2))
+    return [*all_of(halo_programs.check_conv, [grid], (True, False)), *strided]
+
+
+def _layers(n, on):
+    yield functools.partial(layer_programs.check_sharded_conv, line(on, n))
+    yield from all_of(layer_programs.check_batch_norm, [line(on, n)], (False, True))
+    yield from all_of(layer_programs.check_recurrence, [line(on, n)], layer_programs.RECURRENCES, (False, True))
 
 
 def _fields(n, on):
@@ -225,6 +236,7 @@ PARALLEL = {
     "scheduled pipelines": Table(_schedules, (1, 2, 4, 8)),
     "products and networks on grids": Table(_grids, (1, 4, 8, 9), (4, 8)),
     "convolutions along space": Table(_convolutions, (1, 4, 6)),
+    "norms of batches, and recurrences": Table(_layers, (1, 3, 4)),
     "fields on a grid": Table(_fields, (1, 2, 4), (1, 2, 4)),
     "parameter servers": Table(
         lambda n, on: all_of(server_programs.check_steps, [n], range(n) if on == SIMULATED else (0, n - 1), [on]),

@@ -32,7 +32,7 @@ WIDE = Config(vocabulary=8, features=16, heads=8, layers=2, hidden=16)  # which 
 CONFIGS = {
     "rms norm, SwiGLU": WIDE,
     "layer norm, GELU": replace(WIDE, layer_norm=True, swiglu=False, layers=1),
-    "tied": replace(WIDE, tied=True),
+    "tied, an encoder": replace(WIDE, tied=True, causal=False),
     "grouped queries": replace(WIDE, features=32, heads=16, kv_heads=8, layers=1),
 }
 AXIS = "feats"

@@ -24,7 +24,8 @@ from minidiff.values.dtypes import is_scalar_constant
 copy_p = elementwise.copy.primitive
 
 #: Operations whose results are read-only views in NumPy.
-READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, elementwise.imag.primitive}  # imag, if the operand is real
+READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, rearranging.windows_p}
+READ_ONLY |= {elementwise.imag.primitive}  # if the operand is real
 
 
 def find_aliases(tape: Tape) -> dict[Any, frozenset]:

@@ -185,7 +185,7 @@ STEPS |= {"log_gamma_draw": 300, "poisson_draw": 200}  # with the hash, and a fe
 STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 10, "lcm": 12, "stop_gradient": 0}
 
 _BY_RULE: dict[Rule, str] = {
-    _free: "broadcast_to reshape transpose unstack name recompute schedule while_loop lend axis_index progress "
+    _free: "broadcast_to reshape transpose unstack windows name recompute schedule while_loop lend axis_index progress "
     "debug_print pure_callback reshard",
     _copies: "concatenate stack convert roll permute split embed_diagonal diagonal in_turn",
     _sliced: "slice dynamic_slice gather",
@@ -213,7 +213,7 @@ _BY_RULE: dict[Rule, str] = {
     _of_matrix(10): "eigvals roots",
     _of_matrix(22): "svd pinv",
     _of_matrix(25): "eig",
-    _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin cumsum cumprod recurrence "
+    _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin unwindows cumsum cumprod recurrence "
     "lu_det lu_slogdet",
     _product(lambda inputs, outputs, params: _sum_products(inputs, outputs, params)): "sum_products",
     _product(lambda inputs, outputs, params: _sum_products(inputs[1:], outputs, params)): "add_product",

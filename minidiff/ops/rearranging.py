@@ -15,6 +15,7 @@ from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert
+from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.ops.elementwise import copy, multiply, power, subtract, where
 from minidiff.ops.indexing import concrete_mask, getitem, slice_along, take, unslice_p
 from minidiff.ops.shape import (
@@ -121,13 +122,73 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
     return reshape(copy(copies), resized_shape(a, axis, shape[axis] * count))
 
 
+def _windows_impl(x: numpy.ndarray, axes: Any, sizes: Any, steps: Any, spread: Any) -> numpy.ndarray:
+    shape, strides = list(windows_shape(x, axes, sizes, steps, spread)[0]), list(x.strides)
+    strides += [d * x.strides[a] for a, d in zip(axes, spread)]
+    for a, step in zip(axes, steps):
+        strides[a] *= step
+    return numpy.lib.stride_tricks.as_strided(x, shape, strides, writeable=False)
+
+
+def windows_shape(x: Any, axes: Any, sizes: Any, steps: Any, spread: Any) -> tuple[tuple[int, ...], numpy.dtype]:
+    """The shape and dtype of the windows of x along axes; see `windows_p`."""
+    shape = list(x.shape)
+    for a, size, step, d in zip(axes, sizes, steps, spread):
+        shape[a] = (shape[a] - d * (size - 1) - 1) // step + 1
+    return (*shape, *sizes), x.dtype
+
+
+def _unwindows_impl(
+    x: numpy.ndarray, axes: Any, sizes: Any, steps: Any, spread: Any, shape: tuple[int, ...]
+) -> numpy.ndarray:
+    out = numpy.zeros(shape, x.dtype)
+    places: list = [slice(None)] * len(shape)
+    for offset in numpy.ndindex(*sizes):
+        for a, k, step, d in zip(axes, offset, steps, spread):
+            places[a] = slice(d * k, d * k + step * (x.shape[a] - 1) + 1, step)
+        out[tuple(places)] += x[(..., *offset)]
+    return out
+
+
+def _windows_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """The axes of windows must be whole."""
+    few, many = sorted((types[0], outs[0]), key=lambda t: t.ndim)
+    labels = tuple(None if d in params["axes"] else d for d in range(few.ndim))
+    wide = labels + (None,) * (many.ndim - few.ndim)
+    return Dimensions((labels,), (wide,)) if types[0] is few else Dimensions((wide,), (labels,))
+
+
+#: All windows of `sizes` along `axes`, one in `steps` places, of elements that are `spread` apart; a view. In x's shape
+#: places come instead of elements, and the elements of a window are last.
+windows_p = Linear(
+    "windows",
+    _windows_impl,
+    windows_shape,
+    lambda ct, operands, **how: [unwindows_p.bind(ct, shape=operands[0].shape, **how)],
+    fits=lambda x, **how: min(windows_shape(x, **how)[0], default=1) >= 0,
+    sharding=_windows_dimensions,
+    shares_memory=True,
+)
+
+#: The transpose of `windows`: zeros of `shape`, with each element of a window added at its place.
+unwindows_p = Linear(
+    "unwindows",
+    _unwindows_impl,
+    lambda x, axes, sizes, steps, spread, shape: (shape, x.dtype),
+    lambda ct, operands, shape, **how: [windows_p.bind(ct, **how)],
+    fits=lambda x, shape, **how: windows_shape(x.update(shape=shape), **how)[0] == x.shape,
+    sharding=_windows_dimensions,
+    accumulates=True,
+)
+
+
 @implements(numpy.lib.stride_tricks.sliding_window_view)
 def sliding_window_view(
     x: Value, window_shape: Any, axis: Any = None, *, subok: bool = False, writeable: bool = False
 ) -> Value:
     """`numpy.lib.stride_tricks.sliding_window_view`: all windows of a shape, whose elements come last.
 
-    The result is a copy; `subok` and `writeable` are ignored.
+    `subok` and `writeable` are ignored.
     """
     ndim, sizes = typeof(x).ndim, as_several(window_shape)
     axes = [normalize_axis(a, ndim, "sliding_window_view") for a in (range(ndim) if axis is None else as_several(axis))]
@@ -135,12 +196,13 @@ def sliding_window_view(
         raise ValueError(
             f"sliding_window_view: window_shape needs one size for each of the axes {(*axes,)}, got {window_shape}"
         )
+    shape = typeof(x).shape
     for a, size in zip(axes, sizes):
-        places = x.shape[a] - size + 1
-        if size < 0 or places < 1:
+        shape = (*shape[:a], shape[a] - size + 1, *shape[a + 1 :])
+        if size < 0 or shape[a] < 1:
             raise ValueError(f"sliding_window_view: a window of {size} is not inside axis {a} of {typeof(x)}")
-        starts = numpy.arange(places)
-        x = moveaxis(take(x, starts[:, None] + numpy.arange(size), a), a + 1, -1)
+    for a, size in zip(axes, sizes):  # one by one, since an axis may be given twice
+        x = windows_p.bind(x, axes=(a,), sizes=(operator.index(size),), steps=(1,), spread=(1,))
     return x
 
 

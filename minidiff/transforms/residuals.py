@@ -9,7 +9,7 @@ import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.tape import Equation, Tape
-from minidiff.values.aliasing import is_frozen
+from minidiff.values.aliasing import copy_view, is_frozen
 
 
 def keep_residuals(tape: Tape) -> None:
@@ -29,7 +29,7 @@ def keep_residuals(tape: Tape) -> None:
     for x, count in zip(arrays, counts):
         i = id(x)
         if (count > 2 * uses[i] + _OF_THE_CALL or x.base is not None) and i not in copies and not is_frozen(x):
-            copies[i] = x.copy()
+            copies[i] = copy_view(x)
     if copies:
         for eqn in _equations(tape):
             eqn.inputs = [copies.get(id(x), x) for x in eqn.inputs]

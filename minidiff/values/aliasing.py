@@ -144,11 +144,25 @@ def uniform(value: float, shape: Sequence[int], dtype: Any) -> numpy.ndarray:
 
 def is_frozen(x: Any) -> bool:
     """Whether an array, and each array that it is a view of, is read-only."""
-    while isinstance(x, numpy.ndarray):
-        if x.flags.writeable and x.nbytes:
+    while x is not None:
+        if isinstance(x, numpy.ndarray) and x.flags.writeable and x.nbytes:
             return False
-        x = x.base
+        x = getattr(x, "base", None)  # windows have one that is not an array
     return True
+
+
+def copy_view(x: numpy.ndarray) -> numpy.ndarray:
+    """A copy of an array; of a view that has elements several times, such as windows, one of all that it views.
+
+    >>> windows = numpy.lib.stride_tricks.sliding_window_view(numpy.arange(1000.0), 100)
+    >>> owner_of(copy_view(windows)).nbytes
+    8000
+    """
+    owner = owner_of(x)
+    if not (isinstance(owner, numpy.ndarray) and owner.nbytes < x.nbytes and owner.flags.forc):
+        return x.copy()
+    start = x.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+    return numpy.ndarray(x.shape, x.dtype, owner.copy(order="K").ravel(order="K"), start, x.strides)
 
 
 def _distinct_elements(x: numpy.ndarray) -> numpy.ndarray:

@@ -60,6 +60,7 @@ megatron_3d                                a step along data, stages and feature
 attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
 summa, cannon, tensor_2d                   both dimensions of matrices, on a square grid of ranks, or several
 tensor_3d                                  rows, columns and terms of a product, on a cube of ranks
+recurrence                                 a sequence, whose states ranks combine
 schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, zero bubble, as data
 scheduled, scheduled_network               the same, run by such a schedule
 weight_versions                            pipelines without a flush: PipeDream, 2BW
@@ -109,6 +110,7 @@ from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.parameter_server import server_step
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
+from spmd.parallel.recurrence import prefix_scan
 from spmd.parallel.schedule import Schedule, Step
 from spmd.parallel.scheduled import scheduled
 from spmd.parallel.scheduled_network import blocked_layers, scheduled_value_and_grad, unblocked_layers
@@ -139,18 +141,17 @@ __all__ = [
     "attention_by_heads", "beam_search", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
     "column_parallel", "conv", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
     "decoder_specs", "dense", "dense_2d", "dense_3d", "dlrm", "dlrm_loss", "double_buffered_versions", "embed",
-    "empty_cache", "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel",
-    "gate_weights", "gathered", "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm",
-    "init_params", "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss",
-    "lookup_by_columns", "lookup_by_rows", "lookup_by_tables", "loss", "matmul_all_gather",
-    "matmul_all_gather_bidirectional", "matmul_all_gather_overlapped", "matmul_psum_scatter",
-    "matmul_psum_scatter_bidirectional", "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d",
-    "mlp_bytes", "next_token_loss", "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict",
-    "product_3d", "ring_attention", "routed", "router_z_loss", "row_parallel", "row_parallel_scattered",
-    "scheduled", "scheduled_orders", "scheduled_value_and_grad", "sequence_parallel_options",
-    "sequence_parallel_transformer", "server_step", "show_versions", "simulate_parameter_server", "squared_error",
-    "stacked_layers", "summa", "summa_nt", "summa_tn", "tensor_parallel", "tensor_parallel_2d",
-    "tensor_parallel_3d", "tensor_parallel_dense", "tensor_parallel_options", "tensor_parallel_transformer",
-    "top_experts", "train_with_versions", "transformer", "transformer_specs", "unblocked_layers",
-    "unstacked_layers", "zero", "zero_bubble", "zigzag",
+    "empty_cache", "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights",
+    "gathered", "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_params",
+    "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss", "lookup_by_columns",
+    "lookup_by_rows", "lookup_by_tables", "loss", "matmul_all_gather", "matmul_all_gather_bidirectional",
+    "matmul_all_gather_overlapped", "matmul_psum_scatter", "matmul_psum_scatter_bidirectional",
+    "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss", "one_f_one_b",
+    "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "prefix_scan", "product_3d", "ring_attention",
+    "routed", "router_z_loss", "row_parallel", "row_parallel_scattered", "scheduled", "scheduled_orders",
+    "scheduled_value_and_grad", "sequence_parallel_options", "sequence_parallel_transformer", "server_step",
+    "show_versions", "simulate_parameter_server", "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn",
+    "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_3d", "tensor_parallel_dense", "tensor_parallel_options",
+    "tensor_parallel_transformer", "top_experts", "train_with_versions", "transformer", "transformer_specs",
+    "unblocked_layers", "unstacked_layers", "zero", "zero_bubble", "zigzag",
 ]  # fmt: skip

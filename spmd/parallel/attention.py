@@ -17,7 +17,10 @@ and Staats, "Self-attention does not need O(n²) memory".
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
+
+import numpy
 
 import minidiff as md
 import minidiff.numpy as np
@@ -48,12 +51,20 @@ def empty_sums(q: Any) -> tuple:
     return np.full((*result.shape[:2], 1), MASKED, result.dtype), np.zeros((*result.shape[:2], 1), result.dtype), result
 
 
-def accumulate(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any = None) -> tuple:
+def accumulate(
+    so_far: tuple,
+    q: Any,
+    k: Any,
+    v: Any,
+    q_positions: Any = None,
+    k_positions: Any = None,
+    change: Callable = lambda scores: scores,
+) -> tuple:
     """Attend to further keys and values: the largest scores, the sums of weights, and those of weighted values."""
     before, total, result = so_far
     if q.shape[1] != k.shape[1]:
         k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
-    scores = np.einsum("qhd,thd->hqt", q, k) / math.sqrt(q.shape[-1])
+    scores = change(np.einsum("qhd,thd->hqt", q, k) / math.sqrt(q.shape[-1]))
     if q_positions is not None:
         scores = np.where(q_positions[:, None] >= k_positions, scores, MASKED)
     largest = np.maximum(before, np.max(md.stop_gradient(scores), axis=-1, keepdims=True))
@@ -68,25 +79,66 @@ def finish(so_far: tuple, dtype: Any) -> Any:
     return np.moveaxis(result / total, 0, 1).astype(dtype)
 
 
-def chunked_attention(q: Any, k: Any, v: Any, chunk: int, causal: bool = False) -> Any:
+def chunked_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    chunk: int,
+    causal: bool = False,
+    *,
+    tile: int | None = None,
+    score: Callable | None = None,
+    blocks: Any = None,
+) -> Any:
     """`attention` of one sequence to itself, `chunk` keys at a time: a scan that recomputes its weights.
 
-    Raises ValueError if `chunk` does not divide the number of tokens.
+    With `tile`, it is for that many queries at a time: [heads, tile, chunk] scores exist at once, and the backward pass
+    keeps the sums of one tile.
+    `score(scores, q_positions, k_positions)` changes them: it adds a bias of the positions, or puts `MASKED` where a
+    query does not attend to a key. `blocks` is a plain boolean array [tokens / tile, tokens / chunk]; a tile of queries
+    skips a chunk of keys where it is False. If `causal`, chunks after a tile are skipped, too. Each query must have a
+    key. Raises ValueError if `chunk` or `tile` does not divide the number of tokens, or for other `blocks`.
 
     >>> q = k = v = np.arange(8.0).reshape(4, 1, 2)
     >>> bool(np.allclose(chunked_attention(q, k, v, chunk=2), attention(q, k, v)))
     True
+    >>> near = lambda scores, i, j: np.where(abs(i[:, None] - j) < 2, scores, MASKED)
+    >>> chunked_attention(0 * q, k, v, chunk=2, score=near)[:, 0, 0]
+    array([1., 2., 4., 5.])
     """
-    tokens = len(k)
-    if tokens % chunk:
-        raise ValueError(f"chunked_attention: chunks of {chunk} do not divide {tokens} tokens; choose a divisor")
-    places = np.arange(tokens)
-    chunks = [x.reshape(tokens // chunk, chunk, *x.shape[1:]) for x in (k, v, places)]
+    tokens, tile = len(k), len(q) if tile is None else tile
+    for what, size, n in (("chunks", chunk, tokens), ("tiles", tile, len(q))):
+        if n % size:
+            raise ValueError(f"chunked_attention: {what} of {size} do not divide {n} tokens; choose a divisor")
+    shape = len(q) // tile, tokens // chunk
+    lists = numpy.ones(shape, bool) if blocks is None else numpy.asarray(blocks, bool)
+    if lists.shape != shape:
+        raise ValueError(f"chunked_attention: blocks has the shape {lists.shape}; there are {shape} tiles and chunks")
+    if causal:
+        lists = lists & (numpy.arange(shape[1]) * chunk < numpy.arange(1, shape[0] + 1)[:, None] * tile)
+    q_tiles, k_chunks, v_chunks, q_places, k_places = (
+        x.reshape(len(x) // size, size, *x.shape[1:])
+        for x, size in ((q, tile), (k, chunk), (v, chunk), (np.arange(len(q)), tile), (np.arange(tokens), chunk))
+    )
 
-    @md.checkpoint
-    def step(so_far: tuple, keys: tuple) -> tuple:
-        k, v, k_positions = keys
-        positions = (places, k_positions) if causal else ()
-        return accumulate(so_far, q, k, v, *positions), None
+    def of_tile(given: tuple) -> Any:
+        """Attend to the chunks in the tile's list, of which the first `count` are in it."""
+        q, q_positions, order, count = given
 
-    return finish(md.scan(step, empty_sums(q), tuple(chunks))[0], q.dtype)
+        @md.checkpoint
+        def step(so_far: tuple, keys: tuple) -> tuple:
+            k, v, k_positions, number = keys
+            change = {} if score is None else {"change": lambda scores: score(scores, q_positions, k_positions)}
+            positions = (q_positions, k_positions) if causal else ()
+            attend = lambda *so_far: accumulate(so_far, q, k, v, *positions, **change)  # noqa: E731
+            if lists.all():
+                return attend(*so_far), None
+            return md.cond(number < count, attend, lambda *so_far: so_far, *so_far), None
+
+        chunks = [x if lists.all() else np.take(x, order, axis=0) for x in (k_chunks, v_chunks, k_places)]
+        return finish(md.scan(step, empty_sums(q), (*chunks, np.arange(len(order))))[0], q.dtype)
+
+    counts = lists.sum(axis=1)
+    orders = numpy.argsort(~lists, axis=1, stable=True)[:, : counts.max()]  # those in the list are first
+    run = md.checkpoint(of_tile) if shape[0] > 1 else of_tile  # sums so far are kept for one tile at a time
+    return md.map(run, (q_tiles, q_places, orders, counts)).reshape(q.shape)

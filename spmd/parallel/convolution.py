@@ -1,28 +1,44 @@
-"""Convolutions along dimensions that are split over ranks: spatial parallelism."""
+"""Convolutions along dimensions that are split over ranks: spatial parallelism.
+
+A rank has a block of each image, and needs its neighbors' edges: the halo. With p ranks along one dimension of space,
+N images of C channels, k taps along this dimension with a stride of s, and w elements in a row of the image across it:
+
+=========  ==========  =====  ===================  ======================================
+direction  collective  count  elements             what
+=========  ==========  =====  ===================  ======================================
+forward    ppermute    2      N*(k-s)*w*C          rows of the halo (none if k is s)
+backward   ppermute    2      N*(k-s)*w*C          their cotangents
+backward   psum        1      those of the kernel  the sum of the kernel's gradients
+=========  ==========  =====  ===================  ======================================
+
+Source: N. Dryden et al., "Improving strong-scaling of CNN training by exploiting finer-grained parallelism", 2019.
+"""
 
 from __future__ import annotations
 
-import functools
-import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
-from minidiff.core.interpreter import current_scope
-from minidiff.core.ranks import vary_along
-from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import typeof
+from minidiff import nn
+from minidiff.core.tracer import Value
+from minidiff.nn.convolution import Sizes, check_operands, pad_widths
 from spmd.halo import as_spec, halo
 
 
-def conv(x: Value, kernel: Value, axes: Any, mode: str | Sequence[str] = "zeros") -> Value:
-    """Convolve images with a kernel, as the layers of networks do; a rank has a block of each image.
+def conv(
+    x: Value,
+    kernel: Value,
+    axes: Any,
+    mode: str | Sequence[str] = "zeros",
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Value:
+    """`md.nn.conv` with the padding 'same', of images of which a rank has a block.
 
-    x [..., *space, channels], kernel [*taps, channels, features] -> [..., *space, features]. There are as many
-    dimensions of space as of taps. `axes` says what each is split over, and `mode` what is around the image, as for
-    `spmd.halo`. The result has the size of x: a kernel of k taps needs a halo of (k - 1) // 2 before the block and
-    k // 2 after it, which are two messages an axis; then each tap is a matrix product. (The kernel is not flipped.)
-    Raises ValueError for shapes, axes or modes that do not fit.
+    x [..., *space, channels], kernel [*taps, channels / groups, features] -> [..., *space / stride, features]. `axes`
+    says what each dimension of space is split over, and `mode` what is around the image, as for `spmd.halo`. Raises
+    ValueError for shapes, axes or modes that do not fit, and for blocks whose sizes are not multiples of the stride.
 
     >>> import spmd, minidiff.numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
@@ -30,26 +46,14 @@ def conv(x: Value, kernel: Value, axes: Any, mode: str | Sequence[str] = "zeros"
     >>> f = spmd.shard_map(f, mesh=mesh, in_specs=(spmd.P('i'), spmd.P()), out_specs=spmd.P('i'))
     >>> f(np.array([[1.0], [2.0], [3.0], [4.0]]), np.ones((3, 1, 1))).gather().ravel()
     array([3., 6., 9., 7.])
-
-    Source: N. Dryden et al., "Improving strong-scaling of CNN training by exploiting finer-grained parallelism", 2019.
     """
-    image, t = typeof(x), typeof(kernel)
-    space = t.ndim - 2
-    if space < 1 or image.ndim <= space or image.shape[-1] != t.shape[-2]:
-        raise ValueError(
-            f"conv: x is {image} and the kernel {t}; write them as [..., *space, channels] and [*taps, channels, "
-            "features], with as many dimensions of space as of taps"
-        )
-    taps = t.shape[:space]
-    others = (None,) * (image.ndim - space - 1)
+    image, t = check_operands(x, kernel, groups)
+    space, first = t.ndim - 2, image.ndim - t.ndim + 1
+    steps, spread = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
+    block, taps = image.shape[first:-1], t.shape[:space]
+    if any(n % s for n, s in zip(block, steps)):
+        raise ValueError(f"conv: a rank's block of space, {block} of {image}, is not a multiple of the stride {stride}")
+    widths = [(0, 0)] * first + pad_widths("conv", block, taps, steps, "same", spread) + [(0, 0)]
     modes = (mode,) * space if isinstance(mode, str) else tuple(mode)
-    widths = [(0, 0)] * len(others) + [((k - 1) // 2, k // 2) for k in taps] + [(0, 0)]
-    p = halo(x, widths, (*others, *as_spec(axes).entries), (*["zeros"] * len(others), *modes, "zeros"))
-    if isinstance(kernel, Tracer) and not (current_scope() and current_scope().checks):
-        kernel = vary_along(kernel, typeof(p).variance)  # once, not at each tap: its gradient is one sum over the ranks
-
-    def of_tap(tap: tuple[int, ...]) -> Value:
-        window = [slice(k, k + n) for k, n in zip(tap, image.shape[len(others) :])]
-        return p[(..., *window, slice(None))] @ kernel[tap]
-
-    return functools.reduce(operator.add, map(of_tap, itertools.product(*map(range, taps))))
+    around = halo(x, widths, (*[None] * first, *as_spec(axes).entries), (*["zeros"] * first, *modes, "zeros"))
+    return nn.conv(around, kernel, stride, "valid", dilation, groups)

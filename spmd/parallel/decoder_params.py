@@ -100,8 +100,8 @@ def check_decoder(mesh: spmd.Mesh, config: DecoderConfig) -> None:
     """Raise ValueError for a mesh without the axes, or an axis that does not divide what is split along it."""
     if missing := [axis for axis in AXES if axis not in mesh.axis_names]:
         raise ValueError(f"decoder: {mesh} has no axis {missing[0]!r}: give it all of {AXES}, of size 1 if not used")
-    if config.dropout:
-        raise ValueError(f"decoder: it drops nothing, but dropout is {config.dropout}: leave it at 0")
+    if config.dropout or not config.causal:
+        raise ValueError(f"decoder: it is causal and drops nothing; leave dropout and causal of {config} as they are")
     check_divided("decoder", mesh, all_sizes(config), SPLIT)
 
 

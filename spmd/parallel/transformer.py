@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
 from minidiff.higher_order.checkpoint import recomputed_selectively
-from minidiff.nn import dropout, gelu, silu
+from minidiff.nn import dot_product_attention, dropout, gelu, layer_norm, rms_norm, silu
 from minidiff.precision import cast_for
-from spmd.parallel.causal_attention import causal_attention
+from spmd.parallel.causal_attention import causal, causal_attention
 from spmd.parallel.vocabulary import embed, label_cross_entropy
 
 
@@ -31,9 +32,9 @@ class Config:
     """Sizes and options of a transformer.
 
     Each of the `kv_heads` heads of keys and values (by default `heads`) serves heads / kv_heads heads of queries.
-    Options are layer norm in place of RMS norm, SwiGLU or GELU, a head that is the embedding's transpose (`tied`), and
-    the rate of `dropout` of the half layers' results. Raises ValueError for sizes that do not fit: rotary positions
-    turn the features of a head in pairs.
+    Options are layer norm in place of RMS norm, SwiGLU or GELU, a head that is the embedding's transpose (`tied`), the
+    rate of `dropout` of the half layers' results, and `causal=False`: an encoder, whose tokens attend to all others.
+    Raises ValueError for sizes that do not fit: rotary positions turn the features of a head in pairs.
 
     >>> config = Config(vocabulary=8, features=16, heads=4, layers=2, hidden=32, kv_heads=2)
     >>> sizes(config)["size"]  # of a head
@@ -50,6 +51,7 @@ class Config:
     swiglu: bool = True
     tied: bool = False
     dropout: float = 0.0
+    causal: bool = True
 
     def __post_init__(self) -> None:
         if self.features % (2 * self.heads) or self.heads % (self.kv_heads or self.heads):
@@ -91,14 +93,8 @@ def init_transformer(rng: Any, config: Config) -> dict:
 
 def normalize(config: Config, scale: Any, x: Any) -> Any:
     """RMS norm over the features; layer norm is the same of centered features: [..., features] -> same."""
-
-    def norm(x: Any, scale: Any) -> Any:
-        wide = md.precision.widen(x)  # squares of float16 overflow
-        wide = wide - np.mean(wide, axis=-1, keepdims=True) if config.layer_norm else wide
-        scaled = (wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
-        return cast_for("compute", scaled) * scale
-
-    return recomputed_selectively(norm)(x, scale)
+    norm = layer_norm if config.layer_norm else rms_norm
+    return recomputed_selectively(lambda x, scale: cast_for("compute", norm(x)) * scale)(x, scale)
 
 
 def mlp(params: dict, x: Any) -> Any:
@@ -120,7 +116,9 @@ def block(
 
     With a key, `dropout(key, result, config.dropout)` is added, for a key of each half layer.
     """
-    for i, (name, half) in enumerate((("attention", causal_attention), ("mlp", mlp))):
+    attend = causal if config.causal else dot_product_attention
+    halves: dict[str, Callable] = {"attention": partial(causal_attention, attend=attend), "mlp": mlp}
+    for i, (name, half) in enumerate(halves.items()):
         y = combine(half(params[name], gather(normalize(config, params[f"{name}_norm"], x))))
         x = x + (y if key is None else dropout(md.random.fold_in(key, i), y, config.dropout))
     return x

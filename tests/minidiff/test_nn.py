@@ -202,20 +202,24 @@ def attention(draw):
         "mask": None if mask is None else rng.random(mask) < 0.7,
         "scale": draw(st.sampled_from([None, 0.3])),
         "is_causal": draw(st.booleans()),
+        "local_window_size": draw(st.sampled_from([None, 0, 1, (2, 1)])),
     }
     return query, key, value, options
 
 
-def attention_by_loops(query, key, value, bias, mask, scale, is_causal):
+def attention_by_loops(query, key, value, bias, mask, scale, is_causal, local_window_size):
     """One query of one head after the other."""
     (b, t, n, h), (_, s, k, _) = query.shape, key.shape
     out = np.empty(query.shape)
+    reach = (s + t, s + t) if local_window_size is None else local_window_size
+    left, right = (reach, reach) if isinstance(reach, int) else reach
     bias = np.broadcast_to(0.0 if bias is None else bias, (b, n, t, s))
     mask = np.broadcast_to(True if mask is None else mask, (b, n, t, s))
     for i, row, head in np.ndindex(b, t, n):
         of_head = head // (n // k)
         logits = key[i, :, of_head] @ query[i, row, head] * (h**-0.5 if scale is None else scale) + bias[i, head, row]
-        allowed = mask[i, head, row] & (np.arange(s) <= (row if is_causal else s))
+        last = row if is_causal else row + right
+        allowed = mask[i, head, row] & (np.arange(s) <= last) & (np.arange(s) >= row - left)
         weights = np.exp(logits - logits.max()) * allowed if allowed.any() else np.ones(s)
         out[i, row, head] = weights / weights.sum() @ value[i, :, of_head]
     return out
@@ -250,3 +254,163 @@ def test_a_mask_of_numbers_is_a_bias():
     x = np.zeros((1, 2, 3, 4))
     with pytest.raises(TypeError, match=r"mask must be boolean, got f64.*bias"):
         nn.dot_product_attention(x, x, x, mask=np.zeros((2, 2)))
+
+
+# ---------------------------------------------------------------- convolutions, pooling
+
+
+@st.composite
+def convolution(draw):
+    """Operands and options of `conv`, in 1 to 3 dimensions."""
+    space, size = draw(st.integers(1, 3)), st.integers(1, 3)
+    groups, each, features = draw(size), draw(size), draw(size)
+    taps, lead = [draw(size) for _ in range(space)], [draw(size) for _ in range(draw(st.integers(0, 2)))]
+    stride, dilation = [draw(size) for _ in range(space)], [draw(st.integers(1, 2)) for _ in range(space)]
+    shape = [d * (k - 1) + draw(size) for k, d in zip(taps, dilation)]
+    pairs = [(draw(st.integers(0, 2)), draw(st.integers(0, 2))) for _ in range(space)]
+    padding = draw(st.sampled_from(["same", "valid", 1, pairs]))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    x, kernel = rng.normal(size=(*lead, *shape, groups * each)), rng.normal(size=(*taps, each, groups * features))
+    return x, kernel, {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+
+
+def conv_by_loops(x, kernel, stride, padding, dilation, groups):
+    """One window after the other; the sizes of 'same' are those that TensorFlow documents."""
+    taps, space = kernel.shape[:-2], kernel.ndim - 2
+    shape, (each, features) = x.shape[-space - 1 : -1], kernel.shape[-2:]
+    reach = [d * (k - 1) + 1 for k, d in zip(taps, dilation)]
+    if padding == "same":
+        rest = [max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(shape, stride, reach)]
+        padding = [(n // 2, n - n // 2) for n in rest]
+    padding = [(0, 0)] * space if padding == "valid" else [(1, 1)] * space if padding == 1 else padding
+    x = np.pad(x, [(0, 0)] * (x.ndim - space - 1) + padding + [(0, 0)])
+    places = [(n - r) // s + 1 for n, r, s in zip(x.shape[-space - 1 : -1], reach, stride)]
+    out = np.zeros((*x.shape[: -space - 1], *places, features))
+    for place in np.ndindex(*places):
+        for tap in np.ndindex(*taps):
+            at = tuple(s * p + d * k for s, p, d, k in zip(stride, place, dilation, tap))
+            for f in range(features):
+                group = f // (features // groups)
+                values = x[(..., *at, slice(group * each, (group + 1) * each))]
+                out[(..., *place, f)] += values @ kernel[(*tap, slice(None), f)]
+    return out
+
+
+@given(convolution())
+@settings(max_examples=60, deadline=None)
+def test_a_convolution_is_a_loop_over_windows(given_):
+    x, kernel, options = given_
+    expected = conv_by_loops(x, kernel, **options)
+    np.testing.assert_allclose(nn.conv(x, kernel, **options), expected, rtol=1e-10, atol=1e-12)
+    compiled = md.jit(lambda x, kernel: nn.conv(x, kernel, **options))(x, kernel)
+    np.testing.assert_allclose(compiled, expected, rtol=1e-10, atol=1e-12)
+    ct, loss = np.cos(expected), lambda x, kernel: (nn.conv(x, kernel, **options) * np.cos(expected)).sum()
+    found = md.jit(md.grad(loss, (0, 1)))(x, kernel)  # a convolution is bilinear: each gradient pairs to the loss
+    for value, gradient in zip((x, kernel), found):
+        np.testing.assert_allclose((value * gradient).sum(), (expected * ct).sum(), rtol=1e-9, atol=1e-9)
+
+
+def test_windows_are_a_view_which_is_what_the_backward_pass_keeps():
+    """Nine windows of an element take no memory: the residuals are the operands."""
+    x, kernel = np.zeros((64, 64, 8)), np.zeros((3, 3, 8, 8))
+    tape = md.make_tape(lambda x: nn.conv(x, kernel, padding="valid"))(x)
+    (windows,) = [eqn for eqn in tape.equations if eqn.primitive.name == "windows"]
+    made = windows.primitive.impl(x, **windows.params)
+    assert np.shares_memory(made, x) and made.nbytes > 8 * x.nbytes and not made.flags.writeable
+
+
+def test_half_precision_adds_windows_in_float32():
+    x = np.ones((4100, 1), np.float16)
+    ct = md.vjp(lambda x: nn.conv(x, np.ones((4100, 1, 1), np.float16), padding=(4099, 0)), x)[1](x)[0]
+    assert ct.dtype == np.float16 and ct[0, 0] == 4100  # whose sum of ones in float16 stops at 2048
+
+
+@pytest.mark.parametrize("padding", ["same", "valid", ((1, 1), (0, 1))])
+def test_pooling_is_a_function_of_windows(padding):
+    x = np.random.default_rng(0).normal(size=(2, 7, 6, 3))
+    around = {"same": ((1, 1), (0, 1)), "valid": ((0, 0), (0, 0))}.get(padding, padding)
+    for f, reduce, value in ((nn.max_pool, np.max, -np.inf), (nn.avg_pool, np.mean, 0.0)):
+        wide = np.pad(x, ((0, 0), *around, (0, 0)), constant_values=value)
+        windows = np.lib.stride_tricks.sliding_window_view(wide, (3, 3), (1, 2))[:, ::2, ::2]
+        if padding == "same":
+            windows = windows[:, :4, :3]
+        np.testing.assert_allclose(f(x, (3, 3), 2, padding), reduce(windows, axis=(-1, -2)), rtol=1e-12)
+    assert nn.max_pool(np.arange(6)[:, None], (2,)).ravel().tolist() == [1, 3, 5]
+
+
+NOT_CONVOLVED = {
+    "other channels": (
+        lambda: nn.conv(np.zeros((4, 3)), np.zeros((2, 2, 1))),
+        "x is f64[4,3] and the kernel f64[2,2,1]",
+    ),
+    "four dimensions": (lambda: nn.conv(np.zeros((2,) * 5), np.zeros((1,) * 4 + (2, 1))), "as of taps, 1 to 3"),
+    "groups": (lambda: nn.conv(np.zeros((4, 2)), np.zeros((1, 1, 3)), groups=2), "cannot be split into 2 groups"),
+    "a large window": (lambda: nn.conv(np.zeros((2, 1)), np.zeros((3, 1, 1)), padding=0), "a window is larger than"),
+    "another word": (
+        lambda: nn.conv(np.zeros((2, 1)), np.zeros((1, 1, 1)), padding="full"),
+        "padding is 'same', 'valid'",
+    ),
+    "no stride": (lambda: nn.conv(np.zeros((2, 1)), np.zeros((1, 1, 1)), 0), "all are at least 1"),
+    "two strides": (lambda: nn.avg_pool(np.zeros((2, 1)), (1,), (1, 1)), "one for each dimension of space"),
+    "negative padding": (lambda: nn.max_pool(np.zeros((2, 1)), (1,), 1, -1), "padding is at least 0"),
+    "groups of channels": (lambda: nn.group_norm(np.zeros((2, 3)), 2), "channels a multiple of 2 groups, got f64[2,3]"),
+    "a fan": (
+        lambda: nn.initializers.variance_scaling(1.0, "fan", "normal"),
+        "mode is one of fan_in, fan_out, fan_avg",
+    ),
+    "a vector": (lambda: nn.initializers.he_normal()(md.random.key(0), (3,)), "got the shape (3,)"),
+}
+
+
+@pytest.mark.parametrize("call, message", NOT_CONVOLVED.values(), ids=NOT_CONVOLVED)
+def test_what_does_not_fit_is_refused_by_type(call, message):
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert message in str(caught.value)
+
+
+# ---------------------------------------------------------------- norms, initializers
+
+
+def test_batch_norm_of_parts_has_the_statistics_of_the_whole():
+    """With a mean over a named axis of vmap: values, gradients, and the statistics that are returned."""
+    x = np.random.default_rng(0).normal(2, 3, size=(4, 6, 5))
+    average = lambda moments: moments.mean(axis=0)  # noqa: E731
+    mean, variance = x.mean(axis=(0, 1)), x.var(axis=(0, 1))
+    y, found = nn.batch_norm(x)
+    np.testing.assert_allclose(found, (mean, variance), rtol=1e-12)
+    np.testing.assert_allclose(y, (x - mean) / np.sqrt(variance + 1e-5), rtol=1e-12)
+    moments = np.stack([np.stack([part.mean(0), (part**2).mean(0)]) for part in x])
+    for part, of_part in zip(x, y):
+        again, statistics = nn.batch_norm(part, average=lambda own: average(moments))
+        np.testing.assert_allclose(again, of_part, rtol=1e-10)
+        np.testing.assert_allclose(statistics, (mean, variance), rtol=1e-10)
+
+
+def test_norms_of_half_precision_do_not_overflow():
+    x = np.array([[-6e4, 6e4], [3e2, -3e2]], np.float16)
+    for f in (nn.layer_norm, nn.rms_norm, nn.standardize, lambda x: nn.batch_norm(x)[0], lambda x: nn.group_norm(x, 1)):
+        assert f(x).dtype == np.float16
+        np.testing.assert_allclose(abs(f(x)), 1, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["lecun", "glorot", "he"])
+@pytest.mark.parametrize("distribution", ["normal", "uniform"])
+def test_initializers_have_the_variance_of_their_papers(name, distribution):
+    shape = (3, 3, 20, 60)
+    variance = {"lecun": 1 / (9 * 20), "glorot": 2 / (9 * 80), "he": 2 / (9 * 20)}[name]
+    w = getattr(nn.initializers, f"{name}_{distribution}")()(md.random.key(0), shape, np.float32)
+    assert w.dtype == np.float32 and w.shape == shape
+    assert w.var() == pytest.approx(variance, rel=0.05) and abs(w.mean()) < 0.05 * math.sqrt(variance)
+    most = {"normal": 2 / 0.87962566103423978, "uniform": math.sqrt(3)}[distribution]
+    assert 0.95 * most < abs(w).max() / math.sqrt(variance) <= most * 1.0001
+
+
+def test_initializers_of_one_distribution():
+    key = md.random.key(0)
+    assert nn.initializers.zeros(key, (2, 3)).tolist() == [[0] * 3] * 2
+    assert nn.initializers.ones(key, (2,), np.float32).dtype == np.float32
+    assert nn.initializers.constant(0.3)(key, ()) == 0.3
+    assert nn.initializers.normal(0.5)(key, (10000,)).std() == pytest.approx(0.5, rel=0.05)
+    w = nn.initializers.variance_scaling(3.0, "fan_out", "normal", 0, 1)(key, (100, 50, 2))
+    assert w.var() == pytest.approx(3 / 100, rel=0.05)

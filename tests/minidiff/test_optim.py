@@ -610,8 +610,10 @@ DEFAULTS = {
     "cosine_onecycle_schedule": {"pct_start": 0.3, "div_factor": 25.0, "final_div_factor": 1e4},
     "exponential_decay": {"transition_begin": 0, "staircase": False, "end_value": None},
     "global_norm": {},
+    "huber_loss": {"targets": None, "delta": 1.0},
     "inject_hyperparams": {"static_args": (), "hyperparam_dtype": None},
     "join_schedules": {},
+    "l2_loss": {"targets": None},
     "linear_onecycle_schedule": {"pct_start": 0.3, "pct_final": 0.85, "div_factor": 25.0, "final_div_factor": 1e4},
     "linear_schedule": {"transition_begin": 0},
     "lion": {"b1": 0.9, "b2": 0.99, "mu_dtype": None, "weight_decay": 1e-3, "mask": None},
@@ -628,6 +630,10 @@ DEFAULTS = {
     },
     "scale_by_rss": {"initial_accumulator_value": 0.1, "eps": 1e-7},
     "sgd": {"momentum": None, "nesterov": False, "accumulator_dtype": None},
+    "sigmoid_binary_cross_entropy": {},
+    "softmax_cross_entropy": {"axis": -1},
+    "softmax_cross_entropy_with_integer_labels": {},
+    "squared_error": {"targets": None},
     "trace": {"nesterov": False, "accumulator_dtype": None},
     "warmup_cosine_decay_schedule": {"end_value": 0.0, "exponent": 1.0},
 }
@@ -651,3 +657,53 @@ def test_defaults_are_those_of_optax():
 def test_no_momentum_is_none_or_0():
     for momentum in (None, 0, 0.0):
         assert_trees_equal(trained(optim.sgd(0.1, momentum)), trained(optim.sgd(0.1)))
+
+
+# ---------------------------------------------------------------- losses
+
+LABELS, LOGITS = numpy.array([2, 0, 1]), RNG.normal(size=(3, 4))
+
+#: (loss, predictions, targets, by hand)
+LOSSES = [
+    (optim.squared_error, LOGITS, LOGITS + 1, lambda x, y: (x - y) ** 2),
+    (optim.l2_loss, LOGITS, LOGITS + 3, lambda x, y: (x - y) ** 2 / 2),
+    (
+        optim.huber_loss,
+        3 * LOGITS,
+        LOGITS,
+        lambda x, y: numpy.where(abs(x - y) < 1, (x - y) ** 2 / 2, abs(x - y) - 0.5),
+    ),
+    (optim.sigmoid_binary_cross_entropy, LOGITS, LOGITS % 1, lambda x, y: -(y * nlog(x) + (1 - y) * nlog(-x))),
+    (optim.softmax_cross_entropy, LOGITS, numpy.eye(4)[LABELS], lambda x, y: -(y * log_probabilities(x)).sum(-1)),
+    (
+        optim.softmax_cross_entropy_with_integer_labels,
+        LOGITS,
+        LABELS,
+        lambda x, y: -log_probabilities(x)[numpy.arange(3), y],
+    ),
+]
+
+
+def nlog(x):
+    return -numpy.log(1 + numpy.exp(-x))
+
+
+def log_probabilities(x):
+    return numpy.log(numpy.exp(x) / numpy.exp(x).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("loss, x, y, by_hand", LOSSES, ids=lambda x: getattr(x, "__name__", ""))
+def test_losses_are_their_formulas(loss, x, y, by_hand):
+    numpy.testing.assert_allclose(loss(x, y), by_hand(x, y), rtol=1e-12)
+    numpy.testing.assert_allclose(md.jit(loss)(x, y), by_hand(x, y), rtol=1e-12)
+    md.testing.check_grads(lambda x: loss(x, y), (x,), order=2)
+
+
+def test_losses_of_large_numbers_are_finite():
+    x = numpy.array([1e4, -1e4, 0.0])
+    assert optim.softmax_cross_entropy(x, numpy.eye(3)[0]) == 0
+    assert optim.softmax_cross_entropy(numpy.array([0.0, -numpy.inf]), numpy.array([1.0, 0.0])) == 0
+    assert optim.sigmoid_binary_cross_entropy(x, numpy.array([1.0, 0.0, 1.0])).tolist()[:2] == [0, 0]
+    for loss in (optim.sigmoid_binary_cross_entropy, optim.huber_loss):
+        gradient = md.grad(lambda x, loss=loss: numpy.sum(loss(x, numpy.array([1.0, 0.0, 1.0]))))(x)
+        assert numpy.isfinite(gradient).all()

@@ -1,6 +1,8 @@
 """The examples on MPI ranks: the numbers of simulated ones; killed and taken up again, also on more ranks."""
 
+import doctest
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,3 +82,11 @@ def test_ranks_that_take_turns_say_so(processors, monkeypatch, capsys):
 def test_the_bugs_are_caught_on_all_ranks(name):
     printed = blocks(name)[1]
     assert run(name) == (printed if WORLD.rank == 0 else re.sub("^VarianceWarning.*\n", "", printed, flags=re.M))
+
+
+@pytest.mark.parallel(4)
+def test_the_page_of_layers(capsys):
+    """A ResNet, Switch, recurrences: the cells print on every rank what they print on simulated ranks."""
+    page = Path(__file__).parents[2] / "docs" / "guide" / "layers.md"
+    failed, examples = doctest.testfile(str(page), module_relative=False)
+    assert (failed, examples > 80) == (0, True), capsys.readouterr().out

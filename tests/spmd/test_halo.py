@@ -25,6 +25,7 @@ REFUSED = {
     "three modes": (lambda: spmd.halo(X, 1, (None,), ["edge"] * 3), "each of the 2 dimensions"),
     "no edges": (lambda: spmd.halo(X[:0], ((1, 0), (0, 0)), (None,)), "f64[0,2] with widths=((1, 0), (0, 0))"),
     "other channels": (lambda: conv(X, numpy.ones((3, 3, 1)), ()), "x is f64[3,2] and the kernel f64[3,3,1]"),
+    "a stride across blocks": (lambda: conv(X, numpy.ones((3, 2, 1)), (), stride=2), "not a multiple of the stride 2"),
     "no space": (lambda: conv(X, numpy.ones((2, 2)), ()), "as many dimensions of space as of taps"),
 }
 

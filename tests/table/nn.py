@@ -14,6 +14,14 @@ LINEAR: dict = {}
 
 ACTIVATIONS = [
     *(nn.relu, nn.gelu, nn.sigmoid, nn.softplus, nn.silu, nn.elu, nn.celu, nn.leaky_relu, nn.log_sigmoid, nn.mish),
+    *(nn.relu6, nn.selu, nn.hard_sigmoid, nn.hard_silu, nn.hard_tanh, nn.soft_sign, nn.squareplus),
+]
+#: Arguments of `conv`: the shapes of x and the kernel, and options.
+CONVOLUTIONS = [
+    ((5, 2), (3, 2, 2), {}),
+    ((2, 5, 4, 2), (2, 3, 2, 3), {"stride": (2, 1), "padding": ((1, 0), (0, 2))}),
+    ((2, 6, 2), (3, 1, 4), {"stride": 2, "dilation": 2, "groups": 2}),
+    ((3, 3, 4, 1), (2, 2, 2, 1, 2), {"padding": "valid", "stride": 2}),
 ]
 ALONG_AXES = [nn.softmax, nn.log_softmax, nn.logsumexp]
 
@@ -26,6 +34,20 @@ ROWS = [
     *(row(f, np.arange(3), f=lambda n, f=f: 1.0 * f(n)) for f in (*ACTIVATIONS, *ALONG_AXES)),
     row(nn.dot_product_attention, real(2, 3, 4, 2), real(2, 5, 2, 2), real(2, 5, 2, 2), real(4, 3, 5)),
     row(nn.dot_product_attention, real(3, 2, 2), real(3, 2, 2), real(3, 2, 2), is_causal=True, scale=0.3),
+    row(nn.dot_product_attention, real(4, 1, 2), real(5, 1, 2), real(5, 1, 2), local_window_size=(2, 1)),
+    *(row(nn.conv, real(*x), real(*kernel), **options) for x, kernel, options in CONVOLUTIONS),
+    *(
+        row(f, distinct(2, 4, 6, 2), window=(2, 3), padding=how)
+        for f in (nn.max_pool, nn.avg_pool)
+        for how in ("same", 0)
+    ),
+    row(nn.max_pool, distinct(7, 2), window=(3,), stride=2),
+    *(row(f, real(3, 4), real(4)) for f in (nn.layer_norm, nn.rms_norm)),
+    row(nn.layer_norm, real(3, 4, 2), real(4, 2), real(4, 2), axis=(1, 2)),
+    row(nn.standardize, real(2, 3), real(3), positive(3), f=lambda x, m, v: nn.standardize(x, 0, m, v)),
+    row(nn.group_norm, real(2, 3, 4), real(4), real(4), f=lambda x, s, b: nn.group_norm(x, 2, s, b)),
+    row(nn.batch_norm, real(3, 2, 4), real(4), real(4), f=lambda x, s, b: nn.batch_norm(x, s, b)[0]),
+    row(nn.batch_norm, real(4, 2), f=lambda x: np.stack(nn.batch_norm(x, average=lambda m: m)[1])),
     row(nn.softmax, real(2, 3), where=MASK),
     row(nn.log_softmax, real(2, 3), f=lambda x: np.where(MASK, nn.log_softmax(x, where=MASK), 0)),
     row(nn.logsumexp, real(2, 3), axis=1, keepdims=True, where=MASK),

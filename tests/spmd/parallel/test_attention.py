@@ -10,6 +10,7 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from spmd.parallel import attention, attention_by_heads, chunked_attention, ring_attention, zigzag
+from spmd.parallel.attention import MASKED
 from tests.attention_programs import HEADS, TOKENS, arguments, whole
 from tests.programs import assert_trees_close
 
@@ -88,3 +89,101 @@ def test_bad_input():
         mapped(lambda x: ring_attention(x, x, x, "tokens", causal=True))(np.ones((4, 1, 1)))
     with pytest.raises(ValueError, match="chunks of 3 do not divide 16 tokens"):
         chunked_attention(*arguments(HEADS), chunk=3)
+
+
+WINDOW = 3
+SLOPES = 2.0 ** -np.arange(1.0, HEADS + 1)
+#: name: (causal, score, blocks of 4 by 4 queries and keys, which keys a query attends to, a bias)
+SPARSE = {
+    "causal": (True, None, None, lambda i, j: i >= j, 0),
+    "a window": (
+        True,
+        lambda s, i, j: np.where(i[:, None] - j < WINDOW, s, MASKED),
+        [[0 <= i - j <= 1 for j in range(4)] for i in range(4)],
+        lambda i, j: (i >= j) & (i - j < WINDOW),
+        0,
+    ),
+    "ALiBi": (
+        False,
+        lambda s, i, j: s - SLOPES[:, None, None] * abs(i[:, None] - j),
+        None,
+        lambda i, j: i == i,
+        -SLOPES[:, None, None] * abs(np.arange(TOKENS)[:, None] - np.arange(TOKENS)),
+    ),
+    "a butterfly": (
+        False,
+        None,
+        [[i == j or (i ^ j) in (1, 2) for j in range(4)] for i in range(4)],
+        lambda i, j: (i // 4 == j // 4) | (i // 4 ^ j // 4 == 1) | (i // 4 ^ j // 4 == 2),
+        0,
+    ),
+    "lists of several lengths": (
+        False,
+        None,
+        [[True, False, True, True], [False, True, False, False], [True] * 4, [False, False, False, True]],
+        lambda i, j: np.array([[1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]], bool)[i // 4, j // 4],
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_tiles_of_queries_with_scores_and_blocks(name):
+    """Values and gradients are those of dense attention with a mask and a bias; compiled, and under vmap."""
+    causal, score, blocks, sees, bias = SPARSE[name]
+    i, j = np.arange(TOKENS)[:, None], np.arange(TOKENS)
+    args = arguments(HEADS)
+
+    def tiled(*args):
+        return chunked_attention(*args, 4, causal, tile=4, score=score, blocks=blocks)
+
+    def dense(*args):
+        return md.nn.dot_product_attention(*args, bias=bias + np.zeros((HEADS, 1, 1)), mask=sees(i, 0 * i + j))
+
+    loss = lambda f: lambda *args: np.sum(np.sin(f(*args)))  # noqa: E731
+    for transform in (lambda f: f, md.jit):
+        assert_trees_close(transform(tiled)(*args), dense(*args), rtol=1e-10)
+        found = transform(md.grad(loss(tiled), argnums=(0, 1, 2)))(*args)
+        assert_trees_close(found, md.grad(loss(dense), argnums=(0, 1, 2))(*args), rtol=1e-9)
+    batch = [np.stack([x, 2 * x]) for x in args]
+    assert_trees_close(md.vmap(tiled)(*batch), np.stack([dense(*x) for x in zip(*batch)]), rtol=1e-10)
+
+
+def test_the_memory_of_tiles():
+    """The backward pass keeps the sums of one tile at a time: of those of all queries, a fraction."""
+    q, peaks = numpy.random.default_rng(0).normal(size=(1024, 2, 8)), []
+    for tile in (None, 64):
+        f = md.jit(md.grad(lambda q, tile=tile: np.sum(np.sin(chunked_attention(q, q, q, 64, True, tile=tile)))))
+        f(q)
+        tracemalloc.start()
+        f(q)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 0.4 * peaks[0]
+
+
+def test_tiles_bound_the_scores():
+    """No array of the program has more scores than those of a tile and a chunk."""
+    t, tile, chunk = 64, 8, 16
+    x = md.ShapedArray((t, 1, 2), "float64")
+    text = str(md.make_tape(md.grad(lambda q: np.sum(chunked_attention(q, q, q, chunk, True, tile=tile))))(x))
+    assert f"f64[1,{tile},{chunk}]" in text
+    assert f"[1,{t},{chunk}]" not in text and f"[1,{tile},{t}]" not in text and f"[1,{t},{t}]" not in text
+
+
+def test_chunks_that_are_skipped_are_not_computed():
+    """A NaN among keys that no query sees changes nothing, and in a list for one tile spoils that tile alone."""
+    q, k, v = arguments(HEADS)
+    v = np.concatenate([v[:12], np.nan * v[12:]])
+    blocks = np.ones((4, 4), bool)
+    blocks[:3, 3] = False
+    out = chunked_attention(q, k, v, 4, tile=4, blocks=blocks)
+    assert np.isfinite(out[:12]).all() and np.isnan(out[12:]).all()
+
+
+def test_tiles_that_do_not_fit():
+    args = arguments(HEADS)
+    with pytest.raises(ValueError, match="tiles of 5 do not divide 16 tokens"):
+        chunked_attention(*args, 4, tile=5)
+    with pytest.raises(ValueError, match=r"blocks has the shape \(2, 2\); there are \(4, 4\) tiles and chunks"):
+        chunked_attention(*args, 4, tile=4, blocks=np.ones((2, 2), bool))

@@ -9,7 +9,17 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 from minidiff.nn import one_hot
-from spmd.parallel import Config, cross_entropy, init_transformer, label_cross_entropy, next_token_loss, transformer
+from spmd.parallel import (
+    Config,
+    DecoderConfig,
+    cross_entropy,
+    decoder_loss,
+    decoder_mesh,
+    init_transformer,
+    label_cross_entropy,
+    next_token_loss,
+    transformer,
+)
 from spmd.parallel.causal_attention import rotary
 from spmd.parallel.transformer import normalize
 
@@ -118,3 +128,17 @@ def test_what_does_not_fit(what):
 def test_sizes_that_do_not_fit(sizes):
     with pytest.raises(ValueError, match=r"Config\(.*\): features must be a multiple of 2 \* heads, and heads of kv"):
         replace(SMALL, **sizes)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_tokens_of_an_encoder_attend_to_later_ones(causal):
+    config = Config(vocabulary=8, features=8, heads=2, layers=1, hidden=8, causal=causal)
+    params = init_transformer(numpy.random.default_rng(0), config)
+    one, other = (transformer(config, params, numpy.array([[1, 2, last]]))[0, :2] for last in (3, 4))
+    assert numpy.allclose(one, other) == causal
+
+
+def test_a_decoder_on_six_axes_is_causal():
+    config = DecoderConfig(vocabulary=8, features=8, heads=2, layers=1, hidden=8, causal=False)
+    with pytest.raises(ValueError, match="it is causal and drops nothing; leave dropout and causal"):
+        decoder_loss(decoder_mesh(backend="simulated"), config)

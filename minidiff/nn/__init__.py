@@ -1,4 +1,4 @@
-"""Neural network functions, with the API of `jax.nn`.
+"""Neural network functions, with the API of `jax.nn`; convolutions, pooling and normalizations.
 
 Values and derivatives are finite wherever they should be: at large numbers, at infinities, at ties.
 """
@@ -19,6 +19,9 @@ from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.higher_order.checkpoint import recomputed_selectively
 from minidiff.inputs.arguments import normalize_axis
+from minidiff.nn.convolution import avg_pool, conv, max_pool  # noqa: F401
+from minidiff.nn.initializers import initializers  # noqa: F401
+from minidiff.nn.normalization import batch_norm, group_norm, layer_norm, rms_norm, standardize  # noqa: F401
 from minidiff.ops import dimensions, elementwise, reduction
 from minidiff.ops.base import Elementwise, batch_leading
 from minidiff.ops.composed import clip
@@ -29,8 +32,10 @@ from minidiff.random import Shape, bernoulli
 from minidiff.values.dtypes import is_differentiable
 
 __all__ = [
-    *("celu", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu", "log_sigmoid"),
-    *("log_softmax", "logsumexp", "mish", "one_hot", "relu", "sigmoid", "silu", "softmax", "softplus", "swish"),
+    *("avg_pool", "batch_norm", "celu", "conv", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu"),
+    *("glu", "group_norm", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "initializers", "layer_norm"),
+    *("leaky_relu", "log_sigmoid", "log_softmax", "logsumexp", "max_pool", "mish", "one_hot", "relu", "relu6"),
+    *("rms_norm", "selu", "sigmoid", "silu", "soft_sign", "softmax", "softplus", "squareplus", "standardize", "swish"),
 ]
 __dir__ = functools.partial(sorted, __all__)
 
@@ -231,6 +236,76 @@ def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
     return where(elementwise.greater_equal(x, 0), x, elementwise.multiply(negative_slope, x))
 
 
+def selu(x: Value) -> Value:
+    """`1.0507 * elu(x, 1.6733)`: layers of it keep the mean 0 and the variance 1 of their inputs.
+
+    >>> round(float(selu(-1000.0)), 6)
+    -1.758099
+
+    Source: Klambauer et al., "Self-normalizing neural networks".
+    """
+    return elementwise.multiply(1.0507009873554805, elu(x, 1.6732632423543772))
+
+
+def relu6(x: Value) -> Value:
+    """`min(max(x, 0), 6)`, of the shape of x.
+
+    >>> relu6(numpy.array([-1.0, 2.0, 9.0]))
+    array([0., 2., 6.])
+    """
+    return numpy.minimum(numpy.maximum(x, 0.0), 6.0)
+
+
+def hard_sigmoid(x: Value) -> Value:
+    """`relu6(x + 3) / 6`: lines in place of the sigmoid.
+
+    >>> hard_sigmoid(numpy.array([-3.0, 0.0, 3.0]))
+    array([0. , 0.5, 1. ])
+    """
+    return elementwise.divide(relu6(elementwise.add(x, 3.0)), 6.0)
+
+
+def hard_silu(x: Value) -> Value:
+    """`x * hard_sigmoid(x)`, of the shape of x; `hard_swish` is another name of it.
+
+    >>> hard_silu(numpy.array([-3.0, 1.5, 3.0]))
+    array([-0.   ,  1.125,  3.   ])
+
+    Source: Howard et al., "Searching for MobileNetV3".
+    """
+    return elementwise.multiply(x, hard_sigmoid(x))
+
+
+hard_swish = hard_silu
+
+
+def hard_tanh(x: Value) -> Value:
+    """`min(max(x, -1), 1)`, of the shape of x.
+
+    >>> hard_tanh(numpy.array([-2.0, 0.5]))
+    array([-1. ,  0.5])
+    """
+    return numpy.minimum(numpy.maximum(x, -1.0), 1.0)
+
+
+def soft_sign(x: Value) -> Value:
+    """`x / (1 + abs(x))`, of the shape of x.
+
+    >>> soft_sign(numpy.array([-1.0, 3.0]))
+    array([-0.5 ,  0.75])
+    """
+    return elementwise.divide(x, elementwise.add(1.0, elementwise.absolute(x)))
+
+
+def squareplus(x: Value, b: Value = 4.0) -> Value:
+    """`(x + sqrt(x**2 + b)) / 2`, of the shape of x: like softplus, without exponentials.
+
+    >>> squareplus(numpy.array([0.0, 1.5]))
+    array([1., 2.])
+    """
+    return 0.5 * (x + numpy.sqrt(elementwise.multiply(x, x) + b))
+
+
 # ---------------------------------------------------------------- softmax
 
 
@@ -410,9 +485,10 @@ def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Va
 
 
 @functools.lru_cache(maxsize=1)
-def _causal(queries: int, keys: int) -> numpy.ndarray:
+def _band(queries: int, keys: int, left: float, right: float) -> numpy.ndarray:
     """Which keys a query attends to: the last such mask is kept, since each layer needs the same."""
-    mask = numpy.tri(queries, keys, dtype=bool)
+    distance = numpy.arange(keys) - numpy.arange(queries)[:, None]
+    mask = (distance >= -left) & (distance <= right)
     mask.flags.writeable = False
     return mask
 
@@ -426,6 +502,7 @@ def dot_product_attention(
     *,
     scale: float | None = None,
     is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None,
 ) -> Value:
     """Scaled dot-product attention: `softmax(query @ key.T * scale + bias) @ value`.
 
@@ -433,8 +510,9 @@ def dot_product_attention(
     result is (B, T, N, H). All three may lack B, and then the result lacks it, too. B is the batch size, T the number
     of queries, S of keys, N and K of heads, H of features. N is a multiple of K: each head of `key` and `value` serves
     N / K consecutive heads of `query`. `bias` and the boolean `mask` broadcast to (B, N, T, S). A query attends to the
-    keys where the mask is True, and with `is_causal` only to those up to its own position. `scale` is 1 / sqrt(H) by
-    default. Raise ValueError for incompatible shapes. Raises TypeError for a mask that is not boolean.
+    keys where the mask is True, and with `is_causal` only to those up to its own position. With `local_window_size`,
+    a number or a pair (before, after), it attends to keys at most that far from it. `scale` is 1 / sqrt(H) by default.
+    Raise ValueError for incompatible shapes. Raises TypeError for a mask that is not boolean.
 
     >>> x = numpy.arange(8.0).reshape(1, 4, 1, 2)
     >>> dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]  # the first query attends to the first key alone
@@ -446,19 +524,23 @@ def dot_product_attention(
     if types[0].ndim == 3:
         query, key, value = (numpy.expand_dims(x, 0) for x in (query, key, value))
         bias, mask = (x if x is None or typeof(x).ndim < 4 else numpy.expand_dims(x, 0) for x in (bias, mask))
-        return dot_product_attention(query, key, value, bias, mask, scale=scale, is_causal=is_causal)[0]
+        options: dict = {"scale": scale, "is_causal": is_causal, "local_window_size": local_window_size}
+        return dot_product_attention(query, key, value, bias, mask, **options)[0]
     _check_attention(*types)
     (_, _, n, h), (_, _, k, _) = types[0].shape, types[1].shape
     if n != k:
         key, value = numpy.repeat(key, n // k, axis=2), numpy.repeat(value, n // k, axis=2)
     if mask is not None and typeof(mask).dtype != bool:
         raise TypeError(f"dot_product_attention: mask must be boolean, got {typeof(mask)}; for numbers, bias")
-    core = functools.partial(_attend, scale=1 / math.sqrt(h) if scale is None else scale, is_causal=is_causal)
+    reach = (math.inf, math.inf) if local_window_size is None else local_window_size
+    left, right = (reach, reach) if isinstance(reach, int) else reach
+    reach = (left, min(right, 0) if is_causal else right)
+    core = functools.partial(_attend, scale=1 / math.sqrt(h) if scale is None else scale, reach=reach)
     return recomputed_selectively(core)(query, key, value, bias, mask)
 
 
 def _attend(
-    query: Value, key: Value, value: Value, bias: Value | None, mask: Value | None, scale: float, is_causal: bool
+    query: Value, key: Value, value: Value, bias: Value | None, mask: Value | None, scale: float, reach: Any
 ) -> Value:
     """`dot_product_attention` of as many heads of keys as of queries."""
     types = [typeof(x) for x in (query, key, value)]
@@ -472,8 +554,8 @@ def _attend(
     lowest = -0.7 * float(numpy.finfo(wide).max)
     if mask is not None:
         logits = where(mask, logits, lowest)
-    if is_causal:
-        logits = where(_causal(types[0].shape[1], types[1].shape[1]), logits, lowest)
+    if min(reach) < math.inf:
+        logits = where(_band(types[0].shape[1], types[1].shape[1], *reach), logits, lowest)
     weights = elementwise.convert(softmax(logits), numpy.result_type(types[0].dtype, types[2].dtype))
     return numpy.einsum("bnts,bsnh->btnh", weights, value)
 

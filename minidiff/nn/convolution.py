@@ -1,0 +1,145 @@
+"""Convolutions and pooling: functions of the windows of an array.
+
+Arrays are [..., *space, channels], kernels [*taps, channels, features]: JAX's NHWC and HWIO. The windows are a view of
+the array (`windows_p`), so a convolution is one product of matrices, for which NumPy copies them (im2col). Its
+transposes are the product's and that of the view, which adds what windows share.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.ops.linalg import einsum
+from minidiff.ops.rearranging import pairs_per_axis, windows_p, windows_shape
+
+Sizes = int | Sequence[int]  # one for all dimensions of space, or one for each
+
+
+def conv(
+    x: Value,
+    kernel: Value,
+    stride: Sizes = 1,
+    padding: str | int | Sequence = "same",
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Value:
+    """Convolve arrays with a kernel, as the layers of networks do: it is not flipped.
+
+    x [..., *space, channels], kernel [*taps, channels / groups, features] -> [..., *places, features], where space has
+    1 to 3 dimensions. Places are `stride` apart, and taps `dilation`. `padding` says how many zeros are around x:
+    'same' as many as make n / stride places of n, rounded up; 'valid' none; a number, a pair (before, after), or a pair
+    for each dimension of space. Of several `groups` of channels, each makes a group of features. Raises ValueError for
+    shapes and options that do not fit.
+
+    >>> conv(numpy.array([[1.0], [2.0], [3.0], [4.0]]), numpy.ones((3, 1, 1))).ravel()
+    array([3., 6., 9., 7.])
+    >>> conv(numpy.ones((8, 32, 32, 3)), numpy.ones((5, 5, 3, 16)), stride=2).shape
+    (8, 16, 16, 16)
+
+    Source: Chellapilla et al., "High performance convolutional neural networks for document processing", 2006.
+    """
+    t, of_kernel = check_operands(x, kernel, groups)
+    *taps, each, features = of_kernel.shape
+    x, axes, steps, spread = _prepare("conv", x, taps, stride, padding, dilation)
+    windows = windows_p.bind(x, axes=axes, sizes=(*taps,), steps=steps, spread=spread)
+    windows = numpy.moveaxis(windows, t.ndim - 1, -1)  # channels last: NumPy copies them in one piece
+    labels = "uvw"[: len(taps)]
+    if groups == 1:
+        return einsum(f"...{labels}c,{labels}cf->...f", windows, kernel)
+    windows = numpy.reshape(windows, (*typeof(windows).shape[:-1], groups, each))
+    kernel = numpy.reshape(kernel, (*taps, each, groups, features // groups))
+    out = einsum(f"...{labels}gc,{labels}cgf->...gf", windows, kernel)
+    return numpy.reshape(out, (*typeof(out).shape[:-2], features))
+
+
+def check_operands(x: Value, kernel: Value, groups: int) -> tuple[ShapedArray, ShapedArray]:
+    """The types of an array and a kernel. Raises ValueError unless they can be convolved."""
+    t, of_kernel = typeof(x), typeof(kernel)
+    space = of_kernel.ndim - 2
+    if not 1 <= space <= min(3, t.ndim - 1) or t.shape[-1] != groups * of_kernel.shape[-2]:
+        raise ValueError(
+            f"conv: x is {t} and the kernel {of_kernel}, with groups={groups}; write them as [..., *space, channels] "
+            "and [*taps, channels / groups, features], with as many dimensions of space as of taps, 1 to 3"
+        )
+    if of_kernel.shape[-1] % groups:
+        raise ValueError(f"conv: the features of the kernel {of_kernel} cannot be split into {groups} groups")
+    return t, of_kernel
+
+
+def max_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, padding: Any = "valid") -> Value:
+    """The maximum of each window: [..., *space, channels] -> [..., *places, channels].
+
+    `window` has a size for each dimension of space, and windows are `stride` apart, by default their size. `padding` is
+    that of `conv`; what is around x is never the maximum. Raises ValueError for sizes that do not fit.
+
+    >>> max_pool(numpy.array([[1.0], [3.0], [2.0], [0.0]]), (2,)).ravel()
+    array([3., 2.])
+    """
+    lowest = -numpy.inf if typeof(x).dtype.kind == "f" else numpy.iinfo(typeof(x).dtype).min
+    return functools.reduce(numpy.maximum, _elements("max_pool", x, window, stride, padding, lowest))
+
+
+def avg_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, padding: Any = "valid") -> Value:
+    """The mean of each window, where zeros around x count. See `max_pool`.
+
+    >>> avg_pool(numpy.array([[1.0], [3.0], [2.0], [0.0]]), (2,)).ravel()
+    array([2., 1.])
+    """
+    return functools.reduce(operator.add, _elements("avg_pool", x, window, stride, padding, 0.0)) / math.prod(window)
+
+
+def _elements(what: str, x: Value, sizes: Sequence[int], stride: Any, padding: Any, around: float) -> list[Value]:
+    """For each place in a window, the elements of all windows there: slices, which compile to one loop."""
+    x, axes, steps, _ = _prepare(what, x, sizes, sizes if stride is None else stride, padding, 1, around)
+    shape = windows_shape(typeof(x), axes, sizes, steps, (1,) * len(axes))[0]
+    ends = [step * (shape[a] - 1) + 1 for a, step in zip(axes, steps)]
+    return [
+        x[(..., *(slice(k, k + end, step) for k, end, step in zip(offset, ends, steps)), slice(None))]
+        for offset in numpy.ndindex(*sizes)
+    ]
+
+
+def _prepare(
+    what: str, x: Value, sizes: Sequence[int], stride: Sizes, padding: Any, dilation: Sizes, around: float = 0.0
+) -> tuple[Value, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """x with what is around it, the axes of space, and the stride and dilation along each."""
+    t, space = typeof(x), len(sizes)
+    shown = f"{what} of {t} with windows {(*sizes,)}, stride={stride!r}, padding={padding!r}, dilation={dilation!r}"
+    steps, spread = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
+    if not len(steps) == len(spread) == space < t.ndim or min((*sizes, *steps, *spread)) < 1:
+        raise ValueError(
+            f"{shown}: x is [..., *space, channels], and stride and dilation are a number, or one for each dimension "
+            "of space; all are at least 1"
+        )
+    axes = tuple(range(t.ndim - 1 - space, t.ndim - 1))
+    widths = pad_widths(shown, [t.shape[a] for a in axes], sizes, steps, padding, spread)
+    if any(map(any, widths)):
+        x = numpy.pad(x, [(0, 0)] * axes[0] + widths + [(0, 0)], constant_values=around)
+    if min(windows_shape(typeof(x), axes, sizes, steps, spread)[0][axes[0] : -1 - space]) < 1:
+        raise ValueError(f"{shown}: a window is larger than the array with what is around it, {typeof(x)}")
+    return x, axes, steps, spread
+
+
+def pad_widths(
+    shown: str, space: Sequence[int], sizes: Sequence[int], steps: Sequence[int], padding: Any, spread: Sequence[int]
+) -> list[tuple[int, int]]:
+    """What is put before and after each dimension of space, by the `padding` of `conv`."""
+    if isinstance(padding, str):
+        if padding.lower() not in ("same", "valid"):
+            raise ValueError(f"{shown}: padding is 'same', 'valid', a number, or pairs (before, after)")
+        if padding.lower() == "valid":
+            return [(0, 0)] * len(sizes)
+        rest = [-(-n // s) * s - s + d * (k - 1) + 1 - n for n, k, s, d in zip(space, sizes, steps, spread)]
+        return [(max(n, 0) // 2, max(n, 0) - max(n, 0) // 2) for n in rest]
+    pairs = [(int(before), int(after)) for before, after in pairs_per_axis(padding, len(sizes))]
+    if min(map(min, pairs)) < 0:
+        raise ValueError(f"{shown}: padding is at least 0")
+    return pairs
