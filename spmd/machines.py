@@ -475,7 +475,7 @@ TPU_V5P = Machine(
 _LASTING = 0.001  # seconds for which an operation is repeated
 _SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied
 _LENGTHS = tuple(1 << k for k in (12, 15, 17, 19, 22))  # of arrays that are added
-_FUNCTIONS = (
+_FUNCTIONS: tuple[Callable, ...] = (
     *(np.exp, np.exp2, np.expm1, np.log, np.log1p, np.log2, np.log10, np.sqrt, np.cbrt, np.sin, np.cos, np.tan),
     *(np.sinh, np.cosh, np.tanh, np.arcsin, np.arccos, np.arctan, np.sum, np.max, np.absolute, np.square),
     *(nn.erf, nn.sigmoid, nn.silu, nn.relu, nn.gelu, functools.partial(nn.gelu, approximate=False)),

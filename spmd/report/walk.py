@@ -145,7 +145,7 @@ class _Run:
         nbytes = self.bytes_of_group(group, made) if len(group) > 1 else works[0].bytes
         self.note_views(group)
         steps = self.walk.prices.steps
-        flops = sum(work.flops * steps.get(eqn.primitive.name, 1) for eqn, work in zip(group, works))
+        flops = sum(round(work.flops * steps.get(eqn.primitive.name, 1)) for eqn, work in zip(group, works))
         dtype = _product_dtype(group[0])
         seconds = self.walk.prices.compute(Work(flops, nbytes, works[0].product), dtype)
         operands = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
