@@ -6,6 +6,7 @@ raise an error that says what to use instead.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable
@@ -108,7 +109,7 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
     """
     if any(map(defers_to, inputs)):
         return NotImplemented
-    function = NUMPY_FUNCTIONS.get(ufunc)
+    function = NUMPY_FUNCTIONS.get(ufunc) or _function_of_scipy(ufunc)
     if function is None:
         raise unsupported_error(ufunc, inputs)
     kwargs = _without_out(full_name(ufunc), kwargs)
@@ -121,6 +122,14 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
         )
     given = {k: v for k, v in kwargs.items() if v is not numpy._NoValue}
     return getattr(ufunc_methods, method)(ufunc, *inputs, **given)
+
+
+def _function_of_scipy(ufunc: numpy.ufunc) -> Callable | None:
+    """The counterpart of a ufunc of `scipy.special`, which declares its operations when one is first called."""
+    if getattr(sys.modules.get("scipy.special"), ufunc.__name__, None) is not ufunc or ufunc.nout > 1:
+        return None
+    importlib.import_module("minidiff.scipy.special").function_of(ufunc.__name__)
+    return NUMPY_FUNCTIONS[ufunc]
 
 
 def _without_out(name: str, kwargs: dict) -> dict:
