@@ -105,7 +105,7 @@ def _einsum(inputs: Types, outputs: Types, params: dict) -> ProductSize:
 
 def _convolve(inputs: Types, outputs: Types, params: dict) -> ProductSize:
     size = outputs[0].size
-    return ProductSize(1, size, 1, min(t.shape[-1] for t in inputs))
+    return ProductSize(1, size, 1, min(math.prod(t.shape[-params.get("ndim", 1) :]) for t in inputs))
 
 
 def _sliced(inputs: Types, outputs: Types, params: dict) -> Work:

@@ -57,7 +57,7 @@ def _normal_density(x: Value) -> Value:
 
 
 def _t_density(df: Value, t: Value) -> Value:
-    return exp(-0.5 * (df + 1) * log1p(t * t / df) - sp.betaln(0.5, 0.5 * df)) / sqrt(df)
+    return exp(-0.5 * (df + 1) * log1p(t * t / df) - sp.betaln(0.5 + 0 * df, 0.5 * df)) / sqrt(df)
 
 
 def _reciprocal_in(x: Value, y: Value, z: Value) -> Value:
