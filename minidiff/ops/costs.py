@@ -213,10 +213,9 @@ _BY_RULE: dict[Rule, str] = {
     _of_matrix(9): "eigh",
     _of_matrix(10): "eigvals roots",
     _of_matrix(22): "svd pinv",
-    _of_matrix(25): "eig solve_sylvester sqrtm logm",
+    _of_matrix(25): "eig solve_sylvester sqrtm",
     _of_matrix(30): "expm cosm sinm",  # products and a quotient of Padé's approximant, squarings
-    _of_matrix(200): "sqrtm_frechet logm_frechet",  # of a matrix of twice the size
-    _of_matrix(240): "expm_frechet cosm_frechet sinm_frechet",
+    _of_matrix(240): "expm_frechet cosm_frechet sinm_frechet",  # of matrices of twice the size
     _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin cumsum cumprod recurrence "
     "lu_det lu_slogdet",
     _product(lambda inputs, outputs, params: _sum_products(inputs, outputs, params)): "sum_products",

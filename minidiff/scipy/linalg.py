@@ -1,12 +1,11 @@
 """`scipy.linalg`, differentiable: triangular and banded systems, Sylvester's equation, functions of matrices.
 
-All functions accept stacks of matrices, real and complex. Functions of matrices have Fréchet derivatives of every
+All functions accept stacks of matrices, real and complex. `expm`, `cosm` and `sinm` have Fréchet derivatives of every
 order, each by one evaluation at a block matrix: f([[a, e], [0, a]]) has the derivative at a in the direction e in its
-upper right block. Where eigenvalues of a real matrix may be negative (`sqrtm`, `logm`), the result is always complex,
-since a dtype cannot depend on values. What `numpy.linalg` has too is in `minidiff.numpy.linalg`.
+upper right block. `sqrtm` is always complex, since a dtype cannot depend on values; its derivative solves Sylvester's
+equation. What `numpy.linalg` has too is in `minidiff.numpy.linalg`.
 
-Source: R. Mathias, "A chain rule for matrix functions and applications", 1996; J. Brewer, "Kronecker products and
-matrix calculus in system theory", 1978 (Sylvester's equation).
+Source: R. Mathias, "A chain rule for matrix functions and applications", 1996.
 """
 
 from __future__ import annotations
@@ -25,20 +24,15 @@ from minidiff.ops.base import General, add_all, bind_aligned, match
 from minidiff.ops.decomposition import OfMatrix, as_floating, check_matrices, solve_dimensions, solve_p
 from minidiff.ops.decomposition import solve_shape
 
-__all__ = ["block_diag", "cho_factor", "cho_solve", "cosm", "expm", "logm", "sinm", "solve_banded", "solve_sylvester"]
+__all__ = ["block_diag", "cho_factor", "cho_solve", "cosm", "expm", "sinm", "solve_banded", "solve_sylvester"]
 __all__ += ["solve_triangular", "sqrtm"]
 
 
-def _over_stacks(f: Callable, signature: str, dtype_of: Callable) -> Callable:
-    """Apply a function of SciPy to stacks of matrices, which broadcast; `dtype_of` the promoted dtype is the result's.
-
-    >>> _over_stacks(numpy.matmul, "(n,m),(m,k)->(n,k)", numpy.dtype)(numpy.ones((2, 1, 3)), numpy.ones((3, 1))).shape
-    (2, 1, 1)
-    """
+def _over_stacks(f: Callable, signature: str) -> Callable:
+    """Apply a function of SciPy to stacks of matrices, which broadcast."""
 
     def impl(*arrays: numpy.ndarray, **params: Any) -> numpy.ndarray:
-        each = functools.partial(f, **params)
-        dtype = dtype_of(numpy.result_type(*arrays))
+        each, dtype = functools.partial(f, **params), numpy.result_type(*arrays)
         if all(x.ndim == 2 for x in arrays):
             return numpy.asarray(each(*arrays)).astype(dtype, copy=False)
         return numpy.vectorize(each, otypes=[dtype], signature=signature)(*arrays)
@@ -66,7 +60,7 @@ def _equation(name: str, impl: Callable, signature: str, product: Callable, tran
 
     primitive = General(
         name,
-        _over_stacks(impl, signature, numpy.dtype),
+        _over_stacks(impl, signature),
         lambda a, b, **params: solve_shape(a, b),
         tangent,
         bind_aligned,
@@ -235,13 +229,10 @@ def _upper_right(x: Value) -> Value:
     return x[..., :n, n:]
 
 
-def _of_matrix(f: Callable, what: str, example: str, dtype_of: Callable = numpy.dtype) -> Callable[[Value], Value]:
-    """Declare a function of a square matrix, and its derivative as a linear operation; `dtype_of` is the result's."""
+def _of_matrix(f: Callable, what: str, example: str) -> Callable[[Value], Value]:
+    """Declare a function of a square matrix, and its derivative as a linear operation."""
     name = f.__name__
-    impl = _over_stacks(f, "(n,n)->(n,n)", dtype_of)
-
-    def rule(x: Value, t: Value) -> tuple[Value, Value]:
-        return primitive.bind(x), frechet.bind(x, t)
+    impl = _over_stacks(f, "(n,n)->(n,n)")
 
     def tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
         (x, e), (tx, te) = primals, tangents
@@ -250,11 +241,11 @@ def _of_matrix(f: Callable, what: str, example: str, dtype_of: Callable = numpy.
             terms.append(_upper_right(frechet.bind(_block(x, e), _block(tx, numpy.zeros_like(tx)))))
         return add_all(terms)
 
-    primitive = OfMatrix(name, impl, lambda x: (x.shape, dtype_of(x.dtype)), rule)
+    primitive = OfMatrix(name, impl, lambda x: (x.shape, x.dtype), lambda x, t: (primitive.bind(x), frechet.bind(x, t)))
     frechet = General(
         f"{name}_frechet",
         lambda x, e: _upper_right(impl(_block(x, e))),
-        lambda x, e: (x.shape, dtype_of(numpy.result_type(x.dtype, e.dtype))),
+        lambda x, e: (x.shape, numpy.result_type(x.dtype, e.dtype)),
         tangent,
         transpose_rule=lambda ct, operands: [match(frechet.bind(operands[0].mT, ct), operands[1])],
         sharding=dimensions.batch(2),
@@ -264,18 +255,36 @@ def _of_matrix(f: Callable, what: str, example: str, dtype_of: Callable = numpy.
         return primitive.bind(check_matrices(name, a, square=True))
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"`scipy.linalg.{name}`: {what}, of a matrix or a stack [..., n, n].\n\n>>> {example}\n"
+    function.__doc__ = f"`scipy.linalg.{name}`: {what} of a matrix, or of a stack [..., n, n].\n\n>>> {example}\n"
     return function
-
-
-def _complex(dtype: numpy.dtype) -> numpy.dtype:
-    return numpy.result_type(dtype, numpy.complex64)
 
 
 expm = _of_matrix(scipy.linalg.expm, "the exponential", "round(float(expm(numpy.eye(1))[0, 0]), 6)\n2.718282")
 cosm = _of_matrix(scipy.linalg.cosm, "the cosine", "cosm(numpy.zeros((1, 1)))\narray([[1.]])")
 sinm = _of_matrix(scipy.linalg.sinm, "the sine", "sinm(numpy.zeros((1, 1)))\narray([[0.]])")
-sqrtm = _of_matrix(
-    scipy.linalg.sqrtm, "the principal square root", "sqrtm(4 * numpy.eye(1))\narray([[2.+0.j]])", _complex
+
+
+def _sqrtm_rule(x: Value, t: Value) -> tuple[Value, Value]:
+    out = _sqrtm_p.bind(x)
+    return out, _sylvester_p.bind(block_diag(out, out), t)
+
+
+def _complex(t: Value | ShapedArray) -> numpy.dtype:
+    return numpy.result_type(t.dtype, numpy.complex64)
+
+
+_sqrtm_p = OfMatrix(
+    "sqrtm",
+    lambda x: _over_stacks(scipy.linalg.sqrtm, "(n,n)->(n,n)")(x.astype(_complex(x))),
+    lambda x: (x.shape, _complex(x)),
+    _sqrtm_rule,
 )
-logm = _of_matrix(scipy.linalg.logm, "the principal logarithm", "logm(numpy.eye(1))\narray([[0.+0.j]])", _complex)
+
+
+def sqrtm(a: Value) -> Value:
+    """`scipy.linalg.sqrtm`: the principal square root of a matrix, or of a stack [..., n, n]; always complex.
+
+    >>> sqrtm(4 * numpy.eye(1))
+    array([[2.+0.j]])
+    """
+    return _sqrtm_p.bind(check_matrices("sqrtm", a, square=True))

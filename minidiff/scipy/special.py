@@ -72,6 +72,7 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     "gammaln": (lambda out, x: sp.digamma(x),),
     "loggamma": (lambda out, x: sp.digamma(x),),
     "rgamma": (lambda out, x: -out * sp.digamma(x),),
+    "gammasgn": (lambda out, x: 0 * x,),
     "psi": (lambda out, x: polygamma(1, x),),
     "polygamma": (None, lambda out, n, x: polygamma(n + 1, x)),
     "zeta": (None, lambda out, x, q: -x * zeta(x + 1, q)),

@@ -53,7 +53,7 @@ def _of_several(name: str, arguments: tuple) -> Row:
     return row(getattr(sp, name), *given, f=getattr(special, name))
 
 
-OF_MATRIX = [linalg.expm, linalg.cosm, linalg.sinm, linalg.sqrtm, linalg.logm]
+OF_MATRIX = [linalg.expm, linalg.cosm, linalg.sinm, linalg.sqrtm]
 BANDS = [((1, 1), (5,)), ((2, 0), (5, 2)), ((0, 1), (2, 5, 1))]
 
 
@@ -86,6 +86,7 @@ ROWS = [
     *(r for (low, high), names in OF_ONE.items() for name in names.split() for r in _of_one(name, low, high)),
     *(_of_several(name, arguments) for name, arguments in OF_SEVERAL.items()),
     *(row(f, complex_(2, 3)) for f in (sp.erf, sp.erfc)),
+    row(sp.gammasgn, real(2, 3), f=lambda x: x * sp.gammasgn(x)),
     row(sp.round, 3 * real(2, 3)),
     *(row(f, real(2, 3), axis=a) for f in (special.softmax, special.log_softmax) for a in (None, 0, (0, 1))),
     row(special.multigammaln, 2 + positive(2, 3), d=3),
