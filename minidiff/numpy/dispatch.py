@@ -17,7 +17,6 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer
-from minidiff.diagnostics.other_libraries import COUNTERPARTS
 from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
@@ -257,8 +256,6 @@ def _unsupported_ufunc_error(ufunc: numpy.ufunc, shown: str) -> TypeError:
         return TypeError(f"a ufunc of np.frompyfunc is not supported on traced values{shown}: {REFUSED['frompyfunc']}")
     place, arguments = _place_of(ufunc), ", ".join("xyzabcdefgh"[: ufunc.nin])
     message = f"{place} is a compiled ufunc without a derivative rule, and is not supported on traced values{shown}"
-    if place.startswith("scipy.special.") and ufunc.__name__ in COUNTERPARTS:
-        return TypeError(f"{message}: write {COUNTERPARTS[ufunc.__name__]}")
     each = "" if ufunc.nin == 1 else ", and so for each argument"
     return TypeError(
         f"{message}. Under grad, declare its derivative: f = md.custom_jvp({place}), then "

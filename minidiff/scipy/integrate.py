@@ -20,13 +20,15 @@ import scipy.integrate
 
 from minidiff import tree
 from minidiff.core.interpreter import EVALUATE, running
-from minidiff.core.tracer import Value
+from minidiff.core.ranks import cast_to
+from minidiff.core.tracer import Value, states_of
 from minidiff.core.types import ShapedArray
-from minidiff.higher_order.custom_rules import closure_convert, custom_vjp
+from minidiff.higher_order.custom_rules import custom_vjp
 from minidiff.higher_order.scan import scan
 from minidiff.ops.arrays import as_array
 from minidiff.ops.callback import pure_callback
 from minidiff.ops.decomposition import as_floating
+from minidiff.scipy.closures import close
 from minidiff.transforms.derivatives import jvp, vjp
 
 __all__ = ["Solution", "odeint", "solve_ivp"]
@@ -64,8 +66,8 @@ def _solution(solver: Solver, f: Callable, y0: Value, t: Value, values: list) ->
 
 def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
     """The same for f(y, t), which may close over traced values."""
-    f, values = closure_convert(f, y0, t[0])
-    return _solution(solver, f, y0, t, values)
+    f, (y0, s), values = close("solve_ivp", f, y0, t[0])
+    return _solution(solver, f, y0, cast_to(t, states_of(s)), values)
 
 
 @_solution.defjvp

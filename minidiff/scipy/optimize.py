@@ -20,11 +20,12 @@ import scipy.optimize
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.higher_order.custom_rules import closure_convert, custom_jvp
+from minidiff.higher_order.custom_rules import custom_jvp
 from minidiff.jacobian import jacfwd, jacrev
 from minidiff.ops.arrays import as_array
 from minidiff.ops.callback import pure_callback
 from minidiff.ops.decomposition import as_floating, solve
+from minidiff.scipy.closures import close
 from minidiff.transforms.derivatives import grad, jvp
 
 __all__ = ["Result", "minimize", "root"]
@@ -69,7 +70,7 @@ def _solve(solver: Callable, fun: Callable, equations: Callable, x0: Value, args
     x0 = as_floating("x0", as_array(x0))
     if typeof(x0).ndim != 1:
         raise ValueError(f"x0 must be a vector, as for SciPy, got {typeof(x0)}: write x0.ravel(), and reshape x in fun")
-    f, values = closure_convert(lambda x: as_array(fun(x, *args)), x0)
+    f, (x0,), values = close("root", lambda x: as_array(fun(x, *args)), x0)
     x, success = _solution(solver, f, equations, x0, values)
     return Result(x, f(x, *values), success)
 
