@@ -19,7 +19,7 @@ def rates(y, t, a):
 
 def states(x, w):
     """Initial value problems, one for each row; the solver takes other steps for each."""
-    return md.vmap(lambda y: integrate.odeint(rates, y, TIMES, (w[0],), rtol=1e-10, atol=1e-10)[-1])(x)
+    return md.vmap(lambda y: integrate.odeint(rates, y, TIMES, (w[0],), rtol=1e-9, atol=1e-9)[-1])(x)
 
 
 def roots(x, w):
@@ -30,7 +30,9 @@ def roots(x, w):
 PROGRAMS = {
     "special": lambda x, w: special.gammaln(1 + x**2) + special.i0(x * w) + scipy.special.erf(x + w),
     "stats": lambda x, w: stats.gamma.logpdf(x**2, a=1 + w**2) + stats.norm.logcdf(x, w, 1.5),
-    "linalg": lambda x, w: linalg.expm(x[:, :, None] * w)[:, 0] + linalg.solve_triangular(np.eye(2) + w, x[..., None])[..., 0],
+    "linalg": lambda x, w: (
+        linalg.expm(x[:, :, None] * w)[:, 0] + linalg.solve_triangular(np.eye(2) + w, x[..., None])[..., 0]
+    ),
     "signal": lambda x, w: md.vmap(lambda y: signal.convolve(y, w, "same"))(x),
     "integrate": states,
     "optimize": roots,
@@ -48,9 +50,7 @@ def loss_of(f):
 def check_body(name, mesh):
     """The loss of all examples, and its gradients: each rank has its rows, and the weights' cotangents are summed."""
     f, (x, w) = PROGRAMS[name], examples(mesh)
-    loss = spmd.shard_map(
-        lambda x, w: psum(loss_of(f)(x, w), "i"), mesh=mesh, in_specs=(P("i"), P()), out_specs=P()
-    )
+    loss = spmd.shard_map(lambda x, w: psum(loss_of(f)(x, w), "i"), mesh=mesh, in_specs=(P("i"), P()), out_specs=P())
     value, expected = md.value_and_grad(loss, argnums=(0, 1)), md.value_and_grad(loss_of(f), argnums=(0, 1))(x, w)
     for g in (value, md.jit(value)):
         for actual, e in zip(md.tree.leaves(g(x, w)), md.tree.leaves(expected), strict=True):

@@ -521,7 +521,7 @@ eigvalsh_p = OfMatrix(
 eig_p = OfMatrix(
     "eig",
     lambda x: [y.astype(_complex_dtype(x), copy=False) for y in numpy.linalg.eig(x)],
-    lambda x: [(x.shape[:-1], _complex_dtype(x)), (x.shape, complex_dtype(x))],
+    lambda x: [(x.shape[:-1], _complex_dtype(x)), (x.shape, _complex_dtype(x))],
     _eig_rule,
     multiple_results=True,
 )

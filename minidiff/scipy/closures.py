@@ -1,4 +1,4 @@
-"""Functions that SciPy's solvers call: on plain arrays, and with the traced values that they close over as arguments."""
+"""Functions that SciPy's solvers call: on plain arrays; traced values that they close over are arguments."""
 
 from __future__ import annotations
 
@@ -52,4 +52,3 @@ def close(what: str, f: Callable, *args: Value) -> tuple[Callable, list[Value], 
     values = [*args, *floats]
     values = [cast_to(x, states) for x, states in zip(values, common_states(tuple(map(states_of, values))))]
     return function, values[: len(args)], values[len(args) :]
-

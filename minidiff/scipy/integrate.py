@@ -129,9 +129,10 @@ def _by_solve_ivp(f: Callable, y0: numpy.ndarray, t: numpy.ndarray, **options: A
 
 
 def odeint(func: Callable, y0: Value, t: Value, args: tuple = (), tfirst: bool = False, **options: Any) -> Value:
-    """`scipy.integrate.odeint`: y [k, n] at the times t [k], where y is y0 [n] at the first and dy/dt = func(y, t, *args).
+    """`scipy.integrate.odeint`: y [k, n] at the times t [k], where dy/dt = func(y, t, *args).
 
-    `options` are SciPy's `rtol`, `atol`, `mxstep`, `hmax` and so on. Raise RuntimeError if the solver fails.
+    At the first time y is y0 [n]. `options` are SciPy's `rtol`, `atol`, `mxstep`, `hmax` and so on. Raise RuntimeError
+    if the solver fails.
 
     >>> import minidiff as md
     >>> end = lambda rate: odeint(lambda y, t, rate: -rate * y, numpy.ones(1), numpy.array([0.0, 1.0]), (rate,))[-1, 0]
@@ -144,7 +145,13 @@ def odeint(func: Callable, y0: Value, t: Value, args: tuple = (), tfirst: bool =
 
 
 def solve_ivp(
-    fun: Callable, t_span: tuple, y0: Value, method: str = "RK45", t_eval: Value = None, args: tuple = (), **options: Any
+    fun: Callable,
+    t_span: tuple,
+    y0: Value,
+    method: str = "RK45",
+    t_eval: Value = None,
+    args: tuple = (),
+    **options: Any,
 ) -> Solution:
     """`scipy.integrate.solve_ivp`: dy/dt = fun(t, y, *args), where y is y0 [n] at t_span[0].
 
@@ -157,7 +164,9 @@ def solve_ivp(
     array([[1.      , 0.367879]])
     """
     y0 = as_floating("solve_ivp", as_array(y0))
-    first, times = (as_floating("solve_ivp", as_array(x)) for x in (t_span[0], list(t_span) if t_eval is None else t_eval))
+    first, times = (
+        as_floating("solve_ivp", as_array(x)) for x in (t_span[0], list(t_span) if t_eval is None else t_eval)
+    )
     solver = functools.partial(_by_solve_ivp, method=method, **options)
     f = lambda y, s: as_array(fun(s, y, *args))  # noqa: E731
     ys = _integrate(solver, f, y0, numpy.concatenate([numpy.reshape(first, (1,)), times]))

@@ -21,8 +21,7 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions
 from minidiff.ops.base import General, add_all, bind_aligned, match
-from minidiff.ops.decomposition import OfMatrix, as_floating, check_matrices, solve_dimensions, solve_p
-from minidiff.ops.decomposition import solve_shape
+from minidiff.ops.decomposition import OfMatrix, as_floating, check_matrices, solve_dimensions, solve_p, solve_shape
 
 __all__ = ["block_diag", "cho_factor", "cho_solve", "cosm", "expm", "sinm", "solve_banded", "solve_sylvester"]
 __all__ += ["solve_triangular", "sqrtm"]
@@ -43,7 +42,9 @@ def _over_stacks(f: Callable, signature: str) -> Callable:
 # ---------------------------------------------------------------- linear equations
 
 
-def _equation(name: str, impl: Callable, signature: str, product: Callable, transpose: Callable, **rules: Any) -> General:
+def _equation(
+    name: str, impl: Callable, signature: str, product: Callable, transpose: Callable, **rules: Any
+) -> General:
     """The operation that solves `product(a, x, **params) = b` for x; `transpose(a, **params)` has a's transpose.
 
     `transpose` returns a pair of that and its parameters.
@@ -93,7 +94,9 @@ _triangular_p = _equation(
 )
 
 
-def solve_triangular(a: Value, b: Value, trans: int | str = 0, lower: bool = False, unit_diagonal: bool = False) -> Value:
+def solve_triangular(
+    a: Value, b: Value, trans: int | str = 0, lower: bool = False, unit_diagonal: bool = False
+) -> Value:
     """`scipy.linalg.solve_triangular`: x with `a @ x = b`, reading one triangle of a [..., n, n].
 
     With `trans` 1 or "T", solve with the transpose of a, with 2 or "C" with its conjugate transpose. b is [n] or

@@ -1,4 +1,4 @@
-"""`scipy.optimize`, differentiable: roots and minima, found by SciPy, with derivatives by the implicit function theorem.
+"""`scipy.optimize`, differentiable: roots and minima, with derivatives by the implicit function theorem.
 
 A root x of F(x, args) moves by dx with `F_x dx = -F_args dargs`; a minimum is a root of the gradient. So derivatives do
 not depend on how x was found, and cost one linear system of n equations; they are as accurate as x is. The solver runs
@@ -21,7 +21,7 @@ from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.higher_order.custom_rules import custom_jvp
-from minidiff.jacobian import jacfwd, jacrev
+from minidiff.jacobian import jacfwd
 from minidiff.ops.arrays import as_array
 from minidiff.ops.callback import pure_callback
 from minidiff.ops.decomposition import as_floating, solve
@@ -87,7 +87,9 @@ def _by_minimize(f: Callable, x0: numpy.ndarray, **options: Any) -> Any:
     return scipy.optimize.minimize(f, x0, jac=grad(f), **options)
 
 
-def root(fun: Callable, x0: Value, args: tuple = (), method: str = "hybr", tol: float | None = None, **kwds: Any) -> Result:
+def root(
+    fun: Callable, x0: Value, args: tuple = (), method: str = "hybr", tol: float | None = None, **kwds: Any
+) -> Result:
     """`scipy.optimize.root`: x [n] with fun(x, *args) = 0, n equations, from the guess x0 [n].
 
     `method`, `tol` and `options` are SciPy's; the Jacobian is computed here. Where `success` is False, x is the last

@@ -88,7 +88,10 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
         lambda out, a, b: out * (sp.digamma(a) - sp.digamma(a + b)),
         lambda out, a, b: out * (sp.digamma(b) - sp.digamma(a + b)),
     ),
-    "betaln": (lambda out, a, b: sp.digamma(a) - sp.digamma(a + b), lambda out, a, b: sp.digamma(b) - sp.digamma(a + b)),
+    "betaln": (
+        lambda out, a, b: sp.digamma(a) - sp.digamma(a + b),
+        lambda out, a, b: sp.digamma(b) - sp.digamma(a + b),
+    ),
     "betainc": (None, None, lambda out, a, b, x: _beta_density(a, b, x)),
     "betaincinv": (None, None, lambda out, a, b, y: 1 / _beta_density(a, b, out)),
     "gammainc": (None, lambda out, a, x: _gamma_density(a, x)),
@@ -151,6 +154,7 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     "hyp2f1": (None, None, None, lambda out, a, b, c, z: a * b / c * sp.hyp2f1(a + 1, b + 1, c + 1, z)),
     "wrightomega": (lambda out, z: out / (1 + out),),
 }
+
 
 def _polygamma(n: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
     """The derivatives of digamma in the dtype of x: SciPy's are in float64."""
@@ -215,7 +219,7 @@ def multigammaln(a: Value, d: int) -> Value:
     return d * (d - 1) / 4 * math.log(math.pi) + functools.reduce(elementwise.add, terms)
 
 
-__all__ = [*RULES, "cbrt", "digamma", "exp2", "expm1", "jn", "log1p", "log_softmax", "logsumexp", "multigammaln", "softmax"]
+__all__ = [*RULES, "digamma", "jn", "log_softmax", "logsumexp", "multigammaln", "softmax"]
 
 if TYPE_CHECKING:
 

@@ -55,7 +55,9 @@ class _Distribution:
     discrete = False
     cdf, sf, logcdf, logsf = map(_method, ("cdf", "sf", "logcdf", "logsf"))
 
-    def __init__(self, support: tuple, log_density: Callable, cdf: Callable, sf: Callable | None = None, **logs: Callable):
+    def __init__(
+        self, support: tuple, log_density: Callable, cdf: Callable, sf: Callable | None = None, **logs: Callable
+    ):
         symmetric = {name.replace("cdf", "sf"): lambda x, *shapes, f=f: f(-x, *shapes) for name, f in logs.items()}
         self.functions = {"cdf": cdf, "sf": sf or (lambda x, *shapes: cdf(-x, *shapes)), **logs, **symmetric}
         self.support, self.log_density = support, log_density
@@ -86,7 +88,7 @@ class _Continuous(_Distribution):
 
 
 class _Discrete(_Distribution):
-    defaults, discrete = {"loc": 0.0}, True  # noqa: RUF012 (never written)
+    defaults, discrete = {"loc": 0.0}, True
     pmf, logpmf = map(_method, ("pmf", "logpmf"))
 
 

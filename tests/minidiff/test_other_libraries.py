@@ -76,7 +76,10 @@ def convolve2d(a):
 
 
 OF_SCIPY = {
-    "solve_triangular": (lambda a: linalg.solve_triangular(a, numpy.ones(2)), r"write md\.scipy\.linalg\.solve_triangular"),
+    "solve_triangular": (
+        lambda a: linalg.solve_triangular(a, numpy.ones(2)),
+        r"write md\.scipy\.linalg\.solve_triangular",
+    ),
     "expm": (linalg.expm, r"write md\.scipy\.linalg\.expm"),
     "logm": (linalg.logm, r"np\.linalg\.eigh"),
     "cho_solve": (lambda a: linalg.cho_solve((a, True), numpy.ones(2)), r"write md\.scipy\.linalg\.cho_solve"),

@@ -1,6 +1,5 @@
 """Rows of `minidiff/scipy`: its table of rules, and matrix functions."""
 
-
 from typing import Any
 
 import numpy as np
