@@ -169,7 +169,7 @@ _SAME = {"cbrt": "cbrt", "exp2": "exp2", "expm1": "expm1", "log1p": "log1p", "ro
 @functools.cache
 def function_of(name: str) -> ElementwiseFunction:
     """Declare a function of SciPy by its name; its ufunc then takes traced values, too."""
-    function = _polygamma if name == "polygamma" else getattr(sp, name)
+    function: Any = _polygamma if name == "polygamma" else getattr(sp, name)
     if name in _SAME:
         return implements(function)(getattr(elementwise, _SAME[name]))
     rules = RULES[name] if name in RULES else (None,) * function.nin
