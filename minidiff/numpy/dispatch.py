@@ -114,6 +114,8 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
     kwargs = _without_out(full_name(ufunc), kwargs)
     if method == "__call__":
         return _call_with_keywords(ufunc, function, inputs, kwargs)
+    if getattr(numpy, ufunc.__name__, None) is not ufunc:
+        raise TypeError(f"{_place_of(ufunc)}.{method} is not supported on traced values: write md.scan")
     if method == "at":
         raise TypeError(
             f"{full_name(ufunc)}.at writes into an existing array, which traced values do not support; write "

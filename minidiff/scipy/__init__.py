@@ -1,7 +1,7 @@
 """SciPy's functions with derivatives: `special`, `linalg`, `stats`, `signal`, `integrate` and `optimize`.
 
 Each module has names and arguments of SciPy's module of the same name, and computes with it. SciPy is optional
-(`pip install 'minidiff[scipy]'`), and loads with the first of these modules.
+(`pip install '.[scipy]'`), and loads with the first of these modules.
 
 >>> import minidiff as md
 >>> round(float(md.grad(md.scipy.special.gammaln)(3.0)), 6)  # the digamma function

@@ -72,3 +72,8 @@ def test_every_ufunc_of_scipy_with_one_result_takes_traced_values(special):
 def test_functions_of_several_results_have_no_rule(special):
     text = message_of(special.fresnel)
     assert text.startswith("scipy.special.fresnel is a compiled ufunc without a derivative rule")
+
+
+def test_methods_of_its_ufuncs_are_refused(special):
+    with pytest.raises(TypeError, match=r"scipy\.special\.xlogy\.reduce is not supported on traced values"):
+        md.grad(special.xlogy.reduce)(X)
