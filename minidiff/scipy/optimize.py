@@ -34,8 +34,9 @@ __all__ = ["Result", "minimize", "root"]
 class Result(NamedTuple):
     """What `root` and `minimize` return: the solution x [n], the function there, and whether SciPy has found one.
 
-    >>> root(lambda x: x - 1.0, numpy.zeros(1))
-    Result(x=array([1.]), fun=array([0.]), success=True)
+    >>> found = root(lambda x: x - 1.0, numpy.zeros(1))
+    >>> found.x, found.fun, bool(found.success)
+    (array([1.]), array([0.]), True)
     """
 
     x: Value
@@ -112,8 +113,7 @@ def minimize(
 
     >>> import minidiff as md
     >>> f = lambda x, a: ((x - a) ** 2).sum() + (x**2).sum()
-    >>> md.jacrev(lambda a: minimize(f, numpy.zeros(2), (a,)).x)(numpy.array([1.0, 2.0]))
-    array([[0.5, 0. ],
-           [0. , 0.5]])
+    >>> md.grad(lambda a: minimize(f, numpy.zeros(2), (a,)).x.sum())(numpy.array([1.0, 2.0]))
+    array([0.5, 0.5])
     """
     return _solve(functools.partial(_by_minimize, method=method, tol=tol, **kwds), fun, grad, x0, args)
