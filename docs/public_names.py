@@ -22,7 +22,8 @@ def public_modules() -> list[str]:
     """The packages, and the modules in them that users may import: `minidiff.testing` is `minidiff.checks.testing`."""
     packages = {name: importlib.import_module(name) for name in ("minidiff", "collectives", "spmd")}
     inside = [f"{path}.{name}" for path, x in packages.items() for name in dir(x) if inspect.ismodule(getattr(x, name))]
-    return [*packages, *inside]
+    of_scipy = [f"minidiff.scipy.{name}" for name in packages["minidiff"].scipy.__all__]
+    return [*packages, *inside, *of_scipy]
 
 
 def find_module(path: str) -> ModuleType:

@@ -43,11 +43,11 @@ __all__ += ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "cust
 __all__ += ["dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim"]
 __all__ += ["dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
 __all__ += ["keep_memory", "release_memory"]
-__all__ += ["nn", "numerical", "numpy", "optim", "precision", "random", "testing", "tree"]
+__all__ += ["nn", "numerical", "numpy", "optim", "precision", "random", "scipy", "testing", "tree"]
 __all__ += ["LeakedTracerError", "TracerError", "UnboundAxisError", "VarianceError", "VarianceWarning"]
 
 # Imported on first use.
-_LATER = {name: f"minidiff.{name}" for name in ("debug", "nn", "optim", "precision", "random")}
+_LATER = {name: f"minidiff.{name}" for name in ("debug", "nn", "optim", "precision", "random", "scipy")}
 _LATER |= {name: f"minidiff.checks.{name}" for name in ("numerical", "testing")}
 _NAMES = {
     name: f"minidiff.{module}"
@@ -77,7 +77,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     import minidiff.checks.numerical as numerical
     import minidiff.checks.testing as testing
     import minidiff.debug as debug
-    from minidiff import nn, optim, precision, random
+    from minidiff import nn, optim, precision, random, scipy
     from minidiff.compiler.jit import jit
     from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat

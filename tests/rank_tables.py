@@ -40,6 +40,7 @@ from tests import (
     placement_programs,
     precision_programs,
     random_programs,
+    scipy_programs,
     sequence_transformers,
     server_programs,
     sharded_aliasing,
@@ -341,6 +342,11 @@ def _aliasing(n, on):
     yield from all_of(sharded_aliasing.check_out, sharded_aliasing.OUT, [mesh])
 
 
+def _scipy(n, on):
+    checks = [scipy_programs.check_body, scipy_programs.check_sharded]
+    return [functools.partial(c, name, line(on, n)) for c in checks for name in scipy_programs.PROGRAMS]
+
+
 def _random_numbers(n, on):
     mesh, feats = random_programs.mesh_for(n, on)
     yield from all_of(random_programs.check_states, [mesh])
@@ -390,6 +396,7 @@ TABLES = {
     "gradients that are sums": Table(_summed, (1, 4), (2,)),
     "aliasing": Table(_aliasing, (1, 2, 4), (1, 2, 4)),
     "random numbers": Table(_random_numbers, (2, 4)),
+    "scipy": Table(_scipy, (2, 3), (2,)),
     "16 bits": Table(_precision, (2, 3, 4), (2, 3, 4)),
     "optimizers": Table(_optimizers, (4,)),
     "placements": Table(

@@ -17,8 +17,8 @@ _spec = importlib.util.spec_from_file_location("public_names", ROOT / "docs" / "
 names = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(names)
 
-#: Modules that are not in the reference: NumPy documents its names, and examples are programs to run.
-ELSEWHERE = {"minidiff.numpy", "spmd.examples"}
+#: Modules that are not in the reference: NumPy and SciPy document their names, and examples are programs to run.
+ELSEWHERE = {"minidiff.numpy", "minidiff.scipy.special", "minidiff.scipy.stats", "spmd.examples"}
 MODULES = [path for path in names.public_modules() if path not in ELSEWHERE]
 PUBLIC = {(path, name) for path in MODULES for name in names.public_names(names.find_module(path))}
 

@@ -189,34 +189,21 @@ def module_getattr(module: str, modules: Mapping[str, str] = _NONE, names: Mappi
 
 # ---------------------------------------------------------------- SciPy
 
-_EIGH = "for a symmetric matrix w, v = np.linalg.eigh(a), and then (v * np.{}(w)) @ v.T"
-
-#: A ufunc of SciPy -> the same function here.
-COUNTERPARTS = _table(
-    {
-        "md.nn.{}": "erf erfc",
-        "md.nn.sigmoid": "expit",
-        "md.nn.log_sigmoid": "log_expit",
-        "np.{}": "cbrt exp2 expm1 i0 log1p round",
-    }
-)
-
-#: Another function of SciPy -> what to write for traced values.
+#: A function of SciPy that is no ufunc -> what to write for traced values.
 SCIPY = _table(
     {
-        "md.nn.{}": "logsumexp softmax log_softmax",
+        "md.scipy.special.{}": "logsumexp softmax log_softmax polygamma zeta multigammaln",
+        "md.scipy.linalg.{}": "block_diag cho_factor cho_solve cosm expm sinm solve_banded solve_sylvester "
+        "solve_triangular sqrtm",
+        "md.scipy.signal.{}": "convolve correlate",
+        "md.scipy.signal.convolve": "convolve2d fftconvolve oaconvolve",
+        "md.scipy.signal.correlate": "correlate2d",
+        "md.scipy.integrate.{}": "odeint solve_ivp",
+        "md.scipy.optimize.{}": "root minimize",
         "np.{}": "kron trapezoid",
-        "np.linalg.solve(np.tril(a), b), or of np.triu(a)": "solve_triangular",
-        "np.linalg.cholesky(a)": "cho_factor",
-        "np.linalg.solve(a, b) of the matrix itself, or np.linalg.solve(c @ c.T, b) of its lower factor c": "cho_solve",
         "np.linalg.solve(a, b)": "lu_factor lu_solve lu",
-        _EIGH.replace("{}", "exp"): "expm",
-        _EIGH.replace("{}", "log"): "logm",
-        _EIGH.replace("{}", "sqrt"): "sqrtm",
-        "np.convolve for vectors; for images np.einsum over np.lib.stride_tricks.sliding_window_view": "convolve "
-        "convolve2d fftconvolve oaconvolve correlate correlate2d",
+        "for a symmetric matrix w, v = np.linalg.eigh(a), and then (v * np.log(w)) @ v.T": "logm",
         "np.interp": "interp1d",
-        "np.block": "block_diag",
     }
 )
 

@@ -66,8 +66,8 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], wh
         if "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
             free = [i for i, a in enumerate(eqn.inputs) if a in made and a.type == eqn.outputs[0].type]
             if free:
-                arguments[free[0]] = f"(y{k} := {arguments[free[0]]})"
-                arguments.append(f"y{k}")
+                arguments[free[0]] = f"(_y{k} := {arguments[free[0]]})"  # y0 and y1 are functions
+                arguments.append(f"_y{k}")
                 sign = None
         if not wide.isdisjoint(eqn.inputs):
             wide.update(eqn.outputs)

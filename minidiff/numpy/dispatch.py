@@ -6,6 +6,7 @@ raise an error that says what to use instead.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable
@@ -16,7 +17,6 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer
-from minidiff.diagnostics.other_libraries import COUNTERPARTS
 from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
@@ -108,12 +108,14 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
     """
     if any(map(defers_to, inputs)):
         return NotImplemented
-    function = NUMPY_FUNCTIONS.get(ufunc)
+    function = NUMPY_FUNCTIONS.get(ufunc) or _function_of_scipy(ufunc)
     if function is None:
         raise unsupported_error(ufunc, inputs)
     kwargs = _without_out(full_name(ufunc), kwargs)
     if method == "__call__":
         return _call_with_keywords(ufunc, function, inputs, kwargs)
+    if getattr(numpy, ufunc.__name__, None) is not ufunc:
+        raise TypeError(f"{_place_of(ufunc)}.{method} is not supported on traced values: write md.scan")
     if method == "at":
         raise TypeError(
             f"{full_name(ufunc)}.at writes into an existing array, which traced values do not support; write "
@@ -121,6 +123,14 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
         )
     given = {k: v for k, v in kwargs.items() if v is not numpy._NoValue}
     return getattr(ufunc_methods, method)(ufunc, *inputs, **given)
+
+
+def _function_of_scipy(ufunc: numpy.ufunc) -> Callable | None:
+    """The counterpart of a ufunc of `scipy.special`, which declares its operations when one is first called."""
+    if getattr(sys.modules.get("scipy.special"), ufunc.__name__, None) is not ufunc or ufunc.nout > 1:
+        return None
+    importlib.import_module("minidiff.scipy.special").function_of(ufunc.__name__)
+    return NUMPY_FUNCTIONS[ufunc]
 
 
 def _without_out(name: str, kwargs: dict) -> dict:
@@ -248,8 +258,6 @@ def _unsupported_ufunc_error(ufunc: numpy.ufunc, shown: str) -> TypeError:
         return TypeError(f"a ufunc of np.frompyfunc is not supported on traced values{shown}: {REFUSED['frompyfunc']}")
     place, arguments = _place_of(ufunc), ", ".join("xyzabcdefgh"[: ufunc.nin])
     message = f"{place} is a compiled ufunc without a derivative rule, and is not supported on traced values{shown}"
-    if place.startswith("scipy.special.") and ufunc.__name__ in COUNTERPARTS:
-        return TypeError(f"{message}: write {COUNTERPARTS[ufunc.__name__]}")
     each = "" if ufunc.nin == 1 else ", and so for each argument"
     return TypeError(
         f"{message}. Under grad, declare its derivative: f = md.custom_jvp({place}), then "

@@ -105,7 +105,7 @@ def _einsum(inputs: Types, outputs: Types, params: dict) -> ProductSize:
 
 def _convolve(inputs: Types, outputs: Types, params: dict) -> ProductSize:
     size = outputs[0].size
-    return ProductSize(1, size, 1, min(t.shape[-1] for t in inputs))
+    return ProductSize(1, size, 1, min(math.prod(t.shape[-params.get("ndim", 1) :]) for t in inputs))
 
 
 def _sliced(inputs: Types, outputs: Types, params: dict) -> Work:
@@ -205,6 +205,8 @@ _BY_RULE: dict[Rule, str] = {
     _product(_convolve): "convolve",
     _count(_solve): "solve",
     _count(lambda inputs, outputs, params: 2 * outputs[0].size * inputs[0].shape[-1]): "lu_solve",
+    _count(lambda inputs, outputs, params: outputs[0].size * inputs[0].shape[-1]): "solve_triangular",
+    _count(lambda inputs, outputs, params: 4 * outputs[0].size * inputs[0].shape[-2]): "solve_banded",
     _of_matrix(1 / 3): "cholesky",
     _of_matrix(2 / 3): "lu det slogdet",
     _of_matrix(2): "inv inverse_or_nan cofactor lu_inv lu_inverse_or_nan",
@@ -212,7 +214,9 @@ _BY_RULE: dict[Rule, str] = {
     _of_matrix(9): "eigh",
     _of_matrix(10): "eigvals roots",
     _of_matrix(22): "svd pinv",
-    _of_matrix(25): "eig",
+    _of_matrix(25): "eig solve_sylvester sqrtm",
+    _of_matrix(30): "expm cosm sinm",  # products and a quotient of Padé's approximant, squarings
+    _of_matrix(240): "expm_frechet cosm_frechet sinm_frechet",  # of matrices of twice the size
     _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin unwindows cumsum cumprod recurrence "
     "lu_det lu_slogdet",
     _product(lambda inputs, outputs, params: _sum_products(inputs, outputs, params)): "sum_products",

@@ -75,17 +75,17 @@ class OfMatrix(Primitive):
         return self.bind(args[0], **params)
 
 
-def _check_matrices(name: str, x: Value, square: bool = False) -> Value:
+def check_matrices(name: str, x: Value, square: bool = False) -> Value:
     """Return matrices in a dtype that LAPACK computes with; LinAlgError if their shape does not fit."""
     t = typeof(x)
     if t.ndim < 2:
         raise LinAlgError(f"{name}: matrices have at least two dimensions, got {t}")
     if square and t.shape[-1] != t.shape[-2]:
         raise LinAlgError(f"{name}: the matrix must be square, got {t}")
-    return _as_floating(name, x)
+    return as_floating(name, x)
 
 
-def _as_floating(name: str, x: Value) -> Value:
+def as_floating(name: str, x: Value) -> Value:
     t = typeof(x)
     if t.dtype.kind in "biu":
         return convert(x, float)
@@ -99,7 +99,7 @@ def _declare(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     name = numpy_function.__name__
 
     def function(a: Value) -> Any:
-        out = primitive.bind(_check_matrices(name, a, square=True))
+        out = primitive.bind(check_matrices(name, a, square=True))
         return _result_type(numpy_function)(*out) if primitive.multiple_results else out
 
     return implements(numpy_function)(function)
@@ -160,12 +160,12 @@ def _solve_batch(primitive, args, batched):
     return _solve(*(args if not batched[0] and len(args[0].shape) == 2 else align(args, batched)))
 
 
-def _solve_shape(a: ShapedArray, b: ShapedArray):
+def solve_shape(a: ShapedArray, b: ShapedArray):
     batch = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return (*batch, *b.shape[-2:]), numpy.result_type(a.dtype, b.dtype)
 
 
-def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+def solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Batch dimensions, and the columns of the right-hand side, may be split."""
     a, b = types
     batch = outs[0].shape[:-2]
@@ -179,12 +179,12 @@ def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
 solve_p = General(
     "solve",
     numpy.linalg.solve,
-    _solve_shape,
+    solve_shape,
     _solve_tangent,
     _solve_batch,
     transpose_rule=lambda ct, operands: [match(_solve(operands[0].mT, ct), operands[1])],
     fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
-    sharding=_solve_dimensions,
+    sharding=solve_dimensions,
 )
 
 
@@ -205,7 +205,7 @@ def solve(a: Value, b: Value) -> Value:
     >>> grad(lambda b: solve(numpy.diag([2.0, 4.0]), b).sum())(numpy.ones(2))
     array([0.5 , 0.25])
     """
-    a, b = _check_matrices("solve", a, square=True), _as_floating("solve", b)
+    a, b = check_matrices("solve", a, square=True), as_floating("solve", b)
     ta, tb = typeof(a), typeof(b)
     if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
         raise ValueError(f"solve: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
@@ -264,7 +264,7 @@ pinv_p = OfMatrix(
 @implements(numpy.linalg.pinv)
 def pinv(a: Value, rcond: Any = None, hermitian: bool = False, *, rtol: Any = numpy._NoValue) -> Value:
     """`numpy.linalg.pinv`: the pseudo-inverse, differentiable at constant rank."""
-    x = _check_matrices("pinv", a, square=hermitian)
+    x = check_matrices("pinv", a, square=hermitian)
     if rcond is None:
         rcond = 1e-15 if rtol is numpy._NoValue else rtol
     return pinv_p.bind(x, rcond=_default_tolerance(x) if rcond is None else rcond, hermitian=hermitian)
@@ -283,7 +283,7 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
     residuals if `a` has more rows than columns. NumPy returns none if the columns are dependent, but on traced values a
     shape cannot depend on the rank.
     """
-    a, b = _check_matrices("lstsq", a), _as_floating("lstsq", b)
+    a, b = check_matrices("lstsq", a), as_floating("lstsq", b)
     ta, tb = typeof(a), typeof(b)
     if ta.ndim != 2 or tb.ndim not in (1, 2) or tb.shape[0] != ta.shape[0]:
         raise LinAlgError(f"lstsq: expected a matrix and a right-hand side with as many rows, got {ta} and {tb}")
@@ -424,7 +424,7 @@ def cholesky(a: Value, /, *, upper: bool = False) -> Value:
     The derivative is that of the function of the Hermitian part of a. Raises LinAlgError if a is not positive
     definite.
     """
-    return cholesky_p.bind(_check_matrices("cholesky", a, square=True), upper=upper)
+    return cholesky_p.bind(check_matrices("cholesky", a, square=True), upper=upper)
 
 
 def _qr_shape(x: ShapedArray, mode: str):
@@ -473,7 +473,7 @@ def qr(a: Value, mode: str = "reduced") -> Any:
     """
     if mode not in ("reduced", "complete", "r"):
         raise ValueError(f"qr: on traced values mode is 'reduced', 'complete' or 'r', got {mode!r}")
-    outs = qr_p.bind(_check_matrices("qr", a), mode=mode)
+    outs = qr_p.bind(check_matrices("qr", a), mode=mode)
     return outs[0] if mode == "r" else _result_type(numpy.linalg.qr)(*outs)
 
 
@@ -541,7 +541,7 @@ def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     def function(a: Value, UPLO: str = "L") -> Any:
         if UPLO.upper() not in ("L", "U"):
             raise ValueError(f"{name}: UPLO is 'L' or 'U', got {UPLO!r}")
-        out = primitive.bind(_check_matrices(name, a, square=True), UPLO=UPLO.upper())
+        out = primitive.bind(check_matrices(name, a, square=True), UPLO=UPLO.upper())
         return _result_type(numpy_function)(*out) if primitive.multiple_results else out
 
     return implements(numpy_function)(function)
@@ -614,7 +614,7 @@ def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian
 
     The module's docstring has the conventions for factors of vectors and for singular values that are equal or 0.
     """
-    x = _check_matrices("svd", a, square=hermitian)
+    x = check_matrices("svd", a, square=hermitian)
     if not compute_uv:
         return svdvals_p.bind(x, hermitian=hermitian)
     return _result_type(numpy.linalg.svd)(*svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian))
@@ -623,7 +623,7 @@ def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian
 @implements(numpy.linalg.svdvals)
 def svdvals(x: Value, /) -> Value:
     """`numpy.linalg.svdvals`: the singular values, in descending order."""
-    return svdvals_p.bind(_check_matrices("svdvals", x), hermitian=False)
+    return svdvals_p.bind(check_matrices("svdvals", x), hermitian=False)
 
 
 @implements(numpy.linalg.matrix_rank)
@@ -631,7 +631,7 @@ def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any
     """`numpy.linalg.matrix_rank`: count singular values above `tol` or `rtol` * max."""
     if typeof(A).ndim < 2:
         return convert(reduction.max(A != 0), int)
-    x = _check_matrices("matrix_rank", A, square=hermitian)
+    x = check_matrices("matrix_rank", A, square=hermitian)
     s = svdvals_p.bind(x, hermitian=hermitian)
     if tol is not None:
         return _count_above(s, tol)
@@ -647,7 +647,7 @@ def _count_above(s: Value, tol: Any, scale: Any = 1) -> Value:
 @implements(numpy.linalg.cond)
 def cond(x: Value, p: Any = None) -> Value:
     """`numpy.linalg.cond`: the condition number in the norm `p` (default 2)."""
-    x = _check_matrices("cond", x, square=p not in (None, 2, -2))
+    x = check_matrices("cond", x, square=p not in (None, 2, -2))
     if p in (None, 2, -2):
         s = svdvals_p.bind(x, hermitian=False)
         largest, smallest = s[..., 0], s[..., -1]

@@ -76,12 +76,16 @@ def convolve2d(a):
 
 
 OF_SCIPY = {
-    "solve_triangular": (lambda a: linalg.solve_triangular(a, numpy.ones(2)), r"np\.linalg\.solve\(np\.tril\(a\), b\)"),
-    "expm": (linalg.expm, r"np\.linalg\.eigh"),
-    "cho_solve": (lambda a: linalg.cho_solve((a, True), numpy.ones(2)), r"np\.linalg\.solve"),
+    "solve_triangular": (
+        lambda a: linalg.solve_triangular(a, numpy.ones(2)),
+        r"write md\.scipy\.linalg\.solve_triangular",
+    ),
+    "expm": (linalg.expm, r"write md\.scipy\.linalg\.expm"),
+    "logm": (linalg.logm, r"np\.linalg\.eigh"),
+    "cho_solve": (lambda a: linalg.cho_solve((a, True), numpy.ones(2)), r"write md\.scipy\.linalg\.cho_solve"),
     "cholesky": (linalg.cholesky, r"write np\.linalg\.cholesky"),
-    "logsumexp": (special.logsumexp, r"write md\.nn\.logsumexp"),
-    "convolve2d": (convolve2d, r"np\.convolve .*sliding_window_view"),
+    "logsumexp": (special.logsumexp, r"write md\.scipy\.special\.logsumexp"),
+    "convolve2d": (convolve2d, r"write md\.scipy\.signal\.convolve"),
     "hankel": (linalg.hankel, "write it in NumPy's functions"),
 }
 
@@ -94,11 +98,7 @@ def test_functions_of_scipy_are_named_with_a_substitute(name, transformation):
         transformation(lambda a: f(a).sum())(numpy.eye(2) + 0.1)
 
 
-def test_what_the_substitutes_compute():
-    a, b = numpy.array([[2.0, 0.5], [0.5, 1.0]]), numpy.array([1.0, -1.0])
-    numpy.testing.assert_allclose(np.linalg.solve(np.tril(a), b), linalg.solve_triangular(a, b, lower=True))
-    c = np.linalg.cholesky(a)
-    numpy.testing.assert_allclose(np.linalg.solve(c @ c.T, b), linalg.cho_solve((c, True), b))
+def test_what_the_substitute_of_logm_computes():
+    a = numpy.array([[2.0, 0.5], [0.5, 1.0]])
     w, v = np.linalg.eigh(a)
-    for function, of_scipy in ((np.exp, linalg.expm), (np.log, linalg.logm), (np.sqrt, linalg.sqrtm)):
-        numpy.testing.assert_allclose((v * function(w)) @ v.T, of_scipy(a), atol=1e-12)
+    numpy.testing.assert_allclose((v * np.log(w)) @ v.T, linalg.logm(a), atol=1e-12)

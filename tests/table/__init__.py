@@ -14,6 +14,7 @@ from tests.table import (
     indexing,
     linalg,
     nn,
+    of_scipy,
     polynomial,
     rearranging,
     reduction,
@@ -29,6 +30,7 @@ from tests.table import (
 FAMILIES = (
     elementwise,
     nn,
+    of_scipy,
     reduction,
     sorting,
     shape,

@@ -242,6 +242,7 @@ def test_some_functions_answer_from_the_values_behind():
 
 DTYPES = [np.bool_, np.int8, np.uint32, np.float16, np.float32, np.complex64]
 BINARY = [f for f in NUMPY_FUNCTIONS if isinstance(f, np.ufunc) and (f.nin, f.nout, f.signature) == (2, 1, None)]
+BINARY = [f for f in BINARY if f in vars(np).values()]  # those of SciPy have no methods
 
 
 def assert_equal_but_for_rounding(actual, expected):

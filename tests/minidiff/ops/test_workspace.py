@@ -14,7 +14,7 @@ BUFFERS = 3 * (1 << 16)  # bytes that NumPy's loops use, of operands whose memor
 
 #: What is not here: it depends on memory order, on values, on the length of an axis, or on the NumPy that runs.
 LAPACK = "cofactor pinv qr svd svdvals solve inv eigh eigvalsh eig eigvals cholesky lstsq roots log_abs_det"
-LOOPS = "in_turn unwrap convolve i0 i0_1 sinc_1"  # many steps
+LOOPS = "in_turn unwrap convolve i0 i0_1 sinc_1 polygamma"  # many steps
 ORDERS = "einsum matmul gather scatter_add scatter_set scatter_max scatter_min argmax argmin nanargmax nanargmin"
 OTHERS = "softmax log_softmax larger permute hfft irfft rfft ihfft mantissa imag reshape"
 UNKNOWN = {*LAPACK.split(), *LOOPS.split(), *ORDERS.split(), *OTHERS.split()}
@@ -34,6 +34,8 @@ def test_all_operations():
     for row in TABLE:
         f, active = row.closed()
         if not active or row.note.startswith("O"):
+            continue
+        if getattr(row.function, "__module__", "") == "minidiff.scipy.linalg":  # one matrix of a stack after the other
             continue
         try:
             batch = [np.ascontiguousarray(np.broadcast_to(x, (N, *np.shape(x)))) for x in active]

@@ -1,0 +1,24 @@
+"""SciPy's functions with derivatives: `special`, `linalg`, `stats`, `signal`, `integrate` and `optimize`.
+
+Each module has names and arguments of SciPy's module of the same name, and computes with it. SciPy is optional
+(`pip install '.[scipy]'`), and loads with the first of these modules.
+
+>>> import minidiff as md
+>>> round(float(md.grad(md.scipy.special.gammaln)(3.0)), 6)  # the digamma function
+0.922784
+"""
+
+from typing import TYPE_CHECKING
+
+from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
+
+__all__ = ["integrate", "linalg", "optimize", "signal", "special", "stats"]
+
+if TYPE_CHECKING:
+    from minidiff.scipy import integrate, linalg, optimize, signal, special, stats
+else:
+    __getattr__ = _module_getattr(__name__, {name: f"{__name__}.{name}" for name in __all__})
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,54 @@
+"""Functions that SciPy's solvers call: on plain arrays; traced values that they close over are arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minidiff.core.ranks import cast_to
+from minidiff.core.states import common_states
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.tracer import Tracer, Value, states_of
+from minidiff.core.types import Var, typeof
+from minidiff.diagnostics.text import name_of
+from minidiff.ops.base import convert
+from minidiff.transforms.recording import stage_flat
+from minidiff.values.dtypes import is_differentiable
+
+
+def _without_casts(tape: Tape, what: str) -> Tape:
+    """The tape without casts between ranks, so that it runs outside of the body; TypeError if it communicates."""
+    same: dict[Var, Any] = {}
+    renamed = lambda atoms: [same.get(a, a) if isinstance(a, Var) else a for a in atoms]  # noqa: E731
+    equations = []
+    for eqn in tape.equations:
+        if not eqn.primitive.on_ranks:
+            equations.append(Equation(eqn.primitive, renamed(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
+        elif eqn.primitive.sends(eqn.params) or not eqn.inputs:
+            raise TypeError(f"{what} must not communicate, but it calls {eqn.primitive}: each rank solves by itself")
+        else:
+            same[eqn.outputs[0]] = renamed(eqn.inputs)[0]
+    return Tape(tape.inputs, equations, renamed(tape.outputs))
+
+
+def close(what: str, f: Callable, *args: Value) -> tuple[Callable, list[Value], list[Value]]:
+    """Turn what `f` closes over into arguments: a function of (*args, *values), the args, and the values.
+
+    All of these vary over the same ranks, since SciPy takes its steps by all of them together.
+    """
+    tape, _, _ = stage_flat(f, args, f"{what} of {name_of(f)}")
+    closed, constants = tape.close()
+    closed = _without_casts(closed, f"{name_of(f)}, the function that {what} calls,")
+    traced = [i for i, x in enumerate(constants) if isinstance(x, Tracer)]
+
+    def function(*given: Value) -> Value:
+        fixed = list(constants)
+        for i, x in zip(traced, given[len(args) :]):
+            fixed[i] = convert(x, constants[i].dtype)
+        return closed(*fixed, *given[: len(args)])[0]
+
+    # Integers have no cotangents: as numbers they have zeros.
+    floats = [x if is_differentiable(typeof(x).dtype) else convert(x, float) for x in (constants[i] for i in traced)]
+    values = [*args, *floats]
+    values = [cast_to(x, states) for x, states in zip(values, common_states(tuple(map(states_of, values))))]
+    return function, values[: len(args)], values[len(args) :]

@@ -1,0 +1,89 @@
+"""`scipy.signal`, differentiable: convolution and correlation of arrays of any number of dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy
+import scipy.signal
+
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import Multilinear, bind_aligned, match
+from minidiff.ops.dimensions import gather
+from minidiff.ops.linalg import conj
+
+__all__ = ["convolve", "correlate"]
+
+
+def _impl(x: numpy.ndarray, y: numpy.ndarray, mode: str, method: str, ndim: int) -> numpy.ndarray:
+    def each(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
+        return scipy.signal.convolve(x, y, mode, method)
+
+    if x.ndim == y.ndim == ndim:
+        return each(x, y)
+    core = [",".join(f"{name}{d}" for d in range(ndim)) for name in "xyz"]
+    return numpy.vectorize(each, signature="({}),({})->({})".format(*core), otypes=[numpy.result_type(x, y)])(x, y)
+
+
+def _shape(x: ShapedArray, y: ShapedArray, mode: str, method: str, ndim: int) -> tuple[tuple[int, ...], numpy.dtype]:
+    batch, sign = numpy.broadcast_shapes(x.shape[:-ndim], y.shape[:-ndim]), 1 if mode == "full" else -1
+    core = tuple(n + sign * (m - 1) for n, m in zip(x.shape[-ndim:], y.shape[-ndim:]))
+    return (*batch, *core), numpy.result_type(x.dtype, y.dtype)
+
+
+def _reverse(x: Value, ndim: int) -> Value:
+    return numpy.flip(x, tuple(range(-ndim, 0)))
+
+
+def _left(ct: Value, operands: Sequence, mode: str, **params) -> Value:
+    mode = "valid" if mode == "full" else "full"
+    return match(_convolve_p.bind(ct, _reverse(operands[1], params["ndim"]), mode=mode, **params), operands[0])
+
+
+def _right(ct: Value, operands: Sequence, mode: str, **params) -> Value:
+    x = _reverse(operands[0], params["ndim"])
+    return match(_convolve_p.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid", **params), operands[1])
+
+
+#: The convolution along the last `ndim` axes, "full" or "valid" (y is then the smaller); leading axes broadcast.
+_convolve_p = Multilinear("convolve", _impl, _shape, (_left, _right), bind_aligned, sharding=gather)
+
+
+def convolve(in1: Value, in2: Value, mode: str = "full", method: str = "auto") -> Value:
+    """`scipy.signal.convolve` of two arrays with one number of dimensions.
+
+    `mode` is "full", "same" (of the shape of in1) or "valid" (one array is at least as large as the other along every
+    axis); `method` is "direct", "fft" or "auto", the faster of these. Raise ValueError for operands or a mode that do
+    not fit.
+
+    >>> convolve(numpy.ones((2, 2)), numpy.array([[1.0, 2.0]]))
+    array([[1., 3., 2.],
+           [1., 3., 2.]])
+    """
+    in1, in2 = as_array(in1), as_array(in2)
+    a, b = typeof(in1), typeof(in2)
+    fits = [all(n >= m for n, m in zip(one.shape, two.shape)) for one, two in ((a, b), (b, a))]
+    if a.ndim != b.ndim or mode not in ("full", "same", "valid") or (mode == "valid" and not any(fits)):
+        raise ValueError(
+            f"convolve: {a} and {b} do not fit with mode={mode!r}, which is 'full', 'same' or 'valid': they have one "
+            "number of dimensions, and with 'valid' one is at least as large as the other along every axis"
+        )
+    if a.ndim == 0 or a.size == 0 or b.size == 0:
+        return in1 * in2
+    x, y = (in1, in2) if mode != "valid" or fits[0] else (in2, in1)
+    out = _convolve_p.bind(x, y, mode="valid" if mode == "valid" else "full", method=method, ndim=a.ndim)
+    if mode != "same":
+        return out
+    return out[tuple(slice((m - 1) // 2, (m - 1) // 2 + n) for n, m in zip(a.shape, b.shape))]
+
+
+def correlate(in1: Value, in2: Value, mode: str = "full", method: str = "auto") -> Value:
+    """`scipy.signal.correlate`: `convolve` with in2 reversed along all axes, and conjugated.
+
+    >>> correlate(numpy.array([1.0, 2.0, 3.0]), numpy.array([0.0, 1.0]), mode="valid")
+    array([2., 3.])
+    """
+    in2 = as_array(in2)
+    return convolve(in1, conj(_reverse(in2, typeof(in2).ndim)), mode, method)

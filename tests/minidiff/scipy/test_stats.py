@@ -1,0 +1,87 @@
+"""Distributions against SciPy's, and their derivatives against differences."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import minidiff as md
+from minidiff.checks.testing import check_grads
+from minidiff.scipy import stats
+
+#: The shapes of each distribution.
+CONTINUOUS = dict.fromkeys(("norm", "cauchy", "laplace", "logistic", "uniform", "expon"), ())
+CONTINUOUS |= {"t": (3.5,), "gamma": (2.2,), "chi2": (3.3,), "beta": (2.1, 1.7)}
+DISCRETE = {"poisson": (2.3,), "binom": (5, 0.3), "bernoulli": (0.3,)}
+
+X = np.array([-2.0, -0.3, 0.0, 0.2, 0.5, 0.9, 1.0, 1.4, 3.0, np.nan])
+K = np.array([-2.0, -1, -0.3, 0, 1, 1.5, 2, 4, 5, 6, 7])
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+@pytest.mark.parametrize("name", CONTINUOUS | DISCRETE)
+def test_values_are_scipys(name):
+    ours, theirs, shapes = getattr(stats, name), getattr(scipy.stats, name), (CONTINUOUS | DISCRETE)[name]
+    x, density = (X, "pdf") if name in CONTINUOUS else (K, "pmf")
+    for method in (density, f"log{density}", "cdf", "sf", "logcdf", "logsf"):
+        for others in ((), (0.3, 1.7), (0.0, -1.0)) if name in CONTINUOUS else ((), (1,)):
+            actual, expected = (getattr(d, method)(x, *shapes, *others) for d in (ours, theirs))
+            np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-13, err_msg=f"{method} {others}")
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_derivatives_of_continuous_ones(name):
+    f, shapes = getattr(stats, name), [np.float64(s) for s in CONTINUOUS[name]]
+    x = getattr(scipy.stats, name).ppf(np.array([0.15, 0.4, 0.8]), *shapes, 0.1, 1.3)
+    check_grads(f.logpdf, (x, *shapes, 0.1, 1.3))
+    for g in (f.cdf, f.logsf):
+        check_grads(lambda x, loc, scale, g=g: g(x, *shapes, loc, scale), (x, 0.1, 1.3))
+    batch = md.jit(md.vmap(md.grad(f.logpdf, argnums=(0, len(shapes) + 2)), (0, *[None] * (len(shapes) + 2))))
+    expected = md.grad(lambda x, scale: f.logpdf(x, *shapes, 0.1, scale).sum())(x, 1.3)
+    np.testing.assert_allclose(batch(x, *shapes, 0.1, 1.3)[0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_derivatives_of_discrete_ones(name):
+    f, (*others, p) = getattr(stats, name), DISCRETE[name]
+    for g in (f.logpmf, f.cdf):
+        check_grads(lambda p, g=g: g(np.array([0.0, 1.0]), *others, p), (p,))
+
+
+def test_outside_of_the_support_derivatives_are_zero():
+    assert md.grad(stats.gamma.pdf)(-1.0, 2.0) == 0.0
+    assert md.grad(stats.beta.pdf, argnums=1)(1.5, 2.0, 3.0) == 0.0
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_single_precision_stays(name):
+    assert getattr(stats, name).pdf(np.float32([0.3]), *CONTINUOUS[name]).dtype == np.float32
+
+
+def test_arguments_are_named_as_scipys():
+    assert stats.t.pdf(0.4, df=3.0, scale=2.0) == stats.t.pdf(0.4, 3.0, 0.0, 2.0)
+    with pytest.raises(TypeError, match="missing a required argument: 'a'"):
+        stats.gamma.pdf(1.0)
+
+
+def test_normal_distribution_of_several_numbers():
+    rng = np.random.default_rng(0)
+    root, x, mean = rng.normal(size=(3, 3)), rng.normal(size=(4, 3)), rng.normal(size=3)
+    cov = root @ root.T + np.eye(3)
+    ours, theirs = stats.multivariate_normal, scipy.stats.multivariate_normal
+    for singular in (False, True):
+        np.testing.assert_allclose(ours.logpdf(x, mean, cov, singular), theirs.logpdf(x, mean, cov), rtol=1e-9)
+        check_grads(lambda x, m, c, s=singular: ours.logpdf(x, m, 0.5 * (c + c.T), s), (x, mean, cov), order=1)
+    np.testing.assert_allclose(ours.pdf(x[0]), theirs.pdf(x[0], np.zeros(3)))
+    np.testing.assert_allclose(ours.entropy(mean, cov), theirs.entropy(mean, cov))
+    flat, points = np.diag([1.0, 2.0, 0.0]), np.array([[1.0, 1, 0], [1, 1, 1]])
+    expected = theirs.logpdf(points, np.zeros(3), flat, allow_singular=True)
+    np.testing.assert_allclose(ours.logpdf(points, 0.0, flat, True), expected)
+    assert expected[1] == -np.inf
+
+
+def test_dirichlet():
+    alpha, x = np.array([1.2, 2.0, 0.7]), np.array([[0.2, 0.5, 0.3], [0.3, 0.3, 0.4]]).T
+    for method in ("pdf", "logpdf"):
+        actual, expected = (getattr(d.dirichlet, method)(x, alpha) for d in (stats, scipy.stats))
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
+    check_grads(stats.dirichlet.logpdf, (x, alpha))

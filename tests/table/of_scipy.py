@@ -1,0 +1,101 @@
+"""Rows of `minidiff/scipy`: its table of rules, and matrix functions."""
+
+from typing import Any
+
+import numpy as np
+from scipy import special as sp
+
+from minidiff.scipy import linalg, special
+from tests.table.rows import Row, complex_, positive, random, real, row
+
+DISCRETE: set = set()
+
+LINEAR: dict = {}
+
+
+def between(low: float, high: float, *shape: int) -> np.ndarray:
+    return random.uniform(low, high, shape)
+
+
+#: Functions of one argument, by the interval in which they are tested.
+OF_ONE = {
+    (0.3, 2.0): "gamma gammaln loggamma rgamma psi erfcx erfi entr exp1 expi y0 y1 k0 k1 k0e k1e log1p",
+    (-1.5, 1.5): "erf erfc dawsn ndtr log_ndtr expit log_expit exp10 cosm1 j0 j1 i0 i1 i0e i1e wrightomega "
+    "cbrt exp2 expm1",
+    (-0.8, 0.8): "erfinv",
+    (0.2, 0.8): "erfcinv ndtri logit spence ellipe ellipk",
+}
+#: Functions of several: the intervals of all arguments; an integer is an argument without a derivative.
+OF_SEVERAL: dict[str, tuple] = {
+    **dict.fromkeys(("beta", "betaln", "poch", "rel_entr", "kl_div", "xlogy", "xlog1py"), ((0.5, 2.0),) * 2),
+    "binom": ((3.0, 5.0), (0.5, 2.0)),
+    **dict.fromkeys(("betainc", "betaincinv"), (2, 3, (0.2, 0.8))),
+    **dict.fromkeys(("gammainc", "gammaincc"), (2, (0.5, 2.0))),
+    "gammaincinv": (2, (0.2, 0.8)),
+    "stdtr": (3, (-1.5, 1.5)),
+    "stdtrit": (3, (0.2, 0.8)),
+    **dict.fromkeys(("jv", "yv", "yn", "iv", "kv", "kn", "ive", "kve", "polygamma", "expn"), (2, (0.5, 2.0))),
+    "zeta": (3, (0.5, 2.0)),
+    "hyp0f1": (2, (-1.0, 1.0)),
+    "hyp1f1": (2, 3, (-1.0, 1.0)),
+    "hyp2f1": (2, 3, 4, (-0.5, 0.5)),
+}
+
+
+def _of_one(name: str, low: float, high: float) -> list[Row]:
+    function = getattr(sp, name)
+    return [row(function, between(low, high, *shape), f=getattr(special, name)) for shape in ((2, 3), (), (0, 2))]
+
+
+def _of_several(name: str, arguments: tuple) -> Row:
+    given = [np.array([k, k + 1, k]) if isinstance(k, int) else between(*k, 2, 3) for k in arguments]
+    return row(getattr(sp, name), *given, f=getattr(special, name))
+
+
+OF_MATRIX = [linalg.expm, linalg.cosm, linalg.sinm, linalg.sqrtm]
+BANDS = [((1, 1), (5,)), ((2, 0), (5, 2)), ((0, 1), (2, 5, 1))]
+
+
+def regular(*shape: int) -> np.ndarray:
+    return 2 * np.eye(shape[-1]) + 0.5 * real(*shape)
+
+
+def definite(*shape: int) -> np.ndarray:
+    x = 0.5 * real(*shape)
+    return x @ x.swapaxes(-1, -2) + np.diag(np.arange(1.0, shape[-1] + 1))
+
+
+def definite_complex(*shape: int) -> np.ndarray:
+    return definite(*shape) + 0.2j * real(*shape)
+
+
+def banded(*shape: int) -> np.ndarray:
+    return 3.0 * (np.arange(shape[0])[:, None] == shape[0] // 2) + 0.3 * real(*shape)
+
+
+def solve_by_cholesky(a: Any, b: Any, lower: bool) -> Any:
+    return linalg.cho_solve(linalg.cho_factor(0.5 * (a + a.T), lower), b)
+
+
+def of_bands(ab: Any, b: Any, bands: tuple[int, int]) -> Any:
+    return linalg.solve_banded(bands, ab, b)
+
+
+ROWS = [
+    *(r for (low, high), names in OF_ONE.items() for name in names.split() for r in _of_one(name, low, high)),
+    *(_of_several(name, arguments) for name, arguments in OF_SEVERAL.items()),
+    *(row(f, complex_(2, 3)) for f in (sp.erf, sp.erfc)),
+    row(sp.gammasgn, real(2, 3), f=lambda x: x * sp.gammasgn(x)),
+    row(sp.round, 3 * real(2, 3)),
+    *(row(f, real(2, 3), axis=a) for f in (special.softmax, special.log_softmax) for a in (None, 0, (0, 1))),
+    row(special.multigammaln, 2 + positive(2, 3), d=3),
+    *(row(f, make(*s, 3, 3)) for f in OF_MATRIX for make in (definite, definite_complex) for s in ((), (2,))),
+    *(row(linalg.solve_triangular, np.tril(regular(3, 3)), real(*b), lower=True) for b in ((3,), (3, 2), (2, 3, 1))),
+    *(row(linalg.solve_triangular, regular(2, 3, 3), real(3, 2), trans=t) for t in (0, 1, 2)),
+    row(linalg.solve_triangular, regular(3, 3), real(3, 2), unit_diagonal=True),
+    row(linalg.solve_triangular, regular(3, 3) + 0.2j * real(3, 3), real(3, 2) + 1j * real(3, 2), trans="C"),
+    *(row(linalg.cho_solve, definite(3, 3), real(3), f=solve_by_cholesky, lower=lower) for lower in (True, False)),
+    *(row(linalg.solve_banded, banded(sum(bands) + 1, 5), real(*b), f=of_bands, bands=bands) for bands, b in BANDS),
+    *(row(linalg.solve_sylvester, definite(*s, 3, 3), definite(*s, 2, 2), real(*s, 3, 2)) for s in ((), (2,))),
+    row(linalg.block_diag, real(2, 3), real(), real(2), f=lambda *xs: linalg.block_diag(*xs)),
+]
