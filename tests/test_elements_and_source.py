@@ -1,0 +1,247 @@
+"""The library of elements, and the source transformation of the course: the derivatives of ten programs."""
+
+import math
+
+import numpy as np
+import pytest
+
+import minidiff as md
+from notebooks.elements_and_source import elements as el
+from notebooks.elements_and_source.elements import Element, gradient
+from notebooks.elements_and_source.source import adjoint, adjoint_text
+
+
+def product(x, y):
+    return x * y + np.sin(x) - y / x
+
+
+def nested(x, y):
+    return np.log(np.exp(x) + np.exp(y)) * np.sqrt(x**2 + y**2)
+
+
+def twice(x, y):
+    z = x * y
+    z = z * z - x
+    z *= y
+    return z
+
+
+def branch(x, y):
+    if x > y:
+        z = x * np.cos(y)
+    elif y > 100.0:
+        z = y
+    else:
+        z = -y / (1.0 + x)
+        x = z * x
+    return z + x
+
+
+def powers(x, y):
+    total = 0.0
+    for k in range(1, 5):
+        total = total * x + k * y
+    return total
+
+
+def loops(x, y):
+    total = x
+    for i in range(3):
+        for j in range(i + 1):
+            if (i + j) % 2 == 0:
+                total = total + np.tanh(total * y) * j
+            else:
+                total -= i * x
+    return total * i
+
+
+def newton(x, y):
+    z = 1.0
+    steps = 0
+    while abs(z * z - x) > 1e-12 and steps < 50:
+        z = 0.5 * (z + x / z)
+        steps += 1
+    return z * y
+
+
+def fibonacci(x, y):
+    a, b = x, y
+    for _ in range(6):
+        a, b = b, a + b * x
+    return a * b
+
+
+def square(z):
+    return z * z
+
+
+def hypotenuse(x, y):
+    return np.sqrt(square(x) + square(y))
+
+
+def calls(x, y):
+    z = hypotenuse(x, y)
+    z = z * hypotenuse(z, square(y))
+    return z**-1.5
+
+
+def elements_of_product(x, y):
+    return el.ad_sub(el.ad_add(el.ad_mul(x, y), el.ad_sin(x)), el.ad_div(y, x))
+
+
+def elements_of_nested(x, y):
+    squares = el.ad_add(el.ad_mul(x, x), el.ad_mul(y, y))
+    return el.ad_mul(el.ad_log(el.ad_add(el.ad_exp(x), el.ad_exp(y))), el.ad_sqrt(squares))
+
+
+def elements_of_twice(x, y):
+    z = el.ad_mul(x, y)
+    return el.ad_mul(el.ad_sub(el.ad_mul(z, z), x), y)
+
+
+def elements_of_branch(x, y):
+    if x.value > y.value:
+        return el.ad_add(el.ad_mul(x, el.ad_cos(y)), x)
+    z = el.ad_div(el.ad_neg(y), el.ad_add(1.0, x))
+    return el.ad_add(z, el.ad_mul(z, x))
+
+
+def elements_of_powers(x, y):
+    total = Element(0.0)
+    for k in range(1, 5):
+        total = el.ad_add(el.ad_mul(total, x), el.ad_mul(float(k), y))
+    return total
+
+
+def elements_of_loops(x, y):
+    total = x
+    for i in range(3):
+        for j in range(i + 1):
+            if (i + j) % 2 == 0:
+                total = el.ad_add(total, el.ad_mul(el.ad_tanh(el.ad_mul(total, y)), float(j)))
+            else:
+                total = el.ad_sub(total, el.ad_mul(float(i), x))
+    return el.ad_mul(total, float(i))
+
+
+def elements_of_newton(x, y):
+    z, steps = Element(1.0), 0
+    while abs(z.value**2 - x.value) > 1e-12 and steps < 50:
+        z, steps = el.ad_mul(0.5, el.ad_add(z, el.ad_div(x, z))), steps + 1
+    return el.ad_mul(z, y)
+
+
+def elements_of_fibonacci(x, y):
+    a, b = x, y
+    for _ in range(6):
+        a, b = b, el.ad_add(a, el.ad_mul(b, x))
+    return el.ad_mul(a, b)
+
+
+def elements_of_hypotenuse(x, y):
+    return el.ad_sqrt(el.ad_add(el.ad_mul(x, x), el.ad_mul(y, y)))
+
+
+def elements_of_calls(x, y):
+    z = elements_of_hypotenuse(x, y)
+    z = el.ad_mul(z, elements_of_hypotenuse(z, el.ad_mul(y, y)))
+    return el.ad_exp(el.ad_mul(-1.5, el.ad_log(z)))
+
+
+PROGRAMS = {
+    product: elements_of_product,
+    nested: elements_of_nested,
+    twice: elements_of_twice,
+    branch: elements_of_branch,
+    powers: elements_of_powers,
+    loops: elements_of_loops,
+    newton: elements_of_newton,
+    fibonacci: elements_of_fibonacci,
+    hypotenuse: elements_of_hypotenuse,
+    calls: elements_of_calls,
+}
+
+
+@pytest.mark.parametrize("x, y", [(1.3, 0.7), (0.4, 2.1)])
+@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+def test_three_ways_agree(f, x, y):
+    value, expected = md.value_and_grad(f, (0, 1))(x, y)
+    result, cotangents = adjoint(f)(x, y)
+    assert np.isclose(result, value, rtol=1e-13) and np.allclose(cotangents, expected, rtol=1e-12, atol=1e-14)
+    inputs = Element(x), Element(y)
+    out = PROGRAMS[f](*inputs)
+    assert np.isclose(out.value, value, rtol=1e-13)
+    assert np.allclose(gradient(out, inputs), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_the_text_is_a_program():
+    """It runs without this library: it needs NumPy alone."""
+    scope = {"np": np, "square": square}
+    exec(adjoint_text(hypotenuse), scope)
+    value, cotangents = scope["hypotenuse_adjoint"](3.0, 4.0)
+    assert np.allclose([value, *cotangents], [5.0, 0.6, 0.8])
+
+
+def reused_variable(x):
+    i = x
+    y = i * x
+    for i in range(3):
+        y = y + i * x
+    z = i * y
+    for i in range(2):
+        z = z * x + i * y
+    return z * i
+
+
+def inner_product(x, y):
+    z = x * y - np.exp(x)
+    return np.dot(z, y) + np.sum(x * x)
+
+
+def two_results(x, y):
+    return x * y, np.sin(x)
+
+
+def test_more_programs():
+    assert np.allclose(adjoint(reused_variable)(1.2)[1], md.grad(reused_variable)(1.2))
+    x, y = np.array([1.0, 2.0, 3.0]), np.array([0.5, -1.0, 2.0])
+    assert np.allclose(adjoint(inner_product)(x, y)[1], md.grad(inner_product, (0, 1))(x, y))
+    assert np.allclose(adjoint(two_results)(2.0, 3.0, (1.0, 10.0))[1], (3.0 + 10.0 * math.cos(2.0), 2.0))
+
+
+def early(x):
+    if x > 0:
+        return x
+    return -x
+
+
+def subscript(x):
+    return x[0]
+
+
+def keyword(x):
+    return np.sum(x, axis=0)
+
+
+def unknown(x):
+    return np.fft.fft(x)
+
+
+def nothing(x):
+    x = x * x
+
+
+@pytest.mark.parametrize(
+    "f, message",
+    [
+        (early, "return x: this statement cannot be transformed"),
+        (subscript, "this expression cannot be transformed"),
+        (keyword, "this expression cannot be transformed"),
+        (unknown, "np.fft.fft is neither in RULES nor a function of this language"),
+        (nothing, "the last statement must return a value"),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_what_is_not_in_the_language(f, message):
+    with pytest.raises(SyntaxError, match=f"{f.__name__}, line .*{message}".replace("(", r"\(").replace(")", r"\)")):
+        adjoint(f)
