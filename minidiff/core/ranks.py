@@ -66,6 +66,14 @@ class Ranks:
         """Warn at the user's line about something that all ranks do: only one of them warns."""
         location.warn_at(location.current_location(), message, category)
 
+    def exported(self, eqn: Any) -> tuple[Callable, dict[str, Any], Sequence[str]] | None:
+        """How a program without these packages runs an operation on ranks; None for any other operation.
+
+        A function, its parameters beside bodies, and lines with which the program begins. Raises TypeError if it has
+        no such form.
+        """
+        return None
+
     def settings(self) -> Any:
         """Settings and surroundings that a recorded function depends on, as part of a cache key."""
         return None
