@@ -17,9 +17,9 @@ import numpy
 from collectives.backends.base import coordinates_of, index_along, split_dimension, unsplit_dimension
 from minidiff.core.tape import Equation
 
-WORLD: Any
-SIZES: dict[str, int]
-COMMUNICATORS: dict[tuple, Any]
+WORLD: Any = None
+SIZES: dict[str, int] = {}
+COMMUNICATORS: dict[tuple, Any] = {}
 
 
 def lines_for(sizes: Mapping[str, int]) -> list[str]:
@@ -33,7 +33,9 @@ def exported_collective(eqn: Equation) -> tuple[Callable, dict[str, Any], Sequen
     """How an exported program runs a collective: see `Ranks.exported`. Raises TypeError for one that is not here."""
     name, params = eqn.primitive.name, {k: v for k, v in eqn.params.items() if k != "typed"}
     if name not in EXPORTED:
-        raise TypeError(f"export: {name} ({eqn.source}) is not among the collectives of exported programs: {[*EXPORTED]}")
+        raise TypeError(
+            f"export: {name} ({eqn.source}) is not among the collectives of exported programs: {[*EXPORTED]}"
+        )
     if params.get("size") == 1 and name != "psum":
         nothing = params.get("perm") == () or params.get("exclusive", False)
         return of_one_rank, {"shape": eqn.outputs[0].type.shape, "nothing": nothing}, ()

@@ -1,4 +1,4 @@
-"""Python objects as text: functions by their source, with all that they use, for programs that run without a package."""
+"""Python objects as text: functions by their source, with all that they use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import inspect
+import math
 import sys
 import types
 from collections.abc import Collection, Mapping
@@ -21,7 +22,7 @@ _OURS = ("minidiff", "collectives", "spmd")
 #: Ours that need the engine: a file of NumPy calls has no types, and no interpreters.
 _ENGINE = ("minidiff.core.", "minidiff.diagnostics.", "minidiff.debug.", "minidiff.inputs.")
 _LITERALS = (type(None), bool, int, str, types.EllipsisType, slice)
-_COLLECTIONS = {tuple: "({},)", list: "[{}]", set: "{{{}}}", frozenset: "frozenset([{}])"}
+_COLLECTIONS: dict[type, str] = {tuple: "({},)", list: "[{}]", set: "{{{}}}", frozenset: "frozenset([{}])"}
 _UFUNCS = ("numpy", "numpy.linalg", "scipy.special")  # where a ufunc may be, which does not say
 
 
@@ -48,16 +49,18 @@ class Definitions:
         if isinstance(value, _LITERALS):
             return repr(value)
         if type(value) in (float, complex):
-            return repr(value) if numpy.isfinite(value) and type(value) is float else f"{type(value).__name__}('{value}')"
+            plain = type(value) is float and math.isfinite(value)
+            return repr(value) if plain else f"{type(value).__name__}('{value}')"
         if type(value) in _COLLECTIONS:
             inside = ", ".join(map(self.text, value))
             return _COLLECTIONS[type(value)].format(inside) if inside else f"{type(value).__name__}()"
         if type(value) is dict:
             return f"{{{', '.join(f'{self.text(k)}: {self.text(v)}' for k, v in value.items())}}}"
-        if isinstance(value, (numpy.dtype, numpy.generic)) and numpy.dtype(getattr(value, "dtype", value)).isbuiltin == 1:
-            if isinstance(value, numpy.dtype):
-                return f"numpy.dtype({value.str!r})"
-            return f"numpy.{type(value).__name__.replace('bool', 'bool_').replace('__', '_')}({self.text(value.item())})"
+        if isinstance(value, numpy.dtype) and value.isbuiltin == 1:
+            return f"numpy.dtype({value.str!r})"
+        if isinstance(value, numpy.generic) and value.dtype.isbuiltin == 1:
+            kind = "bool_" if value.dtype == bool else type(value).__name__
+            return f"numpy.{kind}({self.text(value.item())})"
         if id(value) in self._names:
             return self._names[id(value)][0]
         if isinstance(value, numpy.ndarray):
@@ -72,8 +75,9 @@ class Definitions:
             self.modules[value.__name__] = None
             return value.__name__
         if isinstance(value, functools.partial):
-            keywords = [f"{k}={self.text(v)}" for k, v in value.keywords.items()]
-            return f"{self.text(functools)}.partial({', '.join([*map(self.text, (value.func, *value.args)), *keywords])})"
+            texts = [*map(self.text, (value.func, *value.args))]
+            texts += [f"{k}={self.text(v)}" for k, v in value.keywords.items()]
+            return f"{self.text(functools)}.partial({', '.join(texts)})"
         if isinstance(value, functools._lru_cache_wrapper):
             return self.text(value.__wrapped__)
         name, module = getattr(value, "__name__", type(value).__name__), getattr(value, "__module__", None) or ""
@@ -105,11 +109,12 @@ class Definitions:
         name = self._name(f, f"_{name.strip('_') or 'function'}")  # no value of a program, or variable, has such a name
         scope = {**builtins.__dict__, **f.__globals__, **inspect.getclosurevars(f).nonlocals}
         node = _Resolve(self, scope, node).visit(node)
-        if isinstance(node, ast.Lambda):
-            node = ast.FunctionDef(name, node.args, [ast.Return(node.body)], [], type_params=[])
-        node.name = name
         del self.texts[name]  # what it uses comes first
-        self.texts[name] = ast.unparse(ast.fix_missing_locations(node))
+        if isinstance(node, ast.Lambda):
+            self.texts[name] = f"def {name}({ast.unparse(node.args)}):\n    return {ast.unparse(node.body)}"
+        else:
+            node.name = name
+            self.texts[name] = ast.unparse(ast.fix_missing_locations(node))
         return name
 
 

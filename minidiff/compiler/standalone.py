@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy
 
-TYPES: dict[str, tuple]  # of each argument: its shape and dtype
-RESULTS: list[str]
-CONSTANTS: list[str]
-CHECKSUM: str
-program: Callable[..., list]
+TYPES: dict[str, tuple] = {}  # of each argument: its shape and dtype
+RESULTS: list[str] = []
+CONSTANTS: list[str] = []
+CHECKSUM = ""
+program: Callable[..., list] = list
 
 
 def scan_loop(*args: Any, body: Callable, length: int, consts: int, carry: int, reverse: bool) -> list:
