@@ -29,8 +29,13 @@ def lines_for(sizes: Mapping[str, int]) -> list[str]:
     return [world, f"SIZES = {dict(sizes)}", "COMMUNICATORS = {}"]
 
 
-def exported_collective(eqn: Equation) -> tuple[Callable, dict[str, Any], Sequence[str]]:
-    """How an exported program runs a collective: see `Ranks.exported`. Raises TypeError for one that is not here."""
+Form = tuple[Callable, dict[str, Any], Sequence[str]]
+
+
+def exported_collective(eqn: Equation) -> Form | None:
+    """How an exported program runs a collective: see `minidiff.compiler.export`. Raises TypeError if it cannot."""
+    if not eqn.primitive.on_ranks:
+        return None
     name, params = eqn.primitive.name, {k: v for k, v in eqn.params.items() if k != "typed"}
     if name not in EXPORTED:
         raise TypeError(
@@ -88,8 +93,7 @@ def of_one_rank(x: Any, shape: tuple[int, ...], nothing: bool) -> Any:
     return (numpy.zeros_like if nothing else numpy.array)(x).reshape(shape)[()]
 
 
-def cast(x: Any, axes: Sequence[str], size: int) -> Any:
-    """The value itself: a cast changes its type alone."""
+def identity(x: Any, **params: Any) -> Any:
     return x
 
 
@@ -158,9 +162,9 @@ def ppermute(x: Any, axes: Sequence[str], size: int, perm: Sequence[tuple[int, i
     return out[()]
 
 
-#: The collectives of exported programs. `ppermute_start` waits, so there is nothing to wait for.
+#: The collectives of exported programs. Casts change types alone; `ppermute_start` waits itself.
 EXPORTED: dict[str, Callable] = {
-    **dict.fromkeys(("pbroadcast", "reduced", "unreduced"), cast),
+    **dict.fromkeys(("pbroadcast", "reduced", "unreduced", "ppermute_wait"), identity),
     "axis_index": rank_along,
     "psum": psum,
     "pprod": functools.partial(reduce_blocks, numpy.multiply),
@@ -172,5 +176,4 @@ EXPORTED: dict[str, Callable] = {
     "pscatter": pscatter,
     "all_to_all": all_to_all,
     **dict.fromkeys(("ppermute", "ppermute_start"), ppermute),
-    "ppermute_wait": lambda x, axes, size, perm: x,
 }

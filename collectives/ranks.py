@@ -11,7 +11,7 @@ from collectives.exported import exported_collective
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
 from minidiff.core.ranks import Ranks
-from minidiff.core.tape import Equation, Tape
+from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
 from minidiff.inputs.agreement import cast_cotangent, check_operands, check_unreduced
 
@@ -25,12 +25,10 @@ class CommunicatingRanks(Ranks):
     agree = staticmethod(insert_casts)
     record_view = staticmethod(record_view)
     cast = staticmethod(cast)
+    exported = staticmethod(exported_collective)
     cast_cotangent = staticmethod(cast_cotangent)
     check_operands = staticmethod(check_operands)
     check_unreduced = staticmethod(check_unreduced)
-
-    def exported(self, eqn: Equation) -> tuple[Callable, dict[str, Any], Sequence[str]] | None:
-        return exported_collective(eqn) if eqn.primitive.on_ranks else None
 
     def backward_pass(self, walk_back: Callable, tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
         return backward_pass_in_body(tape, cts)

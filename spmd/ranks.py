@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from collectives.ranks import CommunicatingRanks
 from minidiff.core.interpreter import current_interpreter, current_scope
-from minidiff.core.tape import Equation
 from spmd.arrays.dispatch import dispatch_to_shards
 from spmd.shard_map.fuse_shard_maps import PASSES
-from spmd.shard_map.operation import exported_shard_map, shard_map_p
+from spmd.shard_map.operation import exported_on_mesh
 from spmd.shard_map.shard_map import batch_axes, forgetting
 
 
@@ -23,9 +22,7 @@ class ShardingRanks(CommunicatingRanks):
     passes: Sequence[Any] = (PASSES, *CommunicatingRanks.passes)
 
     dispatch = staticmethod(dispatch_to_shards)
-
-    def exported(self, eqn: Equation) -> tuple[Callable, dict[str, Any], Sequence[str]] | None:
-        return exported_shard_map(eqn.params) if eqn.primitive is shard_map_p else super().exported(eqn)
+    exported = staticmethod(exported_on_mesh)
 
     def warn(self, message: str, category: type[Warning]) -> None:
         scope = current_scope()

@@ -21,7 +21,7 @@ from minidiff.core.tracer import Tracer
 _OURS = ("minidiff", "collectives", "spmd")
 #: Ours that need the engine: a file of NumPy calls has no types, and no interpreters.
 _ENGINE = ("minidiff.core.", "minidiff.diagnostics.", "minidiff.debug.", "minidiff.inputs.")
-_LITERALS = (type(None), bool, int, str, types.EllipsisType, slice)
+_LITERALS = (type(None), bool, int, str, types.EllipsisType)
 _COLLECTIONS: dict[type, str] = {tuple: "({},)", list: "[{}]", set: "{{{}}}", frozenset: "frozenset([{}])"}
 _UFUNCS = ("numpy", "numpy.linalg", "scipy.special")  # where a ufunc may be, which does not say
 
@@ -54,6 +54,8 @@ class Definitions:
         if type(value) in _COLLECTIONS:
             inside = ", ".join(map(self.text, value))
             return _COLLECTIONS[type(value)].format(inside) if inside else f"{type(value).__name__}()"
+        if isinstance(value, slice):
+            return f"slice{self.text((value.start, value.stop, value.step))}"
         if type(value) is dict:
             return f"{{{', '.join(f'{self.text(k)}: {self.text(v)}' for k, v in value.items())}}}"
         if isinstance(value, numpy.dtype) and value.isbuiltin == 1:

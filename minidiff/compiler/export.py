@@ -1,4 +1,8 @@
-"""`export`: write a compiled program as one Python file that needs NumPy alone."""
+"""`export`: write a compiled program as one Python file that needs NumPy alone.
+
+`ranks.exported(eqn)` says how the file runs an operation on ranks: by a function, with these parameters (tapes among
+them), and lines that the file begins with. For other operations it is None.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ _LOOPS: dict[str, Callable] = {
     "cond": standalone.run_branch,
     "switch": standalone.run_branch,
 }
-_GIVEN = ("TYPES", "RESULTS", "CONSTANTS", "CHECKSUM", "program", "WORLD", "SIZES", "COMMUNICATORS")
+_GIVEN = ("TYPES", "RESULTS", "CONSTANTS", "CHECKSUM", "_program", "WORLD", "SIZES", "COMMUNICATORS")
 
 _FILE = '''"""{title}
 
@@ -55,7 +59,7 @@ CONSTANTS = {constants}
 
 def {name}({parameters}):
     """Return {returned}."""
-    [{leaves}] = program({arguments})
+    [{leaves}] = _program({arguments})
     return {result}
 
 
@@ -173,10 +177,11 @@ def export(f: Callable) -> Callable[..., Exported]:
     def of_types(*args: Any, **kwargs: Any) -> Exported:
         function, dynamic, *_ = jitted._prepare_recording(args, kwargs, types_too=True)
         try:
-            known = [*inspect.signature(jitted.f).parameters]
-        except (TypeError, ValueError):  # a function written in C
-            known = []
-        names = [*known[: len(args)], *[f"argument_{k}" for k in range(len(known), len(args))]]
+            parameters: Any = inspect.signature(jitted.f).parameters.values()
+        except (TypeError, ValueError):  # of a function written in C
+            parameters = ()
+        known = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][: len(args)]
+        names = [*known, *[f"argument_{k}" for k in range(len(known), len(args))]]
         fixed = jitted.static.among(args, kwargs, jitted.name)
         given = dict(zip([name for k, name in enumerate(names) if k not in fixed], dynamic[0]))
         return _write(jitted, function, dynamic, {**given, **dynamic[1]})
@@ -189,7 +194,7 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, given: dict[str, Any]) -> 
     tape, _, structure = stage_flat(f, dynamic, f"export of {jitted.name}")
     definitions, lines, bodies = Definitions(_GIVEN), dict[str, None](), dict[str, str]()
     tape = optimize(tape, **{**jitted.options, "kernels": False})
-    source = ExportedSource(tape, "program", definitions, lines, bodies)
+    source = ExportedSource(tape, "_program", definitions, lines, bodies)
     if len([line for line in lines if line.startswith("SIZES")]) > 1:
         raise TypeError(f"export: one program runs on one mesh, and this one on {'; '.join(lines)}")
     for function in (standalone.load_constants, standalone.as_argument, standalone.run_file):

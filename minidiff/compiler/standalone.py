@@ -1,6 +1,6 @@
 """What exported programs call: these functions are written into their files, and run there without this package.
 
-The names in capitals, and `program`, are what a file defines itself. See `export.py`.
+The names in capitals, and `_program`, are what a file defines itself. See `export.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPES: dict[str, tuple] = {}  # of each argument: its shape and dtype
 RESULTS: list[str] = []
 CONSTANTS: list[str] = []
 CHECKSUM = ""
-program: Callable[..., list] = list
+_program: Callable[..., list] = list
 
 
 def scan_loop(*args: Any, body: Callable, length: int, consts: int, carry: int, reverse: bool) -> list:
@@ -72,7 +72,7 @@ def load_constants(path: str) -> list:
 def run_file(arguments: Sequence[str]) -> None:
     """Run the program on the arrays of an .npz file, by the names in TYPES, or on zeros; save results in another."""
     given = numpy.load(arguments[0]) if arguments else {name: numpy.zeros(*t) for name, t in TYPES.items()}
-    outs = dict(zip(RESULTS, program(*[as_argument(name, given[name]) for name in TYPES])))
+    outs = dict(zip(RESULTS, _program(*[as_argument(name, given[name]) for name in TYPES])))
     if len(arguments) > 1:
         numpy.savez(arguments[1], **outs)
     for name, x in outs.items():

@@ -26,6 +26,7 @@ class Ranks:
 
     folders: Sequence[str] = ()  # further ones of library code, which source locations skip
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
+    exported: Callable[..., Any] = staticmethod(lambda eqn: None)  # how a file runs it: `minidiff.compiler.export`
 
     def agree(self, primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
         """Insert casts where operands disagree along mesh axes.
@@ -65,14 +66,6 @@ class Ranks:
     def warn(self, message: str, category: type[Warning]) -> None:
         """Warn at the user's line about something that all ranks do: only one of them warns."""
         location.warn_at(location.current_location(), message, category)
-
-    def exported(self, eqn: Any) -> tuple[Callable, dict[str, Any], Sequence[str]] | None:
-        """How a program without these packages runs an operation on ranks; None for any other operation.
-
-        A function, its parameters beside bodies, and lines with which the program begins. Raises TypeError if it has
-        no such form.
-        """
-        return None
 
     def settings(self) -> Any:
         """Settings and surroundings that a recorded function depends on, as part of a cache key."""

@@ -326,9 +326,11 @@ def _where(params: dict) -> dict:
     return {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast", "call")}
 
 
-def exported_shard_map(params: dict) -> tuple[Callable, dict[str, Any], Sequence[str]]:
-    """How an exported program runs a shard_map: see `Ranks.exported`. Raises TypeError for an unreduced argument."""
-    mesh, body, in_specs, out_specs = (params[k] for k in ("mesh", "body", "in_specs", "out_specs"))
+def exported_on_mesh(eqn: Equation) -> exported.Form | None:
+    """How an exported program runs a shard_map: see `minidiff.compiler.export`. Raises TypeError if it cannot."""
+    if eqn.primitive is not shard_map_p:
+        return exported.exported_collective(eqn)
+    mesh, body, in_specs, out_specs = (eqn.params[k] for k in ("mesh", "body", "in_specs", "out_specs"))
     if any(spec.unreduced for spec in in_specs):
         raise TypeError("export: an argument of a shard_map is unreduced, which a plain array is not: sum it first")
     shown = {
