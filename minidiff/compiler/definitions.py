@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import inspect
+import linecache
 import math
 import sys
 import types
@@ -17,7 +18,8 @@ import numpy
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer
 
-#: Functions of these packages are written out; those of others are imported.
+#: Functions of these packages are imported; others, ours and users', are written out.
+_IMPORTED = frozenset({*sys.stdlib_module_names, "numpy", "scipy"})
 _OURS = ("minidiff", "collectives", "spmd")
 #: Ours that need the engine: a file of NumPy calls has no types, and no interpreters.
 _ENGINE = ("minidiff.core.", "minidiff.diagnostics.", "minidiff.debug.", "minidiff.inputs.")
@@ -85,7 +87,7 @@ class Definitions:
         name, module = getattr(value, "__name__", type(value).__name__), getattr(value, "__module__", None) or ""
         if getattr(builtins, name, None) is value:
             return name
-        for place in (*_UFUNCS, *[module] * (module.split(".")[0] not in _OURS)):
+        for place in (*_UFUNCS, *[module] * (module.split(".")[0] in _IMPORTED)):
             if getattr(sys.modules.get(place), name, None) is value:
                 return f"{self.text(sys.modules[place])}.{name}"
         if isinstance(value, type) and issubclass(value, BaseException):
@@ -110,7 +112,13 @@ class Definitions:
         node = _node_of(f.__code__)
         name = self._name(f, f"_{name.strip('_') or 'function'}")  # no value of a program, or variable, has such a name
         scope = {**builtins.__dict__, **f.__globals__, **inspect.getclosurevars(f).nonlocals}
-        node = _Resolve(self, scope, node).visit(node)
+        node.args.defaults, node.args.kw_defaults, named = [], [], f.__kwdefaults__ or {}
+        resolve = _Resolve(self, scope, node)
+        node = resolve.visit(node)
+        node.args.defaults = [*map(resolve.expression, f.__defaults__ or ())]
+        node.args.kw_defaults = [
+            resolve.expression(named[a.arg]) if a.arg in named else None for a in node.args.kwonlyargs
+        ]
         del self.texts[name]  # what it uses comes first
         if isinstance(node, ast.Lambda):
             self.texts[name] = f"def {name}({ast.unparse(node.args)}):\n    return {ast.unparse(node.body)}"
@@ -138,11 +146,11 @@ class _Resolve(ast.NodeTransformer):
         self.bound = {*bound, *[n.arg for n in inside if isinstance(n, ast.arg)], *definitions.given}
 
     def visit_Name(self, node):
-        return node if node.id in self.bound else self._expression(self._value(node))
+        return node if node.id in self.bound else self.expression(self._value(node))
 
     def visit_Attribute(self, node):
         try:
-            return self._expression(self._value(node))
+            return self.expression(self._value(node))
         except LookupError:
             return self.generic_visit(node)
 
@@ -168,6 +176,8 @@ class _Resolve(ast.NodeTransformer):
     def _value(self, node: ast.AST) -> Any:
         """The object that a name is, or an attribute of one of ours. Raises LookupError for others."""
         if isinstance(node, ast.Name) and node.id not in self.bound:
+            if node.id not in self.scope:
+                raise NotWrittenError(f"{node.id} is not defined where it is used")
             return self.scope[node.id]
         if isinstance(node, ast.Attribute):
             owner = self._value(node.value)
@@ -185,14 +195,14 @@ class _Resolve(ast.NodeTransformer):
         kind = node.args[1]
         return isinstance(kind, ast.Name) and kind.id not in self.bound and self._value(kind) is Tracer
 
-    def _expression(self, value: Any) -> ast.expr:
+    def expression(self, value: Any) -> ast.expr:
         return ast.parse(self.definitions.text(value), mode="eval").body
 
 
 @functools.cache
 def _functions_of(path: str) -> list[Any]:
-    with open(path, encoding="utf-8") as file:
-        return [n for n in ast.walk(ast.parse(file.read())) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+    text = "".join(linecache.getlines(path))
+    return [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
 
 
 def _node_of(code: types.CodeType) -> Any:

@@ -184,7 +184,7 @@ def export(f: Callable) -> Callable[..., Exported]:
         names = [*known, *[f"argument_{k}" for k in range(len(known), len(args))]]
         fixed = jitted.static.among(args, kwargs, jitted.name)
         given = dict(zip([name for k, name in enumerate(names) if k not in fixed], dynamic[0]))
-        return _write(jitted, function, dynamic, {**given, **dynamic[1]})
+        return _write(jitted, function, dynamic, {**given, **dict(sorted(dynamic[1].items()))})
 
     return of_types
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
+import collectives.exported
 import minidiff as md
 import minidiff.numpy as np
 import spmd
@@ -19,6 +20,7 @@ from collectives import (
     all_gather,
     all_to_all,
     axis_index,
+    broadcast,
     pbroadcast,
     pmax,
     pmin,
@@ -30,6 +32,7 @@ from collectives import (
     psum_scatter,
 )
 from minidiff.core.types import ShapedArray
+from minidiff.ops.elementwise import elementwise
 from spmd import P
 from spmd.examples.data_parallel import EXAMPLE
 from spmd.examples.digits import start, train
@@ -158,14 +161,24 @@ def test_programs(f, tmp_path):
 
 def test_trees_types_and_static_arguments(tmp_path):
     @functools.partial(md.jit, static_argnames="n")
-    def power(params, n, *, scale):
-        return {"out": (params["w"] ** n * scale, [params["b"]])}
+    def power(params, n, *, scale, bias):
+        return {"out": (params["w"] ** n * scale + bias[0], [params["b"]])}
 
-    made = md.export(power)({"w": ShapedArray((3,), "float32"), "b": 1.0}, 2, scale=ShapedArray((), float))
+    scale, bias = ShapedArray((), float), (ShapedArray((3,), float),)
+    made = md.export(power)({"w": ShapedArray((3,), "float32"), "b": 1.0}, 2, scale=scale, bias=bias)
     made.save(tmp_path / "power.py")
     w = numpy.arange(3, dtype="float32")
-    found = load(tmp_path / "power.py").power({"w": w, "b": 2}, scale=0.5)
-    check_same(found, {"out": (w**2 * numpy.float64(0.5), [numpy.float64(2)])})
+    found = load(tmp_path / "power.py").power({"w": w, "b": 2}, scale=0.5, bias=[numpy.ones(3)])
+    check_same(found, {"out": (w**2 * numpy.float64(0.5) + 1, [numpy.float64(2)])})
+
+
+def soft(x, limit=1.0):
+    return x / (limit + abs(x))
+
+
+def test_operations_of_users(tmp_path):
+    softsign = elementwise(soft, lambda out, x: (1 - abs(out)) ** 2)
+    check_same(exported(lambda *args: softsign(*args), x, folder=tmp_path)(x), soft(x))
 
 
 def test_source_takes_types():
@@ -198,6 +211,15 @@ def test_the_file_runs_by_itself_and_knows_whether_it_was_changed(packages, tmp_
     check_raises(lambda: md.export(constants)(x).save("model.txt"), "ValueError: .*'model.txt' does not end in .py")
 
 
+def one_mesh(f, ranks=1):
+    mesh = spmd.make_mesh((ranks,), ("i",), backend="simulated")
+    return spmd.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i") if f is identity else P())
+
+
+def identity(x):
+    return x
+
+
 def test_what_is_not_numpy_is_named_with_its_line():
     def calls(x):
         return md.pure_callback(numpy.sin, ShapedArray((3, 4), float), x).sum()
@@ -210,6 +232,10 @@ def test_what_is_not_numpy_is_named_with_its_line():
         calls: r"pure_callback \(test_export.py:\d+: return md.pure_callback",
         prints: r"debug_print \(test_export.py:\d+: md.debug.print",
         lambda x: x.astype("float16") * 2: r"convert \(test_export.py.*16-bit floats",
+        one_mesh(
+            lambda x: broadcast(x, "i")
+        ): r"broadcast \(test_export.py:\d+: .*not a collective of exported programs",
+        lambda x: one_mesh(identity)(x) + one_mesh(identity, 3)(x): "one program runs on one mesh",
         lambda x: SimpleNamespace(out=x): "result is a SimpleNamespace",
     }.items():
         with pytest.raises(TypeError, match=pattern):
@@ -217,6 +243,11 @@ def test_what_is_not_numpy_is_named_with_its_line():
 
 
 # ---------------------------------------------------------------- training, and ranks
+
+
+def test_a_program_for_ranks_says_how_to_start_it(monkeypatch):
+    monkeypatch.setattr(collectives.exported, "SIZES", {"i": 2})
+    check_raises(lambda: collectives.exported.rank_along(["i"]), "RuntimeError: .*{'i': 2}, and there are 1 processes")
 
 
 def step_of(mesh):
