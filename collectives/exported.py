@@ -38,9 +38,7 @@ def exported_collective(eqn: Equation) -> Form | None:
         return None
     name, params = eqn.primitive.name, {k: v for k, v in eqn.params.items() if k != "typed"}
     if name not in EXPORTED:
-        raise TypeError(
-            f"export: {name} ({eqn.source}) is not among the collectives of exported programs: {[*EXPORTED]}"
-        )
+        raise TypeError(f"export: {name} ({eqn.source}) is not among the collectives of files: {', '.join(EXPORTED)}")
     if params.get("size") == 1 and name != "psum":
         nothing = params.get("perm") == () or params.get("exclusive", False)
         return of_one_rank, {"shape": eqn.outputs[0].type.shape, "nothing": nothing}, ()

@@ -232,9 +232,7 @@ def test_what_is_not_numpy_is_named_with_its_line():
         calls: r"pure_callback \(test_export.py:\d+: return md.pure_callback",
         prints: r"debug_print \(test_export.py:\d+: md.debug.print",
         lambda x: x.astype("float16") * 2: r"convert \(test_export.py.*16-bit floats",
-        one_mesh(
-            lambda x: broadcast(x, "i")
-        ): r"broadcast \(test_export.py:\d+: .*not a collective of exported programs",
+        one_mesh(lambda x: broadcast(x, "i")): r"broadcast \(test_export.py:\d+: .*is not among .* psum",
         lambda x: one_mesh(identity)(x) + one_mesh(identity, 3)(x): "one program runs on one mesh",
         lambda x: SimpleNamespace(out=x): "result is a SimpleNamespace",
     }.items():
