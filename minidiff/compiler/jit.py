@@ -265,7 +265,8 @@ class Jitted:
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
         try:
-            values: list[Any] = [x if types_too and isinstance(x, ShapedArray) else as_value(x) for x in leaves]
+            convert: Callable = _value_or_type if types_too else as_value
+            values = list(map(convert, leaves))
         except TypeError as error:
             raise TypeError(
                 f"jit: {self.name} was called with a non-array argument: {error}; name arguments that are settings of "
@@ -347,6 +348,10 @@ class Jitted:
         """The program compiled for arguments of these types: its `tape` and its `source`."""
         f, dynamic, _, donated, key = self._prepare_recording(args, kwargs, types_too=True)
         return self.programs.get(key) or CompiledProgram(f, dynamic, self.name, self.options, donated)
+
+
+def _value_or_type(x: Any) -> Any:
+    return x if isinstance(x, ShapedArray) else as_value(x)
 
 
 def _convert_first(run: Callable, converters: Sequence[Any]) -> Callable:

@@ -30,6 +30,7 @@ from collectives import (
     pscan,
     psum,
     psum_scatter,
+    unreduced,
 )
 from minidiff.core.types import ShapedArray
 from minidiff.ops.elementwise import elementwise
@@ -303,21 +304,31 @@ def all_collectives(x):
     return *[pbroadcast(y, "i") for y in invariant], *varying, looped, taken, grouped
 
 
-def test_collectives_on_mpi_ranks(packages, tmp_path):
+def test_programs_on_mpi_ranks(packages, tmp_path):
     mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+    split = functools.partial(spmd.shard_map, mesh=mesh, in_specs=P("i", "j"))
 
-    @functools.partial(spmd.shard_map, mesh=mesh, in_specs=P("i", "j"), out_specs=P(("i", "j")))
+    @functools.partial(split, out_specs=P(("i", "j")))
     def collectives_of(x):
         return [pbroadcast(psum(x, ("i", "j")), ("i", "j"))[None], *[y[None] for y in all_collectives(x)]]
 
+    def others(x):
+        """Parts of a sum, derivatives without types, and along an axis that the body does not map over."""
+        parts = split(lambda x: unreduced(psum(x.sum(0), "j") * 2.0, "i"), out_specs=P(unreduced={"i"}))
+        total = split(lambda x: psum((np.tanh(x) * x).sum(), ("i", "j")), out_specs=P(), check_rep=False)
+        auto = split(lambda x: psum(np.sin(x).sum(0), "i"), in_specs=P("i"), out_specs=P(), axis_names={"i"})
+        return parts(x), md.grad(total)(x), md.hvp(total, (x,), (x * 0.5,)), auto(x)
+
     given = numpy.arange(1.0, 33.0).reshape(4, 8) / 7
-    made = md.export(collectives_of)(given)
-    made.save(tmp_path / "model.py")
     numpy.savez(tmp_path / "in.npz", x=given)
-    program = f"import numpy, model\nouts = model.collectives_of(numpy.load({str(tmp_path / 'in.npz')!r})['x'])\n"
-    program += f"numpy.savez({str(tmp_path)!r} + f'/out{{model.WORLD.Get_rank()}}.npz', *outs)"
+    program = f"import numpy, first, second\nx, to = numpy.load({str(tmp_path / 'in.npz')!r})['x'], {str(tmp_path)!r}\n"
+    program += "rank = first.WORLD.Get_rank()\n"
+    for name, f in {"first": collectives_of, "second": others}.items():
+        md.export(f)(given).save(tmp_path / f"{name}.py")
+        program += f"numpy.savez(to + f'/{name}{{rank}}.npz', *{name}.{f.__name__}(x))\n"
     alone(packages, tmp_path, program, 4)
     for rank in range(4):
-        out = numpy.load(tmp_path / f"out{rank}.npz")
-        for k, y in enumerate(spmd.gather(collectives_of(given))):
-            numpy.testing.assert_allclose(out[f"arr_{k}"], y, rtol=1e-12)
+        for name, f in {"first": collectives_of, "second": others}.items():
+            out = numpy.load(tmp_path / f"{name}{rank}.npz")
+            for k, y in enumerate(spmd.gather(f(given))):
+                numpy.testing.assert_allclose(out[f"arr_{k}"], y, rtol=1e-12)
