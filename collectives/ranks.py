@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives.casts import cast, insert_casts, record_view
+from collectives.exported import exported_collective
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
 from minidiff.core.ranks import Ranks
@@ -24,6 +25,7 @@ class CommunicatingRanks(Ranks):
     agree = staticmethod(insert_casts)
     record_view = staticmethod(record_view)
     cast = staticmethod(cast)
+    exported = staticmethod(exported_collective)
     cast_cotangent = staticmethod(cast_cotangent)
     check_operands = staticmethod(check_operands)
     check_unreduced = staticmethod(check_unreduced)

@@ -36,7 +36,7 @@ ShapeDtypeStruct = ShapedArray  # JAX's name
 __all__ = ["ShapeDtypeStruct", "ShapedArray", "Tape", "eval_shape", "make_tape", "typeof"]
 __all__ += ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
 __all__ += ["hessian", "hvp", "jacfwd", "jacrev", "linear_transpose", "transpose"]
-__all__ += ["debug", "debug_nans", "disable_jit", "draw", "jit", "trace_table", "vmap"]
+__all__ += ["debug", "debug_nans", "disable_jit", "draw", "export", "jit", "trace_table", "vmap"]
 __all__ += ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
 __all__ += ["checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "remat"]
 __all__ += ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "custom_vmap", "stop_gradient"]
@@ -52,6 +52,7 @@ _LATER |= {name: f"minidiff.checks.{name}" for name in ("numerical", "testing")}
 _NAMES = {
     name: f"minidiff.{module}"
     for module, names in {
+        "compiler.export": ["export"],
         "compiler.jit": ["jit"],
         "debug": ["debug_nans", "disable_jit"],
         "higher_order.checkpoint": ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"],
@@ -78,6 +79,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     import minidiff.checks.testing as testing
     import minidiff.debug as debug
     from minidiff import nn, optim, precision, random, scipy
+    from minidiff.compiler.export import export
     from minidiff.compiler.jit import jit
     from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat

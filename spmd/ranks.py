@@ -11,6 +11,7 @@ from collectives.ranks import CommunicatingRanks
 from minidiff.core.interpreter import current_interpreter, current_scope
 from spmd.arrays.dispatch import dispatch_to_shards
 from spmd.shard_map.fuse_shard_maps import PASSES
+from spmd.shard_map.operation import exported_on_mesh
 from spmd.shard_map.shard_map import batch_axes, forgetting
 
 
@@ -21,6 +22,7 @@ class ShardingRanks(CommunicatingRanks):
     passes: Sequence[Any] = (PASSES, *CommunicatingRanks.passes)
 
     dispatch = staticmethod(dispatch_to_shards)
+    exported = staticmethod(exported_on_mesh)
 
     def warn(self, message: str, category: type[Warning]) -> None:
         scope = current_scope()

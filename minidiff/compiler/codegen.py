@@ -94,7 +94,7 @@ class Source:
         self.tape = tape
         reserved = _reserved_names(tape)
         self.bodies = {} if bodies is None else bodies
-        self.names = names_of(tape, letters(reserved))
+        self.names = {**names_of(tape, letters(reserved)), **self._names_of_constants(tape)}
         name = name if name.isidentifier() else "f"
         taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
         self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
@@ -131,8 +131,13 @@ class Source:
     @functools.cached_property
     def results(self) -> Callable[..., list[Value]]:
         """The compiled function, which always returns a list."""
+        return self._compile(self.list_text)
+
+    @property
+    def list_text(self) -> str:
+        """The source of the function that always returns a list."""
         head, _, last = self.own_text.rpartition("    return ")
-        return self._compile(f"{head}    return [{'' if last == '()' else last}]")
+        return f"{head}    return [{'' if last == '()' else last}]"
 
     def _compile(self, text: str) -> Callable:
         scope = {name: x.function() if isinstance(x, Kernel) else x for name, x in self.namespace.items()}
@@ -159,6 +164,10 @@ class Source:
                 lines.append(f"    del {', '.join(forgotten)}")
             lines += self._mark(eqn)
         return [*lines, f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"]
+
+    def _names_of_constants(self, tape: Tape) -> dict[Any, str]:
+        """Names of constants, by their ids, where they are not letters."""
+        return {}
 
     def _mark(self, eqn: Equation | None) -> list[str]:
         return [f"    {self.clock.line(eqn)}"] if self.clock else []

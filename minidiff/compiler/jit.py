@@ -32,7 +32,7 @@ from minidiff.compiler.simplify import check_options, settings_of_passes
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
 from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import typeof
+from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.text import PrintedText, did_you_mean, name_of
 from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.inputs.arguments import as_value, check_function, close_over
@@ -255,15 +255,18 @@ class Jitted:
         self.numbers.clear()
         self.arrays.clear()
 
-    def _prepare_recording(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, list[Value], tuple[bool, ...], Any]:
+    def _prepare_recording(
+        self, args: tuple, kwargs: dict, types_too: bool = False
+    ) -> tuple[Callable, Any, list[Value], tuple[bool, ...], Any]:
         """What a call records: a function, its arguments, their values, and which of these are donated.
 
-        The last result is the key of all that the program depends on.
+        The last result is the key of all that the program depends on. With `types_too`, arguments may be types.
         """
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
         try:
-            values = list(map(as_value, leaves))
+            convert: Callable = _value_or_type if types_too else as_value
+            values = list(map(convert, leaves))
         except TypeError as error:
             raise TypeError(
                 f"jit: {self.name} was called with a non-array argument: {error}; name arguments that are settings of "
@@ -334,7 +337,7 @@ class Jitted:
         return self._prepare_recording(args, kwargs)[3]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The Python source for arguments of these types, as a string."""
+        """The Python source for arguments of these types, as a string. Each may be an array, or a `ShapedArray`."""
         return PrintedText(self.program(*args, **kwargs).source.text)
 
     def llvm(self, *args: Any, **kwargs: Any) -> str:
@@ -343,8 +346,12 @@ class Jitted:
 
     def program(self, *args: Any, **kwargs: Any) -> CompiledProgram:
         """The program compiled for arguments of these types: its `tape` and its `source`."""
-        f, dynamic, _, donated, key = self._prepare_recording(args, kwargs)
+        f, dynamic, _, donated, key = self._prepare_recording(args, kwargs, types_too=True)
         return self.programs.get(key) or CompiledProgram(f, dynamic, self.name, self.options, donated)
+
+
+def _value_or_type(x: Any) -> Any:
+    return x if isinstance(x, ShapedArray) else as_value(x)
 
 
 def _convert_first(run: Callable, converters: Sequence[Any]) -> Callable:

@@ -26,6 +26,7 @@ class Ranks:
 
     folders: Sequence[str] = ()  # further ones of library code, which source locations skip
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
+    exported: Callable[..., Any] = staticmethod(lambda eqn: None)  # how a file runs it: `minidiff.compiler.export`
 
     def agree(self, primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
         """Insert casts where operands disagree along mesh axes.

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from collectives import exported
 from collectives.ops import untyped_psum_p
 from collectives.passes.gradient_bucket import summed_backward_pass
 from minidiff.core.forward import JVP
@@ -323,6 +324,22 @@ def typed_params(mesh: Mesh) -> dict:
 def _where(params: dict) -> dict:
     """The parameters that do not depend on the body."""
     return {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast", "call")}
+
+
+def exported_on_mesh(eqn: Equation) -> exported.Form | None:
+    """How an exported program runs a shard_map: see `minidiff.compiler.export`. Raises TypeError if it cannot."""
+    if eqn.primitive is not shard_map_p:
+        return exported.exported_collective(eqn)
+    mesh, body, in_specs, out_specs = (eqn.params[k] for k in ("mesh", "body", "in_specs", "out_specs"))
+    if any(spec.unreduced for spec in in_specs):
+        raise TypeError("export: an argument of a shard_map is unreduced, which a plain array is not: sum it first")
+    shown = {
+        "body": body,
+        "split": [spec.dims(len(t.shape)) for spec, t in zip(in_specs, body.in_types)],
+        "gathered": [spec.dims(len(t.shape)) for spec, t in zip(out_specs, body.out_types)],
+        "summed": [mesh.ranks.sort_axes(spec.unreduced) for spec in out_specs],
+    }
+    return exported.map_over_ranks, shown, exported.lines_for(mesh.shape)
 
 
 # ---------------------------------------------------------------- the old recipe: divide on entry, sum on exit

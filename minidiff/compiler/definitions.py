@@ -1,0 +1,220 @@
+"""Python objects as text: functions by their source, with all that they use."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import linecache
+import math
+import sys
+import types
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy
+
+from minidiff.core.operation import Primitive
+from minidiff.core.tracer import Tracer
+
+#: Functions of these packages are imported; others, ours and users', are written out.
+_IMPORTED = frozenset({*sys.stdlib_module_names, "numpy", "scipy"})
+_OURS = ("minidiff", "collectives", "spmd")
+#: Ours that need the engine: a file of NumPy calls has no types, and no interpreters.
+_ENGINE = ("minidiff.core.", "minidiff.diagnostics.", "minidiff.debug.", "minidiff.inputs.")
+_LITERALS = (type(None), bool, int, str, types.EllipsisType)
+_COLLECTIONS: dict[type, str] = {tuple: "({},)", list: "[{}]", set: "{{{}}}", frozenset: "frozenset([{}])"}
+_UFUNCS = ("numpy", "numpy.linalg", "scipy.special")  # where a ufunc may be, which does not say
+
+
+class NotWrittenError(TypeError):
+    """An object has no text: the message says which, and why."""
+
+
+class Definitions:
+    """Definitions of what a program calls, each once, in the order in which Python needs them.
+
+    `text(value)` is an expression for a value; it adds the definitions, imports (`modules`) and `constants`, arrays by
+    name, that the expression needs. `given` are names that the program assigns itself.
+    """
+
+    def __init__(self, given: Collection[str]):
+        self.given = given
+        self.texts: dict[str, str] = {}
+        self.modules: dict[str, None] = {"numpy": None}
+        self.constants: dict[str, numpy.ndarray] = {}
+        self._names: dict[int, tuple[str, Any]] = {}  # by id, with the object, which keeps the id
+
+    def text(self, value: Any, name: str = "") -> str:
+        """An expression for a value, with a `name` for a function without one. Raises NotWrittenError."""
+        if isinstance(value, _LITERALS):
+            return repr(value)
+        if type(value) in (float, complex):
+            plain = type(value) is float and math.isfinite(value)
+            return repr(value) if plain else f"{type(value).__name__}('{value}')"
+        if type(value) in _COLLECTIONS:
+            inside = ", ".join(map(self.text, value))
+            return _COLLECTIONS[type(value)].format(inside) if inside else f"{type(value).__name__}()"
+        if isinstance(value, slice):
+            return f"slice{self.text((value.start, value.stop, value.step))}"
+        if type(value) is dict:
+            return f"{{{', '.join(f'{self.text(k)}: {self.text(v)}' for k, v in value.items())}}}"
+        if isinstance(value, numpy.dtype) and value.isbuiltin == 1:
+            return f"numpy.dtype({value.str!r})"
+        if isinstance(value, numpy.generic) and value.dtype.isbuiltin == 1:
+            kind = "bool_" if value.dtype == bool else type(value).__name__
+            return f"numpy.{kind}({self.text(value.item())})"
+        if id(value) in self._names:
+            return self._names[id(value)][0]
+        if isinstance(value, numpy.ndarray):
+            name = self._name(value, f"constant_{len(self.constants)}")
+            self.constants[name] = value
+            return name
+        value = getattr(value, "primitive", value) if isinstance(value, types.FunctionType) else value
+        return self.text(_run(value), value.name) if isinstance(value, Primitive) else self._of_callable(value, name)
+
+    def _of_callable(self, value: Any, called: str) -> str:
+        if isinstance(value, types.ModuleType):
+            self.modules[value.__name__] = None
+            return value.__name__
+        if isinstance(value, functools.partial):
+            texts = [*map(self.text, (value.func, *value.args))]
+            texts += [f"{k}={self.text(v)}" for k, v in value.keywords.items()]
+            return f"{self.text(functools)}.partial({', '.join(texts)})"
+        if isinstance(value, functools._lru_cache_wrapper):
+            return self.text(value.__wrapped__)
+        name, module = getattr(value, "__name__", type(value).__name__), getattr(value, "__module__", None) or ""
+        if getattr(builtins, name, None) is value:
+            return name
+        for place in (*_UFUNCS, *[module] * (module.split(".")[0] in _IMPORTED)):
+            if getattr(sys.modules.get(place), name, None) is value:
+                return f"{self.text(sys.modules[place])}.{name}"
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return next(c.__name__ for c in value.__mro__ if c.__module__ == "builtins")
+        if isinstance(value, types.BuiltinMethodType):
+            return f"{self.text(value.__self__)}.{name}"
+        if isinstance(value, types.FunctionType) and not f"{module}.".startswith(_ENGINE):
+            return self._define(value, called if name == "<lambda>" else name)
+        raise NotWrittenError(f"{name}{f' of {module}' * bool(module)} is not written in NumPy")
+
+    def _name(self, value: Any, first: str) -> str:
+        """A name for an object that no other one has."""
+        name, number = first, 1
+        while name in self.texts or name in self.given:
+            number += 1
+            name = f"{first}_{number}"
+        self._names[id(value)] = name, value
+        self.texts[name] = ""  # a function may call itself
+        return name
+
+    def _define(self, f: types.FunctionType, name: str) -> str:
+        node = _node_of(f.__code__)
+        name = self._name(f, f"_{name.strip('_') or 'function'}")  # no value of a program, or variable, has such a name
+        scope = {**builtins.__dict__, **f.__globals__, **inspect.getclosurevars(f).nonlocals}
+        node.args.defaults, node.args.kw_defaults, named = [], [], f.__kwdefaults__ or {}
+        resolve = _Resolve(self, scope, node)
+        node = resolve.visit(node)
+        node.args.defaults = [*map(resolve.expression, f.__defaults__ or ())]
+        node.args.kw_defaults = [
+            resolve.expression(named[a.arg]) if a.arg in named else None for a in node.args.kwonlyargs
+        ]
+        del self.texts[name]  # what it uses comes first
+        if isinstance(node, ast.Lambda):
+            self.texts[name] = f"def {name}({ast.unparse(node.args)}):\n    return {ast.unparse(node.body)}"
+        else:
+            node.name = name
+            self.texts[name] = ast.unparse(ast.fix_missing_locations(node))
+        return name
+
+
+def _run(primitive: Primitive) -> Any:
+    if primitive.has_effect or primitive.is_higher_order or primitive.on_ranks:
+        raise NotWrittenError("it is not a function of arrays")
+    return primitive.impl
+
+
+class _Resolve(ast.NodeTransformer):
+    """Replace names and attributes that a function does not bind by what they are, and leave out types and tracers."""
+
+    def __init__(self, definitions: Definitions, scope: Mapping[str, Any], function: ast.AST):
+        self.definitions = definitions
+        self.scope = scope
+        inside = [*ast.walk(function)]
+        bound = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        bound |= {n.name for n in inside if isinstance(n, ast.FunctionDef) and n is not function}
+        self.bound = {*bound, *[n.arg for n in inside if isinstance(n, ast.arg)], *definitions.given}
+
+    def visit_Name(self, node):
+        return node if node.id in self.bound else self.expression(self._value(node))
+
+    def visit_Attribute(self, node):
+        try:
+            return self.expression(self._value(node))
+        except LookupError:
+            return self.generic_visit(node)
+
+    def visit_Call(self, node):
+        return ast.Constant(False) if self._asks_for_tracer(node) else self.generic_visit(node)
+
+    def visit_If(self, node):
+        return [*map(self.visit, node.orelse)] if self._asks_for_tracer(node.test) else self.generic_visit(node)
+
+    def visit_IfExp(self, node):
+        return self.visit(node.orelse) if self._asks_for_tracer(node.test) else self.generic_visit(node)
+
+    def visit_arg(self, node):
+        return ast.arg(node.arg)
+
+    def visit_FunctionDef(self, node):
+        node.returns, node.decorator_list = None, []
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node):
+        return self.visit(ast.Assign([node.target], node.value))
+
+    def _value(self, node: ast.AST) -> Any:
+        """The object that a name is, or an attribute of one of ours. Raises LookupError for others."""
+        if isinstance(node, ast.Name) and node.id not in self.bound:
+            if node.id not in self.scope:
+                raise NotWrittenError(f"{node.id} is not defined where it is used")
+            return self.scope[node.id]
+        if isinstance(node, ast.Attribute):
+            owner = self._value(node.value)
+            if isinstance(owner, Primitive) and node.attr == "bind":
+                return _run(owner)
+            module = getattr(owner, "__name__" if isinstance(owner, types.ModuleType) else "__module__", "")
+            if isinstance(owner, Primitive) or str(module).split(".")[0] in _OURS:
+                return getattr(owner, node.attr)
+        raise LookupError
+
+    def _asks_for_tracer(self, node: ast.AST) -> bool:
+        """Whether it is `isinstance(x, Tracer)`, which is false where nothing is traced."""
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"):
+            return False
+        kind = node.args[1]
+        return isinstance(kind, ast.Name) and kind.id not in self.bound and self._value(kind) is Tracer
+
+    def expression(self, value: Any) -> ast.expr:
+        return ast.parse(self.definitions.text(value), mode="eval").body
+
+
+@functools.cache
+def _functions_of(path: str) -> list[Any]:
+    text = "".join(linecache.getlines(path))
+    return [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+
+
+def _node_of(code: types.CodeType) -> Any:
+    """The syntax tree of a function. Raises NotWrittenError if its file has no such function, or several in a line."""
+    found = {}
+    for node in _functions_of(code.co_filename):
+        first = min(n.lineno for n in (node, *getattr(node, "decorator_list", ())))
+        args = tuple(a.arg for a in (*node.args.posonlyargs, *node.args.args))
+        given = (code.co_firstlineno, code.co_name, code.co_varnames[: code.co_argcount])
+        if (first, getattr(node, "name", "<lambda>"), args) == given:
+            found[ast.unparse(node)] = node
+    if len(found) != 1:
+        raise NotWrittenError(f"{code.co_filename} has {len(found)} such functions in line {code.co_firstlineno}")
+    (statement,) = ast.parse(next(iter(found))).body
+    return statement.value if isinstance(statement, ast.Expr) else statement

@@ -1,0 +1,334 @@
+"""Exported programs: what the file computes where the packages are not installed, and what cannot be exported."""
+
+import ast
+import functools
+import importlib.util
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import pytest
+
+import collectives.exported
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import (
+    all_gather,
+    all_to_all,
+    axis_index,
+    broadcast,
+    pbroadcast,
+    pmax,
+    pmin,
+    ppermute,
+    ppermute_start,
+    pprod,
+    pscan,
+    psum,
+    psum_scatter,
+    unreduced,
+)
+from minidiff.core.types import ShapedArray
+from minidiff.ops.elementwise import elementwise
+from spmd import P
+from spmd.examples.data_parallel import EXAMPLE
+from spmd.examples.digits import start, train
+from tests import PATIENCE
+from tests.collectives.guards.test_failures import mpiexec
+from tests.samples import check_each, check_raises
+from tests.table import TABLE
+
+NUMBERS = itertools.count()
+x = numpy.linspace(0.1, 1.0, 12).reshape(3, 4)
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """A directory with NumPy and mpi4py alone: an isolated Python without `site` finds no other package."""
+    folder = tmp_path_factory.mktemp("packages")
+    for name in ("numpy", "mpi4py"):
+        found = Path(importlib.util.find_spec(name).origin).parent
+        for path in (found, found.with_name(f"{name}.libs")):
+            if path.exists():
+                (folder / path.name).symlink_to(path)
+    return folder
+
+
+def alone(packages, folder, program, ranks=1):
+    """What a program prints that finds NumPy, mpi4py and the files in a folder, but none of our packages."""
+    library = next(
+        Path(sys.prefix, "lib").glob("libmpi.so.[0-9]*"), None
+    )  # of this environment, which `-S` does not know
+    begin = f"import os; os.environ['MPI4PY_LIBMPI'] = {str(library)!r}\n" if library else ""
+    begin += f"import sys; sys.path += [{str(packages)!r}, {str(folder)!r}]\nfrom importlib.util import find_spec\n"
+    begin += "assert not any(map(find_spec, ['minidiff', 'collectives', 'spmd', 'scipy', 'pytest']))\n"
+    command = ("-I", "-S", "-c", begin + program)
+    if ranks > 1:
+        done = mpiexec(ranks, *command)
+    else:
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_same(found, expected):
+    found, expected = md.tree.leaves(found), md.tree.leaves(expected)
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):
+        numpy.testing.assert_array_equal(a, b)
+        assert numpy.asarray(a).dtype == numpy.asarray(b).dtype
+
+
+def exported(f, *args, folder):
+    """The function of the file that a function was exported to."""
+    path = folder / f"program{next(NUMBERS)}.py"
+    made = md.export(f)(*args)
+    made.save(path)
+    imports = [n for n in ast.walk(ast.parse(made.code)) if isinstance(n, (ast.Import, ast.ImportFrom))]
+    names = {getattr(n, "module", None) or n.names[0].name for n in imports}
+    assert {name.split(".")[0] for name in names} <= {*sys.stdlib_module_names, *made.needs}
+    name = getattr(f, "__name__", type(f).__name__)
+    return getattr(load(path), name if name.isidentifier() else "function")
+
+
+# ---------------------------------------------------------------- what a file computes
+
+
+def is_program(row):
+    """Whether a row can be recorded: some need values."""
+    try:
+        md.make_tape(row.f)(*row.args)
+    except (md.TracerError, TypeError):
+        return False
+    return True
+
+
+def test_every_operation_computes_what_the_compiled_program_does(tmp_path):
+    first = {row.function: row for row in reversed(TABLE)}
+    rows = [row for row in first.values() if is_program(row)]
+    assert len(rows) > 300
+
+    def everything(args):
+        return [row.f(*given) for row, given in zip(rows, args)]
+
+    args = [row.args for row in rows]
+    found, expected = exported(everything, args, folder=tmp_path)(args), md.jit(everything, kernels=False)(args)
+    check_each((row.key, functools.partial(check_same, *pair)) for row, *pair in zip(rows, found, expected))
+
+
+def loops(x):
+    carry, rows = md.scan(lambda c, r: (np.tanh(c + r), c.sum()), x[0], x, reverse=True)
+    total, count = md.while_loop(lambda c: c[0].sum() < 100, lambda c: (c[0] * 2, c[1] + 1), (x, 0))
+    return carry, rows, total, count, md.fori_loop(0, 5, lambda i, y: np.at(y)[i % 3].add(i * x[0]), x)
+
+
+def branches(x):
+    double, same = lambda y: y * 2, lambda y: y
+    return md.cond(x[0, 0] > 0, double, same, x), md.switch(1, [double, same], x), md.cond(x.sum() < 0, double, same, x)
+
+
+def rules(x):
+    scaled = md.custom_vjp(lambda x: np.exp(x))
+    scaled.defvjp(lambda x: (np.exp(x), np.exp(x)), lambda kept, ct: (ct * kept,))
+    kept = md.checkpoint(lambda y: np.sin(np.cos(y)).sum())
+    return md.grad(lambda y: scaled(y).sum() + kept(y))(x), md.vmap(md.grad(lambda r: np.tanh(r).prod()))(x)
+
+
+def numbers(x):
+    key = md.random.key(3)
+    return md.random.normal(key, (3,)), md.random.gamma(key, 2.0, (2,)), md.nn.softmax(x), md.scipy.special.erf(x)
+
+
+def constants(x):
+    w = numpy.arange(4.0)
+    return {"sum": [(x * w).sum(), None], "scan": md.scan(lambda c, r: (c * w[::-1] + r, ()), w, x)[0]}
+
+
+@pytest.mark.parametrize("f", [loops, branches, rules, numbers, constants])
+def test_programs(f, tmp_path):
+    check_same(exported(f, x, folder=tmp_path)(x), md.jit(f, kernels=False)(x))
+
+
+def test_trees_types_and_static_arguments(tmp_path):
+    @functools.partial(md.jit, static_argnames="n")
+    def power(params, n, *, scale, bias):
+        return {"out": (params["w"] ** n * scale + bias[0], [params["b"]])}
+
+    scale, bias = ShapedArray((), float), (ShapedArray((3,), float),)
+    made = md.export(power)({"w": ShapedArray((3,), "float32"), "b": 1.0}, 2, scale=scale, bias=bias)
+    made.save(tmp_path / "power.py")
+    w = numpy.arange(3, dtype="float32")
+    found = load(tmp_path / "power.py").power({"w": w, "b": 2}, scale=0.5, bias=[numpy.ones(3)])
+    check_same(found, {"out": (w**2 * numpy.float64(0.5) + 1, [numpy.float64(2)])})
+
+
+def soft(x, limit=1.0):
+    return x / (limit + abs(x))
+
+
+def test_operations_of_users(tmp_path):
+    softsign = elementwise(soft, lambda out, x: (1 - abs(out)) ** 2)
+    check_same(exported(lambda *args: softsign(*args), x, folder=tmp_path)(x), soft(x))
+
+
+def test_source_takes_types():
+    f = md.jit(lambda x, y: x @ y)
+    assert f.source(ShapedArray((3, 4), float), ShapedArray((4,), float)) == f.source(x, x[0])
+    with pytest.raises(TypeError, match="non-array argument"):
+        f(ShapedArray((3, 4), float), x[0])
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_the_file_runs_by_itself_and_knows_whether_it_was_changed(packages, tmp_path):
+    md.export(constants)(x).save(tmp_path / "model.py")
+    numpy.savez(tmp_path / "in.npz", x=x)
+    run = f"import runpy; sys.argv = ['model.py', *{[str(tmp_path / n) for n in ('in.npz', 'out.npz')]}]\n"
+    run += f"runpy.run_path({str(tmp_path / 'model.py')!r}, run_name='__main__')"
+    assert "result['scan']: float64[4]" in alone(packages, tmp_path, run)
+    expected = md.jit(constants, kernels=False)(x)
+    numpy.testing.assert_array_equal(numpy.load(tmp_path / "out.npz")["result['scan']"], expected["scan"])
+    model = load(tmp_path / "model.py")
+    check_raises(lambda: model.constants(x[0]), r"TypeError: x is float64\[4\], .* takes float64\[3, 4\]")
+    code = (tmp_path / "model.py").read_text()
+    (tmp_path / "model.py").write_text(code.replace("carried = outs", "carried = arrays"))
+    check_raises(lambda: load(tmp_path / "model.py"), "ValueError: .*checksum")
+    (tmp_path / "model.py").write_text(code)
+    md.export(lambda x: x * numpy.arange(4.0))(x).save(tmp_path / "other.py")
+    (tmp_path / "other.npz").rename(tmp_path / "model.npz")
+    check_raises(lambda: load(tmp_path / "model.py"), "ValueError: .*checksum")
+    check_raises(lambda: md.export(constants)(x).save("model.txt"), "ValueError: .*'model.txt' does not end in .py")
+
+
+def one_mesh(f, ranks=1):
+    mesh = spmd.make_mesh((ranks,), ("i",), backend="simulated")
+    return spmd.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i") if f is identity else P())
+
+
+def identity(x):
+    return x
+
+
+def test_what_is_not_numpy_is_named_with_its_line():
+    def calls(x):
+        return md.pure_callback(numpy.sin, ShapedArray((3, 4), float), x).sum()
+
+    def prints(x):
+        md.debug.print("{}", x)
+        return x
+
+    for f, pattern in {
+        calls: r"pure_callback \(test_export.py:\d+: return md.pure_callback",
+        prints: r"debug_print \(test_export.py:\d+: md.debug.print",
+        lambda x: x.astype("float16") * 2: r"convert \(test_export.py.*16-bit floats",
+        one_mesh(lambda x: broadcast(x, "i")): r"broadcast \(test_export.py:\d+: .*is not among .* psum",
+        lambda x: one_mesh(identity)(x) + one_mesh(identity, 3)(x): "one program runs on one mesh",
+        lambda x: SimpleNamespace(out=x): "result is a SimpleNamespace",
+    }.items():
+        with pytest.raises(TypeError, match=pattern):
+            md.export(f)(x)
+
+
+# ---------------------------------------------------------------- training, and ranks
+
+
+def test_a_program_for_ranks_says_how_to_start_it(monkeypatch):
+    monkeypatch.setattr(collectives.exported, "SIZES", {"i": 2})
+    check_raises(lambda: collectives.exported.rank_along(["i"]), "RuntimeError: .*{'i': 2}, and there are 1 processes")
+
+
+def step_of(mesh):
+    def step(params, state, batch):
+        loss, gradient = md.value_and_grad(EXAMPLE.loss(mesh))(params, batch)
+        updates, state = EXAMPLE.optimizer.update(gradient, state, params)
+        return md.optim.apply_updates(params, updates), state, loss
+
+    return step
+
+
+TRAIN = """
+import numpy, step
+given = numpy.load({path!r})
+params = [(given[f"w{{k}}"], given[f"b{{k}}"]) for k in range(3)]
+state = (([(0 * w, 0 * b) for w, b in params],), ())
+losses = []
+for batch in zip(given["images"], given["targets"]):
+    params, state, loss = step.step(params, state, batch)
+    losses.append(float(loss))
+print(losses)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_exported_step_trains_the_demo_without_the_packages(ranks, packages, tmp_path):
+    steps = 20
+    mesh = EXAMPLE.mesh(ranks, "simulated")
+    run = start(EXAMPLE, mesh, 0)
+    batches = [spmd.gather(next(run.batches)) for _ in range(steps)]
+    params, state = spmd.gather((run.params, run.state))
+    made = md.export(step_of(mesh))(params, state, batches[0])
+    assert made.needs == (("numpy",) if ranks == 1 else ("numpy", "mpi4py"))
+    made.save(tmp_path / "step.py")
+    named = {f"{name}{k}": layer[i] for k, layer in enumerate(params) for i, name in enumerate("wb")}
+    images, targets = map(numpy.stack, zip(*batches))
+    numpy.savez(tmp_path / "given.npz", images=images, targets=targets, **named)
+    printed = alone(packages, tmp_path, TRAIN.format(path=str(tmp_path / "given.npz")), ranks)
+    expected = train(EXAMPLE, mesh, steps).losses
+    assert expected[-1] < expected[0] / 2
+    for line in printed.splitlines():
+        numpy.testing.assert_allclose(ast.literal_eval(line), expected, rtol=1e-9)
+    assert len(printed.splitlines()) == ranks
+
+
+def all_collectives(x):
+    """What each collective along i makes of a block, and what blocks of other axes become."""
+    invariant = psum(x.sum(), "i"), pmax(x, "i"), pmin(x, "i"), pprod(x, "i")
+    varying = all_gather(x, "i"), psum_scatter(x, "i", tiled=True), all_to_all(x, "i", 0, 1, tiled=True)
+    varying += pscan(x, "i"), pscan(x, "i", reverse=True, exclusive=True)
+    varying += ppermute(x, "i", [(0, 1)]), ppermute(x, "i", [(1, 0)]), ppermute_start(x, "i", [(0, 1)]).wait()
+    looped = md.fori_loop(0, 3, lambda k, c: c + pbroadcast(psum(c, "i"), "i") * 0.1, x)
+    taken = md.cond(axis_index("j") == 0, lambda x: x * 3.0, lambda x: pbroadcast(psum(x, "i"), "i"), x)
+    grouped = all_gather(x, ("i", "j"), axis_index_groups=[[0, 3], [1, 2]])
+    return *[pbroadcast(y, "i") for y in invariant], *varying, looped, taken, grouped
+
+
+def test_programs_on_mpi_ranks(packages, tmp_path):
+    mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+    split = functools.partial(spmd.shard_map, mesh=mesh, in_specs=P("i", "j"))
+
+    @functools.partial(split, out_specs=P(("i", "j")))
+    def collectives_of(x):
+        return [pbroadcast(psum(x, ("i", "j")), ("i", "j"))[None], *[y[None] for y in all_collectives(x)]]
+
+    def others(x):
+        """Parts of a sum, derivatives without types, and along an axis that the body does not map over."""
+        parts = split(lambda x: unreduced(psum(x.sum(0), "j") * 2.0, "i"), out_specs=P(unreduced={"i"}))
+        total = split(lambda x: psum((np.tanh(x) * x).sum(), ("i", "j")), out_specs=P(), check_rep=False)
+        auto = split(lambda x: psum(np.sin(x).sum(0), "i"), in_specs=P("i"), out_specs=P(), axis_names={"i"})
+        return parts(x), md.grad(total)(x), md.hvp(total, (x,), (x * 0.5,)), auto(x)
+
+    given = numpy.arange(1.0, 33.0).reshape(4, 8) / 7
+    numpy.savez(tmp_path / "in.npz", x=given)
+    program = f"import numpy, first, second\nx, to = numpy.load({str(tmp_path / 'in.npz')!r})['x'], {str(tmp_path)!r}\n"
+    program += "rank = first.WORLD.Get_rank()\n"
+    for name, f in {"first": collectives_of, "second": others}.items():
+        md.export(f)(given).save(tmp_path / f"{name}.py")
+        program += f"numpy.savez(to + f'/{name}{{rank}}.npz', *{name}.{f.__name__}(x))\n"
+    alone(packages, tmp_path, program, 4)
+    for rank in range(4):
+        for name, f in {"first": collectives_of, "second": others}.items():
+            out = numpy.load(tmp_path / f"{name}{rank}.npz")
+            for k, y in enumerate(spmd.gather(f(given))):
+                numpy.testing.assert_allclose(out[f"arr_{k}"], y, rtol=1e-12)
