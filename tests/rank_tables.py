@@ -169,6 +169,8 @@ def _schedules(n, on):
         yield functools.partial(
             networks.check_schedule, name, 2 * n if on == SIMULATED and n < 8 else least, line(on, n, "stages")
         )
+    if n < 8:
+        yield from all_of(networks.check_without_flush, networks.WITHOUT_FLUSH, [3 * n], [line(on, n, "stages")])
     if (on, n) == (SIMULATED, 4):
         yield functools.partial(networks.check_schedule, "one_f_one_b", 2, line(on, n, "stages"))
 
