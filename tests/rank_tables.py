@@ -35,6 +35,7 @@ from tests import (
     matmul_programs,
     nested_programs,
     networks,
+    offload_programs,
     optim_programs,
     partial_sum_programs,
     placement_programs,
@@ -247,6 +248,12 @@ PARALLEL = {
         (2, 4, 8),
     ),
     "ZeRO": Table(_zero, (1, 2, 4, 8)),
+    "states and parameters in files": Table(
+        lambda n, on: all_of(
+            offload_programs.check_training, (2, 3), offload_programs.OPTIMIZERS, [line(on, n, "batch")]
+        ),
+        (1, 2, 4),
+    ),
     "where to sum": Table(lambda n, on: all_of(sums.check_program, [line(on, n, where_to_sum.AXIS)], sums.CALLS), (4,)),
     "matrix products on a ring": Table(
         lambda n, on: all_of(matmul_programs.check_calls, matmul_programs.PRODUCTS, [line(on, n)]), (), (2, 4, 8)
