@@ -18,7 +18,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd.mesh.launch import launcher_size
-from spmd.parallel import offloaded
+from spmd.parallel import offload
 
 MIB = 1 << 20
 
@@ -34,7 +34,7 @@ def train(layers: int, features: int, steps: int, stage: int, folder: str, mesh:
     batch = rng.normal(size=(16, features)), rng.normal(size=(16, features))
     network = [lambda W, x: np.tanh(x @ W)] * layers
     error = lambda x, y: np.mean((x - y) ** 2)  # noqa: E731
-    init, step = offloaded(network, error, md.optim.adam(1e-4), mesh, folder if stage else None, stage or 3)
+    init, step = offload(network, error, md.optim.adam(1e-4), mesh, folder if stage else None, stage or 3)
     params, states = init(rng.normal(size=(features, features)) / np.sqrt(features) for _ in network)
     return [float(step(params, states, batch)) for _ in range(steps)]
 

@@ -7,15 +7,15 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff import optim
-from spmd.parallel import offloaded, zero
+from spmd.parallel import offload, zero
 from tests.grid_programs import lines_of
 from tests.programs import assert_trees_close
 from tests.zero_programs import size_of
 
 STEPS, FEATURES, HIDDEN = 3, 8, 16
-#: Leaves that are split along a dimension, or not at all; and a layer without parameters.
+#: Of tokens; leaves that are split along a dimension, or not at all; and a layer without parameters.
 LAYERS = [
-    lambda p, x: np.tanh(x @ p["W"] + p["b"]),
+    lambda p, x: np.tanh(p["W"][x] + p["b"]),
     lambda p, x: x * 0.5,
     lambda p, x: np.tanh(x @ p["W"]) * p["scale"],
     lambda p, x: x @ p["W"],
@@ -36,7 +36,7 @@ def example():
         {"W": W(HIDDEN, HIDDEN), "scale": W(3)[:1]},
         {"W": W(HIDDEN, FEATURES)},
     ]
-    return params, (rng.normal(size=(16, FEATURES)), rng.normal(size=(16, FEATURES)))
+    return params, (rng.integers(0, FEATURES, size=16), rng.normal(size=(16, FEATURES)))
 
 
 def whole_loss(params, batch):
@@ -71,7 +71,7 @@ def by_zero(stage, mesh, optimizer):
 
 def train(stage, mesh, optimizer, folder):
     params, batch = example()
-    init, step = offloaded(LAYERS, mean_error, optimizer, mesh, folder, stage)
+    init, step = offload(LAYERS, mean_error, optimizer, mesh, folder, stage)
     params, states = init(iter(params))
     losses = [float(step(params, states, batch)) for _ in range(STEPS)]
     return losses, spmd.gather([stored.read() for stored in params]), states
@@ -97,6 +97,6 @@ def check_training(stage, name, mesh):
         assert len(md.tree.leaves([stored.read() for stored in states])) == (14 if name == "adam" else 5)
     processes = 1 if mesh.backend == "simulated" else mesh.size
     names = {"P": size_of(params), "p": processes, "K": 2 if name == "adam" else 1}
-    (expected,) = (line[2] for line in lines_of(offloaded, 0) if int(line[0]) == stage)
+    (expected,) = (line[2] for line in lines_of(offload, 0) if int(line[0]) == stage)
     few = 8 * len(LAYERS) * 4  # bytes of counts of steps, and of a leaf that no dimension splits
     assert abs(sum(sizes.values()) - 8 * eval(expected, {}, names)) <= few

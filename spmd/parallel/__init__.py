@@ -108,7 +108,7 @@ from spmd.parallel.matmul import (
 from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer, transformer_specs
 from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_parallel_transformer
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
-from spmd.parallel.offload import offloaded
+from spmd.parallel.offload import offload
 from spmd.parallel.parameter_server import server_step
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.recurrence import prefix_scan
@@ -147,7 +147,7 @@ __all__ = [
     "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss", "lookup_by_columns",
     "lookup_by_rows", "lookup_by_tables", "loss", "matmul_all_gather", "matmul_all_gather_bidirectional",
     "matmul_all_gather_overlapped", "matmul_psum_scatter", "matmul_psum_scatter_bidirectional",
-    "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss", "offloaded",
+    "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss", "offload",
     "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "prefix_scan", "product_3d",
     "ring_attention", "routed", "router_z_loss", "row_parallel", "row_parallel_scattered", "run_parameter_server",
     "scheduled", "scheduled_orders", "scheduled_training", "scheduled_value_and_grad", "sequence_parallel_options",

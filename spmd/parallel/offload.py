@@ -47,14 +47,7 @@ from spmd.sharding.sharded_array import ShardedArray
 
 
 class StoredTree:
-    """A tree of arrays in a file, or in memory if `file` is None. If it cannot be written, `read` raises OSError.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
-    ...     stored = StoredTree(Path(folder) / "layer", {"w": numpy.arange(3.0)}, thread)
-    ...     stored.read(), (Path(folder) / "layer").stat().st_size
-    ({'w': array([0., 1., 2.])}, 25)
-    """
+    """A tree of arrays in a file, or in memory if `file` is None. If it cannot be written, `read` raises OSError."""
 
     def __init__(self, file: Path | None, tree: Any, thread: ThreadPoolExecutor):
         self._file, self._thread = file, thread
@@ -101,7 +94,7 @@ class StoredTree:
         ]
 
 
-def offloaded(
+def offload(
     layers: Sequence[Callable],
     loss: Callable,
     optimizer: GradientTransformation,
@@ -121,19 +114,19 @@ def offloaded(
     >>> import minidiff.numpy as np, tempfile
     >>> mesh, folder = spmd.make_mesh((2,), ('batch',), backend='simulated'), tempfile.TemporaryDirectory()
     >>> layers, mean = [lambda W, x: np.tanh(x @ W)] * 3, lambda x, y: np.mean((x - y) ** 2)
-    >>> init, step = offloaded(layers, mean, md.optim.adam(0.1), mesh, folder.name)
+    >>> init, step = offload(layers, mean, md.optim.adam(0.1), mesh, folder.name)
     >>> params, states = init(np.eye(4) for _ in layers)
     >>> [round(float(step(params, states, (np.ones((8, 4)), np.zeros((8, 4))))), 3) for _ in range(3)]
     [0.321, 0.034, 0.0]
     >>> params[0].read().spec, states[0].read()[0].mu.spec
     (P('batch'), P('batch'))
     """
-    (axis,) = axes_of(mesh, "offloaded", "batch")
+    (axis,) = axes_of(mesh, "offload", "batch")
     if stage not in (2, 3):
-        raise ValueError(f"offloaded: stage={stage!r}; write 2 to store states in files, 3 parameters too")
+        raise ValueError(f"offload: stage={stage!r}; write 2 to store states in files, 3 parameters too")
     thread = ThreadPoolExecutor(1, "offload")
     place = (lambda shards: shards) if stage == 3 else spmd.gather
-    on_all_ranks = lambda act: make_and_compare("offloaded", mesh, lambda: (act(), []))  # noqa: E731
+    on_all_ranks = lambda act: make_and_compare("offload", mesh, lambda: (act(), []))  # noqa: E731
 
     def init(params: Iterable) -> tuple[list[StoredTree], list[StoredTree]]:
         here = None if folder is None else Path(folder) / f"rank-{mesh.rank}"
@@ -144,24 +137,25 @@ def offloaded(
             stored[0].append(StoredTree(here / f"params-{k}" if here and stage == 3 else None, place(shards), thread))
             stored[1].append(StoredTree(here and here / f"states-{k}", optimizer.init(shards), thread))
         if len(stored[0]) < len(layers):
-            raise ValueError(f"offloaded: {len(layers)} layers need as many trees of parameters, got {len(stored[0])}")
+            raise ValueError(f"offload: {len(layers)} layers need as many trees of parameters, got {len(stored[0])}")
         return stored
 
-    def on_ranks(layer: Callable, tree: Any, *args: Any) -> Any:
-        """The layer's result for an x; or of an x and a result's cotangent, the gradients and the cotangent of x."""
+    def on_ranks(k: int, tree: Any, *args: Any) -> Any:
+        """A layer's result for an x; or for an x and the result's cotangent, the gradients, and what x needs."""
         leaves, structure = md.tree.flatten(tree)
         dims, specs = specs_of(leaves, mesh)
         pieces, limit = dims if stage == 3 else [None] * len(dims), bucket_size(sum(x.nbytes for x in leaves))
 
         def gathering(leaves, x):
             leaves = all_gather_buckets(leaves, pieces, axis, limit, to="reduced")
-            return layer(md.tree.unflatten(structure, leaves), x)
+            return layers[k](md.tree.unflatten(structure, leaves), x)
 
         def body(leaves, x, *ct):
             leaves = [p if d is not None else reduced(p, axis) for p, d in zip(leaves, pieces)]
             if not ct:
                 return gathering(leaves, x)
-            gradients, ct = md.vjp(gathering, leaves, x)[1](*ct)
+            operands = (leaves, x) if k else (leaves,)  # nothing needs the cotangent of the inputs, such as tokens
+            gradients, *ct = md.vjp(lambda leaves, x=x: gathering(leaves, x), *operands)[1](*ct)
             if stage == 2:
                 gradients = psum_scatter_buckets(gradients, dims, axis, limit)
             return md.tree.unflatten(structure, psum_buckets(gradients, axis, limit)), ct
@@ -176,18 +170,18 @@ def offloaded(
         return psum(value, axis), ct
 
     def step(params: list[StoredTree], states: list[StoredTree], batch: tuple) -> Any:
-        count, xs = len(layers), [batch[0]]
-        for k, layer in enumerate(layers):
+        xs = [batch[0]]
+        for k in range(len(layers)):
             tree = params[k].read()
             for stored in params[k + 1 : k + 2] or (params[k], states[k]):
                 stored.prefetch()
-            xs.append(on_ranks(layer, tree, xs[-1]))
-        value, ct = last(xs.pop(), batch[1])
-        for k in reversed(range(count)):
+            xs.append(on_ranks(k, tree, xs[-1]))
+        value, *ct = last(xs.pop(), batch[1])
+        for k in reversed(range(len(layers))):
             tree, state = params[k].read(), states[k].read()
-            for stored in (*params[max(0, k - 1) : k], *states[max(0, k - 1) : k]):
+            for stored in (params[k - 1], states[k - 1]) if k else ():
                 stored.prefetch()
-            gradients, ct = on_ranks(layers[k], tree, xs.pop(), ct)
+            gradients, ct = on_ranks(k, tree, xs.pop(), *ct)
             shards = tree if stage == 3 else shards_of(tree, mesh)
             updates, state = optimizer.update(gradients, state, shards)
             params[k].write(place(apply_updates(shards, updates)))

@@ -3,14 +3,14 @@
 import pytest
 
 import spmd
-from spmd.parallel.offload import StoredTree, offloaded
+from spmd.parallel.offload import StoredTree, offload
 from tests.offload_programs import LAYERS, OPTIMIZERS, example, mean_error
 
 
 @pytest.mark.parallel([2, 4])
 def test_a_rank_that_cannot_write(path, monkeypatch):
     mesh = spmd.make_mesh((spmd.mesh.launch.launcher_size(),), ("batch",))
-    init, step = offloaded(LAYERS, mean_error, OPTIMIZERS["adam"], mesh, path)
+    init, step = offload(LAYERS, mean_error, OPTIMIZERS["adam"], mesh, path)
     params, batch = example()
     if mesh.rank == 1:
         (path / "rank-1").touch()

@@ -10,9 +10,9 @@ import pytest
 import spmd
 from minidiff import optim
 from minidiff.nn import relu
-from spmd.parallel.offload import StoredTree, offloaded
+from spmd.parallel.offload import StoredTree, offload
 from tests.collectives.guards.test_failures import mpiexec
-from tests.offload_programs import OPTIMIZERS, example, mean_error
+from tests.offload_programs import OPTIMIZERS, mean_error
 
 MESH = spmd.make_mesh((1,), ("batch",), backend="simulated")
 
@@ -63,10 +63,10 @@ def test_what_is_read_ahead_and_written_behind(monkeypatch, tmp_path):
 
         return compute
 
-    init, step = offloaded([layer(k) for k in range(3)], mean_error, optim.sgd(0.1, momentum=0.9), MESH, tmp_path)
+    init, step = offload([layer(k) for k in range(3)], mean_error, optim.sgd(0.1, momentum=0.9), MESH, tmp_path)
     params, states = init([np.eye(8)] * 3)
     events.clear()
-    step(params, states, example()[1])
+    step(params, states, (np.ones((4, 8)), np.zeros((4, 8))))
     order = {event: k for k, event in enumerate(events)}  # the last time
     for k in (0, 1):
         assert events.index(f"prefetch params-{k + 1}") < events.index(f"compute {k}")
@@ -77,25 +77,31 @@ def test_what_is_read_ahead_and_written_behind(monkeypatch, tmp_path):
     for place, event in enumerate(events):  # all that is read has been asked for before
         if event.startswith("read"):
             assert event.replace("read", "prefetch") in events[: place + 2]
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    kept = {"bits": np.array([True, False, True]), "none": np.zeros((0, 2)), "one": np.float32(1.5)}
     with ThreadPoolExecutor(1) as thread:
-        stored = StoredTree(tmp_path / "x", {"a": np.arange(3), "none": np.zeros((0, 2)), "one": 1.5}, thread)
-        for value in (2, 3):
-            stored.write({"a": np.arange(value), "none": np.zeros((0, 2)), "one": 1.5})
+        stored = StoredTree(tmp_path / "x", {}, thread)
+        assert stored.read() == {}
+        for n, dtype in ((2, np.float64), (3, np.complex64), (1, np.float16)):
+            stored.write({**kept, "a": np.arange(n).astype(dtype)})
             found = stored.read()
-            assert found["a"].tolist() == [*range(value)] and found["none"].shape == (0, 2) and found["one"] == 1.5
-            found["a"][0] = 7  # a copy, not the file
+            assert found["a"].dtype == dtype and found["a"].tolist() == [*range(n)]
+            assert all(np.array_equal(found[name], x) and found[name].dtype == x.dtype for name, x in kept.items())
+            found["a"][0] = 7  # of a copy, not of the file
             assert stored.read()["a"][0] == 0
 
 
 def test_what_does_not_fit(tmp_path):
-    params, batch = example()
-    with pytest.raises(ValueError, match="offloaded: stage=1; write 2"):
-        offloaded([], mean_error, OPTIMIZERS["adam"], MESH, tmp_path, stage=1)
+    batch = np.ones((4, 8)), np.zeros((4, 8))
+    with pytest.raises(ValueError, match="offload: stage=1; write 2"):
+        offload([], mean_error, OPTIMIZERS["adam"], MESH, tmp_path, stage=1)
     (tmp_path / "file").touch()
-    init, _ = offloaded([], mean_error, OPTIMIZERS["adam"], MESH, tmp_path / "file")
+    init, _ = offload([], mean_error, OPTIMIZERS["adam"], MESH, tmp_path / "file")
     with pytest.raises(NotADirectoryError):
         init([])
-    init, step = offloaded([lambda p, x: x @ p["W"]], mean_error, OPTIMIZERS["adam"], MESH, tmp_path)
+    init, step = offload([lambda p, x: x @ p["W"]], mean_error, OPTIMIZERS["adam"], MESH, tmp_path)
     params, states = init([{"W": np.eye(8)}])
     step(params, states, batch)
     for file in (tmp_path / "rank-0").iterdir():
@@ -105,4 +111,4 @@ def test_what_does_not_fit(tmp_path):
     with pytest.raises(IsADirectoryError):
         step(params, states, batch)
     with pytest.raises(ValueError, match="3 layers need as many trees of parameters, got 2"):
-        offloaded([relu] * 3, mean_error, OPTIMIZERS["adam"], MESH, None)[0]([{}, {}])
+        offload([relu] * 3, mean_error, OPTIMIZERS["adam"], MESH, None)[0]([{}, {}])
