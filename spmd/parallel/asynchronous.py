@@ -209,29 +209,25 @@ with `mpirun -n 3`, or use simulate_parameter_server
 
 def _serve(ranks: Any, server: _Server, workers: Sequence[int], updates: int) -> Training | None:
     """Answer each message, in the order in which they come; at the end all workers, with the training."""
-    start, computing, result, error = time.perf_counter(), {*workers}, None, None
-
-    def answer(worker: int, *pushed: Any) -> Training | None:
-        now = time.perf_counter() - start
-        continuing = server.push(now, worker, *pushed)
-        if len(server.updates) == updates:
-            return server.training(now)
-        for other in continuing:
-            ranks.post((False, server.params), other + 1)
-        computing.update(continuing)
-        return None
-
-    for worker in workers:
-        ranks.post((False, server.params), worker + 1)
-    while result is None and error is None:
-        worker, *pushed = ranks.next_message()
-        computing.remove(worker)
-        if not pushed:  # it has failed, and will say why
-            break
-        try:
-            result = answer(worker, *pushed)
-        except Exception as caught:
-            error = caught
+    start, computing = time.perf_counter(), set()
+    result: Training | None = None
+    error: Exception | None = None
+    continuing = workers
+    try:
+        while result is None:
+            for worker in continuing:
+                ranks.post((False, server.params), worker + 1)
+                computing.add(worker)
+            worker, *pushed = ranks.next_message()
+            computing.remove(worker)
+            if not pushed:  # it has failed, and will say why
+                break
+            now = time.perf_counter() - start
+            continuing = server.push(now, worker, *pushed)
+            if len(server.updates) == updates:
+                result = server.training(now)
+    except Exception as caught:  # no worker must wait for this rank
+        error = caught
     while computing:
         computing.remove(ranks.next_message()[0])
     for worker in workers:

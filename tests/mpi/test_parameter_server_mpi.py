@@ -114,6 +114,7 @@ def test_a_mistake_on_one_rank_is_an_error_on_all():
         ({"bound": -1}, "bound is -1: give 0"),
         ({"batches": grown * 5}, "batches are of .* workers: .* has a server and"),
         ({"params": "no array"}, "no array"),
+        ({"params": spmd.distribute(numpy.ones(ranks), mesh, spmd.P("ranks"))}, "cannot be pickled"),
     ]
     for changed, message in cases:
         given = {"params": params, "batches": batches, "rate": RATE, "updates": 2, **changed}

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 import spmd
 from minidiff import optim
@@ -84,7 +85,7 @@ def test_what_is_read_is_what_was_written(tmp_path):
     with ThreadPoolExecutor(1) as thread:
         stored = StoredTree(tmp_path / "x", {}, thread)
         assert stored.read() == {}
-        for n, dtype in ((2, np.float64), (3, np.complex64), (1, np.float16)):
+        for n, dtype in ((2, np.float64), (3, np.complex64), (1, bfloat16)):
             stored.write({**kept, "a": np.arange(n).astype(dtype)})
             found = stored.read()
             assert found["a"].dtype == dtype and found["a"].tolist() == [*range(n)]
