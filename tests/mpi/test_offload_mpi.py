@@ -1,15 +1,18 @@
 """States and parameters in files on MPI ranks: a rank that cannot write them is an error on all."""
 
 import pytest
+from mpi4py import MPI
 
 import spmd
 from spmd.parallel.offload import StoredTree, offload
 from tests.offload_programs import LAYERS, OPTIMIZERS, example, mean_error
 
+RANKS = MPI.COMM_WORLD.size
+
 
 @pytest.mark.parallel([2, 4])
 def test_a_rank_that_cannot_write(path, monkeypatch):
-    mesh = spmd.make_mesh((spmd.mesh.launch.launcher_size(),), ("batch",))
+    mesh = spmd.make_mesh((RANKS,), ("batch",))
     init, step = offload(LAYERS, mean_error, OPTIMIZERS["adam"], mesh, path)
     params, batch = example()
     if mesh.rank == 1:

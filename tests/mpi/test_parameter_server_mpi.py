@@ -6,6 +6,7 @@ import time
 
 import numpy
 import pytest
+from mpi4py import MPI
 
 import minidiff as md
 import spmd
@@ -13,17 +14,17 @@ from spmd.parallel import run_parameter_server, simulate_parameter_server
 from tests import server_programs as programs
 from tests.programs import assert_trees_close
 
-RATE = programs.RATE
+RATE, RANKS = programs.RATE, MPI.COMM_WORLD.size
 
 
 @functools.cache
-def mesh_of(ranks):
-    return spmd.make_mesh((ranks,), ("ranks",))
+def mesh_of():
+    return spmd.make_mesh((RANKS,), ("ranks",))
 
 
-def train(ranks, updates, bound, loss=programs.loss):
-    params, batches = programs.example(ranks - 1)
-    return run_parameter_server(mesh_of(ranks), loss, params, batches, RATE, updates, bound)
+def train(updates, bound, loss=programs.loss):
+    params, batches = programs.example(RANKS - 1)
+    return run_parameter_server(mesh_of(), loss, params, batches, RATE, updates, bound)
 
 
 def replay(trained, workers):
@@ -43,69 +44,66 @@ def replay(trained, workers):
 
 @pytest.mark.parallel([2, 3, 4])
 def test_synchronous_training_is_the_simulation():
-    ranks = spmd.mesh.launch.launcher_size()
-    trained = train(ranks, 5, bound=0)
-    params, batches = programs.example(ranks - 1)
-    simulated = simulate_parameter_server(programs.loss, params, batches, RATE, [1] * (ranks - 1), until=5)
+    trained = train(5, bound=0)
+    params, batches = programs.example(RANKS - 1)
+    simulated = simulate_parameter_server(programs.loss, params, batches, RATE, [1] * (RANKS - 1), until=5)
     assert_trees_close(trained.params, simulated.params, rtol=1e-12)
     assert [update.workers for update in trained.updates] == [update.workers for update in simulated.updates]
     assert_trees_close([u.loss for u in trained.updates], [u.loss for u in simulated.updates], rtol=1e-12)
-    assert trained.staleness == simulated.staleness == {0: 5 * (ranks - 1)}
+    assert trained.staleness == simulated.staleness == {0: 5 * (RANKS - 1)}
 
 
 @pytest.mark.parallel([2, 4])
 @pytest.mark.parametrize("bound", [1, 2, math.inf])
 def test_the_record_of_stale_training_explains_its_numbers(bound):
     """Whatever comes first: no gradient is staler than the bound, and the numbers are those of the record."""
-    ranks = spmd.mesh.launch.launcher_size()
-    mesh, slow = mesh_of(ranks), 0.01 * (mesh_of(ranks).rank == 1)
+    mesh, slow = mesh_of(), 0.01 * (mesh_of().rank == 1)
 
     def loss(params, batch):
         time.sleep(slow)
         return programs.loss(params, batch)
 
-    trained = train(ranks, 20, bound, loss)
+    trained = train(20, bound, loss)
     assert len(trained.updates) == 20 and max(trained.staleness) <= min(bound, 20)
-    params, losses = replay(trained, ranks - 1)
+    params, losses = replay(trained, RANKS - 1)
     assert_trees_close(trained.params, params, rtol=1e-10)
     assert_trees_close([update.loss for update in trained.updates], losses, rtol=1e-10)
     times = [update.time for update in trained.updates]
     assert times == sorted(times) and all(0 <= waited <= times[-1] for waited in trained.waited)
     if bound == math.inf:  # the server holds nothing
-        assert trained.waited == [0.0] * (ranks - 1) and all(len(update.workers) == 1 for update in trained.updates)
+        assert trained.waited == [0.0] * (RANKS - 1) and all(len(update.workers) == 1 for update in trained.updates)
     spmd.check_invariant(trained.params, mesh)
 
 
 @pytest.mark.parallel(4)
 def test_the_fast_wait_for_the_slow():
     """Each rank sleeps: at a bound of 0 the fastest waits longest, as in simulated time."""
-    seconds, mesh = [0.0, 0.1, 0.2], mesh_of(4)
+    seconds, mesh = [0.0, 0.1, 0.2], mesh_of()
 
     def loss(params, batch):
         time.sleep(seconds[mesh.rank - 1])
         return programs.loss(params, batch)
 
-    trained = train(4, 4, 0, loss)
+    trained = train(4, 0, loss)
     assert sum(trained.waited) > 0 and trained.updates[-1].time >= 4 * seconds[-1]
 
 
 @pytest.mark.parallel([2, 4])
 def test_a_mistake_on_one_rank_is_an_error_on_all():
-    ranks = spmd.mesh.launch.launcher_size()
-    mesh, count = mesh_of(ranks), []
+    mesh, count = mesh_of(), []
 
     def fails(params, batch):
         count.append(mesh.rank)
-        if mesh.rank == ranks - 1 and len(count) == 3:
+        if mesh.rank == RANKS - 1 and len(count) == 3:
             raise OverflowError("three is too many")
         return programs.loss(params, batch)
 
     for bound in (0, math.inf):
         count.clear()
         with pytest.raises(ValueError, match=r"(?s)run_parameter_server: .*OverflowError: three is too many"):
-            train(ranks, 10**6, bound, fails)
-        assert len(train(ranks, 3, bound).updates) == 3  # no message is left
-    params, batches = programs.example(ranks - 1)
+            train(10**6, bound, fails)
+        assert len(train(3, bound).updates) == 3  # no message is left
+    params, batches = programs.example(RANKS - 1)
     grown = [batches[0], *batches[1:]] if mesh.rank else [[*batches[0]]]
     cases = [
         ({"updates": 2 + (mesh.rank == 1)}, "run_parameter_server: .*updates=2.*updates=3"),
@@ -114,10 +112,10 @@ def test_a_mistake_on_one_rank_is_an_error_on_all():
         ({"bound": -1}, "bound is -1: give 0"),
         ({"batches": grown * 5}, "batches are of .* workers: .* has a server and"),
         ({"params": "no array"}, "no array"),
-        ({"params": spmd.distribute(numpy.ones(ranks), mesh, spmd.P("ranks"))}, "cannot be pickled"),
+        ({"params": spmd.distribute(numpy.ones(RANKS), mesh, spmd.P("ranks"))}, "cannot be pickled"),
     ]
     for changed, message in cases:
         given = {"params": params, "batches": batches, "rate": RATE, "updates": 2, **changed}
         with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
             run_parameter_server(mesh, programs.loss, **given)
-    assert len(train(ranks, 3, 0).updates) == 3
+    assert len(train(3, 0).updates) == 3
