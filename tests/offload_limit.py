@@ -9,7 +9,6 @@ start (RLIMIT_AS). With `--stage 0` all stay in memory: with the same limit, thi
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import tempfile
 from pathlib import Path
@@ -23,9 +22,13 @@ from spmd.parallel import offload
 MIB = 1 << 20
 
 
-def process_bytes() -> list[int]:
-    """The bytes that this process maps, and those of them that are resident, as Linux counts them."""
-    return [int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in Path("/proc/self/statm").read_text().split()[:2]]
+def process_bytes(*names: str) -> list[int]:
+    """The bytes that this process maps (VmSize), or that are or were resident (VmRSS, VmHWM), as Linux counts them.
+
+    (`ru_maxrss` of `getrusage` is no less than that of the process that started this one.)
+    """
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return [1024 * int(lines[name].split()[0]) for name in names]
 
 
 def train(layers: int, features: int, steps: int, stage: int, folder: str, mesh: spmd.Mesh) -> list[float]:
@@ -47,11 +50,11 @@ def main(arguments: list[str] | None = None) -> None:
     mesh = spmd.make_mesh((launcher_size() or 1,), ("batch",))
     with tempfile.TemporaryDirectory() as folder:
         train(1, 2 * mesh.size, 1, 3, folder, mesh)  # what the process needs for any network
-        mapped, resident = process_bytes()
+        mapped, resident = process_bytes("VmSize", "VmRSS")
         if options.limit:
             resource.setrlimit(resource.RLIMIT_AS, (mapped + options.limit * MIB, -1))
         losses = train(options.layers, options.features, options.steps, options.stage, folder, mesh)
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident
+    most = process_bytes("VmHWM")[0] - resident
     if mesh.rank == 0:
         size = 3 * 8 * options.layers * options.features**2 // mesh.size
         print(f"parameters and states of a rank: {size / MIB:.0f} MiB, resident: at most {most / MIB:.0f} MiB more")

@@ -71,7 +71,7 @@ def version_slots(schedule: Schedule, versions: Versions, group: int) -> tuple[i
     """How many versions a stage keeps at most, and the slots that its steps read and write: [stages, ticks] twice.
 
     Version v is in slot v % count. A step that makes no version writes to slot -1. Raises ValueError if a forward pass
-    comes before the update that makes its version.
+    comes before the update that makes its version, and for another number of stages or microbatches.
 
     >>> from spmd.parallel.schedules import one_f_one_b
     >>> schedule = one_f_one_b(2, 3)
@@ -79,15 +79,20 @@ def version_slots(schedule: Schedule, versions: Versions, group: int) -> tuple[i
     >>> count, written[0].tolist()
     (2, [-1, -1, -1, 1, -1, 0, -1, 1])
     """
+    if group < 1 or [len(row) for row in versions] != [schedule.microbatches] * schedule.stages:
+        raise ValueError(
+            f"scheduled_training: {group=}, with versions of {[len(row) for row in versions]} microbatches: give a group "
+            f"of at least 1, and {schedule.microbatches} versions for each of the {schedule.stages} stages"
+        )
     read, written, most = *numpy.full((2, schedule.stages, schedule.ticks), -1), 1
-    for stage, steps in enumerate(_steps_of_stages("version_slots", schedule)):
+    for stage, steps in enumerate(_steps_of_stages("scheduled_training", schedule)):
         done, seen = 0, [versions[stage][step.microbatch] for step in steps]
         for k, (step, version) in enumerate(zip(steps, seen)):
             tick = schedule.tick(stage, step)
             read[stage, tick] = version
             if version > done // group:
                 raise ValueError(
-                    f"version_slots: microbatch {step.microbatch} sees version {version} on stage {stage}, after "
+                    f"scheduled_training: microbatch {step.microbatch} sees version {version} on stage {stage}, after "
                     f"{done // group} updates only"
                 )
             done += step.direction == BACKWARD

@@ -94,5 +94,8 @@ def test_what_is_shown_and_refused():
         pipedream_versions(interleaved(2, 4, 2))
     with pytest.raises(ValueError, match="stage 0 has several chunks of layers, or splits backward passes"):
         pipedream_versions(zero_bubble(2, 4))
-    with pytest.raises(ValueError, match="version_slots: microbatch 1 sees version 1 on stage 0, after 0 updates"):
+    with pytest.raises(ValueError, match="scheduled_training: microbatch 1 sees version 1 on stage 0, after 0 updates"):
         version_slots(one_f_one_b(2, 2), [[0, 1], [0, 1]], group=1)
+    for versions, group in (([[0, 0]], 1), ([[0, 0], [0]], 1), ([[0, 0], [0, 0]], 0)):
+        with pytest.raises(ValueError, match="a group of at least 1, and 2 versions for each of the 2 stages"):
+            version_slots(one_f_one_b(2, 2), versions, group)
