@@ -79,10 +79,10 @@ def version_slots(schedule: Schedule, versions: Versions, group: int) -> tuple[i
     >>> count, written[0].tolist()
     (2, [-1, -1, -1, 1, -1, 0, -1, 1])
     """
-    if group < 1 or [len(row) for row in versions] != [schedule.microbatches] * schedule.stages:
+    if group < 1 or [*map(len, versions)] != [schedule.microbatches] * schedule.stages:
         raise ValueError(
-            f"scheduled_training: {group=}, with versions of {[len(row) for row in versions]} microbatches: give a group "
-            f"of at least 1, and {schedule.microbatches} versions for each of the {schedule.stages} stages"
+            f"scheduled_training: {group=}, with versions of {[*map(len, versions)]} microbatches: give a group of at "
+            f"least 1, and {schedule.microbatches} versions for each of the {schedule.stages} stages"
         )
     read, written, most = *numpy.full((2, schedule.stages, schedule.ticks), -1), 1
     for stage, steps in enumerate(_steps_of_stages("scheduled_training", schedule)):
