@@ -199,9 +199,9 @@ with `mpirun -n 3`, or use simulate_parameter_server
 
     def trained() -> tuple[Any, list[str]]:
         if mesh.rank:
-            return _work(mesh.ranks, md.value_and_grad(loss), batches[mesh.rank - 1]), []
+            return _work(mesh.ranks, md.value_and_grad(loss), batches[mesh.rank - 1]), ["no error"]
         server = _Server(params, len(batches), rate, bound)
-        return _serve(mesh.ranks, server, range(len(batches)), updates), []
+        return _serve(mesh.ranks, server, range(len(batches)), updates), ["no error"]
 
     make_and_compare(what, mesh, described)
     return make_and_compare(what, mesh, trained)
