@@ -15,11 +15,16 @@ from spmd import P
 from spmd.parallel import (
     blocked_layers,
     cross_entropy,
+    double_buffered_versions,
     init_params,
     loss,
+    one_f_one_b,
+    pipedream_versions,
     scheduled_network,
+    scheduled_training,
     squared_error,
     stacked_layers,
+    train_with_versions,
     unblocked_layers,
     unstacked_layers,
 )
@@ -214,6 +219,55 @@ def check_schedule(name, microbatches, mesh):
     run(blocked, batch)
     assert mesh.calls == report.counts
     assert sum(mesh.bytes.values()) == report.bytes
+
+
+#: Rules by which a pipeline without a flush updates: the versions of p stages and a schedule, and the group.
+WITHOUT_FLUSH = {
+    "pipedream": lambda p, schedule: (pipedream_versions(schedule), 1),
+    "vertical": lambda p, schedule: (pipedream_versions(schedule, vertical=True), 1),
+    "double": lambda p, schedule: (double_buffered_versions(p, schedule.microbatches, group=p), p),
+    "flushed": lambda p, schedule: ([[0] * schedule.microbatches] * p, schedule.microbatches),
+}
+
+
+def check_without_flush(rule, microbatches, mesh):
+    """Losses and parameters are those of the simulation with the same versions; compiled, too."""
+    schedule = one_f_one_b(mesh.size, microbatches)
+    versions, group = WITHOUT_FLUSH[rule](mesh.size, schedule)
+    rng, rate = np.random.default_rng(1), 0.05 * group
+    params = rng.normal(size=(3, 4)), rng.normal(size=(1, mesh.size, 4, 4)), rng.normal(size=(4, 2))
+    inputs, targets = rng.normal(size=(microbatches, 5, 3)), rng.normal(size=(microbatches, 5, 2))
+    layers = (
+        lambda first, x: np.tanh(x @ first),
+        lambda block, x: np.tanh(x @ block[0]),
+        lambda last, x, y: np.mean((x @ last - y) ** 2),
+    )
+
+    def on_stages(params, inputs, targets):
+        return scheduled_training(schedule, layers, params, inputs, targets, "stages", versions, rate, group)
+
+    def whole_network(stages, microbatch):
+        x = layers[0](stages[0]["first"], microbatch[0])
+        for stage in stages:
+            x = layers[1](stage["block"], x)
+        return layers[2](stages[-1]["last"], x, microbatch[1])
+
+    stages = [{"block": params[1][:1, i]} for i in range(mesh.size)]
+    stages[0]["first"], stages[-1]["last"] = params[0], params[2]
+    ends, losses = train_with_versions(whole_network, stages, [*zip(inputs, targets)], versions, rate, group)
+    assert len({*map(float, losses)}) == microbatches and not np.allclose(ends[0]["first"], params[0])
+    expected = (
+        np.array(losses),
+        (ends[0]["first"], np.stack([stage["block"] for stage in ends], axis=1), ends[-1]["last"]),
+    )
+    specs = P(), P(None, "stages"), P()
+    run = spmd.shard_map(on_stages, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+    for f in (run, md.jit(run)):
+        found = f(params, inputs, targets)
+        assert_trees_close(md.tree.map(whole, found), expected, rtol=1e-10)
+    report = spmd.communication(run)(params, inputs, targets)
+    counts = {"ppermute": 2 * schedule.ticks, "broadcast": 3}
+    assert report.counts == (counts if mesh.size > 1 else {})
 
 
 # ---------------------------------------------------------------- layers that are not finite everywhere

@@ -35,6 +35,7 @@ from tests import (
     matmul_programs,
     nested_programs,
     networks,
+    offload_programs,
     optim_programs,
     partial_sum_programs,
     placement_programs,
@@ -169,6 +170,8 @@ def _schedules(n, on):
         yield functools.partial(
             networks.check_schedule, name, 2 * n if on == SIMULATED and n < 8 else least, line(on, n, "stages")
         )
+    if n < 8:
+        yield from all_of(networks.check_without_flush, networks.WITHOUT_FLUSH, [3 * n], [line(on, n, "stages")])
     if (on, n) == (SIMULATED, 4):
         yield functools.partial(networks.check_schedule, "one_f_one_b", 2, line(on, n, "stages"))
 
@@ -245,6 +248,12 @@ PARALLEL = {
         (2, 4, 8),
     ),
     "ZeRO": Table(_zero, (1, 2, 4, 8)),
+    "states and parameters in files": Table(
+        lambda n, on: all_of(
+            offload_programs.check_training, (2, 3), offload_programs.OPTIMIZERS, [line(on, n, "batch")]
+        ),
+        (1, 2, 4),
+    ),
     "where to sum": Table(lambda n, on: all_of(sums.check_program, [line(on, n, where_to_sum.AXIS)], sums.CALLS), (4,)),
     "matrix products on a ring": Table(
         lambda n, on: all_of(matmul_programs.check_calls, matmul_programs.PRODUCTS, [line(on, n)]), (), (2, 4, 8)

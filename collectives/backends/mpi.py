@@ -81,6 +81,8 @@ _mpi = _mpi4py()
 BYTE = _mpi.BYTE
 WORLD = _mpi.COMM_WORLD
 ROUND_TRIPS = 20  # messages by which two ranks compare their clocks
+POSTED = 31996  # message tag
+PAUSE = 1e-4  # seconds between two looks for a posted message
 
 
 class MPIRanks(Backend):
@@ -91,6 +93,7 @@ class MPIRanks(Backend):
     def __init__(self, sizes: dict[str, int], comm: Any = None):
         super().__init__(sizes)
         self._started: list[Started] = []
+        self._posted: list = []  # requests of messages that may not have arrived
         self._runs: dict[tuple, Run] = {}  # what `prepare` has returned
         self._given = WORLD if comm is None else comm
         self._lease = _communicators(self._given, sizes)
@@ -153,6 +156,17 @@ class MPIRanks(Backend):
         check = self.comm.mismatch_check
         check.note("comparison of values", {"axes": tuple(self.sizes)})
         return check.texts(text)
+
+    def post(self, message: Any, rank: int) -> None:
+        """Send a message to a rank, which takes it with `next_message`, and do not wait."""
+        request = self.comm.isend(message, rank, POSTED)  # raises for what cannot be pickled
+        self._posted = [*(r for r in self._posted if not r.Test()), request]
+
+    def next_message(self) -> Any:
+        """Wait for a message that any rank has posted to this one, and return it: the first that comes."""
+        while (found := self.comm.improbe(_mpi.ANY_SOURCE, POSTED)) is None:
+            time.sleep(PAUSE)  # others may share the processor
+        return found.recv()
 
     def clock_offset(self) -> float:
         """The seconds by which rank 0's clock is ahead; from the fastest of some messages to it and back."""

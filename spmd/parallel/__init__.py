@@ -83,7 +83,7 @@ True
 """
 
 from spmd.parallel.assigned import assigned_experts
-from spmd.parallel.asynchronous import Training, Update, simulate_parameter_server
+from spmd.parallel.asynchronous import Training, Update, run_parameter_server, simulate_parameter_server
 from spmd.parallel.attention import attention, chunked_attention
 from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
 from spmd.parallel.convolution import conv
@@ -108,11 +108,12 @@ from spmd.parallel.matmul import (
 from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer, transformer_specs
 from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_parallel_transformer
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
+from spmd.parallel.offload import offload
 from spmd.parallel.parameter_server import server_step
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.recurrence import prefix_scan
 from spmd.parallel.schedule import Schedule, Step
-from spmd.parallel.scheduled import scheduled
+from spmd.parallel.scheduled import scheduled, scheduled_training
 from spmd.parallel.scheduled_network import blocked_layers, scheduled_value_and_grad, unblocked_layers
 from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
@@ -146,12 +147,13 @@ __all__ = [
     "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss", "lookup_by_columns",
     "lookup_by_rows", "lookup_by_tables", "loss", "matmul_all_gather", "matmul_all_gather_bidirectional",
     "matmul_all_gather_overlapped", "matmul_psum_scatter", "matmul_psum_scatter_bidirectional",
-    "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss", "one_f_one_b",
-    "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "prefix_scan", "product_3d", "ring_attention",
-    "routed", "router_z_loss", "row_parallel", "row_parallel_scattered", "scheduled", "scheduled_orders",
-    "scheduled_value_and_grad", "sequence_parallel_options", "sequence_parallel_transformer", "server_step",
-    "show_versions", "simulate_parameter_server", "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn",
-    "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_3d", "tensor_parallel_dense", "tensor_parallel_options",
-    "tensor_parallel_transformer", "top_experts", "train_with_versions", "transformer", "transformer_specs",
-    "unblocked_layers", "unstacked_layers", "zero", "zero_bubble", "zigzag",
+    "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss", "offload",
+    "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "prefix_scan", "product_3d",
+    "ring_attention", "routed", "router_z_loss", "row_parallel", "row_parallel_scattered", "run_parameter_server",
+    "scheduled", "scheduled_orders", "scheduled_training", "scheduled_value_and_grad", "sequence_parallel_options",
+    "sequence_parallel_transformer", "server_step", "show_versions", "simulate_parameter_server", "squared_error",
+    "stacked_layers", "summa", "summa_nt", "summa_tn", "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_3d",
+    "tensor_parallel_dense", "tensor_parallel_options", "tensor_parallel_transformer", "top_experts",
+    "train_with_versions", "transformer", "transformer_specs", "unblocked_layers", "unstacked_layers", "zero",
+    "zero_bubble", "zigzag",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Training by workers that do not wait for each other: a simulation of a parameter server.
+"""Training by workers that do not wait for each other: a parameter server, in simulated time or on MPI ranks.
 
 A worker pulls the parameters, computes the gradient of its next batch, and pushes it to the server. Meanwhile, others
 may have updated the parameters: the number of these updates is the gradient's *staleness*. One rule gives three ways of
@@ -17,8 +17,9 @@ With n workers of equal speed, the staleness of asynchronous gradients is n - 1.
 curvature c, with steps of `a` for gradients of staleness s, converges if c * a < 2 * sin(pi / (4 * s + 2)): staleness
 makes large steps unstable.
 
-Time is simulated, but gradients are real. Nothing depends on the speed of the machine: the same arguments give the same
-training.
+In `simulate_parameter_server` time is simulated, but gradients are real. Nothing depends on the speed of the machine:
+the same arguments give the same training. `run_parameter_server` measures time. Its server follows the same rule, and
+takes gradients in the order in which messages come (`MPI.ANY_SOURCE`).
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (bounded delay); Ho et al., "More
 effective distributed ML via a stale synchronous parallel parameter server".
@@ -29,6 +30,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +38,8 @@ from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
+from spmd.checks.agreement import make_and_compare
+from spmd.mesh.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -107,38 +111,147 @@ def simulate_parameter_server(
     {0: 5, 1: 1, 3: 2}
     """
     _check(batches, seconds, bound)
-    workers, gradient, streams = len(batches), md.value_and_grad(loss), [*map(itertools.cycle, batches)]
-    pulled: dict[int, tuple] = {}  # of each worker: the number of updates before it, the loss and the gradient
+    gradient, streams = md.value_and_grad(loss), [*map(itertools.cycle, batches)]
+    server, now, starting = _Server(params, len(batches), rate, bound), 0.0, [*range(len(batches))]
     computing: list[tuple[float, int]] = []  # a heap: when a worker will push its gradient
-    held: list[tuple[float, int]] = []  # when a worker pushed it
-    now, starting, waited = 0.0, [*range(workers)], [0.0] * workers
-    updates: list[Any] = []
-
-    def wait(until: float) -> None:
-        for since, worker in held:
-            waited[worker] += until - since
-
+    pushed: dict[int, tuple] = {}  # what it will push
     while True:
         for worker in starting:
-            pulled[worker] = len(updates), *gradient(params, next(streams[worker]))
+            pushed[worker] = gradient(server.params, next(streams[worker]))
             heapq.heappush(computing, (now + seconds[worker], worker))
         now, worker = heapq.heappop(computing)
         if now > until:
+            return server.training(until)
+        starting = server.push(now, worker, *pushed[worker])
+
+
+class _Server:
+    """The server's rule: it holds gradients until its next update makes no other gradient staler than the bound."""
+
+    def __init__(self, params: Any, workers: int, rate: float, bound: float):
+        self.params, self.rate, self.bound = params, rate, bound
+        self.updates: list[Update] = []
+        self._waited = [0.0] * workers
+        self._pulled = dict.fromkeys(range(workers), 0)  # of each that computes: the number of updates before it
+        self._held: dict[int, tuple] = {}  # of each other one: when it pushed, that number, its loss and gradient
+
+    def push(self, now: float, worker: int, loss: Any, gradient: Any) -> list[int]:
+        """Take a gradient, and return the workers that continue with the new parameters."""
+        self._held[worker] = now, self._pulled.pop(worker), loss, gradient
+        if len(self.updates) + 1 - min(self._pulled.values(), default=math.inf) > self.bound:
+            return []
+        workers = sorted(self._held)
+        _, versions, losses, gradients = zip(*map(self._held.get, workers))
+        staleness = tuple(len(self.updates) - version for version in versions)
+        step = self.rate / len(self._waited)
+        self.params = md.tree.map(lambda p, *g: p - step * sum(g), self.params, *gradients)
+        self.updates.append(Update(now, float(np.mean(np.array(losses))), tuple(workers), staleness))
+        self._waited = self._waited_until(now)
+        self._held, self._pulled = {}, {**self._pulled, **dict.fromkeys(workers, len(self.updates))}
+        return workers
+
+    def _waited_until(self, now: float) -> list[float]:
+        return [s + (now - self._held[w][0] if w in self._held else 0.0) for w, s in enumerate(self._waited)]
+
+    def training(self, until: float) -> Training:
+        return Training(self.params, self.updates, self._waited_until(until))
+
+
+def run_parameter_server(
+    mesh: Mesh,
+    loss: Callable,
+    params: Any,
+    batches: Sequence[Sequence[Any]],
+    rate: float,
+    updates: int,
+    bound: float = 0,
+) -> Training:
+    """Train on MPI ranks: rank 0 is the server, worker w is rank w + 1; stop after a number of `updates`.
+
+    The arguments are those of `simulate_parameter_server`, and so is the `Training`, which all ranks return; its times
+    are seconds on the server's clock. With a bound of 0 the numbers are the simulation's, too; with another one they
+    depend on the order in which gradients come. A gradient that comes after the last update is dropped. All ranks of
+    the mesh must call it, and `loss` must not communicate. Raises ValueError on all ranks if one of them fails, saying
+    which ones and why, if arguments differ, and for a mesh that is simulated or has not one rank more than workers.
+
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((3,), ('ranks',), backend='simulated')
+    >>> run_parameter_server(mesh, lambda w, t: (w - t) ** 2, 0.0, [[1.0], [3.0]], rate=0.1, updates=3)
+    Traceback (most recent call last):
+    ...
+    ValueError: run_parameter_server: ranks of Mesh(ranks: 3; 3 ranks, simulated) are simulated: start the program \
+with `mpirun -n 3`, or use simulate_parameter_server
+    """
+    what = "run_parameter_server"
+    if mesh.backend == "simulated":
+        raise ValueError(
+            f"{what}: ranks of {mesh} are simulated: start the program with `mpirun -n {mesh.size}`, or use "
+            "simulate_parameter_server"
+        )
+
+    def described() -> tuple[None, list[str]]:
+        _check(batches, [1] * len(batches), bound)
+        if len(batches) != mesh.size - 1:
+            raise ValueError(f"batches are of {len(batches)} workers: {mesh} has a server and {mesh.size - 1} workers")
+        if not isinstance(updates, int) or updates < 1:
+            raise ValueError(f"updates is {updates!r}: give a positive integer")
+        return None, [f"{rate=}", f"{updates=}", f"{bound=}"]
+
+    def trained() -> tuple[Any, list[str]]:
+        if mesh.rank:
+            return _work(mesh.ranks, md.value_and_grad(loss), batches[mesh.rank - 1]), ["no error"]
+        server = _Server(params, len(batches), rate, bound)
+        return _serve(mesh.ranks, server, range(len(batches)), updates), ["no error"]
+
+    make_and_compare(what, mesh, described)
+    return make_and_compare(what, mesh, trained)
+
+
+def _serve(ranks: Any, server: _Server, workers: Sequence[int], updates: int) -> Training | None:
+    """Answer each message, in the order in which they come; at the end all workers, with the training."""
+    start, computing = time.perf_counter(), set()
+    result: Training | None = None
+    error: Exception | None = None
+    continuing = workers
+    try:
+        while result is None:
+            for worker in continuing:
+                ranks.post((False, server.params), worker + 1)
+                computing.add(worker)
+            worker, *pushed = ranks.next_message()
+            computing.remove(worker)
+            if not pushed:  # it has failed, and will say why
+                break
+            now = time.perf_counter() - start
+            continuing = server.push(now, worker, *pushed)
+            if len(server.updates) == updates:
+                result = server.training(now)
+    except Exception as caught:  # no worker must wait for this rank
+        error = caught
+    while computing:
+        computing.remove(ranks.next_message()[0])
+    for worker in workers:
+        ranks.post((True, result), worker + 1)
+    if error is not None:
+        raise error
+    return result
+
+
+def _work(ranks: Any, gradient: Callable, batches: Sequence[Any]) -> Training | None:
+    """Push gradients to the server, each at the parameters that it has answered with, until it says that it is done."""
+    error: BaseException | None = None
+    for batch in itertools.cycle(batches):
+        ended, found = ranks.next_message()
+        if ended:
             break
-        held.append((now, worker))
-        oldest = min((pulled[other][0] for _, other in computing), default=math.inf)
-        if len(updates) + 1 - oldest > bound:
-            starting = []
-            continue
-        starting = sorted(worker for _, worker in held)
-        versions, losses, gradients = zip(*(pulled[worker] for worker in starting))
-        staleness = tuple(len(updates) - version for version in versions)
-        updates.append(Update(now, float(np.mean(np.array(losses))), tuple(starting), staleness))
-        params = md.tree.map(lambda p, *g: p - rate * (sum(g) / workers), params, *gradients)
-        wait(now)
-        held.clear()
-    wait(until)
-    return Training(params, updates, waited)
+        try:
+            ranks.post((ranks.rank - 1, *gradient(found, batch)), 0)
+        except (Exception, SystemExit) as caught:  # the server must not wait for this rank
+            error = caught
+            ranks.post((ranks.rank - 1,), 0)
+    if error is not None:
+        raise error
+    return found
 
 
 def _check(batches: Sequence[Sequence[Any]], seconds: Sequence[float], bound: float) -> None:

@@ -25,12 +25,14 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import all_gather_invariant, axis_index, axis_size, pbroadcast, pscatter, psum
 from collectives.ops import shift
+from collectives.rooted import broadcast
 from minidiff.core.tracer import Tracer
 from minidiff.higher_order.bodies import label_operation
 from minidiff.higher_order.partial_eval import TracedBody, cast_to_types
 from minidiff.higher_order.split_tape import split_tape
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
+from spmd.parallel.weight_versions import Versions, version_slots
 
 #: Marks the entries of a schedule, which a prediction reads from the tape (`spmd.predict`).
 schedule_p = label_operation("schedule")
@@ -73,23 +75,13 @@ def scheduled(
     >>> print(loss, v, w, u)
     1.0 6.0 [[12.  4.]] 12.0
     """
-    _check(schedule, params[1], inputs, targets, axis)
-    params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)  # no branch sums their gradients
     if schedule.is_split and not recompute:
         raise ValueError("scheduled: a schedule with split backward passes recomputes: leave recompute at True")
-    block = _block(schedule, layers[:2], inputs, key, axis)
-    ending = _ending(schedule, layers[2], targets, axis)
-    table, slots = allocate(schedule, recompute)
-    rows = Entry(*(_at(column, axis_index(axis)) for column in table))
-    labels = {name: getattr(rows, name) for name in ("kind", "chunk")}
-    labels = {name: schedule_p.bind(x, schedule=schedule, along=axis, field=name) for name, x in labels.items()}
-    rows = rows._replace(**labels)
-    x = md.eval_shape(lambda: block(_of_chunk(params, 0)[:2], None, md.tree.map(lambda column: column[0], rows)))
-    loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
+    begun = _begin(schedule, layers, params, inputs, targets, axis, recompute, key)
+    params, block, ending, rows, slots, x, loss = begun
     activation = x.update(variance={axis, *x.variance})
     x, gradients = _zeros(x, axis), md.tree.map(lambda leaf: _zeros(leaf, axis, dtype=accumulate), params)
-    counts = [max(1, *each) for each in zip(*slots)]
-    stashes = tuple(_zeros(x, axis, count) for count in counts[:2])
+    counts, stashes = _empty_stashes(x, slots, axis)
     if recompute:
         passes, kept = _recomputing(params, block, ending), ()
     else:
@@ -110,6 +102,93 @@ def scheduled(
     of_first, of_blocks, of_last = md.tree.map(lambda x, leaf: x.astype(leaf.dtype), gradients, params)
     loss, of_first, of_last = psum((loss, of_first, of_last), axis)
     return loss, (of_first, of_blocks, of_last)
+
+
+def scheduled_training(
+    schedule: Schedule,
+    layers: tuple,
+    params: tuple,
+    inputs: Any,
+    targets: Any,
+    axis: str,
+    versions: Versions,
+    rate: float,
+    group: int = 1,
+) -> tuple:
+    """(losses [microbatches], parameters): train without a flush, in the order of a schedule, by gradient descent.
+
+    A stage updates its parameters by the mean of its gradients after each `group` of its backward passes, and does not
+    wait for other stages. Both passes of a microbatch take the version that `versions` gives it: `train_with_versions`
+    with the same ones returns the same numbers. The other arguments are those of `scheduled`; the first layer is
+    trained on the first stage, the last layer on the last one. All ranks have room for as many versions as one of them
+    needs. Raises ValueError if a stage has several chunks, or does not have a version yet.
+
+    >>> from spmd import P, make_mesh, shard_map
+    >>> from spmd.parallel import one_f_one_b, pipedream_versions
+    >>> schedule = one_f_one_b(2, 2)
+    >>> layers = (lambda v, t: v * t, lambda w, x: w[0] * x, lambda u, x, y: u * x - y)
+    >>> f = lambda *args: scheduled_training(schedule, layers, *args, 'stages', pipedream_versions(schedule), rate=1.0)
+    >>> mesh, specs = make_mesh((2,), ('stages',), backend='simulated'), (P(), P(None, 'stages'), P())
+    >>> run = shard_map(f, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+    >>> losses, (v, w, u) = run((1.0, np.array([[2.0, 3.0]]), 1.0), np.ones(2), np.zeros(2))
+    >>> print(losses, w)
+    [  6. -10.] [[ 4. 11.]]
+    """
+    count, seen, written = version_slots(schedule, versions, group)
+    params, block, ending, rows, slots, x, loss = _begin(schedule, layers, params, inputs, targets, axis)
+    seen, written = (_at(column, axis_index(axis)) for column in (seen, written))
+    rows = rows._replace(residuals=seen, loss=written)  # columns that passes which recompute do not use
+
+    def passes_of(kept, entry):
+        return _recomputing(md.tree.map(lambda stash: _at(stash, entry.residuals), kept), block, ending)
+
+    def forward(entry, x, cotangent, kept, losses, gradients):
+        x, _, _, more, _ = passes_of(kept, entry)[0](entry, x, cotangent, (), loss, ())
+        return x, cotangent, kept, np.at(losses)[entry.microbatch].set(more), gradients
+
+    def backward(entry, x, cotangent, kept, losses, gradients):
+        x, cotangent, _, _, gradients = passes_of(kept, entry)[1](entry, x, cotangent, (), loss, gradients)
+
+        def update(kept, gradients):
+            latest = md.tree.map(lambda stash: _at(stash, (entry.loss - 1) % count), kept)
+            latest = md.tree.map(lambda p, g: p - rate * (g / group), latest, gradients)
+            kept = md.tree.map(lambda stash, p: np.at(stash)[entry.loss].set(p), kept, latest)
+            return kept, md.tree.map(np.zeros_like, gradients)
+
+        kept, gradients = md.cond(entry.loss == NOTHING, lambda *same: same, update, kept, gradients)
+        return x, cotangent, kept, losses, gradients
+
+    kept = md.tree.map(lambda leaf: np.at(_zeros(leaf, axis, count))[0].set(leaf), params)
+    gradients = md.tree.map(lambda leaf: _zeros(leaf, axis), params)
+    (_, stashes), losses = _empty_stashes(x, slots, axis), _zeros(loss, axis, schedule.microbatches)
+    run = md.jit(lambda start, rows: md.scan(_tick((forward, backward), axis, None), start, rows)[0])
+    *_, kept, losses, _ = run((_zeros(x, axis), _zeros(x, axis), stashes, kept, losses, gradients), rows)
+    first, blocks, last = md.tree.map(lambda stash: stash[schedule.microbatches // group % count], kept)
+    losses, last = broadcast((losses, last), axis, schedule.stages - 1)
+    return losses, (broadcast(first, axis), blocks, last)
+
+
+def _begin(
+    schedule: Schedule, layers: tuple, params: tuple, inputs: Any, targets: Any, axis: str, recompute=True, key=None
+) -> tuple:
+    """The parameters, a block, the ending, this stage's entries, the slots, and the types of x and of the loss."""
+    _check(schedule, params[1], inputs, targets, axis)
+    params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)  # no branch sums their gradients
+    block = _block(schedule, layers[:2], inputs, key, axis)
+    table, slots = allocate(schedule, recompute)
+    rows = Entry(*(_at(column, axis_index(axis)) for column in table))
+    labels = {name: getattr(rows, name) for name in ("kind", "chunk")}
+    labels = {name: schedule_p.bind(x, schedule=schedule, along=axis, field=name) for name, x in labels.items()}
+    rows = rows._replace(**labels)
+    x = md.eval_shape(lambda: block(_of_chunk(params, 0)[:2], None, md.tree.map(lambda column: column[0], rows)))
+    loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
+    return params, block, _ending(schedule, layers[2], targets, axis), rows, slots, x, loss
+
+
+def _empty_stashes(x: Any, slots: Sequence, axis: str) -> tuple[list[int], tuple]:
+    """How many slots all stages have, and the empty stashes of activations and cotangents."""
+    counts = [max(1, *each) for each in zip(*slots)]
+    return counts, tuple(_zeros(x, axis, count) for count in counts[:2])
 
 
 def _block(schedule: Schedule, layers: tuple, inputs: Any, key: Any, axis: str) -> Callable:

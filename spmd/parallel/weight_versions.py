@@ -10,11 +10,13 @@ are enough.
 rule         version of microbatch m in stage i of p       versions kept          gradients are of weights
 ===========  ============================================  =====================  =============================
 pipedream    max(0, m - (p - 1 - i))                       p - i                  p - 1 - i updates before
+vertical     max(0, m - (p - 1))                           p                      p - 1 updates before
 double       max(0, m // group - 1)                        2                      one update of a group before
 ===========  ============================================  =====================  =============================
 
-Versions are counted in updates. `train_with_versions` is a simulation on one device: it computes each microbatch's
-gradient with the versions that the rule gives it.
+Versions are counted in updates. Vertical synchronization gives a microbatch the version of the first stage on all
+stages. `train_with_versions` is a simulation on one device: it computes each microbatch's gradient with the versions
+that the rule gives it. `scheduled_training` does the same on ranks, each of which keeps the versions in a ring.
 
 Sources: Narayanan et al., "PipeDream: Generalized pipeline parallelism for DNN training" and "Memory-efficient
 pipeline-parallel DNN training" (2BW).
@@ -24,32 +26,80 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy
+
 import minidiff as md
 from minidiff import tree
-from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule
+from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule, Step
 from spmd.report.table import labeled_rows
 
 Versions = list[list[int]]  # of each stage: the version that each microbatch sees
 
 
-def pipedream_versions(schedule: Schedule) -> Versions:
+def pipedream_versions(schedule: Schedule, vertical: bool = False) -> Versions:
     """The version that each microbatch sees in its forward pass, if each backward pass is an update.
 
-    With stashed weights its backward pass sees the same. Raises ValueError for a schedule of several chunks.
+    With stashed weights its backward pass sees the same. With `vertical` synchronization, all stages give a microbatch
+    the version that the first one gives it. Raises ValueError for a schedule of several chunks.
 
     >>> from spmd.parallel.schedules import one_f_one_b
     >>> pipedream_versions(one_f_one_b(3, 5))
     [[0, 0, 0, 1, 2], [0, 0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    >>> pipedream_versions(one_f_one_b(3, 5), vertical=True)
+    [[0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 0, 0, 1, 2]]
     """
     found = []
-    for stage, row in enumerate(schedule.table):
-        steps = [step for step in row if step]
-        if any(step.chunk for step in steps):
-            raise ValueError(f"pipedream_versions: stage {stage} has several chunks of layers; write one_f_one_b(...)")
+    for steps in _steps_of_stages("pipedream_versions", schedule):
         updates = [sum(s.direction == BACKWARD for s in steps[:k]) for k in range(len(steps))]
         seen = {s.microbatch: n for s, n in zip(steps, updates) if s.direction == FORWARD}
         found.append([seen[m] for m in sorted(seen)])
+    return found[:1] * len(found) if vertical else found
+
+
+def _steps_of_stages(name: str, schedule: Schedule) -> list[list[Step]]:
+    """The steps of each stage, in order."""
+    found = [[step for step in row if step] for row in schedule.table]
+    for stage, steps in enumerate(found):
+        if schedule.is_split or any(step.chunk for step in steps):
+            raise ValueError(
+                f"{name}: stage {stage} has several chunks of layers, or splits backward passes; write one_f_one_b(...)"
+            )
     return found
+
+
+def version_slots(schedule: Schedule, versions: Versions, group: int) -> tuple[int, numpy.ndarray, numpy.ndarray]:
+    """How many versions a stage keeps at most, and the slots that its steps read and write: [stages, ticks] twice.
+
+    Version v is in slot v % count. A step that makes no version writes to slot -1. Raises ValueError if a forward pass
+    comes before the update that makes its version, and for another number of stages or microbatches.
+
+    >>> from spmd.parallel.schedules import one_f_one_b
+    >>> schedule = one_f_one_b(2, 3)
+    >>> count, read, written = version_slots(schedule, pipedream_versions(schedule), group=1)
+    >>> count, written[0].tolist()
+    (2, [-1, -1, -1, 1, -1, 0, -1, 1])
+    """
+    if group < 1 or [*map(len, versions)] != [schedule.microbatches] * schedule.stages:
+        raise ValueError(
+            f"scheduled_training: {group=}, with versions of {[*map(len, versions)]} microbatches: give a group of at "
+            f"least 1, and {schedule.microbatches} versions for each of the {schedule.stages} stages"
+        )
+    read, written, most = *numpy.full((2, schedule.stages, schedule.ticks), -1), 1
+    for stage, steps in enumerate(_steps_of_stages("scheduled_training", schedule)):
+        done, seen = 0, [versions[stage][step.microbatch] for step in steps]
+        for k, (step, version) in enumerate(zip(steps, seen)):
+            tick = schedule.tick(stage, step)
+            read[stage, tick] = version
+            if version > done // group:
+                raise ValueError(
+                    f"scheduled_training: microbatch {step.microbatch} sees version {version} on stage {stage}, after "
+                    f"{done // group} updates only"
+                )
+            done += step.direction == BACKWARD
+            if step.direction == BACKWARD and done % group == 0:
+                written[stage, tick] = done // group
+                most = max(most, 1 + done // group - min(seen[k + 1 :], default=done // group))
+    return most, read % most, numpy.where(written < 0, -1, written % most)
 
 
 def double_buffered_versions(stages: int, microbatches: int, group: int) -> Versions:

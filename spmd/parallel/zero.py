@@ -84,21 +84,13 @@ def zero(
     if wrong := [n for n in (microbatches, bucket_bytes or 1) if not isinstance(n, int) or n < 1]:
         raise ValueError(f"zero: microbatches and bucket_bytes are positive integers, got {wrong[0]!r}")
 
-    def specs_of(params):
-        dims = [split_dimension(np.shape(x), mesh.size) for x in md.tree.leaves(params)]
-        return dims, [P() if d is None else P(*[None] * d, axis) for d in dims]
-
-    def shards_of(params):
-        leaves, structure = md.tree.flatten(params)
-        return md.tree.unflatten(structure, spmd.distribute(leaves, mesh, specs_of(params)[1]))
-
     def init(params):
-        shards = shards_of(params)
+        shards = shards_of(params, mesh)
         return shards if stage == 3 else spmd.gather(params), optimizer.init(shards)
 
     def step(params, state, batch):
         _check_batch(batch, mesh.size, microbatches)
-        structure, (dims, specs) = md.tree.structure(params), specs_of(params)
+        structure, (dims, specs) = md.tree.structure(params), specs_of(params, mesh)
         pieces = dims if stage == 3 else [None] * len(dims)
         limit = bucket_bytes or bucket_size(sum(md.typeof(x).nbytes for x in md.tree.leaves(params)))
 
@@ -119,7 +111,7 @@ def zero(
 
         specs_in = specs if stage == 3 else P(), P(axis)
         run = spmd.shard_map(value_and_gradients, mesh=mesh, in_specs=specs_in, out_specs=(P(), specs))
-        (value, gradients), shards = run(md.tree.leaves(params), batch), shards_of(params)
+        (value, gradients), shards = run(md.tree.leaves(params), batch), shards_of(params, mesh)
         updates, state = optimizer.update(md.tree.unflatten(structure, gradients), state, shards)
         shards = apply_updates(shards, updates)
         if stage == 3:
@@ -129,6 +121,18 @@ def zero(
         return value, md.tree.unflatten(structure, leaves), state
 
     return init, step
+
+
+def specs_of(params: Any, mesh: spmd.Mesh) -> tuple[list[int | None], list[P]]:
+    """The split dimension of each leaf, and its partition spec, along the mesh's only axis."""
+    dims = [split_dimension(np.shape(x), mesh.size) for x in md.tree.leaves(params)]
+    return dims, [P() if d is None else P(*[None] * d, *mesh.axis_names) for d in dims]
+
+
+def shards_of(params: Any, mesh: spmd.Mesh) -> Any:
+    """The parameters, each split as `specs_of` says."""
+    leaves, structure = md.tree.flatten(params)
+    return md.tree.unflatten(structure, spmd.distribute(leaves, mesh, specs_of(leaves, mesh)[1]))
 
 
 def _accumulate(gradient: Callable, leaves: list, block: Any, microbatches: int, axis: str) -> tuple[Any, list]:

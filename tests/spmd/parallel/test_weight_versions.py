@@ -5,12 +5,13 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b
+from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from spmd.parallel.weight_versions import (
     double_buffered_versions,
     pipedream_versions,
     show_versions,
     train_with_versions,
+    version_slots,
 )
 
 
@@ -23,7 +24,20 @@ def test_the_table_of_the_documentation(stages, microbatches):
     schedule = one_f_one_b(stages, microbatches)
     assert schedule.stashed == [min(microbatches, stages - i) for i in range(stages)]  # a version for each, at most
     assert pipedream_versions(gpipe(stages, microbatches)) == [[0] * microbatches] * stages
+    vertical = pipedream_versions(schedule, vertical=True)
+    assert vertical == [expected[0]] * stages
     double = double_buffered_versions(stages, microbatches, group=stages)
+    for rule, group, most in ((versions, 1, stages), (vertical, 1, stages), (double, stages, 2)):
+        count, read, written = version_slots(schedule, rule, group)
+        assert count == most if microbatches > 2 * stages else count <= most
+        for stage, row in enumerate(schedule.table):  # every step finds the version that it should see
+            slots, updates = [0] * count, 0
+            for step, seen, made in zip(row, read[stage], written[stage]):
+                assert step is None or slots[seen] == rule[stage][step.microbatch]
+                if made >= 0:
+                    updates += 1
+                    slots[made] = updates
+            assert updates == microbatches // group
     for row in double:
         assert all(m // stages - version in (0, 1) for m, version in enumerate(row))
 
@@ -78,3 +92,10 @@ def test_what_is_shown_and_refused():
         train_with_versions(network, [np.eye(3)], [np.ones((1, 3))], [[1]], rate=0.1)
     with pytest.raises(ValueError, match="stage 0 has several chunks"):
         pipedream_versions(interleaved(2, 4, 2))
+    with pytest.raises(ValueError, match="stage 0 has several chunks of layers, or splits backward passes"):
+        pipedream_versions(zero_bubble(2, 4))
+    with pytest.raises(ValueError, match="scheduled_training: microbatch 1 sees version 1 on stage 0, after 0 updates"):
+        version_slots(one_f_one_b(2, 2), [[0, 1], [0, 1]], group=1)
+    for versions, group in (([[0, 0]], 1), ([[0, 0], [0]], 1), ([[0, 0], [0, 0]], 0)):
+        with pytest.raises(ValueError, match="a group of at least 1, and 2 versions for each of the 2 stages"):
+            version_slots(one_f_one_b(2, 2), versions, group)

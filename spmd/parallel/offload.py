@@ -1,0 +1,192 @@
+"""Train networks larger than memory: optimizer states and parameters in files (ZeRO-Offload, ZeRO-Infinity).
+
+A step goes through the layers forward, keeping the input of each, and then backward. There a layer computes its
+derivatives from its input again, and is updated at once. So a rank works on the parameters and states of one layer.
+The others are in files: meanwhile a thread reads what the next layer needs from a memory map, and writes behind what
+the last one has made.
+
+With P parameters, K numbers of state for each (2 for Adam), and p ranks, a rank holds, in numbers:
+
+=====  ==============  ===========
+stage  always          in files
+=====  ==============  ===========
+2      P               K*P/p
+3      0               (K + 1)*P/p
+=====  ==============  ===========
+
+To these come the inputs of the layers, and what two or three layers need at work. As in `zero.py`, ranks split the
+batch and the states, at stage 3 the parameters too; gradients are summed and split layer by layer.
+
+Sources: Ren et al., "ZeRO-Offload: Democratizing billion-scale model training"; Rajbhandari et al., "ZeRO-Infinity:
+Breaking the GPU memory wall for extreme scale deep learning".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+import minidiff as md
+import spmd
+from collectives import psum, reduced
+from collectives.passes.fuse_psums import bucket_size
+from minidiff.optim import GradientTransformation, apply_updates
+from spmd.checks.agreement import make_and_compare
+from spmd.mesh.specs import P
+from spmd.parallel.buckets import all_gather_buckets, psum_buckets, psum_scatter_buckets
+from spmd.parallel.network import axes_of
+from spmd.parallel.zero import shards_of, specs_of
+from spmd.sharding.sharded_array import ShardedArray
+
+
+class StoredTree:
+    """A tree of arrays in a file, or in memory if `file` is None. If it cannot be written, `read` raises OSError."""
+
+    def __init__(self, file: Path | None, tree: Any, thread: ThreadPoolExecutor):
+        self._file, self._thread = file, thread
+        self.write(tree).result()
+
+    def write(self, tree: Any) -> Future:
+        """Begin to write a tree over the old one, and do not wait."""
+        leaves, self._structure = md.tree.flatten(tree)
+        self._types = [md.typeof(x) for x in leaves]
+        data = [x.data if isinstance(x, ShardedArray) else numpy.asarray(x) for x in leaves]
+        self._reading: Future | None = None
+        self.writing = self._thread.submit(self._put, data)
+        return self.writing
+
+    def prefetch(self) -> Future:
+        """Begin to read."""
+        self._reading = self._reading or self._thread.submit(self._get)
+        return self._reading
+
+    def read(self) -> Any:
+        """Wait until the tree is in memory, and return it."""
+        data = self.writing.result() or self.prefetch().result()
+        self._reading = None
+        leaves = [ShardedArray.of_type(t, x) if t.sharding else x for t, x in zip(self._types, data)]
+        return md.tree.unflatten(self._structure, leaves)
+
+    def _put(self, data: list[numpy.ndarray]) -> list | None:
+        self._blocks = [(x.nbytes, x.dtype, x.shape) for x in data]
+        if self._file is None:
+            return data
+        with self._file.open("wb") as file:  # on a full disk, writing to a memory map would kill the process
+            for x in data:
+                x.tofile(file)
+            file.write(b"\n")  # an empty file has no memory map
+        return None
+
+    def _get(self) -> list[numpy.ndarray]:
+        if self._file is None:
+            return []
+        mapped, ends = numpy.memmap(self._file, numpy.uint8, "r"), accumulate(n for n, _, _ in self._blocks)
+        return [
+            numpy.array(mapped[end - n : end]).view(dtype).reshape(shape)
+            for end, (n, dtype, shape) in zip(ends, self._blocks)
+        ]
+
+
+def offload(
+    layers: Sequence[Callable],
+    loss: Callable,
+    optimizer: GradientTransformation,
+    mesh: spmd.Mesh,
+    folder: str | os.PathLike | None,
+    stage: int = 3,
+) -> tuple[Callable, Callable]:
+    """Make `init(params) -> (params, states)` and `step(params, states, (inputs, targets)) -> loss`.
+
+    `layers[k](params[k], x)` returns the next x; `loss(x, targets)` is a mean over examples, of one rank's block. The
+    batch is split along the mesh's axis. `init` takes a tree of arrays for each layer, one after the other, as from a
+    generator. It returns lists of stored trees, which a step changes; their `read()` returns the trees. Stage 2 stores
+    states in files of `folder`, stage 3 parameters too; with None all stay in memory. The optimizer sees one layer at a
+    time: `clip_by_global_norm` takes a layer's norm. Raises ValueError for another stage, and on all ranks if one
+    cannot make its folder or write its files.
+
+    >>> import minidiff.numpy as np, tempfile
+    >>> mesh, folder = spmd.make_mesh((2,), ('batch',), backend='simulated'), tempfile.TemporaryDirectory()
+    >>> layers, mean = [lambda W, x: np.tanh(x @ W)] * 3, lambda x, y: np.mean((x - y) ** 2)
+    >>> init, step = offload(layers, mean, md.optim.adam(0.1), mesh, folder.name)
+    >>> params, states = init(np.eye(4) for _ in layers)
+    >>> [round(float(step(params, states, (np.ones((8, 4)), np.zeros((8, 4))))), 3) for _ in range(3)]
+    [0.321, 0.034, 0.0]
+    >>> params[0].read().spec, states[0].read()[0].mu.spec
+    (P('batch'), P('batch'))
+    """
+    (axis,) = axes_of(mesh, "offload", "batch")
+    if stage not in (2, 3):
+        raise ValueError(f"offload: stage={stage!r}; write 2 to store states in files, 3 parameters too")
+    thread = ThreadPoolExecutor(1, "offload")
+    place = (lambda shards: shards) if stage == 3 else spmd.gather
+    on_all_ranks = lambda act: make_and_compare("offload", mesh, lambda: (act(), ["no error"]))  # noqa: E731
+
+    def init(params: Iterable) -> tuple[list[StoredTree], list[StoredTree]]:
+        here = None if folder is None else Path(folder) / f"rank-{mesh.rank}"
+        on_all_ranks(lambda: here and here.mkdir(parents=True, exist_ok=True))  # type: ignore[func-returns-value]
+        stored: tuple[list[StoredTree], list[StoredTree]] = [], []
+        for k, tree in zip(range(len(layers)), params):
+            shards = shards_of(tree, mesh)
+            stored[0].append(StoredTree(here / f"params-{k}" if here and stage == 3 else None, place(shards), thread))
+            stored[1].append(StoredTree(here and here / f"states-{k}", optimizer.init(shards), thread))
+        if len(stored[0]) < len(layers):
+            raise ValueError(f"offload: {len(layers)} layers need as many trees of parameters, got {len(stored[0])}")
+        return stored
+
+    def on_ranks(k: int, tree: Any, *args: Any) -> Any:
+        """A layer's result for an x; or for an x and the result's cotangent, the gradients, and what x needs."""
+        leaves, structure = md.tree.flatten(tree)
+        dims, specs = specs_of(leaves, mesh)
+        pieces, limit = dims if stage == 3 else [None] * len(dims), bucket_size(sum(x.nbytes for x in leaves))
+
+        def gathering(leaves, x):
+            leaves = all_gather_buckets(leaves, pieces, axis, limit, to="reduced")
+            return layers[k](md.tree.unflatten(structure, leaves), x)
+
+        def body(leaves, x, *ct):
+            leaves = [p if d is not None else reduced(p, axis) for p, d in zip(leaves, pieces)]
+            if not ct:
+                return gathering(leaves, x)
+            operands = (leaves, x) if k else (leaves,)  # nothing needs the cotangent of the inputs, such as tokens
+            gradients, *ct = md.vjp(lambda leaves, x=x: gathering(leaves, x), *operands)[1](*ct)
+            if stage == 2:
+                gradients = psum_scatter_buckets(gradients, dims, axis, limit)
+            return md.tree.unflatten(structure, psum_buckets(gradients, axis, limit)), ct
+
+        in_specs = (specs if stage == 3 else P(), *[P(axis)] * len(args))
+        out_specs = P(axis) if len(args) == 1 else (md.tree.unflatten(structure, specs), P(axis))
+        return spmd.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs)(leaves, *args)
+
+    @partial(spmd.shard_map, mesh=mesh, in_specs=P(axis), out_specs=(P(), P(axis)))
+    def last(x, targets):
+        value, ct = md.value_and_grad(lambda x: loss(x, targets) / mesh.size)(x)
+        return psum(value, axis), ct
+
+    def step(params: list[StoredTree], states: list[StoredTree], batch: tuple) -> Any:
+        xs = [batch[0]]
+        for k in range(len(layers)):
+            tree = params[k].read()
+            for stored in params[k + 1 : k + 2] or (params[k], states[k]):
+                stored.prefetch()
+            xs.append(on_ranks(k, tree, xs[-1]))
+        value, *ct = last(xs.pop(), batch[1])
+        for k in reversed(range(len(layers))):
+            tree, state = params[k].read(), states[k].read()
+            for stored in (params[k - 1], states[k - 1]) if k else ():
+                stored.prefetch()
+            gradients, ct = on_ranks(k, tree, xs.pop(), *ct)
+            shards = tree if stage == 3 else shards_of(tree, mesh)
+            updates, state = optimizer.update(gradients, state, shards)
+            params[k].write(place(apply_updates(shards, updates)))
+            states[k].write(state)
+        on_all_ranks(lambda: [stored.writing.result() for stored in (*params, *states)])
+        return value
+
+    return init, step

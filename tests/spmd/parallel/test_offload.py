@@ -1,0 +1,115 @@
+"""Networks larger than memory: what a process holds, when it reads and writes, and what happens if it cannot."""
+
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+import spmd
+from minidiff import optim
+from minidiff.nn import relu
+from spmd.parallel.offload import StoredTree, offload
+from tests.collectives.guards.test_failures import mpiexec
+from tests.offload_programs import OPTIMIZERS, mean_error
+
+MESH = spmd.make_mesh((1,), ("batch",), backend="simulated")
+
+
+def limited(ranks, stage, limit=0):
+    """What a training prints, with parameters and states of 144 MiB, and a limit of MiB beyond those at its start."""
+    options = ["--layers", "24", "--features", "512", "--steps", "2", "--stage", str(stage), "--limit", str(limit)]
+    return mpiexec(ranks, "-m", "tests.offload_limit", *options)
+
+
+def losses_of(run):
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split("losses ")[1].split()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and sizes as Linux has them")
+def test_a_network_that_is_larger_than_the_limit():
+    """It trains to the last bit as it does in memory, which the same limit ends; resident is less than it has."""
+    in_memory = losses_of(limited(None, 0))
+    for stage, limit in ((3, 72), (2, 112)):
+        found = limited(None, stage, limit)
+        assert losses_of(found) == in_memory and len({*in_memory}) == 2
+        size, resident = map(int, re.search(r"(\d+) MiB, resident: at most (\d+) MiB", found.stdout).groups())
+        assert size == 144 and resident <= limit
+    refused = limited(None, 0, 112)
+    assert refused.returncode and "Unable to allocate" in refused.stderr and "losses" not in refused.stdout
+    assert losses_of(limited(2, 3, 56)) == losses_of(limited(2, 0))  # a rank has 72 MiB
+
+
+def test_what_is_read_ahead_and_written_behind(monkeypatch, tmp_path):
+    """A layer's neighbor is read, and the last one written, by the thread, while the layer computes."""
+    events = []
+    for name in ("prefetch", "read", "write"):
+        method = getattr(StoredTree, name)
+
+        def noted(self, *args, method=method, name=name):
+            where = self._file.name if hasattr(self, "_file") else ""
+            if name != "prefetch" or self._reading is None:  # one that begins
+                events.append(f"{name} {where}")
+            return method(self, *args)
+
+        monkeypatch.setattr(StoredTree, name, noted)
+
+    def layer(k):
+        def compute(W, x):
+            events.append(f"compute {k}")
+            return relu(x @ W)
+
+        return compute
+
+    init, step = offload([layer(k) for k in range(3)], mean_error, optim.sgd(0.1, momentum=0.9), MESH, tmp_path)
+    params, states = init([np.eye(8)] * 3)
+    events.clear()
+    step(params, states, (np.ones((4, 8)), np.zeros((4, 8))))
+    order = {event: k for k, event in enumerate(events)}  # the last time
+    for k in (0, 1):
+        assert events.index(f"prefetch params-{k + 1}") < events.index(f"compute {k}")
+    for k in (2, 1):  # backward
+        for name in ("params", "states"):
+            assert order[f"prefetch {name}-{k - 1}"] < order[f"compute {k}"] < order[f"write {name}-{k}"]
+            assert order[f"write {name}-{k}"] < order[f"compute {k - 1}"]
+    for place, event in enumerate(events):  # all that is read has been asked for before
+        if event.startswith("read"):
+            assert event.replace("read", "prefetch") in events[: place + 2]
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    kept = {"bits": np.array([True, False, True]), "none": np.zeros((0, 2)), "one": np.float32(1.5)}
+    with ThreadPoolExecutor(1) as thread:
+        stored = StoredTree(tmp_path / "x", {}, thread)
+        assert stored.read() == {}
+        for n, dtype in ((2, np.float64), (3, np.complex64), (1, bfloat16)):
+            stored.write({**kept, "a": np.arange(n).astype(dtype)})
+            found = stored.read()
+            assert found["a"].dtype == dtype and found["a"].tolist() == [*range(n)]
+            assert all(np.array_equal(found[name], x) and found[name].dtype == x.dtype for name, x in kept.items())
+            found["a"][0] = 7  # of a copy, not of the file
+            assert stored.read()["a"][0] == 0
+
+
+def test_what_does_not_fit(tmp_path):
+    batch = np.ones((4, 8)), np.zeros((4, 8))
+    with pytest.raises(ValueError, match="offload: stage=1; write 2"):
+        offload([], mean_error, OPTIMIZERS["adam"], MESH, tmp_path, stage=1)
+    (tmp_path / "file").touch()
+    init, _ = offload([], mean_error, OPTIMIZERS["adam"], MESH, tmp_path / "file")
+    with pytest.raises(NotADirectoryError):
+        init([])
+    init, step = offload([lambda p, x: x @ p["W"]], mean_error, OPTIMIZERS["adam"], MESH, tmp_path)
+    params, states = init([{"W": np.eye(8)}])
+    step(params, states, batch)
+    for file in (tmp_path / "rank-0").iterdir():
+        file.unlink()
+        file.mkdir()  # which cannot be written
+    params[0].write({"W": np.eye(8)})
+    with pytest.raises(IsADirectoryError):
+        step(params, states, batch)
+    with pytest.raises(ValueError, match="3 layers need as many trees of parameters, got 2"):
+        offload([relu] * 3, mean_error, OPTIMIZERS["adam"], MESH, None)[0]([{}, {}])
