@@ -13,18 +13,18 @@ from minidiff.core.operation import Primitive
 from minidiff.core.types import ShapedArray
 from minidiff.values.half import runs_wide
 
-#: Name of an operation -> the bytes it allocates besides its result, for n elements of s bytes.
-WORKSPACE: dict[str, Callable[[int, int], float]] = {
-    **dict.fromkeys(("erf", "erfc"), lambda n, s: 32 * n),  # Python's numbers
-    "gelu_erf": lambda n, s: (32 + 2 * s) * n,
-    **dict.fromkeys(("gelu_tanh", "silu"), lambda n, s: 3 * s * n),
-    **dict.fromkeys(("mish", "sigmoid", "sinc"), lambda n, s: 2 * s * n),
-    **dict.fromkeys(("softmax", "log_softmax", "difference"), lambda n, s: (s + 1) * n),  # with a mask
-    "logsumexp": lambda n, s: (2 * s + 1) * n,
-    "var": lambda n, s: s * n,
-    "recurrence": lambda n, s: 2 * s * n,  # a product of the factors, and a term
-    **dict.fromkeys(("exponent", "fraction"), lambda n, s: max(4, s) * n),  # the other result of frexp
-    **dict.fromkeys(("fft", "ifft"), lambda n, s: 16 * n),  # the operand as complex numbers
+#: Name of an operation -> the bytes it allocates besides its result, for n elements of s bytes; the result has m.
+WORKSPACE: dict[str, Callable[[int, int, int], float]] = {
+    **dict.fromkeys(("erf", "erfc"), lambda n, s, m: 32 * n),  # Python's numbers
+    "gelu_erf": lambda n, s, m: (32 + 2 * s) * n,
+    **dict.fromkeys(("gelu_tanh", "silu"), lambda n, s, m: 3 * s * n),
+    **dict.fromkeys(("mish", "sigmoid", "sinc"), lambda n, s, m: 2 * s * n),
+    **dict.fromkeys(("softmax", "log_softmax", "difference"), lambda n, s, m: (s + 1) * n),  # with a mask
+    "logsumexp": lambda n, s, m: (2 * s + 1) * n,
+    "var": lambda n, s, m: s * (n + m),  # the mean, and the distances from it
+    "recurrence": lambda n, s, m: 2 * s * n,  # a product of the factors, and a term
+    **dict.fromkeys(("exponent", "fraction"), lambda n, s, m: max(4, s) * n),  # the other result of frexp
+    **dict.fromkeys(("fft", "ifft"), lambda n, s, m: 16 * n),  # the operand as complex numbers
 }
 
 
@@ -44,4 +44,5 @@ def workspace(primitive: Primitive, operands: Sequence[ShapedArray], results: Se
     wide = 2 * sum(t.nbytes for t in (*operands, *results)) if runs_wide(primitive, operands) else 0
     largest = max(operands, key=lambda t: t.size)
     count = WORKSPACE.get(primitive.name)
-    return wide + (int(count(largest.size, largest.dtype.itemsize * (2 if wide else 1))) if count else 0)
+    size = largest.dtype.itemsize * (2 if wide else 1)
+    return wide + (int(count(largest.size, size, sum(t.size for t in results))) if count else 0)

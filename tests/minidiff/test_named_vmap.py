@@ -45,7 +45,7 @@ def test_values(case, dtype):
     assert actual.dtype == expected.dtype
 
 
-@each("case", [c for c in cases(N) if c.name != "axis_index"], ids=str)
+@each("case", [c for c in cases(N) if c.name not in ("axis_index", "pany", "pall")], ids=str)
 def test_derivatives(case):
     check_grads(md.vmap(lambda x: case(x, "v"), axis_name="v"), (numbers(case),))
 
