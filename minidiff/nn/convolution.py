@@ -1,7 +1,7 @@
 """Convolutions and pooling: functions of the windows of an array.
 
-Arrays are [..., *space, channels], kernels [*taps, channels, features]: JAX's NHWC and HWIO. The windows are a view of
-the array (`windows_p`), so a convolution is one product of matrices, for which NumPy copies them (im2col). Its
+Arrays are `[..., *space, channels]`, kernels `[*taps, channels, features]`: JAX's NHWC and HWIO. The windows are a view
+of the array (`windows_p`), so a convolution is one product of matrices, for which NumPy copies them (im2col). Its
 transposes are the product's and that of the view, which adds what windows share.
 """
 
@@ -33,8 +33,8 @@ def conv(
 ) -> Value:
     """Convolve arrays with a kernel, as the layers of networks do: it is not flipped.
 
-    x [..., *space, channels], kernel [*taps, channels / groups, features] -> [..., *places, features], where space has
-    1 to 3 dimensions. Places are `stride` apart, and taps `dilation`. `padding` says how many zeros are around x:
+    x `[..., *space, channels]`, kernel `[*taps, channels / groups, features]` -> `[..., *places, features]`, where
+    space has 1 to 3 dimensions. Places are `stride` apart, and taps `dilation`. `padding` says how many zeros are around:
     'same' as many as make n / stride places of n, rounded up; 'valid' none; a number, a pair (before, after), or a pair
     for each dimension of space. Of several `groups` of channels, each makes a group of features. Raises ValueError for
     shapes and options that do not fit.
@@ -75,7 +75,7 @@ def check_operands(x: Value, kernel: Value, groups: int) -> tuple[ShapedArray, S
 
 
 def max_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, padding: Any = "valid") -> Value:
-    """The maximum of each window: [..., *space, channels] -> [..., *places, channels].
+    """The maximum of each window: `[..., *space, channels]` -> `[..., *places, channels]`.
 
     `window` has a size for each dimension of space, and windows are `stride` apart, by default their size. `padding` is
     that of `conv`; what is around x is never the maximum. Raises ValueError for sizes that do not fit.

@@ -51,8 +51,8 @@ def _of_variance(scale: float, mode: str, distribution: str, in_axis: int = -2, 
 class initializers:
     """Functions that make initializers, `f(key, shape, dtype=float)`; `zeros` and `ones` are initializers.
 
-    `variance_scaling(scale, mode, distribution)` draws weights [*taps, inputs, outputs] of mean 0 and variance scale /
-    fan. The fan is the number of inputs of a neuron (`mode` is 'fan_in'), of outputs ('fan_out') or their mean
+    `variance_scaling(scale, mode, distribution)` draws weights `[*taps, inputs, outputs]` of mean 0 and variance
+    scale / fan. The fan is the number of inputs of a neuron (`mode` is 'fan_in'), of outputs ('fan_out') or their mean
     ('fan_avg'); the distribution is 'normal', 'truncated_normal' or 'uniform'. `lecun_*`, `glorot_*` and `he_*` are
     such, `*` being `normal` (truncated) or `uniform`. `constant(value)` and `normal(stddev)` have one distribution for
     all shapes. Raise ValueError for other names, and for weights of one dimension.

@@ -36,9 +36,10 @@ def conv(
 ) -> Value:
     """`md.nn.conv` with the padding 'same', of images of which a rank has a block.
 
-    x [..., *space, channels], kernel [*taps, channels / groups, features] -> [..., *space / stride, features]. `axes`
-    says what each dimension of space is split over, and `mode` what is around the image, as for `spmd.halo`. Raises
-    ValueError for shapes, axes or modes that do not fit, and for blocks whose sizes are not multiples of the stride.
+    x `[..., *space, channels]`, kernel `[*taps, channels / groups, features]` -> `[..., *space / stride, features]`.
+    `axes` says what each dimension of space is split over, and `mode` what is around the image, as for `spmd.halo`.
+    Raises ValueError for shapes, axes or modes that do not fit, and for blocks whose sizes are not multiples of the
+    stride.
 
     >>> import spmd, minidiff.numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
