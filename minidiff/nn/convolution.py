@@ -34,7 +34,7 @@ def conv(
     """Convolve arrays with a kernel, as the layers of networks do: it is not flipped.
 
     x `[..., *space, channels]`, kernel `[*taps, channels / groups, features]` -> `[..., *places, features]`, where
-    space has 1 to 3 dimensions. Places are `stride` apart, and taps `dilation`. `padding` says how many zeros are around:
+    space has 1 to 3 dimensions. Places are `stride` apart, and taps `dilation`. `padding` is the count of zeros around:
     'same' as many as make n / stride places of n, rounded up; 'valid' none; a number, a pair (before, after), or a pair
     for each dimension of space. Of several `groups` of channels, each makes a group of features. Raises ValueError for
     shapes and options that do not fit.
