@@ -55,6 +55,7 @@ device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -426,23 +427,29 @@ def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
 
 def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any, name: str = "") -> Any:
-    is_product = primitive is pprod_p
-    runs = collective_axes(name or primitive.name, axis_name, groups, uniform=is_product, ordered=False)
+    runs = collective_axes(name or primitive.name, axis_name, groups, uniform=False, ordered=False)
 
     def extremum(leaf):
-        leaf = convert_booleans(array_of(leaf)) if is_product else array_of(leaf)
-        if typeof(leaf).dtype.kind == "c" and not is_product:
+        leaf = array_of(leaf)
+        if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
-        primitive.result_states([typeof(leaf)], {"axes": ()})  # raises for unreduced values, which have no extremum
-        for run in runs:
-            part, size = run, run.size
-            if varying := varying_axes(leaf, run):
-                part = run._replace(axes=varying) if run.groups is None else run
-                leaf, size = bind_over(primitive, make_varying(leaf, part), part), size // part.size
-            leaf = leaf**size if is_product and size > 1 else leaf
-        return leaf
+        return _reduce_runs(primitive, leaf, runs)
 
     return each_leaf(extremum, x)
+
+
+def _reduce_runs(
+    primitive: Extremum, x: Value, runs: Sequence[CollectiveAxes], repeat: Callable = lambda x, ranks: x
+) -> Value:
+    """Reduce along the axes of each run. `ranks` ranks that have the same x have the result `repeat(x, ranks)`."""
+    primitive.result_states([typeof(x)], {"axes": ()})  # raises for unreduced values
+    for run in runs:
+        same = run.size
+        if varying := varying_axes(x, run):
+            part = run._replace(axes=varying) if run.groups is None else run
+            x, same = bind_over(primitive, make_varying(x, part), part), run.size // part.size
+        x = repeat(x, same) if same > 1 else x
+    return x
 
 
 def pprod(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
@@ -462,7 +469,9 @@ def pprod(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
     Source: MPI standard, `MPI_PROD`.
     """
-    return _extremum(pprod_p, x, axis_name, axis_index_groups)
+    runs = collective_axes("pprod", axis_name, axis_index_groups, ordered=False)
+    product = lambda leaf: _reduce_runs(pprod_p, convert_booleans(array_of(leaf)), runs, operator.pow)  # noqa: E731
+    return each_leaf(product, x)
 
 
 def pany(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:

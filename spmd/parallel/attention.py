@@ -93,11 +93,11 @@ def chunked_attention(
     """`attention` of one sequence to itself, `chunk` keys at a time: a scan that recomputes its weights.
 
     With `tile`, it is for that many queries at a time: [heads, tile, chunk] scores exist at once, and the backward pass
-    keeps the sums of one tile.
-    `score(scores, q_positions, k_positions)` changes them: it adds a bias of the positions, or puts `MASKED` where a
-    query does not attend to a key. `blocks` is a plain boolean array [tokens / tile, tokens / chunk]; a tile of queries
-    skips a chunk of keys where it is False. If `causal`, chunks after a tile are skipped, too. Each query must have a
-    key. Raises ValueError if `chunk` or `tile` does not divide the number of tokens, or for other `blocks`.
+    keeps the sums of one tile. `score(scores, q_positions, k_positions)` changes them: it adds a bias of the positions,
+    or puts `MASKED` where a query does not attend to a key. `blocks` is a plain boolean array [tokens / tile, tokens /
+    chunk]; a tile of queries skips a chunk of keys where it is False. If `causal`, chunks after a tile are skipped,
+    too. Each query must have a key. Raises ValueError if `chunk` or `tile` does not divide the number of tokens, or for
+    other `blocks`.
 
     >>> q = k = v = np.arange(8.0).reshape(4, 1, 2)
     >>> bool(np.allclose(chunked_attention(q, k, v, chunk=2), attention(q, k, v)))

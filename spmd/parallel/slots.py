@@ -49,8 +49,8 @@ def allocate(schedule: Schedule, recompute: bool = True) -> tuple[Entry, list[Sl
     """The entries of a schedule, in arrays [stages, ticks], and the slots of each stage.
 
     If backward passes do not recompute, residuals take the slots from each forward pass to its backward pass, and
-    activations are not needed after the forward pass.
-    If backward passes are split, residuals take the slots from the first part to the second.
+    activations are not needed after the forward pass. If backward passes are split, residuals take the slots from the
+    first part to the second.
 
     >>> from spmd.parallel import gpipe, one_f_one_b
     >>> for schedule in (gpipe(3, 8), one_f_one_b(3, 8)):

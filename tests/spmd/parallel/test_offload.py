@@ -15,6 +15,14 @@ from spmd.parallel.offload import StoredTree, offload
 from tests.collectives.guards.test_failures import mpiexec
 from tests.offload_programs import OPTIMIZERS, mean_error
 
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Each further thread of BLAS takes memory of its own, which no limit here allows for."""
+    for name in ("OMP", "OPENBLAS", "MKL"):
+        monkeypatch.setenv(f"{name}_NUM_THREADS", "1")
+
+
 MESH = spmd.make_mesh((1,), ("batch",), backend="simulated")
 
 
