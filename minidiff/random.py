@@ -600,6 +600,10 @@ def _draw_each(name: str, operation: Elementwise, key: Value, shape: Any, least:
     return operation.bind(_random_bits(name, key, shape), convert(x, float))
 
 
+def _log_gamma(name: str, key: Value, shape: Any, **parameter: Value) -> Value:
+    return _draw_each(name, log_gamma_draw_p, key, shape, math.ulp(0.0), **parameter)
+
+
 def loggamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw the logarithm of a number from the gamma distribution of shape `a`: the number may be too small for a dtype.
 
@@ -611,7 +615,7 @@ def loggamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = floa
     array([ -412.6,  -310.1, -1545.5])
     """
     real = check_real_float("loggamma: the dtype is one", dtype)
-    return convert(_draw_each("loggamma", log_gamma_draw_p, key, shape, math.ulp(0.0), a=a), real)
+    return convert(_log_gamma("loggamma", key, shape, a=a), real)
 
 
 def gamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
@@ -621,7 +625,7 @@ def gamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) 
     >>> gamma(md.random.key(0), numpy.array([0.5, 2.0, 100.0])).round(3)
     array([  2.012,   0.433, 103.616])
     """
-    return convert(numpy.exp(loggamma(key, a, shape)), check_real_float("gamma: the dtype is one", dtype))
+    return convert(numpy.exp(_log_gamma("gamma", key, shape, a=a)), check_real_float("gamma: the dtype is one", dtype))
 
 
 def beta(key: Value, a: Value, b: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
@@ -632,7 +636,7 @@ def beta(key: Value, a: Value, b: Value, shape: Shape | None = None, dtype: Any 
     array([0.497, 0.164])
     """
     shape, (one, two) = _shape_for("beta", shape, a=a, b=b), split(key)
-    x, y = loggamma(one, a, shape), loggamma(two, b, shape)
+    x, y = _log_gamma("beta", one, shape, a=a), _log_gamma("beta", two, shape, b=b)
     return convert(numpy.exp(x - numpy.logaddexp(x, y)), check_real_float("beta: the dtype is one", dtype))
 
 
@@ -650,7 +654,7 @@ def dirichlet(key: Value, alpha: Value, shape: Shape | None = None, dtype: Any =
     if not t.shape:
         raise ValueError(f"dirichlet: alpha has an axis of parameters, got {t}")
     shape = t.shape[:-1] if shape is None else shape
-    x = loggamma(key, alpha, _with_axis(shape, len(_sizes("dirichlet", shape)), t.shape[-1]))
+    x = _log_gamma("dirichlet", key, _with_axis(shape, len(_sizes("dirichlet", shape)), t.shape[-1]), alpha=alpha)
     x = numpy.exp(x - numpy.max(x, -1, keepdims=True))
     return convert(x / numpy.sum(x, -1, keepdims=True), check_real_float("dirichlet: the dtype is one", dtype))
 
