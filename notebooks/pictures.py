@@ -99,7 +99,7 @@ def on_ranks(f: Callable, *args: Any, mesh: Mesh, in_specs: Any, follow: Sequenc
     runs = [run(source) for source in [*itertools.product(*map(range, mesh.shape.values())), None]]
     found = []
     for k, type_ in enumerate(types):
-        moved = [[t[0] != 0 for t in results[k][1].local] for results in runs]
+        moved = [[t[0].astype(bool) for t in results[k][1].local] for results in runs]
         blocks = [b[0] for b in runs[0][k][0].local]
         found.append(Held(type_, blocks, [numpy.stack(arrived, -1) for arrived in zip(*moved)]))
     return found
