@@ -1,6 +1,8 @@
 # make demo       sets up, and trains a network data-parallel on 4 MPI ranks
 # make lab        sets up, and opens the notebooks in JupyterLab
-# make test       sets up, and runs all tests, those on MPI ranks too; in random order: make test ARGS="--shuffle 1"
+# make test       sets up, and runs the tests, those on MPI ranks too, within 5 minutes on two processors, without those
+#                 that tests/slow.txt lists; in random order: make test ARGS="--shuffle 1"
+# make test-all   the same with the slow tests, which takes four times as long
 # make test-versions  the same on each Python of VERSIONS, and on the oldest NumPy: make test-versions VERSIONS=3.13
 # make quick      sets up, and runs a sample of the tests, within a minute on two processors
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
@@ -35,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: demo test test-versions test-site quick lab notebooks docs site bench lint clean
+.PHONY: demo test test-all test-versions test-site quick lab notebooks docs site bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel --jit $(ARGS)
@@ -45,16 +47,19 @@ demo: $(VENV)/.installed-$(MPI)
 test: $(VENV)/.installed-$(MPI)-test-notebooks
 	python -m tests.run_all --workers $(WORKERS) --limit $(TIMEOUT) $(ARGS)
 
+test-all:
+	$(MAKE) test ARGS="--all $(ARGS)"
+
 quick: $(VENV)/.installed-$(MPI)-test-notebooks
 	python -m tests.run_all --quick --workers $(WORKERS) --limit $(TIMEOUT) $(ARGS)
 
 # One environment each, with the newest NumPy there is for it; the oldest Python then runs the oldest NumPy, too.
 test-versions: $(addprefix test-on-,$(VERSIONS))
 	.venv-$(firstword $(VERSIONS))/bin/python -m pip install --quiet 'numpy==2.0.*'
-	$(MAKE) test VENV=.venv-$(firstword $(VERSIONS))
+	$(MAKE) test-all VENV=.venv-$(firstword $(VERSIONS))
 
 test-on-%:
-	$(MAKE) test PYTHON=python$* VENV=.venv-$*
+	$(MAKE) test-all PYTHON=python$* VENV=.venv-$*
 
 # JupyterLab shows the SVG of outputs in trusted notebooks only.
 lab: $(VENV)/.installed-$(MPI)-notebooks-lab

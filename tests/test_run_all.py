@@ -55,3 +55,20 @@ def test_ctrl_c_ends_all():
 def test_what_is_quick_exists():
     for path in (*run_all.QUICK, *run_all.QUICK_ON_RANKS):
         assert (Path(__file__).parent.parent / path).is_file(), path
+
+
+def test_what_is_slow_exists():
+    """Each line of the list names a function of a file, or a module whose docstrings have examples."""
+    for line in (Path(__file__).parent / "slow.txt").read_text().splitlines():
+        path, _, test = line.partition("::")
+        source = (Path(__file__).parent.parent / path).read_text()
+        assert f"def {test.partition('[')[0]}(" in source or test.startswith(path[:-3].replace("/", ".")), line
+
+
+def test_slow_tests_are_left_out_if_that_is_asked_for():
+    slow = "tests/test_names.py::test_functions_that_modules_share_are_verbs_or_nouns"
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", slow.partition("::")[0]]
+    everything, fast = (
+        subprocess.run([*command, *options], capture_output=True, text=True).stdout for options in ([], ["--fast"])
+    )
+    assert slow in everything and slow not in fast and "::" in fast
