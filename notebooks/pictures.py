@@ -351,14 +351,7 @@ def draw_specs(mesh: Mesh, specs: Sequence[P], shape: tuple[int, int] = (8, 8)) 
     """How each spec splits a matrix over a mesh: its blocks, in the colors of the ranks that have them."""
     fig = Figure(figsize=(9, 4.8), layout="constrained")
     for ax, spec in zip(fig.subplots(2, -(-len(specs) // 2)).flat, specs):
-        sharding = visualize_sharding(shape, mesh, spec)
-        height, width = (n // parts for n, parts in zip(shape, sharding.parts))
-        for (row, column), ranks in sharding.ranks.items():
-            x, y, stripe = column * width, row * height, width / len(ranks)
-            for k, rank in enumerate(ranks):
-                ax.add_patch(Rectangle((x + k * stripe, y), stripe, height, color=RANK_COLORS[rank], linewidth=0))
-                ax.text(x + (k + 0.5) * stripe, y + height / 2, str(rank), ha="center", va="center", fontsize=8)
-            ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor="white", linewidth=3))
+        _draw_blocks(ax, mesh, spec, (0, 0, *shape), shape)
         ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), aspect="equal", xticks=[], yticks=[])
         ax.spines[:].set_visible(False)
         ax.set_title(str(spec), fontsize=9)
@@ -484,3 +477,67 @@ def draw_jacobian(jacobian: numpy.ndarray, parts: dict[str, Any], inputs: Sequen
         ax.set_xticks(range(len(inputs)), inputs)
         ax.set_yticks(range(len(jacobian)), [f"$y_{i + 1}$" for i in range(len(jacobian))])
     return Picture(_png(fig), "; ".join(parts))
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def _draw_blocks(
+    ax: Axes, mesh: Mesh, spec: P, place: tuple[float, float, float, float], shape: tuple[int, int], font: float = 8
+) -> None:
+    """A matrix's blocks at `place` (left, top, height, width), in stripes of the colors of the ranks that have them.
+
+    Ranks with parts of a sum have a plus sign between them. `font` is the size of their numbers; 0: none.
+    """
+    sharding = visualize_sharding(shape, mesh, spec)
+    left, top, *lengths = place
+    height, width = (n / parts for n, parts in zip(lengths, sharding.parts))
+    for (row, column), ranks in sharding.ranks.items():
+        x, y, stripe = left + column * width, top + row * height, width / len(ranks)
+        for k, rank in enumerate(ranks):
+            ax.add_patch(Rectangle((x + k * stripe, y), stripe, height, color=RANK_COLORS[rank], linewidth=0))
+            if font:
+                ax.text(x + (k + 0.5) * stripe, y + height / 2, str(rank), ha="center", va="center", fontsize=font)
+            if spec.unreduced and k:
+                ax.text(x + k * stripe, y + height / 2, "+", ha="center", va="center", fontsize=font + 3, weight="bold")
+        ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor="white", linewidth=3 if font > 7 else 2))
+
+
+def draw_grid(
+    mesh: Mesh,
+    rows: dict[str, P],
+    columns: dict[str, P],
+    cells: dict[tuple[str, str], tuple[str, float]],
+    corner: str = "",
+    cell: tuple[float, float] = (1.5, 0.8),
+) -> Picture:
+    """A table with a layout of a matrix at the head of each row and column: its name, and its blocks.
+
+    `cells` are texts and numbers: the larger the number, the darker the cell. `cell` is the size of one, in inches.
+    """
+    wide, high = cell
+    fig = Figure(figsize=(wide * (len(columns) + 1), high * len(rows) + 1.1), layout="constrained")
+    ax = fig.add_subplot()
+    largest = max((number for _, number in cells.values()), default=0) or 1
+    plain = {"ha": "center", "va": "center"}
+    icon, above, font = 0.62, 1.0, 7 if mesh.size <= 4 else 0  # inches; of ranks' numbers, where there is room
+    for across, heads in ((True, columns), (False, rows)):
+        for k, (name, spec) in enumerate(heads.items()):
+            size = wide if across else high
+            x, y = k * size + (size - icon) / 2, -icon - 0.08
+            x, y = (x, y) if across else (y, x)
+            _draw_blocks(ax, mesh, spec, (x, y, icon, icon), (8, 8), font)
+            at = (x + icon / 2, y - 0.12) if across else (x - 0.08, y + icon / 2)
+            ax.text(*at, name, fontsize=8.5, **(plain if across else {"ha": "right", "va": "center"}))
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            text, number = cells.get((row, column), ("", 0))
+            color = colormaps["Blues"](0.75 * number / largest) if text else "#f4f4f4"
+            ax.add_patch(Rectangle((j * wide, i * high), wide, high, facecolor=color, edgecolor="white", linewidth=2))
+            ink = "white" if number > 0.8 * largest else "black"
+            ax.text((j + 0.5) * wide, (i + 0.5) * high, text, fontsize=8, color=ink, **plain)
+    ax.text(-wide / 2, -above / 2, corner, fontsize=8.5, **plain)
+    ax.set(xlim=(-wide, wide * len(columns)), ylim=(high * len(rows), -above), aspect="equal")
+    ax.axis("off")
+    lines = [f"{row} | {column}: {' '.join(text.split())}" for (row, column), (text, _) in cells.items()]
+    return Picture(_png(fig), "\n".join(lines))
