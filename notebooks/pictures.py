@@ -541,3 +541,34 @@ def draw_grid(
     ax.axis("off")
     lines = [f"{row} | {column}: {' '.join(text.split())}" for (row, column), (text, _) in cells.items()]
     return Picture(_png(fig), "\n".join(lines))
+
+
+# ---------------------------------------------------------------- grids in the colors of ranks
+
+
+def draw_grids(
+    grids: dict[str, numpy.ndarray],
+    texts: dict[str, numpy.ndarray] | None = None,
+    size: tuple = (9, 3.2),
+    **axes: Any,
+) -> Picture:
+    """Grids side by side, by title: an entry is the rank whose color a cell has, or -1 for a white one.
+
+    `texts` has what is written into the cells of each grid, and `axes` are matplotlib's settings, such as `xlabel`.
+    """
+    fig = Figure(figsize=size, layout="constrained")
+    for ax, (title, grid) in zip(fig.subplots(1, len(grids), squeeze=False)[0], grids.items()):
+        for (row, column), rank in numpy.ndenumerate(grid):
+            color = NOTHING if rank < 0 else RANK_COLORS[rank % len(RANK_COLORS)]
+            ax.add_patch(Rectangle((column, row), 1, 1, facecolor=color, edgecolor="#666666", linewidth=0.5))
+            if texts is not None:
+                ax.text(column + 0.5, row + 0.55, texts[title][row, column], ha="center", va="center", fontsize=8)
+        rows, columns = grid.shape
+        every = -(-max(grid.shape) // 16)
+        ax.set_xticks(numpy.arange(0, columns, every) + 0.5, range(0, columns, every), fontsize=8)
+        ax.set_yticks(numpy.arange(0, rows, every) + 0.5, range(0, rows, every), fontsize=8)
+        ax.tick_params(length=0)
+        ax.set(xlim=(-0.05, columns + 0.05), ylim=(rows + 0.05, -0.05), aspect="equal", **axes)
+        ax.set_title(title, fontsize=10)
+        ax.spines[:].set_visible(False)
+    return Picture(_png(fig), "; ".join(grids))

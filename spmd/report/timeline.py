@@ -109,10 +109,11 @@ class Lanes:
         seconds: dict[str, float] = defaultdict(float)
         for x in self.operations:
             seconds[x.name] += x.seconds
-        colors = {name: f"C{k % 10}" for k, name in enumerate(seconds)}
+        longest_first = sorted(seconds, key=seconds.__getitem__, reverse=True)
+        colors = {name: f"C{k % 10}" for k, name in enumerate(longest_first)}  # so that those of the legend differ
         colors[WAITING] = "lightgray"
         bars = [Bar(x.lane, x.start, x.seconds, colors[x.name]) for x in self.operations]
-        legend = {name: colors[name] for name in sorted(seconds, key=seconds.__getitem__, reverse=True)[:8]}
+        legend = {name: colors[name] for name in longest_first[:8]}
         return bars_in_rows(ax, self.names, bars, legend, "seconds")
 
 

@@ -75,3 +75,19 @@ def test_pictures():
     figure, ax = plt.subplots()
     assert lanes.plot(ax) is ax and len(ax.patches) >= len(lanes.operations)
     plt.close(figure)
+
+
+def test_operations_in_the_legend_have_different_colors():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    functions = np.sin, np.cos, np.tan, np.exp, np.sqrt, np.tanh, np.arctan, np.square, np.log, np.arcsinh, np.floor
+
+    def program(x):  # a product is last, after more operations than there are colors
+        for f in functions:
+            x = f(x)
+        return x @ x
+
+    figure, ax = plt.subplots()
+    spmd.timeline(program, MODEL, optimized=False)(np.ones((8, 8))).plot(ax)
+    colors = [handle.patches[0].get_facecolor() for handle in ax.get_legend_handles_labels()[0]]
+    assert len(colors) == 8 == len({*colors})
+    plt.close(figure)
