@@ -440,3 +440,4 @@ def test_a_ring_through_a_torus_takes_two_links_from_row_to_row():
 def test_the_picture_in_the_guide_is_the_topology():
     picture = (pathlib.Path(__file__).parents[3] / "docs/fat_tree.svg").read_text()
     assert picture == Topology.tree(8, WIRE, fat=True)._repr_svg_()
+    assert picture.count("<path") == 14  # one for each link, not one each way
