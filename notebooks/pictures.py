@@ -572,3 +572,39 @@ def draw_grids(
         ax.set_title(title, fontsize=10)
         ax.spines[:].set_visible(False)
     return Picture(_png(fig), "; ".join(grids))
+
+
+# ---------------------------------------------------------------- a graph that is cut over ranks
+
+
+def draw_placement(tape: Tape, placement: Sequence[int]) -> Picture:
+    """The operations of a tape in the colors of their ranks; edges between ranks are red, with the bytes sent."""
+    made = {v: k for k, equation in enumerate(tape.equations) for v in equation.outputs}
+    needs = [dict.fromkeys(made[a] for a in e.inputs if a in made) for e in tape.equations]
+    depth: list[int] = []
+    for each in needs:
+        depth.append(1 + max((depth[j] for j in each), default=-1))
+    rows: list[int] = []  # a chain stays in the row of its first operation
+    for k, each in enumerate(needs):
+        taken = {row for row, d in zip(rows, depth) if d == depth[k]}
+        rows.append(next(r for r in itertools.chain((rows[j] for j in each), itertools.count()) if r not in taken))
+    at = list(zip(depth, rows))
+    fig = Figure(figsize=(1.45 * (max(depth) + 1), 0.6 + 0.8 * (max(rows) + 1)))
+    ax = fig.add_axes((0, 0, 1, 1))
+    sent: dict[tuple[int, int], int] = {}
+    for k, each in enumerate(needs):
+        for j in each:
+            crosses = placement[j] != placement[k]
+            style = {"arrowstyle": "-|>", "color": "#c1272d" if crosses else "#777777", "linewidth": 1 + crosses}
+            ax.annotate("", at[k], at[j], arrowprops={**style, "shrinkA": 20, "shrinkB": 20})
+            if crosses:
+                nbytes = sent[j, placement[k]] = sum(v.type.nbytes for v in tape.equations[j].outputs)
+                middle = [(a + b) / 2 for a, b in zip(at[j], at[k])]
+                ax.text(*middle, f"{nbytes:,}", color="#c1272d", fontsize=8, ha="center", va="bottom")
+    for k, (equation, rank) in enumerate(zip(tape.equations, placement)):
+        box = {"boxstyle": "round,pad=0.4", "facecolor": RANK_COLORS[rank % len(RANK_COLORS)], "edgecolor": "#444444"}
+        ax.text(*at[k], f"{k}: {equation.primitive}\nrank {rank}", bbox=box, ha="center", va="center", fontsize=8)
+    ax.set(xlim=(-0.6, max(depth) + 0.6), ylim=(max(rows) + 0.6, -0.6))
+    ax.axis("off")
+    text = ", ".join(f"{k}: {e.primitive} on rank {rank}" for k, (e, rank) in enumerate(zip(tape.equations, placement)))
+    return Picture(_png(fig), f"{text}; {len(sent)} values sent, {sum(sent.values()):,} bytes")

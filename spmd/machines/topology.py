@@ -120,7 +120,11 @@ class Topology:
         width, height = (40 + max(values) for values in zip(*at.values()))
         drawn = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="12">']
         slowest = max(map(_beta, self.links.values()))
+        seen: set[tuple] = set()
         for (a, b), model in self.links.items():
+            if (b, a) in seen and self.links[b, a] == model:  # the same both ways: one line
+                continue
+            seen.add((a, b))
             (x, y), (u, v) = at[a], at[b]
             bend = 0.15 if a in range(self.ranks) and math.hypot(u - x, v - y) > 130 else 0.0  # past the nodes between
             middle = f"{(x + u) / 2 + bend * (v - y):.0f},{(y + v) / 2 - bend * (u - x):.0f}"

@@ -42,7 +42,8 @@ def bars_in_rows(
         ax.text(start + length / 2, row, text, ha="center", va="center", fontsize="small")
     for name, color in legend.items():
         ax.barh(0, 0, color=color, label=name)
-    _put_legend_beside(ax)
+    if legend:  # matplotlib warns of an empty one
+        _put_legend_beside(ax)
     ax.set_yticks(range(len(rows)), rows)
     ax.set(xlabel=xlabel)
     ax.set_title(title, loc="left", fontsize="medium")
