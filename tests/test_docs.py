@@ -116,7 +116,12 @@ def test_what_does_not_exist_is_found(text):
 
 # ---------------------------------------------------------------- links
 
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.md"), *ROOT.glob("notebooks/*.ipynb")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/**/*.md"),
+    *ROOT.glob("notebooks/**/*.md"),
+    *ROOT.glob("notebooks/*.ipynb"),
+]
 
 
 def prose(path):
