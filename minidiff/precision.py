@@ -25,13 +25,11 @@ converted to the compute dtype after the pbroadcast; with `reductions='bfloat16'
 sent.
 
 Parts of a network that lose too much in 16 bits ask the policy for a dtype of their own, with `cast_for`: a router, or
-the residual stream. `ranges` says which lines of a program overflow or underflow in a dtype. `matmul_fp8` multiplies
-matrices that are rounded to 8 bits.
+the residual stream. `ranges` says which lines of a program overflow or underflow in a dtype.
 
 Where memory is short, `with_masters` keeps the parameters in 16 bits, and the master weights in the optimizer's state.
 
-Sources: Micikevicius et al., "Mixed precision training", 2018, and "FP8 formats for deep learning", 2022; the names are
-those of DeepMind's `jmp`.
+Source: Micikevicius et al., "Mixed precision training", 2018; the names are those of DeepMind's `jmp`.
 """
 
 from __future__ import annotations
@@ -53,8 +51,8 @@ from minidiff.core.types import typeof
 from minidiff.debug import CheckFinite, is_inexact
 from minidiff.diagnostics.location import current_location
 from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.ops.base import Elementwise, convert
-from minidiff.ops.elementwise import LinearElementwise, maximum, minimum, stop_gradient, where
+from minidiff.ops.base import convert
+from minidiff.ops.elementwise import maximum, minimum, where
 from minidiff.optim import GradientTransformation, apply_updates
 from minidiff.transforms.derivatives import value_and_grad, vjp
 from minidiff.transforms.recording import stage_flat
@@ -68,8 +66,8 @@ from minidiff.values.dtypes import (
 )
 
 __all__ = [
-    "LossScale", "MasterState", "Policy", "Ranges", "all_finite", "cast_for", "matmul_fp8", "ranges", "select",
-    "widen", "with_masters",
+    "LossScale", "MasterState", "Policy", "Ranges", "all_finite", "cast_for", "ranges", "select", "widen",
+    "with_masters",
 ]  # fmt: skip
 __dir__ = functools.partial(sorted, __all__)
 
@@ -445,60 +443,12 @@ def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
     return report
 
 
-# ---------------------------------------------------------------- 8 bits
-
-
 def _finfo(dtype: Any) -> Any:
     """The limits of a dtype, one of 8 bits among them."""
     if isinstance(dtype, str) and dtype.startswith("float8"):
         ml_dtypes = optional_dtypes(dtype)
         return ml_dtypes.finfo(getattr(ml_dtypes, dtype))
     return finfo(check_real_float("ranges: the dtype is one", dtype))
-
-
-@functools.cache
-def _rounding(dtype: str) -> tuple[Elementwise, LinearElementwise]:
-    """Two operations: round numbers to a dtype and back, as if that were the identity; round the cotangents alone."""
-    limits = _finfo(dtype)
-    narrow, largest = limits.dtype, float(limits.max)
-
-    def round_to(x: numpy.ndarray) -> numpy.ndarray:
-        x = numpy.asarray(x)
-        return numpy.clip(x, -largest, largest).astype(narrow).astype(x.dtype)[()]
-
-    return (
-        Elementwise(f"round_{dtype}", round_to, (lambda out, x: 1.0,)),
-        LinearElementwise(f"cotangent_{dtype}", numpy.positive, lambda ct, _: [_round_scaled(ct, dtype)]),
-    )
-
-
-def _round_scaled(x: Value, dtype: str) -> Value:
-    """Round an array to 8 bits, divided by a power of two that brings its largest number below the dtype's largest."""
-    rounding, most = _rounding(dtype)[0], numpy.max(abs(stop_gradient(x)), initial=0)
-    ratio = where(most > 0, most, 1) / float(_finfo(dtype).max)
-    scale = convert(numpy.exp2(numpy.ceil(numpy.log2(ratio))), typeof(x).dtype)
-    return rounding.bind(x / scale) * scale
-
-
-def matmul_fp8(x: Value, w: Value, forward: str = "float8_e4m3fn", backward: str = "float8_e5m2") -> Value:
-    """`x @ w` of matrices that are rounded to 8 bits, each with one scale; cotangents are rounded in the backward pass.
-
-    The results are those of a processor that multiplies 8-bit numbers and adds up in the operands' dtype; the time and
-    the memory are not. The forward dtype has 4 significant bits and the backward one, of larger range, 3. Derivatives
-    take rounding for the identity. Needs the package ml_dtypes. In the body of a `shard_map` each rank's block has its
-    own scale.
-
-    >>> import minidiff as md
-    >>> x, w = numpy.array([[1.0, 0.3]]), numpy.array([[100.0], [1000.0]])
-    >>> x @ w, matmul_fp8(x, w)
-    (array([[400.]]), array([[416.]]))
-    >>> md.grad(lambda w: matmul_fp8(x, w).sum())(w).ravel()
-    array([1.    , 0.3125])
-
-    Source: Micikevicius et al., "FP8 formats for deep learning".
-    """
-    made = _round_scaled(x, forward) @ _round_scaled(w, forward)
-    return _rounding(backward)[1].bind(made)
 
 
 hide_frames_of(globals(), __all__)

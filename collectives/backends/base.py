@@ -115,7 +115,7 @@ class Backend(ABC):
     ) -> list[tuple[Any, Axes]]:
         """All-reduce several values of one dtype in one call: results, with axes."""
 
-    def moves_nothing(self, name: str, x: Any, params: Mapping[str, Any]) -> bool:
+    def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         """Whether the data of a collective's result is that of its operand, an array or a type."""
         return False
 

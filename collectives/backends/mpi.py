@@ -224,7 +224,7 @@ class MPIRanks(Backend):
             found = self._runs[key] = self.prepare(name, operands, communicates, params, several)
         return found
 
-    def moves_nothing(self, name: str, x: Any, params: Mapping[str, Any]) -> bool:
+    def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS or (params["size"] == 1 and _of_one_rank(name, x, params) is _operand)
 
     def prepare(

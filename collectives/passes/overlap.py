@@ -134,7 +134,7 @@ def run_lowered(
 ) -> list[tuple[Any, Axes]]:
     """Bind a lowered collective, unless it moves nothing: the results, each with the axes it varies along."""
     helds = tuple(held for _, held in operands)
-    if all(ranks.moves_nothing(collective.name, typeof(x), params) for x, _ in operands):
+    if all(ranks.moves_nothing(collective.name, typeof(x), held, params) for x, held in operands):
         outs = [x for x, _ in operands]
     else:
         may_be_operand = (

@@ -16,7 +16,7 @@ from minidiff.transforms.recording import scalar_tapes
 def compile_cotangent(primitive: Differentiable, i: int, count: int, tangents: int) -> Callable | None:
     """Compile an elementwise primitive's cotangent in operand i to one function.
 
-    Return None where the rule has cases (real or complex, a literal or a value) or parameters.
+    Return None where the rule has cases (real or complex, a literal or a value), parameters, or conversions of a dtype.
     """
     numbers = {2 + j: 1.0 + 0.123 * (j + 1) for j in range(count) if j != i}
 
@@ -29,7 +29,7 @@ def compile_cotangent(primitive: Differentiable, i: int, count: int, tangents: i
 
     functions: dict[str, Any] = {}
     names = {repr(number): f"x{k}" for k, number in numbers.items()}
-    tapes = scalar_tapes(rule, 2 + count)
+    tapes = scalar_tapes(rule, 2 + count, (float, numpy.float32, complex))
     sources = {_expression(tape, functions, {}) for tape in tapes}
     sources |= {_expression(tape, functions, names) for tape in scalar_tapes(rule_of_numbers, 2 + count)[:1]}
     if len(sources) != 1 or None in sources:

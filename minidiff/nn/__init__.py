@@ -19,7 +19,7 @@ from minidiff.diagnostics.other_libraries import module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.higher_order.checkpoint import recomputed_selectively
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.nn.convolution import avg_pool, conv, max_pool  # noqa: F401
+from minidiff.nn.convolution import avg_pool, conv, conv_transpose, max_pool  # noqa: F401
 from minidiff.nn.initializers import initializers  # noqa: F401
 from minidiff.nn.normalization import batch_norm, group_norm, layer_norm, rms_norm, standardize  # noqa: F401
 from minidiff.ops import dimensions, elementwise, reduction
@@ -32,10 +32,11 @@ from minidiff.random import Shape, bernoulli
 from minidiff.values.dtypes import is_differentiable
 
 __all__ = [
-    *("avg_pool", "batch_norm", "celu", "conv", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu"),
-    *("glu", "group_norm", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "initializers", "layer_norm"),
-    *("leaky_relu", "log_sigmoid", "log_softmax", "logsumexp", "max_pool", "mish", "one_hot", "relu", "relu6"),
-    *("rms_norm", "selu", "sigmoid", "silu", "soft_sign", "softmax", "softplus", "squareplus", "standardize", "swish"),
+    *("avg_pool", "batch_norm", "celu", "conv", "conv_transpose", "dot_product_attention", "dropout", "elu", "erf"),
+    *("erfc", "gelu", "glu", "group_norm", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "initializers"),
+    *("layer_norm", "leaky_relu", "log_sigmoid", "log_softmax", "logsumexp", "max_pool", "mish", "one_hot", "relu"),
+    *("relu6", "rms_norm", "selu", "sigmoid", "silu", "soft_sign", "softmax", "softplus", "squareplus"),
+    *("standardize", "swish"),
 ]
 __dir__ = functools.partial(sorted, __all__)
 

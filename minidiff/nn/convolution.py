@@ -18,7 +18,7 @@ import numpy
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.linalg import einsum
-from minidiff.ops.rearranging import pairs_per_axis, windows_p, windows_shape
+from minidiff.ops.rearranging import pairs_per_axis, unwindows_p, windows_p, windows_shape
 
 Sizes = int | Sequence[int]  # one for all dimensions of space, or one for each
 
@@ -46,7 +46,7 @@ def conv(
 
     Source: Chellapilla et al., "High performance convolutional neural networks for document processing", 2006.
     """
-    t, of_kernel = check_operands(x, kernel, groups)
+    t, of_kernel = check_operands("conv", x, kernel, groups)
     *taps, each, features = of_kernel.shape
     x, axes, steps, spread = _prepare("conv", x, taps, stride, padding, dilation)
     windows = windows_p.bind(x, axes=axes, sizes=(*taps,), steps=steps, spread=spread)
@@ -60,17 +60,58 @@ def conv(
     return numpy.reshape(out, (*typeof(out).shape[:-2], features))
 
 
-def check_operands(x: Value, kernel: Value, groups: int) -> tuple[ShapedArray, ShapedArray]:
+def conv_transpose(
+    x: Value,
+    kernel: Value,
+    stride: Sizes = 1,
+    padding: str = "same",
+    dilation: Sizes = 1,
+    transpose_kernel: bool = False,
+) -> Value:
+    """The transpose of a convolution with a stride, which makes `stride` places of each: `jax.lax.conv_transpose`.
+
+    x `[..., *space, channels]`, kernel `[*taps, channels, features]` -> `[..., *places, features]`. Of n, 'same' makes
+    n * stride places, and 'valid' as many more as a kernel is larger than the stride. With `transpose_kernel` the
+    kernel is `[*taps, features, channels]`, that of the `conv` whose transpose this is; otherwise it is flipped. Raises
+    ValueError for shapes and options that do not fit.
+
+    >>> conv_transpose(numpy.array([[1.0], [2.0]]), numpy.array([[[3.0]], [[1.0]]]), stride=2).ravel()
+    array([1., 3., 2., 6.])
+    >>> conv_transpose(numpy.ones((8, 16, 16, 3)), numpy.ones((4, 4, 3, 16)), stride=2).shape
+    (8, 32, 32, 16)
+
+    Source: Zeiler et al., "Deconvolutional networks", 2010.
+    """
+    flipped = tuple(range(typeof(kernel).ndim - 2))
+    kernel = numpy.swapaxes(kernel, -1, -2) if transpose_kernel else numpy.flip(kernel, flipped)
+    t, of_kernel = check_operands("conv_transpose", x, kernel, 1)
+    *taps, _, features = of_kernel.shape
+    shown = f"conv_transpose of {t} and {of_kernel}, stride={stride!r}, padding={padding!r}, dilation={dilation!r}"
+    if padding not in ("same", "valid", "SAME", "VALID"):
+        raise ValueError(f"{shown}: padding is 'same' or 'valid'")
+    axes, steps, spread = _along_space(shown, t, taps, stride, dilation)
+    more = [max(d * (k - 1) + 1 - s, 0) for k, d, s in zip(taps, spread, steps)]  # places, of 'valid'
+    places = [t.shape[a] * s for a, s in zip(axes, steps)]
+    labels = "uvw"[: len(taps)]
+    windows = einsum(f"...c,{labels}cf->...f{labels}", x, kernel)
+    shape = (*t.shape[: axes[0]], *map(operator.add, places, more), features)
+    out = unwindows_p.bind(windows, axes=axes, sizes=(*taps,), steps=steps, spread=spread, shape=shape)
+    if padding.lower() == "valid":
+        return out
+    return out[(..., *(slice(m // 2, m // 2 + n) for m, n in zip(more, places)), slice(None))]
+
+
+def check_operands(what: str, x: Value, kernel: Value, groups: int) -> tuple[ShapedArray, ShapedArray]:
     """The types of an array and a kernel. Raises ValueError unless they can be convolved."""
     t, of_kernel = typeof(x), typeof(kernel)
     space = of_kernel.ndim - 2
     if not 1 <= space <= min(3, t.ndim - 1) or t.shape[-1] != groups * of_kernel.shape[-2]:
         raise ValueError(
-            f"conv: x is {t} and the kernel {of_kernel}, with groups={groups}; write them as [..., *space, channels] "
+            f"{what}: x is {t} and the kernel {of_kernel}, with groups={groups}; write them as [..., *space, channels] "
             "and [*taps, channels / groups, features], with as many dimensions of space as of taps, 1 to 3"
         )
     if of_kernel.shape[-1] % groups:
-        raise ValueError(f"conv: the features of the kernel {of_kernel} cannot be split into {groups} groups")
+        raise ValueError(f"{what}: the features of the kernel {of_kernel} cannot be split into {groups} groups")
     return t, of_kernel
 
 
@@ -113,19 +154,27 @@ def _prepare(
     """x with what is around it, the axes of space, and the stride and dilation along each."""
     t, space = typeof(x), len(sizes)
     shown = f"{what} of {t} with windows {(*sizes,)}, stride={stride!r}, padding={padding!r}, dilation={dilation!r}"
-    steps, spread = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
-    if not len(steps) == len(spread) == space < t.ndim or min((*sizes, *steps, *spread)) < 1:
-        raise ValueError(
-            f"{shown}: x is [..., *space, channels], and stride and dilation are a number, or one for each dimension "
-            "of space; all are at least 1"
-        )
-    axes = tuple(range(t.ndim - 1 - space, t.ndim - 1))
+    axes, steps, spread = _along_space(shown, t, sizes, stride, dilation)
     widths = pad_widths(shown, [t.shape[a] for a in axes], sizes, steps, padding, spread)
     if any(map(any, widths)):
         x = numpy.pad(x, [(0, 0)] * axes[0] + widths + [(0, 0)], constant_values=around)
     if min(windows_shape(typeof(x), axes, sizes, steps, spread)[0][axes[0] : -1 - space]) < 1:
         raise ValueError(f"{shown}: a window is larger than the array with what is around it, {typeof(x)}")
     return x, axes, steps, spread
+
+
+def _along_space(
+    shown: str, t: ShapedArray, sizes: Sequence[int], stride: Sizes, dilation: Sizes
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The axes of space, and the stride and dilation along each."""
+    space = len(sizes)
+    steps, spread = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
+    if not len(steps) == len(spread) == space < t.ndim or min((*sizes, *steps, *spread)) < 1:
+        raise ValueError(
+            f"{shown}: x is [..., *space, channels], and stride and dilation are a number, or one for each dimension "
+            "of space; all are at least 1"
+        )
+    return tuple(range(t.ndim - 1 - space, t.ndim - 1)), steps, spread
 
 
 def pad_widths(

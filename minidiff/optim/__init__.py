@@ -53,7 +53,6 @@ from minidiff.optim.schedules import (
     linear_onecycle_schedule,
     linear_schedule,
     piecewise_constant_schedule,
-    piecewise_interpolate_schedule,
     polynomial_schedule,
     warmup_cosine_decay_schedule,
 )  # fmt: skip
@@ -85,7 +84,7 @@ __all__ = [
     "chain", "clip", "clip_by_global_norm", "constant_schedule", "cosine_decay_schedule", "cosine_onecycle_schedule",
     "exponential_decay", "global_norm", "huber_loss", "inject_hyperparams", "join_schedules", "l2_loss",
     "linear_onecycle_schedule", "linear_schedule", "lion", "partition", "piecewise_constant_schedule",
-    "piecewise_interpolate_schedule", "polynomial_schedule", "scale", "scale_by_adam", "scale_by_learning_rate",
+    "polynomial_schedule", "scale", "scale_by_adam", "scale_by_learning_rate",
     "scale_by_lion", "scale_by_rms", "scale_by_rss", "sgd", "sigmoid_binary_cross_entropy", "softmax_cross_entropy",
     "softmax_cross_entropy_with_integer_labels", "squared_error", "trace", "warmup_cosine_decay_schedule",
 ]  # fmt: skip

@@ -77,35 +77,14 @@ def exponential_decay(
     return schedule
 
 
-#: How much of the way to its next value a schedule has gone, for the share of the steps.
-_BENDS: dict[str, Callable[[Value], Value]] = {
-    "constant": lambda share: 0 * share,
-    "linear": lambda share: share,
-    "cosine": lambda share: (1 - numpy.cos(math.pi * share)) / 2,
-}
-
-
-def piecewise_interpolate_schedule(
-    interpolate_type: str, init_value: Value, boundaries_and_scales: dict[int, Value] | None = None
-) -> Schedule:
-    """Multiply by `boundaries_and_scales[step]` up to each of these steps, along a line or half a cosine.
-
-    `interpolate_type` is 'linear', 'cosine', or 'constant' for jumps. Raises ValueError for another, and for scales
-    below 0.
-
-    >>> schedule = piecewise_interpolate_schedule('linear', 1.0, {4: 0.5, 8: 0.0})
-    >>> [float(schedule(step)) for step in (0, 2, 4, 6, 9)]
-    [1.0, 0.75, 0.5, 0.25, 0.0]
-    """
-    if interpolate_type not in _BENDS:
-        raise ValueError(f"interpolate_type must be one of {', '.join(map(repr, _BENDS))}, got {interpolate_type!r}")
-    scales = sorted((boundaries_and_scales or {}).items())
-    check_numbers(**{f"boundaries_and_scales[{step}]": by for step, by in scales})
+def _piecewise(bend: Callable[[Value], Value], init_value: Value, scales: dict[int, Value]) -> Schedule:
+    """Multiply by `scales[step]` up to each of these steps; `bend` turns shares of the steps into shares of the way."""
+    check_numbers(**{f"boundaries_and_scales[{step}]": by for step, by in scales.items()})
 
     def schedule(step: Value) -> Value:
         value, begin, first = init_value + 0.0 * step, 0, init_value
-        for end, by in scales:
-            share = _BENDS[interpolate_type](numpy.clip((step - begin) / max(end - begin, 1), 0, 1))
+        for end, by in sorted(scales.items()):
+            share = bend(numpy.clip((step - begin) / max(end - begin, 1), 0, 1))
             value = where(step >= begin, first + (by - 1) * first * share, value)
             begin, first = end, by * first
         return where(step >= begin, first, value)
@@ -119,7 +98,7 @@ def piecewise_constant_schedule(init_value: Value, boundaries_and_scales: dict[i
     >>> [float(piecewise_constant_schedule(1.0, {2: 0.5, 4: 0.5})(step)) for step in (0, 1, 2, 4)]
     [1.0, 1.0, 0.5, 0.25]
     """
-    return piecewise_interpolate_schedule("constant", init_value, boundaries_and_scales)
+    return _piecewise(lambda share: 0 * share, init_value, boundaries_and_scales or {})
 
 
 def linear_onecycle_schedule(
@@ -143,7 +122,7 @@ def linear_onecycle_schedule(
     check_numbers(transition_steps=transition_steps, least=1)
     rise, fall = int(pct_start * transition_steps), int(pct_final * transition_steps)
     scales = {rise: div_factor, fall: 1 / div_factor, transition_steps: 1 / final_div_factor}
-    return piecewise_interpolate_schedule("linear", peak_value / div_factor, scales)
+    return _piecewise(lambda share: share, peak_value / div_factor, scales)
 
 
 def cosine_onecycle_schedule(
@@ -160,7 +139,7 @@ def cosine_onecycle_schedule(
     """
     check_numbers(transition_steps=transition_steps, least=1)
     scales = {int(pct_start * transition_steps): div_factor, transition_steps: 1 / (div_factor * final_div_factor)}
-    return piecewise_interpolate_schedule("cosine", peak_value / div_factor, scales)
+    return _piecewise(lambda share: (1 - numpy.cos(math.pi * share)) / 2, peak_value / div_factor, scales)
 
 
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:

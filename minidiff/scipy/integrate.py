@@ -12,6 +12,7 @@ Source: R. T. Q. Chen et al., "Neural ordinary differential equations", 2018.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -115,24 +116,51 @@ _solution.defvjp(_sweep, _integrate_adjoint)
 
 
 def _by_odeint(f: Callable, y0: numpy.ndarray, t: numpy.ndarray, **options: Any) -> numpy.ndarray:
-    ys, found = scipy.integrate.odeint(f, y0, t, tfirst=True, full_output=True, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", scipy.integrate.ODEintWarning)
+        ys, found = scipy.integrate.odeint(f, y0, t, tfirst=True, full_output=True, **options)
     if "successful" not in found["message"]:
-        raise RuntimeError(f"odeint: {found['message']}")
+        k = numpy.argmax((t[1:] - found["tcur"]) * (t[-1] - t[0]) > 0)  # the first time that was not reached
+        raise _stopped("odeint", found["tcur"][k], found["hu"][k], found["message"])
     return ys
 
 
-def _by_solve_ivp(f: Callable, y0: numpy.ndarray, t: numpy.ndarray, **options: Any) -> numpy.ndarray:
-    found = scipy.integrate.solve_ivp(f, (t[0], t[-1]), y0, t_eval=t[1:], **options)
+def _by_solve_ivp(f: Callable, y0: numpy.ndarray, t: numpy.ndarray, method: Any, **options: Any) -> numpy.ndarray:
+    if isinstance(getattr(scipy.integrate, str(method), None), type):
+        method = _stopping(getattr(scipy.integrate, method))
+    found = scipy.integrate.solve_ivp(f, (t[0], t[-1]), y0, method, t_eval=t[1:], **options)
     if not found.success:
         raise RuntimeError(f"solve_ivp: {found.message}")
     return numpy.concatenate([y0[None], found.y.T])
 
 
+@functools.cache
+def _stopping(method: type) -> type:
+    """One of SciPy's methods, which stops where its steps are too small. (SciPy's LSODA would go on, by such steps.)"""
+
+    class Stopping(method):
+        def step(self) -> str | None:
+            message = super().step()
+            small = self.step_size is not None and self.step_size < 10 * numpy.spacing(abs(self.t))
+            if self.status == "failed" or (self.status == "running" and small):
+                raise _stopped("solve_ivp", self.t, self.step_size or 0.0, message or "the next would be too small.")
+            return message
+
+    return Stopping
+
+
+def _stopped(name: str, t: float, step: float, why: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name} stopped at t = {t:.6g}, where its last step was {step:.1g}: {why} If the solution grows without bound "
+        "there, end before it"
+    )
+
+
 def odeint(func: Callable, y0: Value, t: Value, args: tuple = (), tfirst: bool = False, **options: Any) -> Value:
     """`scipy.integrate.odeint`: y [k, n] at the times t [k], where dy/dt = func(y, t, *args).
 
-    At the first time y is y0 [n]. `options` are SciPy's `rtol`, `atol`, `mxstep`, `hmax` and so on. Raise RuntimeError
-    if the solver fails.
+    At the first time y is y0 [n]. `options` are SciPy's `rtol`, `atol`, `mxstep`, `hmax` and so on. Raise RuntimeError,
+    with the time and the step, if the solver fails.
 
     >>> import minidiff as md
     >>> end = lambda rate: odeint(lambda y, t, rate: -rate * y, numpy.ones(1), numpy.array([0.0, 1.0]), (rate,))[-1, 0]
@@ -157,7 +185,8 @@ def solve_ivp(
 
     The times `t_eval` [k] are those at which y is returned, [n, k]; by default those of t_span, since a shape cannot
     depend on the solver's steps. They are in order, and the last is the end. `method` and `options` (`rtol`, `atol`,
-    `max_step`) are SciPy's; `events` and `dense_output` are not supported. Raise RuntimeError if the solver fails.
+    `max_step`) are SciPy's; `events` and `dense_output` are not supported. Raise RuntimeError, with the time and
+    the step, if the solver fails.
 
     >>> solution = solve_ivp(lambda t, y: -y, (0.0, 1.0), numpy.array([1.0]), rtol=1e-8, atol=1e-8)
     >>> solution.y.round(6)

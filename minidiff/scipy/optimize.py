@@ -76,18 +76,6 @@ def _solve(solver: Callable, fun: Callable, equations: Callable, x0: Value, args
     return Result(x, f(x, *values), success)
 
 
-def _itself(f: Callable) -> Callable:
-    return f
-
-
-def _by_root(f: Callable, x0: numpy.ndarray, **options: Any) -> Any:
-    return scipy.optimize.root(f, x0, jac=jacfwd(f), **options)
-
-
-def _by_minimize(f: Callable, x0: numpy.ndarray, **options: Any) -> Any:
-    return scipy.optimize.minimize(f, x0, jac=grad(f), **options)
-
-
 def root(
     fun: Callable, x0: Value, args: tuple = (), method: str = "hybr", tol: float | None = None, **kwds: Any
 ) -> Result:
@@ -100,7 +88,8 @@ def root(
     >>> round(float(md.grad(lambda a: root(lambda x: x * x - a, numpy.ones(1)).x[0])(4.0)), 6)  # 1 / (2 sqrt(a))
     0.25
     """
-    return _solve(functools.partial(_by_root, method=method, tol=tol, **kwds), fun, _itself, x0, args)
+    solver = lambda f, x0: scipy.optimize.root(f, x0, jac=jacfwd(f), method=method, tol=tol, **kwds)  # noqa: E731
+    return _solve(solver, fun, lambda f: f, x0, args)
 
 
 def minimize(
@@ -116,4 +105,5 @@ def minimize(
     >>> md.grad(lambda a: minimize(f, numpy.zeros(2), (a,)).x.sum())(numpy.array([1.0, 2.0]))
     array([0.5, 0.5])
     """
-    return _solve(functools.partial(_by_minimize, method=method, tol=tol, **kwds), fun, grad, x0, args)
+    solver = lambda f, x0: scipy.optimize.minimize(f, x0, jac=grad(f), method=method, tol=tol, **kwds)  # noqa: E731
+    return _solve(solver, fun, grad, x0, args)

@@ -156,12 +156,6 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
 }
 
 
-def _polygamma(n: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
-    """The derivatives of digamma in the dtype of x: SciPy's are in float64."""
-    out, dtype = sp.polygamma(n, x), numpy.asarray(x).dtype
-    return out.astype(dtype) if dtype.kind == "f" else out
-
-
 #: Functions that NumPy has under another name or the same, with rules already.
 _SAME = {"cbrt": "cbrt", "exp2": "exp2", "expm1": "expm1", "log1p": "log1p", "round": "rint"}
 
@@ -169,7 +163,7 @@ _SAME = {"cbrt": "cbrt", "exp2": "exp2", "expm1": "expm1", "log1p": "log1p", "ro
 @functools.cache
 def function_of(name: str) -> ElementwiseFunction:
     """Declare a function of SciPy by its name; its ufunc then takes traced values, too."""
-    function: Any = _polygamma if name == "polygamma" else getattr(sp, name)
+    function: Any = getattr(sp, name)
     if name in _SAME:
         return implements(function)(getattr(elementwise, _SAME[name]))
     rules = RULES[name] if name in RULES else (None,) * function.nin

@@ -106,10 +106,10 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
     return tape_of
 
 
-def scalar_tapes(rule: Callable, count: int) -> list[Tape]:
-    """Stage a rule on real scalars, and on complex scalars if the rule accepts them."""
+def scalar_tapes(rule: Callable, count: int, dtypes: Sequence[Any] = (float, complex)) -> list[Tape]:
+    """Stage a rule on scalars of each dtype that it accepts."""
     tapes = []
-    for dtype in (float, complex):
+    for dtype in dtypes:
         with contextlib.suppress(TypeError), running(EVALUATE):
             tapes.append(make_tape(rule)(*[ShapedArray((), dtype)] * count))
     return tapes

@@ -17,9 +17,7 @@ True
 from spmd.machines.data_sheets import A100, H100, TPU_V5E, TPU_V5P
 from spmd.machines.machine import Efficiency, Link, Machine, Placement, link
 from spmd.machines.measured import this_machine
-from spmd.machines.topology import Topology
 
 __all__ = [
-    "A100", "H100", "TPU_V5E", "TPU_V5P", "Efficiency", "Link", "Machine", "Placement", "Topology", "link",
-    "this_machine",
+    "A100", "H100", "TPU_V5E", "TPU_V5P", "Efficiency", "Link", "Machine", "Placement", "link", "this_machine",
 ]  # fmt: skip

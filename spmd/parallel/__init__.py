@@ -132,7 +132,6 @@ from spmd.parallel.vocabulary import embed, label_cross_entropy
 from spmd.parallel.weight_versions import (
     double_buffered_versions,
     pipedream_versions,
-    show_versions,
     train_with_versions,
 )
 from spmd.parallel.zero import zero
@@ -151,7 +150,7 @@ __all__ = [
     "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "prefix_scan", "product_3d",
     "ring_attention", "routed", "router_z_loss", "row_parallel", "row_parallel_scattered", "run_parameter_server",
     "scheduled", "scheduled_orders", "scheduled_training", "scheduled_value_and_grad", "sequence_parallel_options",
-    "sequence_parallel_transformer", "server_step", "show_versions", "simulate_parameter_server", "squared_error",
+    "sequence_parallel_transformer", "server_step", "simulate_parameter_server", "squared_error",
     "stacked_layers", "summa", "summa_nt", "summa_tn", "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_3d",
     "tensor_parallel_dense", "tensor_parallel_options", "tensor_parallel_transformer", "top_experts",
     "train_with_versions", "transformer", "transformer_specs", "unblocked_layers", "unstacked_layers", "zero",

@@ -48,7 +48,7 @@ def conv(
     >>> f(np.array([[1.0], [2.0], [3.0], [4.0]]), np.ones((3, 1, 1))).gather().ravel()
     array([3., 6., 9., 7.])
     """
-    image, t = check_operands(x, kernel, groups)
+    image, t = check_operands("conv", x, kernel, groups)
     space, first = t.ndim - 2, image.ndim - t.ndim + 1
     steps, spread = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
     block, taps = image.shape[first:-1], t.shape[:space]

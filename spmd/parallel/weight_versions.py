@@ -31,7 +31,6 @@ import numpy
 import minidiff as md
 from minidiff import tree
 from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule, Step
-from spmd.report.table import labeled_rows
 
 Versions = list[list[int]]  # of each stage: the version that each microbatch sees
 
@@ -116,18 +115,6 @@ def double_buffered_versions(stages: int, microbatches: int, group: int) -> Vers
             f"choose at least {stages}"
         )
     return [[max(0, m // group - 1) for m in range(microbatches)] for _ in range(stages)]
-
-
-def show_versions(versions: Versions) -> str:
-    """A table of stages by microbatches.
-
-    >>> print(show_versions([[0, 0, 1], [0, 1, 2]]))
-    microbatch 0 1 2
-    stage 0    0 0 1
-    stage 1    0 1 2
-    """
-    rows = [("microbatch", range(len(versions[0]))), *((f"stage {i}", row) for i, row in enumerate(versions))]
-    return "\n".join(labeled_rows([[name, *map(str, row)] for name, row in rows], right=True))
 
 
 def train_with_versions(

@@ -95,12 +95,11 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def labeled_rows(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
-    """Lines of cells: a column of labels, then columns of one width, aligned left or `right`."""
+def labeled_rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells: a column of labels, then columns of one width."""
     label = max(len(first) for first, *_ in rows)
     width = max(len(cell) for _, *cells in rows for cell in cells)
-    align = str.rjust if right else str.ljust
-    return [" ".join([first.ljust(label), *(align(c, width) for c in cells)]).rstrip() for first, *cells in rows]
+    return [" ".join([first.ljust(label), *(c.ljust(width) for c in cells)]).rstrip() for first, *cells in rows]
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.core import reverse
-from minidiff.ops.base import match
+from minidiff.ops.base import Elementwise, match
+from minidiff.ops.elementwise import function_of
 from tests import PATIENCE
 from tests.minidiff.ops.test_shape import broadcasts
 
@@ -114,6 +115,17 @@ def test_operators_are_as_those_of_the_plain_engine(name, x, y, both, swap):
     for a, b in zip(md.tree.leaves(found), md.tree.leaves(expected)):
         assert np.asarray(a).dtype == np.asarray(b).dtype
         np.testing.assert_array_equal(a, b) if isinstance(a, str | type) else np.testing.assert_allclose(a, b, 1e-6)
+
+
+def test_a_rule_that_computes_in_double_precision_is_converted_back():
+    double = function_of(
+        Elementwise("double_cos", lambda x: np.cos(np.asarray(x, float)), (lambda out, x: -np.sin(x),))
+    )
+    single = function_of(Elementwise("single_sin", np.sin, (lambda out, x: double(x),)))
+    for x in (np.float32([1.0, 2.0]), np.array([1.0, 2.0])):
+        found = md.grad(lambda x: np.sum(single(x)))(x)
+        assert found.dtype == x.dtype
+        np.testing.assert_allclose(found, np.cos(x), 1e-6)
 
 
 def test_a_traced_value_lacks_attributes_in_words():

@@ -310,6 +310,29 @@ def test_a_convolution_is_a_loop_over_windows(given_):
         np.testing.assert_allclose((value * gradient).sum(), (expected * ct).sum(), rtol=1e-9, atol=1e-9)
 
 
+@given(convolution())
+@settings(max_examples=60, deadline=None)
+def test_a_transposed_convolution_is_the_adjoint(given_):
+    ct, kernel, options = given_
+    kernel, stride, dilation = np.swapaxes(kernel, -1, -2)[..., : ct.shape[-1]], options["stride"], options["dilation"]
+    ct = ct[..., : kernel.shape[-1]]
+    axes = tuple(range(kernel.ndim - 2))
+    for padding in ("same", "valid"):
+        found = nn.conv_transpose(ct, kernel, stride, padding, dilation, transpose_kernel=True)
+        x = np.zeros_like(found)
+        (expected,) = md.vjp(lambda x, p=padding: nn.conv(x, kernel, stride, p, dilation), x)[1](ct)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+        flipped = np.flip(np.swapaxes(kernel, -1, -2), axes)
+        np.testing.assert_allclose(nn.conv_transpose(ct, flipped, stride, padding, dilation), found, atol=1e-12)
+
+
+def test_transposed_convolutions_have_the_numbers_of_jax():
+    x, kernel = np.arange(6.0).reshape(1, 3, 2, 1), np.arange(6.0).reshape(3, 2, 1, 1)
+    same, valid = (nn.conv_transpose(x, kernel, (2, 1), padding)[0, ..., 0] for padding in ("same", "valid"))
+    assert same.tolist() == [[0, 5], [0, 3], [10, 24], [6, 13], [22, 44], [12, 23]]
+    assert valid.tolist() == [[0, 5, 4], [0, 3, 2], [10, 24, 12], [6, 13, 6], [22, 44, 20], [12, 23, 10], [4, 5, 0]]
+
+
 def test_windows_are_a_view_which_is_what_the_backward_pass_keeps():
     """Nine windows of an element take no memory: the residuals are the operands."""
     x, kernel = np.zeros((64, 64, 8)), np.zeros((3, 3, 8, 8))
@@ -349,6 +372,14 @@ NOT_CONVOLVED = {
     "another word": (
         lambda: nn.conv(np.zeros((2, 1)), np.zeros((1, 1, 1)), padding="full"),
         "padding is 'same', 'valid'",
+    ),
+    "transposed, another word": (
+        lambda: nn.conv_transpose(np.zeros((2, 1)), np.zeros((1, 1, 1)), padding=1),
+        "padding is 'same' or 'valid'",
+    ),
+    "transposed, other channels": (
+        lambda: nn.conv_transpose(np.zeros((4, 3)), np.zeros((2, 2, 1))),
+        "conv_transpose: x is f64[4,3] and the kernel f64[2,2,1]",
     ),
     "no stride": (lambda: nn.conv(np.zeros((2, 1)), np.zeros((1, 1, 1)), 0), "all are at least 1"),
     "two strides": (lambda: nn.avg_pool(np.zeros((2, 1)), (1,), (1, 1)), "one for each dimension of space"),

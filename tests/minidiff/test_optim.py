@@ -479,14 +479,6 @@ SCHEDULES = {
         {0: 2.0, 1: 2.0, 2: 1.0, 4: 1.0, 5: 3.0, 12: 3.0},
     ),
     "no pieces": (optim.piecewise_constant_schedule(2.0), {0: 2.0, 7: 2.0}),
-    "pieces, linear": (
-        optim.piecewise_interpolate_schedule("linear", 2.0, {5: 3.0, 2: 0.5}),
-        {0: 2.0, 1: 1.5, 2: 1.0, 3: 1.666666666667, 4: 2.333333333333, 6: 3.0, 12: 3.0},
-    ),
-    "pieces, cosine": (
-        optim.piecewise_interpolate_schedule("cosine", 2.0, {2: 0.5, 5: 3.0}),
-        {0: 2.0, 1: 1.5, 2: 1.0, 3: 1.5, 4: 2.5, 6: 3.0, 12: 3.0},
-    ),
     "one cycle, linear": (
         optim.linear_onecycle_schedule(9, 0.5),
         {0: 0.02, 1: 0.26, 2: 0.5, 3: 0.404, 4: 0.308, 6: 0.116, 8: 0.010001, 9: 2e-06, 12: 2e-06},
@@ -526,9 +518,6 @@ ERRORS = {
     "max_delta must be at least 0": lambda: optim.clip(-1.0),
     r"decay must be in \[0, 1\), got 1.0": lambda: optim.scale_by_rms(1.0),
     "decay_rate must be at least 5e-324, got 0.0": lambda: optim.exponential_decay(1.0, 2, 0.0),
-    "interpolate_type must be one of 'constant', 'linear', 'cosine', got 'cubic'": lambda: (
-        optim.piecewise_interpolate_schedule("cubic", 1.0)
-    ),
     r"boundaries_and_scales\[3\] must be at least 0, got -1": lambda: optim.piecewise_constant_schedule(1.0, {3: -1.0}),
     "transition_steps must be at least 1": lambda: optim.cosine_onecycle_schedule(0, 1.0),
     r"static_args are \['rate'\], but the parameters are \['step_size'\]": lambda: optim.inject_hyperparams(
@@ -619,7 +608,6 @@ DEFAULTS = {
     "lion": {"b1": 0.9, "b2": 0.99, "mu_dtype": None, "weight_decay": 1e-3, "mask": None},
     "partition": {},
     "piecewise_constant_schedule": {"boundaries_and_scales": None},
-    "piecewise_interpolate_schedule": {"boundaries_and_scales": None},
     "polynomial_schedule": {"transition_begin": 0},
     "scale": {},
     "scale_by_adam": {**ADAM, "nesterov": False},

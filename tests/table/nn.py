@@ -36,6 +36,8 @@ ROWS = [
     row(nn.dot_product_attention, real(3, 2, 2), real(3, 2, 2), real(3, 2, 2), is_causal=True, scale=0.3),
     row(nn.dot_product_attention, real(4, 1, 2), real(5, 1, 2), real(5, 1, 2), local_window_size=(2, 1)),
     *(row(nn.conv, real(*x), real(*kernel), **options) for x, kernel, options in CONVOLUTIONS),
+    row(nn.conv_transpose, real(2, 3, 2, 2), real(2, 3, 2, 3), stride=(3, 1)),
+    row(nn.conv_transpose, real(3, 2), real(3, 4, 2), stride=2, padding="valid", dilation=2, transpose_kernel=True),
     *(
         row(f, distinct(2, 4, 6, 2), window=(2, 3), padding=how)
         for f in (nn.max_pool, nn.avg_pool)

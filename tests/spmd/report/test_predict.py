@@ -2,7 +2,6 @@
 
 import functools
 import math
-import pathlib
 import warnings
 
 import pytest
@@ -11,9 +10,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import axis_index, axis_size, pbroadcast, pmean, psum
-from collectives.cost import ALGORITHMS
 from spmd import P
-from spmd.machines import A100, H100, TPU_V5E, TPU_V5P, Efficiency, Link, Topology, link
+from spmd.machines import A100, H100, TPU_V5E, TPU_V5P, Efficiency, Link, link
 from spmd.parallel import gpipe, interleaved, one_f_one_b, zero_bubble
 from spmd.parallel.causal_attention import causal_attention
 from spmd.parallel.scheduled import scheduled
@@ -406,38 +404,3 @@ def test_prices_are_all_that_a_walk_asks_for():
     span = Walk(Ones(), fused=False, keep=True).price(tape)
     assert span.seconds == max(end for *_, end, _ in span.operations)
     assert span.total("exposed") == 20.0  # nothing else can run
-
-
-# ---------------------------------------------------------------- topologies
-
-ALPHA, BETA, BYTES = 4e-6, 1 / 300e9, 2**20
-WIRE = link("wire", 64, latency=ALPHA, bandwidth=1 / BETA)
-
-
-@pytest.mark.parametrize("n", [2, 5, 8])
-def test_a_ring_on_a_ring_takes_what_its_formula_says(n):
-    nbytes = n * 2**16
-    expected = ALGORITHMS["ring_all_reduce"](n, nbytes).seconds(ALPHA, BETA)
-    assert Topology.ring(n, WIRE).all_reduce(nbytes) == pytest.approx(expected)
-
-
-def test_halving_shares_the_root_of_a_tree_but_not_of_a_fat_tree():
-    # At distance d = 4, 2, 1, d messages of d/8 of the bytes pass the switch between them; twice, there and back.
-    latency = 2 * (6 + 4 + 2) * ALPHA
-    shared = latency + 2 * sum(d * d / 8 for d in (4, 2, 1)) * BYTES * BETA
-    alone = latency + 2 * sum(d / 8 for d in (4, 2, 1)) * BYTES * BETA
-    assert Topology.tree(8, WIRE).all_reduce(BYTES, "halving_doubling_all_reduce") == pytest.approx(shared)
-    assert Topology.tree(8, WIRE, fat=True).all_reduce(BYTES, "halving_doubling_all_reduce") == pytest.approx(alone)
-
-
-def test_a_ring_through_a_torus_takes_two_links_from_row_to_row():
-    torus = Topology.torus(4, 4, WIRE)
-    assert [len(torus.route(r, (r + 1) % 16)) for r in range(16)] == [1, 1, 1, 2] * 4
-    assert torus.all_reduce(BYTES) == pytest.approx(30 * (2 * ALPHA + BYTES / 16 * BETA))
-    assert len(torus.route(0, 10)) == 4 and len(Topology.tree(6, WIRE).route(0, 5)) == 6
-
-
-def test_the_picture_in_the_guide_is_the_topology():
-    picture = (pathlib.Path(__file__).parents[3] / "docs/fat_tree.svg").read_text()
-    assert picture == Topology.tree(8, WIRE, fat=True)._repr_svg_()
-    assert picture.count("<path") == 14  # one for each link, not one each way

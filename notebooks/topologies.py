@@ -1,4 +1,7 @@
-"""Devices and the links between them as a graph: the time of messages that share links."""
+"""Devices and the links between them as a graph: the time of messages that share links.
+
+`docs/guide/predict.md` compares an all-reduce on four of them.
+"""
 
 from __future__ import annotations
 

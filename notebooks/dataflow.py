@@ -1,0 +1,170 @@
+"""Static control flow as a graph of nodes: operations, and Switch and Merge between them, as in TensorFlow's graphs.
+
+A node fires when a value has arrived at each of its inputs, and sends its result on. Two nodes steer values: `Switch`
+takes a value and a condition, and sends the value to one of two outputs; `Merge` passes on whatever arrives first. A
+branch that is not taken gets no values, so nothing in it fires. A loop is a Merge of the first value and that of the
+last step, a Switch by the loop's condition, and the body in between; what the body reads goes around with the rest.
+All values begin the next step together (`NextIteration`), and leave together (`Exit`), so that none meets one of
+another step.
+
+Nodes whose inputs are there do not wait for each other: with `workers`, `run` fires them in threads. NumPy lets go of
+Python's lock while it computes large arrays.
+
+Sources: Dennis, "First version of a data flow procedure language", 1974; Yu et al., "Dynamic control flow in
+large-scale machine learning", 2018, whose nodes these are. (There values have the numbers of their steps, and need not
+wait.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import Var
+
+Port = tuple["Node", int]  # an output of a node
+
+
+@dataclass(eq=False)
+class Node:
+    """A node: its label, how it computes a list of results, and the ports that its inputs come from."""
+
+    label: str
+    compute: Callable[..., list]
+    inputs: list[Port] = field(default_factory=list)
+
+
+class Dataflow:
+    """The graph of a tape, whose `cond` and `while_loop` become Switch and Merge nodes.
+
+    >>> import numpy, minidiff as md
+    >>> graph = Dataflow(md.make_tape(lambda x: md.cond(x > 0, numpy.sin, numpy.negative, x))(1.0))
+    >>> [node.label for node in graph.nodes]
+    ['x0', 'greater', 'Switch', 'sin', 'negative', 'Merge', 'result']
+    >>> graph.run(-2.0)
+    [np.float64(2.0)]
+    """
+
+    def __init__(self, tape: Tape):
+        self.nodes: list[Node] = []
+        self.inputs = [self._node(f"x{k}", None, []) for k in range(len(tape.inputs))]
+        outs = self._add(tape, self.inputs, self.inputs[0])
+        self.results = [self._node("result", lambda x: [x], [port])[0] for port in outs]
+
+    def _node(self, label: str, compute: Any, inputs: Sequence[Port]) -> Port:
+        self.nodes.append(Node(label, compute, list(inputs)))
+        return self.nodes[-1], 0
+
+    def _add(self, tape: Tape, ports: Sequence[Port], trigger: Port) -> list[Port]:
+        """Add a tape's equations, and return the ports of its results; what needs no value waits for the trigger."""
+        known = dict(zip(tape.inputs, ports))
+
+        def port_of(atom: Any) -> Port:
+            return known[atom] if isinstance(atom, Var) else self._node(f"{atom}", lambda _, x=atom: [x], [trigger])
+
+        for eqn in tape.equations:
+            if eqn.primitive.name == "cond":
+                made = self._cond(eqn, [port_of(a) for a in eqn.inputs])
+            elif eqn.primitive.name == "while_loop":
+                made = self._loop(eqn, [port_of(a) for a in eqn.inputs])
+            else:
+                made = self._operation(eqn, known, trigger)
+            known.update(zip(eqn.outputs, made))
+        return [port_of(a) for a in tape.outputs]
+
+    def _operation(self, eqn: Equation, known: dict[Var, Port], trigger: Port) -> list[Port]:
+        names = [a for a in eqn.inputs if isinstance(a, Var)]
+
+        def compute(*values: Any) -> list:
+            given = iter(values)
+            out = eqn.primitive.bind(*[next(given) if isinstance(a, Var) else a for a in eqn.inputs], **eqn.params)
+            return out if eqn.primitive.multiple_results else [out]
+
+        node, _ = self._node(eqn.primitive.name, compute, [known[a] for a in names] or [trigger])
+        return [(node, k) for k in range(len(eqn.outputs))]
+
+    def _switch(self, value: Port, condition: Port) -> tuple[Port, Port]:
+        node, _ = self._node("Switch", lambda x, c: [x, None] if c else [None, x], [value, condition])
+        return (node, 0), (node, 1)
+
+    def _merge(self, *ports: Port) -> Port:
+        return self._node("Merge", lambda x: [x], ports)
+
+    def _cond(self, eqn: Equation, ports: list[Port]) -> list[Port]:
+        condition, *operands = ports
+        switched = [self._switch(x, condition) for x in operands or [condition]]
+        taken = [self._add(b, [x[k] for x in switched], switched[0][k]) for k, b in enumerate(eqn.bodies)]
+        return [self._merge(*pair) for pair in zip(*taken)]
+
+    def _loop(self, eqn: Equation, ports: list[Port]) -> list[Port]:
+        a, b = eqn.params["cond_consts"], eqn.params["cond_consts"] + eqn.params["body_consts"]
+        merged = [self._merge(port) for port in ports]
+        (condition,) = self._add(eqn.params["cond"], merged[:a] + merged[b:], merged[0])
+        inside, after = zip(*[self._switch(port, condition) for port in merged])
+        carried = self._add(eqn.params["body"], inside[a:], inside[0])
+        following, _ = self._node("NextIteration", lambda *xs: list(xs), [*inside[:b], *carried])
+        for k, (merge, _) in enumerate(merged):
+            merge.inputs.append((following, k))
+        leaving, _ = self._node("Exit", lambda *xs: list(xs), after)
+        return [(leaving, k) for k in range(b, len(ports))]
+
+    # ------------------------------------------------ how it runs, and how it looks
+
+    def run(self, *values: Any, workers: int = 0) -> list:
+        """Send values to the inputs, fire nodes while some are ready, and return what has arrived at the results.
+
+        With `workers`, that many threads fire nodes; otherwise one is fired after the other.
+        """
+        waiting: dict[tuple[Node, int], deque] = {
+            (node, k): deque() for node in self.nodes for k in range(len(node.inputs))
+        }
+        readers: dict[Port, list] = {}
+        for node in self.nodes:
+            for k, port in enumerate(node.inputs):
+                readers.setdefault(port, []).append((node, k))
+        found: dict[Node, Any] = {}
+        ready: deque = deque()
+
+        def send(node: Node, outs: Sequence[Any]) -> None:
+            if node in self.results:
+                found[node] = outs[0]
+            for port, x in enumerate(outs):
+                for reader, k in readers.get((node, port), ()) if x is not None else ():
+                    waiting[reader, k].append(x)
+                    queues = [waiting[reader, i] for i in range(len(reader.inputs))]
+                    if reader.label == "Merge":
+                        ready.append((reader, [waiting[reader, k].popleft()]))
+                    elif all(queues):
+                        ready.append((reader, [queue.popleft() for queue in queues]))
+
+        for (node, _), x in zip(self.inputs, values):
+            send(node, [x])
+        if not workers:
+            while ready:
+                node, given = ready.popleft()
+                send(node, node.compute(*given))
+        else:
+            with ThreadPoolExecutor(workers) as pool:
+                firing: dict[Future, Node] = {}
+                while ready or firing:
+                    firing.update((pool.submit(node.compute, *given), node) for node, given in ready)
+                    ready.clear()
+                    for done in wait(firing, return_when=FIRST_COMPLETED).done:
+                        send(firing.pop(done), done.result())
+        return [found[node] for node in self.results]
+
+    def dot(self) -> str:
+        """The graph in Graphviz's language: Switch and Merge are diamonds and triangles, and edges back are dashed."""
+        shapes = {"Switch": "diamond", "Merge": "invtriangle"}
+        number = {node: k for k, node in enumerate(self.nodes)}
+        lines = [f'n{k} [label="{node.label}", shape={shapes.get(node.label, "box")}];' for node, k in number.items()]
+        for node, k in number.items():
+            for source, port in node.inputs:
+                side = f'label="{"TF"[port]}"' if source.label == "Switch" else ""
+                back = "style=dashed, constraint=false" if number[source] > k else ""
+                lines.append(f"n{number[source]} -> n{k} [{', '.join(filter(None, (side, back)))}];")
+        return "digraph {\n  " + "\n  ".join(lines) + "\n}\n"
