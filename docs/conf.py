@@ -15,7 +15,8 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx
 
 # The source folder is that of the repository, so that links between its files are links between pages.
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "notebooks/*.ipynb", "notebooks/*.md", "notebooks/build/*.md"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "notebooks/*.ipynb", "notebooks/*.md"]
+include_patterns += ["notebooks/build/*.md", "notebooks/build/*.ipynb"]
 exclude_patterns = ["docs/_build"]
 
 # A link that leads nowhere is a warning, and `make docs` fails for one.
