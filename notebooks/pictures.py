@@ -484,3 +484,8 @@ def draw_jacobian(jacobian: numpy.ndarray, parts: dict[str, Any], inputs: Sequen
         ax.set_xticks(range(len(inputs)), inputs)
         ax.set_yticks(range(len(jacobian)), [f"$y_{i + 1}$" for i in range(len(jacobian))])
     return Picture(_png(fig), "; ".join(parts))
+
+
+def picture(fig: Figure, text: str) -> Picture:
+    """A figure, drawn by whatever means, as the picture that notebooks show, and as what `print` shows of it."""
+    return Picture(_png(fig), text)
