@@ -608,3 +608,8 @@ def draw_placement(tape: Tape, placement: Sequence[int]) -> Picture:
     ax.axis("off")
     text = ", ".join(f"{k}: {e.primitive} on rank {rank}" for k, (e, rank) in enumerate(zip(tape.equations, placement)))
     return Picture(_png(fig), f"{text}; {len(sent)} values sent, {sum(sent.values()):,} bytes")
+
+
+def picture(fig: Figure, text: str) -> Picture:
+    """A figure, drawn by whatever means, as the picture that notebooks show, and as what `print` shows of it."""
+    return Picture(_png(fig), text)

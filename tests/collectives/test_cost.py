@@ -36,6 +36,11 @@ def test_every_algorithm_has_formulas():
     assert set(GATHERS) <= set(PRICED_AS)
 
 
+def test_all_variants_of_a_gather_have_one_price():
+    prices = {price(f"all_gather{variant}", 4, 100) for variant in ("", "_invariant", "_reduced")}
+    assert prices == {ALGORITHMS["ring_all_gather"](4, 400)}
+
+
 def test_every_collective_that_communicates_has_a_price():
     declared = [x for module in (ops, rooted) for x in vars(module).values() if isinstance(x, ops.Collective)]
     assert set(PRICED_AS) == {x.name for x in declared if x.cost is not None}
