@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import nbformat
-
 HERE = Path(__file__).parent
 PAGES = HERE.parent
 MAGIC = "%%writefile mine/"
@@ -71,6 +69,8 @@ def _put(source: str, match: re.Match, answer: str) -> str:
 
 def put_into_pages() -> None:
     """Write the files with holes into the cells of the pages that write them."""
+    import nbformat
+
     for path in sorted(PAGES.glob("*.ipynb")):
         page = nbformat.read(path, as_version=4)
         for cell in page.cells:
