@@ -396,3 +396,25 @@ return np.sum(np.split(parts, size), axis=0).reshape(np.shape(x))
         "return lambda blocks, **params: [ring(blocks[0], self.shift, self.size, self.comm.rank)]",
     ],
 }
+
+#: What the pages let students predict.
+PREDICTIONS = {
+    "operations_applied": 5,
+    "equations": 7,
+    "right_derivative": 1.0,
+    "confused_derivative": 2.0,
+    "linear_equations": 5,
+    "bytes_of_psum": 256,
+    "bytes_of_scatter": 64,
+    "bytes_of_gather": 1024,
+    "bytes_of_both": 256,
+    "type_of_psum": "f64[3]",
+    "type_of_w_times_x": "f64[3]{i}",
+    "type_of_w_times_w": "f64[3]",
+    "type_of_gather": "f64[12]{i}",
+    "pbroadcasts": 2,
+    "psums": 5,
+    "sizes_of_psums": [1, 2, 16, 32, 128],
+    "bytes_on_4_ranks": 2_010_720,
+    "bytes_on_2_ranks": 1_340_480,
+}

@@ -31,7 +31,6 @@ _EMPTY = re.compile(
     r"^ *# HOLE (\d+\.\d+) [^\n]*\n(?: *#(?! END)[^\n]*\n)*(?: *raise NotImplementedError[^\n]*\n)? *# END", re.M
 )
 MINE = Path("mine")
-MINE.mkdir(exist_ok=True)
 
 
 def unfilled(source: str) -> list[str]:
@@ -47,6 +46,7 @@ def unfilled(source: str) -> list[str]:
 
 def start(page: int) -> None:
     """Begin a page: say what of earlier ones is missing, and read their files anew."""
+    MINE.mkdir(exist_ok=True)
     fresh()
     for name, written in FILES.items():
         path = MINE / f"{name}.py"
