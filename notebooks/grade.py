@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -159,16 +160,19 @@ def grade_page(path: Path, limit: float) -> list[Graded]:
     """Judge a page by the hidden checks: each in a process of its own, with the files of the pages so far."""
     step = path.name.split("_")[0]
     files = student_files(path.parent, int(step))
-    graded = []
-    for number, worth in checks.points().items():
-        if number.split(".")[0] == step:
-            with tempfile.TemporaryDirectory() as folder:
-                mine = Path(folder, "mine")
-                mine.mkdir()
-                for name, source in files.items():
-                    (mine / f"{name}.py").write_text(source)
-                graded.append(Graded(path.stem, number, worth, judge(number, folder, limit)))
-    return graded
+    worth = {number: points for number, points in checks.points().items() if number.split(".")[0] == step}
+
+    def verdict(number: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            mine = Path(folder, "mine")
+            mine.mkdir()
+            for name, source in files.items():
+                (mine / f"{name}.py").write_text(source)
+            return judge(number, folder, limit)
+
+    with ThreadPoolExecutor(os.cpu_count()) as several:
+        verdicts = several.map(verdict, worth)
+        return [Graded(path.stem, number, worth[number], said) for number, said in zip(worth, verdicts)]
 
 
 def judge(number: str, folder: str, limit: float) -> str:
@@ -201,7 +205,8 @@ def judge(number: str, folder: str, limit: float) -> str:
 def submissions(path: Path) -> Iterator[tuple[str, Path]]:
     """The notebooks of the course in a file or folder: the name of the student (a folder's), and the notebook."""
     if path.is_file():
-        yield path.resolve().parent.name, path
+        folder = path.resolve().parent
+        yield (folder.parent if folder.name == "build" else folder).name, path
         return
     for found in sorted(path.rglob("*.ipynb")):
         known = (HERE / found.name).exists() or (HERE / "build" / found.name).exists()

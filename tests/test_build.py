@@ -1,10 +1,12 @@
 """The build: its hidden checks tell right answers from wrong ones, and students' copies have no answers."""
 
+import re
 import sys
 
 import pytest
 
 from notebooks.build.solution import checks, holes
+from tests import jep_examples
 from tests.build_answers import WRONG
 
 HOLES = holes.holes()
@@ -44,6 +46,19 @@ def test_questions_are_numbered_and_checked():
     assert set(WRONG) == set(HOLES)
     steps = [int(number.split(".")[0]) for number in checks.points()]
     assert steps == sorted(steps) and set(steps) == set(range(1, 9))
+
+
+def body(text):
+    """The operations in the body of the printed program's shard_map, with the types of their results."""
+    return [(op, type) for type, op in re.findall(r"^ {6}\w+:(\S+) = (\w+)\(", text, re.M)]
+
+
+def test_the_jeps_examples_are_those_of_the_package(mine):
+    assert mine("7.4") == "right"
+    mine_examples = checks.jep(checks.Modules())
+    for name, example in jep_examples.EXAMPLES.items():
+        *_, forward, backward = mine_examples[name[0]]
+        assert (forward, backward) == (body(example.text), body(example.transposed)), name
 
 
 def test_the_solution_passes_all_checks(mine):

@@ -199,22 +199,18 @@ def test_the_build_is_graded(tmp_path, capsys):
     ):
         handout.hand_out(tmp_path / student, ["build"])
         answer_pages(tmp_path / student / "build", changed)
-        for path in (tmp_path / student).rglob("*.ipynb"):
-            if path.name[0] > "5":
-                path.unlink()
     points = tmp_path / "points.csv"
-    grade.main(
-        [str(p) for p in tmp_path.rglob("5_*.ipynb")][:0] + [str(tmp_path), "--limit", "10", "--csv", str(points)]
-    )
+    pages = sorted(map(str, tmp_path.rglob("5_*.ipynb")))
+    grade.main([*pages, "--limit", f"{LIMIT}", "--csv", str(points)])
     rows = list(csv.DictReader(points.open()))
     got = {(row["student"], row["question"]): (row["points"], row["verdict"]) for row in rows}
-    assert all(int(row["points"]) == int(row["of"]) for row in rows if row["student"] == "ada" or row["question"] < "5")
+    assert len(rows) == 12 and all(row["points"] == row["of"] for row in rows if row["student"] == "ada")
     assert got["bob", "5.1"][1].startswith("not yet: psum: rank 0 has the shape ()")
     assert got["bob", "5.2"][1] == "not yet: after 10 seconds it had not ended"
     assert got["bob", "5.3"][1] == "not yet: it ended the process in which it ran"
     assert got["eve", "5.1"] == ("0", "your turn: hole 5.1")
     assert got["eve", "5.2"][0] == got["eve", "5.3"][0] == "0"
-    assert re.search(r"^ada +39 of 39$", capsys.readouterr().out, re.M)
+    assert re.search(r"^ada +6 of 6$", capsys.readouterr().out, re.M)
 
 
 def test_a_page_that_was_left_out_is_named(tmp_path):
