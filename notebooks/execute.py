@@ -73,7 +73,7 @@ def rewrite(path: Path) -> None:
     """Execute the notebook of this file from clean, and put what comes out into the file."""
     notebook = nbformat.read(path, as_version=4)
     before = [cell.get("outputs", []) for cell in notebook.cells]
-    with executed(notebook):
+    with executed(notebook, folder=path.resolve().parent):
         pass
     for old, cell in zip(before, notebook.cells):
         _keep_drawings(old, cell.get("outputs", []))

@@ -5,6 +5,7 @@ WRONG = {
     "1.2": [
         "interpreters.append(interpreter)\nyield",
         "interpreters.append(interpreter)\nyield\ninterpreters.pop()",
+        "interpreters.append(interpreter)\ntry:\n    yield\nfinally:\n    interpreters.remove(interpreter)",
     ],
     "1.3": [
         "return current().process(self, args, params)",

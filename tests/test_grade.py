@@ -171,6 +171,18 @@ def test_the_pages_are_in_step_with_the_solution():
     assert sorted(empty) == sorted(holes.holes())
 
 
+def test_the_files_that_pages_name_exist():
+    root = grade.HERE.parent
+    named = set()
+    for path in PAGES:
+        text = "\n".join(
+            cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"
+        )
+        named |= set(re.findall(r"`((?:minidiff|collectives|spmd|docs)/[\w/.]*)`", text))
+        named |= {f"notebooks/build/{link}" for link in re.findall(r"\]\((\.\./[^)]*)\)", text)}
+    assert len(named) > 25 and not [name for name in named if not (root / name).exists()]
+
+
 def test_the_students_copy_has_no_solution_and_runs(tmp_path):
     written = handout.hand_out(tmp_path)
     assert {p.name for p in PAGES} <= {p.name for p in written}

@@ -152,6 +152,13 @@ def _(m):
     with m.tracer.using(spy):
         assert m.tracer.current() is spy, "in the block, another interpreter is current than the one given to `using`"
     assert m.tracer.current() is before, "after the block, the interpreter is still there: take it off the list"
+    with m.tracer.using(spy):
+        with m.tracer.using(before):
+            pass
+        assert m.tracer.current() is spy, (
+            "an interpreter can be in the list twice, and the block that ends is that of the *last* one: pop it. "
+            "(`remove` takes the first one)"
+        )
     try:
         with m.tracer.using(spy):
             raise KeyError
