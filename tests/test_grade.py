@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -230,3 +231,15 @@ def test_a_page_that_was_left_out_is_named(tmp_path):
     answer_pages(tmp_path / "build")
     (first, *_) = grade.grade(tmp_path / "build" / "3_forward.ipynb")
     assert first.verdict == "your turn: mine/tracer.py is missing: page 1 writes it"
+
+
+def test_a_lecture_of_the_course_is_graded(tmp_path):
+    name = "01_three_ways_to_differentiate"
+    answers = runpy.run_path(str(grade.ANSWERS / f"{name}.py"))["EXERCISES"]
+    handout.hand_out(tmp_path, ["01"])
+    path = tmp_path / f"{name}.ipynb"
+    student = nbformat.read(path, as_version=4)
+    for k, (cell, _) in enumerate(grade.exercises(student)):
+        cell.source = answers[k]["right"] if k % 2 else answers[k]["wrong"][0]
+    nbformat.write(student, path)
+    assert [g.points for g in grade.grade(path)] == [0, 1, 0, 1]
