@@ -17,10 +17,11 @@ _SVG = "image/svg+xml"
 
 
 @contextmanager
-def executed(notebook: NotebookNode, timeout: float = 600) -> Iterator[NotebookClient]:
+def executed(notebook: NotebookNode, timeout: float = 600, folder: Path = HERE) -> Iterator[NotebookClient]:
     """The notebook run from clean, in place, in a kernel which stays for the block: further cells run in that too.
 
-    Raises nbclient.exceptions.CellExecutionError where a cell does; a cell may take `timeout` seconds.
+    Raises nbclient.exceptions.CellExecutionError where a cell does; a cell may take `timeout` seconds. Its working
+    directory is `folder`.
     """
     client = NotebookClient(
         notebook,
@@ -30,7 +31,7 @@ def executed(notebook: NotebookNode, timeout: float = 600) -> Iterator[NotebookC
         record_timing=False,
         coalesce_streams=True,
         extra_arguments=["--log-level=ERROR"],
-        resources={"metadata": {"path": str(HERE)}},
+        resources={"metadata": {"path": str(folder)}},
     )
     with client.setup_kernel():
         for index, cell in enumerate(notebook.cells):
@@ -72,7 +73,7 @@ def rewrite(path: Path) -> None:
     """Execute the notebook of this file from clean, and put what comes out into the file."""
     notebook = nbformat.read(path, as_version=4)
     before = [cell.get("outputs", []) for cell in notebook.cells]
-    with executed(notebook):
+    with executed(notebook, folder=path.resolve().parent):
         pass
     for old, cell in zip(before, notebook.cells):
         _keep_drawings(old, cell.get("outputs", []))

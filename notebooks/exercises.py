@@ -60,6 +60,6 @@ def judge(test: Callable, answers: tuple) -> Verdict:
         return Verdict("your turn")
     except AssertionError as error:
         return Verdict("not yet", str(error) or traceback.extract_tb(error.__traceback__)[-1].line or "")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Verdict("not yet", f"{type(error).__name__}: {error}")
     return Verdict("right")

@@ -1,0 +1,245 @@
+"""The grader: what it says of right, wrong, hanging, crashing and cheating notebooks; and the students' copy."""
+
+import csv
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from notebooks import grade, handout
+from notebooks.build.page import unfilled
+from notebooks.build.solution import checks, holes
+from tests.build_answers import PREDICTIONS, WRONG
+
+PAGES = sorted((Path(grade.HERE) / "build").glob("*.ipynb"))
+LIMIT = 10.0  # for an answer that never ends; the others take no time
+
+RUN_PAGES = """
+import sys
+from pathlib import Path
+import nbformat
+
+sys.path.insert(0, ".")
+for path in sorted(Path(".").glob("*.ipynb")):
+    names = {}
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.source.startswith("%%writefile "):
+            first, _, source = cell.source.partition("\\n")
+            Path(first.split()[1]).write_text(source)
+        elif cell.cell_type == "code":
+            exec(cell.source, names)
+"""
+
+
+# ---------------------------------------------------------------- lectures
+
+
+def notebook(*cells):
+    made = nbformat.v4.new_notebook()
+    for k, (source, *tags) in enumerate(cells):
+        made.cells.append(nbformat.v4.new_code_cell(source, id=f"cell-{k}", metadata={"tags": tags}))
+    return made
+
+
+def write_lecture(path, answers):
+    """A lecture with questions a, b, …, whose answers are 1, 2, …, as a student answers it."""
+    cells = [("from exercises import check",)]
+    for k, answer in enumerate(answers, 1):
+        name = "abcdefgh"[k - 1]
+        cells.append((answer.replace("ANSWER", name), "exercise"))
+        test = f"assert {name}() == {k}, f'not {{{name}()}}'"
+        cells.append((f"@check({name})\ndef _({name}):\n    {test}", "check"))
+    nbformat.write(notebook(*cells), path)
+
+
+def test_a_lecture_is_graded_whatever_is_in_it(tmp_path):
+    given = [
+        "def ANSWER():\n    return 1",
+        "def ANSWER():\n    return 7",
+        "def ANSWER():\n    while True:\n        pass",
+        "import os\n\ndef ANSWER():\n    os._exit(0)",
+        "def ANSWER(:\n    return 5",
+        "raise KeyboardInterrupt",
+        "def ANSWER():\n    raise NotImplementedError('your turn')",
+        "def ANSWER():\n    return a() + 7",
+    ]
+    empty = "def ANSWER():\n    raise NotImplementedError('your turn')"
+    write_lecture(tmp_path / "lecture.ipynb", [empty] * len(given))
+    write_lecture(tmp_path / "student.ipynb", given)
+    wrong = [f"def {name}():\n    return 0" for name in "abcdefgh"]
+    graded = grade.grade_lecture(tmp_path / "student.ipynb", tmp_path / "lecture.ipynb", wrong, LIMIT)
+    said = [g.verdict for g in graded]
+    assert said[0] == "right" and said[1] == "not yet: not 7"
+    assert said[2] == "not yet: after 10 seconds it had not ended"
+    assert said[3] == "not yet: it ended the process in which it ran"
+    assert said[4].startswith("not yet: SyntaxError") and said[5].startswith("not yet: KeyboardInterrupt")
+    assert said[6] == "your turn"
+    assert said[7] == "right"  # it uses an answer that was given before the kernel was lost
+    assert [g.points for g in graded] == [1, 0, 0, 0, 0, 0, 0, 1]
+
+
+CHEATS = {
+    "check is redefined": "check = lambda *answers: lambda test: print('right')\ndef ANSWER():\n    return 7",
+    "the checker is changed": """
+import exercises
+exercises._judge = lambda *a: exercises.Verdict("right")
+exercises.check = lambda *answers: lambda test: exercises.display(exercises.Verdict("right"))
+check = exercises.check
+def ANSWER():
+    return 7
+""",
+    "the verdict is shown by the answer": """
+import exercises
+def ANSWER():
+    exercises.display(exercises.Verdict("right"))
+    raise SystemExit
+""",
+    "what displays is changed": """
+import IPython.display
+shows = IPython.display.display
+IPython.display.display = lambda x: shows(type(x)("right"))
+def ANSWER():
+    return 7
+""",
+}
+
+
+def test_cheating_gets_no_points(tmp_path):
+    write_lecture(tmp_path / "lecture.ipynb", ["def ANSWER():\n    raise NotImplementedError"] * len(CHEATS))
+    write_lecture(tmp_path / "student.ipynb", CHEATS.values())
+    wrong = [f"def {name}():\n    return 0" for name in "abcd"]
+    graded = grade.grade_lecture(tmp_path / "student.ipynb", tmp_path / "lecture.ipynb", wrong, LIMIT)
+    assert [g.points for g in graded] == [0] * len(CHEATS), [g.verdict for g in graded]
+
+
+def test_a_file_that_is_not_a_notebook(tmp_path):
+    path = tmp_path / PAGES[0].name
+    path.write_text("{")
+    assert [g.points for g in grade.grade(path)] == [0]
+    with pytest.raises(ValueError, match="no notebook of this name"):
+        grade.grade(tmp_path / "99_other.ipynb")
+
+
+# ---------------------------------------------------------------- the build
+
+
+def answer_pages(folder, changed=None):
+    """Answer the pages of a students' copy: the solution's answers in the holes, but for those that are changed."""
+    for path in sorted(folder.glob("*.ipynb")):
+        page = nbformat.read(path, as_version=4)
+        for cell in page.cells:
+            if cell.source.startswith(holes.MAGIC):
+                name = cell.source.split("\n")[0][len(holes.MAGIC) :].removesuffix(".py")
+                source = holes.solution(name)
+                for number, answer in (changed or {}).items():
+                    if holes.holes()[number].file == name:
+                        source = holes.fill(source, number, answer)
+                cell.source = f"{holes.MAGIC}{name}.py\n{source}"
+            elif "exercise" in cell.metadata.get("tags", []):
+                for name, value in PREDICTIONS.items():
+                    cell.source = re.sub(rf"^{name} = \.\.\.$", f"{name} = {value!r}", cell.source, flags=re.M)
+        nbformat.write(page, path)
+
+
+def run_pages(folder):
+    """What the checks on the pages say, in order."""
+    environment = {**os.environ, "PYTHONPATH": str(grade.HERE.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_PAGES], cwd=folder, capture_output=True, text=True, env=environment, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    return [
+        line for line in done.stdout.splitlines() if line.startswith(("right", "your turn", "not yet"))
+    ], done.stdout
+
+
+def test_the_pages_are_in_step_with_the_solution():
+    written = []
+    for path in PAGES:
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.source.startswith(holes.MAGIC):
+                first, _, source = cell.source.partition("\n")
+                written.append(first[len(holes.MAGIC) :].removesuffix(".py"))
+                expected = holes.with_holes(holes.solution(written[-1]))
+                assert source == expected.rstrip("\n"), "run `python -m notebooks.build.solution.holes`"
+    assert written == list(checks.FILES) and set(written) == set(holes.names())
+    empty = [number for name in written for number in unfilled(holes.with_holes(holes.solution(name)))]
+    assert sorted(empty) == sorted(holes.holes())
+
+
+def test_the_files_that_pages_name_exist():
+    root = grade.HERE.parent
+    named = set()
+    for path in PAGES:
+        text = "\n".join(
+            cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"
+        )
+        named |= set(re.findall(r"`((?:minidiff|collectives|spmd|docs)/[\w/.]*)`", text))
+        named |= {f"notebooks/build/{link}" for link in re.findall(r"\]\((\.\./[^)]*)\)", text)}
+    assert len(named) > 25 and not [name for name in named if not (root / name).exists()]
+
+
+def test_the_students_copy_has_no_solution_and_runs(tmp_path):
+    written = handout.hand_out(tmp_path)
+    assert {p.name for p in PAGES} <= {p.name for p in written}
+    everything = "\n".join(p.read_text() for p in tmp_path.rglob("*") if p.is_file())
+    for name in holes.names():
+        for match in holes._HOLE.finditer(holes.solution(name)):
+            longest = max(match["answer"].split("\n"), key=len).strip()
+            if len(longest) > 40:
+                assert longest not in everything.replace('\\"', '"'), f"hole {match['number']}: {longest}"
+    assert not list(tmp_path.rglob("solution")) and not list(tmp_path.rglob("grade.py"))
+    assert all(not cell.get("outputs") for p in tmp_path.rglob("*.ipynb") for cell in nbformat.read(p, 4).cells)
+
+    verdicts, _ = run_pages(tmp_path / "build")
+    assert set(verdicts) == {"your turn"}
+    answer_pages(tmp_path / "build")
+    verdicts, said = run_pages(tmp_path / "build")
+    assert set(verdicts) == {"right"} and len(verdicts) > 16
+    assert len(re.findall(r"^rank \d of 2: .* as on simulated ranks: True$", said, re.M)) == 2
+
+
+def test_the_build_is_graded(tmp_path, capsys):
+    for student, changed in (
+        ("ada", {}),
+        ("bob", {"5.1": WRONG["5.1"][0], "5.2": "while True:\n    pass", "5.3": "import os\nos._exit(0)"}),
+        ("eve", {"5.1": None, "5.2": "print('right')\nraise SystemExit", "5.3": "raise KeyboardInterrupt"}),
+    ):
+        handout.hand_out(tmp_path / student, ["build"])
+        answer_pages(tmp_path / student / "build", changed)
+    points = tmp_path / "points.csv"
+    pages = sorted(map(str, tmp_path.rglob("5_*.ipynb")))
+    grade.main([*pages, "--limit", f"{LIMIT}", "--csv", str(points)])
+    rows = list(csv.DictReader(points.open()))
+    got = {(row["student"], row["question"]): (row["points"], row["verdict"]) for row in rows}
+    assert len(rows) == 12 and all(row["points"] == row["of"] for row in rows if row["student"] == "ada")
+    assert got["bob", "5.1"][1].startswith("not yet: psum: rank 0 has the shape ()")
+    assert got["bob", "5.2"][1] == "not yet: after 10 seconds it had not ended"
+    assert got["bob", "5.3"][1] == "not yet: it ended the process in which it ran"
+    assert got["eve", "5.1"] == ("0", "your turn: hole 5.1")
+    assert got["eve", "5.2"][0] == got["eve", "5.3"][0] == "0"
+    assert re.search(r"^ada +6 of 6$", capsys.readouterr().out, re.M)
+
+
+def test_a_page_that_was_left_out_is_named(tmp_path):
+    handout.hand_out(tmp_path, ["build/2", "build/3"])
+    answer_pages(tmp_path / "build")
+    (first, *_) = grade.grade(tmp_path / "build" / "3_forward.ipynb")
+    assert first.verdict == "your turn: mine/tracer.py is missing: page 1 writes it"
+
+
+def test_a_lecture_of_the_course_is_graded(tmp_path):
+    name = "01_three_ways_to_differentiate"
+    answers = runpy.run_path(str(grade.ANSWERS / f"{name}.py"))["EXERCISES"]
+    handout.hand_out(tmp_path, ["01"])
+    path = tmp_path / f"{name}.ipynb"
+    student = nbformat.read(path, as_version=4)
+    for k, (cell, _) in enumerate(grade.exercises(student)):
+        cell.source = answers[k]["right"] if k % 2 else answers[k]["wrong"][0]
+    nbformat.write(student, path)
+    assert [g.points for g in grade.grade(path)] == [0, 1, 0, 1]
