@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy
+
 from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
@@ -32,7 +34,7 @@ class Stage(Recorder):
 
     def atom(self, x):
         a = super().atom(x)
-        return a if self.program is None else read_only_copy(a)
+        return read_only_copy(a) if isinstance(a, numpy.ndarray) and self.program is not None else a
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
