@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy
-
 from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
+from minidiff.core.types import Var
 from minidiff.diagnostics.location import LoopWatch
 from minidiff.values.aliasing import read_only_copy
 
@@ -34,7 +33,7 @@ class Stage(Recorder):
 
     def atom(self, x):
         a = super().atom(x)
-        return read_only_copy(a) if isinstance(a, numpy.ndarray) and self.program is not None else a
+        return a if type(a) is Var or self.program is None else read_only_copy(a)
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
