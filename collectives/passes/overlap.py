@@ -19,7 +19,6 @@ from collectives.backends.base import Axes, Backend
 from collectives.ops import ppermute_p
 from collectives.passes.fuse_psums import PSUMS
 from collectives.primitives import Collective
-from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.effects import has_effects
@@ -115,10 +114,14 @@ class Progress(DecidedOnce):
         return ""
 
 
-class Index(Primitive):
+class Index(DecidedOnce):
     """Each rank's index along some axes; no constant: all ranks share the program."""
 
     shares_memory = True
+
+    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+        index, _ = params["ranks"].axis_index(params["axes"])
+        return index.copy
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
@@ -126,7 +129,7 @@ class Index(Primitive):
 
 lowered_p, start_p, wait_p = map(functools.cache, (Lowered, Start, Wait))
 progress_p = Progress("progress")
-index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
+index_p = Index("axis_index")
 
 
 def run_lowered(

@@ -37,7 +37,8 @@ def find_aliases(tape: Tape) -> dict[Any, frozenset]:
     for eqn in tape.equations:
         p, own = eqn.primitive, eqn.outputs[:1]
         if _bodies_make_all(eqn) if p.is_higher_order else not p.shares_memory:
-            roots.update((v, frozenset([v])) for v in eqn.outputs)
+            for v in eqn.outputs:
+                roots[v] = frozenset([v])
             continue
         reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])
         if p in READ_ONLY or p.is_higher_order:  # a body may return a constant, too
@@ -143,11 +144,11 @@ class Memory:
         self.owned.update(donated)
         last: dict[Var, int] = {}
         for k, eqn in enumerate(tape.equations):
-            last.update((v, k) for v in eqn.outputs)
+            last.update(dict.fromkeys(eqn.outputs, k))
             for a in eqn.inputs:
-                if isinstance(a, Var):
-                    last[a] = k
-                    last.update((root, k) for root in self.roots[a] if isinstance(root, Var))
+                for root in (a, *self.roots[a]) if isinstance(a, Var) else ():
+                    if isinstance(root, Var):
+                        last[root] = k
         for a in tape.outputs:
             if isinstance(a, Var):
                 last.update((v, -1) for v in (a, *self.roots[a]) if isinstance(v, Var))

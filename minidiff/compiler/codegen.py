@@ -39,7 +39,7 @@ from minidiff.ops.base import DecidedOnce
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import collecting_later, stage_flat
 from minidiff.values.allocation import keep_by_default
-from minidiff.values.dtypes import is_scalar_constant
+from minidiff.values.dtypes import NARROW, is_scalar_constant
 from minidiff.values.half import evaluate, runs_wide
 
 #: Reuse memory for results of at least this size; for smaller ones NumPy allocates as fast.
@@ -89,7 +89,7 @@ class Source:
         self.namespace.update(self.clock.names if self.clock else {})
         tape = group_operations(tape, self.foreign, self.options.get("kernels", True))
         given = [v for v, yes in zip(tape.inputs, donated) if yes]
-        if given_up:
+        if given and given_up:
             tape = copy_views(tape, {v.type for v in given} - {v.type for v in self.foreign})
         self.tape = tape
         reserved = _reserved_names(tape)
@@ -158,7 +158,7 @@ class Source:
             targets += "," * (eqn.primitive.multiple_results and len(eqn.outputs) == 1 and eqn.primitive is not fused_p)
             lines.append(f"    {targets}{' = ' * bool(targets)}{self._expression(eqn, k)}  # {_comment(eqn)}")
             self.asked_for[len(lines)] = eqn.source
-            lines += self._written_over(eqn, k)
+            lines += self._written_over(eqn, k) if self.given_up else []
             forgotten = [n for v in self.memory.ending[k] for n in self._release(v)]
             if forgotten:
                 lines.append(f"    del {', '.join(forgotten)}")
@@ -175,9 +175,9 @@ class Source:
     def _expression(self, eqn: Equation, k: int) -> str:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
-        foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
-        foreign = foreign or _may_shard(eqn)
-        self.foreign.update(eqn.outputs if foreign else ())
+        foreign = _may_shard(eqn) or any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs if self.foreign)
+        if foreign:
+            self.foreign.update(eqn.outputs)
         if foreign or _runs_wide(eqn):
             return self._call(eqn, operands, k)
         if primitive is fused_p:
@@ -295,7 +295,7 @@ class Source:
 
     def _memory_for(self, eqn: Equation, k: int) -> str | None:
         """The name of a dying operand whose memory a ufunc's large result can take, or None."""
-        a = self.memory.reused_by(eqn, k, REUSED_BYTES, self.reused | self.foreign)
+        a = self.memory.reused_by(eqn, k, REUSED_BYTES, self.reused)
         if a is None:
             return None
         self.reused.add(a)
@@ -382,7 +382,7 @@ def _may_shard(eqn: Equation) -> bool:
 
 
 def _runs_wide(eqn: Equation) -> bool:
-    return runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
+    return bool(NARROW) and runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
 
 
 def _reserved_names(tape: Tape) -> frozenset[str]:

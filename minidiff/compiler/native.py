@@ -9,21 +9,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import importlib
 import importlib.util
 import os
 import stat
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from minidiff import __version__
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: How long a process waits for another one that compiles the same kernel, in seconds.
 PATIENCE = 10.0
@@ -87,6 +87,8 @@ def cache_directory() -> Path | None:
     It is `MINIDIFF_CACHE`, or `minidiff` in the user's directory of caches. Since it holds code, a directory that
     others may write into is refused, with a warning.
     """
+    from pathlib import Path  # slow to load, and not every program has kernels
+
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     path = Path(os.environ.get("MINIDIFF_CACHE") or os.path.join(base, "minidiff"))
     try:
@@ -129,6 +131,8 @@ def object_file(ir: str) -> bytes:
 
 def _key(ir: str) -> str:
     """What an object file depends on: the IR, the processor and its instructions, and the versions of all."""
+    import hashlib
+
     import llvmlite
 
     versions = (__version__, llvmlite.__version__, str(_llvm().llvm_version_info))
@@ -138,6 +142,8 @@ def _key(ir: str) -> str:
 
 def _read(path: Path) -> bytes | None:
     """The content of a file whose first bytes are the hash of the rest; None if there is none, or it is damaged."""
+    import hashlib
+
     try:
         data = path.read_bytes()
     except OSError:
@@ -147,6 +153,9 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file by another name, then rename it: a reader finds all of it or nothing."""
+    import hashlib
+    import tempfile
+
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         try:

@@ -210,7 +210,8 @@ class Program:
         for eqn in self.tape.equations:
             self.source = eqn.source
             results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
-            self.atoms.update(zip(eqn.outputs, results))
+            if results is not eqn.outputs:
+                self.atoms.update(zip(eqn.outputs, results))
         return Tape(self.tape.inputs, self.equations, self.read(self.tape.outputs))
 
     def read(self, atoms: Sequence[Atom]) -> list[Atom]:
@@ -241,7 +242,7 @@ class Program:
         if eqn.source is None:
             eqn.source = self.source
         self.equations.append(eqn)
-        self.producer.update((v, eqn) for v in eqn.outputs)
+        self.producer.update(dict.fromkeys(eqn.outputs, eqn))
         if key is not None:
             self.known[key] = eqn.outputs
         return eqn.outputs
@@ -267,6 +268,7 @@ def _fold_constants(eqn: Equation) -> list[Atom] | None:
     p = eqn.primitive
     if (
         not eqn.inputs
+        or Var in map(type, eqn.inputs)
         or p.shape_rule is None  # it runs a body, or the user's code
         or p.on_ranks
         or p.has_effect
@@ -283,7 +285,7 @@ def _key(eqn: Equation) -> Any:
     """The key of a common subexpression; None if it must not be merged."""
     if eqn.primitive.is_higher_order or eqn.primitive.has_effect or eqn.primitive is recompute_p:
         return None
-    atoms = tuple([key_part(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
+    atoms = tuple([key_part(a) if type(a) is not Var and is_scalar_constant(a) else id(a) for a in eqn.inputs])
     return eqn.primitive, atoms, key_part(eqn.params) if eqn.params else ()
 
 

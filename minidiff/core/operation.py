@@ -13,7 +13,7 @@ from minidiff.core.ranks import ranks
 from minidiff.core.scope import Scope, checking
 from minidiff.core.states import ALL_INVARIANT, AxisStates, combine_states
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.types import ShapedArray, array_type, typeof
 from minidiff.diagnostics.location import not_linear_message
 from minidiff.values import half
 from minidiff.values.dtypes import NARROW, dtype_name, is_scalar_constant
@@ -138,11 +138,10 @@ class Primitive(metaclass=Declared):
             results = half.infer(self, types, params)
         else:
             results = self.shape_rule(*types, **params)
-        states = self.result_states(types, params)
-        return [
-            ShapedArray(shape, dtype, states=states)
-            for shape, dtype in (results if self.multiple_results else [results])
-        ]
+        states, results = self.result_states(types, params), results if self.multiple_results else [results]
+        if states is ALL_INVARIANT:  # equal types are one object
+            return [array_type(tuple(shape), numpy.dtype(dtype)) for shape, dtype in results]
+        return [ShapedArray(shape, dtype, states=states) for shape, dtype in results]
 
     def result_states(self, types: Sequence[Any], params: dict) -> AxisStates:
         """The states of the results along mesh axes. Raise VarianceError for unreduced operands it cannot take."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
+from minidiff.core.types import Var
 from minidiff.diagnostics.location import LoopWatch
 from minidiff.values.aliasing import read_only_copy
 
@@ -32,7 +33,7 @@ class Stage(Recorder):
 
     def atom(self, x):
         a = super().atom(x)
-        return a if self.program is None else read_only_copy(a)
+        return a if type(a) is Var or self.program is None else read_only_copy(a)
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)

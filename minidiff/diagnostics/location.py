@@ -8,6 +8,7 @@ locations.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -124,19 +125,20 @@ def current_location() -> Location | None:
 
 def location_of(frame: FrameType | None) -> Location | None:
     """As `current_location`, for the code that runs in this frame."""
-    mark_of = _marked.get  # this walks the whole stack, for each equation
+    mark_of, is_library_file = _marked.get, _belongs_to_library  # this walks the stack, for each equation
     found: Location | None = None
     while found is None and frame is not None:
         code = frame.f_code
         mark = mark_of(id(code))
-        if mark in ("replays", "transposes"):
+        if mark is None:
+            if not is_library_file(code.co_filename):
+                compiled = frame.f_globals.get(ASKED_FOR)
+                found = _location(file_name(code), frame.f_lineno) if compiled is None else compiled.get(frame.f_lineno)
+        elif mark in ("replays", "transposes"):
             equation = frame.f_locals.get("equation")
             found = None if equation is None else equation.source
             if found is not None and mark == "transposes":
                 return found.on_the_way_back()
-        elif not _belongs_to_library(code.co_filename):
-            compiled = frame.f_globals.get(ASKED_FOR)
-            found = Location(file_name(code), frame.f_lineno) if compiled is None else compiled.get(frame.f_lineno)
         frame = frame.f_back
     if found is None or found.backward:
         return found
@@ -151,6 +153,10 @@ def location_of(frame: FrameType | None) -> Location | None:
                 break
         frame = frame.f_back
     return found
+
+
+#: The location of a line: one object for all operations that it applies.
+_location = functools.lru_cache(maxsize=4096)(Location)
 
 
 class _IsLibrary(dict[str, bool]):

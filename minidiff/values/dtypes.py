@@ -106,7 +106,8 @@ def dtype_name(dtype: numpy.dtype) -> str:
     return f"{kind}{dtype.itemsize * 8}" if kind else str(dtype)
 
 
-def array_name(shape: Iterable[int], dtype: numpy.dtype) -> str:
+@functools.lru_cache(maxsize=4096)
+def array_name(shape: tuple[int, ...], dtype: numpy.dtype) -> str:
     """The type of an array of this shape and dtype, as printed: `f64[3,4]`."""
     return f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
 

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -142,7 +141,8 @@ def other_launcher_message(library: str, ranks: int = 1) -> str:
 
 def _mpiexec(library: str) -> str:
     """The launcher of an MPI; its path, if a package installed that MPI."""
-    from importlib import metadata  # imported here, since it is slow to load
+    import shutil  # imported here, since these are slow to load
+    from importlib import metadata
 
     for name, package in PACKAGES.items():
         if library.startswith(name) and list(metadata.distributions(name=package)):

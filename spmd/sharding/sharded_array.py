@@ -184,13 +184,13 @@ class ShardedArray(Tracer):
 
     def __array_ufunc__(self, ufunc: numpy.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         target = inputs[:1] if method == "at" else kwargs.get("out", ())
-        as_a_whole = ufunc not in NUMPY_FUNCTIONS or len(target) > 0 or kwargs.get("where", True) is not True
+        as_a_whole = not _is_operation(ufunc) or len(target) > 0 or kwargs.get("where", True) is not True
         if as_a_whole and not any(isinstance(t, ShardedArray) for t in target):
             return getattr(ufunc, method)(*_gather_nested(inputs), **_gather_nested(kwargs))
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func not in NUMPY_FUNCTIONS and not _writes_into_one(func, args, kwargs):
+        if not _is_operation(func) and not _writes_into_one(func, args, kwargs):
             return func(*_gather_nested(args), **_gather_nested(kwargs))
         found = super().__array_function__(func, types, args, kwargs)
         alike = func in _LIKE and args[0] is self and found.shape == self.shape
@@ -209,6 +209,13 @@ class ShardedArray(Tracer):
 
 #: Functions that use only the type of their first argument; their result gets its sharding.
 _LIKE = {numpy.zeros_like, numpy.ones_like, numpy.full_like, numpy.empty_like}
+
+
+def _is_operation(function: Any) -> bool:
+    """Whether a function of NumPy runs on shards. One that does not gets whole arrays."""
+    if function not in NUMPY_FUNCTIONS:
+        declare_all()
+    return function in NUMPY_FUNCTIONS
 
 
 def _gather_nested(x: Any) -> Any:
@@ -271,5 +278,3 @@ reshard_p = Linear(
     result_states=lambda types, params: AxisStates.of((), params["want"].unreduced, params["want"].reduced),
     show_params=lambda params: repr(params["want"]),
 )
-
-declare_all()  # a function that is not among them gets whole arrays

@@ -11,9 +11,9 @@ Memory is a fast network between ranks: a share of a third or more needs a slow 
 its own, MPICH over TCP:
 
     ip netns add slow && ip netns exec slow ip link set lo up
-    ip netns exec slow tc qdisc replace dev lo root tbf rate 1gbit burst 1mb latency 400ms
+    ip netns exec slow tc qdisc replace dev lo root tbf rate 1gbit burst 1mb latency 400ms  # 2gbit for 4 ranks
     export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp MPIR_CVAR_NOLOCAL=1
-    ip netns exec slow mpiexec -n 2 python -m tests.benchmarks.overlap
+    ip netns exec slow mpiexec -n 2 python -m tests.benchmarks.overlap --only step
 
 With MPIR_CVAR_ASYNC_PROGRESS=1, MPICH has a thread that makes progress; otherwise tests between products do.
 """

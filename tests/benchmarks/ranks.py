@@ -1,4 +1,4 @@
-"""What calls and collectives cost on MPI ranks, beside the same calls of mpi4py by hand.
+"""What calls and collectives cost on MPI ranks, beside the same calls of mpi4py by hand; and what a timeline does.
 
     mpiexec -n 2 python -m tests.benchmarks.ranks [--rounds N] [--only NAME …] [--json FILE] [--profile N]
 
@@ -30,6 +30,7 @@ import minidiff as md  # noqa: E402
 import minidiff.numpy as mnp  # noqa: E402
 import spmd  # noqa: E402
 from collectives import pmean, ppermute, psum  # noqa: E402
+from minidiff.compiler.clock import Clock  # noqa: E402
 from spmd import P  # noqa: E402
 
 Runs = dict[str, Callable[[], object]]
@@ -158,6 +159,28 @@ def data_parallel(mesh: spmd.Mesh) -> Runs:
     return {HAND: by_hand, "compiled": lambda: step(params, *split)}
 
 
+def clocked(mesh: spmd.Mesh, width: int) -> Runs:
+    """The gradient of a network of products of `width`, with the clock of `spmd.timeline(measured=True)` or without."""
+    weights = [np.ones((width, width)) / width] * 6
+    x = spmd.distribute(np.ones((width * mesh.size, width)), mesh, P("i"))
+
+    def loss(weights, x):
+        for w in weights:
+            x = mnp.tanh(x @ w)
+        return pmean(mnp.mean(x * x), "i")
+
+    total = spmd.shard_map(loss, mesh=mesh, in_specs=(P(), P("i")), out_specs=P())
+    clock, plain, noted = Clock(), md.jit(md.grad(total)), md.jit(md.grad(total))
+    with clock.in_programs():
+        noted(weights, x)
+
+    def measured():
+        clock.start()
+        noted(weights, x)
+
+    return {"compiled": lambda: plain(weights, x), "measured": measured}
+
+
 ROWS: dict[str, tuple[Callable[[spmd.Mesh], Runs], float]] = {  # with the seconds that a round may take
     "one psum of 8 B": (one_sum, 0.01),
     "psums of 8 B": (lambda mesh: sums(mesh, 8), 0.01),
@@ -165,6 +188,8 @@ ROWS: dict[str, tuple[Callable[[spmd.Mesh], Runs], float]] = {  # with the secon
     "psums of 512 kB": (lambda mesh: sums(mesh, 2**19), 0.06),
     "one ppermute of 512 B": (shift, 0.01),
     "data-parallel step": (data_parallel, 0.1),
+    "timeline, products of 32": (lambda mesh: clocked(mesh, 32), 0.03),
+    "timeline, products of 128": (lambda mesh: clocked(mesh, 128), 0.1),
 }
 
 # ---------------------------------------------------------------- measuring
@@ -194,15 +219,16 @@ def rounds_of(runs: Runs, rounds: int, seconds: float) -> dict[str, list[float]]
 
 
 def lines(name: str, found: dict[str, list[float]]) -> Iterator[dict]:
-    """What a row shows: each program beside mpi4py; of sums, what each further one costs."""
+    """What a row shows: each program beside the first one, mpi4py; of sums, what each further one costs."""
     if f"{HAND}, {MANY}" in found:
         found = {
             kind: [(many - few) / (MANY - FEW) for few, many in zip(found[f"{kind}, {FEW}"], found[f"{kind}, {MANY}"])]
             for kind in (HAND, "compiled", "eager")
         }
         name = f"each further of {name}"
+    first = next(iter(found.values()))
     for kind, times in found.items():
-        beside = [*zip(times, found[HAND])]
+        beside = [*zip(times, first)]
         yield {
             "row": name,
             "kind": kind,
@@ -210,7 +236,7 @@ def lines(name: str, found: dict[str, list[float]]) -> Iterator[dict]:
             "minimum": min(times),
             "median": statistics.median(times),
             "over": statistics.median(a - b for a, b in beside),
-            "over minima": min(times) - min(found[HAND]),
+            "over minima": min(times) - min(first),
             "ratio": statistics.median([a / b for a, b in beside if b > 0] or [0.0]),
         }
 
