@@ -75,3 +75,12 @@ def test_pictures():
     figure, ax = plt.subplots()
     assert lanes.plot(ax) is ax and len(ax.patches) >= len(lanes.operations)
     plt.close(figure)
+
+
+def test_a_machine_is_a_model_too():
+    """Its lanes end when its prediction of the step does."""
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    f = spmd.shard_map(lambda x: psum(np.sum(x @ x), "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    x = md.ShapedArray((2048, 1024), "float32")
+    lanes, step = spmd.timeline(f, spmd.machines.A100)(x), spmd.predict(f, spmd.machines.A100)(x)
+    assert lanes.seconds == pytest.approx(step.seconds) and {o.lane for o in lanes.operations} == {0, 1}
