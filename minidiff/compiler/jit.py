@@ -333,8 +333,8 @@ class Jitted:
         return lambda args, kwargs: of_others(*args, **kwargs, **static_names), (dynamic, named), key
 
     def donates(self, *args: Any, **kwargs: Any) -> tuple[bool, ...]:
-        """Which leaves of these arguments are given up."""
-        return self._prepare_recording(args, kwargs)[3]
+        """Which leaves of these arguments are given up. Each may be an array, or a `ShapedArray`."""
+        return self._prepare_recording(args, kwargs, types_too=True)[3]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The Python source for arguments of these types, as a string. Each may be an array, or a `ShapedArray`."""

@@ -37,7 +37,7 @@ class Stage(Recorder):
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
-        self.loops.look(self.equations)
+        self.loops.look(self.equations, out)
         return out
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.diagnostics.session import file_name
+from minidiff.values.lifetimes import current_lifetimes
 
 
 class Location(NamedTuple):
@@ -220,11 +221,14 @@ LONG, OFTEN = 1 << 14, 1000
 
 
 class LoopWatch:
-    """What warns once, at the most recorded line, if a Python loop makes a program long."""
+    """What warns once, at the most recorded line, if a Python loop makes a program long, and watches lifetimes."""
 
     next_look = LONG  # the number of equations at which to check
 
-    def look(self, equations: Sequence[Any]) -> None:
+    def look(self, equations: Sequence[Any], results: Any) -> None:
+        """Look at equations after each one that is recorded, and at its results."""
+        if (lifetimes := current_lifetimes.get()) is not None:
+            lifetimes.watch_results(results, equations)
         if len(equations) != self.next_look:
             return
         lines = Counter(eqn.source._replace(others=()) for eqn in equations if eqn.source is not None)

@@ -159,10 +159,21 @@ def _kernel(subscripts: str) -> Callable[[numpy.ndarray, numpy.ndarray], numpy.n
         return _product_of_numbers(a, b, out)
     if both and not left and not right:
         return functools.partial(numpy.einsum, subscripts)
-    x_axes = [a.index(i) for i in (*both, *left, *summed)]
-    y_axes = [b.index(i) for i in (*both, *summed, *right)]
+    return _product_of_matrices(*matrix_axes(subscripts))
+
+
+def matrix_axes(subscripts: str) -> tuple[list[int], list[int], int, int, list[int]]:
+    """A contraction as a product of matrices: the axes of both operands, in order, and those of the result.
+
+    Between them, how many axes are of the batch, and of the rows.
+    """
+    terms, out = subscripts.split("->")
+    a, b = terms.split(",")
+    both = [i for i in out if i in a and i in b]
+    left, right, summed = [i for i in out if i not in b], [i for i in out if i not in a], [i for i in a if i not in out]
     made = [*both, *left, *right]
-    return _product_of_matrices(x_axes, y_axes, len(both), len(left), [made.index(i) for i in out])
+    x_axes, y_axes = [a.index(i) for i in (*both, *left, *summed)], [b.index(i) for i in (*both, *summed, *right)]
+    return x_axes, y_axes, len(both), len(left), [made.index(i) for i in out]
 
 
 def _product_of_numbers(a: str, b: str, out: str) -> Callable:

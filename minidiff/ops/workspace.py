@@ -24,6 +24,7 @@ WORKSPACE: dict[str, Callable[[int, int, int], float]] = {
     "var": lambda n, s, m: s * (n + m),  # the mean, and the distances from it
     "recurrence": lambda n, s, m: 2 * s * n,  # a product of the factors, and a term
     **dict.fromkeys(("exponent", "fraction"), lambda n, s, m: max(4, s) * n),  # the other result of frexp
+    "scatter_add": lambda n, s, m: 8 * (n + m) * (n >= 500),  # the places of all elements, and those of the added ones
     **dict.fromkeys(("fft", "ifft"), lambda n, s, m: 16 * n),  # the operand as complex numbers
 }
 
@@ -43,6 +44,7 @@ def workspace(primitive: Primitive, operands: Sequence[ShapedArray], results: Se
         return 0
     wide = 2 * sum(t.nbytes for t in (*operands, *results)) if runs_wide(primitive, operands) else 0
     largest = max(operands, key=lambda t: t.size)
-    count = WORKSPACE.get(primitive.name)
+    rows = primitive.name != "scatter_add" or len(operands) <= results[0].ndim  # places of single elements are given
+    count = WORKSPACE.get(primitive.name) if rows else None
     size = largest.dtype.itemsize * (2 if wide else 1)
     return wide + (int(count(largest.size, size, sum(t.size for t in results))) if count else 0)

@@ -17,14 +17,14 @@ from minidiff.inputs.arguments import check_function
 from minidiff.ops.costs import Work
 from minidiff.values.aliasing import types_alone
 from spmd.report.communication import direction_of, show_line
-from spmd.report.memory import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, MemoryUse, memory_in_place
+from spmd.report.memory import MemoryUse, memory_in_place, nbytes_of_blocks
 from spmd.report.memory import memory as memory_of
+from spmd.report.memory_walk import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, nbytes_of
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import meshes_of, rewritten
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import BUBBLE, Amount, Prices, TapeCost
-from spmd.report.walk import Walk, local_type
-from spmd.shard_map.operation import shard_map_p
+from spmd.report.walk import Walk
 
 if TYPE_CHECKING:
     from spmd.machines import Machine, Placement
@@ -139,7 +139,7 @@ def _is_product(key: Any) -> bool:
     return key.operation in ("matmul", "einsum", "add_product", "convolve")
 
 
-class _OnMachine(Prices):
+class OnMachine(Prices):
     """The prices of a machine, with a mesh on it."""
 
     def __init__(self, machine: Machine, placed: Placement | None):
@@ -216,6 +216,14 @@ def predict(
     return hide_own_frames_of_lambda(run)
 
 
+def prices_of(tape: Tape, machine: Machine, nearest: Sequence[str] | None = None) -> tuple[dict[str, int], OnMachine]:
+    """The sizes of a program's mesh axes, and the prices of a machine with such a mesh on it."""
+    shape: dict[str, int] = {}
+    for mesh in meshes_of(tape):
+        shape.update(mesh.shape)
+    return shape, OnMachine(machine, machine.on(shape, nearest) if shape else None)
+
+
 def _parameter_names(step: Callable) -> Sequence[str]:
     try:
         return [*inspect.signature(step).parameters]
@@ -226,11 +234,7 @@ def _parameter_names(step: Callable) -> Sequence[str]:
 def _predict(
     tape: Tape, machine: Machine, nearest: Any, overlap: Any, optimized: bool, args: Any, names: Sequence[str]
 ) -> Prediction:
-    shape: dict[str, int] = {}
-    for mesh in meshes_of(tape):
-        shape.update(mesh.shape)
-    placed = machine.on(shape, nearest) if shape else None
-    prices = _OnMachine(machine, placed)
+    shape, prices = prices_of(tape, machine, nearest)
     walk = Walk(prices, machine.overlap if overlap is None else overlap, fused=optimized)
     span = walk.price(tape, whole=True)
     use = memory_in_place(tape) if optimized and machine.fuses else memory_of(tape, optimized=optimized)
@@ -243,7 +247,8 @@ def _predict(
 
 def _by_argument(tape: Tape, use: MemoryUse, args: Any, names: Sequence[str]) -> dict[str, int]:
     """The bytes at the peak: of each argument by its name, of gradients, of activations, and of all other buffers."""
-    sizes = [_held(tape, v) for v in tape.inputs]
+    blocks = [nbytes_of_blocks(tape, v) for v in tape.inputs]
+    sizes = [nbytes_of(v.type) if block is None else block for v, block in zip(tape.inputs, blocks)]
     found: dict[str, int] = {}
     first = 0
     for i, arg in enumerate(args or ()):
@@ -258,11 +263,3 @@ def _by_argument(tape: Tape, use: MemoryUse, args: Any, names: Sequence[str]) ->
             name = kinds.get(kind, BUFFERS)
             found[name] = found.get(name, 0) + use.peak.bytes.get(kind, 0)
     return found
-
-
-def _held(tape: Tape, v: Any) -> int:
-    """The bytes of an argument on one rank: of its largest block, if nothing but blocks of it is used."""
-    users = [eqn for eqn in tape.equations if any(a is v for a in eqn.inputs)]
-    if v.type.sharding is None and users and all(eqn.primitive is shard_map_p for eqn in users):
-        return max(b.type.nbytes for eqn in users for a, b in zip(eqn.inputs, eqn.params["body"].inputs) if a is v)
-    return local_type(v).nbytes

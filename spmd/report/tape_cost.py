@@ -81,7 +81,8 @@ class Operation(NamedTuple):
 class TapeCost:
     """What a tape takes: seconds from its first to its last operation, and an `Amount` for each `Category`.
 
-    `operations` are those on the tape itself, if the walk keeps them.
+    `operations` are those on the tape itself, if the walk keeps them. A walk that counts bytes has `moments` instead of
+    entries, and the most bytes instead of seconds.
     """
 
     seconds: float = 0.0
@@ -90,10 +91,12 @@ class TapeCost:
     issued: float = 0.0  # operations, a fused loop being one
     operations: list[Operation] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)  # when each result is there
+    moments: list[Any] = field(default_factory=list)
 
     def add(self, other: TapeCost, times: float = 1) -> None:
         """Add what another span has counted, `times` times; the seconds of this one stay."""
         self.issued += times * other.issued
+        self.moments += other.moments
         for key, entry in other.entries.items() if times else ():
             self.entries[key].add(entry, times)
 

@@ -7,7 +7,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minidiff.core.tape import Tape
 from minidiff.diagnostics.location import Location
@@ -17,10 +17,14 @@ from spmd.report.communication import direction_of, show_line
 from spmd.report.forecast import CostModel
 from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.plots import Bar, bars_in_rows
+from spmd.report.predict import prices_of
 from spmd.report.rewritten import apply_to_tape
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import Operation, Prices
 from spmd.report.walk import Walk
+
+if TYPE_CHECKING:
+    from spmd.machines import Machine
 
 WIDTH = 72  # columns that are printed
 COMPUTE, NETWORK = 0, 1  # the two lanes of a rank
@@ -134,7 +138,7 @@ class LineTimes(Table):
 
 def timeline(
     f: Callable | Tape,
-    model: CostModel | None = None,
+    model: CostModel | Machine | None = None,
     flops_per_second: float = 1e9,
     *,
     optimized: bool = True,
@@ -146,7 +150,8 @@ def timeline(
     other, in the order of the tape (with `optimized`, the one that `jit` compiles), at `flops_per_second`: a product
     costs its terms, any other operation one for each number it returns. A collective takes the time that the `model`
     says. It starts when its operands are ready and the one before has ended; computation goes on meanwhile, until an
-    operation needs its result. A loop is one operation, with all that its steps compute and communicate.
+    operation needs its result. A loop is one operation, with all that its steps compute and communicate. With a machine
+    of `spmd.machines` as the model, operations take what `spmd.predict` says.
 
     With `measured`, the program that `jit` compiles runs twice on the ranks, and the lanes show what each rank did the
     second time: the time after each line of the program, by clocks that are aligned over ranks. All ranks call it, and
@@ -192,8 +197,13 @@ def timeline(
 
 
 def _predicted(tape: Tape, model: Any, flops_per_second: float) -> Lanes:
-    span = Walk(Rates(model, flops_per_second), fused=False, asynchronous=False, keep=True).price(tape)
-    return Lanes(tuple(x._replace(lane=KINDS.index(x.lane)) for x in span.operations), KINDS)
+    if isinstance(model, CostModel):
+        walk = Walk(Rates(model, flops_per_second), fused=False, asynchronous=False, keep=True)
+    else:
+        walk = Walk(prices_of(tape, model)[1], model.overlap, asynchronous=False, keep=True)
+    operations = walk.price(tape).operations
+    lanes = tuple(x._replace(lane=COMPUTE if x.lane == KINDS[COMPUTE] else NETWORK) for x in operations)
+    return Lanes(lanes, KINDS)
 
 
 class Rates(Prices):

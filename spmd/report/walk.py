@@ -74,18 +74,22 @@ class Walk:
 
     def price(self, tape: Tape, known: Mapping[Var, Any] | None = None, whole: bool = False) -> TapeCost:
         """What a tape takes, where some integers are known; `whole` says that it is a whole step of training."""
-        run = _Run(self, tape)
+        run = self.run_of(tape)
         run.known.update(known or {})
         run.is_step = whole
         run.follow(tape, [0.0] * len(tape.inputs))
         return run.finish(tape)
+
+    def run_of(self, tape: Tape) -> TapeRun:
+        """What follows a tape: it counts seconds. A walk that counts something else has another one."""
+        return TapeRun(self, tape)
 
     def runs_beside(self, axes: Sequence[str]) -> bool:
         """Whether a collective over these axes does not stop computation."""
         return self.overlap if isinstance(self.overlap, bool) else bool(axes) and {*axes} <= {*self.overlap}
 
 
-class _Run:
+class TapeRun:
     """A tape and the bodies inlined in it: when each lane is free, when each value is ready, and what is known."""
 
     def __init__(self, walk: Walk, tape: Tape):
@@ -364,13 +368,13 @@ class _Run:
 
     def mark_updates(self, eqn: Equation) -> None:
         depends = any(isinstance(a, Var) and a in self.updates for a in eqn.inputs)
-        if depends or _is_backward(eqn):
+        if depends or is_backward(eqn):
             self.updates.update(eqn.outputs)
 
     def kind(self, eqn: Equation, work: Work, attention: set) -> str:
         if work.product is not None:
             return ATTENTION if work.product.batch > 1 else PRODUCTS
-        if self.is_step and not _is_backward(eqn) and any(v in self.updates for v in eqn.outputs):
+        if self.is_step and not is_backward(eqn) and any(v in self.updates for v in eqn.outputs):
             return OPTIMIZER
         shapes = {typeof(a).shape for a in (*eqn.inputs, *eqn.outputs)}
         return ATTENTION if shapes & attention else ELEMENTWISE
@@ -395,11 +399,11 @@ def local_type(a: Atom) -> ShapedArray:
     return t if t.sharding is None else block_type(t, t.sharding.spec, t.sharding.mesh.shape)
 
 
-def _is_backward(eqn: Equation) -> bool:
+def is_backward(eqn: Equation) -> bool:
     """Whether an equation, or one of its bodies, is of the backward pass."""
     if eqn.source is not None and eqn.source.backward:
         return True
-    return any(_is_backward(inner) for body in eqn.bodies for inner in body.equations)
+    return any(is_backward(inner) for body in eqn.bodies for inner in body.equations)
 
 
 def _product_dtype(eqn: Equation) -> Any:

@@ -91,3 +91,12 @@ def test_operations_in_the_legend_have_different_colors():
     colors = [handle.patches[0].get_facecolor() for handle in ax.get_legend_handles_labels()[0]]
     assert len(colors) == 8 == len({*colors})
     plt.close(figure)
+
+
+def test_a_machine_is_a_model_too():
+    """Its lanes end when its prediction of the step does."""
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    f = spmd.shard_map(lambda x: psum(np.sum(x @ x), "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    x = md.ShapedArray((2048, 1024), "float32")
+    lanes, step = spmd.timeline(f, spmd.machines.A100)(x), spmd.predict(f, spmd.machines.A100)(x)
+    assert lanes.seconds == pytest.approx(step.seconds) and {o.lane for o in lanes.operations} == {0, 1}

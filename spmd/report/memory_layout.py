@@ -1,0 +1,136 @@
+"""Which values of a tape share memory, and what an operation allocates: results, copies, and packed messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+from numpy.lib.stride_tricks import as_strided
+
+from minidiff.compiler.fusion import fused_p
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import ShapedArray, Var, operand_type
+from minidiff.ops.base import Promoting, broadcast_to_p, reshape_p
+from minidiff.ops.indexing import slice_p
+from minidiff.ops.linalg import einsum_p, matrix_axes
+from minidiff.ops.rearranging import windows_p
+from minidiff.ops.shape import split_p, transpose_p
+from minidiff.ops.workspace import workspace
+
+#: Operations whose results are views, if their operand's strides allow it.
+_STRIDED = (reshape_p, transpose_p, broadcast_to_p, split_p, slice_p, windows_p)
+
+
+class MemoryLayout:
+    """The memory of a tape's values: `bases` has, for each, the values whose memory it uses: itself, or those it views.
+
+    Arrays of one element, with the strides that those of the program will have, tell which reshapes copy.
+    """
+
+    def __init__(self, tape: Tape, simulated: bool = False):
+        self.simulated = simulated
+        self.strided: dict[Var, Any] = {}
+        self.copying: set[Equation] = set()
+        self.bases: dict[Var, set[Var]] = {v: {v} for v in tape.inputs}
+        for eqn in tape.equations:
+            self.trace_strides(eqn)
+            operands = [a for a in eqn.inputs if isinstance(a, Var)]
+            views = self.is_view(eqn) and set().union(*[self.bases[a] for a in operands])
+            self.bases.update((v, views or {v}) for v in eqn.outputs)
+
+    def trace_strides(self, eqn: Equation) -> None:
+        """Note the strides of results whose elements are not in their order, and which reshapes copy."""
+        primitive, operands = eqn.primitive, [a for a in eqn.inputs if isinstance(a, Var)]
+        if not (operands and eqn.outputs):
+            return
+        a, out = operands[0], eqn.outputs[0]
+        if primitive in _STRIDED and a is eqn.inputs[0]:
+            x = self.array(a)
+            outs = _reshaped(x, **eqn.params) if primitive is reshape_p else primitive.impl(x, **eqn.params)
+            if outs is None:
+                self.copying.add(eqn)
+            else:
+                self.strided.update(zip(eqn.outputs, outs if primitive.multiple_results else [outs]))
+        elif primitive is einsum_p:
+            batch_and_rows = matrix_axes(eqn.params["subscripts"])[-1]
+            self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=batch_and_rows.__getitem__))
+        elif len(eqn.outputs) == 1 and (self.is_view(eqn) or isinstance(primitive, Promoting)):
+            alike = [x for x in operands if x in self.strided and x.type.shape == out.type.shape]
+            if alike and self.is_view(eqn):
+                self.strided[out] = self.strided[alike[0]]
+            elif alike and 0 not in self.strided[alike[0]].strides:  # NumPy keeps the order of the operand's elements
+                strides = self.strided[alike[0]].strides
+                self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=lambda d: -strides[d]))
+
+    def array(self, a: Any) -> Any:
+        """An array with the type and strides of a value, which takes no memory: its elements must not be read."""
+        return self.strided[a] if a in self.strided else _array(operand_type(a))
+
+    def is_view(self, eqn: Equation) -> bool:
+        """Whether results are views of operands, as those of a collective are if it has nothing to send."""
+        primitive = eqn.primitive
+        if primitive.is_higher_order or eqn in self.copying:
+            return False
+        return (primitive.shares_memory or primitive.on_ranks) and not primitive.sends(eqn.params)
+
+    def allocated(self, eqn: Equation, size: Callable[[Any], int]) -> tuple[list[int], int]:
+        """The bytes of each result, and those that the operation takes besides while it runs."""
+        primitive = eqn.primitive
+        if self.is_view(eqn):
+            return [0] * len(eqn.outputs), 0
+        held = [*map(size, eqn.outputs)]
+        if primitive.is_higher_order or primitive is fused_p:
+            return held, 0
+        if primitive.sends(eqn.params):
+            return held, self.packed(eqn)
+        types = [t for t in map(operand_type, eqn.inputs) if isinstance(t, ShapedArray)]
+        return held, workspace(primitive, types, [v.type for v in eqn.outputs]) + self.copied(eqn)
+
+    def packed(self, eqn: Equation) -> int:
+        """What a collective copies: MPI takes contiguous messages, and gives them back, rank after rank."""
+        own = eqn.params.get("params", eqn.params)
+        name, given = eqn.primitive.name, sum(operand_type(a).nbytes for a in eqn.inputs)
+        if name.startswith("all_gather"):
+            return sum(v.type.nbytes for v in eqn.outputs) if own["tiled"] and own["axis"] else 0
+        if name == "psum_scatter":
+            return given if own["axis"] else 0
+        if name == "all_to_all":
+            return given * bool(own["split_axis"])
+        return sum(operand_type(a).nbytes for a in eqn.inputs if not self.array(a).flags.c_contiguous)
+
+    def copied(self, eqn: Equation) -> int:
+        """The operands of a contraction that are copied, to be matrices."""
+        if eqn.primitive is not einsum_p:
+            return 0
+        subscripts, (a, b) = eqn.params["subscripts"], eqn.inputs
+        x_axes, y_axes, both, left, _ = matrix_axes(subscripts)
+        inner = len(x_axes) - left
+        if inner == both or len(eqn.outputs[0].type.shape) == both:  # nothing is summed, or there are no rows
+            return 0
+        x, y = self.array(a).transpose(x_axes), self.array(b).transpose(y_axes)
+        summed = math.prod(y.shape[both:inner])
+        shapes = (*x.shape[:both], -1, summed), (*y.shape[:both], summed, -1)
+        return sum(z.nbytes for z, shape in zip((x, y), shapes) if z.size and _reshaped(z, shape) is None)
+
+
+def _array(t: ShapedArray, order: Sequence[int] | None = None) -> Any:
+    """An array that takes no memory, whose axes are in memory in this order, the one with the longest steps first."""
+    order = range(t.ndim) if order is None else order
+    strides, step = [0] * t.ndim, t.dtype.itemsize
+    for axis in reversed(order):
+        strides[axis], step = step, step * t.shape[axis]
+    return as_strided(numpy.zeros(1, t.dtype), t.shape, strides, writeable=False)
+
+
+def _reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """A view of another shape; None if there is none."""
+    try:
+        if hasattr(numpy, "unstack"):  # NumPy 2.1
+            return numpy.reshape(x, shape, copy=False)
+        view = x.view()
+        view.shape = shape
+        return view
+    except (AttributeError, ValueError):
+        return None

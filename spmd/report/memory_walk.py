@@ -1,0 +1,407 @@
+"""The bytes that a rank holds along a tape: a walk that counts bytes in place of seconds.
+
+An equation allocates its results, and frees the values that it is the last to use. Views allocate nothing. The compiler
+says which values share memory, and when each is used for the last time (`minidiff/compiler/buffers.py`). Of a program
+that runs eagerly, values are held as long as Python holds them (`minidiff/values/lifetimes.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from collectives.backends.base import Axes
+from collectives.backends.simulated import Simulated
+from minidiff.compiler.buffers import Memory
+from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
+from minidiff.compiler.fusion import fused_p
+from minidiff.core.operation import Primitive
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import ShapedArray, Var
+from minidiff.diagnostics.errors import TracerError
+from minidiff.diagnostics.location import Location, split_location
+from minidiff.higher_order.cond import Cond
+from minidiff.higher_order.scan import Scan
+from minidiff.higher_order.while_loop import While
+from minidiff.values.lifetimes import Lifetimes
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import block_type
+from spmd.report.memory_layout import MemoryLayout
+from spmd.report.tape_cost import Prices, TapeCost
+from spmd.report.walk import TapeRun, Walk, is_backward
+from spmd.shard_map.compiled import blocks_given_up
+from spmd.shard_map.interpreter import SPMD
+from spmd.shard_map.operation import shard_map_p
+
+ARGUMENTS, CONSTANTS = "arguments", "constants"
+GRADIENTS, RESIDUALS, RESULTS = "gradients", "residuals", "results"
+COMMUNICATION, TEMPORARIES = "communication", "temporaries"
+
+#: What is held throughout. Arguments are parameters, optimizer state and data.
+STATIC = (ARGUMENTS, CONSTANTS)
+#: What comes and goes. Memory that several of these describe counts as the first.
+DYNAMIC = (GRADIENTS, RESIDUALS, RESULTS, COMMUNICATION, TEMPORARIES)
+KINDS = (*STATIC, *DYNAMIC)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a rank holds while one operation runs, including its operands and results.
+
+    `bytes` maps each kind of memory to its bytes. `source` is the line that asked for the operation; in the backward
+    direction, the line whose derivative needs it; None if unknown.
+    """
+
+    operation: str
+    source: Location | None
+    bytes: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+    @property
+    def dynamic(self) -> int:
+        """The bytes that the program allocates: all but arguments and constants."""
+        return sum(self.bytes.get(kind, 0) for kind in DYNAMIC)
+
+
+@dataclass
+class Around:
+    """What a body needs to know of the operation that runs it.
+
+    `kinds` are those of its results' memory; `donated` are the inputs that it may write into; `frees` is whether memory
+    is freed before it ends; `sizes` are those of the axes whose ranks are all in this process.
+    """
+
+    kinds: Sequence[str]
+    donated: Sequence[bool] = ()
+    frees: bool = True
+    eqn: Equation | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+class MemoryWalk(Walk):
+    """A walk that counts bytes.
+
+    `compiled` says that the program is the one that `jit` makes; `in_place` that loops write each carry over the
+    previous one, as XLA's do (those of this library do not). `lifetimes` are those of a program that runs eagerly. With
+    `every_rank`, this process holds what all ranks do.
+    """
+
+    def __init__(self, compiled=False, in_place=False, lifetimes: Lifetimes | None = None, every_rank: bool = False):
+        super().__init__(Prices(), fused=False, asynchronous=False)
+        self.compiled, self.in_place, self.every_rank = compiled, in_place, every_rank
+        self.ended: Mapping[Var, int] = lifetimes.ended if lifetimes else {}
+        self.eager = lifetimes is not None
+        self.around: dict[Tape, Around] = {}
+        self.elsewhere: set[Var] = set()  # values that are written into memory that is counted outside of their body
+        self.lowered: dict[Equation, Tape] = {}
+        self.written: dict[Equation, Sequence[bool]] = {}  # which results of a shard_map are in memory of arguments
+        self.layout = functools.cache(lambda tape: MemoryLayout(tape, self.every_rank and not self.compiled))
+
+    def run_of(self, tape: Tape) -> TapeRun:
+        return MemoryRun(self, tape)
+
+    def write_elsewhere(self, body: Tape, which: Sequence[bool]) -> None:
+        """Note which results of a body are in memory that is counted outside of it."""
+        for a, yes in zip(body.outputs, which):
+            self.elsewhere |= self.layout(body).bases[a] if yes and isinstance(a, Var) else set()
+
+    def body_of(self, eqn: Equation) -> Tape:
+        """The body of an operation; of a compiled shard_map, what it does to this process's data."""
+        if not (self.compiled and eqn.primitive is shard_map_p):
+            return eqn.bodies[0]
+        if eqn not in self.lowered:
+            self.lowered[eqn] = _lower(eqn.params, self.every_rank)
+        return self.lowered[eqn]
+
+
+class MemoryRun(TapeRun):
+    """A tape whose equations allocate and free."""
+
+    walk: MemoryWalk
+
+    def follow(self, tape: Tape, ready: Sequence[float]) -> None:
+        walk, around = self.walk, self.walk.around.get(tape, Around([RESULTS] * len(tape.outputs)))
+        self.around, self.source = around, None
+        if walk.compiled:
+            foreign = [v.type.sharding is not None for v in tape.inputs]
+            self.source = Source(tape, foreign=foreign, donated=around.donated, given_up=True)
+            tape = self.source.tape
+            if around.eqn is not None:
+                walk.written[around.eqn] = [a in self.source.given_up for a in tape.outputs]
+        elif walk.in_place:
+            tape = group_operations(tape, ())
+        liveness = Memory(tape) if self.source is None else self.source.memory
+        self.layout = walk.layout(tape)
+        self.backward, used = _passes(tape)
+        self.kinds = self.find_kinds(tape, used)
+        self.factors: set[Var] = set()  # what the rules of cotangents compute of their operands alone
+        ending = self.held_by_python(tape, liveness) if walk.eager else liveness.ending
+        self.live: dict[Any, int] = {}
+        for k, eqn in enumerate(tape.equations):
+            if eqn.bodies and eqn.primitive is not fused_p:
+                self.run_bodies(eqn)
+            else:
+                self.find_known(eqn)
+            self.allocate(eqn, k, liveness)
+            freed = self.source.copied.intersection(eqn.outputs) if self.source else ()
+            for v in [*(ending[k] if around.frees else ()), *freed]:
+                self.live.pop(v, None)
+
+    def finish(self, tape: Tape) -> TapeCost:
+        self.span.seconds = max((moment.total for moment in self.span.moments), default=0)
+        return self.span
+
+    # ------------------------------------------------ what is held
+
+    def held(self) -> Counter:
+        """The bytes of each kind that the tape holds now."""
+        return self.sum_kinds(self.live.items())
+
+    def sum_kinds(self, sizes: Any) -> Counter:
+        total: Counter = Counter()
+        for v, nbytes in sizes:
+            total[self.kinds.get(v, TEMPORARIES)] += nbytes
+        return total
+
+    def sizes_of(self, values: Sequence[Var]) -> Counter:
+        return self.sum_kinds((v, self.size(v)) for v in values)
+
+    def size(self, a: Var) -> int:
+        """The bytes of a value in this process."""
+        copies = [self.around.sizes.get(axis, 1) for axis in a.type.variance]
+        return math.prod(copies) * nbytes_of(a.type, self.walk.every_rank)
+
+    def held_by_python(self, tape: Tape, liveness: Memory) -> dict[int, list]:
+        """The values that are freed after each equation: after their last use, when Python lets go of them."""
+        last: dict[Var, int] = {}
+        for k, eqn in enumerate(tape.equations):
+            for v in (*(a for a in eqn.inputs if isinstance(a, Var)), *eqn.outputs):
+                ended = self.walk.ended.get(v, 0) - 1
+                last.update((root, max(k, ended, last.get(root, 0))) for root in (v, *self.layout.bases[v]))
+        for a in (a for a in tape.outputs if isinstance(a, Var)):
+            last.update((v, -1) for v in (a, *self.layout.bases[a]))
+        ending: dict[int, list] = defaultdict(list)
+        for v, k in last.items():
+            if v not in tape.inputs:
+                ending[min(k, len(tape.equations) - 1)].append(v)
+        return ending
+
+    # ------------------------------------------------ operations
+
+    def allocate(self, eqn: Equation, k: int, liveness: Memory) -> None:
+        """Note what is held while an equation runs, and its results from now on."""
+        source = self.source
+        extra: Counter = Counter()
+        if eqn.primitive is shard_map_p:
+            made = self.results_of_body(eqn)
+        else:
+            held, extra[TEMPORARIES] = self.layout.allocated(eqn, self.size)
+            made = dict(zip(eqn.outputs, held))
+        if source is not None and self.around.frees:
+            for v in eqn.outputs:
+                self.live.pop(source.takes.get(v, v), None)
+                if v in source.given_up and v not in source.copied:
+                    made.pop(v, None)
+        elif reused := self.reused(eqn, k, liveness):
+            self.live.pop(reused, None)
+        self.live.update((v, n) for v, n in made.items() if v not in self.walk.elsewhere)
+        if isinstance(eqn.primitive, Scan) and not self.walk.in_place:  # the elements, while they are stacked
+            extra += self.sizes_of(eqn.outputs[eqn.params["carry"] :])
+        self.span.moments.append(Moment(eqn.primitive.name, eqn.source, self.held() + extra))
+
+    def reused(self, eqn: Equation, k: int, liveness: Memory) -> Var | None:
+        """The operand whose memory a result takes; None if it takes none."""
+        if self.walk.in_place:
+            return liveness.reused_by(eqn, k, REUSED_BYTES)
+        if not self.walk.eager or self.around.eqn or not is_backward(eqn):
+            return None
+        # Cotangents of plain arrays are compiled: what a rule computes of its operands alone, its next step overwrites.
+        operands = [a for a in eqn.inputs if isinstance(a, Var)]
+        if operands and all(a in self.factors or not self.backward.get(a) for a in operands):
+            self.factors.update(eqn.outputs)
+        return liveness.reused_by(eqn, k, 0, but=[a for a in operands if a not in self.factors])
+
+    def results_of_body(self, eqn: Equation) -> dict[Var, int]:
+        """The bytes of each result of a shard_map: those of the memory that it is a view of.
+
+        A view of another result takes none, nor does one of a sharded argument; a view of another argument is copied.
+        """
+        body = self.walk.body_of(eqn)
+        inner = MemoryRun(self.walk, body)
+        inner.around, bases = self.around_body(eqn), self.walk.layout(body).bases
+        sharded = [not isinstance(a, Var) or bool(a.type.sharding) for a in eqn.inputs]
+        taken, given = {v for v, yes in zip(body.inputs, sharded) if yes}, {*body.inputs}
+        written = self.walk.written.get(eqn, [False] * len(eqn.outputs))
+        made = {}
+        for a, v, over in zip(body.outputs, eqn.outputs, written):
+            base = bases[a] if isinstance(a, Var) else set()
+            copied = not base or not given.isdisjoint(base)
+            new = [v] if copied else base - taken
+            sizes = map(self.size if copied else inner.size, new)
+            made[v] = 0 if over or base & taken & given else sum(sizes)
+            taken |= base - given
+        return made
+
+    # ------------------------------------------------ bodies
+
+    def around_body(self, eqn: Equation) -> Around:
+        walk, given = self.walk, [self.kinds[v] for v in eqn.outputs]
+        if eqn.primitive is not shard_map_p:  # eagerly, a recorded branch holds all of its values until it ends
+            return Around(given, frees=not walk.eager, sizes=self.around.sizes)
+        if walk.compiled:  # if it is not lowered as a whole, its values are kept until it ends
+            lowered = walk.body_of(eqn) is not eqn.params["body"]
+            sharded = [isinstance(a, Var) and a.type.sharding is not None for a in eqn.inputs]
+            donated = self.source.passed_on.get(eqn, ()) if self.source else ()
+            blocks = blocks_given_up(sharded, {**eqn.params, "donated": donated}) if lowered else ()
+            return Around(given, blocks, lowered, eqn)
+        return Around(given, eqn=eqn, sizes=eqn.params["mesh"].shape if walk.every_rank else {})
+
+    def run_bodies(self, eqn: Equation) -> None:
+        walk = self.walk
+        if walk.in_place and eqn.primitive is shard_map_p:
+            left = Counter(_block(v.type) for v in eqn.params["body"].inputs)
+            over = [isinstance(a, Var) and _takes(left, _block(a.type)) for a in eqn.params["body"].outputs]
+            walk.write_elsewhere(eqn.params["body"], over)
+            walk.elsewhere |= {v for v, yes in zip(eqn.outputs, over) if yes}
+        elif isinstance(eqn.primitive, Cond):
+            for body in eqn.bodies:
+                walk.write_elsewhere(body, [v in walk.elsewhere for v in eqn.outputs])
+        elif walk.in_place and isinstance(eqn.primitive, Scan):
+            walk.write_elsewhere(eqn.params["body"], [True] * eqn.params["carry"])
+        walk.around.update(dict.fromkeys([*eqn.bodies, walk.body_of(eqn)], self.around_body(eqn)))
+        super().run_bodies(eqn)
+
+    def inline(self, eqn: Equation, body: Tape, inputs: Sequence[Any]) -> None:
+        body = self.walk.body_of(eqn) if eqn.primitive is shard_map_p else body
+        self.nest(eqn, self.walk.price(body, known=self.passed(body, inputs)), 1, 0.0)
+
+    def nest(self, eqn: Equation, span: TapeCost, times: int, ready: float) -> None:
+        """Add the moments of bodies to what is held around them; of a loop, those of its first and last step."""
+        outside, carry = self.held(), 0
+        if isinstance(eqn.primitive, Scan) and self.walk.in_place:
+            carry = eqn.params["carry"]
+            outside += self.sizes_of([v for v in eqn.outputs[:carry] if v not in self.walk.elsewhere])
+        for step in sorted({0, times - 1}) if times else ():
+            around = outside + self.of_earlier_steps(eqn, step, carry)
+            self.span.moments += [replace(m, bytes=around + Counter(m.bytes)) for m in span.moments]
+
+    def of_earlier_steps(self, eqn: Equation, step: int, counted: int) -> Counter:
+        """The memory of earlier steps of a loop: carries that are not counted yet, and a part of stacked results."""
+        if isinstance(eqn.primitive, While):
+            return self.sizes_of(eqn.outputs)
+        if not (isinstance(eqn.primitive, Scan) and step):
+            return Counter()
+        carry, length = eqn.params["carry"], eqn.params["length"]
+        elements = self.sizes_of(eqn.outputs[carry:])
+        return self.sizes_of(eqn.outputs[counted:carry]) + Counter({k: n * step // length for k, n in elements.items()})
+
+    # ------------------------------------------------ kinds
+
+    def find_kinds(self, tape: Tape, used: Mapping[Var, set[bool]]) -> dict[Var, str]:
+        """The kind of each value's memory: the first in `DYNAMIC` of all the values that share it."""
+        returned = {a: kind for a, kind in zip(tape.outputs, self.around.kinds) if isinstance(a, Var)}
+        found: dict[Var, str] = {}
+        for eqn in tape.equations:
+            for v in eqn.outputs:
+                kind = _kind(eqn, self.backward[v], used[v], returned.get(v))
+                for a in self.layout.bases[v]:
+                    found[a] = min(kind, found.get(a, kind), key=DYNAMIC.index)
+        return found
+
+
+def nbytes_of(t: ShapedArray, every_rank: bool = False) -> int:
+    """The bytes of a value on one rank, or on every one: those of its block, if it is sharded."""
+    if t.sharding is None:
+        return t.nbytes
+    mesh, spec = t.sharding.mesh, t.sharding.spec
+    copies = math.prod(mesh.shape[axis] for axis in spec.held) if every_rank else 1
+    return copies * block_type(t, spec, mesh.shape).nbytes
+
+
+def _block(t: ShapedArray) -> tuple:
+    return t.shape, t.dtype
+
+
+def _takes(left: Counter, block: Any) -> bool:
+    """Take one of the arguments that are left, if there is one like this."""
+    left[block] -= 1
+    return left[block] >= 0
+
+
+# ---------------------------------------------------------------- what a compiled body does
+
+
+class _OneRank(Simulated):
+    """One rank of a mesh and its blocks, for programs that are not run."""
+
+    name = "mpi"
+    at_once = False
+
+    def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
+        held = self.sort_axes({a for _, axes in operands for a in axes})
+        return primitive.bind(*[x for x, _ in operands], **params), held
+
+    def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
+        return x.shape
+
+    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
+        return shape
+
+
+def _lower(params: dict, every_rank: bool) -> Tape:
+    """The tape that a `shard_map` compiles for one rank, or for all; the body if it is not compiled as a whole."""
+    shape, body, specs = params["mesh"].shape, params["body"], params["in_specs"]
+    ranks = Simulated(shape) if every_rank else _OneRank(shape)
+    interpreter = SPMD(Mesh(shape, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
+    helds = [ranks.sort_axes(spec.held) for spec in specs]
+    operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, helds)]
+    states = [t.states if t.unreduced or t.reduced else None for t in body.in_types]
+    try:
+        return interpreter.lowered(body, operands, states, {})[0]
+    except TracerError:
+        return body
+
+
+# ---------------------------------------------------------------- kinds of memory
+
+
+def _kind(eqn: Equation, backward: bool, used_backward: set[bool], returned: str | None) -> str:
+    if backward and (False in used_backward or returned in (RESULTS, GRADIENTS)):
+        return GRADIENTS
+    if not backward and (True in used_backward or returned == RESIDUALS):
+        return RESIDUALS
+    if returned in (RESULTS, GRADIENTS):
+        return RESULTS
+    return COMMUNICATION if eqn.primitive.sends(eqn.params) else TEMPORARIES
+
+
+def _passes(tape: Tape) -> tuple[dict[Var, bool], dict[Var, set[bool]]]:
+    """For each value, whether the equation that makes it is in the backward pass, and whether those that use it are.
+
+    These are equations of the body, where an operation has one with the same results, or the same operands.
+    """
+    made: dict[Var, bool] = {}
+    used: dict[Var, set[bool]] = defaultdict(set)
+    for eqn in tape.equations:
+        results = [line is not None and line.backward for line in split_location(eqn.source, len(eqn.outputs))]
+        uses = [{line is not None and line.backward} for line in split_location(eqn.source, len(eqn.inputs))]
+        if len(eqn.bodies) == 1:
+            (body,) = eqn.bodies
+            made_inside, used_inside = _passes(body)
+            if len(body.outputs) == len(results):
+                inside = [made_inside.get(a) if isinstance(a, Var) else None for a in body.outputs]
+                results = [own if x is None else x for x, own in zip(inside, results)]
+            if len(body.inputs) == len(uses):
+                uses = [used_inside[b] for b in body.inputs]
+        made.update(zip(eqn.outputs, results))
+        for a, backward in zip(eqn.inputs, uses):
+            if isinstance(a, Var):
+                used[a] |= backward
+    return made, used
