@@ -212,7 +212,7 @@ ALGORITHMS: dict[str, Formulas] = {
 PRICED_AS: dict[str, str] = {p.name: p.cost for p in (*COLLECTIVES, *ROOTED) if p.cost is not None}
 
 #: Collectives whose result is the whole array: N times the size of a rank's operand.
-GATHERS = ("all_gather", "all_gather_invariant", "gather")
+GATHERS = tuple(name for name, algorithm in PRICED_AS.items() if algorithm.endswith("_gather"))
 
 #: The operations that algorithms implement, as suffixes of their names: a longer suffix before one that it ends with.
 _OPERATIONS = (

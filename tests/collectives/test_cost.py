@@ -27,6 +27,9 @@ def body_of(tape):
     return eqn.params["body"]
 
 
+#: All-gathers by the state of their result.
+GATHERED = {"varying": "all_gather", "invariant": "all_gather_invariant", "reduced": "all_gather_reduced"}
+
 every = each("name", algorithms.__all__)
 
 
@@ -34,6 +37,11 @@ def test_every_algorithm_has_formulas():
     assert {*algorithms.__all__, "point_to_point"} == set(ALGORITHMS)
     assert set(PRICED_AS.values()) <= set(ALGORITHMS)
     assert set(GATHERS) <= set(PRICED_AS)
+
+
+def test_a_gather_costs_the_same_whatever_state_it_gives():
+    prices = {to: price(name, 4, 100) for to, name in GATHERED.items()}
+    assert prices == dict.fromkeys(GATHERED, Cost(3, 300, 300, 300, 0))
 
 
 def test_every_collective_that_communicates_has_a_price():
