@@ -56,8 +56,12 @@ EXERCISES = [
         "wrong": ["chunks, layers = 3, 12", "chunks, layers = 4, 4", "chunks, layers = 27, 108"],
     },
     {
-        "right": "seen_by_9 = [6, 7, 8, 9]",
-        "wrong": ["seen_by_9 = [9, 8, 7, 6]", "seen_by_9 = [6, 6, 6, 6]", "seen_by_9 = [9, 9, 9, 9]"],
+        "right": "used_by_20 = [15, 16, 17, 18, 19, 20]",
+        "wrong": [
+            "used_by_20 = [20, 19, 18, 17, 16, 15]",
+            "used_by_20 = [15] * 6",  # vertical synchronization
+            "used_by_20 = [17, 18, 19, 20]",  # of 4 stages
+        ],
     },
     {
         "right": BY_HAND.replace("{}", "p - i"),
