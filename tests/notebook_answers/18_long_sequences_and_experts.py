@@ -11,8 +11,7 @@ def merge(a, b):
 """
 SCALES = "np.exp(m - largest), np.exp(n - largest)"
 
-RING = "ring_calls = {}\nring_bytes = {}"
-HEADS = "by_heads_bytes = {}\nring_bytes_of_4_heads = {}"
+RING_AND_HEADS = "ring_calls = {}\nring_bytes = {}\nby_heads_bytes = {}"
 TICKS = 'ticks_on_4 = {{"in order": {}, "zig-zag": {}}}\nticks_on_8 = {{"in order": {}, "zig-zag": {}}}'
 DROPPED = "dropped_in_order = {}\ndropped_by_probability = {}"
 DISPATCH = "capacity_of_rank = {}\ndispatch_bytes = {}"
@@ -56,31 +55,17 @@ EXERCISES = [
         ],
     },
     {
-        "right": RING.format(3, "3 * 2 * 256 * 2 * 16 * 4"),
+        "right": RING_AND_HEADS.format(3, "3 * 2 * 256 * 4 * 16 * 4", "(2 * 4 + 2 * 4) * 256 * 16 * 4"),
         "wrong": [
-            RING.format(4, "4 * 2 * 256 * 2 * 16 * 4"),
-            RING.format(3, "3 * 256 * 2 * 16 * 4"),  # keys alone
-            RING.format(3, "3 * 2 * 256 * 4 * 16 * 4"),  # of the queries' heads
-        ],
-    },
-    {
-        "right": HEADS.format("(2 * 4 + 2 * 4) * 256 * 16 * 4", "3 * 2 * 4 * 256 * 16 * 4"),
-        "wrong": [
-            HEADS.format("3 * 4 * 256 * 16 * 4", "3 * 2 * 4 * 256 * 16 * 4"),  # results are not sent back
-            HEADS.format("(2 * 4 + 2 * 4) * 1024 * 16 * 4", "3 * 2 * 4 * 256 * 16 * 4"),  # all tokens
-            HEADS.format("(2 * 4 + 2 * 4) * 256 * 16 * 4", "3 * 2 * 2 * 256 * 16 * 4"),
+            RING_AND_HEADS.format(4, "4 * 2 * 256 * 4 * 16 * 4", "(2 * 4 + 2 * 4) * 256 * 16 * 4"),
+            RING_AND_HEADS.format(3, "3 * 256 * 4 * 16 * 4", "(2 * 4 + 2 * 4) * 256 * 16 * 4"),  # keys alone
+            RING_AND_HEADS.format(3, "3 * 2 * 256 * 4 * 16 * 4", "3 * 4 * 256 * 16 * 4"),  # no results
+            RING_AND_HEADS.format(3, "3 * 2 * 256 * 4 * 16 * 4", "(2 * 4 + 2 * 4) * 1024 * 16 * 4"),  # all tokens
         ],
     },
     {
         "right": TICKS.format(15, 9, 31, 17),
         "wrong": [TICKS.format(16, 8, 32, 16), TICKS.format(9, 9, 17, 17), TICKS.format(15, 9, 30, 18)],
-    },
-    {
-        "right": "decoder_bytes = 4 * 1 * 2 * 16 * 32 * 64 * 8",
-        "wrong": [
-            "decoder_bytes = 4 * 2 * 2 * 16 * 32 * 64 * 8",  # two steps
-            "decoder_bytes = 4 * 1 * 2 * 16 * 64 * 64 * 8",  # all tokens
-        ],
     },
     {
         "right": DROPPED.format("{3, 4}", "{0, 4}"),

@@ -13,7 +13,6 @@ results_of_sums = {{
 }}
 """
 SCALE = "last_scale = {}\nupdates_made = {}"
-DATA = "epoch = {}\nposition = {}"
 READS = "reads_from = {}\nbytes_read = {}"
 KILLED = "resumes_from = {}\nsteps_computed = {}"
 
@@ -67,10 +66,6 @@ EXERCISES = [
         "wrong": [SCALE.format(2048, 7), SCALE.format(512, 7), SCALE.format(1024, 9)],
     },
     {
-        "right": DATA.format(1, 4),
-        "wrong": [DATA.format(0, 12), DATA.format(1, 2), DATA.format(0, 10)],
-    },
-    {
         "right": READS.format("{2, 3}", 128),
         "wrong": [READS.format("{3}", 128), READS.format("{2, 3}", 256), READS.format("{1, 3}", 128)],
     },
@@ -88,7 +83,12 @@ EXERCISES = [
         ],
     },
     {
-        "right": "bucket_bytes = 70_000",
-        "wrong": ["bucket_bytes = 1000", "bucket_bytes = 40_000", "bucket_bytes = 10**6"],
+        "right": "bucket_bytes = 4 * 33_280 + 8",  # of the loss
+        "wrong": [
+            "bucket_bytes = 1000",
+            "bucket_bytes = 70_000",
+            "bucket_bytes = 200_000",  # two, of unequal size
+            "bucket_bytes = 10**6",
+        ],
     },
 ]
