@@ -8,7 +8,7 @@ STABLE = "largest_step = {}\nstays_stable = {}"
 
 ENDS = "ends_synchronously, ends_asynchronously = {}"
 
-VALUES = "sent_forward, sent_backward = {}\nsent_alternating = {}"
+VALUES = "sent_forward, sent_backward = {}"
 
 TIMES = "one_rank, two_ranks, many_ranks = {}"
 
@@ -41,8 +41,8 @@ EXERCISES = [
     },
     {"right": ENDS.format("2, 1.5"), "wrong": [ENDS.format("2, 2"), ENDS.format("2, 2.5"), ENDS.format("1.5, 1.5")]},
     {
-        "right": VALUES.format("2, 2", "9"),
-        "wrong": [VALUES.format("2, 0", "9"), VALUES.format("1, 1", "9"), VALUES.format("2, 2", "10")],
+        "right": VALUES.format("2, 2"),
+        "wrong": [VALUES.format("2, 0"), VALUES.format("1, 1"), VALUES.format("3, 3")],
     },
     {
         "right": TIMES.format("4 * 0.53, 2 * 0.53, 2 * 0.53"),
