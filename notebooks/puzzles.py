@@ -14,7 +14,7 @@ import contextlib
 import inspect
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, axis_index
 from collectives.cost import counted
-from minidiff.core.tape import Tape, evaluate_equation
+from minidiff.core.tape import Equation, Tape, evaluate_equation
 from spmd import Mesh, P, shard_map, show_schedule
 from spmd.parallel.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Step
 from spmd.parallel.schedules import scheduled_orders
@@ -104,10 +104,11 @@ class Blocks:
     def judge(self, body: Callable) -> None:
         """Raise AssertionError unless the attempt is right; its text says what differs."""
         f = shard_map(body, mesh=self.mesh, in_specs=self.in_specs, out_specs=self.out_specs)
+        result = f(*self.args)  # before it is recorded: errors are about values, and not about a tape
         tape = md.make_tape(f)(*self.args)
-        (returned,) = [t for eqn in tape.equations for b in eqn.bodies for t in b.out_types]
-        assert returned == self.type(), f"a rank returns {returned}, and {self.type()} is wanted"
-        self._same("the result", f(*self.args), self.whole(*self.args))
+        returned = ", ".join(str(t) for eqn in tape.equations for b in eqn.bodies for t in b.out_types)
+        assert returned == str(self.type()), f"a rank returns {returned or None}, and {self.type()} is wanted"
+        self._same("the result", result, self.whole(*self.args))
         program = f
         if self.gradient:
             program = md.value_and_grad(f, self.gradient)
@@ -115,7 +116,11 @@ class Blocks:
                 self._same(f"the gradient by argument {k}", a, b)
         elif self.linear:
             self._same_cotangents(f)
-        sent = counted(md.make_tape(program)(*self.args)).sent
+        recorded = md.make_tape(program)(*self.args)
+        for eqn in _on_ranks(recorded):
+            for x in eqn.outputs:
+                assert x.type.dtype.itemsize == 8, f"{eqn.primitive} sends {x.type}: the par is for numbers of 8 bytes"
+        sent = counted(recorded).sent
         assert sent <= self.par, f"this is right, and a rank sends {sent:g} bytes; the best known is {self.par}"
 
     def _same_cotangents(self, f: Callable) -> None:
@@ -154,6 +159,15 @@ def _collectives(tape: Tape, values: Sequence[Any]) -> tuple[list[str], list[Any
     return names, [*held, *[env[v] for v in tape.outputs]]
 
 
+def _on_ranks(tape: Tape) -> Iterator[Equation]:
+    """A program's collectives, with those in bodies."""
+    for eqn in tape.equations:
+        if eqn.primitive.on_ranks:
+            yield eqn
+        for body in eqn.bodies:
+            yield from _on_ranks(body)
+
+
 def _short(x: numpy.ndarray) -> str:
     text = numpy.array2string(x, precision=4, threshold=8, edgeitems=2).replace("\n", "")
     return text if len(text) < 60 else text[:57] + "..."
@@ -179,7 +193,11 @@ class Orders:
     def schedule(self, orders: Callable) -> Schedule:
         """The schedule of the orders that `orders()` returns: for each stage, a text such as "F0 F1 B0 B1"."""
         kinds = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
-        return scheduled_orders([[Step(kinds[word[0]], int(word[1:])) for word in order.split()] for order in orders()])
+        given = orders()
+        assert not isinstance(given, str), f"a list with a text for each stage, not {given!r}"
+        for word in (word for order in given for word in order.split()):
+            assert word[0] in kinds and word[1:].isdecimal(), f'a pass is written "F0" or "B12", not {word!r}'
+        return scheduled_orders([[Step(kinds[word[0]], int(word[1:])) for word in order.split()] for order in given])
 
     def show(self) -> str:
         passes = "F, B and W" if self.split else "F and B"
@@ -276,9 +294,10 @@ PUZZLES: dict[int, Blocks | Orders] = dict(
             ),
             Blocks(
                 "Softmax",
-                "The softmax of each row of a matrix that is split by columns. The numbers are large: subtract first.",
+                "The softmax of each row of a matrix that is split by columns. The numbers are large: subtract first. "
+                "The par needs one number from each rank and row.",
                 lambda x: md.nn.softmax(x, axis=1),
-                (300 * _rows(2, 8),), (COLUMNS,), COLUMNS, 48,
+                (300 * _rows(2, 8),), (COLUMNS,), COLUMNS, 24,
             ),
             Blocks(
                 "Which is largest?",
@@ -288,9 +307,10 @@ PUZZLES: dict[int, Blocks | Orders] = dict(
             ),
             Blocks(
                 "Look it up",
-                "A table is split by rows. Every rank returns the table's rows 5, 0 and 4.",
+                "A table is split by rows. Every rank returns the table's rows 5, 0 and 4. A psum of "
+                "all three sends 72 bytes; ranks 1 and 3 have nothing in it, and could help.",
                 lambda table: table[numpy.array([5, 0, 4])],
-                (_rows(8, 2),), (ROWS,), ALL, 72,
+                (_rows(8, 2),), (ROWS,), ALL, 56,
             ),
             Blocks(
                 "Running totals",

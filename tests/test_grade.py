@@ -196,12 +196,19 @@ def test_the_students_copy_has_no_solution_and_runs(tmp_path):
     assert not list(tmp_path.rglob("solution")) and not list(tmp_path.rglob("grade.py"))
     assert all(not cell.get("outputs") for p in tmp_path.rglob("*.ipynb") for cell in nbformat.read(p, 4).cells)
 
-    verdicts, _ = run_pages(tmp_path / "build")
-    assert set(verdicts) == {"your turn"}
+    verdicts, said = run_pages(tmp_path / "build")
+    assert set(verdicts) == {"your turn"} and "Empty still, on this page: hole 1.1, hole 1.2, " in said
     answer_pages(tmp_path / "build")
     verdicts, said = run_pages(tmp_path / "build")
     assert set(verdicts) == {"right"} and len(verdicts) > 16
     assert len(re.findall(r"^rank \d of 2: .* as on simulated ranks: True$", said, re.M)) == 2
+
+
+def test_a_page_says_where_in_the_students_file_an_error_was(tmp_path):
+    handout.hand_out(tmp_path, ["build/1"])
+    answer_pages(tmp_path / "build", {"1.1": "return op.run(args, params)"})
+    _, said = run_pages(tmp_path / "build")
+    assert re.search(r"^not yet: TypeError: .*\nmine/tracer.py, process: return op.run\(args, params\)$", said, re.M)
 
 
 def test_the_build_is_graded(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -212,7 +213,10 @@ def batch_scatter(count: int) -> Callable:
 
 
 def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
-    y = x[indices]
+    try:
+        y = x[indices]
+    except IndexError as error:  # its axes are those of x here, after transposes, with ranks or examples in front
+        raise IndexError(re.sub(r"axis \d+ with size", "an axis of size", str(error))) from None
     return y if any(map(numpy.ndim, indices)) else y.copy()  # for scalar indices NumPy returns a view
 
 

@@ -24,6 +24,15 @@ def puzzle_10(x):
     e = np.exp(x - pmax(np.max(x, 1), "i")[:, None])
     return e / psum(np.sum(e, 1), "i")[:, None]
 """
+IN_LOGARITHMS = """\
+def puzzle_10(x):  # a rank of each pair reduces one of the rows, as the halves of an all-reduce
+    odd, near, far = axis_index("i") % 2, [(r, r ^ 1) for r in range(4)], [(r, r ^ 2) for r in range(4)]
+    rows = md.nn.logsumexp(x, axis=1)
+    mine = np.logaddexp(rows[odd], ppermute(rows[1 - odd], "i", near))
+    mine = np.logaddexp(mine, ppermute(mine, "i", far))
+    both = np.stack([mine, ppermute(mine, "i", near)])
+    return np.exp(x - np.where(odd, both[::-1], both)[:, None])
+"""
 LARGEST = """\
 def puzzle_11(x):
     top = np.max(x)
@@ -34,6 +43,14 @@ def puzzle_12(table):
     local = np.array([5, 0, 4]) - 2 * axis_index("i")
     mine = (local >= 0) & (local < 2)
     return psum(np.where(mine[:, None], table[np.clip(local, 0, 1)], 0), "i")
+"""
+HELPED = """\
+def puzzle_12(table):  # rows 0 and 4 are gathered from four ranks, row 5 is summed
+    moved = ppermute(table[0, 1:], "i", [(0, 3), (2, 1)])
+    one = np.where(axis_index("i") % 2, moved, table[0, :1])
+    four = all_gather_invariant(one, "i", tiled=True)[np.array([0, 3, 2, 1])]
+    row = psum(np.where(axis_index("i") == 2, table[1], 0.0), "i")
+    return np.concatenate([row, four]).reshape(3, 2)
 """
 RUNNING = """\
 def puzzle_13(x):
@@ -76,7 +93,10 @@ def puzzle_20():
 """
 
 EXERCISES = [
-    answers(1, "x", 'psum(x, "i")', "x", 'np.sum(all_gather_invariant(x, "i"), 0)'),
+    answers(
+        1, "x", 'psum(x, "i")', "x", 'np.sum(all_gather_invariant(x, "i"), 0)',
+        'psum(x.astype("float32"), "i").astype("float64")',
+    ),
     answers(2, "x", 'psum(np.sum(x), "i")', 'np.sum(psum(x, "i"))', 'pmean(np.sum(x), "i")'),
     answers(3, "x", f"ppermute(x, {AROUND})", f"ppermute(x, {BACK})", 'all_gather(x, "i")[axis_index("i") - 1]'),
     answers(4, "x", 'ppermute(x[::-1], "i", [(0, 3), (1, 2), (2, 1), (3, 0)])', "x[::-1]", f"ppermute(x, {AROUND})"),
@@ -100,8 +120,9 @@ EXERCISES = [
     ),
     answers(9, "c, x", 'psum(c @ x, "i")', 'c @ psum(x, "i")', "c @ x"),
     {
-        "right": SOFTMAX,
+        "right": IN_LOGARITHMS,
         "wrong": [
+            SOFTMAX,
             body(10, "x", "md.nn.softmax(x, axis=1)"),
             SOFTMAX.replace('x - pmax(np.max(x, 1), "i")[:, None]', "x"),
         ],
@@ -114,8 +135,9 @@ EXERCISES = [
         ],
     },
     {
-        "right": LOOK_UP,
+        "right": HELPED,
         "wrong": [
+            LOOK_UP,
             LOOK_UP.replace("np.where(mine[:, None], table[np.clip(local, 0, 1)], 0)", "table[np.clip(local, 0, 1)]"),
             body(12, "table", 'all_gather_invariant(table, "i", tiled=True)[np.array([5, 0, 4])]'),
         ],
@@ -153,6 +175,7 @@ EXERCISES = [
         "wrong": [
             body(19, "", '["F0 F1 F2 F3 F4 B0 B1 B2 B3 B4"] * 3'),
             body(19, "", '["F0 B0 F1 B1 F2 B2 F3 B3 F4 B4"] * 3'),
+            body(19, "", '["F0 F1 X2"] * 3'),
             body(19, "", '["F0 B1 F1 B0 F2 B2 F3 B3 F4 B4"] * 3'),
         ],
     },

@@ -9,6 +9,13 @@ def _common(*shapes, **params):
     return np.broadcast_shapes(*shapes)
 
 
+def _with_new_axes(x, shape, axes):
+    old = tuple(size for axis, size in enumerate(shape) if axis not in axes)
+    if x != old:
+        raise TypeError(f"broadcast_to puts in new axes, and {x} is not {old}: it does not stretch an axis of size 1")
+    return shape
+
+
 add = Operation("add", np.add, _common, elementwise=True)
 multiply = Operation("multiply", np.multiply, _common, elementwise=True)
 sin = Operation("sin", np.sin, _common, elementwise=True)
@@ -24,7 +31,7 @@ sum = Operation(
 broadcast_to = Operation(  # the inverse direction: new axes, at these positions, along which values are repeated
     "broadcast_to",
     lambda x, shape, axes: np.broadcast_to(np.expand_dims(x, axes), shape),
-    lambda x, shape, axes: shape,
+    _with_new_axes,
 )
 
 

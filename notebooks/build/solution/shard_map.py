@@ -64,7 +64,8 @@ def local_type(x, spec, mesh):
     """The type of an argument's blocks."""
     shape = list(typeof(x).shape)
     # HOLE 7.3 [2 points]
-    # Return a Type: with the size of a block, and varying along the axis, if the spec names it.
+    # Return a Type: with the size of a block, and varying along the axis, if the spec names it. Specs are those
+    # that users write: `STAY` is not among them.
     if mesh.axis not in spec:
         return Type(tuple(shape))
     shape[spec.index(mesh.axis)] //= mesh.size

@@ -8,6 +8,9 @@ from .tracer import Operation, Tracer, Type, current, typeof, using
 class Var(Tracer):
     """A variable of a tape: it has a type, and no value."""
 
+    def __repr__(self):
+        return f"Var({self.type})"
+
 
 @dataclass
 class Equation:

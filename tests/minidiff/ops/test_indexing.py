@@ -124,6 +124,11 @@ ERRORS = [
 test_errors_say_what_is_not_possible = refusals(ERRORS, lambda f: md.make_tape(f)(X))
 
 
+def test_an_index_out_of_bounds_is_told_without_the_axes_in_front():
+    with pytest.raises(IndexError, match="index 5 is out of bounds for an axis of size 3"):
+        md.vmap(lambda row, k: row[k])(X, np.array([0, 5]))
+
+
 def test_in_place_operators_make_a_new_value():
     def f(x):
         y = x
