@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import minidiff as md
 from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS
 from minidiff.numpy.coverage import REFUSED
+from minidiff.ops import declare_all
 from minidiff.ops.elementwise import elementwise
 from tests.minidiff.ops.test_ops import check_rows, checks_of
 from tests.minidiff.refusals import refusals
@@ -196,6 +197,7 @@ def test_branches_of_complex_functions(f, x, y):
 # ---------------------------------------------------------------- values at special numbers
 
 SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, NAN, INF, -INF, 1e-300, 1e300])
+declare_all()
 UFUNCS = [f for f in NUMPY_FUNCTIONS if isinstance(f, np.ufunc) and getattr(np, f.__name__, None) is f]  # not SciPy's
 ONE: list[Callable] = [
     *(f for f in UFUNCS if (f.nin, f.nout) == (1, 1)),

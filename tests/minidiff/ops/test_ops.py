@@ -12,6 +12,7 @@ import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.core.tracer import NUMPY_FUNCTIONS
 from minidiff.core.types import Var
+from minidiff.ops import declare_all
 from minidiff.ops.base import convert
 from tests.aliasing_checks import arrays, check_apart, check_as_numpys
 from tests.minidiff.refusals import refusals
@@ -54,6 +55,7 @@ def inner(xs: Any, ys: Any) -> float:
 
 
 #: As they are before doctests and tests add some.
+declare_all()
 FUNCTIONS = frozenset(NUMPY_FUNCTIONS)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.core.tracer import NUMPY_FUNCTIONS
+from minidiff.ops import declare_all
 from tests.minidiff.refusals import refusals
 
 X = np.arange(6.0).reshape(2, 3)
@@ -41,6 +42,7 @@ MODES: list[tuple] = [
     *((m, {"reflect_type": t}) for m in ("reflect", "symmetric") for t in ("even", "odd")),
     *((m, {"stat_length": n}) for m in ("mean", "maximum", "minimum") for n in (None, 1, ((2, 3),))),
 ]
+declare_all()
 if np.median in NUMPY_FUNCTIONS:
     MODES += [("median", {}), ("median", {"stat_length": (1, 2)})]
 
