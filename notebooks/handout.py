@@ -21,7 +21,7 @@ LEFT_OUT = ("grade.py", "handout.py", "grading.md")
 
 
 def hand_out(folder: Path, names: Sequence[str] = ()) -> list[Path]:
-    """Write the notebooks whose names begin so, or all, and what they need, and return what was written."""
+    """Write the notebooks whose names begin so, or all, and the files beside them, and return what was written."""
     written = []
     for path in sorted([*HERE.glob("*.ipynb"), *(HERE / "build").glob("*.ipynb")]):
         place = path.relative_to(HERE)
@@ -29,8 +29,8 @@ def hand_out(folder: Path, names: Sequence[str] = ()) -> list[Path]:
             written.append(folder / place)
             written[-1].parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(stripped(path), written[-1])
-    helpers = [p for p in HERE.rglob("*.py") if p.name not in LEFT_OUT and "solution" not in p.parts]
-    for path in helpers:
+    beside = [*HERE.rglob("*.py"), *HERE.rglob("*.md")]
+    for path in [p for p in beside if p.name not in LEFT_OUT and "solution" not in p.parts]:
         place = path.relative_to(HERE)
         if "mine" not in place.parts:
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
