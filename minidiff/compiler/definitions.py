@@ -142,7 +142,8 @@ class _Resolve(ast.NodeTransformer):
         self.scope = scope
         inside = [*ast.walk(function)]
         bound = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-        bound |= {n.name for n in inside if isinstance(n, (ast.FunctionDef, ast.ExceptHandler)) and n is not function}
+        bound |= {n.name for n in inside if isinstance(n, ast.FunctionDef) and n is not function}
+        bound |= {n.name for n in inside if isinstance(n, ast.ExceptHandler) and n.name}
         self.bound = {*bound, *[n.arg for n in inside if isinstance(n, ast.arg)], *definitions.given}
 
     def visit_Name(self, node):
