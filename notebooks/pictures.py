@@ -260,15 +260,16 @@ def _grid(block: numpy.ndarray) -> numpy.ndarray:
 
 def collective_names(tape: Tape) -> list[str]:
     """The operations on ranks of a tape, in order."""
-    return list(_names(tape))
+    return [eqn.primitive.name for eqn in equations_on_ranks(tape)]
 
 
-def _names(tape: Tape) -> Iterator[str]:
+def equations_on_ranks(tape: Tape) -> Iterator[Equation]:
+    """The equations of a tape, and of bodies in it, whose operations are on ranks."""
     for eqn in tape.equations:
         if eqn.primitive.on_ranks:
-            yield eqn.primitive.name
+            yield eqn
         for body in eqn.bodies:
-            yield from _names(body)
+            yield from equations_on_ranks(body)
 
 
 def only_equation(tape: Tape) -> Equation:

@@ -14,22 +14,23 @@ import contextlib
 import inspect
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 from exercises import Verdict, judge
 from IPython.display import display
-from pictures import Held, Picture, draw, on_ranks
+from pictures import Held, Picture, draw, equations_on_ranks, on_ranks
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, axis_index
 from collectives.cost import counted
-from minidiff.core.tape import Equation, Tape, evaluate_equation
+from minidiff.core.tape import Tape, evaluate_equation
 from spmd import Mesh, P, shard_map, show_schedule
+from spmd.mesh.specs import block_type
 from spmd.parallel.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Step
 from spmd.parallel.schedules import scheduled_orders
 
@@ -62,14 +63,10 @@ class Blocks:
 
     def type(self) -> md.ShapedArray:
         """The type of the block that a rank returns."""
-        whole = md.typeof(self.whole(*self.args))
-        shape = list(whole.shape)
-        for d, names in _split(self.out_specs):
-            shape[d] //= self.mesh.shape[names]
-        return md.ShapedArray(tuple(shape), whole.dtype, self.out_specs.axes)
+        return block_type(md.typeof(self.whole(*self.args)), self.out_specs, self.mesh.shape)
 
     def show(self) -> Picture:
-        """What ranks hold, and what they shall return."""
+        """What ranks hold, and what they must return."""
         return draw(*self._given(), ("wanted", self._wanted()))
 
     def _given(self) -> list[tuple[str, Held]]:
@@ -117,7 +114,7 @@ class Blocks:
         elif self.linear:
             self._same_cotangents(f)
         recorded = md.make_tape(program)(*self.args)
-        for eqn in _on_ranks(recorded):
+        for eqn in equations_on_ranks(recorded):
             for x in eqn.outputs:
                 assert x.type.dtype.itemsize == 8, f"{eqn.primitive} sends {x.type}: the par is for numbers of 8 bytes"
         sent = counted(recorded).sent
@@ -157,15 +154,6 @@ def _collectives(tape: Tape, values: Sequence[Any]) -> tuple[list[str], list[Any
             names.append(eqn.primitive.name)
             held.append(env[eqn.outputs[0]])
     return names, [*held, *[env[v] for v in tape.outputs]]
-
-
-def _on_ranks(tape: Tape) -> Iterator[Equation]:
-    """A program's collectives, with those in bodies."""
-    for eqn in tape.equations:
-        if eqn.primitive.on_ranks:
-            yield eqn
-        for body in eqn.bodies:
-            yield from _on_ranks(body)
 
 
 def _short(x: numpy.ndarray) -> str:

@@ -131,36 +131,37 @@ def object_file(ir: str) -> bytes:
 
 def _key(ir: str) -> str:
     """What an object file depends on: the IR, the processor and its instructions, and the versions of all."""
-    import hashlib
-
     import llvmlite
 
     versions = (__version__, llvmlite.__version__, str(_llvm().llvm_version_info))
     parts = (ir, *processor(), *versions)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return _hash("\0".join(parts).encode()).hex()
+
+
+def _hash(data: bytes) -> bytes:
+    import hashlib  # slow to load, and not every program has kernels
+
+    return hashlib.sha256(data).digest()
 
 
 def _read(path: Path) -> bytes | None:
     """The content of a file whose first bytes are the hash of the rest; None if there is none, or it is damaged."""
-    import hashlib
-
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+    return data[32:] if _hash(data[32:]) == data[:32] else None
 
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file by another name, then rename it: a reader finds all of it or nothing."""
-    import hashlib
-    import tempfile
+    import tempfile  # as slow to load
 
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         try:
             with open(descriptor, "wb") as file:
-                file.write(hashlib.sha256(content).digest() + content)
+                file.write(_hash(content) + content)
             os.replace(name, path)
         except BaseException:
             os.unlink(name)

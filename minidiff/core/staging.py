@@ -6,7 +6,7 @@ from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
 from minidiff.core.types import Var
-from minidiff.diagnostics.location import LoopWatch
+from minidiff.diagnostics.location import RecordingWatch
 from minidiff.values.aliasing import read_only_copy
 
 
@@ -18,7 +18,7 @@ class Stage(Recorder):
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
         super().__init__(below, outer)
         self.name = name
-        self.loops = LoopWatch()
+        self.watch = RecordingWatch()
         self.program = program_around(below or outer)
 
     def interpret(self, primitive, args, params):
@@ -37,7 +37,7 @@ class Stage(Recorder):
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
-        self.loops.look(self.equations, out)
+        self.watch.look(self.equations, out)
         return out
 
 

@@ -220,8 +220,11 @@ def not_linear_message(primitive: Any, type: Any) -> str:
 LONG, OFTEN = 1 << 14, 1000
 
 
-class LoopWatch:
-    """What warns once, at the most recorded line, if a Python loop makes a program long, and watches lifetimes."""
+class RecordingWatch:
+    """What looks at each operation that is recorded: for Python loops that make a program long, and for lifetimes.
+
+    Of a long loop it warns once, at the most recorded line.
+    """
 
     next_look = LONG  # the number of equations at which to check
 

@@ -88,7 +88,10 @@ def root(
     >>> round(float(md.grad(lambda a: root(lambda x: x * x - a, numpy.ones(1)).x[0])(4.0)), 6)  # 1 / (2 sqrt(a))
     0.25
     """
-    solver = lambda f, x0: scipy.optimize.root(f, x0, jac=jacfwd(f), method=method, tol=tol, **kwds)  # noqa: E731
+
+    def solver(f: Callable, x0: numpy.ndarray) -> Any:
+        return scipy.optimize.root(f, x0, jac=jacfwd(f), method=method, tol=tol, **kwds)
+
     return _solve(solver, fun, lambda f: f, x0, args)
 
 
@@ -105,5 +108,8 @@ def minimize(
     >>> md.grad(lambda a: minimize(f, numpy.zeros(2), (a,)).x.sum())(numpy.array([1.0, 2.0]))
     array([0.5, 0.5])
     """
-    solver = lambda f, x0: scipy.optimize.minimize(f, x0, jac=grad(f), method=method, tol=tol, **kwds)  # noqa: E731
+
+    def solver(f: Callable, x0: numpy.ndarray) -> Any:
+        return scipy.optimize.minimize(f, x0, jac=grad(f), method=method, tol=tol, **kwds)
+
     return _solve(solver, fun, grad, x0, args)

@@ -1,8 +1,5 @@
 """The memory report: peaks computed by hand, and measured; tests/mpi/test_memory_mpi.py measures networks on ranks."""
 
-import gc
-import tracemalloc
-
 import matplotlib
 import pytest
 
@@ -13,7 +10,7 @@ from collectives import all_gather, psum
 from minidiff.compiler import kernels
 from spmd import P
 from spmd.parallel import data_parallel, fully_sharded, init_params
-from tests.memory_programs import reported_and_measured
+from tests.memory_programs import peak_of, reported_and_measured
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 X = np.ones(1000)  # 8000 bytes
@@ -114,12 +111,7 @@ def test_kinds(no_loops):
 def measured(f, *args):
     """The peak of what f allocates."""
     f(*args)
-    gc.collect()
-    tracemalloc.start()
-    f(*args)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak
+    return peak_of(f, *args)
 
 
 def layers(ws, x):
