@@ -11,13 +11,9 @@ from collections.abc import Callable
 
 import numpy
 
-from .problems import Problem
+from .problems import Problem, Unsupported
 
 Run = Callable[[], tuple]
-
-
-class Unsupported(Exception):
-    """A library lacks a function that a problem needs."""
 
 
 def by_hand(problem: Problem) -> Run:

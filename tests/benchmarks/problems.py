@@ -18,6 +18,10 @@ import numpy
 Arrays = Sequence[Any]
 
 
+class Unsupported(Exception):
+    """A library lacks a function that a problem needs."""
+
+
 class Problem(NamedTuple):
     name: str
     loss: Callable[[Any, Arrays, Arrays], Any]
@@ -243,6 +247,66 @@ def rnn_tuned(params, data):
     return loss, [x.reshape(-1, inputs).T @ flat, hs[:-1].reshape(steps * batch, -1).T @ flat, flat.sum(axis=0), dv]
 
 
+# ---------------------------------------------------------------- a convolution
+
+
+def convolution(np, params, data):
+    """The squared error of a convolution of images with a square kernel, edges padded with zeros."""
+    kernel, x = params
+    (wanted,) = data
+    if np.__name__ not in CONVOLUTIONS:
+        raise Unsupported(f"a convolution in {np.__name__}")
+    error = CONVOLUTIONS[np.__name__](x, kernel) - wanted
+    return np.sum(error * error)
+
+
+def _by_minidiff(x, kernel):
+    import minidiff as md
+
+    return md.nn.conv(x, kernel)
+
+
+def _by_torch(x, kernel):
+    import torch
+
+    out = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1), padding="same")
+    return out.permute(0, 2, 3, 1)
+
+
+def _by_jax(x, kernel):
+    import jax
+
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+#: How a library convolves, by the name of its NumPy-like namespace. Others have no time in this row.
+CONVOLUTIONS = {"minidiff.numpy": _by_minidiff, "torch": _by_torch, "jax.numpy": _by_jax}
+
+
+def convolution_by_hand(params, data):
+    """The windows are copied into the rows of one matrix (im2col); back, each tap adds its part to the image."""
+    kernel, x = params
+    (wanted,) = data
+    taps, _, channels, features = kernel.shape
+    n, height, width, _ = x.shape
+    edge = taps // 2
+    padded = numpy.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+    windows = numpy.lib.stride_tricks.sliding_window_view(padded, (taps, taps), (1, 2))
+    rows = numpy.moveaxis(windows, 3, -1).reshape(-1, taps * taps * channels)
+    weights = kernel.reshape(-1, features)
+    error = rows @ weights - wanted.reshape(-1, features)
+    g = 2 * error
+    of_rows = (g @ weights.T).reshape(n, height, width, taps, taps, channels)
+    of_x = numpy.zeros_like(padded)
+    for i in range(taps):
+        for j in range(taps):
+            of_x[:, i : i + height, j : j + width] += of_rows[:, :, :, i, j]
+    return numpy.sum(error * error), [
+        (rows.T @ g).reshape(kernel.shape),
+        of_x[:, edge : edge + height, edge : edge + width],
+    ]
+
+
 # ---------------------------------------------------------------- elementwise programs on many numbers
 
 
@@ -376,8 +440,16 @@ def problems(quick: bool = False) -> list[Problem]:
                 rng.normal(size=(batch, outputs)),
             ],
         ),
+        _of_images(rng, quick),
         *_of_many_numbers(rng, quick),
     ]
+
+
+def _of_images(rng: numpy.random.Generator, quick: bool) -> Problem:
+    batch, side, channels, features = (2, 5, 2, 3) if quick else (8, 32, 16, 32)
+    kernel = rng.normal(size=(3, 3, channels, features)) / (9 * channels) ** 0.5
+    x, wanted = (rng.normal(size=(batch, side, side, n)) for n in (channels, features))
+    return Problem("convolution", convolution, convolution_by_hand, convolution_by_hand, [kernel, x], [wanted])
 
 
 def _of_many_numbers(rng: numpy.random.Generator, quick: bool) -> list[Problem]:

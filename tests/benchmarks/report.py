@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from . import measure, peers
-from .problems import Problem, problems
+from .problems import Problem, Unsupported, problems
 
 HAND = "by hand"
 
@@ -73,7 +73,7 @@ def gradients(problem: Problem, prepare: dict, options) -> dict:
 def _is_supported(run: peers.Run) -> bool:
     try:
         run()
-    except peers.Unsupported:
+    except Unsupported:
         return False
     return True
 
