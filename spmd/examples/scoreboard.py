@@ -31,7 +31,7 @@ from minidiff.core.types import Var
 from minidiff.values.aliasing import types_alone
 from spmd.machines import A100, H100, Efficiency, Machine, link
 from spmd.mesh.launch import silence_other_ranks
-from spmd.parallel.megatron_3d import AXES, MegatronConfig, megatron_step
+from spmd.parallel.megatron_3d import AXES, MegatronConfig, check, megatron_step
 from spmd.parallel.schedules import interleaved, one_f_one_b
 from spmd.report.plots import Curve, logarithmic_curves
 from spmd.report.rewritten import rewritten
@@ -127,6 +127,7 @@ def step_of(config: MegatronConfig, plan: TrainingPlan) -> tuple[Callable, tuple
     microbatches = plan.batch // plan.data // plan.microbatch
     mesh = spmd.make_mesh((plan.data, plan.stages, plan.tensor), AXES, backend="simulated")
     chunks = plan.chunks
+    check(mesh, config, chunks, plan.recompute)  # before the schedule, which takes minutes for hundreds of stages
     schedule = interleaved(plan.stages, microbatches, chunks) if chunks > 1 else one_f_one_b(plan.stages, microbatches)
     init, step = megatron_step(mesh, config, schedule, plan.recompute, plan.sequence)
     text = md.ShapedArray((plan.batch, plan.tokens), "int32")

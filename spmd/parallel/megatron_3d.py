@@ -238,7 +238,7 @@ def loss_and_gradients(
     >>> round(float(loss), 1), gradients['layers']['qkv'][0].spec
     (2.1, P(None, 'stages', None, 'feats', None, None))
     """
-    check(mesh, config, schedule, recompute)
+    check(mesh, config, schedule.chunks, recompute)
     ranks, skipped = mesh.shape["feats"], config.layers % (schedule.stages * schedule.chunks) > 0
     ends = {"gather": lambda x: x, "combine": partial(psum, axis_name="feats"), "dropout": dropout}
     ends |= {"embed": partial(embed, axis="feats"), **(sequence_parallel_options("feats") if sequence else {})}
@@ -342,8 +342,8 @@ def megatron_step(
     return init, spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=(P(), specs))
 
 
-def check(mesh: spmd.Mesh, config: MegatronConfig, schedule: Schedule, recompute: str | None) -> None:
-    """Raise ValueError for a mesh, a schedule or a recomputation that do not fit."""
+def check(mesh: spmd.Mesh, config: MegatronConfig, chunks: int, recompute: str | None) -> None:
+    """Raise ValueError for a mesh, a number of chunks or a recomputation that do not fit."""
     if tuple(mesh.axis_names) != AXES:
         raise ValueError(
             f"megatron: the mesh's axes are {AXES}, got {tuple(mesh.axis_names)}: write them in this order"
@@ -351,12 +351,13 @@ def check(mesh: spmd.Mesh, config: MegatronConfig, schedule: Schedule, recompute
     if recompute not in RECOMPUTE:
         raise ValueError(f"megatron: recompute={recompute!r}; write {', '.join(map(repr, RECOMPUTE))}")
     check_divided("megatron", mesh, all_sizes(config), SPLIT)
-    blocks = schedule.stages * schedule.chunks
+    stages = mesh.shape["stages"]
+    blocks = stages * chunks
     skipped = layers_of_block(config, blocks) * blocks - config.layers
-    if (skipped and schedule.chunks > 1) or skipped >= blocks:
+    if (skipped and chunks > 1) or skipped >= blocks:
         raise ValueError(
-            f"megatron: {config.layers} layers do not make {blocks} equal blocks, {schedule.stages} stages times "
-            f"{schedule.chunks} chunks: choose a multiple, or one chunk and at least a layer for each stage"
+            f"megatron: {config.layers} layers do not make {blocks} equal blocks, {stages} stages times "
+            f"{chunks} chunks: choose a multiple, or one chunk and at least a layer for each stage"
         )
 
 
