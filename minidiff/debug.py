@@ -10,7 +10,6 @@ checks the results of rules. NumPy's `errstate` covers NumPy calls in the user's
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,13 +22,12 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import describe_operand
 from minidiff.diagnostics.location import current_location
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.diagnostics.other_libraries import finish_module
 from minidiff.ops.printing import debug_print
 from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import is_differentiable
 
 __all__ = ["debug_nans", "disable_jit", "print"]
-__dir__ = functools.partial(sorted, __all__)
 
 FINITE, INFINITE, NAN = 0, 1, 2
 
@@ -228,4 +226,4 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
         jit_is_disabled.reset(token)
 
 
-hide_frames_of(globals(), __all__)
+finish_module(globals())

@@ -17,19 +17,17 @@ Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.other_libraries import module_getattr
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.diagnostics.other_libraries import finish_module
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.base import Elementwise, bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, dimension_labels
@@ -44,7 +42,6 @@ __all__ = [
     "gumbel", "key", "laplace", "loggamma", "multivariate_normal", "normal", "orthogonal", "permutation", "poisson",
     "rademacher", "randint", "split", "truncated_normal", "uniform",
 ]  # fmt: skip
-__dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- the hash
 
@@ -740,7 +737,4 @@ def choice(key: Value, a: Any, shape: Shape = (), replace: bool = True, p: Value
     return take(x, which, axis)
 
 
-hide_frames_of(globals(), __all__)
-
-if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = module_getattr(__name__)
+finish_module(globals())

@@ -20,7 +20,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.types import typeof
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.diagnostics.other_libraries import finish_module
 from minidiff.inputs.arguments import as_value
 from minidiff.transforms.derivatives import jvp
 from minidiff.values.dtypes import finfo, is_differentiable
@@ -251,4 +251,4 @@ def restrict_to_differentiable(f: Callable, x: Any) -> tuple[Callable, list, Cal
     return restricted, [v for v, yes in zip(values, active) if yes], chosen
 
 
-hide_frames_of(globals(), ["forward_difference", "backward_difference", "central_difference", "errors"])
+finish_module(globals())

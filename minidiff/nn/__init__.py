@@ -8,15 +8,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.other_libraries import module_getattr
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.diagnostics.other_libraries import finish_module
 from minidiff.higher_order.checkpoint import recomputed_selectively
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.nn.convolution import avg_pool, conv, conv_transpose, max_pool  # noqa: F401
@@ -38,7 +37,6 @@ __all__ = [
     *("relu6", "rms_norm", "selu", "sigmoid", "silu", "soft_sign", "softmax", "softplus", "squareplus"),
     *("standardize", "swish"),
 ]
-__dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- the error function
 
@@ -573,7 +571,4 @@ def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -
     )
 
 
-hide_frames_of(globals(), __all__)
-
-if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = module_getattr(__name__)
+finish_module(globals())

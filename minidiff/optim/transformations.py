@@ -20,6 +20,12 @@ from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
 from minidiff.values.dtypes import check_real_float, finfo, is_differentiable, result_type
 
+__all__ = [
+    "GradientTransformation", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates", "chain", "clip",
+    "clip_by_global_norm", "global_norm", "lion", "scale", "scale_by_adam", "scale_by_learning_rate", "scale_by_lion",
+    "scale_by_rms", "scale_by_rss", "sgd", "trace",
+]  # fmt: skip
+
 Schedule = Callable[[Value], Value]
 Rate = Value | Schedule
 
