@@ -28,18 +28,19 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
-import importlib
 import itertools
 import operator
 import re
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
+from minidiff.core.types import typeof
 from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.values.dtypes import convert_array
 from minidiff.values.settings import types_in
 
 __all__ = [
@@ -48,15 +49,6 @@ __all__ = [
     "unflatten",
 ]
 __dir__ = functools.partial(sorted, __all__)
-
-if TYPE_CHECKING:
-    from minidiff.flatten_util import ravel_pytree as ravel_pytree
-else:
-
-    def __getattr__(name: str) -> Any:
-        if name != "ravel_pytree":  # it computes with arrays, in a module that needs this one
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return importlib.import_module("minidiff.flatten_util").ravel_pytree
 
 
 IsLeaf = Callable[[Any], bool]
@@ -683,6 +675,47 @@ def reduce(function: Callable, tree: Any, initializer: Any = _NO_VALUE, is_leaf:
     25.0
     """
     return functools.reduce(function, leaves(tree, is_leaf), *[initializer] * (initializer is not _NO_VALUE))
+
+
+def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Flatten a tree of arrays to one vector; return the vector and the inverse function.
+
+    The vector has the dtype to which the leaves promote, and float64 if there are none. The inverse takes a vector of
+    its length, [n], and returns a tree like `pytree`, with the shapes and dtypes of its leaves. If all leaves have one
+    dtype, the inverse takes vectors of any dtype and keeps it; otherwise it raises TypeError for another dtype than the
+    vector's. It raises ValueError for another shape. Raise TypeError, with the path, for a non-array leaf.
+
+    >>> flat, unravel = ravel_pytree({'w': numpy.ones((2, 2)), 'b': 3.0})
+    >>> flat
+    array([3., 1., 1., 1., 1.])
+    >>> map(numpy.shape, unravel(2 * flat))
+    {'b': (), 'w': (2, 2)}
+    """
+    from minidiff.inputs.arguments import as_named_value, as_values  # needs this module
+
+    leaves, structure = flatten(pytree)
+    values = as_values("tree.ravel_pytree", leaves, lambda: paths(structure, "pytree"))
+    types = [typeof(x) for x in values]
+    dtype = numpy.result_type(*[t.dtype for t in types]) if types else numpy.dtype(float)
+    stops = [*itertools.accumulate(t.size for t in types)]
+    count = stops[-1] if stops else 0
+    is_mixed = any(t.dtype != dtype for t in types)
+
+    def unravel(flat: Any) -> Any:
+        x = as_named_value(flat, "unravel: flat")
+        given = typeof(x)
+        if given.shape != (count,):
+            raise ValueError(f"unravel takes the {count} numbers of {structure} as one vector, got {given}")
+        if is_mixed and given.dtype != dtype:
+            raise TypeError(f"unravel takes a vector of {dtype}, to which the leaves' dtypes promote, got {given}")
+        pieces = []
+        for t, stop in zip(types, stops):
+            piece = x[stop - t.size : stop].reshape(t.shape) if t.shape else x[stop - 1]
+            pieces.append(convert_array(piece, t.dtype if is_mixed else given.dtype))
+        return unflatten(structure, pieces)
+
+    rows = [numpy.ravel(x).astype(dtype) for x in values]
+    return numpy.concatenate(rows) if rows else numpy.zeros(0), unravel
 
 
 # ---------------------------------------------------------------- prefixes
