@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.core.types import typeof
+from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.tracebacks import hide_frames_of
 from minidiff.values.dtypes import convert_array
 from minidiff.values.settings import types_in
@@ -691,31 +691,34 @@ def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:
     >>> map(numpy.shape, unravel(2 * flat))
     {'b': (), 'w': (2, 2)}
     """
-    from minidiff.inputs.arguments import as_named_value, as_values  # needs this module
-
-    leaves, structure = flatten(pytree)
-    values = as_values("tree.ravel_pytree", leaves, lambda: paths(structure, "pytree"))
-    types = [typeof(x) for x in values]
+    leaves, structure = flatten_with_paths(pytree, "pytree")
+    types = [_type_of(x, f"tree.ravel_pytree: {path}") for path, x in leaves]
     dtype = numpy.result_type(*[t.dtype for t in types]) if types else numpy.dtype(float)
     stops = [*itertools.accumulate(t.size for t in types)]
     count = stops[-1] if stops else 0
     is_mixed = any(t.dtype != dtype for t in types)
 
     def unravel(flat: Any) -> Any:
-        x = as_named_value(flat, "unravel: flat")
-        given = typeof(x)
+        given = _type_of(flat, "unravel: flat")
         if given.shape != (count,):
             raise ValueError(f"unravel takes the {count} numbers of {structure} as one vector, got {given}")
         if is_mixed and given.dtype != dtype:
             raise TypeError(f"unravel takes a vector of {dtype}, to which the leaves' dtypes promote, got {given}")
         pieces = []
         for t, stop in zip(types, stops):
-            piece = x[stop - t.size : stop].reshape(t.shape) if t.shape else x[stop - 1]
+            piece = flat[stop - t.size : stop].reshape(t.shape) if t.shape else flat[stop - 1]
             pieces.append(convert_array(piece, t.dtype if is_mixed else given.dtype))
         return unflatten(structure, pieces)
 
-    rows = [numpy.ravel(x).astype(dtype) for x in values]
+    rows = [numpy.ravel(x).astype(dtype) for _, x in leaves]
     return numpy.concatenate(rows) if rows else numpy.zeros(0), unravel
+
+
+def _type_of(x: Any, what: str) -> ShapedArray:
+    try:
+        return typeof(x)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}") from None
 
 
 # ---------------------------------------------------------------- prefixes
