@@ -91,18 +91,15 @@ def _of_function(numpy_function: Callable) -> Callable:
 def explain_sizes(numpy_function: Callable) -> Callable:
     """Wrap a function so that its error for a traced size says what to do."""
 
+    @hide_own_frames
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         try:
-            try:
-                return numpy_function(*args, **kwargs)
-            except TypeError:
-                x = _tracer_in_lists((args, tuple(kwargs.values())))
-                if x is not None:
-                    operator.index(x)
-                raise
-        except BaseException as error:
-            prepare_to_leave(error)
+            return numpy_function(*args, **kwargs)
+        except TypeError:
+            x = _tracer_in_lists((args, tuple(kwargs.values())))
+            if x is not None:
+                operator.index(x)
             raise
 
     return from_numpy
@@ -179,18 +176,15 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
 def _retry_with_arrays(numpy_function: Callable) -> Callable:
     """Wrap a ufunc or its method to retry failed calls with lists as arrays."""
 
+    @hide_own_frames
     @functools.wraps(numpy_function)
     def function(*args: Any, **kwargs: Any) -> Any:
         try:
-            try:
-                return numpy_function(*args, **kwargs)
-            except TracerError:
-                if _tracer_in_lists(args) is None:
-                    raise
-            return numpy_function(*map(_stack_traced, args), **kwargs)
-        except BaseException as error:
-            prepare_to_leave(error)
-            raise
+            return numpy_function(*args, **kwargs)
+        except TracerError:
+            if _tracer_in_lists(args) is None:
+                raise
+        return numpy_function(*[x if _tracer_in_lists((x,)) is None else as_array(x) for x in args], **kwargs)
 
     return function
 
@@ -204,10 +198,6 @@ def _tracer_in_lists(arguments: tuple) -> Tracer | None:
                 if found is not None:
                     return found
     return None
-
-
-def _stack_traced(x: Any) -> Any:
-    return x if _tracer_in_lists((x,)) is None else as_array(x)
 
 
 def arguments_as_arrays(operation: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:

@@ -124,22 +124,19 @@ def _missing_attribute(x: Tracer, name: str) -> str:
 def _explains_assignment(convert: Callable) -> Callable:
     """Explain a failed conversion to a plain number or array in the user's terms if the user wrote `y[i] = x`."""
 
+    @hide_own_frames
     @functools.wraps(convert)
     def converted(x: Tracer, *args: Any, **kwargs: Any) -> Any:
         try:
-            try:
-                return convert(x, *args, **kwargs)
-            except (TracerError, VarianceError) as error:
-                if isinstance(error, LeakedTracerError) or not location.assigns_an_item():
-                    raise
-            raise TracerError(
-                f"y[i] = x cannot write a traced value x ({x.type}) into a plain array y. Make a new array instead: "
-                "y = np.at(y)[i].set(x), where np is minidiff.numpy; or build it from a list that may hold traced "
-                "values: np.stack([x, ...]), or np.array([x, ...])"
-            )
-        except BaseException as error:
-            prepare_to_leave(error)
-            raise
+            return convert(x, *args, **kwargs)
+        except (TracerError, VarianceError) as error:
+            if isinstance(error, LeakedTracerError) or not location.assigns_an_item():
+                raise
+        raise TracerError(
+            f"y[i] = x cannot write a traced value x ({x.type}) into a plain array y. Make a new array instead: "
+            "y = np.at(y)[i].set(x), where np is minidiff.numpy; or build it from a list that may hold traced "
+            "values: np.stack([x, ...]), or np.array([x, ...])"
+        )
 
     return converted
 
