@@ -12,7 +12,6 @@ equal numbers, and grows as `1/h`. The total error has its minimum between the t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -197,7 +196,7 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
     sizes = numpy.logspace(0, -16, 65) if steps is None else numpy.asarray(steps, float)
     functions = [f]  # and its derivatives along `tangents`, by the rules
     for _ in range(3):
-        functions.append(functools.partial(_derivative, functions[-1], tangents))
+        functions.append(lambda x, g=functions[-1]: jvp(g, (x,), (tangents,))[1])
     value, *exact = [g(leaves) for g in functions]
 
     def error(scheme: str, step: float) -> float:
@@ -209,10 +208,6 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
     optimal = {scheme: _optimal(order, lost, _size(exact[order])) for scheme, (_, order) in SCHEMES.items()}
     best = {scheme: float(sizes[numpy.nanargmin(e)]) for scheme, e in found.items()}
     return Errors(sizes, **found, optimal=optimal, best=best)
-
-
-def _derivative(f: Callable, tangents: list, x: list) -> Any:
-    return jvp(f, (x,), (tangents,))[1]
 
 
 def _optimal(order: int, lost: float, next_derivative: float) -> float:

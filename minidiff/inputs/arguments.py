@@ -83,10 +83,7 @@ def result_values(
 
     Raise TypeError for any other leaf, with its path from `root`. `origin` names the transformation and the function.
     """
-    try:
-        return list(map(as_value, leaves))
-    except TypeError:
-        return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, root))
+    return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, root))
 
 
 class Flat:

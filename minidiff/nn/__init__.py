@@ -370,8 +370,7 @@ def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     >>> softmax(numpy.array([1e3, 1e3, -1e3]))
     array([0.5, 0.5, 0. ])
     """
-    y = _bind_along(softmax_p, x, axis, where)
-    return y if where is None else elementwise.where(where, y, 0.0)
+    return _along(softmax_p, x, axis, where, 0.0)
 
 
 def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
@@ -383,8 +382,7 @@ def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     >>> log_softmax(numpy.array([1000.0, 0.0]))
     array([    0., -1000.])
     """
-    y = _bind_along(log_softmax_p, x, axis, where)
-    return y if where is None else elementwise.where(where, y, -numpy.inf)
+    return _along(log_softmax_p, x, axis, where, -numpy.inf)
 
 
 def logsumexp(
@@ -425,9 +423,11 @@ def _as_floating(x: Value, mask: Value | None = None) -> Value:
     return x if mask is None else where(mask, x, -numpy.inf)
 
 
-def _bind_along(primitive: General, x: Value, axis: Any, mask: Value | None) -> Value:
+def _along(primitive: General, x: Value, axis: Any, mask: Value | None, masked: float) -> Value:
+    """Apply an operation along axes to the elements where the mask is True; the result is `masked` elsewhere."""
     x = _as_floating(x, mask)
-    return primitive.bind(x, axes=normalize_axes(axis, typeof(x).ndim, primitive.name))
+    y = primitive.bind(x, axes=normalize_axes(axis, typeof(x).ndim, primitive.name))
+    return y if mask is None else where(mask, y, masked)
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> Value:

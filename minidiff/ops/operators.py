@@ -92,10 +92,6 @@ def _as_arguments(args: tuple) -> Any:
     return args[0] if len(args) == 1 and not isinstance(args[0], (int, numpy.integer)) else args
 
 
-def _transpose(x: Value, *axes: Any) -> Value:
-    return shape.transpose(x, _as_arguments(axes) if axes else None)
-
-
 def _method(name: str) -> Callable:
     """A method that calls the NumPy function of the same name."""
     return lambda x, *args, **kwargs: getattr(numpy, name)(x, *args, **kwargs)
@@ -225,7 +221,7 @@ _METHODS: dict[str, Callable] = {
     "__contains__": lambda x, value: bool(reduction.any(elementwise.equal(x, value))),
     "flatten": lambda x, order="C": shape.ravel(elementwise.copy(x), order),
     "reshape": lambda x, *dims, order="C", copy=None: shape.reshape(x, _as_arguments(dims), order),
-    "transpose": _transpose,
+    "transpose": lambda x, *axes: shape.transpose(x, _as_arguments(axes) if axes else None),
     "compress": lambda x, condition, axis=None: indexing.compress(condition, x, axis),
     "item": lambda x: numpy.asarray(x.concrete("item()")).item(),
     "tolist": lambda x: numpy.asarray(x.concrete("tolist()")).tolist(),
