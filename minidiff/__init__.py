@@ -20,9 +20,9 @@ from minidiff import numpy, tree
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
+from minidiff.diagnostics.other_libraries import finish_module as _finish_module
 from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 from minidiff.diagnostics.siblings import shadowing_message as _shadowing_message
-from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.transforms.recording import close_tape as _close_tape
@@ -105,10 +105,6 @@ else:  # type checkers would infer from it that every name exists
     __getattr__ = _module_getattr(__name__, _LATER, _NAMES)
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
 for _name in ("collectives", "spmd"):
     if _message := _shadowing_message(_name):  # no error: a program may need neither
         _warnings.warn(_message, stacklevel=2)
@@ -144,4 +140,4 @@ try:
 except ModuleNotFoundError as _error:  # without this folder everything works, and takes longer
     if _error.name != "minidiff.fast":
         raise
-_hide_frames_of(globals(), __all__)
+_finish_module(globals())

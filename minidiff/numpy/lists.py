@@ -31,10 +31,11 @@ _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 def namespace_getattr(
     namespace: dict[str, Any], module: ModuleType, names: Collection[str], submodules: Collection[str] = ()
 ) -> Callable[[str], Any]:
-    """The `__getattr__` of a namespace with these names of a NumPy module, whose functions accept lists.
+    """The `__getattr__` of a namespace with these names of a NumPy module; its functions accept lists. Sets `__dir__`.
 
     Each is made when it is first used, because making them all takes as long as importing NumPy.
     """
+    namespace["__dir__"] = functools.partial(sorted, namespace["__all__"])
 
     @hide_own_frames
     def find(name: str) -> Any:
@@ -91,8 +92,8 @@ def _of_function(numpy_function: Callable) -> Callable:
 def explain_sizes(numpy_function: Callable) -> Callable:
     """Wrap a function so that its error for a traced size says what to do."""
 
-    @hide_own_frames
     @functools.wraps(numpy_function)
+    @hide_own_frames
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         try:
             return numpy_function(*args, **kwargs)
@@ -176,8 +177,8 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
 def _retry_with_arrays(numpy_function: Callable) -> Callable:
     """Wrap a ufunc or its method to retry failed calls with lists as arrays."""
 
-    @hide_own_frames
     @functools.wraps(numpy_function)
+    @hide_own_frames
     def function(*args: Any, **kwargs: Any) -> Any:
         try:
             return numpy_function(*args, **kwargs)

@@ -120,8 +120,8 @@ def _missing_attribute(x: Tracer, name: str) -> str:
 def _explains_assignment(convert: Callable) -> Callable:
     """Explain a failed conversion to a plain number or array in the user's terms if the user wrote `y[i] = x`."""
 
-    @hide_own_frames
     @functools.wraps(convert)
+    @hide_own_frames
     def converted(x: Tracer, *args: Any, **kwargs: Any) -> Any:
         try:
             return convert(x, *args, **kwargs)

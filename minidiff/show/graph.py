@@ -231,18 +231,15 @@ class _Drawer:
     def body(self, graph: Any, label: str, tape: Tape) -> tuple[list[str], list[str]]:
         """Draw a body into a cluster; if bodies are folded, below the last one. Return its input and output nodes."""
         outside, self.above = self.above, []
-        with self.cluster(graph, label) as part:
+        attributes = {"label": _wrap(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}
+        attributes |= {"style": "rounded,filled", "fillcolor": "#f7f7f7"}
+        with graph.subgraph(name=next(self.clusters), graph_attr=attributes) as part:
             inputs, outputs = self.add(part, tape)
         if self.fold:
             for start, end in itertools.product(outside, inputs):
                 graph.edge(start, end, style="invis")
         self.above = outputs or outside
         return inputs, outputs
-
-    def cluster(self, graph: Any, label: str) -> Any:
-        attributes = {"label": _wrap(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}
-        attributes |= {"style": "rounded,filled", "fillcolor": "#f7f7f7"}
-        return graph.subgraph(name=next(self.clusters), graph_attr=attributes)
 
     def output(self, graph: Any, a: Atom) -> str:
         node = self.node(graph, "output", [f"return {self.show(a)}"], [a])
