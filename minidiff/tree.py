@@ -66,19 +66,18 @@ class Key:
     Keys are equal if they have the same class and the same value. The `repr` of a key evaluates to it.
     """
 
-    __slots__: tuple[str, ...] = ()
+    __slots__: tuple[str, ...] = ("value",)
     in_path: str  # formats of the key, and of the key beside its child in a printed structure
     in_structure: str
 
-    @property
-    def value(self) -> Any:
-        return getattr(self, self.__slots__[0])
+    def __init__(self, value: Any):
+        self.value = value
 
     def __str__(self) -> str:
         return self.in_path.format(self.value)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.__slots__[0]}={self.value!r})"
+        return f"{type(self).__name__}({self.value!r})"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.value == self.value
@@ -90,43 +89,37 @@ class Key:
 class SequenceKey(Key):
     """A step to child number `idx` of a tuple, a list, or an object given to `register`.
 
-    >>> str(SequenceKey(0)), SequenceKey(idx=0).idx
+    >>> str(SequenceKey(0)), SequenceKey(0).idx
     ('[0]', 0)
     """
 
-    __slots__ = ("idx",)
+    __slots__ = ()
     in_path, in_structure = "[{0}]", "{1}"
-
-    def __init__(self, idx: int):
-        self.idx = idx
+    idx = property(operator.attrgetter("value"))
 
 
 class DictKey(Key):
     """A step to the child that a dict has under `key`.
 
-    >>> str(DictKey('w')), DictKey(key='w').key
+    >>> str(DictKey('w')), DictKey('w').key
     ("['w']", 'w')
     """
 
-    __slots__ = ("key",)
+    __slots__ = ()
     in_path, in_structure = "[{0!r}]", "{0!r}: {1}"
-
-    def __init__(self, key: Any):
-        self.key = key
+    key = property(operator.attrgetter("value"))
 
 
 class GetAttrKey(Key):
     """A step to the field `name` of a named tuple, a dataclass, an attrs object or a namespace.
 
-    >>> str(GetAttrKey('w')), GetAttrKey(name='w').name
+    >>> str(GetAttrKey('w')), GetAttrKey('w').name
     ('.w', 'w')
     """
 
-    __slots__ = ("name",)
+    __slots__ = ()
     in_path, in_structure = ".{0}", "{0}={1}"
-
-    def __init__(self, name: str):
-        self.name = name
+    name = property(operator.attrgetter("value"))
 
 
 class Class(NamedTuple):
