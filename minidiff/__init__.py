@@ -20,9 +20,9 @@ from minidiff import numpy, tree
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
+from minidiff.diagnostics.other_libraries import finish_module as _finish_module
 from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 from minidiff.diagnostics.siblings import shadowing_message as _shadowing_message
-from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.transforms.recording import close_tape as _close_tape
@@ -40,8 +40,7 @@ __all__ += ["debug", "debug_nans", "disable_jit", "draw", "export", "jit", "trac
 __all__ += ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
 __all__ += ["checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "remat"]
 __all__ += ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "custom_vmap", "stop_gradient"]
-__all__ += ["dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim"]
-__all__ += ["dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
+__all__ += ["dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
 __all__ += ["keep_memory", "release_memory"]
 __all__ += ["nn", "numerical", "numpy", "optim", "precision", "random", "scipy", "testing", "tree"]
 __all__ += ["LeakedTracerError", "TracerError", "UnboundAxisError", "VarianceError", "VarianceWarning"]
@@ -92,10 +91,8 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
     from minidiff.ops.callback import pure_callback
     from minidiff.ops.slices import (
-        dynamic_index_in_dim,
         dynamic_slice,
         dynamic_slice_in_dim,
-        dynamic_update_index_in_dim,
         dynamic_update_slice,
         dynamic_update_slice_in_dim,
     )
@@ -106,10 +103,6 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
 
 else:  # type checkers would infer from it that every name exists
     __getattr__ = _module_getattr(__name__, _LATER, _NAMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
 
 
 for _name in ("collectives", "spmd"):
@@ -147,4 +140,4 @@ try:
 except ModuleNotFoundError as _error:  # without this folder everything works, and takes longer
     if _error.name != "minidiff.fast":
         raise
-_hide_frames_of(globals(), __all__)
+_finish_module(globals())

@@ -10,26 +10,27 @@ checks the results of rules. NumPy's `errstate` covers NumPy calls in the user's
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy
 
+from minidiff import tree
 from minidiff.core.interpreter import BOTTOM, EVALUATE, Evaluate, current_interpreter, running
 from minidiff.core.operation import Primitive
+from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import describe_operand
 from minidiff.diagnostics.location import current_location
-from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.ops.printing import debug_print
+from minidiff.diagnostics.other_libraries import finish_module
+from minidiff.higher_order.masks import choose
+from minidiff.ops.printing import CheckFormat, Format, print_p
 from minidiff.transforms.recording import jit_is_disabled
-from minidiff.values.dtypes import is_differentiable
+from minidiff.values.dtypes import PLAIN, is_differentiable
 
 __all__ = ["debug_nans", "disable_jit", "print"]
-__dir__ = functools.partial(sorted, __all__)
 
 FINITE, INFINITE, NAN = 0, 1, 2
 
@@ -158,7 +159,12 @@ def print(fmt: str, *args: Any, ordered: bool = False, **kwargs: Any) -> None:
     >>> y = f(1.0)
     x = 1.00, 2.0
     """
-    debug_print(fmt, *args, **kwargs)
+    CheckFormat().vformat(fmt, args, kwargs)
+    leaves, structure = tree.flatten((args, kwargs))
+    leaves = list(map(unwrap_weak, leaves))
+    printed = [isinstance(x, Tracer) or type(x) in PLAIN for x in leaves]
+    fixed = tuple((i, x) for i, (x, yes) in enumerate(zip(leaves, printed)) if not yes)
+    print_p.bind(*choose(leaves, printed), format=Format(fmt, structure, fixed))
 
 
 @contextmanager
@@ -228,4 +234,4 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
         jit_is_disabled.reset(token)
 
 
-hide_frames_of(globals(), __all__)
+finish_module(globals())

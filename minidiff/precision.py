@@ -50,7 +50,7 @@ from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import typeof
 from minidiff.debug import CheckFinite, is_inexact
 from minidiff.diagnostics.location import current_location
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.diagnostics.other_libraries import finish_module
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
 from minidiff.optim import GradientTransformation, apply_updates
@@ -69,7 +69,6 @@ __all__ = [
     "LossScale", "MasterState", "Policy", "Ranges", "all_finite", "cast_for", "ranges", "select", "widen",
     "with_masters",
 ]  # fmt: skip
-__dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- policies
 
@@ -451,4 +450,4 @@ def _finfo(dtype: Any) -> Any:
     return finfo(check_real_float("ranges: the dtype is one", dtype))
 
 
-hide_frames_of(globals(), __all__)
+finish_module(globals())

@@ -17,19 +17,17 @@ Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.other_libraries import module_getattr
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.diagnostics.other_libraries import finish_module
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.base import Elementwise, bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, dimension_labels
@@ -44,7 +42,6 @@ __all__ = [
     "gumbel", "key", "laplace", "loggamma", "multivariate_normal", "normal", "orthogonal", "permutation", "poisson",
     "rademacher", "randint", "split", "truncated_normal", "uniform",
 ]  # fmt: skip
-__dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- the hash
 
@@ -96,10 +93,6 @@ def _of_each(k: Any, lead: tuple[int, ...], shape: tuple[int, ...]) -> numpy.nda
     return numpy.broadcast_to(own.reshape(*lead, *[1] * (len(shape) - len(lead))), shape).reshape(-1)
 
 
-def _random_bits_shape(k0, k1, first, sizes, strides):
-    return (*numpy.broadcast_shapes(k0.shape, k1.shape, first.shape), *sizes), numpy.dtype(numpy.uint64)
-
-
 def _random_bits_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Batches of keys may be split: each part draws its own numbers."""
     lead = outs[0].shape[: outs[0].ndim - len(params["sizes"])]
@@ -111,7 +104,10 @@ def _random_bits_dimensions(types: Types, outs: Types, params: dict) -> Dimensio
 random_bits_p = Discrete(
     "random_bits",
     _random_bits_impl,
-    _random_bits_shape,
+    lambda k0, k1, first, sizes, strides: (
+        (*numpy.broadcast_shapes(k0.shape, k1.shape, first.shape), *sizes),
+        numpy.dtype(numpy.uint64),
+    ),
     bind_aligned,
     fits=lambda k0, k1, first, sizes, strides: len(sizes) == len(strides),
     sharding=_random_bits_dimensions,
@@ -410,13 +406,17 @@ def permutation(key: Value, x: Any, axis: int = 0) -> Value:
            [1, 0, 0],
            [0, 0, 1]])
     """
-    if not isinstance(x, (numpy.ndarray, Tracer)):
-        x = numpy.arange(operator.index(x))
+    x, axis = _elements("permutation", x, axis)
+    return take(x, numpy.argsort(_random_bits("permutation", key, typeof(x).shape[axis])), axis)
+
+
+def _elements(name: str, x: Any, axis: int) -> tuple[Value, int]:
+    """The array that `x` is, or the integers below it, and an axis."""
+    x = numpy.arange(operator.index(x)) if isinstance(x, (int, numpy.integer)) else x
     t = typeof(x)
     if not t.shape:
-        raise TypeError(f"permutation: x is an array with an axis, or a number of integers that is known; got {t}")
-    axis = normalize_axis(axis, t.ndim, "permutation")
-    return take(x, numpy.argsort(_random_bits("permutation", key, t.shape[axis])), axis)
+        raise TypeError(f"{name}: it takes an array with an axis, or a number of integers that is known; got {t}")
+    return x, normalize_axis(axis, t.ndim, name)
 
 
 def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None = None) -> Value:
@@ -719,12 +719,9 @@ def choice(key: Value, a: Any, shape: Shape = (), replace: bool = True, p: Value
     >>> choice(md.random.key(0), 5, (3,), replace=False), choice(md.random.key(0), numpy.array([7, 8]), 6, p=[0.9, 0.1])
     (array([1, 0, 4]), array([7, 7, 8, 7, 7, 7]))
     """
-    x = numpy.arange(operator.index(a)) if isinstance(a, (int, numpy.integer)) else a
-    t, p = typeof(x), numpy.asarray(p) if isinstance(p, list) else p
-    if not t.shape:
-        raise TypeError(f"choice: a is an array with an axis, or a number of integers that is known; got {t}")
-    axis, sizes = normalize_axis(axis, t.ndim, "choice"), _sizes("choice", shape)
-    n, count = t.shape[axis], math.prod(sizes)
+    (x, axis), p = _elements("choice", a, axis), numpy.asarray(p) if isinstance(p, list) else p
+    sizes = _sizes("choice", shape)
+    n, count = typeof(x).shape[axis], math.prod(sizes)
     if p is not None and typeof(p).shape != (n,):
         raise ValueError(f"choice: p has {n} probabilities, got {typeof(p)}")
     if (n == 0 and count) or (not replace and count > n):
@@ -740,7 +737,4 @@ def choice(key: Value, a: Any, shape: Shape = (), replace: bool = True, p: Value
     return take(x, which, axis)
 
 
-hide_frames_of(globals(), __all__)
-
-if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = module_getattr(__name__)
+finish_module(globals())

@@ -28,35 +28,27 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
-import importlib
 import itertools
 import operator
 import re
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
+from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.values.dtypes import convert_array
 from minidiff.values.settings import types_in
 
 __all__ = [
-    *("DictKey", "GetAttrKey", "SequenceKey", "Structure", "all", "all_leaves", "broadcast", "flatten"),
-    *("flatten_with_path", "keystr", "leaves", "leaves_with_path", "map", "map_with_path", "ravel_pytree", "reduce"),
-    *("register", "register_with_keys", "structure", "transpose", "unflatten"),
+    *("DictKey", "GetAttrKey", "SequenceKey", "Structure", "all_leaves", "broadcast", "flatten", "keystr", "leaves"),
+    *("leaves_with_path", "map", "map_with_path", "ravel_pytree", "reduce", "register", "structure", "transpose"),
+    "unflatten",
 ]
 __dir__ = functools.partial(sorted, __all__)
-
-if TYPE_CHECKING:
-    from minidiff.flatten_util import ravel_pytree as ravel_pytree
-else:
-
-    def __getattr__(name: str) -> Any:
-        if name != "ravel_pytree":  # it computes with arrays, in a module that needs this one
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return importlib.import_module("minidiff.flatten_util").ravel_pytree
 
 
 IsLeaf = Callable[[Any], bool]
@@ -74,19 +66,18 @@ class Key:
     Keys are equal if they have the same class and the same value. The `repr` of a key evaluates to it.
     """
 
-    __slots__: tuple[str, ...] = ()
+    __slots__: tuple[str, ...] = ("value",)
     in_path: str  # formats of the key, and of the key beside its child in a printed structure
     in_structure: str
 
-    @property
-    def value(self) -> Any:
-        return getattr(self, self.__slots__[0])
+    def __init__(self, value: Any):
+        self.value = value
 
     def __str__(self) -> str:
         return self.in_path.format(self.value)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.__slots__[0]}={self.value!r})"
+        return f"{type(self).__name__}({self.value!r})"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.value == self.value
@@ -98,52 +89,37 @@ class Key:
 class SequenceKey(Key):
     """A step to child number `idx` of a tuple, a list, or an object given to `register`.
 
-    >>> str(SequenceKey(0)), SequenceKey(idx=0).idx
+    >>> str(SequenceKey(0)), SequenceKey(0).idx
     ('[0]', 0)
     """
 
-    __slots__ = ("idx",)
+    __slots__ = ()
     in_path, in_structure = "[{0}]", "{1}"
-
-    def __init__(self, idx: int):
-        self.idx = idx
+    idx = property(operator.attrgetter("value"))
 
 
 class DictKey(Key):
     """A step to the child that a dict has under `key`.
 
-    >>> str(DictKey('w')), DictKey(key='w').key
+    >>> str(DictKey('w')), DictKey('w').key
     ("['w']", 'w')
     """
 
-    __slots__ = ("key",)
+    __slots__ = ()
     in_path, in_structure = "[{0!r}]", "{0!r}: {1}"
-
-    def __init__(self, key: Any):
-        self.key = key
+    key = property(operator.attrgetter("value"))
 
 
 class GetAttrKey(Key):
     """A step to the field `name` of a named tuple, a dataclass, an attrs object or a namespace.
 
-    >>> str(GetAttrKey('w')), GetAttrKey(name='w').name
+    >>> str(GetAttrKey('w')), GetAttrKey('w').name
     ('.w', 'w')
     """
 
-    __slots__ = ("name",)
+    __slots__ = ()
     in_path, in_structure = ".{0}", "{0}={1}"
-
-    def __init__(self, name: str):
-        self.name = name
-
-
-class GivenKey(Key):
-    """A step that `register_with_keys` was given: any object with a `str`."""
-
-    in_path, in_structure = "{0}", "{0}: {1}"
-
-    def __new__(cls, key: Any) -> Any:
-        return key
+    name = property(operator.attrgetter("value"))
 
 
 class Class(NamedTuple):
@@ -302,57 +278,26 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
     [1.0, 2.0, 3.0]
     """
 
-    def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
-        children, settings = _flatten_by("register", "children", x, flatten)
-        return range(len(children)), children, (settings,)
-
-    _register("register", cls, parts, unflatten, SequenceKey)
-
-
-def register_with_keys(
-    cls: type, flatten_with_keys: Callable[[Any], tuple[Iterable, Any]], unflatten: Callable[[Any, tuple], Any]
-) -> None:
-    """Register a class whose objects are trees, and how paths name their children.
-
-    Like `register`, but `flatten_with_keys(x)` returns pairs (key, child) in place of children. Keys are hashable, and
-    paths show `str(key)`. Common keys are `GetAttrKey(name)`, `DictKey(key)` and `SequenceKey(index)`.
-
-    >>> class Interval:
-    ...     def __init__(self, low, high):
-    ...         self.low, self.high = low, high
-    >>> def flatten_with_keys(x):
-    ...     return ((GetAttrKey('low'), x.low), (GetAttrKey('high'), x.high)), None
-    >>> register_with_keys(Interval, flatten_with_keys, lambda _, children: Interval(*children))
-    >>> [(keystr(path), x) for path, x in leaves_with_path([Interval(1.0, 2.0)])]
-    [('[0].low', 1.0), ('[0].high', 2.0)]
-    """
-
-    def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
-        pairs, settings = _flatten_by("register_with_keys", "pairs of a key and a child", x, flatten_with_keys)
-        return tuple([key for key, _ in pairs]), [child for _, child in pairs], (settings,)
-
-    _register("register_with_keys", cls, parts, unflatten, GivenKey)
-
-
-def _flatten_by(what: str, children: str, x: Any, flatten: Callable[[Any], tuple[Iterable, Any]]) -> tuple[list, Any]:
-    found = flatten(x)
-    if not (isinstance(found, tuple) and len(found) == 2):
-        raise TypeError(
-            f"tree.{what}: flatten of {type(x).__name__} returns a pair ({children}, settings), got "
-            f"{type(found).__name__}: {found!r:.60}"
-        )
-    return list(found[0]), found[1]
-
-
-def _register(what: str, cls: type, parts: Callable, unflatten: Callable[[Any, tuple], Any], key: type[Key]) -> None:
     if not isinstance(cls, type):
-        raise TypeError(f"tree.{what} takes a class, and two functions: {what}(cls, flatten, unflatten); got {cls!r}")
+        raise TypeError(
+            f"tree.register takes a class, and two functions: register(cls, flatten, unflatten); got {cls!r}"
+        )
     if cls in _GIVEN:
-        raise ValueError(f"tree.{what}: {cls.__name__} is registered already, or is a built-in tree or leaf")
+        raise ValueError(f"tree.register: {cls.__name__} is registered already, or is a built-in tree or leaf")
+
+    def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
+        found = flatten(x)
+        if not (isinstance(found, tuple) and len(found) == 2):
+            raise TypeError(
+                f"tree.register: flatten of {cls.__name__} returns a pair (children, settings), got "
+                f"{type(found).__name__}: {found!r:.60}"
+            )
+        children, settings = list(found[0]), found[1]
+        return range(len(children)), children, (settings,)
 
     maker = lambda names, settings: lambda children: unflatten(settings[0], tuple(children))  # noqa: E731
     _GIVEN.add(cls)
-    _CLASSES[cls] = Class(parts, maker, key, (f"{cls.__name__}(", ")"))
+    _CLASSES[cls] = Class(parts, maker, SequenceKey, (f"{cls.__name__}(", ")"))
     _LEAVES.discard(cls)
 
 
@@ -368,8 +313,8 @@ class Structure:
     >>> s = structure({'w': 1.0, 'b': [2.0, 3.0]})
     >>> s
     {'b': [*, *], 'w': *}
-    >>> s.num_leaves, s.num_nodes
-    (3, 5)
+    >>> s.num_leaves
+    3
     >>> s.unflatten([4.0, 5.0, 6.0])
     {'b': [4.0, 5.0], 'w': 6.0}
     """
@@ -402,11 +347,6 @@ class Structure:
     def size(self) -> int:
         """The number of leaves."""
         return self.num_leaves
-
-    @property
-    def num_nodes(self) -> int:
-        """The number of nodes, leaves included."""
-        return 1 + builtins.sum([child.num_nodes for child in self.children])
 
     def unflatten(self, leaves: Iterable) -> Any:
         """Build the tree of this structure from its leaves: see `unflatten`."""
@@ -590,7 +530,7 @@ def keystr(path: Iterable, *, simple: bool = False, separator: str = "") -> str:
     >>> keystr(path), keystr(path, simple=True, separator='/')
     ("['layers'][0].w", 'layers/0/w')
     """
-    return separator.join([str(key.value if simple and isinstance(key, Key) else key) for key in path])
+    return separator.join([str(key.value if simple else key) for key in path])
 
 
 def advice_on(path: str) -> str:
@@ -601,19 +541,6 @@ def advice_on(path: str) -> str:
     """
     is_field = re.search(r"\.\w+ of |^\S*\.\w+$", path)
     return "; a field that is a setting is declared with metadata={'static': True}" if is_field else ""
-
-
-def flatten_with_path(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[tuple[tuple, Any]], Structure]:
-    """As `flatten`, but pair each leaf with its key path, a tuple of keys.
-
-    >>> (pair,), _ = flatten_with_path([{'w': 1.0}])
-    >>> pair
-    ((SequenceKey(idx=0), DictKey(key='w')), 1.0)
-    >>> keystr(pair[0])
-    "[0]['w']"
-    """
-    found, structure = flatten(tree, is_leaf)
-    return list(zip(_key_paths(structure), found)), structure
 
 
 def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]], Structure]:
@@ -648,12 +575,13 @@ def leaves(tree: Any, is_leaf: IsLeaf | None = None) -> list:
 
 
 def leaves_with_path(tree: Any, is_leaf: IsLeaf | None = None) -> list[tuple[tuple, Any]]:
-    """The leaves of a tree, each with its key path.
+    """The leaves of a tree, each with its key path, a tuple of keys; `is_leaf` as in `flatten`.
 
     >>> [(keystr(path), x) for path, x in leaves_with_path({'w': 1.0, 'b': [2.0]})]
     [("['b'][0]", 2.0), ("['w']", 1.0)]
     """
-    return flatten_with_path(tree, is_leaf)[0]
+    found, structure = flatten(tree, is_leaf)
+    return list(zip(_key_paths(structure), found))
 
 
 def structure(tree: Any, is_leaf: IsLeaf | None = None) -> Structure:
@@ -671,7 +599,7 @@ def all_leaves(iterable: Iterable, is_leaf: IsLeaf | None = None) -> bool:
     >>> all_leaves([1.0, 'text']), all_leaves([1.0, (2.0,)]), all_leaves([None])
     (True, False, False)
     """
-    return builtins.all(children(x) is None or (is_leaf is not None and is_leaf(x)) for x in iterable)
+    return all(children(x) is None or (is_leaf is not None and is_leaf(x)) for x in iterable)
 
 
 def map(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> Any:
@@ -742,13 +670,48 @@ def reduce(function: Callable, tree: Any, initializer: Any = _NO_VALUE, is_leaf:
     return functools.reduce(function, leaves(tree, is_leaf), *[initializer] * (initializer is not _NO_VALUE))
 
 
-def all(tree: Any, *, is_leaf: IsLeaf | None = None) -> bool:
-    """Whether all leaves are true; True for a tree without leaves. `is_leaf` is as in `flatten`.
+def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Flatten a tree of arrays to one vector; return the vector and the inverse function.
 
-    >>> all({'w': True, 'b': [True, False]})
-    False
+    The vector has the dtype to which the leaves promote, and float64 if there are none. The inverse takes a vector of
+    its length, [n], and returns a tree like `pytree`, with the shapes and dtypes of its leaves. If all leaves have one
+    dtype, the inverse takes vectors of any dtype and keeps it; otherwise it raises TypeError for another dtype than the
+    vector's. It raises ValueError for another shape. Raise TypeError, with the path, for a non-array leaf.
+
+    >>> flat, unravel = ravel_pytree({'w': numpy.ones((2, 2)), 'b': 3.0})
+    >>> flat
+    array([3., 1., 1., 1., 1.])
+    >>> map(numpy.shape, unravel(2 * flat))
+    {'b': (), 'w': (2, 2)}
     """
-    return builtins.all(leaves(tree, is_leaf))
+    leaves, structure = flatten_with_paths(pytree, "pytree")
+    types = [_type_of(x, f"tree.ravel_pytree: {path}") for path, x in leaves]
+    dtype = numpy.result_type(*[t.dtype for t in types]) if types else numpy.dtype(float)
+    stops = [*itertools.accumulate(t.size for t in types)]
+    count = stops[-1] if stops else 0
+    is_mixed = any(t.dtype != dtype for t in types)
+
+    def unravel(flat: Any) -> Any:
+        given = _type_of(flat, "unravel: flat")
+        if given.shape != (count,):
+            raise ValueError(f"unravel takes the {count} numbers of {structure} as one vector, got {given}")
+        if is_mixed and given.dtype != dtype:
+            raise TypeError(f"unravel takes a vector of {dtype}, to which the leaves' dtypes promote, got {given}")
+        pieces = []
+        for t, stop in zip(types, stops):
+            piece = flat[stop - t.size : stop].reshape(t.shape) if t.shape else flat[stop - 1]
+            pieces.append(convert_array(piece, t.dtype if is_mixed else given.dtype))
+        return unflatten(structure, pieces)
+
+    rows = [numpy.ravel(x).astype(dtype) for _, x in leaves]
+    return numpy.concatenate(rows) if rows else numpy.zeros(0), unravel
+
+
+def _type_of(x: Any, what: str) -> ShapedArray:
+    try:
+        return typeof(x)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}") from None
 
 
 # ---------------------------------------------------------------- prefixes
@@ -804,7 +767,7 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: IsLeaf, what: str) -> list
     if is_leaf(prefix):
         return [prefix] * structure(tree).num_leaves
     entries, shape = flatten(prefix, is_leaf)
-    if not builtins.all(builtins.map(is_leaf, entries)):
+    if not all(builtins.map(is_leaf, entries)):
         path, x = next((path, x) for path, x in zip(paths(shape, what), entries) if not is_leaf(x))
         raise ValueError(f"{path} is {x!r}, which is neither an entry for arrays nor a tree of entries")
     return _repeat_entries(entries, _subtrees(shape.nested, tree, what))

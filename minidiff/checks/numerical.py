@@ -12,7 +12,6 @@ equal numbers, and grows as `1/h`. The total error has its minimum between the t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.types import typeof
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.diagnostics.other_libraries import finish_module
 from minidiff.inputs.arguments import as_value
 from minidiff.transforms.derivatives import jvp
 from minidiff.values.dtypes import finfo, is_differentiable
@@ -197,7 +196,7 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
     sizes = numpy.logspace(0, -16, 65) if steps is None else numpy.asarray(steps, float)
     functions = [f]  # and its derivatives along `tangents`, by the rules
     for _ in range(3):
-        functions.append(functools.partial(_derivative, functions[-1], tangents))
+        functions.append(lambda x, g=functions[-1]: jvp(g, (x,), (tangents,))[1])
     value, *exact = [g(leaves) for g in functions]
 
     def error(scheme: str, step: float) -> float:
@@ -209,10 +208,6 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
     optimal = {scheme: _optimal(order, lost, _size(exact[order])) for scheme, (_, order) in SCHEMES.items()}
     best = {scheme: float(sizes[numpy.nanargmin(e)]) for scheme, e in found.items()}
     return Errors(sizes, **found, optimal=optimal, best=best)
-
-
-def _derivative(f: Callable, tangents: list, x: list) -> Any:
-    return jvp(f, (x,), (tangents,))[1]
 
 
 def _optimal(order: int, lost: float, next_derivative: float) -> float:
@@ -251,4 +246,4 @@ def restrict_to_differentiable(f: Callable, x: Any) -> tuple[Callable, list, Cal
     return restricted, [v for v, yes in zip(values, active) if yes], chosen
 
 
-hide_frames_of(globals(), ["forward_difference", "backward_difference", "central_difference", "errors"])
+finish_module(globals())

@@ -19,7 +19,7 @@ from minidiff.core.tape import evaluate_equation, read
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
 from minidiff.diagnostics.errors import TracerError
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.diagnostics.other_libraries import finish_module
 from minidiff.show.trace_table import Local
 from minidiff.transforms.derivatives import jvp, vjp
 from minidiff.transforms.recording import stage_flat
@@ -222,4 +222,4 @@ def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) ->
     return "no operation is wrong by itself: is the function smooth here, and eps right for it?"
 
 
-hide_frames_of(globals(), ["check_grads"])
+finish_module(globals())

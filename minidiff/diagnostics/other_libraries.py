@@ -8,6 +8,7 @@ AttributeError: minidiff has no attribute 'Jaxpr': write md.Tape
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -185,6 +186,14 @@ def module_getattr(module: str, modules: Mapping[str, str] = _NONE, names: Mappi
         return namespace[name]
 
     return find
+
+
+def finish_module(namespace: dict[str, Any]) -> None:
+    """Finish a module that users import: hide the library's frames, list its names, explain those that it lacks."""
+    names = namespace["__all__"]
+    hide_frames_of(namespace, names)
+    namespace["__dir__"] = functools.partial(sorted, names)
+    namespace.setdefault("__getattr__", module_getattr(namespace["__name__"]))
 
 
 # ---------------------------------------------------------------- SciPy

@@ -83,10 +83,7 @@ def result_values(
 
     Raise TypeError for any other leaf, with its path from `root`. `origin` names the transformation and the function.
     """
-    try:
-        return list(map(as_value, leaves))
-    except TypeError:
-        return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, root))
+    return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, root))
 
 
 class Flat:
@@ -159,14 +156,14 @@ def normalize_axis(axis: Any, ndim: int, what: str) -> int:
 # ---------------------------------------------------------------- arguments that are differentiated
 
 
-def normalize_argnums(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """`argnums` as a tuple."""
+def normalize_argnums(what: str, argnums: int | Sequence[int], name: str = "argnums") -> tuple[int, ...]:
+    """`argnums` as a tuple; `name` is that of the parameter."""
     if type(argnums) is int:
         return (argnums,)
     try:
         return tuple(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
     except TypeError:
-        raise TypeError(f"{what}: argnums must be an int or a tuple of ints, got {argnums!r}") from None
+        raise TypeError(f"{what}: {name} must be an int or a tuple of ints, got {argnums!r}") from None
 
 
 def arguments_of(what: str, args: tuple, numbers: tuple[int, ...], name: str) -> list[Any]:
@@ -229,11 +226,7 @@ def check_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
 
 def linear_positions(tape: Any, linear: Any) -> tuple[int, ...]:
     """Validate the positions of the linear inputs, and sort them."""
-    count = len(tape.inputs)
-    try:
-        positions = tuple(sorted(map(operator.index, linear if isinstance(linear, Sequence) else [linear])))
-    except TypeError:
-        raise TypeError(f"transpose: linear must be an int or a tuple of ints, got {linear!r}") from None
+    count, positions = len(tape.inputs), tuple(sorted(normalize_argnums("transpose", linear, "linear")))
     for i in positions:
         if not 0 <= i < count:
             raise ValueError(f"transpose: linear names input {i}, but the tape has {count}, counted from 0")

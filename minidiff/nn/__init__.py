@@ -8,22 +8,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
-from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.other_libraries import module_getattr
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.diagnostics.other_libraries import finish_module
 from minidiff.higher_order.checkpoint import recomputed_selectively
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.nn.convolution import avg_pool, conv, conv_transpose, max_pool  # noqa: F401
 from minidiff.nn.initializers import initializers  # noqa: F401
 from minidiff.nn.normalization import batch_norm, group_norm, layer_norm, rms_norm, standardize  # noqa: F401
 from minidiff.ops import dimensions, elementwise, reduction
-from minidiff.ops.base import Elementwise, batch_leading
+from minidiff.ops.base import Elementwise, General, reduced_shape
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes
@@ -38,7 +36,6 @@ __all__ = [
     *("relu6", "rms_norm", "selu", "sigmoid", "silu", "soft_sign", "softmax", "softplus", "squareplus"),
     *("standardize", "swish"),
 ]
-__dir__ = functools.partial(sorted, __all__)
 
 # ---------------------------------------------------------------- the error function
 
@@ -336,24 +333,16 @@ def _logsumexp(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
     return numpy.squeeze(total, axes)[()]
 
 
-class _AlongAxes(Primitive):
-    """An operation on one operand along axes, with rule `tangent(out, x, t, axes)`."""
-
-    def __init__(self, name: str, impl: Callable, tangent: Callable, reduces: bool = False):
-        sharding = dimensions.reduction(None) if reduces else dimensions.axiswise("axes")
-        super().__init__(name, impl, self._shape, sharding=sharding, decomposed=impl)
-        self.tangent = tangent
-        self.reduces = reduces
-
-    def _shape(self, x: ShapedArray, axes: tuple[int, ...]):
-        return tuple(n for i, n in enumerate(x.shape) if not (self.reduces and i in axes)), x.dtype
-
-    def jvp(self, primals, tangents, params):
-        out = self.bind(*primals, **params)
-        return out, self.tangent(out, *primals, *tangents, **params)
-
-    def batch(self, args, batched, params):
-        return batch_leading(self, args, batched, **params)
+def _along_axes(impl: Callable, tangent: Callable, reduces: bool = False) -> General:
+    """Declare an operation on one operand along axes, by `tangent(out, x, t, axes)`."""
+    return General(
+        impl.__name__.strip("_"),
+        impl,
+        lambda x, axes: (reduced_shape(x, axes) if reduces else x.shape, x.dtype),
+        lambda out, primals, tangents, params: tangent(out, *primals, *tangents, **params),
+        sharding=dimensions.reduction(None) if reduces else dimensions.axiswise("axes"),
+        decomposed=impl,
+    )
 
 
 def _softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> Value:
@@ -361,14 +350,11 @@ def _softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> V
     return t - elementwise.multiply(out, reduction.sum(t, axes, keepdims=True))
 
 
-softmax_p = _AlongAxes("softmax", _softmax, _softmax_tangent)
-log_softmax_p = _AlongAxes(
-    "log_softmax",
-    _log_softmax,
-    lambda out, x, t, axes: t - reduction.sum(elementwise.multiply(exp(out), t), axes, keepdims=True),
+softmax_p = _along_axes(_softmax, _softmax_tangent)
+log_softmax_p = _along_axes(
+    _log_softmax, lambda out, x, t, axes: t - reduction.sum(elementwise.multiply(exp(out), t), axes, keepdims=True)
 )
-logsumexp_p = _AlongAxes(
-    "logsumexp",
+logsumexp_p = _along_axes(
     _logsumexp,
     lambda out, x, t, axes: reduction.sum(elementwise.multiply(softmax_p.bind(x, axes=axes), t), axes),
     reduces=True,
@@ -384,8 +370,7 @@ def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     >>> softmax(numpy.array([1e3, 1e3, -1e3]))
     array([0.5, 0.5, 0. ])
     """
-    y = _along_axes(softmax_p, x, axis, where)
-    return y if where is None else elementwise.where(where, y, 0.0)
+    return _along(softmax_p, x, axis, where, 0.0)
 
 
 def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
@@ -397,8 +382,7 @@ def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     >>> log_softmax(numpy.array([1000.0, 0.0]))
     array([    0., -1000.])
     """
-    y = _along_axes(log_softmax_p, x, axis, where)
-    return y if where is None else elementwise.where(where, y, -numpy.inf)
+    return _along(log_softmax_p, x, axis, where, -numpy.inf)
 
 
 def logsumexp(
@@ -439,9 +423,11 @@ def _as_floating(x: Value, mask: Value | None = None) -> Value:
     return x if mask is None else where(mask, x, -numpy.inf)
 
 
-def _along_axes(primitive: _AlongAxes, x: Value, axis: Any, mask: Value | None) -> Value:
+def _along(primitive: General, x: Value, axis: Any, mask: Value | None, masked: float) -> Value:
+    """Apply an operation along axes to the elements where the mask is True; the result is `masked` elsewhere."""
     x = _as_floating(x, mask)
-    return primitive.bind(x, axes=normalize_axes(axis, typeof(x).ndim, primitive.name))
+    y = primitive.bind(x, axes=normalize_axes(axis, typeof(x).ndim, primitive.name))
+    return y if mask is None else where(mask, y, masked)
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> Value:
@@ -573,7 +559,4 @@ def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -
     )
 
 
-hide_frames_of(globals(), __all__)
-
-if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = module_getattr(__name__)
+finish_module(globals())

@@ -22,7 +22,3 @@ __all__ = [*_numpy.__all__, *(name for name in _replaced.__all__ if name not in 
 
 _later = {*__all__, "__version__", "__array_api_version__", "__array_namespace_info__"}
 __getattr__ = _namespace_getattr(globals(), _numpy, _later, ("fft", "linalg"))
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -7,7 +7,3 @@ from minidiff.numpy.lists import namespace_getattr as _namespace_getattr
 __all__ = list(_numpy.fft.__all__)
 
 __getattr__ = _namespace_getattr(globals(), _numpy.fft, __all__)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -31,10 +31,11 @@ _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 def namespace_getattr(
     namespace: dict[str, Any], module: ModuleType, names: Collection[str], submodules: Collection[str] = ()
 ) -> Callable[[str], Any]:
-    """The `__getattr__` of a namespace with these names of a NumPy module, whose functions accept lists.
+    """The `__getattr__` of a namespace with these names of a NumPy module; its functions accept lists. Sets `__dir__`.
 
     Each is made when it is first used, because making them all takes as long as importing NumPy.
     """
+    namespace["__dir__"] = functools.partial(sorted, namespace["__all__"])
 
     @hide_own_frames
     def find(name: str) -> Any:
@@ -92,17 +93,14 @@ def explain_sizes(numpy_function: Callable) -> Callable:
     """Wrap a function so that its error for a traced size says what to do."""
 
     @functools.wraps(numpy_function)
+    @hide_own_frames
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         try:
-            try:
-                return numpy_function(*args, **kwargs)
-            except TypeError:
-                x = _tracer_in_lists((args, tuple(kwargs.values())))
-                if x is not None:
-                    operator.index(x)
-                raise
-        except BaseException as error:
-            prepare_to_leave(error)
+            return numpy_function(*args, **kwargs)
+        except TypeError:
+            x = _tracer_in_lists((args, tuple(kwargs.values())))
+            if x is not None:
+                operator.index(x)
             raise
 
     return from_numpy
@@ -180,17 +178,14 @@ def _retry_with_arrays(numpy_function: Callable) -> Callable:
     """Wrap a ufunc or its method to retry failed calls with lists as arrays."""
 
     @functools.wraps(numpy_function)
+    @hide_own_frames
     def function(*args: Any, **kwargs: Any) -> Any:
         try:
-            try:
-                return numpy_function(*args, **kwargs)
-            except TracerError:
-                if _tracer_in_lists(args) is None:
-                    raise
-            return numpy_function(*map(_stack_traced, args), **kwargs)
-        except BaseException as error:
-            prepare_to_leave(error)
-            raise
+            return numpy_function(*args, **kwargs)
+        except TracerError:
+            if _tracer_in_lists(args) is None:
+                raise
+        return numpy_function(*[x if _tracer_in_lists((x,)) is None else as_array(x) for x in args], **kwargs)
 
     return function
 
@@ -204,10 +199,6 @@ def _tracer_in_lists(arguments: tuple) -> Tracer | None:
                 if found is not None:
                     return found
     return None
-
-
-def _stack_traced(x: Any) -> Any:
-    return x if _tracer_in_lists((x,)) is None else as_array(x)
 
 
 def arguments_as_arrays(operation: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:

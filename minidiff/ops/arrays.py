@@ -17,7 +17,9 @@ def as_array(x: Any) -> Value:
     if isinstance(x, Tracer):
         return unwrap_weak(x)
     if isinstance(x, (list, tuple)) and holds_tracer(x):
-        return _concatenate_nested(x)
+        parts: list[Value] = []
+        shape = _collect(x, parts)
+        return numpy.concatenate(parts).reshape(shape)
     x = as_plain_operand(x)
     return x if hasattr(x, "dtype") else numpy.asarray(x)
 
@@ -41,13 +43,6 @@ def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
 def list_as_array(x: Any) -> Any:
     """Convert a list or tuple to an array; return any other argument as it is."""
     return as_array(x) if isinstance(x, (list, tuple)) else x
-
-
-def _concatenate_nested(x: Any) -> Value:
-    """Convert nested lists to one array: concatenate all elements, then reshape."""
-    parts: list[Value] = []
-    shape = _collect(x, parts)
-    return numpy.concatenate(parts).reshape(shape)
 
 
 def _collect(x: Any, parts: list[Value]) -> tuple[int, ...]:

@@ -96,13 +96,13 @@ def as_floating(name: str, x: Value) -> Value:
 
 def _declare(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     """Declare a function of a square matrix alone, or of a stack of them."""
-    name = numpy_function.__name__
+    return implements(numpy_function)(lambda a: _apply(numpy_function, primitive, a, square=True))
 
-    def function(a: Value) -> Any:
-        out = primitive.bind(check_matrices(name, a, square=True))
-        return _result_type(numpy_function)(*out) if primitive.multiple_results else out
 
-    return implements(numpy_function)(function)
+def _apply(numpy_function: Callable, primitive: OfMatrix, a: Value, square: bool, **params: Any) -> Any:
+    """Bind an operation to matrices; several results come as NumPy's named tuple."""
+    out = primitive.bind(check_matrices(numpy_function.__name__, a, square), **params)
+    return _result_type(numpy_function)(*out) if primitive.multiple_results else out
 
 
 def _is_complex(x: Value) -> bool:
@@ -156,10 +156,6 @@ def _solve_tangent(out, primals, tangents, params):
     return _solve(a, add_all(terms))
 
 
-def _solve_batch(primitive, args, batched):
-    return _solve(*(args if not batched[0] and len(args[0].shape) == 2 else align(args, batched)))
-
-
 def solve_shape(a: ShapedArray, b: ShapedArray):
     batch = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return (*batch, *b.shape[-2:]), numpy.result_type(a.dtype, b.dtype)
@@ -181,7 +177,7 @@ solve_p = General(
     numpy.linalg.solve,
     solve_shape,
     _solve_tangent,
-    _solve_batch,
+    lambda primitive, args, batched: _solve(*(args if len(args[0].shape) == 2 else align(args, batched))),
     transpose_rule=lambda ct, operands: [match(_solve(operands[0].mT, ct), operands[1])],
     fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
     sharding=solve_dimensions,
@@ -541,8 +537,7 @@ def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     def function(a: Value, UPLO: str = "L") -> Any:
         if UPLO.upper() not in ("L", "U"):
             raise ValueError(f"{name}: UPLO is 'L' or 'U', got {UPLO!r}")
-        out = primitive.bind(check_matrices(name, a, square=True), UPLO=UPLO.upper())
-        return _result_type(numpy_function)(*out) if primitive.multiple_results else out
+        return _apply(numpy_function, primitive, a, square=True, UPLO=UPLO.upper())
 
     return implements(numpy_function)(function)
 
@@ -614,10 +609,9 @@ def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian
 
     The module's docstring has the conventions for factors of vectors and for singular values that are equal or 0.
     """
-    x = check_matrices("svd", a, square=hermitian)
     if not compute_uv:
-        return svdvals_p.bind(x, hermitian=hermitian)
-    return _result_type(numpy.linalg.svd)(*svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian))
+        return _apply(numpy.linalg.svd, svdvals_p, a, hermitian, hermitian=hermitian)
+    return _apply(numpy.linalg.svd, svd_p, a, hermitian, full_matrices=full_matrices, hermitian=hermitian)
 
 
 @implements(numpy.linalg.svdvals)

@@ -623,35 +623,35 @@ def _full_convolution(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
     return total.astype(dtype, copy=False)
 
 
-def _convolve_shape(x: ShapedArray, y: ShapedArray, mode: str):
-    n, m = x.shape[-1], y.shape[-1]
-    batch = numpy.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    return (*batch, n + m - 1 if mode == "full" else n - m + 1), numpy.result_type(x.dtype, y.dtype)
+def reverse(x: Value, ndim: int = 1) -> Value:
+    """Reverse an array along its last axes."""
+    return getitem(x, (..., *[slice(None, None, -1)] * ndim))
 
 
-def _reverse(x: Value) -> Value:
-    return getitem(x, (..., slice(None, None, -1)))
+def convolution(impl: Callable) -> Multilinear:
+    """Declare a convolution along the last `ndim` axes; leading axes broadcast.
+
+    Its `mode` is "full" or "valid", and y is then the smaller.
+    """
+
+    def shape(x: ShapedArray, y: ShapedArray, mode: str, ndim: int = 1, **params: Any):
+        batch, sign = numpy.broadcast_shapes(x.shape[:-ndim], y.shape[:-ndim]), 1 if mode == "full" else -1
+        core = [n + sign * (m - 1) for n, m in zip(x.shape[-ndim:], y.shape[-ndim:])]
+        return (*batch, *core), numpy.result_type(x.dtype, y.dtype)
+
+    def left(ct: Value, operands: Sequence, mode: str, **params: Any) -> Value:
+        y, mode = reverse(operands[1], params.get("ndim", 1)), "valid" if mode == "full" else "full"
+        return match(primitive.bind(ct, y, mode=mode, **params), operands[0])
+
+    def right(ct: Value, operands: Sequence, mode: str, **params: Any) -> Value:
+        x = reverse(operands[0], params.get("ndim", 1))
+        return match(primitive.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid", **params), operands[1])
+
+    primitive = Multilinear("convolve", impl, shape, (left, right), bind_aligned, sharding=gather)
+    return primitive
 
 
-def _convolve_left(ct: Value, operands: Sequence, mode: str) -> Value:
-    mode = "valid" if mode == "full" else "full"
-    return match(convolve_p.bind(ct, _reverse(operands[1]), mode=mode), operands[0])
-
-
-def _convolve_right(ct: Value, operands: Sequence, mode: str) -> Value:
-    x = _reverse(operands[0])
-    return match(convolve_p.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid"), operands[1])
-
-
-#: The convolution along the last axis, with `mode` "full" or "valid" (y is then the shorter); leading axes broadcast.
-convolve_p = Multilinear(
-    "convolve",
-    _convolve_impl,
-    _convolve_shape,
-    (_convolve_left, _convolve_right),
-    bind_aligned,
-    sharding=gather,
-)
+convolve_p = convolution(_convolve_impl)
 
 
 @implements(numpy.convolve)
@@ -665,7 +665,7 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Value:
 def correlate(a: Value, v: Value, mode: str = "valid") -> Value:
     """`numpy.correlate`, the second conjugated; `mode` "full", "same" or "valid"."""
     n, m = _lengths("correlate", a, v, mode)
-    return _convolve(a, _reverse(conj(v)), mode, (m - 1) // 2 if n >= m else n // 2)
+    return _convolve(a, reverse(conj(v)), mode, (m - 1) // 2 if n >= m else n // 2)
 
 
 def _lengths(name: str, a: Value, v: Value, mode: str) -> tuple[int, int]:

@@ -92,10 +92,6 @@ def _as_arguments(args: tuple) -> Any:
     return args[0] if len(args) == 1 and not isinstance(args[0], (int, numpy.integer)) else args
 
 
-def _transpose(x: Value, *axes: Any) -> Value:
-    return shape.transpose(x, _as_arguments(axes) if axes else None)
-
-
 def _method(name: str) -> Callable:
     """A method that calls the NumPy function of the same name."""
     return lambda x, *args, **kwargs: getattr(numpy, name)(x, *args, **kwargs)
@@ -125,21 +121,18 @@ def _explains_assignment(convert: Callable) -> Callable:
     """Explain a failed conversion to a plain number or array in the user's terms if the user wrote `y[i] = x`."""
 
     @functools.wraps(convert)
+    @hide_own_frames
     def converted(x: Tracer, *args: Any, **kwargs: Any) -> Any:
         try:
-            try:
-                return convert(x, *args, **kwargs)
-            except (TracerError, VarianceError) as error:
-                if isinstance(error, LeakedTracerError) or not location.assigns_an_item():
-                    raise
-            raise TracerError(
-                f"y[i] = x cannot write a traced value x ({x.type}) into a plain array y. Make a new array instead: "
-                "y = np.at(y)[i].set(x), where np is minidiff.numpy; or build it from a list that may hold traced "
-                "values: np.stack([x, ...]), or np.array([x, ...])"
-            )
-        except BaseException as error:
-            prepare_to_leave(error)
-            raise
+            return convert(x, *args, **kwargs)
+        except (TracerError, VarianceError) as error:
+            if isinstance(error, LeakedTracerError) or not location.assigns_an_item():
+                raise
+        raise TracerError(
+            f"y[i] = x cannot write a traced value x ({x.type}) into a plain array y. Make a new array instead: "
+            "y = np.at(y)[i].set(x), where np is minidiff.numpy; or build it from a list that may hold traced "
+            "values: np.stack([x, ...]), or np.array([x, ...])"
+        )
 
     return converted
 
@@ -228,7 +221,7 @@ _METHODS: dict[str, Callable] = {
     "__contains__": lambda x, value: bool(reduction.any(elementwise.equal(x, value))),
     "flatten": lambda x, order="C": shape.ravel(elementwise.copy(x), order),
     "reshape": lambda x, *dims, order="C", copy=None: shape.reshape(x, _as_arguments(dims), order),
-    "transpose": _transpose,
+    "transpose": lambda x, *axes: shape.transpose(x, _as_arguments(axes) if axes else None),
     "compress": lambda x, condition, axis=None: indexing.compress(condition, x, axis),
     "item": lambda x: numpy.asarray(x.concrete("item()")).item(),
     "tolist": lambda x: numpy.asarray(x.concrete("tolist()")).tolist(),

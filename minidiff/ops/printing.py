@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 
 from minidiff import tree
 from minidiff.core.operation import Primitive
-from minidiff.core.python_numbers import unwrap_weak
-from minidiff.core.tracer import Tracer, Value
+from minidiff.core.tracer import Value
 from minidiff.ops.dimensions import gather
-from minidiff.values.dtypes import PLAIN
 
 #: Maps operands on all ranks of this process to the name of each rank and its local operands.
 ByRank = Callable[[Sequence[Value]], Iterator[tuple[str, Sequence[Value]]]]
@@ -86,18 +84,7 @@ def batch_elements(operands: Sequence[Value], batches: Sequence[Sequence[bool]])
 print_p = Print()
 
 
-def debug_print(fmt: str, *args: Any, **kwargs: Any) -> None:
-    """The implementation of `minidiff.debug.print`; see there."""
-    _CheckFormat().vformat(fmt, args, kwargs)
-    leaves, structure = tree.flatten((args, kwargs))
-    leaves = list(map(unwrap_weak, leaves))
-    printed = [isinstance(x, Tracer) or type(x) in PLAIN for x in leaves]
-    fixed = tuple((i, x) for i, (x, yes) in enumerate(zip(leaves, printed)) if not yes)
-    operands = [x for x, yes in zip(leaves, printed) if yes]
-    print_p.bind(*operands, format=Format(fmt, structure, fixed))
-
-
-class _CheckFormat(string.Formatter):
+class CheckFormat(string.Formatter):
     """A formatter that raises for a missing argument, and for an unused one."""
 
     def format_field(self, value: Any, format_spec: str) -> str:

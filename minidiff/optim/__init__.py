@@ -28,69 +28,20 @@ and its update communicates nothing.
 True
 """
 
-import functools
-from typing import TYPE_CHECKING
-
 import numpy  # noqa: F401  (examples in docstrings use it)
 
 from minidiff import tree  # noqa: F401
-from minidiff.diagnostics.other_libraries import module_getattr
-from minidiff.diagnostics.tracebacks import hide_frames_of
-from minidiff.optim.losses import (
-    huber_loss,
-    l2_loss,
-    sigmoid_binary_cross_entropy,
-    softmax_cross_entropy,
-    softmax_cross_entropy_with_integer_labels,
-    squared_error,
-)  # fmt: skip
-from minidiff.optim.schedules import (
-    constant_schedule,
-    cosine_decay_schedule,
-    cosine_onecycle_schedule,
-    exponential_decay,
-    join_schedules,
-    linear_onecycle_schedule,
-    linear_schedule,
-    piecewise_constant_schedule,
-    polynomial_schedule,
-    warmup_cosine_decay_schedule,
-)  # fmt: skip
-from minidiff.optim.transformations import (
-    GradientTransformation,
-    adagrad,
-    adam,
-    adamw,
-    add_decayed_weights,
-    apply_updates,
-    chain,
-    clip,
-    clip_by_global_norm,
-    global_norm,
-    lion,
-    scale,
-    scale_by_adam,
-    scale_by_learning_rate,
-    scale_by_lion,
-    scale_by_rms,
-    scale_by_rss,
-    sgd,
-    trace,
-)  # fmt: skip
-from minidiff.optim.wrappers import MultiSteps, inject_hyperparams, partition
+from minidiff.diagnostics.other_libraries import finish_module
+from minidiff.optim import losses, schedules, transformations, wrappers
+from minidiff.optim.losses import *  # noqa: F403
+from minidiff.optim.schedules import *  # noqa: F403
+from minidiff.optim.transformations import *  # noqa: F403
+from minidiff.optim.wrappers import *  # noqa: F403
 
-__all__ = [
-    "GradientTransformation", "MultiSteps", "adagrad", "adam", "adamw", "add_decayed_weights", "apply_updates",
-    "chain", "clip", "clip_by_global_norm", "constant_schedule", "cosine_decay_schedule", "cosine_onecycle_schedule",
-    "exponential_decay", "global_norm", "huber_loss", "inject_hyperparams", "join_schedules", "l2_loss",
-    "linear_onecycle_schedule", "linear_schedule", "lion", "partition", "piecewise_constant_schedule",
-    "polynomial_schedule", "scale", "scale_by_adam", "scale_by_learning_rate",
-    "scale_by_lion", "scale_by_rms", "scale_by_rss", "sgd", "sigmoid_binary_cross_entropy", "softmax_cross_entropy",
-    "softmax_cross_entropy_with_integer_labels", "squared_error", "trace", "warmup_cosine_decay_schedule",
-]  # fmt: skip
-__dir__ = functools.partial(sorted, __all__)
+__all__ = []
+__all__ += losses.__all__
+__all__ += schedules.__all__
+__all__ += transformations.__all__
+__all__ += wrappers.__all__
 
-hide_frames_of(globals(), __all__)
-
-if not TYPE_CHECKING:  # a type checker would infer from it that every name exists
-    __getattr__ = module_getattr(__name__)
+finish_module(globals())

@@ -8,6 +8,11 @@ from minidiff.core.tracer import Value
 from minidiff.nn import log_softmax, logsumexp, softplus
 from minidiff.ops.elementwise import where
 
+__all__ = [
+    "huber_loss", "l2_loss", "sigmoid_binary_cross_entropy", "softmax_cross_entropy",
+    "softmax_cross_entropy_with_integer_labels", "squared_error",
+]  # fmt: skip
+
 
 def squared_error(predictions: Value, targets: Value | None = None) -> Value:
     """`(predictions - targets)**2` of each number; without targets, of the predictions.

@@ -11,6 +11,12 @@ from minidiff.core.tracer import Value
 from minidiff.ops.elementwise import where
 from minidiff.optim.transformations import Schedule, check_numbers, is_zero
 
+__all__ = [
+    "constant_schedule", "cosine_decay_schedule", "cosine_onecycle_schedule", "exponential_decay", "join_schedules",
+    "linear_onecycle_schedule", "linear_schedule", "piecewise_constant_schedule", "polynomial_schedule",
+    "warmup_cosine_decay_schedule",
+]  # fmt: skip
+
 
 def constant_schedule(value: Value) -> Schedule:
     """The same rate at each step.

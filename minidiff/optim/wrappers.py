@@ -20,6 +20,8 @@ from minidiff.optim.transformations import FIRST_STEP, GradientTransformation, a
 from minidiff.values.dtypes import accumulator_dtype as wide
 from minidiff.values.dtypes import dtype_of, is_differentiable, result_type
 
+__all__ = ["MultiSteps", "inject_hyperparams", "partition"]
+
 MultiStepsState = namedtuple("MultiStepsState", "mini_step gradient_step inner_opt_state acc_grads skip_state")
 InjectHyperparamsState = namedtuple("InjectHyperparamsState", "count hyperparams inner_state")
 PartitionState = namedtuple("PartitionState", "inner_states")

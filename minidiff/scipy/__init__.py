@@ -10,6 +10,7 @@ Each module has names and arguments of SciPy's module of the same name, and comp
 
 from typing import TYPE_CHECKING
 
+from minidiff.diagnostics.other_libraries import finish_module as _finish_module
 from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 
 __all__ = ["integrate", "linalg", "optimize", "signal", "special", "stats"]
@@ -28,5 +29,4 @@ else:
             raise ImportError(f"md.scipy.{name} needs the package scipy: `pip install scipy`") from None
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_finish_module(globals())

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy
 import scipy.signal
 
 from minidiff.core.tracer import Value
-from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.types import typeof
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Multilinear, bind_aligned, match
-from minidiff.ops.dimensions import gather
-from minidiff.ops.linalg import conj
+from minidiff.ops.linalg import conj, convolution, reverse
 
 __all__ = ["convolve", "correlate"]
 
@@ -27,28 +23,7 @@ def _impl(x: numpy.ndarray, y: numpy.ndarray, mode: str, method: str, ndim: int)
     return numpy.vectorize(each, signature="({}),({})->({})".format(*core), otypes=[numpy.result_type(x, y)])(x, y)
 
 
-def _shape(x: ShapedArray, y: ShapedArray, mode: str, method: str, ndim: int) -> tuple[tuple[int, ...], numpy.dtype]:
-    batch, sign = numpy.broadcast_shapes(x.shape[:-ndim], y.shape[:-ndim]), 1 if mode == "full" else -1
-    core = tuple(n + sign * (m - 1) for n, m in zip(x.shape[-ndim:], y.shape[-ndim:]))
-    return (*batch, *core), numpy.result_type(x.dtype, y.dtype)
-
-
-def _reverse(x: Value, ndim: int) -> Value:
-    return numpy.flip(x, tuple(range(-ndim, 0)))
-
-
-def _left(ct: Value, operands: Sequence, mode: str, **params) -> Value:
-    mode = "valid" if mode == "full" else "full"
-    return match(_convolve_p.bind(ct, _reverse(operands[1], params["ndim"]), mode=mode, **params), operands[0])
-
-
-def _right(ct: Value, operands: Sequence, mode: str, **params) -> Value:
-    x = _reverse(operands[0], params["ndim"])
-    return match(_convolve_p.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid", **params), operands[1])
-
-
-#: The convolution along the last `ndim` axes, "full" or "valid" (y is then the smaller); leading axes broadcast.
-_convolve_p = Multilinear("convolve", _impl, _shape, (_left, _right), bind_aligned, sharding=gather)
+_convolve_p = convolution(_impl)
 
 
 def convolve(in1: Value, in2: Value, mode: str = "full", method: str = "auto") -> Value:
@@ -86,4 +61,4 @@ def correlate(in1: Value, in2: Value, mode: str = "full", method: str = "auto") 
     array([2., 3.])
     """
     in2 = as_array(in2)
-    return convolve(in1, conj(_reverse(in2, typeof(in2).ndim)), mode, method)
+    return convolve(in1, conj(reverse(in2, typeof(in2).ndim)), mode, method)

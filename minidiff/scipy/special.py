@@ -173,11 +173,6 @@ def function_of(name: str) -> ElementwiseFunction:
     return implements(function)(declared) if isinstance(function, numpy.ufunc) else declared
 
 
-def _is_elementwise(name: str) -> bool:
-    ufunc = getattr(sp, name, None)
-    return isinstance(ufunc, numpy.ufunc) and ufunc.nout == 1
-
-
 globals().update({name: function_of(name) for name in (*RULES, *_SAME) if name != "round"})
 polygamma, zeta = function_of("polygamma"), function_of("zeta")
 digamma, jn = function_of("psi"), function_of("jv")
@@ -222,6 +217,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        if not _is_elementwise(name):
+        ufunc = getattr(sp, name, None)
+        if not isinstance(ufunc, numpy.ufunc) or ufunc.nout != 1:
             raise missing_attribute_error(__name__, name, __all__)
         return function_of(name)

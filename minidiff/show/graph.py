@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
-
 from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
@@ -33,7 +31,7 @@ from minidiff.higher_order.scan import run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.inputs.arguments import check_function
 from minidiff.show.colors import INVARIANT_COLOR, assign_colors, bands, bands_of
-from minidiff.show.program import letters, names_of
+from minidiff.show.program import declare, letters, names_of, show_atom
 from minidiff.transforms.recording import make_tape
 from minidiff.values.dtypes import is_scalar_constant
 
@@ -187,13 +185,13 @@ class _Drawer:
 
     def declare(self, graph: Any, a: Atom, look: str) -> str:
         """Add a node for an input or constant."""
-        node = self.source[_key(a)] = self.node(graph, look, [self.name(a)], [a])
+        node = self.source[_key(a)] = self.node(graph, look, [declare(a, self.known)], [a])
         return node
 
     def equation(self, graph: Any, eqn: Equation) -> None:
-        named = [self.name(v) for v in eqn.outputs]
+        named = [declare(v, self.known) for v in eqn.outputs]
         bodies = [(name, x) for name, x in eqn.params.items() if isinstance(x, Tape)]
-        shown = [*map(self.show, eqn.inputs), eqn.primitive.show_params(eqn.settings)]
+        shown = [*[show_atom(a, self.known) for a in eqn.inputs], eqn.primitive.show_params(eqn.settings)]
         text = f"{eqn.primitive}({', '.join(filter(None, shown))})"
         if len(bodies) == 1:
             body = bodies[0][1]
@@ -231,7 +229,9 @@ class _Drawer:
     def body(self, graph: Any, label: str, tape: Tape) -> tuple[list[str], list[str]]:
         """Draw a body into a cluster; if bodies are folded, below the last one. Return its input and output nodes."""
         outside, self.above = self.above, []
-        with self.cluster(graph, label) as part:
+        attributes = {"label": _wrap(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}
+        attributes |= {"style": "rounded,filled", "fillcolor": "#f7f7f7"}
+        with graph.subgraph(name=next(self.clusters), graph_attr=attributes) as part:
             inputs, outputs = self.add(part, tape)
         if self.fold:
             for start, end in itertools.product(outside, inputs):
@@ -239,13 +239,8 @@ class _Drawer:
         self.above = outputs or outside
         return inputs, outputs
 
-    def cluster(self, graph: Any, label: str) -> Any:
-        attributes = {"label": _wrap(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}
-        attributes |= {"style": "rounded,filled", "fillcolor": "#f7f7f7"}
-        return graph.subgraph(name=next(self.clusters), graph_attr=attributes)
-
     def output(self, graph: Any, a: Atom) -> str:
-        node = self.node(graph, "output", [f"return {self.show(a)}"], [a])
+        node = self.node(graph, "output", [f"return {show_atom(a, self.known)}"], [a])
         self.connect(graph, [a], [node])
         return node
 
@@ -270,13 +265,6 @@ class _Drawer:
         for key, node in dict.fromkeys(zip(map(_key, atoms), nodes)):
             if key in self.source:
                 graph.edge(self.source[key], node)
-
-    def name(self, a: Atom) -> str:
-        """A value's name with its type."""
-        return f"{self.known[_key(a)]}:{typeof(a)}"
-
-    def show(self, a: Atom) -> str:
-        return self.known.get(_key(a)) or repr(a.item() if isinstance(a, numpy.generic) else a)
 
 
 def _key(a: Atom) -> Any:

@@ -55,13 +55,13 @@ def _lines(tape: Any, known: dict[Any, str]) -> Iterator[str]:
         yield from _wrap(show_equation(eqn, known), "  ")
         for body in eqn.bodies:
             yield from ("    " + line for line in _lines(body, known))
-    yield f"  return {tuple_of([_show(a, known) for a in tape.outputs])}"
+    yield f"  return {tuple_of([show_atom(a, known) for a in tape.outputs])}"
 
 
 def show_equation(eqn: Equation, known: dict[Any, str]) -> str:
     """An equation as tapes print it, without its bodies; `known` are names."""
     params = eqn.primitive.show_params(eqn.settings)
-    arguments = ", ".join([*[_show(a, known) for a in eqn.inputs], *([params] if params else [])])
+    arguments = ", ".join([*[show_atom(a, known) for a in eqn.inputs], *([params] if params else [])])
     results = f"{', '.join(declare(v, known) for v in eqn.outputs)} = " if eqn.outputs else ""
     return f"{results}{eqn.primitive}({arguments})"
 
@@ -71,7 +71,8 @@ def declare(a: Any, known: dict[Any, str]) -> str:
     return f"{known[a if isinstance(a, Var) else id(a)]}:{typeof(a)}"
 
 
-def _show(a: Any, known: dict[Any, str]) -> str:
+def show_atom(a: Any, known: dict[Any, str]) -> str:
+    """An operand as tapes print it: a name, a number or a type."""
     if isinstance(a, Var):
         return known[a]
     if isinstance(a, ShapedArray):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy
 
 from minidiff import tree
 from minidiff.core.forward import JVP, instantiate, push_forward
-from minidiff.core.interpreter import current_interpreter
+from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.reverse import as_cotangent, engine, pull_back
-from minidiff.core.tape import Once, Tape
+from minidiff.core.tape import Equation, Once, Tape
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
 from minidiff.diagnostics.text import name_of
@@ -33,8 +36,7 @@ from minidiff.inputs.arguments import (
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.linear_function import LinearFunction
 from minidiff.inputs.promotion import are_weak
-from minidiff.transforms.residuals import keep_residuals
-from minidiff.values.aliasing import copy_shared
+from minidiff.values.aliasing import copy_shared, copy_view, is_frozen
 from minidiff.values.dtypes import is_differentiable
 
 
@@ -216,3 +218,42 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
         return (grads, value[1]) if has_aux else grads
 
     return gradient
+
+
+# ---------------------------------------------------------------- residuals
+
+
+def keep_residuals(tape: Tape) -> None:
+    """Copy the arrays on a linear tape that the user can still write into.
+
+    These are arguments, results and closed-over arrays. An array is copied if something besides the tape refers to it
+    (by its reference count), or if it is a view.
+    """
+    if current_interpreter() is not EVALUATE:
+        return  # the pullback runs before the user can write into any array
+    arrays = [x for eqn in _equations(tape) for x in eqn.inputs if isinstance(x, numpy.ndarray)]
+    uses: dict[int, int] = {}
+    for i in map(id, arrays):
+        uses[i] = uses.get(i, 0) + 1
+    counts = list(map(sys.getrefcount, arrays))  # each use is a reference by the tape and one by the list
+    copies: dict[int, numpy.ndarray] = {}
+    for x, count in zip(arrays, counts):
+        i = id(x)
+        if (count > 2 * uses[i] + _OF_THE_CALL or x.base is not None) and i not in copies and not is_frozen(x):
+            copies[i] = copy_view(x)
+    if copies:
+        for eqn in _equations(tape):
+            eqn.inputs = [copies.get(id(x), x) for x in eqn.inputs]
+
+
+def _equations(tape: Tape) -> Iterator[Equation]:
+    """The equations of a tape and its bodies (for a checkpoint, the recomputation)."""
+    for eqn in tape.equations:
+        yield eqn
+        if eqn.primitive.is_higher_order:
+            for body in eqn.bodies:
+                yield from _equations(body)
+
+
+#: The extra references to an object while `keep_residuals` counts the references to it.
+_OF_THE_CALL = next(map(sys.getrefcount, [object()])) - 1

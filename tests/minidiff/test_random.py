@@ -347,7 +347,7 @@ WRONG = [
     (lambda: random.multivariate_normal(KEY, MEAN, MEAN), ValueError, r"the matrix \[..., n, n\], got f64\[2\]"),
     (lambda: random.choice(KEY, 3, (4,), False), ValueError, "4 of 3 elements without replacement"),
     (lambda: random.choice(KEY, 3, (4,), p=[0.5, 0.5]), ValueError, "p has 3 probabilities, got f64.2."),
-    (lambda: random.choice(KEY, np.array(3)), TypeError, "choice: a is an array with an axis"),
+    (lambda: random.choice(KEY, np.array(3)), TypeError, "choice: it takes an array with an axis"),
     (lambda: Block((2,), (5,), (6,)), ValueError, "is not inside a draw of shape"),
 ]
 test_other_wrong_arguments = refusals(WRONG)
