@@ -94,9 +94,11 @@ class Source:
         self.tape = tape
         reserved = _reserved_names(tape)
         self.bodies = {} if bodies is None else bodies
-        self.names = {**names_of(tape, letters(reserved)), **self._names_of_constants(tape)}
+        self.names = names_of(tape, letters(reserved))
+        self.constants = tape.constants
+        self.names.update(self._names_of_constants())
         name = name if name.isidentifier() else "f"
-        taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
+        taken = {*reserved, *(self.names[id(c)] for c in self.constants)}
         self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
         self.given_up = {*given} if given_up else set()  # with the results that took their memory
         self.memory = Memory(tape, given)
@@ -149,12 +151,12 @@ class Source:
     def _lines(self) -> list[str]:
         arguments, types_ = [self.names[v] for v in self.tape.inputs], types_of(self.tape.inputs)
         lines = [f"def {self.name}({', '.join(arguments)}):" + (f"  # {types_}" if types_ else "")]
-        for c in self.tape.constants:
+        for c in self.constants:
             self.namespace[self.names[id(c)]] = c
             lines.append(f"    # {self.names[id(c)]} is a constant, {typeof(c)}")
         lines += self._mark(None)
         for k, eqn in enumerate(self.tape.equations):
-            targets = ", ".join(self.names[v] for v in eqn.outputs)
+            targets = ", ".join([self.names[v] for v in eqn.outputs])
             targets += "," * (eqn.primitive.multiple_results and len(eqn.outputs) == 1 and eqn.primitive is not fused_p)
             lines.append(f"    {targets}{' = ' * bool(targets)}{self._expression(eqn, k)}  # {_comment(eqn)}")
             self.asked_for[len(lines)] = eqn.source
@@ -165,7 +167,7 @@ class Source:
             lines += self._mark(eqn)
         return [*lines, f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"]
 
-    def _names_of_constants(self, tape: Tape) -> dict[Any, str]:
+    def _names_of_constants(self) -> dict[Any, str]:
         """Names of constants, by their ids, where they are not letters."""
         return {}
 
@@ -174,8 +176,8 @@ class Source:
 
     def _expression(self, eqn: Equation, k: int) -> str:
         primitive = eqn.primitive
-        operands = [self._operand(a, eqn) for a in eqn.inputs]
-        foreign = _may_shard(eqn) or any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs if self.foreign)
+        operands = [self.names[a] if isinstance(a, Var) else self._operand(a) for a in eqn.inputs]
+        foreign = _may_shard(eqn) or (self.foreign and any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs))
         if foreign:
             self.foreign.update(eqn.outputs)
         if foreign or _runs_wide(eqn):
@@ -210,6 +212,9 @@ class Source:
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
             function = functools.partial(evaluate, primitive) if _runs_wide(eqn) else in_place or primitive.impl
+        name = f"{primitive.name}_in_place" if in_place else primitive.name
+        if not params:
+            return f"{self._bind(name, function)}({', '.join(operands)})"
         tapes = {k: v.name for k, v in params.items() if isinstance(v, CompiledTape)}
         self.namespace.update((v.name, v) for v in params.values() if isinstance(v, CompiledTape))
         shown, bound = tapes, {}
@@ -219,7 +224,6 @@ class Source:
         else:
             shown = {k: tapes.get(k) or repr(v) for k, v in params.items() if _is_shown(v)}
             bound = {k: v for k, v in params.items() if k not in shown}
-        name = f"{primitive.name}_in_place" if in_place else primitive.name
         name = self._bind(name, functools.partial(function, **bound) if bound else function)
         call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
         return f"{name}({call})"
@@ -277,7 +281,7 @@ class Source:
             name = f"{first}_{self._next(first)}"
         return name
 
-    def _operand(self, a: Atom, eqn: Equation) -> str:
+    def _operand(self, a: Atom) -> str:
         if isinstance(a, Var):
             return self.names[a]
         if isinstance(a, ShapedArray):
@@ -340,7 +344,8 @@ class Source:
 
     def _is_large(self, v: Var) -> bool:
         """Whether a value, or what it may be a view of, is large."""
-        return any(isinstance(r, Var) and r.type.nbytes >= REUSED_BYTES for r in (v, *self.memory.roots[v]))
+        roots = [r for r in self.memory.roots.get(v, ()) if isinstance(r, Var)]
+        return max([r.type.nbytes for r in (v, *roots)]) >= REUSED_BYTES
 
     def _release(self, v: Var) -> list[str]:
         """The names of a dead value, to be deleted; none if it is small, or its memory was reused."""
@@ -378,7 +383,7 @@ class Undecided(NamedTuple):
 
 def _may_shard(eqn: Equation) -> bool:
     """Whether the results of an equation may be sharded arrays: those of a shard_map."""
-    return eqn.primitive.body_scope(eqn.params) is not None
+    return eqn.primitive.is_higher_order and eqn.primitive.body_scope(eqn.params) is not None
 
 
 def _runs_wide(eqn: Equation) -> bool:
@@ -394,8 +399,8 @@ def _reserved_names(tape: Tape) -> frozenset[str]:
 
 def _comment(eqn: Equation) -> str:
     """A line's comment: the results' types, and parameters not written out."""
-    params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)}
-    if all(map(_is_shown, params.values())) or eqn.primitive in SOURCES:
+    params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)} if eqn.params else {}
+    if eqn.primitive in SOURCES or all(map(_is_shown, params.values())):
         return types_of(eqn.outputs)
     return "; ".join(filter(None, [types_of(eqn.outputs), textwrap.shorten(eqn.primitive.show_params(params), 80)]))
 
