@@ -92,7 +92,8 @@ def roots_of(a: Atom, roots: Aliases) -> frozenset:
 
 def copy_shared_results(tape: Tape) -> Tape:
     """Copy results that share memory with other values: callers may write into any of them."""
-    return _with_copies(tape, _shared_results(tape))
+    shared = _shared_results(tape)
+    return _with_copies(tape, shared) if shared else tape
 
 
 def copy_views(tape: Tape, types: Collection[ShapedArray]) -> Tape:
