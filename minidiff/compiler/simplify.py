@@ -210,8 +210,7 @@ class Program:
     def simplify(self) -> Tape:
         for eqn in self.tape.equations:
             self.source = eqn.source
-            inputs = self.read(eqn.inputs)
-            if not all(map(operator.is_, inputs, eqn.inputs)):
+            if self.atoms and not all(map(operator.is_, inputs := self.read(eqn.inputs), eqn.inputs)):
                 eqn = Equation(eqn.primitive, inputs, eqn.params, eqn.outputs, eqn.source)
             results = self.results(eqn)
             if results is not eqn.outputs:
