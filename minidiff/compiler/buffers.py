@@ -28,19 +28,24 @@ READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, rearranging.windows_p
 READ_ONLY |= {elementwise.imag.primitive}  # if the operand is real
 
 
-def find_aliases(tape: Tape) -> dict[Any, frozenset]:
+class Aliases(dict[Any, frozenset]):
+    """For each name, the names whose memory it may share. A name that shares with no other is not stored."""
+
+    def __missing__(self, v: Var) -> frozenset:
+        return frozenset([v])
+
+
+def find_aliases(tape: Tape) -> Aliases:
     """Alias analysis: for each name, the names whose memory it may share.
 
     Read-only memory is represented by an id: that of a constant, or of the equation whose result is read-only.
     """
-    roots: dict[Any, frozenset] = {v: frozenset([v]) for v in tape.inputs}
+    roots = Aliases()
     for eqn in tape.equations:
-        p, own = eqn.primitive, eqn.outputs[:1]
+        p = eqn.primitive
         if _bodies_make_all(eqn) if p.is_higher_order else not p.shares_memory:
-            for v in eqn.outputs:
-                roots[v] = frozenset([v])
             continue
-        reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])
+        reached = frozenset(eqn.outputs[:1]).union(*[roots_of(a, roots) for a in eqn.inputs])
         if p in READ_ONLY or p.is_higher_order:  # a body may return a constant, too
             reached |= {id(eqn)}
         roots.update((v, reached) for v in eqn.outputs)
@@ -70,7 +75,7 @@ def _shared_results(tape: Tape) -> list[int]:
     return found
 
 
-def _is_cut(eqn: Equation, roots: dict[Any, frozenset]) -> bool:
+def _is_cut(eqn: Equation, roots: Aliases) -> bool:
     """Whether an equation splits its operands into results without shared memory."""
     if not (eqn.primitive.multiple_results and eqn.primitive.shares_memory):
         return False
@@ -78,7 +83,7 @@ def _is_cut(eqn: Equation, roots: dict[Any, frozenset]) -> bool:
     return sum(map(len, operands)) == len(frozenset().union(*operands))
 
 
-def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
+def roots_of(a: Atom, roots: Aliases) -> frozenset:
     """The memory that an atom may share."""
     if isinstance(a, Var):
         return roots[a]
@@ -87,7 +92,8 @@ def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
 
 def copy_shared_results(tape: Tape) -> Tape:
     """Copy results that share memory with other values: callers may write into any of them."""
-    return _with_copies(tape, _shared_results(tape))
+    shared = _shared_results(tape)
+    return _with_copies(tape, shared) if shared else tape
 
 
 def copy_views(tape: Tape, types: Collection[ShapedArray]) -> Tape:
@@ -138,21 +144,22 @@ class Memory:
 
     def __init__(self, tape: Tape, donated: Collection[Var] = ()):
         self.roots = find_aliases(tape)
-        #: Values whose memory the program allocated for them alone.
-        self.owned = {v for e in tape.equations if e.primitive is fused_p
-                      or not (e.primitive.shares_memory or e.primitive.is_higher_order) for v in e.outputs}  # fmt: skip
-        self.owned.update(donated)
+        given = {*tape.inputs} - {*donated}
+        #: Values whose memory the program did not allocate for them alone.
+        self.shared = {v for e in tape.equations if e.primitive is not fused_p
+                       and (e.primitive.shares_memory or e.primitive.is_higher_order) for v in e.outputs}  # fmt: skip
+        self.shared |= given
         last: dict[Var, int] = {}
         for k, eqn in enumerate(tape.equations):
-            last.update(dict.fromkeys(eqn.outputs, k))
+            for v in eqn.outputs:
+                last[v] = k
             for a in eqn.inputs:
-                for root in (a, *self.roots[a]) if isinstance(a, Var) else ():
+                for root in (a, *self.roots.get(a, ())) if isinstance(a, Var) else ():
                     if isinstance(root, Var):
                         last[root] = k
         for a in tape.outputs:
             if isinstance(a, Var):
                 last.update((v, -1) for v in (a, *self.roots[a]) if isinstance(v, Var))
-        given = {*tape.inputs} - {*donated}
         #: By equation: the names whose last use it is, views of their memory included.
         self.ending: dict[int, list[Var]] = defaultdict(list)
         for v, k in last.items():
@@ -174,7 +181,7 @@ class Memory:
         candidates = [a for a in (eqn.inputs[:1] if writes else eqn.inputs) if isinstance(a, Var)]
         if writes and candidates and any(self._overlap(candidates[0], a) for a in eqn.inputs[1:]):
             return None
-        dying = [a for a in candidates if a in self.ending[k] and a in self.owned]
+        dying = [a for a in candidates if a in self.ending[k] and a not in self.shared]
         return next((a for a in dying if a.type == out.type and a not in but), None)
 
     def _overlap(self, a: Var, b: Atom) -> bool:

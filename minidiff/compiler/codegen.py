@@ -7,6 +7,7 @@ again, if the tape proves that no other value shares it.
 from __future__ import annotations
 
 import functools
+import itertools
 import keyword
 import math
 import textwrap
@@ -94,13 +95,19 @@ class Source:
         self.tape = tape
         reserved = _reserved_names(tape)
         self.bodies = {} if bodies is None else bodies
-        self.names = {**names_of(tape, letters(reserved)), **self._names_of_constants(tape)}
+        self.names = names_of(tape, letters(reserved))
+        self.constants = tape.constants
+        self.names.update(self._names_of_constants())
         name = name if name.isidentifier() else "f"
-        taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
+        taken = {*reserved, *(self.names[id(c)] for c in self.constants)}
         self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
         self.given_up = {*given} if given_up else set()  # with the results that took their memory
         self.memory = Memory(tape, given)
-        self.returned = {a for a in tape.outputs if isinstance(a, Var) and self._is_large(a)}
+        #: Values of REUSED_BYTES or more, and those that may be views of such.
+        made = itertools.chain(tape.inputs, *[e.outputs for e in tape.equations])
+        self.large = {v for v in made if v.type.nbytes >= REUSED_BYTES}
+        self.large |= {v for v, roots in self.memory.roots.items() if not self.large.isdisjoint(roots)}
+        self.returned = {a for a in tape.outputs if isinstance(a, Var) and a in self.large}
         self.earlier: dict[Var, list[str]] = {}  # earlier names of a value's memory
         self.reused: set[Var] = set()  # values whose memory belongs to another value now
         self.takes: dict[Var, Var] = {}  # a ufunc's result -> the operand whose memory it takes
@@ -149,23 +156,24 @@ class Source:
     def _lines(self) -> list[str]:
         arguments, types_ = [self.names[v] for v in self.tape.inputs], types_of(self.tape.inputs)
         lines = [f"def {self.name}({', '.join(arguments)}):" + (f"  # {types_}" if types_ else "")]
-        for c in self.tape.constants:
+        for c in self.constants:
             self.namespace[self.names[id(c)]] = c
             lines.append(f"    # {self.names[id(c)]} is a constant, {typeof(c)}")
         lines += self._mark(None)
         for k, eqn in enumerate(self.tape.equations):
-            targets = ", ".join(self.names[v] for v in eqn.outputs)
+            targets = ", ".join([self.names[v] for v in eqn.outputs])
             targets += "," * (eqn.primitive.multiple_results and len(eqn.outputs) == 1 and eqn.primitive is not fused_p)
             lines.append(f"    {targets}{' = ' * bool(targets)}{self._expression(eqn, k)}  # {_comment(eqn)}")
             self.asked_for[len(lines)] = eqn.source
-            lines += self._written_over(eqn, k) if self.given_up else []
-            forgotten = [n for v in self.memory.ending[k] for n in self._release(v)]
+            if self.given_up:
+                lines += self._written_over(eqn, k)
+            forgotten = [n for v in self.memory.ending[k] if v in self.large for n in self._release(v)]
             if forgotten:
                 lines.append(f"    del {', '.join(forgotten)}")
             lines += self._mark(eqn)
         return [*lines, f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"]
 
-    def _names_of_constants(self, tape: Tape) -> dict[Any, str]:
+    def _names_of_constants(self) -> dict[Any, str]:
         """Names of constants, by their ids, where they are not letters."""
         return {}
 
@@ -174,17 +182,17 @@ class Source:
 
     def _expression(self, eqn: Equation, k: int) -> str:
         primitive = eqn.primitive
-        operands = [self._operand(a, eqn) for a in eqn.inputs]
-        foreign = _may_shard(eqn) or any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs if self.foreign)
+        operands = [self.names[a] if isinstance(a, Var) else self._operand(a) for a in eqn.inputs]
+        foreign = _may_shard(eqn) or self._takes_foreign(eqn)
         if foreign:
             self.foreign.update(eqn.outputs)
         if foreign or _runs_wide(eqn):
             return self._call(eqn, operands, k)
         if primitive is fused_p:
             return f"{self._kernel(eqn)}({', '.join(operands)})"
-        if primitive is copy_p and (target := self._given_up_for(eqn.outputs[0])):
-            return f"{self._bind('write_over', write_over)}({target}, {operands[0]})"
         if primitive is copy_p:
+            if target := self._given_up_for(eqn.outputs[0]):
+                return f"{self._bind('write_over', write_over)}({target}, {operands[0]})"
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
         out = self._memory_for(eqn, k)
         if out is not None and primitive in IN_PLACE:
@@ -192,16 +200,19 @@ class Source:
         if out is not None:
             return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
         # Python's operators return a Python number for a Python complex and a NumPy float64.
-        if primitive in SOURCES and not (complex in map(type, eqn.inputs) and not eqn.outputs[0].type.shape):
+        if primitive in SOURCES and (eqn.outputs[0].type.shape or complex not in map(type, eqn.inputs)):
             return SOURCES[primitive](*operands, **eqn.params)
         return self._call(eqn, operands, k)
+
+    def _takes_foreign(self, eqn: Equation) -> bool:
+        return bool(self.foreign) and not self.foreign.isdisjoint([a for a in eqn.inputs if isinstance(a, Var)])
 
     def _call(self, eqn: Equation, operands: list[str], k: int, in_place: Callable | None = None) -> str:
         """`name(operands, parameters)`; other parameters are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
             function: Any = functools.partial(_evaluate, primitive)
-            foreign = not self.foreign.isdisjoint(a for a in eqn.inputs if isinstance(a, Var))
+            foreign = self._takes_foreign(eqn)
             donated = [] if foreign else carries_of_its_own(eqn)
             params = {
                 k: self._compile_body(primitive, k, v, foreign, donated if k == "body" else [])
@@ -210,6 +221,9 @@ class Source:
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
             function = functools.partial(evaluate, primitive) if _runs_wide(eqn) else in_place or primitive.impl
+        name = f"{primitive.name}_in_place" if in_place else primitive.name
+        if not params:
+            return f"{self._bind(name, function)}({', '.join(operands)})"
         tapes = {k: v.name for k, v in params.items() if isinstance(v, CompiledTape)}
         self.namespace.update((v.name, v) for v in params.values() if isinstance(v, CompiledTape))
         shown, bound = tapes, {}
@@ -219,7 +233,6 @@ class Source:
         else:
             shown = {k: tapes.get(k) or repr(v) for k, v in params.items() if _is_shown(v)}
             bound = {k: v for k, v in params.items() if k not in shown}
-        name = f"{primitive.name}_in_place" if in_place else primitive.name
         name = self._bind(name, functools.partial(function, **bound) if bound else function)
         call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
         return f"{name}({call})"
@@ -277,7 +290,7 @@ class Source:
             name = f"{first}_{self._next(first)}"
         return name
 
-    def _operand(self, a: Atom, eqn: Equation) -> str:
+    def _operand(self, a: Atom) -> str:
         if isinstance(a, Var):
             return self.names[a]
         if isinstance(a, ShapedArray):
@@ -295,7 +308,8 @@ class Source:
 
     def _memory_for(self, eqn: Equation, k: int) -> str | None:
         """The name of a dying operand whose memory a ufunc's large result can take, or None."""
-        a = self.memory.reused_by(eqn, k, REUSED_BYTES, self.reused)
+        large = not self.large.isdisjoint(eqn.outputs)
+        a = self.memory.reused_by(eqn, k, REUSED_BYTES, self.reused) if large else None
         if a is None:
             return None
         self.reused.add(a)
@@ -338,13 +352,9 @@ class Source:
         self.passed_on[eqn] = tuple(given)
         return self.passed_on[eqn]
 
-    def _is_large(self, v: Var) -> bool:
-        """Whether a value, or what it may be a view of, is large."""
-        return any(isinstance(r, Var) and r.type.nbytes >= REUSED_BYTES for r in (v, *self.memory.roots[v]))
-
     def _release(self, v: Var) -> list[str]:
-        """The names of a dead value, to be deleted; none if it is small, or its memory was reused."""
-        if not self._is_large(v) or v in self.reused or v in self.given_up:
+        """The names of a large dead value, to be deleted; none if its memory was reused."""
+        if v in self.reused or v in self.given_up:
             return []
         return [*self.earlier.get(v, ()), self.names[v]]
 
@@ -378,7 +388,7 @@ class Undecided(NamedTuple):
 
 def _may_shard(eqn: Equation) -> bool:
     """Whether the results of an equation may be sharded arrays: those of a shard_map."""
-    return eqn.primitive.body_scope(eqn.params) is not None
+    return eqn.primitive.is_higher_order and eqn.primitive.body_scope(eqn.params) is not None
 
 
 def _runs_wide(eqn: Equation) -> bool:
@@ -394,8 +404,8 @@ def _reserved_names(tape: Tape) -> frozenset[str]:
 
 def _comment(eqn: Equation) -> str:
     """A line's comment: the results' types, and parameters not written out."""
-    params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)}
-    if all(map(_is_shown, params.values())) or eqn.primitive in SOURCES:
+    params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)} if eqn.params else {}
+    if eqn.primitive in SOURCES or all(map(_is_shown, params.values())):
         return types_of(eqn.outputs)
     return "; ".join(filter(None, [types_of(eqn.outputs), textwrap.shorten(eqn.primitive.show_params(params), 80)]))
 

@@ -81,8 +81,8 @@ class ExportedSource(Source):
         self.lines = lines
         super().__init__(tape, name, bodies=bodies, options={"kernels": False})
 
-    def _names_of_constants(self, tape: Tape) -> dict[Any, str]:
-        return {id(c): self.definitions.text(c) for c in tape.constants}
+    def _names_of_constants(self) -> dict[Any, str]:
+        return {id(c): self.definitions.text(c) for c in self.constants}
 
     def _bind(self, name: str, value: Any) -> str:
         return self.definitions.text(value, name)
@@ -101,7 +101,7 @@ class ExportedSource(Source):
         function: Any = in_place or primitive
         if eqn.bodies:  # which compute with numbers of their own types
             numbers = [a if isinstance(a, Var) or hasattr(a, "dtype") else numpy.asarray(a)[()] for a in eqn.inputs]
-            operands = [self._operand(a, eqn) for a in numbers]
+            operands = [self._operand(a) for a in numbers]
         if found := ranks.exported(eqn):
             function, params, lines = found
             self.lines.update(dict.fromkeys(lines))

@@ -61,7 +61,7 @@ SOURCES: dict[Primitive, Callable[..., str]] = {
 
 
 def types_of(outputs: Sequence[Var]) -> str:
-    return ", ".join(str(v.type) for v in outputs)
+    return ", ".join([str(v.type) for v in outputs])
 
 
 def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -209,7 +210,9 @@ class Program:
     def simplify(self) -> Tape:
         for eqn in self.tape.equations:
             self.source = eqn.source
-            results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
+            if self.atoms and not all(map(operator.is_, inputs := self.read(eqn.inputs), eqn.inputs)):
+                eqn = Equation(eqn.primitive, inputs, eqn.params, eqn.outputs, eqn.source)
+            results = self.results(eqn)
             if results is not eqn.outputs:
                 self.atoms.update(zip(eqn.outputs, results))
         return Tape(self.tape.inputs, self.equations, self.read(self.tape.outputs))
@@ -222,15 +225,15 @@ class Program:
 
         A replacement must have exactly the same types; the result of a rule that changes them is discarded.
         """
-        folded, types = _fold_constants(eqn) if self.merges else None, [v.type for v in eqn.outputs]
-        if folded is not None and [*map(typeof, folded)] == types:
+        folded = _fold_constants(eqn) if self.merges else None
+        if folded is not None and _have_types(folded, eqn.outputs):
             return folded
         for rule in self.rules.get(eqn.primitive, ()):
             found = rule(self, eqn)
             if isinstance(found, Equation):
-                if _types_of(found.primitive, found.inputs, found.params) == types:
+                if _have_types(_types_of(found.primitive, found.inputs, found.params), eqn.outputs):
                     return self.results(found)
-            elif found is not None and [typeof(found)] == types:
+            elif found is not None and _have_types([found], eqn.outputs):
                 return [found]
         return self._written(eqn)
 
@@ -242,7 +245,8 @@ class Program:
         if eqn.source is None:
             eqn.source = self.source
         self.equations.append(eqn)
-        self.producer.update(dict.fromkeys(eqn.outputs, eqn))
+        for v in eqn.outputs:
+            self.producer[v] = eqn
         if key is not None:
             self.known[key] = eqn.outputs
         return eqn.outputs
@@ -261,6 +265,11 @@ class Program:
 
 def _types_of(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> list[ShapedArray]:
     return primitive.typecheck([operand_type(a) for a in inputs], params)
+
+
+def _have_types(found: Sequence[Atom], outputs: Sequence[Var]) -> bool:
+    """Whether atoms, or types, are exactly those of these results."""
+    return [*map(typeof, found)] == [v.type for v in outputs]
 
 
 def _fold_constants(eqn: Equation) -> list[Atom] | None:

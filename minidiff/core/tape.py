@@ -25,7 +25,7 @@ class Equation:
 
     __slots__ = ("primitive", "inputs", "params", "outputs", "source")
 
-    bodies = property(lambda self: tapes_of(self.params))
+    bodies = property(lambda self: tapes_of(self.params) if self.params else [])
     settings = property(lambda self: {k: v for k, v in self.params.items() if not isinstance(v, Tape)})
 
     def __init__(

@@ -78,7 +78,7 @@ class ShapedArray:
 
     @property
     def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def cotangent(self) -> ShapedArray:

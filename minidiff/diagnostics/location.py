@@ -120,8 +120,8 @@ begins = _mark("begins")
 
 
 def current_location() -> Location | None:
-    """The location of the running operation; None if no frame is the user's."""
-    return location_of(sys._getframe(1))
+    """The location of the running operation; None if no frame is the user's. The caller's frame is not."""
+    return location_of(sys._getframe(2))
 
 
 def location_of(frame: FrameType | None) -> Location | None:

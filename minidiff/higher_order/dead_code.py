@@ -36,7 +36,7 @@ def needed_equations(
             if eqn.primitive.is_higher_order or not all(used):
                 eqn = eqn.primitive.without_unused_results(eqn, used)
             kept.append(eqn)
-            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+            needed.update([a for a in eqn.inputs if isinstance(a, Var)])
     return kept[::-1], needed
 
 

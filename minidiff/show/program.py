@@ -32,7 +32,8 @@ def names_of(tape: Any, names: Iterator[str]) -> dict[Any, str]:
     known: dict[Any, str] = {v: next(names) for v in tape.inputs}
     known |= {id(c): next(names) for c in tape.constants}
     for eqn in tape.equations:
-        known.update(zip(eqn.outputs, names))
+        for v in eqn.outputs:
+            known[v] = next(names)
         for body in eqn.bodies:
             known |= names_of(body, names)
     return known
