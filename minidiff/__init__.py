@@ -40,7 +40,8 @@ __all__ += ["debug", "debug_nans", "disable_jit", "draw", "export", "jit", "trac
 __all__ += ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
 __all__ += ["checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "remat"]
 __all__ += ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "custom_vmap", "stop_gradient"]
-__all__ += ["dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
+__all__ += ["dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim"]
+__all__ += ["dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
 __all__ += ["keep_memory", "release_memory"]
 __all__ += ["nn", "numerical", "numpy", "optim", "precision", "random", "scipy", "testing", "tree"]
 __all__ += ["LeakedTracerError", "TracerError", "UnboundAxisError", "VarianceError", "VarianceWarning"]
@@ -91,8 +92,10 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
     from minidiff.ops.callback import pure_callback
     from minidiff.ops.slices import (
+        dynamic_index_in_dim,
         dynamic_slice,
         dynamic_slice_in_dim,
+        dynamic_update_index_in_dim,
         dynamic_update_slice,
         dynamic_update_slice_in_dim,
     )

@@ -3,7 +3,7 @@
 `x[i : i + n]` needs a concrete i when the program is recorded. Here i may be traced: the program may compute it, and it
 may differ between ranks (`axis_index`) or elements of a `vmap`. A concrete start makes an ordinary slice, `x[…]` or
 `x.at[…]`. A traced start is an operand, of one operation per axis. If the starts differ along a batch, the slice
-becomes a gather at the indices `i + arange(n)`. One element needs no function of its own: `x[i]`, `x.at[i].set(v)`.
+becomes a gather at the indices `i + arange(n)`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,17 @@ from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.dimensions import gather
 from minidiff.ops.elementwise import add, less, maximum, minimum, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
-from minidiff.ops.shape import broadcast_to, moveaxis, reshape, resized_shape
+from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, reshape, resized_shape, squeeze
 from minidiff.ops.updates import at, scatter_set_p
 
-__all__ = ["dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
+__all__ = [
+    "dynamic_index_in_dim",
+    "dynamic_slice",
+    "dynamic_slice_in_dim",
+    "dynamic_update_index_in_dim",
+    "dynamic_update_slice",
+    "dynamic_update_slice_in_dim",
+]
 
 
 # ---------------------------------------------------------------- along one axis: the operations
@@ -210,6 +217,43 @@ def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Valu
     axis = normalize_axis(axis, typeof(operand).ndim, what)
     starts = {**dict.fromkeys(range(typeof(operand).ndim), 0), axis: _start(what, start_index)}
     return _update(what, operand, _cast_update(what, update, operand), starts)
+
+
+def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: bool = True) -> Value:
+    """The element of `operand` at `index` along an axis, kept with size 1 by default.
+
+    >>> import numpy as np
+    >>> dynamic_index_in_dim(np.eye(2), 1), dynamic_index_in_dim(np.eye(2), 1, keepdims=False)
+    (array([[0., 1.]]), array([0., 1.]))
+
+    Source: `jax.lax.dynamic_index_in_dim`.
+    """
+    part = dynamic_slice_in_dim(operand, index, 1, axis)
+    return part if keepdims else squeeze(part, axis)
+
+
+def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axis: int) -> Value:
+    """Replace the element of `operand` at `index` along an axis by `update`.
+
+    In `update` that axis has size 1 or is missing. Raises ValueError if the update has another size there.
+
+    >>> import numpy as np
+    >>> dynamic_update_index_in_dim(np.zeros((2, 3)), np.ones(3), 1, 0)
+    array([[0., 0., 0.],
+           [1., 1., 1.]])
+
+    Source: `jax.lax.dynamic_update_index_in_dim`.
+    """
+    ndim, update = typeof(as_array(operand)).ndim, as_array(update)
+    axis = normalize_axis(axis, ndim, "dynamic_update_index_in_dim")
+    if typeof(update).ndim == ndim - 1:
+        update = expand_dims(update, axis)
+    elif typeof(update).ndim == ndim and typeof(update).shape[axis] != 1:
+        raise ValueError(
+            f"dynamic_update_index_in_dim: one element along axis {axis} is updated, but the update has type "
+            f"{typeof(update)}; dynamic_update_slice_in_dim updates several"
+        )
+    return dynamic_update_slice_in_dim(operand, update, index, axis)
 
 
 # ---------------------------------------------------------------- one axis after the other

@@ -337,21 +337,35 @@ def scale_by_adam(
     return GradientTransformation(init, update)
 
 
-def scale_by_lion(b1: Value = 0.9, b2: Value = 0.99, mu_dtype: Any = None) -> GradientTransformation:
+#: The update that `scale_by_lion` makes of an average, by mode.
+_SIGNS: dict[str, Callable[[Value, Value], Value]] = {
+    "hard": lambda x, beta: numpy.sign(x),
+    "smooth": lambda x, beta: numpy.tanh(convert(beta, typeof(x).dtype) * x),
+    "refined": lambda x, beta: where(abs(x) < 1, x, numpy.sign(x)),
+}
+
+
+def scale_by_lion(
+    b1: Value = 0.9, b2: Value = 0.99, mu_dtype: Any = None, *, mode: str = "hard", smooth_beta: Value = 1.0
+) -> GradientTransformation:
     """Take the sign of an average of the gradient and those before it.
 
     The gradient has weight `1 - b1` in the update, and `1 - b2` in the average that is kept, in `mu_dtype` or in the
-    parameters' dtypes.
+    parameters' dtypes. The mode 'smooth' takes `tanh(smooth_beta * average)` in place of the sign, and 'refined' the
+    average itself between -1 and 1. Raises ValueError for another mode.
 
     >>> scale = scale_by_lion()
     >>> float(scale.update(-5.0, scale.init(1.0))[0])
     -1.0
     """
     check_numbers(b1=b1, b2=b2, below=1)
+    check_numbers(smooth_beta=smooth_beta)
+    if mode not in _SIGNS:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, _SIGNS))}, got {mode!r}")
 
     def update(gradients: Any, state: LionState, params: Any = None) -> tuple[Any, LionState]:
         mu = match(gradients, state.mu, mu_dtype)
-        signs = tree.map(numpy.sign, _average(b1, mu, gradients))
+        signs = tree.map(lambda x: _SIGNS[mode](x, smooth_beta), _average(b1, mu, gradients))
         return signs, LionState(_narrow(_average(b2, mu, gradients), mu_dtype))
 
     return GradientTransformation(lambda params: LionState(full_like(params, 0, mu_dtype)), update)

@@ -171,6 +171,11 @@ OPTAX = {
         [0.5158000031114, -1.7402000103, -0.7836999545097, -0.1905499875546],
     ),
     "lion": (optim.lion(0.1, 0.9, 0.99, "float32", 0.2, {"w": False, "b": True}), [0.9, -2.1, 0.2, 0.137258]),
+    "smooth": (
+        optim.scale_by_lion(0.7, 0.8, "float32", mode="smooth", smooth_beta=2.0),
+        [2.12733799008, -2.769566289104, 3.052883922508, 1.282003320853],
+    ),
+    "refined": (optim.scale_by_lion(0.7, 0.8, mode="refined"), [1.766, -2.418, 2.566, 0.9515]),
     "scale": (optim.scale(-0.5), [-0.125, -1.7, -1.45, -0.3125]),
     "clip": (optim.chain(optim.clip(0.75), optim.scale(-1.0)), [0.0, -1.65, -0.9, 0.125]),
     "rms": (optim.scale_by_rms(0.8, 1e-3, 0.1), [3.767133610535, -3.005412899467, 3.367678276977, 1.476190390055]),
@@ -530,6 +535,7 @@ ERRORS = {
     "weight_decay must be a number, or a function from the step to the rate, got str": lambda: optim.lion(
         0.1, weight_decay="0.1"
     ),
+    "mode must be one of 'hard', 'smooth', 'refined', got 'soft'": lambda: optim.scale_by_lion(mode="soft"),
     "mu_dtype and accumulator_dtype are dtypes of real floating-point numbers, got i32": lambda: optim.adam(
         0.1, mu_dtype="int32"
     ).init(W),
@@ -606,7 +612,7 @@ DEFAULTS = {
     "scale": {},
     "scale_by_adam": {**ADAM, "nesterov": False},
     "scale_by_learning_rate": {"flip_sign": True},
-    "scale_by_lion": {"b1": 0.9, "b2": 0.99, "mu_dtype": None},
+    "scale_by_lion": {"b1": 0.9, "b2": 0.99, "mu_dtype": None, "mode": "hard", "smooth_beta": 1.0},
     "scale_by_rms": {
         **{"decay": 0.9, "eps": 1e-8, "initial_scale": 0.0, "eps_in_sqrt": True, "bias_correction": False},
     },

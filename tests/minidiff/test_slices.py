@@ -90,8 +90,8 @@ def test_a_slice_of_all_moves_nothing():
 def test_a_loop_writes_row_by_row():
     def f(x):
         def step(i, out):
-            row = md.dynamic_slice_in_dim(x, i, 1)
-            return md.dynamic_update_slice_in_dim(out, row * row, 2 - i, 0)
+            row = md.dynamic_index_in_dim(x, i, keepdims=False)
+            return md.dynamic_update_index_in_dim(out, row * row, 2 - i, 0)
 
         return md.fori_loop(0, 3, step, np.zeros((3, 4)))
 
@@ -158,7 +158,7 @@ ERRORS = [
     (lambda: md.dynamic_slice(X, (1, 1), (1,)), ValueError, r"1 sizes for the 2 axes .* f64\[3,4\]"),
     (lambda: md.dynamic_slice(X, np.zeros((1, 2), int), (1, 1)), TypeError, r"for each axis, got .* i64\[1,2\]"),
     (lambda: md.dynamic_slice_in_dim(X, 1.5, 1), TypeError, r"dim: a start is one integer, got .* f64\[\]"),
-    (lambda: md.dynamic_slice_in_dim(X, np.array([1, 2]), 1), TypeError, r"one integer, got .* i64\[2\]"),
+    (lambda: md.dynamic_index_in_dim(X, np.array([1, 2])), TypeError, r"one integer, got .* i64\[2\]"),
     (
         lambda: md.dynamic_update_slice(X, np.ones(3), (0, 0)),
         ValueError,
@@ -169,6 +169,11 @@ ERRORS = [
         lambda: md.dynamic_update_slice(X, 1j * X, (0, 0)),
         TypeError,
         r"c128\[3,4\] cannot go into a value of type f64\[3,4\] without loss",
+    ),
+    (
+        lambda: md.dynamic_update_index_in_dim(X, np.ones((2, 4)), 0, 0),
+        ValueError,
+        "f64.2,4.; dynamic_update_slice_in_dim updates several",
     ),
     (
         lambda: md.make_tape(lambda x, i: x[:, i : i + 2])(X, 1),

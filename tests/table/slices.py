@@ -12,8 +12,10 @@ DISCRETE: set = set()
 LINEAR = {
     "dynamic_slice": [(0,)],
     "dynamic_slice_in_dim": [(0,)],
+    "dynamic_index_in_dim": [(0,)],
     "dynamic_update_slice": [(0, 1)],
     "dynamic_update_slice_in_dim": [(0, 1)],
+    "dynamic_update_index_in_dim": [(0, 1)],
 }
 
 STARTS = (1, -1, -9, 7)
@@ -35,11 +37,18 @@ ROWS = [
         for r in (
             *rows("dynamic_slice_in_dim", "front", lambda x, i: md.dynamic_slice_in_dim(x, i, 2), real(4, 3), s),
             *rows("dynamic_slice_in_dim", "inner", lambda x, i: md.dynamic_slice_in_dim(x, i, 2, 1), real(2, 4, 3), s),
+            *rows("dynamic_index_in_dim", "", lambda x, i: md.dynamic_index_in_dim(x, i, -1), real(2, 4), s),
             *rows(
                 "dynamic_update_slice_in_dim",
                 "inner",
                 lambda x, v, i: md.dynamic_update_slice_in_dim(x, v, i, 1),
                 *(real(2, 4, 3), real(2, 2, 3), s),
+            ),
+            *rows(
+                "dynamic_update_index_in_dim",
+                "",
+                lambda x, v, i: md.dynamic_update_index_in_dim(x, v, i, 1),
+                *(real(3, 4), real(3), s),
             ),
         )
     ),
@@ -69,6 +78,7 @@ ROWS = [
         lambda x, v, i: md.dynamic_update_slice(x, v, (i, 1)),
         *(complex_(3, 4), complex_(2, 2), np.uint8(1)),
     ),
+    form("dynamic_index_in_dim", "keepdims", lambda x: md.dynamic_index_in_dim(x, 1, 1, keepdims=False), real(2, 3)),
     form(
         "dynamic_update_slice", "constants", lambda v: md.dynamic_update_slice(np.zeros((3, 2)), v, (1, 0)), real(2, 2)
     ),
