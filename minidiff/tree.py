@@ -44,9 +44,9 @@ from minidiff.values.dtypes import convert_array
 from minidiff.values.settings import types_in
 
 __all__ = [
-    *("DictKey", "GetAttrKey", "SequenceKey", "Structure", "all_leaves", "broadcast", "flatten", "keystr", "leaves"),
-    *("leaves_with_path", "map", "map_with_path", "ravel_pytree", "reduce", "register", "structure", "transpose"),
-    "unflatten",
+    *("DictKey", "GetAttrKey", "SequenceKey", "Structure", "all", "all_leaves", "broadcast", "flatten"),
+    *("flatten_with_path", "keystr", "leaves", "leaves_with_path", "map", "map_with_path", "ravel_pytree", "reduce"),
+    *("register", "register_with_keys", "structure", "transpose", "unflatten"),
 ]
 __dir__ = functools.partial(sorted, __all__)
 
@@ -120,6 +120,15 @@ class GetAttrKey(Key):
     __slots__ = ()
     in_path, in_structure = ".{0}", "{0}={1}"
     name = property(operator.attrgetter("value"))
+
+
+class GivenKey(Key):
+    """A step that `register_with_keys` was given: any object with a `str`."""
+
+    in_path, in_structure = "{0}", "{0}: {1}"
+
+    def __new__(cls, key: Any) -> Any:
+        return key
 
 
 class Class(NamedTuple):
@@ -278,26 +287,57 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
     [1.0, 2.0, 3.0]
     """
 
-    if not isinstance(cls, type):
-        raise TypeError(
-            f"tree.register takes a class, and two functions: register(cls, flatten, unflatten); got {cls!r}"
-        )
-    if cls in _GIVEN:
-        raise ValueError(f"tree.register: {cls.__name__} is registered already, or is a built-in tree or leaf")
+    def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
+        children, settings = _flatten_by("register", "children", x, flatten)
+        return range(len(children)), children, (settings,)
+
+    _register("register", cls, parts, unflatten, SequenceKey)
+
+
+def register_with_keys(
+    cls: type, flatten_with_keys: Callable[[Any], tuple[Iterable, Any]], unflatten: Callable[[Any, tuple], Any]
+) -> None:
+    """Register a class whose objects are trees, and how paths name their children.
+
+    Like `register`, but `flatten_with_keys(x)` returns pairs (key, child) in place of children. Keys are hashable, and
+    paths show `str(key)`. Common keys are `GetAttrKey(name)`, `DictKey(key)` and `SequenceKey(index)`.
+
+    >>> class Interval:
+    ...     def __init__(self, low, high):
+    ...         self.low, self.high = low, high
+    >>> def flatten_with_keys(x):
+    ...     return ((GetAttrKey('low'), x.low), (GetAttrKey('high'), x.high)), None
+    >>> register_with_keys(Interval, flatten_with_keys, lambda _, children: Interval(*children))
+    >>> [(keystr(path), x) for path, x in leaves_with_path([Interval(1.0, 2.0)])]
+    [('[0].low', 1.0), ('[0].high', 2.0)]
+    """
 
     def parts(x: Any) -> tuple[Sequence, Sequence, tuple]:
-        found = flatten(x)
-        if not (isinstance(found, tuple) and len(found) == 2):
-            raise TypeError(
-                f"tree.register: flatten of {cls.__name__} returns a pair (children, settings), got "
-                f"{type(found).__name__}: {found!r:.60}"
-            )
-        children, settings = list(found[0]), found[1]
-        return range(len(children)), children, (settings,)
+        pairs, settings = _flatten_by("register_with_keys", "pairs of a key and a child", x, flatten_with_keys)
+        return tuple([key for key, _ in pairs]), [child for _, child in pairs], (settings,)
+
+    _register("register_with_keys", cls, parts, unflatten, GivenKey)
+
+
+def _flatten_by(what: str, children: str, x: Any, flatten: Callable[[Any], tuple[Iterable, Any]]) -> tuple[list, Any]:
+    found = flatten(x)
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise TypeError(
+            f"tree.{what}: flatten of {type(x).__name__} returns a pair ({children}, settings), got "
+            f"{type(found).__name__}: {found!r:.60}"
+        )
+    return list(found[0]), found[1]
+
+
+def _register(what: str, cls: type, parts: Callable, unflatten: Callable[[Any, tuple], Any], key: type[Key]) -> None:
+    if not isinstance(cls, type):
+        raise TypeError(f"tree.{what} takes a class, and two functions: {what}(cls, flatten, unflatten); got {cls!r}")
+    if cls in _GIVEN:
+        raise ValueError(f"tree.{what}: {cls.__name__} is registered already, or is a built-in tree or leaf")
 
     maker = lambda names, settings: lambda children: unflatten(settings[0], tuple(children))  # noqa: E731
     _GIVEN.add(cls)
-    _CLASSES[cls] = Class(parts, maker, SequenceKey, (f"{cls.__name__}(", ")"))
+    _CLASSES[cls] = Class(parts, maker, key, (f"{cls.__name__}(", ")"))
     _LEAVES.discard(cls)
 
 
@@ -313,8 +353,8 @@ class Structure:
     >>> s = structure({'w': 1.0, 'b': [2.0, 3.0]})
     >>> s
     {'b': [*, *], 'w': *}
-    >>> s.num_leaves
-    3
+    >>> s.num_leaves, s.num_nodes
+    (3, 5)
     >>> s.unflatten([4.0, 5.0, 6.0])
     {'b': [4.0, 5.0], 'w': 6.0}
     """
@@ -347,6 +387,11 @@ class Structure:
     def size(self) -> int:
         """The number of leaves."""
         return self.num_leaves
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes, leaves included."""
+        return 1 + builtins.sum([child.num_nodes for child in self.children])
 
     def unflatten(self, leaves: Iterable) -> Any:
         """Build the tree of this structure from its leaves: see `unflatten`."""
@@ -530,7 +575,7 @@ def keystr(path: Iterable, *, simple: bool = False, separator: str = "") -> str:
     >>> keystr(path), keystr(path, simple=True, separator='/')
     ("['layers'][0].w", 'layers/0/w')
     """
-    return separator.join([str(key.value if simple else key) for key in path])
+    return separator.join([str(key.value if simple and isinstance(key, Key) else key) for key in path])
 
 
 def advice_on(path: str) -> str:
@@ -541,6 +586,19 @@ def advice_on(path: str) -> str:
     """
     is_field = re.search(r"\.\w+ of |^\S*\.\w+$", path)
     return "; a field that is a setting is declared with metadata={'static': True}" if is_field else ""
+
+
+def flatten_with_path(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[tuple[tuple, Any]], Structure]:
+    """As `flatten`, but pair each leaf with its key path, a tuple of keys.
+
+    >>> (pair,), _ = flatten_with_path([{'w': 1.0}])
+    >>> pair
+    ((SequenceKey(idx=0), DictKey(key='w')), 1.0)
+    >>> keystr(pair[0])
+    "[0]['w']"
+    """
+    found, structure = flatten(tree, is_leaf)
+    return list(zip(_key_paths(structure), found)), structure
 
 
 def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]], Structure]:
@@ -575,13 +633,12 @@ def leaves(tree: Any, is_leaf: IsLeaf | None = None) -> list:
 
 
 def leaves_with_path(tree: Any, is_leaf: IsLeaf | None = None) -> list[tuple[tuple, Any]]:
-    """The leaves of a tree, each with its key path, a tuple of keys; `is_leaf` as in `flatten`.
+    """The leaves of a tree, each with its key path.
 
     >>> [(keystr(path), x) for path, x in leaves_with_path({'w': 1.0, 'b': [2.0]})]
     [("['b'][0]", 2.0), ("['w']", 1.0)]
     """
-    found, structure = flatten(tree, is_leaf)
-    return list(zip(_key_paths(structure), found))
+    return flatten_with_path(tree, is_leaf)[0]
 
 
 def structure(tree: Any, is_leaf: IsLeaf | None = None) -> Structure:
@@ -599,7 +656,7 @@ def all_leaves(iterable: Iterable, is_leaf: IsLeaf | None = None) -> bool:
     >>> all_leaves([1.0, 'text']), all_leaves([1.0, (2.0,)]), all_leaves([None])
     (True, False, False)
     """
-    return all(children(x) is None or (is_leaf is not None and is_leaf(x)) for x in iterable)
+    return builtins.all(children(x) is None or (is_leaf is not None and is_leaf(x)) for x in iterable)
 
 
 def map(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> Any:
@@ -714,6 +771,15 @@ def _type_of(x: Any, what: str) -> ShapedArray:
         raise TypeError(f"{what}: {error}") from None
 
 
+def all(tree: Any, *, is_leaf: IsLeaf | None = None) -> bool:
+    """Whether all leaves are true; True for a tree without leaves. `is_leaf` is as in `flatten`.
+
+    >>> all({'w': True, 'b': [True, False]})
+    False
+    """
+    return builtins.all(leaves(tree, is_leaf))
+
+
 # ---------------------------------------------------------------- prefixes
 
 
@@ -767,7 +833,7 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: IsLeaf, what: str) -> list
     if is_leaf(prefix):
         return [prefix] * structure(tree).num_leaves
     entries, shape = flatten(prefix, is_leaf)
-    if not all(builtins.map(is_leaf, entries)):
+    if not builtins.all(builtins.map(is_leaf, entries)):
         path, x = next((path, x) for path, x in zip(paths(shape, what), entries) if not is_leaf(x))
         raise ValueError(f"{path} is {x!r}, which is neither an entry for arrays nor a tree of entries")
     return _repeat_entries(entries, _subtrees(shape.nested, tree, what))

@@ -129,6 +129,7 @@ def test_is_leaf():
     assert tree.unflatten(*tree.flatten(t, is_tuple)[::-1]) == t
     assert tree.map(len, [(1, 2), (3,)], is_leaf=is_tuple) == [2, 1]
     assert tree.reduce(lambda total, x: total + len(x), [(1, 2), (3,)], 0, is_leaf=is_tuple) == 3
+    assert not tree.all([()], is_leaf=is_tuple) and tree.all([()])
     assert tree.all_leaves([1, (2, 3)], is_tuple) and not tree.all_leaves([1, (2, 3)])
     assert tree.leaves([1, None], is_leaf=lambda x: x is None) == [1, None]
     assert tree.flatten((1, 2), is_leaf=is_tuple) == ([(1, 2)], tree.LEAF)
@@ -174,7 +175,9 @@ def test_map_over_trees_that_begin_alike():
 
 def test_key_paths():
     t = [{"w": 1}, Point(2, (3, None))]
-    keys = [path for path, _ in tree.leaves_with_path(t)]
+    found, structure = tree.flatten_with_path(t)
+    assert found == tree.leaves_with_path(t) and structure == tree.structure(t)
+    keys = [path for path, _ in found]
     assert keys[0] == (tree.SequenceKey(0), tree.DictKey("w")) and {*keys} == {*keys[::-1]}
     assert (keys[0][0].idx, keys[0][1].key, keys[1][1].name) == (0, "w", "x")
     assert [tree.keystr(path) for path in keys] == ["[0]['w']", "[1].x", "[1].y[0]"]
@@ -183,6 +186,27 @@ def test_key_paths():
     assert {eval(repr(key), vars(tree)) for path in keys for key in path} == {key for path in keys for key in path}
     of_weights = lambda path, x: 2 * x if path[-1] == tree.DictKey("w") else x  # noqa: E731
     assert md.grad(lambda t: sum(tree.leaves(tree.map_with_path(of_weights, t))))({"w": 1.0, "b": 1.0})["w"] == 2.0
+
+
+def test_keys_of_a_registered_class():
+    class Interval:
+        def __init__(self, low, high):
+            self.low, self.high = low, high
+
+    flatten = lambda x: ([(tree.GetAttrKey("low"), x.low), ("^", x.high)], None)  # noqa: E731
+    tree.register_with_keys(Interval, flatten, lambda _, children: Interval(*children))
+    t = {"i": Interval(1.0, [2.0])}
+    assert [tree.keystr(path) for path, _ in tree.leaves_with_path(t)] == ["['i'].low", "['i']^[0]"]
+    assert repr(tree.structure(t)) == "{'i': Interval(.low: *, ^: [*]; None)}"
+    assert md.grad(lambda t: t["i"].low * t["i"].high[0])(t)["i"].low == 2.0
+    with pytest.raises(TypeError, match=r"vmap: args\[0\]\['i'\]\.low: expected an array"):
+        md.vmap(lambda t: t)({"i": Interval("text", 1.0)})
+    with pytest.raises(ValueError, match="register_with_keys: Interval is registered already"):
+        tree.register_with_keys(Interval, flatten, None)
+
+
+def test_nodes_are_counted():
+    assert [tree.structure(t).num_nodes for t in (1, None, (), (1, 2), (1, [2, (None, 3)]))] == [1, 1, 1, 3, 7]
 
 
 def test_transpose():

@@ -177,6 +177,7 @@ def test_flatten_and_unflatten_are_inverse(t):
     at = lambda path, x, y: (x, y) == (y, x) and tree.keystr(path)  # noqa: E731
     assert tree.leaves(tree.map_with_path(at, t, t)) == tree.paths(structure)
     assert tree.reduce(lambda total, x: total + x, t, 0) == tree.reduce(lambda a, b: a + b, t) == sum(leaves)
+    assert tree.all(t) == all(leaves)
 
 
 # ---------------------------------------------------------------- what a class means
