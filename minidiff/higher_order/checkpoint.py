@@ -28,7 +28,7 @@ from minidiff.higher_order.bodies import Call, label_operation
 from minidiff.higher_order.dead_code import needed_equations, with_used_results
 from minidiff.higher_order.masks import choose, drop_none, place, split_list
 from minidiff.higher_order.partial_eval import Continued, class_inside_body, jvp_of_body
-from minidiff.inputs.arguments import Flat, as_value, check_function
+from minidiff.inputs.arguments import Flat, as_value, check_function, close_over
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak
 from minidiff.ops.linalg import einsum_p, matmul_p
@@ -172,13 +172,14 @@ checkpoint_p = Checkpoint("checkpoint")
 
 
 @make_decorator
-def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
+def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | Sequence[int] = ()) -> Callable:
     """Make `f` save only its arguments in reverse mode, and recompute the rest.
 
     `policy(primitive, *types, **params)` says whether the results of an operation are saved as well; `str(primitive)`
     is the operation's name. `checkpoint_policies` holds common policies. Arguments and result are trees of arrays;
-    arrays that `f` closes over count as arguments; an argument that is not an array is closed over, too. Raises
-    TypeError for a policy that is not a function.
+    arrays that `f` closes over count as arguments. Arguments at the positions `static_argnums` may be anything, and are
+    passed as they are. Raises TypeError for a policy that is not a function, and for a static argument that a call does
+    not have.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -195,9 +196,17 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
             "md.checkpoint_policies has some"
         )
 
+    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        for n in static:
+            if not -len(args) <= n < len(args):
+                raise TypeError(
+                    f"checkpoint: static_argnums names argument {n}, but {name_of(f)} was called with {len(args)}"
+                )
+        of_others, args = close_over(f, args, {n % len(args): args[n] for n in static}) if static else (f, args)
         leaves, structure = tree.flatten((args, kwargs))
-        flat: Any = Flat(lambda args, kwargs: f(*args, **kwargs), structure, weak=are_weak(leaves))
+        flat: Any = Flat(lambda args, kwargs: of_others(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
         before = _running.set((*_running.get(), policy))
         try:

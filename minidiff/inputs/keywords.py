@@ -73,7 +73,6 @@ INSTEAD: dict[str, dict[str, str]] = {
     },
     "checkpoint": {
         "prevent_cse": no_counterpart("what is computed again is never merged with what was computed before"),
-        "static_argnums": _CLOSE_OVER + "checkpoint(lambda x: f(x, n))(x)",
         "concrete": no_counterpart("an `if` in the function sees concrete values, unless a jit surrounds it"),
     },
     "make_tape": {

@@ -317,6 +317,24 @@ def test_the_names_are_those_of_jax_and_megatron():
     assert policies.checkpoint_dots is policies.dots_saveable
 
 
+def test_static_arguments():
+    seen = []
+
+    def g(x, kind, y, *, scale=1.0):
+        seen.append(kind)
+        return {"sin": np.sin, "cos": np.cos}[kind](x) * y * scale
+
+    for numbers, args in ((1, (X, "sin", X)), ((1,), (X, "sin", X)), (-2, (X, "sin", X)), ((0, 1), (X, "sin", X))):
+        for run in (lambda f: f, md.jit, lambda f: md.grad(lambda y: f(y).sum())):
+            remat = md.checkpoint(g, static_argnums=numbers)
+            found = run(lambda y, f=remat, args=args: f(*args[:2], y, scale=2.0))(args[2])
+            expected = run(lambda y, args=args: g(*args[:2], y, scale=2.0))(args[2])
+            np.testing.assert_allclose(found, expected)
+    assert set(seen) == {"sin"}
+    with pytest.raises(TypeError, match="checkpoint: static_argnums names argument 3, but g was called with 2"):
+        md.checkpoint(g, static_argnums=3)(X, "sin")
+
+
 def test_policies_are_asked_with_types_and_parameters():
     asked = []
 
