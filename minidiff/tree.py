@@ -66,18 +66,19 @@ class Key:
     Keys are equal if they have the same class and the same value. The `repr` of a key evaluates to it.
     """
 
-    __slots__: tuple[str, ...] = ("value",)
+    __slots__: tuple[str, ...] = ()
     in_path: str  # formats of the key, and of the key beside its child in a printed structure
     in_structure: str
 
-    def __init__(self, value: Any):
-        self.value = value
+    @property
+    def value(self) -> Any:
+        return getattr(self, self.__slots__[0])
 
     def __str__(self) -> str:
         return self.in_path.format(self.value)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.value!r})"
+        return f"{type(self).__name__}({self.__slots__[0]}={self.value!r})"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.value == self.value
@@ -89,37 +90,43 @@ class Key:
 class SequenceKey(Key):
     """A step to child number `idx` of a tuple, a list, or an object given to `register`.
 
-    >>> str(SequenceKey(0)), SequenceKey(0).idx
+    >>> str(SequenceKey(0)), SequenceKey(idx=0).idx
     ('[0]', 0)
     """
 
-    __slots__ = ()
+    __slots__ = ("idx",)
     in_path, in_structure = "[{0}]", "{1}"
-    idx = property(operator.attrgetter("value"))
+
+    def __init__(self, idx: int):
+        self.idx = idx
 
 
 class DictKey(Key):
     """A step to the child that a dict has under `key`.
 
-    >>> str(DictKey('w')), DictKey('w').key
+    >>> str(DictKey('w')), DictKey(key='w').key
     ("['w']", 'w')
     """
 
-    __slots__ = ()
+    __slots__ = ("key",)
     in_path, in_structure = "[{0!r}]", "{0!r}: {1}"
-    key = property(operator.attrgetter("value"))
+
+    def __init__(self, key: Any):
+        self.key = key
 
 
 class GetAttrKey(Key):
     """A step to the field `name` of a named tuple, a dataclass, an attrs object or a namespace.
 
-    >>> str(GetAttrKey('w')), GetAttrKey('w').name
+    >>> str(GetAttrKey('w')), GetAttrKey(name='w').name
     ('.w', 'w')
     """
 
-    __slots__ = ()
+    __slots__ = ("name",)
     in_path, in_structure = ".{0}", "{0}={1}"
-    name = property(operator.attrgetter("value"))
+
+    def __init__(self, name: str):
+        self.name = name
 
 
 class GivenKey(Key):

@@ -182,7 +182,7 @@ def test_key_paths():
     assert (keys[0][0].idx, keys[0][1].key, keys[1][1].name) == (0, "w", "x")
     assert [tree.keystr(path) for path in keys] == ["[0]['w']", "[1].x", "[1].y[0]"]
     assert [tree.keystr(path, simple=True, separator="/") for path in keys] == ["0/w", "1/x", "1/y/0"]
-    assert tree.SequenceKey(0) != tree.DictKey(0) and repr(keys[1]) == "(SequenceKey(1), GetAttrKey('x'))"
+    assert tree.SequenceKey(0) != tree.DictKey(0) and repr(keys[1]) == "(SequenceKey(idx=1), GetAttrKey(name='x'))"
     assert {eval(repr(key), vars(tree)) for path in keys for key in path} == {key for path in keys for key in path}
     of_weights = lambda path, x: 2 * x if path[-1] == tree.DictKey("w") else x  # noqa: E731
     assert md.grad(lambda t: sum(tree.leaves(tree.map_with_path(of_weights, t))))({"w": 1.0, "b": 1.0})["w"] == 2.0
