@@ -15,6 +15,9 @@ from .variance import pscatter, vary
 class P(namedtuple("P", "axis", defaults=[None])):
     """P('i'): dimension 0 is split along the axis i. P(): every rank has the whole."""
 
+    def __repr__(self):
+        return f"P({self.axis!r})" if self.axis else "P()"
+
 
 STAY = P("on its rank")  # for blocks that no rank needs of another: outside, too, such a value is a list of blocks
 
