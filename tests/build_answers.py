@@ -160,7 +160,7 @@ return results, Tape(duals, record.equations, outputs)
     ],
     "4.4": [
         "matmul: transpose_product(matmul, matmul),",
-        "matmul: transpose_product(lambda ct, y: matmul(ct, y.T), lambda ct, x: matmul(ct, x.T)),",
+        "matmul: transpose_product(lambda ct, y: matmul(ct, transpose(y)), lambda ct, x: matmul(ct, transpose(x))),",
     ],
     "4.5": ["known[x] = ct", "if ct is not None:\n    known[x] = ct"],
     "4.6": [

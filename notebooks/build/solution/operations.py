@@ -67,5 +67,3 @@ Tracer.__rsub__ = lambda x, y: add(y, multiply(-1.0, x))
 Tracer.__matmul__ = lambda x, y: matmul(x, y)
 # END
 Tracer.__rmatmul__ = lambda x, y: matmul(y, x)
-Tracer.__neg__ = lambda x: multiply(-1.0, x)
-Tracer.T = property(lambda x: transpose(x))
