@@ -20,7 +20,7 @@ def shorter(x, axis):
 
 def alone(*args, **params):
     raise TypeError(
-        "a collective runs on all ranks together: call it in the body of a shard_map, on what that is given"
+        "a collective runs on all ranks together: call it in the body of a shard_map, on a value of the body"
     )
 
 
