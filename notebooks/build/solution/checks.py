@@ -769,7 +769,7 @@ def _(m):
     for name, g, v, right in (
         ("W", lambda W: f(W, x), W, x @ W),
         ("x", lambda x: f(W, x), x, x @ W),
-        ("both", lambda W: f(W, x @ (W @ W.T)), W, 3 * x @ W @ W.T @ W),
+        ("both", lambda W: f(W, x @ (W @ m.operations.transpose(W))), W, 3 * x @ W @ W.T @ W),
     ):
         (y,), tape = m.reverse.linearize(g, v)
         assert allclose(y, g(v)), f"x @ W in {name}: the result is wrong. It is outs[:n]"
