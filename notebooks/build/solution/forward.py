@@ -21,7 +21,8 @@ class JVP:
     def split(self, xs):
         """Primals and tangents of some values; those that are not this interpreter's own are constants."""
         # HOLE 3.1 [2 points]
-        # Return two lists. A value is this interpreter's own if its `owner` is `self`. A tangent of zero is None.
+        # Return two lists. A value is this interpreter's own if its `owner` is `self`; its `content` is then a primal
+        # and a tangent. Any other value is a primal, and its tangent is zero, which is None.
         pairs = [x.content if owner(x) is self else (x, None) for x in xs]
         return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
         # END

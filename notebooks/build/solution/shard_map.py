@@ -128,9 +128,9 @@ def jvp_rule(primals, tangents, tape, mesh, in_specs, out_specs):
     stay = tuple(STAY if x.type.varying else P() for x in residuals)
     outs = shard_map_p(*primals, tape=first, mesh=mesh, in_specs=in_specs, out_specs=(*out_specs, *stay))
     # HOLE 7.6 [2 points]
-    # `outs` are n results, and then the residuals. The second tape is the linear one, with `residuals` as further
-    # inputs, in front. Apply `shard_map_p` to them and the active tangents: by which specs do they come in?
-    # Return the results, and the list of their tangents.
+    # `outs` are n results, and then values of `residuals`. The second tape is `linear` with other inputs, the
+    # residuals in front of its own: `linear._replace(inputs=...)`. Apply `shard_map_p` to those values and the
+    # active tangents: by which specs do they come in? Return the n results, and the list of their tangents.
     second, specs = linear._replace(inputs=[*residuals, *linear.inputs]), (*stay, *compress(in_specs, active))
     moving = compress(tangents, active)
     return outs[:n], shard_map_p(*outs[n:], *moving, tape=second, mesh=mesh, in_specs=specs, out_specs=out_specs)
