@@ -13,16 +13,13 @@ WRONG = {
         "for cast in casts:\n    cast(self, args, params)\nreturn current().process(self, args, params)",
     ],
     "1.4": [
-        "return args",
+        "return x",
         """
-shape = np.broadcast_shapes(*(typeof(x).shape for x in args))
-last = [tuple(range(len(typeof(x).shape), len(shape))) for x in args]
-return [broadcast_to(x, shape=shape, axes=a) if isinstance(x, Tracer) and a else x for x, a in zip(args, last)]
+if not isinstance(x, Tracer) or x.shape == shape:
+    return x
+return broadcast_to(x, shape=shape, axes=tuple(range(len(x.shape), len(shape))))
 """,
-        """
-shape = np.broadcast_shapes(*(typeof(x).shape for x in args))
-return [broadcast_to(x, shape=shape, axes=(0,)) if typeof(x).shape != shape else x for x in args]
-""",
+        "return x if typeof(x).shape == shape else broadcast_to(x, shape=shape, axes=(0,))",
     ],
     "1.5": [
         """
@@ -32,28 +29,27 @@ Tracer.__mul__ = lambda x, y: multiply(x, y)
         """
 Tracer.__add__ = Tracer.__radd__ = lambda x, y: add(x, y)
 Tracer.__mul__ = Tracer.__rmul__ = lambda x, y: multiply(x, y)
-Tracer.__neg__ = lambda x: multiply(-1.0, x)
 Tracer.__sub__ = Tracer.__rsub__ = lambda x, y: add(x, multiply(-1.0, y))
 Tracer.__matmul__ = lambda x, y: matmul(x, y)
 """,
     ],
     "2.1": [
         """
-outputs = [Var(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
+outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
 self.equations.append(Equation(op, list(args), params, outputs))
 return outputs if op.many else outputs[0]
 """,
         """
-if not any(map(self.owns, args)):
+if all(owner(x) is not self for x in args):
     return self.below.process(op, args, params)
-outputs = [Var(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
+outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
 self.equations.append(Equation(op, list(args), params, outputs))
 return outputs
 """,
         """
-if not all(map(self.owns, args)):
+if any(owner(x) is not self for x in args):
     return self.below.process(op, args, params)
-outputs = [Var(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
+outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
 self.equations.append(Equation(op, list(args), params, outputs))
 return outputs if op.many else outputs[0]
 """,
@@ -61,16 +57,16 @@ return outputs if op.many else outputs[0]
     "2.2": [
         """
 record = Record(current())
-outputs = f(*[record.new_input(typeof(x)) for x in args])
-return Tape(record.inputs, record.equations, as_list(outputs))
+inputs = [Tracer(record, typeof(x)) for x in args]
+return Tape(inputs, record.equations, as_list(f(*inputs)))
 """,
         """
 from .tracer import Evaluate
 record = Record(Evaluate())
-inputs = [record.new_input(typeof(x)) for x in args]
+inputs = [Tracer(record, typeof(x)) for x in args]
 with using(record):
-    outputs = f(*inputs)
-return Tape(record.inputs, record.equations, as_list(outputs))
+    outputs = as_list(f(*inputs))
+return Tape(inputs, record.equations, outputs)
 """,
     ],
     "2.3": [
@@ -88,13 +84,12 @@ return [env[x] for x in tape.outputs]
     ],
     "3.1": [
         """
-own = [isinstance(x, Dual) for x in xs]
-primals = [x.primal if yes else x for x, yes in zip(xs, own)]
-return primals, [x.tangent if yes else None for x, yes in zip(xs, own)]
+pairs = [x.content if isinstance(x, Tracer) else (x, None) for x in xs]
+return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
 """,
         """
-own = [isinstance(x, Dual) and x.interpreter is self for x in xs]
-return [x.primal if yes else x for x, yes in zip(xs, own)], [x.tangent if yes else 0.0 for x, yes in zip(xs, own)]
+pairs = [x.content if owner(x) is self else (x, 0.0) for x in xs]
+return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
 """,
     ],
     "3.2": [
@@ -120,45 +115,52 @@ return self.join(out, tangent)
     ],
     "3.5": [
         """
-multiply: product(multiply),
-matmul: product(matmul),
-sum: linear(sum),
-broadcast_to: linear(broadcast_to),
-transpose: linear(transpose),
-sin: chain(sin, cos),
-cos: chain(cos, sin),
+broadcast_to: partial(linear, broadcast_to),
+transpose: partial(linear, transpose),
+multiply: partial(product, multiply),
+matmul: partial(product, matmul),
+sin: partial(chain, sin, cos),
+cos: partial(chain, cos, sin),
 """,
         """
-multiply: product(multiply),
-sin: chain(sin, cos),
-cos: chain(cos, lambda x: -1.0 * sin(x)),
+multiply: partial(product, multiply),
+sin: partial(chain, sin, cos),
+cos: partial(chain, cos, lambda x: -1.0 * sin(x)),
 """,
     ],
     "4.1": [
         """
 record = Record(current())
-forward = JVP(current())
-duals = [forward.join(x, record.new_input(typeof(x))) for x in primals]
-with using(forward):
-    results = as_list(f(*duals))
-results, tangents = forward.split(results)
-return results, Tape(record.inputs, record.equations, tangents)
+tangents = [Tracer(record, typeof(x)) for x in primals]
+results, outputs = jvp(f, primals, tangents)
+return results, Tape(tangents, record.equations, outputs)
 """,
         """
 record = Record(current())
-forward = JVP(record)
-duals = [forward.join(x, record.new_input(typeof(x))) for x in primals]
-with using(forward):
-    results = as_list(f(*duals))
-results, tangents = forward.split(results)
-return results, Tape(record.inputs, record.equations, results)
+tangents = [Tracer(record, typeof(x)) for x in primals]
+with using(record):
+    results, outputs = jvp(f, primals, tangents)
+return results, Tape(tangents, record.equations, results)
+""",
+        """
+record = Record(current())
+duals = [Tracer(record, typeof(x)) for x in primals]
+with using(record):
+    results, outputs = jvp(f, duals, duals)
+return results, Tape(duals, record.equations, outputs)
 """,
     ],
-    "4.2": ["return [ct]", "return [broadcast_to(ct, shape=x.shape, axes=tuple(range(len(axes))))]"],
-    "4.3": ["return [ct]", "return [sum(ct, axes=tuple(range(len(shape))))]"],
+    "4.2": [
+        "sum: lambda ct, x, axes: [ct],",
+        "sum: lambda ct, x, axes: [broadcast_to(ct, shape=x.shape, axes=tuple(range(len(axes))))],",
+    ],
+    "4.3": [
+        "broadcast_to: lambda ct, x, shape, axes: [ct],",
+        "broadcast_to: lambda ct, x, shape, axes: [sum(ct, axes=tuple(range(len(shape))))],",
+    ],
     "4.4": [
         "matmul: transpose_product(matmul, matmul),",
-        "matmul: transpose_product(lambda ct, y: matmul(ct, y.T), lambda ct, x: matmul(ct, x.T)),",
+        "matmul: transpose_product(lambda ct, y: matmul(ct, transpose(y)), lambda ct, x: matmul(ct, transpose(x))),",
     ],
     "4.5": ["known[x] = ct", "if ct is not None:\n    known[x] = ct"],
     "4.6": [
@@ -166,70 +168,86 @@ return results, Tape(record.inputs, record.equations, results)
 for eqn in tape.equations:
     cts = [known.pop(v, None) for v in eqn.outputs]
     if any(ct is not None for ct in cts):
-        operands = [x.type if isinstance(x, Var) and x in variables else x for x in eqn.inputs]
-        collect(eqn.inputs, transpose_rules[eqn.op](cts if eqn.op.many else cts[0], *operands, **eqn.params))
+        ct = list(map(zeros_if_none, cts, eqn.outputs)) if eqn.op.many else cts[0]
+        operands = [x.type if isinstance(x, Tracer) and x not in free else x for x in eqn.inputs]
+        collect(eqn.inputs, transpose_rules[eqn.op](ct, *operands, **eqn.params))
 """,
         """
 for eqn in reversed(tape.equations):
     cts = [known.pop(v, None) for v in eqn.outputs]
     if any(ct is not None for ct in cts):
-        operands = [x.type if isinstance(x, Var) else x for x in eqn.inputs]
-        collect(eqn.inputs, transpose_rules[eqn.op](cts if eqn.op.many else cts[0], *operands, **eqn.params))
+        ct = list(map(zeros_if_none, cts, eqn.outputs)) if eqn.op.many else cts[0]
+        operands = [x.type if isinstance(x, Tracer) else x for x in eqn.inputs]
+        collect(eqn.inputs, transpose_rules[eqn.op](ct, *operands, **eqn.params))
 """,
         """
 for eqn in reversed(tape.equations):
     cts = [known.pop(v) for v in eqn.outputs]
-    operands = [x.type if isinstance(x, Var) and x in variables else x for x in eqn.inputs]
+    operands = [x.type if isinstance(x, Tracer) and x not in free else x for x in eqn.inputs]
     collect(eqn.inputs, transpose_rules[eqn.op](cts if eqn.op.many else cts[0], *operands, **eqn.params))
 """,
     ],
     "4.7": [
-        "(value,), pull_back = vjp(f, *args)\nreturn value, pull_back(value)",
-        "value, pull_back = vjp(f, *args)\nreturn value, pull_back(np.ones(()))",
+        "(value,), tape = linearize(f, *args)\nreturn value, backward_pass(tape, [value])",
+        "value, tape = linearize(f, *args)\nreturn value, backward_pass(tape, [1.0])",
     ],
     "5.1": ["return [np.sum(blocks)] * len(blocks)", "return np.sum(blocks, axis=0)"],
-    "5.2": ["return [np.stack(blocks)] * size", "return np.concatenate(blocks)"],
-    "5.3": ["return np.split(blocks[0], size)", "return [np.sum(blocks, axis=0)] * size"],
+    "5.2": ["return [np.stack(blocks)] * len(blocks)", "return np.concatenate(blocks)"],
+    "5.3": ["return np.split(blocks[0], len(blocks))", "return [np.sum(blocks, axis=0)] * len(blocks)"],
     "5.4": [
+        "return self.join([op.run(*blocks, **params) for blocks in zip(*operands)])",
         """
-env[eqn.outputs[0]] = [eqn.op.run(*blocks, **eqn.params) for blocks in zip(*operands)]
+if op in self.collectives:
+    self.calls[op.name] += len(self.ranks)
+    return self.join(self.collectives[op](*operands))
+return self.join([op.run(*blocks, **params) for blocks in zip(*operands)])
 """,
         """
-if eqn.op in mesh.collectives:
-    result = mesh.collectives[eqn.op](*operands, **eqn.params)
-    mesh.calls[eqn.op.name] += len(mesh.ranks)
-else:
-    result = [eqn.op.run(*blocks, **eqn.params) for blocks in zip(*operands)]
-env[eqn.outputs[0]] = result
+if op in self.collectives:
+    self.calls[op.name] += 1
+    return self.join(self.collectives[op](*operands))
+return [op.run(*blocks, **params) for blocks in zip(*operands)]
 """,
     ],
     "6.1": [
-        "pbroadcast_p: lambda blocks, axis: blocks,",
+        "collectives[pbroadcast] = lambda blocks: blocks",
         """
-pbroadcast_p: lambda blocks, axis: [blocks] * len(blocks),
-pscatter_p: lambda blocks, axis, size: np.split(blocks[0], size),
+collectives[pbroadcast] = lambda blocks: [blocks] * len(blocks)
+collectives[pscatter] = lambda blocks: np.split(blocks[0], len(blocks))
 """,
         """
-pbroadcast_p: lambda blocks, axis: blocks,
-pscatter_p: lambda blocks, axis, size: [np.split(x, size)[0] for x in blocks],
+collectives[pbroadcast] = lambda blocks: blocks
+collectives[pscatter] = lambda blocks: [np.split(x, len(blocks))[0] for x in blocks]
 """,
     ],
     "6.2": [
         """
-psum_p: (True, False),
-pbroadcast_p: (False, True),
-all_gather_p: (True, False),
-psum_scatter_p: (True, True),
-all_gather_invariant_p: (True, False),
-pscatter_p: (False, True),
+psum: (True, False, pbroadcast),
+pbroadcast: (False, True, psum),
+all_gather: (True, False, psum_scatter),
+psum_scatter: (True, True, all_gather),
+all_gather_invariant: (True, False, pscatter),
+pscatter: (False, True, all_gather_invariant),
 """,
         """
-psum_p: (True, True),
-pbroadcast_p: (False, True),
-all_gather_p: (True, True),
-psum_scatter_p: (True, True),
-all_gather_invariant_p: (True, False),
-pscatter_p: (False, True),
+psum: (True, False, psum),
+pbroadcast: (False, True, psum),
+all_gather: (True, True, psum_scatter),
+psum_scatter: (True, True, all_gather),
+all_gather_invariant: (True, False, pscatter),
+pscatter: (False, True, all_gather_invariant),
+""",
+        """
+psum: (True, False, pbroadcast),
+pbroadcast: (False, True, psum),
+all_gather: (True, True, pscatter),
+psum_scatter: (True, True, all_gather),
+all_gather_invariant: (True, False, pscatter),
+pscatter: (False, True, all_gather),
+""",
+        """
+psum: (True, False, pbroadcast),
+pbroadcast: (False, True, psum),
 """,
     ],
     "6.3": [
@@ -242,111 +260,80 @@ return frozenset({axis}) if returns else frozenset()
     ],
     "6.4": [
         """
-for axis in sorted(axes - typeof(x).varying):
-    x = pbroadcast(x, axis)
+for axis in sorted(axes - x.type.varying):
+    x = pbroadcast(x, axis=axis)
 return x
 """,
         """
 for axis in sorted(axes):
-    x = pbroadcast(x, axis)
+    x = pbroadcast(x, axis=axis)
 return x
 """,
         """
-for axis in sorted(axes - typeof(x).varying):
-    x = casts_of(pbroadcast_p).setdefault(axis, pbroadcast(x, axis))
+for axis in sorted(axes - x.type.varying):
+    x = vars(pbroadcast).setdefault("varied", {}).setdefault(axis, pbroadcast(x, axis=axis))
 return x
-""",
-    ],
-    "6.5": [
-        """
-psum_p: lambda ct, x, **params: [psum_p(ct, **params)],
-pbroadcast_p: lambda ct, x, **params: [psum_p(ct, **params)],
-all_gather_p: lambda ct, x, **params: [psum_scatter_p(ct, **params)],
-psum_scatter_p: lambda ct, x, **params: [all_gather_p(ct, **params)],
-all_gather_invariant_p: lambda ct, x, **params: [pscatter_p(ct, **params)],
-pscatter_p: lambda ct, x, **params: [all_gather_invariant_p(ct, **params)],
-""",
-        """
-psum_p: lambda ct, x, **params: [pbroadcast_p(ct, **params)],
-pbroadcast_p: lambda ct, x, **params: [ct],
-all_gather_p: lambda ct, x, **params: [psum_scatter_p(ct, **params)],
-psum_scatter_p: lambda ct, x, **params: [all_gather_p(ct, **params)],
-all_gather_invariant_p: lambda ct, x, **params: [pscatter_p(ct, **params)],
-pscatter_p: lambda ct, x, **params: [all_gather_invariant_p(ct, **params)],
-""",
-        """
-psum_p: lambda ct, x, **params: [pbroadcast_p(ct, **params)],
-pbroadcast_p: lambda ct, x, **params: [psum_p(ct, **params)],
 """,
     ],
     "7.1": [
         "return np.split(x, mesh.size)",
-        "return np.split(x, mesh.size, axis=spec.index(mesh.axis)) if mesh.axis in spec else [x] * mesh.size",
+        """
+whole = [x] * mesh.size
+return mesh.collectives[pscatter](whole) if mesh.axis in spec else whole
+""",
+        """
+import numpy as np
+return np.split(x, mesh.size) if mesh.axis in spec else [x for rank in mesh.ranks]
+""",
     ],
     "7.2": [
-        "return np.concatenate(blocks) if mesh.axis in spec else blocks[0]",
-        "return np.concatenate(blocks, axis=spec.index(mesh.axis)) if mesh.axis in spec else blocks[0]",
+        "import numpy as np\nreturn np.concatenate(blocks) if mesh.axis in spec else blocks[0]",
+        "return mesh.collectives[all_gather](blocks) if mesh.axis in spec else blocks",
     ],
     "7.3": [
-        "return Type(tuple(shape), frozenset({mesh.axis}) if mesh.axis in spec else frozenset())",
-        """
-if mesh.axis in spec:
-    shape[spec.index(mesh.axis)] //= mesh.size
-return Type(tuple(shape))
-""",
+        "return Type(shape, frozenset({mesh.axis}) if mesh.axis in spec else frozenset())",
+        "return Type((shape[0] // mesh.size, *shape[1:]) if mesh.axis in spec else shape)",
     ],
     "7.4": [
         "return x",
-        "if mesh.axis not in spec and mesh.axis in typeof(x).varying:\n    raise TypeError('i, P()')\nreturn x",
+        "if mesh.axis not in spec and mesh.axis in typeof(x).varying:\n    raise TypeError(f\"'i', {spec}\")\nreturn x",
         """
 if mesh.axis in typeof(x).varying and mesh.axis not in spec:
     raise TypeError(f"{typeof(x)} and {spec}")
-return vary(x, frozenset({mesh.axis})) if isinstance(x, Tracer) else x
+return vary(x, {mesh.axis})
 """,
     ],
     "7.5": [
-        """
-results, linear = linearize(of_active, *(x for x, yes in zip(blocks, active) if yes))
-used = [x for eqn in linear.equations for x in eqn.inputs if isinstance(x, Var)]
-residuals = [x for x in used if x not in linear.variables()]
-pieces["linear"] = Tape([*residuals, *linear.inputs], linear.equations, linear.outputs)
-pieces["residuals"] = residuals
-return results
-""",
-        """
-results, linear = linearize(of_active, *(x for x, yes in zip(blocks, active) if yes))
-residuals = list(blocks)
-pieces["linear"] = Tape([*residuals, *linear.inputs], linear.equations, linear.outputs)
-pieces["residuals"] = residuals
-return [*results, *residuals]
-""",
-        """
-results, linear = linearize(of_active, *(x for x, yes in zip(blocks, active) if yes))
-used = [x for eqn in linear.equations for x in eqn.inputs if isinstance(x, Var)]
-residuals = list(dict.fromkeys(used))
-pieces["linear"] = Tape([*residuals, *linear.inputs], linear.equations, linear.outputs)
-pieces["residuals"] = residuals
-return [*results, *residuals]
-""",
+        "results, linear = linearize(of_active, *compress(blocks, active))\nreturn results",
+        "results, linear = linearize(of_active, *compress(blocks, active))\nreturn [*results, *blocks]",
+        "results, linear = linearize(of_active, *blocks)\nreturn [*results, *linear.free()]",
     ],
     "7.6": [
-        "return transpose_tape(tape, linear, args[: len(values)], args[len(values) :])",
         """
-found = transpose_tape(tape, linear, args[len(cts) :], args[: len(cts)])
-return [np.zeros(t.shape) if ct is None else ct for ct, t in zip(found, wanted)]
+moving = compress(tangents, active)
+specs = (*stay, *in_specs)
+return outs[:n], shard_map_p(*outs[n:], *moving, tape=linear, mesh=mesh, in_specs=specs, out_specs=out_specs)
+""",
+        """
+second, specs = linear._replace(inputs=[*residuals, *linear.inputs]), (*stay, *in_specs)
+moving = compress(tangents, active)
+return outs[:n], shard_map_p(*outs[n:], *moving, tape=second, mesh=mesh, in_specs=specs, out_specs=out_specs)
+""",
+        """
+second, specs = linear._replace(inputs=[*linear.inputs, *residuals]), (*compress(in_specs, active), *stay)
+moving = compress(tangents, active)
+return outs[:n], shard_map_p(*outs[n:], *moving, tape=second, mesh=mesh, in_specs=specs, out_specs=out_specs)
 """,
     ],
     "7.7": [
         """
-transposed = make_tape(body)(*types, *map(typeof, tape.outputs))
-outs = tuple(spec for spec, yes in zip(in_specs, linear) if yes)
-found = shard_map_p(*values, *cts, tape=transposed, mesh=mesh, in_specs=(*outs, *out_specs), out_specs=outs)
-return merge(linear, found, [None] * len(linear))
+transposed = mesh.trace(body, [*tape.inputs[:n], *tape.outputs])
+ins, outs = (*in_specs[:n], *out_specs), out_specs
+return [None] * n + shard_map_p(*values, *cts, tape=transposed, mesh=mesh, in_specs=ins, out_specs=outs)
 """,
         """
-transposed = make_tape(body)(*types, *map(typeof, tape.outputs))
-ins = (*(spec for spec, yes in zip(in_specs, linear) if not yes), *out_specs)
-outs = tuple(spec for spec, yes in zip(in_specs, linear) if yes)
+transposed = mesh.trace(body, [*tape.inputs[:n], *tape.outputs])
+ins, outs = (*in_specs[:n], *out_specs), in_specs[n:]
 return shard_map_p(*values, *cts, tape=transposed, mesh=mesh, in_specs=ins, out_specs=outs)
 """,
     ],
@@ -392,9 +379,9 @@ return np.sum(np.split(parts, size), axis=0).reshape(np.shape(x))
         "return self.comm.sendrecv(x, dest=(self.comm.rank + 1) % self.size, source=(self.comm.rank + 1) % self.size)",
     ],
     "8.5": [
-        "return lambda blocks, **params: ring(blocks, self.shift, self.comm.rank, self.size)",
-        "return lambda blocks, **params: ring(blocks[0], self.shift, self.comm.rank, self.size)",
-        "return lambda blocks, **params: [ring(blocks[0], self.shift, self.size, self.comm.rank)]",
+        "return lambda blocks: ring(blocks, self.shift, self.comm.rank, self.size)",
+        "return lambda blocks: ring(blocks[0], self.shift, self.comm.rank, self.size)",
+        "return lambda blocks: [ring(blocks[0], self.shift, self.size, self.comm.rank)]",
     ],
 }
 

@@ -2,11 +2,7 @@
 
 _TYPES = 'type_of_hidden = "{}"\ntype_of_term = "{}"\ntype_of_result = "{}"'
 
-_ROWS = "by_sum = {}\nby_gather = {}"
-
 _ALONG = "forward_psum = {}\nbackward_psum = {}"
-
-_PASSED = "passed_to_all_gather = {}\npassed_to_psum_scatter = {}"
 
 _AXES = "along_data = {}\nalong_feats = {}"
 
@@ -37,10 +33,6 @@ _CHOSEN = "psum(np.where(here, chosen, 0.0), axis)"
 
 EXERCISES = [
     {
-        "right": "parameters_on_a_rank = (numbers - 9 * 64) // 4 + 9 * 64",
-        "wrong": ["parameters_on_a_rank = numbers // 4", "parameters_on_a_rank = numbers"],
-    },
-    {
         "right": _TYPES.format("f64[16,32]{feats}", "f64[16,64]{feats}", "f64[16,64]"),
         "wrong": [
             _TYPES.format("f64[16,128]{feats}", "f64[16,64]{feats}", "f64[16,64]"),  # all hidden features
@@ -49,27 +41,11 @@ EXERCISES = [
         ],
     },
     {
-        "right": _ROWS.format("2 * 3 * 1024 * 64 * 8 // 4", "3 * 16 * 64 * 8"),
-        "wrong": [
-            _ROWS.format("1024 * 64 * 8", "3 * 16 * 64 * 8"),
-            _ROWS.format("2 * 3 * 1024 * 64 * 8 // 4", "64 * 64 * 8"),  # the rank's own block, too
-            _ROWS.format("2 * 3 * 1024 * 64 * 8 // 4", "2 * 3 * 16 * 64 * 8"),
-        ],
-    },
-    {
         "right": _ALONG.format("8 * (9 * 1024 * 64 + 2 * 1024)", "8 * 9 * 1024 * 64"),
         "wrong": [
             _ALONG.format("8 * 9 * 1024 * 64", "8 * 9 * 1024 * 64"),  # without the cross entropy
             _ALONG.format("8 * (8 * 1024 * 64 + 2 * 1024)", "8 * 9 * 1024 * 64"),  # without the embedding
             _ALONG.format("8 * (9 * 1024 * 64 + 2 * 1024)", "8 * 8 * 1024 * 64"),  # without the head
-        ],
-    },
-    {
-        "right": _PASSED.format("9 * 1024 * 64 * 8 // 4", "8 * 1024 * 64 * 8"),
-        "wrong": [
-            _PASSED.format("9 * 1024 * 64 * 8", "8 * 1024 * 64 * 8"),  # what is gathered
-            _PASSED.format("8 * 1024 * 64 * 8 // 4", "8 * 1024 * 64 * 8"),  # without the head
-            _PASSED.format("9 * 1024 * 64 * 8 // 4", "8 * 1024 * 64 * 8 // 4"),  # what is left of the sum
         ],
     },
     {

@@ -1,7 +1,5 @@
 """Answers to the exercises of the notebook."""
 
-LARGEST = "largest_at_once = {}\nlargest_in_chunks = {}"
-
 MERGE = """
 def merge(a, b):
     (m, total, result), (n, other, more) = a, b
@@ -13,7 +11,6 @@ SCALES = "np.exp(m - largest), np.exp(n - largest)"
 
 RING_AND_HEADS = "ring_calls = {}\nring_bytes = {}\nby_heads_bytes = {}"
 TICKS = 'ticks_on_4 = {{"in order": {}, "zig-zag": {}}}\nticks_on_8 = {{"in order": {}, "zig-zag": {}}}'
-DROPPED = "dropped_in_order = {}\ndropped_by_probability = {}"
 DISPATCH = "capacity_of_rank = {}\ndispatch_bytes = {}"
 DECODER = "parameters_on_a_rank = {}\nbytes_on_4_ranks = {}\nbytes_on_2_ranks = {}"
 HELD = 172_608 - 98_304 + 4 * 64 * 8 + 8 * 98_304 // 4
@@ -38,23 +35,6 @@ def lean_ring(q, k, v, axis="tokens"):
 
 EXERCISES = [
     {
-        "right": LARGEST.format("4 * 1024 * 1024 * 4", "4 * 1024 * 64 * 4"),
-        "wrong": [
-            LARGEST.format("1024 * 1024 * 4", "1024 * 64 * 4"),  # one head
-            LARGEST.format("4 * 1024 * 1024 * 4", "4 * 64 * 64 * 4"),  # 64 queries
-            LARGEST.format("4 * 1024 * 1024", "4 * 1024 * 64"),  # numbers
-        ],
-    },
-    {
-        "right": MERGE.format(largest="max(m, n)", scales=SCALES, right="right"),
-        "wrong": [
-            MERGE.format(largest="max(m, n)", scales="1, 1", right="right"),
-            MERGE.format(largest="m", scales=SCALES, right="right"),
-            MERGE.format(largest="max(m, n)", scales=SCALES, right="1"),
-            MERGE.format(largest="max(m, n)", scales="np.exp(largest - m), np.exp(largest - n)", right="right"),
-        ],
-    },
-    {
         "right": RING_AND_HEADS.format(3, "3 * 2 * 256 * 4 * 16 * 4", "(2 * 4 + 2 * 4) * 256 * 16 * 4"),
         "wrong": [
             RING_AND_HEADS.format(4, "4 * 2 * 256 * 4 * 16 * 4", "(2 * 4 + 2 * 4) * 256 * 16 * 4"),
@@ -66,14 +46,6 @@ EXERCISES = [
     {
         "right": TICKS.format(15, 9, 31, 17),
         "wrong": [TICKS.format(16, 8, 32, 16), TICKS.format(9, 9, 17, 17), TICKS.format(15, 9, 30, 18)],
-    },
-    {
-        "right": DROPPED.format("{3, 4}", "{0, 4}"),
-        "wrong": [
-            DROPPED.format("{0, 1}", "{0, 4}"),
-            DROPPED.format("{3, 4}", "{3, 4}"),
-            DROPPED.format("{4}", "{0, 4}"),
-        ],
     },
     {
         "right": DISPATCH.format(80, "2 * 8 * 80 * 64 * 4"),
@@ -89,6 +61,15 @@ EXERCISES = [
             DECODER.format("862_784 // 4", "4 * 2 * 8 * 256 * 64 * 8", "4 * 2 * 8 * 512 * 64 * 8"),
             DECODER.format(HELD, "4 * 2 * 2 * 256 * 64 * 8", "4 * 2 * 2 * 512 * 64 * 8"),  # without empty places
             DECODER.format(HELD, "4 * 2 * 8 * 256 * 64 * 8", "4 * 2 * 8 * 256 * 64 * 8"),
+        ],
+    },
+    {
+        "right": MERGE.format(largest="max(m, n)", scales=SCALES, right="right"),
+        "wrong": [
+            MERGE.format(largest="max(m, n)", scales="1, 1", right="right"),
+            MERGE.format(largest="m", scales=SCALES, right="right"),
+            MERGE.format(largest="max(m, n)", scales=SCALES, right="1"),
+            MERGE.format(largest="max(m, n)", scales="np.exp(largest - m), np.exp(largest - n)", right="right"),
         ],
     },
     {

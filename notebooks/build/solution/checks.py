@@ -15,6 +15,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +98,15 @@ HINTS = {
     "3.2": "The rule runs under the interpreter below; its tangents may be None",
     "3.3": "The tangent goes through the same operation, with the same params",
     "3.4": "dx or dy may be None, which is zero: then there is no such term",
-    "4.1": "The JVP is above the recorder, and the recorder above the current interpreter: JVP(record)",
+    "4.1": "`jvp` puts its interpreter above the current one: so the recorder is current while you call it",
     "4.2": "x is the operand's type: broadcast_to puts axes of x.shape in again, where `axes` says",
     "4.4": "z = x @ y with shapes [m,p] = [m,k] @ [k,p]: x's cotangent has [m,k], of [m,p] and y's transpose [p,k]",
-    "4.6": "A variable that was never used has no cotangent: pop(v, None). Only this tape's variables become types",
-    "5.4": "A collective, one that is in mesh.collectives, has no use for `op.run`; it is called once, with all blocks",
-    "6.4": "pbroadcast only along axes that x does not vary along yet: axes - typeof(x).varying",
-    "7.5": "Residuals are variables that the linear tape uses and does not define. The first body returns them all",
-    "7.6": "The first len(values) of args are blocks of the values, the others are cotangents",
+    "4.6": "A variable that was never used has no cotangent: pop(v, None). Only this tape's own variables become types",
+    "5.4": "A collective, one in self.collectives, has no use for `op.run`; it runs once, on all lists of blocks",
+    "6.4": "pbroadcast only along axes that x does not vary along yet: axes - x.type.varying",
+    "7.1": "NumPy is not needed here: what each rank needs of the whole is a pscatter, and mesh.collectives has it",
+    "7.5": "Residuals are what the linear tape uses and does not define, linear.free(). The body returns them all",
+    "7.6": "The second tape's inputs are the residuals, then those of `linear`: so are its operands and its specs",
     "7.7": "values come in by their own specs, cotangents by out_specs; results leave by the specs of linear operands",
     "8.3": "x has any shape, and its size need not be divisible: ravel, pad, and cut off again at the end",
 }
@@ -231,7 +233,6 @@ def _(m):
         "3 + x": (lambda x: 3.0 + x, 5.0),
         "x * 3": (lambda x: x * 3.0, 6.0),
         "3 * x": (lambda x: 3.0 * x, 6.0),
-        "-x": (lambda x: -x, -2.0),
         "x - 3": (lambda x: x - 3.0, -1.0),
         "3 - x": (lambda x: 3.0 - x, 1.0),
     }
@@ -268,34 +269,33 @@ def ops(tape: Any) -> list[str]:
 def _(m):
     below = Spy()
     record = m.tape.Record(below)
-    x = record.new_input(m.tracer.Type((3,)))
-    stranger = m.tape.Record(below).new_input(m.tracer.Type((3,)))
+    x, stranger = (m.tracer.Tracer(r, m.tracer.Type((3,))) for r in (record, m.tape.Record(below)))
     assert record.process(m.operations.sin, [stranger], {}) == "processed" and not record.equations, (
         "a variable of another recorder is a constant here: sin of it should go to the interpreter below"
     )
     y = record.process(m.operations.multiply, [x, 2.0], {})
     assert len(record.equations) == 1, f"x * 2.0 should be one equation; there are {len(record.equations)}"
-    assert isinstance(y, m.tape.Var) and y.type == x.type, f"the result should be a Var of type f64[3], not {y!r}"
+    assert m.tracer.owner(y) is record and y.type == x.type, f"the result should be the recorder's f64[3], not {y!r}"
     (eqn,) = record.equations
     assert eqn.op is m.operations.multiply and eqn.inputs == [x, 2.0] and eqn.outputs == [y], (
         f"an Equation has op, inputs, params, outputs, here multiply, [x, 2.0], {{}}, [the result]; not {eqn}"
     )
     pair = m.tracer.Operation("pair", lambda x: [x, x], lambda x: [x, x], many=True)
     outs = record.process(pair, [x], {})
-    assert isinstance(outs, list) and len(outs) == 2, "an operation with `many` results returns the list of Vars"
+    assert isinstance(outs, list) and len(outs) == 2, "an operation with `many` results returns the list of tracers"
     assert not below.seen[1:], "what has a variable of this recorder is recorded, and not processed below as well"
 
 
 @of("2.2")
 def _(m):
     o = m.operations
-    tape = m.tape.make_tape(lambda x, y: [o.sin(x) * y, x])(np.ones(3), np.ones(3))
+    tape = m.tape.make_tape(lambda x, y: [o.sin(x) * y, x], np.ones(3), np.ones(3))
     assert ops(tape) == ["sin", "multiply"], f"sin(x) * y is recorded as {ops(tape)}: is the recorder current?"
     assert [v.type.shape for v in tape.inputs] == [(3,), (3,)], f"two inputs f64[3]; not {tape.inputs}"
     assert tape.outputs == [tape.equations[1].outputs[0], tape.inputs[0]], "the outputs are what f returns"
-    one = m.tape.make_tape(o.sin)(2.0)
+    one = m.tape.make_tape(o.sin, 2.0)
     assert isinstance(one.outputs, list) and len(one.outputs) == 1, "one result is a list with one output: as_list"
-    nested = m.tape.make_tape(lambda x: m.tape.make_tape(lambda y: y * o.sin(x))(x).equations[0].inputs[1])(2.0)
+    nested = m.tape.make_tape(lambda x: m.tape.make_tape(lambda y: y * o.sin(x), x).equations[0].inputs[1], 2.0)
     assert ops(nested) == ["sin"], (
         "the inner tape multiplies by sin(x), where x is a variable of the outer one: the recorder is above the "
         "*current* interpreter, so that the outer one records the sin"
@@ -306,12 +306,12 @@ def _(m):
 @of("2.3")
 def _(m):
     o = m.operations
-    tape = m.tape.make_tape(lambda x, y: [o.sin(x) * y + x, 7.0, x])(np.ones(3), 2.0)
+    tape = m.tape.make_tape(lambda x, y: [o.sin(x) * y + x, 7.0, x], np.ones(3), 2.0)
     found = m.tape.evaluate(tape, np.arange(3.0), 5.0)
     assert isinstance(found, list) and len(found) == 3, f"three outputs, in a list; not {found}"
     assert allclose(found[0], np.sin(np.arange(3.0)) * 5 + np.arange(3.0)), f"sin(x) * y + x is wrong: {found[0]}"
     assert found[1] == 7.0, "an output may be a constant: `read` gives that, too"
-    again = m.tape.make_tape(lambda x: m.tape.evaluate(tape, x, 3.0))(np.ones(3))
+    again = m.tape.make_tape(lambda x: m.tape.evaluate(tape, x, 3.0), np.ones(3))
     assert ops(again)[:1] == ["sin"], (
         "evaluated under a recorder, a tape should be recorded again: apply eqn.op(...), not NumPy's eqn.op.run(...)"
     )
@@ -327,12 +327,12 @@ def numerical(f: Callable, x: float, h: float = 1e-5) -> float:
 @of("3.1")
 def _(m):
     forward, other = m.forward.JVP(None), m.forward.JVP(None)
-    mine, others = m.forward.Dual(forward, 2.0, 1.0), m.forward.Dual(other, 3.0, 1.0)
+    mine, others = (m.tracer.Tracer(jvp, m.tracer.Type(), (x, 1.0)) for jvp, x in ((forward, 2.0), (other, 3.0)))
     primals, tangents = forward.split([mine, 5.0, others])
-    assert primals[0] == 2.0 and tangents[0] == 1.0, f"Dual(2.0, 1.0) has the primal 2.0, not {primals[0]}"
+    assert primals[0] == 2.0 and tangents[0] == 1.0, f"the content (2.0, 1.0): not {primals[0]}, {tangents[0]}"
     assert primals[1] == 5.0 and tangents[1] is None, "5.0 is a constant: its tangent is zero, which is None"
     assert primals[2] is others and tangents[2] is None, (
-        "a Dual of another JVP is a constant to this one. Otherwise nested derivatives are confused"
+        "a tracer of another JVP is a constant to this one. Otherwise nested derivatives are confused"
     )
 
 
@@ -348,27 +348,27 @@ def _(m):
     rules[pair] = lambda primals, tangents: seen.append(m.tracer.current()) or ([1.0, 2.0], [3.0, None])
     outs, tangents = m.forward.jvp(lambda x: pair(x), [2.0], [1.0])
     assert isinstance(seen[0], m.tracer.Evaluate), "a rule runs under the interpreter *below* this one: use `using`"
-    assert (outs, tangents) == ([1.0, 2.0], [3.0, None]), f"with many results, join each pair; not {outs}, {tangents}"
+    assert (outs, tangents) == ([1.0, 2.0], [3.0, 0.0]), f"with many results, join each pair; not {outs}, {tangents}"
     assert isinstance(m.tracer.current(), m.tracer.Evaluate), "afterwards, another interpreter is current than before"
 
 
 @of("3.3")
 def _(m):
     o = m.operations
-    out, tangent = m.forward.linear(o.sum)([np.ones(3)], [np.arange(3.0)], axes=(0,))
+    out, tangent = m.forward.linear(o.sum, [np.ones(3)], [np.arange(3.0)], axes=(0,))
     assert out == 3.0, f"the sum of the primal is 3.0, not {out}"
     assert np.shape(tangent) == () and tangent == 3.0, (
         f"the tangent of sum(x) is the sum of the tangent, here 3.0, not {tangent}: the same operation, the same params"
     )
-    assert m.forward.linear(o.sum)([np.ones(3)], [np.full(3, 5.0)], axes=(0,))[1] == 15.0, (
+    assert m.forward.linear(o.sum, [np.ones(3)], [np.full(3, 5.0)], axes=(0,))[1] == 15.0, (
         "linear(sum): the tangent of the result is the sum of the tangent of x, and not the sum of x"
     )
 
 
 @of("3.4")
 def _(m):
-    rule = m.forward.product(m.operations.matmul)
     x, y, dx, dy = np.random.default_rng(0).normal(size=(4, 2, 2))
+    rule = partial(m.forward.product, m.operations.matmul)
     out, tangent = rule([x, y], [dx, None])
     assert allclose(out, x @ y), "the result is not op(x, y)"
     assert allclose(tangent, dx @ y), "where only x has a tangent, it is op(dx, y)"
@@ -379,7 +379,7 @@ def _(m):
 @of("3.5")
 def _(m):
     o, rules = m.operations, m.forward.jvp_rules
-    names = ["multiply", "matmul", "sum", "broadcast_to", "transpose", "sin", "cos"]
+    names = ["broadcast_to", "transpose", "multiply", "matmul", "sin", "cos"]
     missing = [name for name in names if getattr(o, name) not in rules]
     if missing:
         raise NotImplementedError(f"hole 3.5: no rule for {', '.join(missing)}")
@@ -394,9 +394,8 @@ def _(m):
     X, Y = np.random.default_rng(1).normal(size=(2, 2, 2))
     f = {
         "matmul": (lambda x: x @ Y, X @ Y),
-        "sum": (lambda x: o.sum(x, axes=(1,)), X.sum(1)),
         "broadcast_to": (lambda x: o.broadcast_to(x, shape=(3, 2, 2), axes=(0,)), np.stack([X] * 3)),
-        "transpose": (lambda x: x.T, X.T),
+        "transpose": (lambda x: o.transpose(x), X.T),
     }
     for name, (g, right) in f.items():
         (_, (found,)) = m.forward.jvp(g, [np.ones((2, 2))], [X])
@@ -406,17 +405,13 @@ def _(m):
 # ---------------------------------------------------------------- 4. linearize and transpose
 
 
-def linear_ops(m: Any) -> set[str]:
-    return {op.name for op in m.reverse.transpose_rules}
-
-
 @of("4.1")
 def _(m):
     o = m.operations
     results, tape = m.reverse.linearize(lambda x, y: o.sin(x) * y, 2.0, 3.0)
     assert isclose(results[0], 3 * np.sin(2.0)), f"the result is {results}: a list of values, here 3 sin 2"
     assert len(tape.inputs) == 2, f"one input for each tangent, two; not {len(tape.inputs)}"
-    assert tape.outputs and isinstance(tape.outputs[0], m.tape.Var), "the tape's output is the *tangent* of the result"
+    assert tape.outputs and m.tracer.owner(tape.outputs[0]), "the tape's output is the *tangent* of the result"
     assert "sin" not in ops(tape) and "cos" not in ops(tape), (
         f"the tape is {ops(tape)}: sin and cos are of primals, which are values, so they are not recorded. The "
         "JVP is above the recorder, and only the tangents are the recorder's variables"
@@ -429,16 +424,18 @@ def _(m):
     assert type(m.tracer.current()) is m.tracer.Evaluate, "afterwards, another interpreter is current than before"
 
 
-def transposes(m: Any, name: str, f: Callable, *shapes: tuple) -> None:
+def transposes(m: Any, number: str, name: str, f: Callable, *shapes: tuple) -> None:
     """The inner-product identity, for a function that is linear in each argument: one of them at a time."""
+    if getattr(m.operations, name) not in m.reverse.transpose_rules:
+        raise NotImplementedError(f"hole {number}: no rule for {name}")
     rng = np.random.default_rng(0)
     args = [rng.normal(size=shape) for shape in shapes]
     for k, x in enumerate(args):
-        tape = m.tape.make_tape(lambda x, k=k: f(*args[:k], x, *args[k + 1 :]))(x)
+        tape = m.tape.make_tape(lambda x, k=k: f(*args[:k], x, *args[k + 1 :]), x)
         (y,) = m.tape.evaluate(tape, x)
         ct = rng.normal(size=np.shape(y))
         (eqn,) = tape.equations
-        operands = [v.type if isinstance(v, m.tape.Var) else v for v in eqn.inputs]
+        operands = [v.type if m.tracer.owner(v) else v for v in eqn.inputs]
         found = m.reverse.transpose_rules[eqn.op](ct, *operands, **eqn.params)
         assert isinstance(found, list) and len(found) == len(operands), f"{name}: a list, one for each operand; {found}"
         back = found[k if len(operands) > 1 else 0]
@@ -453,41 +450,38 @@ def transposes(m: Any, name: str, f: Callable, *shapes: tuple) -> None:
 
 @of("4.2")
 def _(m):
-    o = m.operations
     for axes in ((0,), (1,), (0, 2), (0, 1, 2)):
-        transposes(m, f"sum over {axes}", lambda x, axes=axes: o.sum(x, axes=axes), (2, 3, 4))
+        transposes(m, "4.2", "sum", lambda x, axes=axes: m.operations.sum(x, axes=axes), (2, 3, 4))
 
 
 @of("4.3")
 def _(m):
-    o = m.operations
     for axes, shape in (((0,), (3, 4)), ((1,), (2, 4)), ((0, 2), (3,))):
 
         def f(x, axes=axes):
-            return o.broadcast_to(x, shape=(2, 3, 4), axes=axes)
+            return m.operations.broadcast_to(x, shape=(2, 3, 4), axes=axes)
 
-        transposes(m, f"broadcast_to with new axes {axes}", f, shape)
+        transposes(m, "4.3", "broadcast_to", f, shape)
 
 
 @of("4.4")
 def _(m):
-    if m.operations.matmul not in m.reverse.transpose_rules:
-        raise NotImplementedError("hole 4.4: no rule for matmul")
-    transposes(m, "matmul", lambda x, y: m.operations.matmul(x, y), (2, 3), (3, 4))
+    transposes(m, "4.4", "matmul", lambda x, y: m.operations.matmul(x, y), (2, 3), (3, 4))
 
 
 def a_linear_tape(m: Any, f: Callable, *shapes: tuple) -> Any:
-    return m.tape.make_tape(f)(*(m.tracer.Type(shape) for shape in shapes))
+    return m.tape.make_tape(f, *(m.tracer.Type(shape) for shape in shapes))
 
 
 @of("4.5")
 def _(m):
     tape = a_linear_tape(m, lambda x: x + x * 3.0, ())
     (found,) = m.reverse.backward_pass(tape, [1.0])
-    assert found is not None, "x + 3x: the cotangent of x is lost. If `known` has one, and the next is None, keep it"
     assert isclose(found, 4.0), f"x + 3x: the cotangent of x is 1 + 3 = 4, not {found}: *add* what comes from each use"
     tape = a_linear_tape(m, lambda x: [x * 3.0, x], ())
-    assert m.reverse.backward_pass(tape, [2.0, None]) == [6.0], "outputs 3x and x, cotangents 2 and None (zero): 6"
+    assert m.reverse.backward_pass(tape, [2.0, None]) == [6.0], (
+        "outputs 3x and x, cotangents 2 and None (zero): 6. If `known` has a cotangent, and the next is None, keep it"
+    )
     assert m.reverse.backward_pass(tape, [None, 2.0]) == [2.0], "outputs 3x and x, cotangents None (zero) and 2: 2"
 
 
@@ -496,19 +490,21 @@ def _(m):
     o = m.operations
     tape = a_linear_tape(m, lambda x, y: (x * 2.0 + y) * 5.0, (3,), (3,))
     x, y = m.reverse.backward_pass(tape, [np.ones(3)])
-    assert x is not None and y is not None, "(2x + y) * 5: a cotangent is missing. Go through the equations in reverse"
-    assert allclose(x, 10.0) and allclose(y, 5.0), f"(2x + y) * 5: the cotangents are 10 and 5, not {x} and {y}"
+    assert allclose(x, 10.0) and allclose(y, 5.0), (
+        f"(2x + y) * 5: the cotangents are 10 and 5, not {x} and {y}. (Zeros? Go through the equations in reverse.)"
+    )
     tape = a_linear_tape(m, lambda x, y: [x * 2.0, y * 3.0], (), ())
-    assert m.reverse.backward_pass(tape, [1.0, None]) == [2.0, None], (
+    assert m.reverse.backward_pass(tape, [1.0, None]) == [2.0, 0.0], (
         "an equation with a cotangent of None is passed over"
     )
     pair = m.tracer.Operation("pair", lambda x: [x, x], lambda x: [x, x], many=True)
-    m.reverse.transpose_rules[pair] = lambda cts, x: [cts[0] if cts[1] is None else cts[0] + cts[1]]
+    m.reverse.transpose_rules[pair] = lambda cts, x: [cts[0] + cts[1]]
     tape = a_linear_tape(m, lambda x: pair(x), ())
     assert m.reverse.backward_pass(tape, [1.0, 2.0]) == [3.0], (
         "an operation with `many` results has a list of cotangents"
     )
-    outer = m.tape.make_tape(lambda w: m.reverse.backward_pass(a_linear_tape(m, lambda x: x * w, ()), [1.0]))(2.0)
+    assert m.reverse.backward_pass(tape, [1.0, None]) == [1.0], "in the list of cotangents, zeros are in place of None"
+    outer = m.tape.make_tape(lambda w: m.reverse.backward_pass(a_linear_tape(m, lambda x: x * w, ()), [1.0]), 2.0)
     assert ops(outer) == ["multiply"], (
         "in `x * w`, where w is a variable of *another* tape, w is given as it is, and not as a type"
     )
@@ -519,8 +515,10 @@ def _(m):
 @of("4.7")
 def _(m):
     o = m.operations
-    value, gradients = m.reverse.value_and_grad(lambda x, y: o.total(o.sin(x) * y))(np.ones(3), np.arange(3.0))
-    assert np.shape(value) == (), f"the value is a number, not {value}: `vjp` returns a list of results, here of one"
+    value, gradients = m.reverse.value_and_grad(lambda x, y: o.total(o.sin(x) * y), np.ones(3), np.arange(3.0))
+    assert np.shape(value) == (), (
+        f"the value is a number, not {value}: `linearize` returns a list of results, here of one"
+    )
     assert isclose(value, 3 * np.sin(1.0)), f"the value is {value}, not {3 * np.sin(1.0):.4f}"
     assert len(gradients) == 2, "one gradient for each argument, in a list"
     assert allclose(gradients[0], np.cos(1.0) * np.arange(3.0)), (
@@ -550,43 +548,53 @@ def blocks_agree(found: Any, right: Sequence, what: str) -> None:
 
 @of("5.1")
 def _(m):
-    blocks_agree(m.ranks.run_psum(BLOCKS, axis="i"), [np.add.reduce(BLOCKS)] * 4, "psum")
+    blocks_agree(m.ranks.run_psum(BLOCKS), [np.add.reduce(BLOCKS)] * 4, "psum")
 
 
 @of("5.2")
 def _(m):
-    blocks_agree(m.ranks.run_all_gather(BLOCKS, axis="i", size=4), [np.concatenate(BLOCKS)] * 4, "all_gather")
+    blocks_agree(m.ranks.run_all_gather(BLOCKS), [np.concatenate(BLOCKS)] * 4, "all_gather")
 
 
 @of("5.3")
 def _(m):
     total = np.add.reduce(BLOCKS)
     right = [total[r : r + 1] for r in range(4)]
-    blocks_agree(m.ranks.run_psum_scatter(BLOCKS, axis="i", size=4), right, "psum_scatter")
+    blocks_agree(m.ranks.run_psum_scatter(BLOCKS), right, "psum_scatter")
 
 
 @of("5.4")
 def _(m):
     o, mesh = m.operations, m.ranks.Mesh(4)
-    (found,) = m.ranks.on_ranks(lambda x: o.sin(x) * 2.0, mesh)(BLOCKS)
+    (found,) = mesh.run(lambda x: o.sin(x) * 2.0, BLOCKS)
     blocks_agree(found, [2 * np.sin(x) for x in BLOCKS], "sin(x) * 2, on each rank alone")
     assert not mesh.calls, f"no collective ran, but {dict(mesh.calls)} were counted"
-    (found,) = m.ranks.on_ranks(lambda x: x + m.ranks.psum(x, "i"), mesh)(BLOCKS)
+    (found,) = mesh.run(lambda x: x + m.ranks.psum(x, axis="i"), BLOCKS)
     blocks_agree(found, [x + np.add.reduce(BLOCKS) for x in BLOCKS], "x + psum(x)")
     assert mesh.calls == {"psum": 1}, f"one psum, counted once, not once a rank; {dict(mesh.calls)}"
 
 
 # ---------------------------------------------------------------- 6. types and pbroadcast
 
-SIX = ["psum", "pbroadcast", "all_gather", "psum_scatter", "all_gather_invariant", "pscatter"]
-
-
-def primitive(m: Any, name: str) -> Any:
-    return getattr(m.variance, f"{name}_p")
+#: What is right of each collective, and why.
+SIX = {
+    "psum": (True, False, "pbroadcast", "ranks have different terms, and the same sum"),
+    "pbroadcast": (False, True, "psum", "from the same value to one that may differ"),
+    "all_gather": (
+        True,
+        True,
+        "psum_scatter",
+        "all ranks have the same, but its type says `varying`: then its transpose is psum_scatter, which gives each "
+        "rank its block of a *sum*",
+    ),
+    "psum_scatter": (True, True, "all_gather", "ranks have different terms, and different blocks of the sum"),
+    "all_gather_invariant": (True, False, "pscatter", "ranks have different blocks, and the same whole"),
+    "pscatter": (False, True, "all_gather_invariant", "ranks have the same whole, and different blocks"),
+}
 
 
 def all_in(m: Any, table: Any, names: Sequence[str], number: str) -> None:
-    missing = [name for name in names if primitive(m, name) not in table]
+    missing = [name for name in names if getattr(m.variance, name) not in table]
     if missing:
         raise NotImplementedError(f"hole {number}: nothing for {', '.join(missing)}")
 
@@ -595,46 +603,37 @@ def all_in(m: Any, table: Any, names: Sequence[str], number: str) -> None:
 def _(m):
     all_in(m, m.ranks.collectives, ["pbroadcast", "pscatter"], "6.1")
     same = [np.arange(8.0).reshape(4, 2)] * 4
-    blocks_agree(m.ranks.collectives[primitive(m, "pbroadcast")](same, axis="i"), same, "pbroadcast")
+    blocks_agree(m.ranks.collectives[m.variance.pbroadcast](same), same, "pbroadcast")
     right = [same[0][rank : rank + 1] for rank in range(4)]
-    blocks_agree(m.ranks.collectives[primitive(m, "pscatter")](same, axis="i", size=4), right, "pscatter")
+    blocks_agree(m.ranks.collectives[m.variance.pscatter](same), right, "pscatter")
 
 
 @of("6.2")
 def _(m):
-    all_in(m, m.variance.variances, SIX, "6.2")
-    right = {
-        "psum": (True, False),
-        "pbroadcast": (False, True),
-        "all_gather": (True, True),
-        "psum_scatter": (True, True),
-        "all_gather_invariant": (True, False),
-        "pscatter": (False, True),
-    }
-    why = {
-        "psum": "ranks have different terms, and the same sum",
-        "pbroadcast": "from the same value to one that may differ",
-        "all_gather": "all ranks have the same, but its type says `varying`: then its transpose is psum_scatter, which "
-        "gives each rank its block of a *sum*",
-        "psum_scatter": "ranks have different terms, and different blocks of the sum",
-        "all_gather_invariant": "ranks have different blocks, and the same whole",
-        "pscatter": "ranks have the same whole, and different blocks",
-    }
-    for name, expected in right.items():
-        found = tuple(m.variance.variances[primitive(m, name)])
-        assert found == expected, f"{name}: not {found}; {why[name]}"
+    all_in(m, m.variance.table, SIX, "6.2")
+    words = {True: "varying", False: "invariant"}
+    for name, (takes, returns, back, why) in SIX.items():
+        *states, transpose = m.variance.table[getattr(m.variance, name)]
+        assert states == [takes, returns], f"{name}: not {states}; {why}"
+        assert transpose is getattr(m.variance, back), (
+            f"{name} takes {words[takes]} values and returns {words[returns]} ones; its transpose takes "
+            f"{words[returns]} ones and returns {words[takes]} ones. It is {back}, not {transpose}"
+        )
+        given = m.tracer.Type((4,), frozenset("i" if returns else ""))
+        rule = partial(m.reverse.transpose_rules[getattr(m.variance, name)], x=None, axis="i")
+        assert ops(m.ranks.Mesh(4).trace(rule, [given])) == [back], f"{name}: its transpose rule is not {back}"
 
 
 @of("6.3")
 def _(m):
-    all_in(m, m.variance.variances, SIX, "6.2")
-    rule = m.variance.collective_rule
-    psum, pbroadcast, scatter = (rule(primitive(m, n)) for n in ("psum", "pbroadcast", "psum_scatter"))
+    v = m.variance
+    all_in(m, v.table, SIX, "6.2")
+    psum, pbroadcast, scatter = (partial(v.collective_variance, op) for op in (v.psum, v.pbroadcast, v.psum_scatter))
     assert psum(frozenset({"i", "j"}), axis="i") == {"j"}, (
         f"psum over i of a value that varies along i and j varies along j; not {psum(frozenset('ij'), axis='i')}"
     )
     assert pbroadcast(frozenset({"j"}), axis="i") == {"i", "j"}, "pbroadcast along i adds i to the set, and keeps j"
-    assert scatter(frozenset({"i"}), axis="i", size=4) == {"i"}, "psum_scatter: varying, and it stays varying"
+    assert scatter(frozenset({"i"}), axis="i") == {"i"}, "psum_scatter: varying, and it stays varying"
     for name, f, wrong in (("psum", psum, frozenset()), ("pbroadcast", pbroadcast, frozenset({"i"}))):
         try:
             found = f(wrong, axis="i")
@@ -654,46 +653,21 @@ def _(m):
     assert ops(tape).count("pbroadcast") >= 1, f"w * x, where x varies and w does not: no pbroadcast in {ops(tape)}"
     assert ops(tape).count("pbroadcast") == 1, (
         f"w is used twice, and gets {ops(tape).count('pbroadcast')} pbroadcasts, and so many all-reduces later. "
-        "Keep the result in casts_of(w)"
+        "Keep the result in w.varied"
     )
     assert tape.outputs[0].type == varying, f"the result's type is {tape.outputs[0].type}, not {varying}"
     tape = mesh.trace(lambda w, v: w * v, [invariant, invariant])
     assert ops(tape) == ["multiply"], f"two invariant operands agree: nothing to insert, but it is {ops(tape)}"
     tape = mesh.trace(lambda x, y: x * y, [varying, varying])
     assert ops(tape) == ["multiply"], f"two varying operands agree: nothing to insert, but it is {ops(tape)}"
-    w, v = (m.tape.Record(Spy()).new_input(invariant) for _ in range(2))
+    w, v = (m.tracer.Tracer(m.tape.Record(Spy()), invariant) for _ in range(2))
     with m.tracer.using(w.interpreter):
         first = m.variance.vary(w, frozenset({"i"}))
     with m.tracer.using(v.interpreter):
         second = m.variance.vary(v, frozenset({"i"}))
     assert first.interpreter is w.interpreter and second.interpreter is v.interpreter, (
-        "two values share a pbroadcast: what is kept belongs to one value, casts_of(x)"
+        "two values share a pbroadcast: what is kept belongs to one value, x.varied"
     )
-
-
-@of("6.5")
-def _(m):
-    rules = m.reverse.transpose_rules
-    all_in(m, rules, SIX, "6.5")
-    right = {
-        "psum": "pbroadcast",
-        "pbroadcast": "psum",
-        "all_gather": "psum_scatter",
-        "psum_scatter": "all_gather",
-        "all_gather_invariant": "pscatter",
-        "pscatter": "all_gather_invariant",
-    }
-    words = {True: "varying", False: "invariant"}
-    for name, back in right.items():
-        takes, returns = m.variance.variances[primitive(m, name)]
-        params = {"axis": "i"} if "broad" in name or name == "psum" else {"axis": "i", "size": 4}
-        given, wanted = (m.tracer.Type((4,), frozenset("i" if yes else "")) for yes in (returns, takes))
-        tape = m.ranks.Mesh(4).trace(lambda ct, n=name, w=wanted, p=params: rules[primitive(m, n)](ct, w, **p), [given])
-        found = ops(tape)
-        assert found == [back], (
-            f"{name} takes {words[takes]} values and returns {words[returns]} ones; its transpose takes "
-            f"{words[returns]} ones and returns {words[takes]} ones. It is {back}, not {found or 'nothing at all'}"
-        )
 
 
 # ---------------------------------------------------------------- 7. shard_map
@@ -703,36 +677,32 @@ def _(m):
 def _(m):
     mesh, P, x = m.ranks.Mesh(2), m.shard_map.P, np.arange(24.0).reshape(4, 6)
     blocks_agree(m.shard_map.split(x, P("i"), mesh), [x[:2], x[2:]], "P('i') splits dimension 0")
-    blocks_agree(m.shard_map.split(x, P(None, "i"), mesh), [x[:, :3], x[:, 3:]], "P(None, 'i') splits dimension 1")
     blocks_agree(m.shard_map.split(x, P(), mesh), [x, x], "P() gives every rank the whole")
-    mesh.ranks = [1]
+    mesh.ranks, mesh.collectives = [1], {m.variance.pscatter: lambda blocks: [x[2:] for block in blocks]}
     blocks_agree(
-        m.shard_map.split(x, P("i"), mesh), [x[2:]], "where this process runs rank 1 alone (mesh.ranks is [1])"
+        m.shard_map.split(x, P("i"), mesh),
+        [x[2:]],
+        "where this process runs rank 1 alone (mesh.ranks is [1]), by the pscatter in mesh.collectives",
     )
 
 
 @of("7.2")
 def _(m):
     mesh, P, x = m.ranks.Mesh(2), m.shard_map.P, np.arange(24.0).reshape(4, 6)
-    cases = {P("i"): [x[:2], x[2:]], P(None, "i"): [x[:, :3], x[:, 3:]], P(): [x, x]}
-    for spec, blocks in cases.items():
+    for spec, blocks in {P("i"): [x[:2], x[2:]], P(): [x, x]}.items():
         found = m.shard_map.unsplit(blocks, spec, mesh)
         assert np.shape(found) == x.shape, f"{spec}: the whole has the shape {x.shape}, not {np.shape(found)}"
-        assert array_equal(found, x), f"{spec}: the blocks are not put together along the dimension that was split"
-    mesh.everyones = lambda blocks: [x[:2], x[2:]]
+        assert array_equal(found, x), f"{spec}: the blocks are not put together along dimension 0"
+    mesh.collectives = {m.ranks.all_gather: lambda blocks: [x for block in blocks]}
     assert array_equal(m.shard_map.unsplit([x[2:]], P("i"), mesh), x), (
-        "where this process has one block only, mesh.everyones(blocks) has those of all ranks"
+        "where this process has one block only, the all_gather in mesh.collectives has those of all ranks"
     )
 
 
 @of("7.3")
 def _(m):
     mesh, P, T = m.ranks.Mesh(4), m.shard_map.P, m.tracer.Type
-    for spec, right in (
-        (P("i"), T((2, 12), frozenset("i"))),
-        (P(None, "i"), T((8, 3), frozenset("i"))),
-        (P(), T((8, 12))),
-    ):
+    for spec, right in ((P("i"), T((2, 12), frozenset("i"))), (P(), T((8, 12)))):
         found = m.shard_map.local_type(np.ones((8, 12)), spec, mesh)
         assert found == right, f"f64[8,12] by {spec} on 4 ranks: a block has the type {right}, not {found}"
 
@@ -753,7 +723,7 @@ def _(m):
     try:
         mesh.trace(lambda x: promised(x, P(), mesh), [T((3,), frozenset("i"))])
     except TypeError as error:
-        assert "i" in str(error) and "P()" in str(error), f"the error should name the axis and the spec P(): {error}"
+        assert "'i'" in str(error) and str(P()) in str(error), f"the error should name the axis and {P()}: {error}"
     else:
         raise AssertionError(
             "a result of type f64[3]{i} may differ from rank to rank: P() promises that it does not. No error"
@@ -765,7 +735,7 @@ def by_examples(m: Any, size: int = 4) -> tuple[Callable, np.ndarray]:
     o, P = m.operations, m.shard_map.P
     x = np.linspace(0.0, 1.0, 4 * size)
     loss = m.shard_map.shard_map(
-        lambda w, x: m.ranks.psum(o.total(o.sin(w * x)), "i"), m.ranks.Mesh(size), [P(), P("i")], P()
+        lambda w, x: m.ranks.psum(o.total(o.sin(w * x)), axis="i"), m.ranks.Mesh(size), [P(), P("i")], P()
     )
     return lambda w: loss(w, x), x
 
@@ -777,7 +747,7 @@ def _(m):
     assert isclose(value, np.sum(np.sin(0.5 * x))), f"the loss is {np.sum(np.sin(0.5 * x)):.6f}, not {value}"
     right = np.sum(np.cos(0.5 * x) * x)
     assert tangent is not None and isclose(tangent, right), f"its derivative in w is {right:.6f}, not {tangent}"
-    (first, second) = m.tape.make_tape(lambda w: m.forward.jvp(loss, [w], [1.0])[1])(0.5).equations
+    (first, second) = m.tape.make_tape(lambda w: m.forward.jvp(loss, [w], [1.0])[1], 0.5).equations
     body = second.params["tape"]
     assert "sin" not in ops(body) and "cos" not in ops(body), (
         f"the second shard_map is linear in tangents, and computes {ops(body)}: sin and cos are the first one's"
@@ -792,22 +762,24 @@ def _(m):
 
 @of("7.6")
 def _(m):
-    mesh, P, o = m.ranks.Mesh(4), m.shard_map.P, m.operations
-    f = m.shard_map.shard_map(lambda x, y: x * y, mesh, [P("i"), P("i")], P("i"))
-    x, y, ct = np.random.default_rng(0).normal(size=(3, 8))
-    tape = m.tape.make_tape(f)(x, y)
-    (found,) = m.reverse.transpose_tape(tape, [True, False], [y], [ct])
-    assert allclose(found, ct * y), "x * y, linear in x: the cotangent of x is ct * y, in blocks"
-    f = m.shard_map.shard_map(lambda x, y, z: x * (y + z * z), mesh, [P("i")] * 3, P("i"))
-    (found,) = m.reverse.transpose_tape(m.tape.make_tape(f)(x, y, y), [True, False, False], [y, 2 * y], [ct])
-    assert allclose(found, ct * (y + 4 * y * y)), (
-        "x * (y + z * z): args are the blocks of y, those of z, and the cotangent"
-    )
-    f = m.shard_map.shard_map(lambda x, y: o.sin(y) * 2.0, mesh, [P("i"), P("i")], P("i"))
-    (found,) = m.reverse.transpose_tape(m.tape.make_tape(f)(x, y), [True, False], [y], [ct])
-    assert found is not None and allclose(found, np.zeros(8)), (
-        "sin(y) * 2 does not depend on x: transpose_tape gives None for it, and the result is zeros of its shape"
-    )
+    mesh, P = m.ranks.Mesh(4), m.shard_map.P
+    f = m.shard_map.shard_map(lambda W, x: x @ W, mesh, [P(), P("i")], P("i"))
+    rng = np.random.default_rng(0)
+    W, x = rng.normal(size=(3, 2)), rng.normal(size=(8, 3))
+    for name, g, v, right in (
+        ("W", lambda W: f(W, x), W, x @ W),
+        ("x", lambda x: f(W, x), x, x @ W),
+        ("both", lambda W: f(W, x @ (W @ m.operations.transpose(W))), W, 3 * x @ W @ W.T @ W),
+    ):
+        (y,), tape = m.reverse.linearize(g, v)
+        assert allclose(y, g(v)), f"x @ W in {name}: the result is wrong. It is outs[:n]"
+        (tangent,) = m.tape.evaluate(tape, v)
+        assert np.shape(tangent) == (8, 2), (
+            f"x @ W in {name}: its tangent has the shape (8, 2), not {np.shape(tangent)}"
+        )
+        assert allclose(tangent, right), f"x @ W in {name}: the tangent in the direction of {name} is wrong"
+        (second,) = [eqn for eqn in tape.equations if eqn.op is m.shard_map.shard_map_p]
+        assert m.shard_map.STAY in second.params["in_specs"] or name == "x", "a residual that varies comes in by STAY"
 
 
 @of("7.7")
@@ -816,13 +788,14 @@ def _(m):
     f = m.shard_map.shard_map(lambda W, x: x @ W, mesh, [P(), P("i")], P("i"))
     rng = np.random.default_rng(0)
     W, x, ct = rng.normal(size=(3, 2)), rng.normal(size=(8, 3)), rng.normal(size=(8, 2))
-    tape = m.tape.make_tape(f)(W, x)
-    (found,) = m.reverse.transpose_tape(tape, [True, False], [x], [ct])
+    _, tape = m.reverse.linearize(lambda W: f(W, x), W)
+    (found,) = m.reverse.backward_pass(tape, [ct])
     assert np.shape(found) == (3, 2), (
         f"the cotangent of W:f64[3,2] has the shape {np.shape(found)}: by which spec does it leave?"
     )
     assert allclose(found, x.T @ ct), "x @ W, linear in W: the cotangent of W is x.T @ ct, a sum over the ranks"
-    (found,) = m.reverse.transpose_tape(tape, [False, True], [W], [ct])
+    _, tape = m.reverse.linearize(lambda x: f(W, x), x)
+    (found,) = m.reverse.backward_pass(tape, [ct])
     assert allclose(found, ct @ W.T), "x @ W, linear in x: the cotangent of x is ct @ W.T, split as x is"
     loss, x = by_examples(m)
     nth = lambda f: lambda x: m.reverse.grad(f)(x)[0]  # noqa: E731
@@ -908,7 +881,7 @@ def _(m):
     mesh = a_mesh_of(m, 2, 4, Communicator())
     seen = []
     run = mesh.one(lambda *args: seen.append(args) or "result")
-    found = run(["block"], axis="i", size=4)
+    found = run(["block"])
     assert seen[0][0] == "block", f"`ring` is given the one block, not {seen[0][0]!r}"
     assert seen[0][2:] == (2, 4), f"`ring` is given (block, shift, rank, size), here rank 2 of 4; not {seen[0][2:]}"
     assert seen[0][1] == mesh.shift, "`ring` is given self.shift"
@@ -956,15 +929,15 @@ def jep(m: Any) -> dict[str, tuple]:
     i, none = "{i}", ""
     product = [("multiply", f"f64[3,4]{i}"), ("psum", "f64[3,4]"), ("pbroadcast", f"f64[3,4]{i}")]
     return {
-        "1": (lambda x: r.psum(o.total(2.0 * x), "i"), [P("i")], P(), [(24, 4)],
+        "1": (lambda x: r.psum(o.total(2.0 * x), axis="i"), [P("i")], P(), [(24, 4)],
               [("multiply", f"f64[3,4]{i}"), ("sum", f"f64[]{i}"), ("psum", "f64[]")],
               [("pbroadcast", f"f64[]{i}"), ("broadcast_to", f"f64[3,4]{i}"), ("multiply", f"f64[3,4]{i}")]),
-        "2": (lambda x, y: r.psum(2.0 * x, "i") * y, [P("i"), P("i")], P("i"), [(24, 4), (24, 4)],
+        "2": (lambda x, y: r.psum(2.0 * x, axis="i") * y, [P("i"), P("i")], P("i"), [(24, 4), (24, 4)],
               [*product, ("multiply", f"f64[3,4]{i}")], [*product, ("multiply", f"f64[3,4]{i}")]),
         "3": (lambda x: x, [P()], P(), [(3, 4)], [], []),
-        "4": (lambda x: v.all_gather_invariant(x, "i"), [P("i")], P(), [(8,)],
+        "4": (lambda x: v.all_gather_invariant(x, axis="i"), [P("i")], P(), [(8,)],
               [("all_gather_invariant", f"f64[8]{none}")], [("pscatter", f"f64[1]{i}")]),
-        "5": (lambda x, y: r.all_gather(x, "i") * y, [P("i"), P("i")], P("i"), [(8,), (64,)],
+        "5": (lambda x, y: r.all_gather(x, axis="i") * y, [P("i"), P("i")], P("i"), [(8,), (64,)],
               [("all_gather", f"f64[8]{i}"), ("multiply", f"f64[8]{i}")],
               [("multiply", f"f64[8]{i}"), ("psum_scatter", f"f64[1]{i}")]),
     }  # fmt: skip
@@ -981,29 +954,21 @@ def _(m):
     rng = np.random.default_rng(0)
     for name, (body, in_specs, out_specs, shapes, forward, backward) in jep(m).items():
         f = m.shard_map.shard_map(body, m.ranks.Mesh(8), in_specs, out_specs)
-        args = [rng.normal(size=shape) for shape in shapes]
-        linear = [True] + [False] * (len(args) - 1)
-        tape = m.tape.make_tape(f)(*args)
+        x, *others = [rng.normal(size=shape) for shape in shapes]
+        (y,), tape = m.reverse.linearize(lambda x, f=f, others=others: f(x, *others), x)  # f is linear in x
+        ct = rng.normal(size=np.shape(y))
 
-        def back(*rest, tape=tape, linear=linear):
-            return m.reverse.transpose_tape(tape, linear, rest[:-1], rest[-1:])
+        def back(ct, tape=tape):
+            return m.reverse.backward_pass(tape, [ct])[0]
 
-        transposed = m.tape.make_tape(back)(*args[1:], tape.outputs[0].type)
+        transposed = m.tape.make_tape(back, ct)
         assert body_of(tape) == forward, f"example {name}: the body is {body_of(tape)}, not {forward}"
         assert body_of(transposed) == backward, (
             f"example {name}: the transpose is {body_of(transposed)}, not {backward}"
         )
-        (y,) = m.tape.evaluate(tape, *args)
-        ct = rng.normal(size=np.shape(y))
-        (x_bar,) = m.tape.evaluate(transposed, *args[1:], ct)
-        assert isclose(np.vdot(ct, y), np.vdot(x_bar, args[0])), (
-            f"example {name}: <ct, f(x)> is not <transposed(ct), x>"
-        )
-
-        def twice(*args, transposed=transposed, linear=linear):
-            return m.reverse.transpose_tape(transposed, [*[False] * (len(args) - 1), True], args[1:], args[:1])
-
-        again = m.tape.make_tape(twice)(*args)
+        assert isclose(np.vdot(ct, y), np.vdot(back(ct), x)), f"example {name}: <ct, f(x)> is not <transposed(ct), x>"
+        _, linear = m.reverse.linearize(back, ct)
+        again = m.tape.make_tape(lambda x, linear=linear: m.reverse.backward_pass(linear, [x]), x)
         assert body_of(again) == forward, f"example {name}: transposed twice, it is {body_of(again)}, not itself"
 
 

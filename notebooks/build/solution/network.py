@@ -16,32 +16,25 @@ sizes, examples = [784, 128, 128, 128, 128, 128, 8], 32
 def network(seed=0):
     """Parameters W, b, W, b, …, inputs and targets."""
     rng = np.random.default_rng(seed)
-    params = []
-    for m, n in pairwise(sizes):
-        params += [rng.normal(size=(m, n)) * np.sqrt(2 / m), np.zeros(n)]
-    return params, rng.normal(size=(examples, sizes[0])), rng.normal(size=(examples, sizes[-1]))
+    layers = [(rng.normal(size=(m, n)) * np.sqrt(2 / m), np.zeros(n)) for m, n in pairwise(sizes)]
+    return sum(layers, ()), rng.normal(size=(examples, sizes[0])), rng.normal(size=(examples, sizes[-1]))
 
 
-def local_loss(*args):
-    """The mean, over all examples, of the squared errors of some of them: args are parameters, inputs and targets."""
+def loss(*args):
+    """The mean, over all examples, of the squared errors: args are parameters, a rank's inputs and its targets."""
     *params, x, targets = args
     for W, b in zip(params[::2], params[1::2]):
         outputs = x @ W + b
         x = relu(outputs)
     errors = outputs - targets
-    return total(errors * errors) * (1 / examples)
-
-
-def data_parallel(mesh):
-    """The loss, with the examples split over the ranks of a mesh."""
-    in_specs = [P()] * (2 * len(sizes) - 2) + [P(mesh.axis)] * 2
-    return shard_map(lambda *args: psum(local_loss(*args), mesh.axis), mesh, in_specs, P())
+    return psum(total(errors * errors) * (1 / examples), axis="i")
 
 
 def loss_and_gradients(mesh):
+    """With the examples split over the ranks of a mesh."""
     params, inputs, targets = network()
-    loss = data_parallel(mesh)
-    return value_and_grad(lambda *params: loss(*params, inputs, targets))(*params)
+    split = shard_map(loss, mesh, [P()] * len(params) + [P("i")] * 2, P())
+    return value_and_grad(lambda *params: split(*params, inputs, targets), *params)
 
 
 if __name__ == "__main__":
@@ -51,7 +44,5 @@ if __name__ == "__main__":
     value, gradients = loss_and_gradients(mesh)
     here, simulated = loss_and_gradients(Mesh(mesh.size))
     same = np.isclose(value, here) and all(map(np.allclose, gradients, simulated))
-    sys.stdout.write(  # a line at once, whatever other ranks write
-        f"rank {mesh.ranks[0]} of {mesh.size}: loss {value:.4f}, {mesh.calls['psum']} psums, {mesh.bytes} bytes sent, "
-        f"as on simulated ranks: {same}\n"
-    )
+    said = f"loss {value:.4f}, {mesh.calls['psum']} psums, {mesh.bytes} bytes sent, as on simulated ranks: {same}"
+    sys.stdout.write(f"rank {mesh.ranks[0]} of {mesh.size}: {said}\n")  # a line at once, whatever other ranks write

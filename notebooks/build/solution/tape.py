@@ -1,96 +1,63 @@
 """Step 2: the tape, the interpreter that records one, and running it."""
 
-from dataclasses import dataclass
+from collections import namedtuple
 
-from .tracer import Operation, Tracer, Type, current, typeof, using
+from .tracer import Tracer, Type, current, owner, typeof, using
 
-
-class Var(Tracer):
-    """A variable of a tape: it has a type, and no value."""
-
-    def __repr__(self):
-        return f"Var({self.type})"
+# `outputs = op(*inputs, **params)`. An input is a variable, which is a tracer without content, or a constant.
+Equation = namedtuple("Equation", "op inputs params outputs")
 
 
-@dataclass
-class Equation:
-    """`outputs = op(*inputs, **params)`. An input is a Var, or a constant."""
-
-    op: Operation
-    inputs: list
-    params: dict
-    outputs: list
-
-
-@dataclass
-class Tape:
+class Tape(namedtuple("Tape", "inputs equations outputs")):
     """A program: inputs, equations in order, outputs."""
 
-    inputs: list
-    equations: list
-    outputs: list
-
-    def variables(self):
-        """Those that this tape defines."""
-        return {*self.inputs, *(v for eqn in self.equations for v in eqn.outputs)}
+    def free(self):
+        """The tracers that this tape uses and does not define, each once: for this tape they are constants."""
+        own = {*self.inputs, *(x for eqn in self.equations for x in eqn.outputs)}
+        used = [x for eqn in self.equations for x in eqn.inputs] + self.outputs
+        return list(dict.fromkeys(x for x in used if isinstance(x, Tracer) and x not in own))
 
     def __str__(self):
         return "\n".join(_lines(self, {}, ""))
 
 
-variance_rules = {}  # operation -> the variance of its result, from its operands' (page 6); the union, if it has none
-
-
 def result_types(op, types, params):
     """The types of an operation's results."""
     shapes = op.shape(*(t.shape for t in types), **params)
-    rule = variance_rules.get(op, lambda *varying, **params: frozenset().union(*varying))
-    varying = rule(*(t.varying for t in types), **params)
-    return [Type(tuple(shape), varying) for shape in (shapes if op.many else [shapes])]
+    varying = op.varying(*(t.varying for t in types), **params)
+    return [Type(shape, varying) for shape in (shapes if op.many else [shapes])]
 
 
 class Record:
     """The interpreter that writes operations on its variables down, and leaves all others to the one below."""
 
     def __init__(self, below):
-        self.below, self.inputs, self.equations = below, [], []
-
-    def new_input(self, type):
-        self.inputs.append(Var(self, type))
-        return self.inputs[-1]
-
-    def owns(self, x):
-        return isinstance(x, Var) and x.interpreter is self
+        self.below, self.equations = below, []
 
     def process(self, op, args, params):
         # HOLE 2.1 [2 points]
-        # If none of `args` is this recorder's own, have the interpreter below process the operation.
-        # Otherwise make a Var for each of `result_types`, add an Equation to `self.equations`, and return the
-        # Var (a list, if `op.many`).
-        if not any(map(self.owns, args)):
+        # If this recorder is the owner of none of `args`, have the interpreter below process the operation.
+        # Otherwise make a Tracer for each of `result_types`, add an Equation to `self.equations`, and return the
+        # tracer (a list, if `op.many`).
+        if all(owner(x) is not self for x in args):
             return self.below.process(op, args, params)
-        outputs = [Var(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
+        outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
         self.equations.append(Equation(op, list(args), params, outputs))
         return outputs if op.many else outputs[0]
         # END
 
 
-def make_tape(f):
-    """From a function of values to a function of values, or of their types, that returns the tape."""
-
-    def traced(*args):
-        # HOLE 2.2 [1 point]
-        # Make a recorder above the current interpreter, with a new input for the type of each argument. Run
-        # `f` on these inputs, while the recorder is current. The tape's outputs are `as_list` of what it
-        # returns.
-        record = Record(current())
-        inputs = [record.new_input(typeof(x)) for x in args]
-        with using(record):
-            outputs = as_list(f(*inputs))
-        return Tape(record.inputs, record.equations, outputs)
-        # END
-
-    return traced
+def make_tape(f, *args):
+    """The tape of `f`, for arguments of the types of these: values, or types."""
+    # HOLE 2.2 [1 point]
+    # Make a recorder above the current interpreter, and a tracer of it for the type of each argument. Run `f` on
+    # these, while the recorder is current. The tape's outputs are `as_list` of what it returns.
+    record = Record(current())
+    inputs = [Tracer(record, typeof(x)) for x in args]
+    with using(record):
+        outputs = as_list(f(*inputs))
+    return Tape(inputs, record.equations, outputs)
+    # END
 
 
 def as_list(results):
@@ -102,7 +69,7 @@ def evaluate(tape, *values):
     env = dict(zip(tape.inputs, values))
 
     def read(x):
-        return env.get(x, x) if isinstance(x, Var) else x
+        return env.get(x, x) if isinstance(x, Tracer) else x
 
     # HOLE 2.3 [2 points]
     # Apply the operation of each equation to what `read` gives for its inputs, and put the results into
@@ -115,23 +82,19 @@ def evaluate(tape, *values):
 
 
 def _lines(tape, names, indent):
-    """The lines of a tape's text; that of a parameter which is a tape is below its equation."""
+    """The lines of a tape's text; those of a parameter which is a tape are below its equation."""
 
     def name(x):
-        if not isinstance(x, Var):
-            return str(x) if typeof(x).shape == () else str(typeof(x))
-        k = names.setdefault(x, len(names))
-        return (chr(97 + k // 26 - 1) if k >= 26 else "") + chr(97 + k % 26)
+        constant = str(typeof(x) if typeof(x).shape else x)
+        return names.setdefault(x, f"v{len(names)}") if isinstance(x, Tracer) else constant
 
     def typed(xs):
         return ", ".join(f"{name(x)}:{x.type}" for x in xs)
 
     yield f"{indent}lambda {typed(tape.inputs)}:"
     for eqn in tape.equations:
-        params = [f"{k}={v}" for k, v in eqn.params.items() if not isinstance(v, Tape)]
-        operands = ", ".join([*map(name, eqn.inputs), *params])
-        yield f"{indent}  {typed(eqn.outputs)} = {eqn.op}({operands})"
-        for body in eqn.params.values():
-            if isinstance(body, Tape):
-                yield from _lines(body, names, indent + "    ")
+        params = [f"{k}={v}" for k, v in eqn.params.items() if k != "tape"]
+        yield f"{indent}  {typed(eqn.outputs)} = {eqn.op}({', '.join([*map(name, eqn.inputs), *params])})"
+        if "tape" in eqn.params:
+            yield from _lines(eqn.params["tape"], names, indent + "    ")
     yield f"{indent}  return {', '.join(map(name, tape.outputs))}"

@@ -1,17 +1,13 @@
 """Step 1: operations, the interpreter that gives them a meaning, and tracers."""
 
+from collections import namedtuple
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class Type:
-    """What is known of a value before the program runs: its shape, and the mesh axes along which it varies."""
-
-    shape: tuple = ()
-    varying: frozenset = frozenset()  # page 6 gives this a meaning
+class Type(namedtuple("Type", "shape varying", defaults=[(), frozenset()])):
+    """What is known of a value before the program runs: its shape, and the mesh axes along which it varies (page 6)."""
 
     def __str__(self):
         axes = "{" + ",".join(sorted(self.varying)) + "}" if self.varying else ""
@@ -20,7 +16,7 @@ class Type:
 
 def typeof(x):
     """The type of an array, a number, a tracer; a type is its own."""
-    return x if isinstance(x, Type) else getattr(x, "type", None) or Type(np.shape(x))
+    return x if isinstance(x, Type) else x.type if isinstance(x, Tracer) else Type(np.shape(x))
 
 
 class Evaluate:
@@ -60,10 +56,10 @@ casts = []  # each maps (operation, operands, params) to operands that agree
 class Operation:
     """A name, how NumPy runs it, and the shape of its result from the shapes of its operands."""
 
-    def __init__(self, name, run, shape, elementwise=False, many=False):
+    def __init__(self, name, run, shape, many=False):
         self.name, self.run, self.shape = name, run, shape
-        self.elementwise = elementwise  # its operands have one shape
         self.many = many  # it has a list of results
+        self.varying = lambda *varying, **params: frozenset().union(*varying)  # page 6 gives this a meaning, too
 
     def __call__(self, *args, **params):
         # HOLE 1.3 [1 point]
@@ -79,13 +75,19 @@ class Operation:
 
 
 class Tracer:
-    """A value that an interpreter follows, where the program expects an array."""
+    """A value that an interpreter follows, where the program expects an array; `content` is what it keeps of it."""
 
     __array_ufunc__ = None  # NumPy's arrays leave `array + tracer` to the tracer
 
-    def __init__(self, interpreter, type):
-        self.interpreter, self.type = interpreter, type
+    def __init__(self, interpreter, type, content=None):
+        self.interpreter, self.type, self.content = interpreter, type, content
+        self.shape = type.shape
+        self.varied = {}  # axis -> it, as a value that varies along the axis, too (page 6)
 
-    @property
-    def shape(self):
-        return self.type.shape
+    def __repr__(self):
+        return f"<{self.type}>"
+
+
+def owner(x):
+    """The interpreter that follows x; None for an array or a number, which none does."""
+    return x.interpreter if isinstance(x, Tracer) else None
