@@ -544,6 +544,27 @@ def draw_grid(
     return Picture(_png(fig), "\n".join(lines))
 
 
+def draw_layouts(rows: dict[str, tuple[Mesh, dict[str, Sequence[P]]]], size: tuple = (9, 4.5)) -> Picture:
+    """How arrays are split, in rows: for each title the mesh, and the specs of arrays by name, in colors of ranks.
+
+    An array has several specs if it is a stack, such as layers: each is drawn, and may be on ranks of its own.
+    """
+    fig = Figure(figsize=size, layout="constrained")
+    widest = max(len(arrays) for _, arrays in rows.values())
+    lines = []
+    for axes, (title, (mesh, arrays)) in zip(fig.subplots(len(rows), widest, squeeze=False), rows.items()):
+        for ax, (name, spec) in zip(axes, arrays.items()):
+            _draw_blocks(ax, mesh, spec, (0, 0, 1, 1), (8, 8), font=0)
+            ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
+            ax.set_title(name, fontsize=9)
+            ax.spines[:].set(color="#666666", linewidth=0.6)
+        for ax in axes[len(arrays) :]:
+            ax.axis("off")
+        axes[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
+        lines.append(f"{title}: {', '.join(f'{name} {spec}' for name, spec in arrays.items())}")
+    return Picture(_png(fig), "\n".join(lines))
+
+
 # ---------------------------------------------------------------- grids in the colors of ranks
 
 
