@@ -46,7 +46,7 @@ def beside(drawings: Mapping[str, Drawing | str]) -> Graph:
 
 
 def draw_adjoints(f: Any, *values: float) -> Graph:
-    """The graph of a function of numbers: values, adjoints, and the local derivatives that adjoints pass on their way."""
+    """The graph of a function of numbers: values, adjoints, and the derivative that an adjoint passes on each arrow."""
     tape = md.make_tape(f)(*values)
     known: dict[Any, Any] = dict(zip(tape.inputs, values))
     pulls = []
@@ -102,7 +102,7 @@ def draw_sweeps(tape: Tape) -> Graph:
         elif needs.keys() & (back | after):
             after.add(k)
         color = BACKWARD if k in back else AFTER if k in after else FORWARD
-        lines.append(f'{k} [label="{eqn.primitive}\\n{eqn.outputs[0].type}" fillcolor="{color}"]')
+        lines.append(f'{k} [label="{_with_numbers(eqn)}\\n{eqn.outputs[0].type}" fillcolor="{color}"]')
         for j in needs:
             if k in back and j in back:
                 lines.append(f"{k} -> {j} [dir=back]")
@@ -116,6 +116,12 @@ def draw_sweeps(tape: Tape) -> Graph:
         if k in after and not needs.keys() & after:
             lines.append(f"{k} -> {next(j for j in needs if j in back)} [style=invis]")
     return Graph(lines)
+
+
+def _with_numbers(eqn: Equation) -> str:
+    """An operation's name, and the numbers among its operands: `multiply(2, ·)`."""
+    shown = [f"{a:g}" if not isinstance(a, Var) and numpy.ndim(a) == 0 else "·" for a in eqn.inputs]
+    return f"{eqn.primitive}({', '.join(shown)})" if set(shown) != {"·"} else str(eqn.primitive)
 
 
 def draw_tree(source: str) -> Graph:
