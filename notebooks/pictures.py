@@ -544,6 +544,24 @@ def draw_grid(
     return Picture(_png(fig), "\n".join(lines))
 
 
+def draw_layouts(rows: dict[str, tuple[Mesh, dict[str, P]]], size: tuple) -> Picture:
+    """How matrices are split, in rows: for each title the mesh, and specs by name, in the colors of the ranks."""
+    fig = Figure(figsize=size, layout="constrained")
+    widest = max(len(arrays) for _, arrays in rows.values())
+    lines = []
+    for axes, (title, (mesh, arrays)) in zip(fig.subplots(len(rows), widest, squeeze=False), rows.items()):
+        for ax, (name, spec) in zip(axes, arrays.items()):
+            _draw_blocks(ax, mesh, spec, (0, 0, 1, 1), (mesh.size, mesh.size), font=0)
+            ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
+            ax.set_title(name, fontsize=9)
+            ax.spines[:].set(color="#666666", linewidth=0.6)
+        for ax in axes[len(arrays) :]:
+            ax.axis("off")
+        axes[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
+        lines.append(f"{title}: {', '.join(f'{name} {spec}' for name, spec in arrays.items())}")
+    return Picture(_png(fig), "\n".join(lines))
+
+
 # ---------------------------------------------------------------- grids in the colors of ranks
 
 

@@ -7,14 +7,17 @@ from pathlib import Path
 import numpy
 import pytest
 
+import minidiff as md
 import spmd
 from collectives import all_gather, pbroadcast, pmax, ppermute, psum
 from minidiff.diagnostics.errors import VarianceError
 from spmd import P
 
 pytest.importorskip("matplotlib")
+pytest.importorskip("graphviz")
 sys.path.append(str(Path(__file__).parents[3] / "notebooks"))  # where the notebooks import it from
-from pictures import Table, draw, draw_collective, on_ranks
+from graphs import beside, draw_adjoints, draw_sweeps, draw_tree
+from pictures import Table, draw, draw_collective, draw_layouts, on_ranks
 from PIL import Image
 
 MESH = spmd.make_mesh((3,), ("i",), backend="simulated")
@@ -92,3 +95,42 @@ def test_a_table():
     table = Table(["name", "bytes"], [["psum", "1,024"], ["pmax", 8]])
     assert str(table).splitlines() == ["name  bytes", "----  -----", "psum  1,024", "pmax      8"]
     assert table._repr_html_().count("<tr>") == 3
+
+
+def test_a_layout_for_each_array():
+    shown = draw_layouts({"data": (MESH, {"x": P("i"), "w": P()}), "tensor": (MESH, {"w": P(None, "i")})}, (4, 3))
+    assert repr(shown) == "data: x P('i'), w P()\ntensor: w P(None, 'i')"
+
+
+def product_plus_sine(x, y):
+    return x * y + numpy.sin(x)
+
+
+def test_adjoints_on_a_graph():
+    source = draw_adjoints(product_plus_sine, 2.0, 3.0).source
+    assert source.count("style=dashed") == 5  # two of the product, two of the sum, one of the sine
+    for adjoint in md.grad(product_plus_sine, argnums=(0, 1))(2.0, 3.0):
+        assert f"adjoint {adjoint:.4g}" in source
+    assert f"× {numpy.cos(2.0):.4g}" in source
+
+
+def test_what_the_backward_sweep_needs_is_red():
+    step = md.make_tape(lambda x: x - 0.1 * md.grad(lambda x: numpy.sum(numpy.tanh(x) ** 2))(x))(numpy.ones(4))
+    source = draw_sweeps(step).source
+    tanh = next(line for line in source.splitlines() if '"tanh' in line).split()[0]
+    red = [line for line in source.splitlines() if "c1272d" in line]
+    assert red and all(line.split()[0] == tanh for line in red)
+    assert sum("32 bytes" in line for line in red) == 1  # said once
+    assert "multiply(0.1, ·)" in source
+
+
+def test_graphs_side_by_side_have_nodes_of_their_own():
+    one = md.draw(numpy.sin)(1.0)
+    source = beside({"one": one, "other": one}).source
+    assert source.count("sin(a)") == 2
+    assert "n0_0 -> n0_1" in source and "n1_0 -> n1_1" in source and "n0 ->" not in source
+
+
+def test_a_tree_of_an_expression():
+    source = draw_tree("2 * x").source
+    assert all(text in source for text in ("BinOp\\n2 * x", "Constant\\n2", "Mult", "Name\\nx"))
