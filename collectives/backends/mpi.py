@@ -36,7 +36,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
-from collectives.backends.persistent import SMALL, by_persistent_requests
+from collectives.backends.persistent import SMALL, Persistent, find_persistent
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
@@ -237,11 +237,11 @@ class MPIRanks(Backend):
         run = self._decide_sums(types, **params) if several else self._decide(name, types[0], params)
         if not communicates:
             return run if run is _operand else lambda x: run(_sendable(x))
-        announce = self._announcing(name, types, params)
+        announce, array = self._announcing(name, types, params), numpy.ndarray
 
         def call(x):
             announce()
-            return run(_sendable(x))
+            return run(x if type(x) is array and x.flags.num & _SENDABLE == _SENDABLE else _sendable(x))
 
         def call_several(*xs):
             announce()
@@ -261,11 +261,12 @@ class MPIRanks(Backend):
 
     def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
         """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
-        count, comm = self.tallies[name].add, self.along(params["axes"])
+        tally, comm = self.tallies[name], self.along(params["axes"])
         nbytes, note = sum(x.nbytes for x in types), noter(name, params, types)
 
         def announce():
-            count(nbytes)
+            tally.calls += 1
+            tally.bytes += nbytes
             note(comm.mismatch_check)
 
         return announce
@@ -298,13 +299,18 @@ class MPIRanks(Backend):
         return comm, begin
 
     def _start_ppermute(self, types: Sequence[ShapedArray], axes: Axes, size: int, perm: Sequence[tuple[int, int]]):
-        comm, (place, messages) = self.along(axes), self._messages(axes, perm)
+        comm, (place, messages, find) = self.along(axes), self._messages(types[0], axes, perm)
 
         def begin(started):
             (x,) = started.given
-            out = place(x.shape, x.dtype)
-            started.results = lambda: [out]
-            started.requests.extend(messages(x, out))
+            found = find()
+            if found is None:
+                out = place(x.shape, x.dtype)
+                started.results = lambda: [out]
+                started.requests.extend(messages(x, out))
+            else:
+                started.results = lambda: [found.take()]
+                started.requests = found.start(x)
 
         return comm, begin
 
@@ -342,10 +348,10 @@ class MPIRanks(Backend):
     # runs each time.
 
     def _all_reduce(self, x, axes, op):
-        comm, shape, dtype = self.along(axes), x.shape, _reducible_dtype(x.dtype)
+        comm, shape, dtype, empty = self.along(axes), x.shape, _reducible_dtype(x.dtype), numpy.empty
 
         def run(x):
-            out = numpy.empty(shape, dtype)
+            out = empty(shape, dtype)
             comm.Allreduce(x, out, op)
             return out
 
@@ -495,26 +501,28 @@ class MPIRanks(Backend):
         return _as_reducible(run, x.dtype)
 
     def _ppermute(self, x, axes, size, perm):
-        comm, shape, (place, messages) = self.along(axes), x.shape, self._messages(axes, perm)
-        if x.nbytes <= SMALL and isinstance(comm, Watched):
-            make = lambda given, out: [*messages(given, out, comm.Recv_init, comm.Send_init)]  # noqa: E731
-            return by_persistent_requests(comm, perm, x, make)
+        comm, shape, (place, messages, find) = self.along(axes), x.shape, self._messages(x, axes, perm)
 
         def run(x):
-            out = place(shape, x.dtype)
-            comm.wait_for(messages(x, out))
-            return out
+            found = find()
+            if found is None:
+                out = place(shape, x.dtype)
+                comm.wait_for(messages(x, out))
+                return out
+            comm.wait("Waitall", found.start, x)
+            return found.take()
 
         return run
 
     def _ppermute_start(self, x, axes, size, perm):
-        comm, begin = self._start_ppermute([x], axes, size, perm)
+        comm, shape, (place, messages, _) = self.along(axes), x.shape, self._messages(x, axes, perm)
 
         def run(x):
-            started = Started(comm, [x])
+            started, out = Started(comm, [x]), place(shape, x.dtype)
+            started.results = lambda: [out]  # `_ppermute_wait` knows it by its identity
             self._started.append(started)
-            begin(started)
-            return started.results()[0]  # into which MPI writes: `_ppermute_wait` knows it by its identity
+            started.requests.extend(messages(x, out))
+            return out
 
         return run
 
@@ -526,8 +534,13 @@ class MPIRanks(Backend):
 
         return run
 
-    def _messages(self, axes: Axes, perm: Sequence[tuple[int, int]]) -> tuple[Callable, Callable[..., Iterator]]:
-        """Where a permutation's message arrives, which is zeros if none comes; and what starts its messages."""
+    def _messages(
+        self, t: ShapedArray, axes: Axes, perm: Sequence[tuple[int, int]]
+    ) -> tuple[Callable, Callable[..., Iterator], Callable[[], Persistent | None]]:
+        """Where a permutation's message arrives, which is zeros if none comes; and what starts its messages.
+
+        The last result finds persistent requests for them, if they are short.
+        """
         comm, me = self.along(axes), self.index(axes)
         sources = [source for source, destination in perm if destination == me]
         destinations = [destination for source, destination in perm if source == me]
@@ -539,7 +552,11 @@ class MPIRanks(Backend):
             for destination in destinations:
                 yield send([x, BYTE], destination)
 
-        return numpy.empty if sources else numpy.zeros, messages
+        find: Callable[[], Persistent | None] = lambda: None  # noqa: E731
+        if t.nbytes <= SMALL and isinstance(comm, Watched):
+            make = lambda given, out: [*messages(given, out, comm.Recv_init, comm.Send_init)]  # noqa: E731
+            find = find_persistent(comm, (axes, tuple(perm)), t, make)
+        return numpy.empty if sources else numpy.zeros, messages, find
 
     # ------------------------------------------------ in and out
 

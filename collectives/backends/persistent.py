@@ -12,50 +12,59 @@ from typing import Any
 
 import numpy
 
-from collectives.guards.deadlock import Watched, abandoned, wait_for
+from collectives.guards.deadlock import Watched, abandoned
 from minidiff.core.types import ShapedArray
 
 SMALL = 4096  # the most bytes of an operand; copying more costs more than it saves
 MANY = 256  # of these that a communicator keeps
 
-Run = Callable[[numpy.ndarray], numpy.ndarray]
 Make = Callable[[numpy.ndarray, numpy.ndarray], list]
 
 
 class Persistent:
-    """The requests of one kind of call, and the buffers that they read and write."""
+    """The requests of one kind of call, and the buffers that they read and write.
+
+    It is `in_use` until its messages have arrived and the result was taken; also if Ctrl-C interrupted the wait.
+    """
 
     def __init__(self, t: ShapedArray, make: Make):
         self.given, self.out = (numpy.zeros(t.shape, t.dtype) for _ in range(2))
         self.requests: list | None = make(self.given, self.out)
-        self.started = False
+        self.starts = [request.Start for request in self.requests]
+        self.in_use = False
 
     def start(self, x: numpy.ndarray) -> list:
         assert self.requests is not None
-        if self.started:  # Ctrl-C interrupted the wait for an earlier call
-            wait_for(self.requests)
         self.given[...] = x
-        self.started = True
-        for request in self.requests:
-            request.Start()
+        self.in_use = True
+        for start in self.starts:
+            start()
         return self.requests
+
+    def take(self) -> numpy.ndarray:
+        """The result, once the requests are complete; they can be started again."""
+        self.in_use = False
+        return self.out.copy()
 
     def free(self) -> None:
         """Free the requests, as MPI wants before it ends."""
-        requests, self.requests = self.requests or [], None
-        if self.started:
+        requests, self.requests, self.starts = self.requests or [], None, []
+        if self.in_use:
             abandoned.append((self, requests))
         else:
             for request in requests:
                 request.Free()
 
 
-def by_persistent_requests(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -> Run:
-    """What sends an operand of type `t` by the requests that `make(given, out)` makes; `kind` says to whom."""
+def find_persistent(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -> Callable[[], Persistent | None]:
+    """What finds the requests for an operand of type `t` that `make(given, out)` makes; `kind` says to whom they send.
+
+    It returns None while they are in use: then other requests send the operand.
+    """
     key, known = (t.shape, t.dtype, kind), comm.persistent
     mine: Any = None
 
-    def start(x):
+    def find():
         nonlocal mine
         if mine is None or mine.requests is None:
             mine = known.get(key)
@@ -63,11 +72,6 @@ def by_persistent_requests(comm: Watched, kind: Hashable, t: ShapedArray, make: 
                 if len(known) == MANY:
                     known.pop(next(iter(known))).free()
                 mine = known[key] = Persistent(t, make)
-        return mine.start(x)
+        return None if mine.in_use else mine
 
-    def run(x):
-        comm.wait("Waitall", start, x)
-        mine.started = False
-        return mine.out.copy()
-
-    return run
+    return find
