@@ -36,6 +36,7 @@ from minidiff.higher_order.dead_code import count_uses, dependents
 from minidiff.higher_order.masks import choose
 from minidiff.ops import linalg
 from minidiff.ops.base import DecidedOnce
+from minidiff.ops.elementwise import where_p
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import collecting_later, stage_flat
 from minidiff.values.allocation import keep_by_default
@@ -186,6 +187,8 @@ class Source:
             return f"{self._bind('write_over', write_over)}({target}, {operands[0]})"
         if primitive is copy_p:
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
+        if primitive is where_p and _chooses_one(eqn):
+            return "({1} if {0} else {2}).copy()".format(*operands)
         out = self._memory_for(eqn, k)
         if out is not None and primitive in IN_PLACE:
             return self._call(eqn, operands, k, IN_PLACE[primitive])
@@ -383,6 +386,13 @@ def _may_shard(eqn: Equation) -> bool:
 
 def _runs_wide(eqn: Equation) -> bool:
     return bool(NARROW) and runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
+
+
+def _chooses_one(eqn: Equation) -> bool:
+    """Whether a `where` of one condition returns one of two arrays, neither of which it converts or broadcasts."""
+    condition, *arrays = map(typeof, eqn.inputs)
+    t = eqn.outputs[0].type
+    return condition.shape == () != t.shape and all(isinstance(a, Var) and a.type == t for a in eqn.inputs[1:])
 
 
 def _reserved_names(tape: Tape) -> frozenset[str]:
