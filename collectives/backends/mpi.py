@@ -228,13 +228,22 @@ class MPIRanks(Backend):
         return name in CASTS or (params["size"] == 1 and _of_one_rank(name, x, params) is _operand)
 
     def prepare(
-        self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict, several: bool
+        self,
+        name: str,
+        operands: Sequence[tuple[Any, Axes]],
+        communicates: bool,
+        params: dict,
+        several: bool,
+        in_place: bool = False,
     ) -> Run:
         types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
         if several and not communicates:
             each = [self._decide(name, x, params) for x in types]
             return lambda *xs: [run(x) for run, x in zip(each, xs)]
-        run = self._decide_sums(types, **params) if several else self._decide(name, types[0], params)
+        if in_place:
+            run: Run = self._sum_in_place(**params)
+        else:
+            run = self._decide_sums(types, **params) if several else self._decide(name, types[0], params)
         if not communicates:
             return run if run is _operand else lambda x: run(_sendable(x))
         announce, array = self._announcing(name, types, params), numpy.ndarray
@@ -359,6 +368,15 @@ class MPIRanks(Backend):
 
     def _psum(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.SUM)
+
+    def _sum_in_place(self, axes, size):
+        comm = self.along(axes)
+
+        def run(x):
+            comm.Allreduce(_mpi.IN_PLACE, x, _mpi.SUM)
+            return x
+
+        return run
 
     def _pprod(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.PROD)

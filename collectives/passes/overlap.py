@@ -41,7 +41,12 @@ class Lowered(DecidedOnce):
     def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         collective, own = params["collective"], params["params"]
         given = list(zip(operands, params["held"]))
-        return params["ranks"].prepare(collective.name, given, collective.sends(own), own, self.multiple_results)
+        prepare, how = params["ranks"].prepare, (self.multiple_results, params.get("in_place", False))
+        return prepare(collective.name, given, collective.sends(own), own, *how)
+
+    def writes(self, x: ShapedArray, params: dict) -> bool:
+        in_place = not params["ranks"].at_once and self.sends(params) and "groups" not in params["params"]
+        return in_place and self.name == "psum" and accumulator_dtype(x.dtype) == x.dtype
 
     def sends(self, params):
         return params["collective"].sends(params["params"])

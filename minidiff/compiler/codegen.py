@@ -192,6 +192,8 @@ class Source:
         out = self._memory_for(eqn, k)
         if out is not None and primitive in IN_PLACE:
             return self._call(eqn, operands, k, IN_PLACE[primitive])
+        if out is not None and isinstance(primitive, DecidedOnce):
+            return self._call(eqn, operands, k, primitive.impl)
         if out is not None:
             return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
         # Python's operators return a Python number for a Python complex and a NumPy float64.
@@ -218,7 +220,8 @@ class Source:
         shown, bound = tapes, {}
         if isinstance(primitive, DecidedOnce):
             given_up = self._given_up_to(eqn) if _may_shard(eqn) else ()
-            function = Undecided(primitive, {**params, "donated": given_up} if any(given_up) else params)
+            more = {"donated": given_up} if any(given_up) else {"in_place": True} if in_place else {}
+            function = Undecided(primitive, {**params, **more})
         else:
             shown = {k: tapes.get(k) or repr(v) for k, v in params.items() if _is_shown(v)}
             bound = {k: v for k, v in params.items() if k not in shown}

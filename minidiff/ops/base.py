@@ -89,7 +89,8 @@ class DecidedOnce(Primitive):
     """A primitive of which much is decided once: what its parameters and the types of its operands say.
 
     `decide(operands, params)` returns what runs it on operands of these types. A compiled program calls it at the first
-    run of the operation.
+    run of the operation. Where it `writes` into its first operand, and the program needs that no more, `params` has
+    `in_place=True`: then the result is that operand, with other values.
     """
 
     def __init__(self, name: str, **rules: Any):
@@ -97,6 +98,10 @@ class DecidedOnce(Primitive):
 
     def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         raise NotImplementedError
+
+    def writes(self, x: ShapedArray, params: dict) -> bool:
+        """Whether it can write its result into its first operand, of this type."""
+        return False
 
 
 class Batched(Primitive):
