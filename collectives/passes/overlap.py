@@ -44,9 +44,10 @@ class Lowered(DecidedOnce):
         prepare, how = params["ranks"].prepare, (self.multiple_results, params.get("in_place", False))
         return prepare(collective.name, given, collective.sends(own), own, *how)
 
-    def writes(self, x: ShapedArray, params: dict) -> bool:
-        in_place = not params["ranks"].at_once and self.sends(params) and "groups" not in params["params"]
-        return in_place and self.name == "psum" and accumulator_dtype(x.dtype) == x.dtype
+    def writes(self, eqn: Equation) -> bool:
+        ranks, own, dtype = eqn.params["ranks"], eqn.params["params"], typeof(eqn.inputs[0]).dtype
+        sums = self.name == "psum" and not self.multiple_results and self.sends(eqn.params) and "groups" not in own
+        return sums and not ranks.at_once and accumulator_dtype(dtype) == dtype
 
     def sends(self, params):
         return params["collective"].sends(params["params"])

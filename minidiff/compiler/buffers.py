@@ -166,7 +166,7 @@ class Memory:
         Only the result of a ufunc, or of an operation that writes into its first operand, of at least `least` bytes,
         takes the memory of an operand that is not used again, and not that of values in `but`.
         """
-        writes = eqn.primitive in IN_PLACE or _writes(eqn)
+        writes = eqn.primitive in IN_PLACE or (isinstance(eqn.primitive, DecidedOnce) and eqn.primitive.writes(eqn))
         if not (writes or isinstance(eqn.primitive.impl, numpy.ufunc)):
             return None
         (out,) = eqn.outputs
@@ -180,7 +180,3 @@ class Memory:
 
     def _overlap(self, a: Var, b: Atom) -> bool:
         return not roots_of(a, self.roots).isdisjoint(roots_of(b, self.roots))
-
-
-def _writes(eqn: Equation) -> bool:
-    return isinstance(eqn.primitive, DecidedOnce) and eqn.primitive.writes(typeof(eqn.inputs[0]), eqn.params)

@@ -25,6 +25,7 @@ from minidiff.core.interpreter import current_interpreter
 from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.reverse import Linearize
+from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.promotion import WEAK_TYPES, python_type
@@ -99,8 +100,8 @@ class DecidedOnce(Primitive):
     def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         raise NotImplementedError
 
-    def writes(self, x: ShapedArray, params: dict) -> bool:
-        """Whether it can write its result into its first operand, of this type."""
+    def writes(self, eqn: Equation) -> bool:
+        """Whether it can write its result into its first operand."""
         return False
 
 
