@@ -527,7 +527,7 @@ class MPIRanks(Backend):
                 out = place(shape, x.dtype)
                 comm.wait_for(messages(x, out))
                 return out
-            comm.wait("Waitall", found.start, x)
+            found.start_and_wait(x)
             return found.take()
 
         return run

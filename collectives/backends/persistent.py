@@ -27,11 +27,12 @@ class Persistent:
     It is `in_use` until its messages have arrived and the result was taken; also if Ctrl-C interrupted the wait.
     """
 
-    def __init__(self, t: ShapedArray, make: Make):
+    def __init__(self, comm: Watched, t: ShapedArray, make: Make):
         self.given, self.out = (numpy.zeros(t.shape, t.dtype) for _ in range(2))
         self.requests: list | None = make(self.given, self.out)
         self.starts = [request.Start for request in self.requests]
         self.in_use = False
+        self.start_and_wait = comm.watching("Waitall", self.start)
 
     def start(self, x: numpy.ndarray) -> list:
         assert self.requests is not None
@@ -71,7 +72,7 @@ def find_persistent(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -
             if mine is None:
                 if len(known) == MANY:
                     known.pop(next(iter(known))).free()
-                mine = known[key] = Persistent(t, make)
+                mine = known[key] = Persistent(comm, t, make)
         return None if mine.in_use else mine
 
     return find
