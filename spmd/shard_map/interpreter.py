@@ -227,7 +227,8 @@ class SPMD(Interpreter):
         if key not in tape.lowered:
             try:
                 lowered, places = self.lowered(tape, operands, states, tape.options)
-                source = Source(lowered, tape.name, options=tape.options, donated=donated, given_up=True)
+                kept = {"donated": donated, "given_up": True, "runs": tape.source.runs}
+                source = Source(lowered, tape.name, options=tape.options, **kept)
                 tape.lowered[key] = source, places
             except TracerError:
                 tape.lowered[key] = None
