@@ -36,7 +36,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
-from collectives.backends.persistent import SMALL, Persistent, find_persistent
+from collectives.backends.persistent import SMALL, by_persistent_requests
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
@@ -227,30 +227,22 @@ class MPIRanks(Backend):
     def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS or (params["size"] == 1 and _of_one_rank(name, x, params) is _operand)
 
-    def prepare(
-        self,
-        name: str,
-        operands: Sequence[tuple[Any, Axes]],
-        communicates: bool,
-        params: dict,
-        several: bool,
-        in_place: bool = False,
-    ) -> Run:
+    def prepare(self, name, operands, communicates, params, several, in_place=False):
         types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
         if several and not communicates:
             each = [self._decide(name, x, params) for x in types]
             return lambda *xs: [run(x) for run, x in zip(each, xs)]
-        if in_place:
-            run: Run = self._sum_in_place(**params)
+        if several or in_place:
+            run = (self._decide_sums if several else self._sum_in_place)(types, **params)
         else:
-            run = self._decide_sums(types, **params) if several else self._decide(name, types[0], params)
+            run = self._decide(name, types[0], params)
         if not communicates:
             return run if run is _operand else lambda x: run(_sendable(x))
-        announce, array = self._announcing(name, types, params), numpy.ndarray
+        announce = self._announcing(name, types, params)
 
         def call(x):
             announce()
-            return run(x if type(x) is array and x.flags.num & _SENDABLE == _SENDABLE else _sendable(x))
+            return run(_sendable(x))
 
         def call_several(*xs):
             announce()
@@ -307,19 +299,12 @@ class MPIRanks(Backend):
 
         return comm, begin
 
-    def _start_ppermute(self, types: Sequence[ShapedArray], axes: Axes, size: int, perm: Sequence[tuple[int, int]]):
-        comm, (place, messages, find) = self.along(axes), self._messages(types[0], axes, perm)
+    def _start_ppermute(self, types, axes, size, perm, again=True):
+        comm, send = self.along(axes), self._sending(types[0], axes, perm, again)
 
         def begin(started):
-            (x,) = started.given
-            found = find()
-            if found is None:
-                out = place(x.shape, x.dtype)
-                started.results = lambda: [out]
-                started.requests.extend(messages(x, out))
-            else:
-                started.results = lambda: [found.take()]
-                started.requests = found.start(x)
+            messages, started.results = send(*started.given)
+            started.requests.extend(messages)
 
         return comm, begin
 
@@ -343,6 +328,7 @@ class MPIRanks(Backend):
                 WATCHDOG.unfinished.add(threading.get_ident())
             else:
                 started.comm.wait_for(started.requests)
+                started.results()
 
     def barrier(self) -> None:
         self.comm.mismatch_check.note("barrier", {"axes": tuple(self.sizes)})
@@ -357,10 +343,10 @@ class MPIRanks(Backend):
     # runs each time.
 
     def _all_reduce(self, x, axes, op):
-        comm, shape, dtype, empty = self.along(axes), x.shape, _reducible_dtype(x.dtype), numpy.empty
+        comm, shape, dtype = self.along(axes), x.shape, _reducible_dtype(x.dtype)
 
         def run(x):
-            out = empty(shape, dtype)
+            out = numpy.empty(shape, dtype)
             comm.Allreduce(x, out, op)
             return out
 
@@ -369,7 +355,7 @@ class MPIRanks(Backend):
     def _psum(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.SUM)
 
-    def _sum_in_place(self, axes, size):
+    def _sum_in_place(self, types, axes, size):
         comm = self.along(axes)
 
         def run(x):
@@ -519,28 +505,23 @@ class MPIRanks(Backend):
         return _as_reducible(run, x.dtype)
 
     def _ppermute(self, x, axes, size, perm):
-        comm, shape, (place, messages, find) = self.along(axes), x.shape, self._messages(x, axes, perm)
+        comm, send = self.along(axes), self._sending(x, axes, perm)
 
         def run(x):
-            found = find()
-            if found is None:
-                out = place(shape, x.dtype)
-                comm.wait_for(messages(x, out))
-                return out
-            found.start_and_wait(x)
-            return found.take()
+            messages, results = send(x)
+            comm.wait_for(messages)
+            return results()[0]
 
         return run
 
     def _ppermute_start(self, x, axes, size, perm):
-        comm, shape, (place, messages, _) = self.along(axes), x.shape, self._messages(x, axes, perm)
+        comm, begin = self._start_ppermute([x], axes, size, perm, again=False)
 
         def run(x):
-            started, out = Started(comm, [x]), place(shape, x.dtype)
-            started.results = lambda: [out]  # `_ppermute_wait` knows it by its identity
+            started = Started(comm, [x])
             self._started.append(started)
-            started.requests.extend(messages(x, out))
-            return out
+            begin(started)
+            return started.results()[0]  # into which MPI writes: `_ppermute_wait` knows it by its identity
 
         return run
 
@@ -552,16 +533,15 @@ class MPIRanks(Backend):
 
         return run
 
-    def _messages(
-        self, t: ShapedArray, axes: Axes, perm: Sequence[tuple[int, int]]
-    ) -> tuple[Callable, Callable[..., Iterator], Callable[[], Persistent | None]]:
-        """Where a permutation's message arrives, which is zeros if none comes; and what starts its messages.
+    def _sending(self, t, axes, perm, again=True) -> Callable[[numpy.ndarray], tuple[Iterator, Callable[[], list]]]:
+        """What sends an array of this type: an iterator that starts the messages, and what returns the results then.
 
-        The last result finds persistent requests for them, if they are short.
+        These are zeros if no message comes. Short ones go by the same requests `again`, unless these are in use.
         """
         comm, me = self.along(axes), self.index(axes)
         sources = [source for source, destination in perm if destination == me]
         destinations = [destination for source, destination in perm if source == me]
+        place: Callable = numpy.empty if sources else numpy.zeros
 
         def messages(x, out, receive=comm.Irecv, send=comm.Isend):
             x, out = _view_for_mpi(x), _view_for_mpi(out)
@@ -570,11 +550,14 @@ class MPIRanks(Backend):
             for destination in destinations:
                 yield send([x, BYTE], destination)
 
-        find: Callable[[], Persistent | None] = lambda: None  # noqa: E731
-        if t.nbytes <= SMALL and isinstance(comm, Watched):
-            make = lambda given, out: [*messages(given, out, comm.Recv_init, comm.Send_init)]  # noqa: E731
-            find = find_persistent(comm, (axes, tuple(perm)), t, make)
-        return numpy.empty if sources else numpy.zeros, messages, find
+        def send(x):
+            out = place(x.shape, x.dtype)
+            return messages(x, out), lambda: [out]
+
+        if not again or t.nbytes > SMALL or not isinstance(comm, Watched):
+            return send
+        make = lambda given, out: [*messages(given, out, comm.Recv_init, comm.Send_init)]  # noqa: E731
+        return by_persistent_requests(comm, perm, t, make, otherwise=send)
 
     # ------------------------------------------------ in and out
 
@@ -773,7 +756,7 @@ def _watch(parent: Any) -> Watched:
     first = parent.Get_rank() == 0
     mine = numpy.array([next(_NUMBERS) if first else 0, threads and not WATCHDOG.reaches(ranks, everyone)])
     agreed = numpy.empty_like(mine)
-    lobby.wait("Allreduce", parent.Iallreduce, mine, agreed, _mpi.MAX)
+    lobby.watching("Allreduce", parent.Iallreduce)(mine, agreed, _mpi.MAX)
     if agreed[1] and threads and len(ranks) > 1:
         with lobby.mismatch_check.whole():
             WATCHDOG.open(parent.Dup(), ranks)

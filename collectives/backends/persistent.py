@@ -7,7 +7,7 @@ others do, so that the mismatch check can raise an error.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import numpy
@@ -19,37 +19,35 @@ SMALL = 4096  # the most bytes of an operand; copying more costs more than it sa
 MANY = 256  # of these that a communicator keeps
 
 Make = Callable[[numpy.ndarray, numpy.ndarray], list]
+Send = Callable[[numpy.ndarray], tuple[Iterator[Any], Callable[[], list[numpy.ndarray]]]]
 
 
 class Persistent:
     """The requests of one kind of call, and the buffers that they read and write.
 
-    It is `in_use` until its messages have arrived and the result was taken; also if Ctrl-C interrupted the wait.
+    They are `in_use` until the result is taken; and for good if Ctrl-C interrupted the wait for it.
     """
 
-    def __init__(self, comm: Watched, t: ShapedArray, make: Make):
+    def __init__(self, t: ShapedArray, make: Make):
         self.given, self.out = (numpy.zeros(t.shape, t.dtype) for _ in range(2))
         self.requests: list | None = make(self.given, self.out)
-        self.starts = [request.Start for request in self.requests]
         self.in_use = False
-        self.start_and_wait = comm.watching("Waitall", self.start)
 
-    def start(self, x: numpy.ndarray) -> list:
-        assert self.requests is not None
+    def start(self, x: numpy.ndarray) -> Iterator[Any]:
         self.given[...] = x
         self.in_use = True
-        for start in self.starts:
-            start()
-        return self.requests
+        for request in self.requests or ():
+            request.Start()
+            yield request
 
-    def take(self) -> numpy.ndarray:
-        """The result, once the requests are complete; they can be started again."""
+    def take(self) -> list[numpy.ndarray]:
+        """The result, once the requests are complete."""
         self.in_use = False
-        return self.out.copy()
+        return [self.out.copy()]
 
     def free(self) -> None:
         """Free the requests, as MPI wants before it ends."""
-        requests, self.requests, self.starts = self.requests or [], None, []
+        requests, self.requests = self.requests or [], None
         if self.in_use:
             abandoned.append((self, requests))
         else:
@@ -57,22 +55,22 @@ class Persistent:
                 request.Free()
 
 
-def find_persistent(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -> Callable[[], Persistent | None]:
-    """What finds the requests for an operand of type `t` that `make(given, out)` makes; `kind` says to whom they send.
+def by_persistent_requests(comm: Watched, kind: Hashable, t: ShapedArray, make: Make, otherwise: Send) -> Send:
+    """What sends an operand of type `t` by the requests that `make(given, out)` makes; `kind` says to whom.
 
-    It returns None while they are in use: then other requests send the operand.
+    While these are in use, it is sent `otherwise`.
     """
     key, known = (t.shape, t.dtype, kind), comm.persistent
     mine: Any = None
 
-    def find():
+    def send(x):
         nonlocal mine
         if mine is None or mine.requests is None:
             mine = known.get(key)
             if mine is None:
                 if len(known) == MANY:
                     known.pop(next(iter(known))).free()
-                mine = known[key] = Persistent(comm, t, make)
-        return None if mine.in_use else mine
+                mine = known[key] = Persistent(t, make)
+        return otherwise(x) if mine.in_use else (mine.start(x), mine.take)
 
-    return find
+    return send

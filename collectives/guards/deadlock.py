@@ -399,17 +399,15 @@ class Watched:
                     wait_for((requests,))
             except BaseException as error:
                 abandoned.append(args)
-                if requests is None and not isinstance(error, Exception):  # Ctrl-C: the call may have started
+                if isinstance(error, Exception):
+                    unfinished.discard(thread)
+                elif requests is None:  # Ctrl-C: the call may have started
                     unfinished.add(thread)
                 raise
             finally:
                 calls[thread] = None
 
         return call
-
-    def wait(self, method: str, start: Callable, *args: Any) -> None:
-        """Make a call once: see `watching`."""
-        self.watching(method, start)(*args)
 
     def recent_calls(self) -> dict[int, tuple[str, str]]:
         """The last calls by their numbers: MPI's name, and the collective that made the call."""
@@ -437,7 +435,7 @@ class Watched:
 
     def _further(self, method: str, make: Callable, *args: Any) -> Watched:
         self._made += 1
-        self.wait(method, self._comm.Ibarrier)  # `make` blocks, but only briefly once all ranks are here
+        self.watching(method, self._comm.Ibarrier)()  # `make` blocks, but only briefly once all ranks are here
         with self.mismatch_check.whole():
             comm = make(*args)
         ranks = [self.ranks[r] for r in comm.Get_group().Translate_ranks(None, self._comm.Get_group())]

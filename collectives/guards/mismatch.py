@@ -92,7 +92,7 @@ class MismatchCheck:
         self.unfinished = set() if unfinished is None else unfinished
         self.kinds: dict[tuple, Kind] = {}
         self.since: list[Kind] = []
-        self.due = 0
+        self._due = 0
 
     def note(self, name: str, params: Mapping[str, Any], *values: Any) -> None:
         """Record a call on `values`, or types, which all ranks make, and compare calls if due.
@@ -106,16 +106,16 @@ class MismatchCheck:
             if len(self.kinds) >= MANY:
                 self.kinds = {}
             kind = self.kinds[key] = Kind(_text(name, params, values), _place(), weight)
-            self.due = OFTEN
+            self._due = OFTEN
         self.repeat(kind)
 
     def repeat(self, kind: Kind) -> None:
         """Record a call of a known kind, and compare calls if due."""
         self.latest = kind
         self.since.append(kind)
-        self.due += kind.weight
-        if self.due >= OFTEN:
-            self.compare()
+        self._due += kind.weight
+        if self._due >= OFTEN:
+            self._compare()
 
     def compare_once(self, name: str, sizes: Mapping[str, int], lines: Sequence[str]) -> dict[int, str]:
         """Compare the `lines` that describe a call, at the first call with these lines.
@@ -143,7 +143,7 @@ class MismatchCheck:
     def texts(self, text: str) -> list[str]:
         """The texts of all ranks, in their order, after a comparison of the calls so far. All ranks must call it."""
         if self.since:
-            self.compare()
+            self._compare()
         with self.whole():
             return self._texts(text)
 
@@ -157,7 +157,7 @@ class MismatchCheck:
         yield
         self.unfinished.discard(thread)
 
-    def compare(self) -> None:
+    def _compare(self) -> None:
         calls = {}
         with self.whole():
             low, high = self._extremes(_digest(kind.text for kind in self.since))
@@ -166,7 +166,7 @@ class MismatchCheck:
                 said = self._texts("\n".join([*map(str, before), str(last._replace(place=_place()))]))
                 calls = {rank: text.split("\n") for rank, text in zip(self.ranks, said)}
                 self.kinds = {}
-            self.since, self.due = [], 0
+            self.since, self._due = [], 0
         if calls:
             raise DisagreementError(mismatch_message(calls), calls)
 
@@ -207,15 +207,10 @@ def noter(name: str, params: Mapping[str, Any], values: Iterable[Any]) -> Callab
 
     def note(check: MismatchCheck) -> None:
         nonlocal kind, kinds
-        if check.kinds is kinds:  # as `repeat`, without a further call of a function
-            check.latest = kind
-            check.since.append(kind)
-            check.due += kind.weight
-            if check.due >= OFTEN:
-                check.compare()
-        else:
-            check.note(name, params, *types)
-            kind, kinds = check.latest, check.kinds
+        if check.kinds is kinds:
+            return check.repeat(kind)
+        check.note(name, params, *types)
+        kind, kinds = check.latest, check.kinds
 
     return note
 

@@ -90,13 +90,11 @@ def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec, written: bool) -> Cal
 
     None if the argument is not as the first one was.
     """
-    whole, place, equal = spec.is_trivial, mesh.ranks.place, spec  # the spec of the last argument
+    whole, place = spec.is_trivial, mesh.ranks.place
 
     def enter_data(x):
-        nonlocal equal
-        if type(x) is not ShardedArray or x.mesh is not mesh or (x.spec is not equal and x.spec != spec):
+        if type(x) is not ShardedArray or x.mesh is not mesh or x.spec != spec:
             return None
-        equal = x.spec
         return writable_view(x.data) if written else x.data
 
     def enter(x):
