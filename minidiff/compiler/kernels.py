@@ -175,7 +175,7 @@ def _operations(group: list[Equation]) -> tuple:
 
 def _least_work(times: int) -> int:
     """The least work of a group that occurs so often."""
-    return LEAST_WORK // min(times, MOST_TOGETHER)
+    return LEAST_WORK // max(1, min(times, MOST_TOGETHER))
 
 
 def _fused(
