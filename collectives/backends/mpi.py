@@ -238,11 +238,11 @@ class MPIRanks(Backend):
             run = self._decide(name, types[0], params)
         if not communicates:
             return run if run is _operand else lambda x: run(_sendable(x))
-        announce = self._announcing(name, types, params)
+        announce, array = self._announcing(name, types, params), numpy.ndarray
 
         def call(x):
             announce()
-            return run(_sendable(x))
+            return run(x if type(x) is array and x.flags.num & _SENDABLE == _SENDABLE else _sendable(x))
 
         def call_several(*xs):
             announce()
@@ -262,15 +262,7 @@ class MPIRanks(Backend):
 
     def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
         """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
-        tally, comm = self.tallies[name], self.along(params["axes"])
-        nbytes, note = sum(x.nbytes for x in types), noter(name, params, types)
-
-        def announce():
-            tally.calls += 1
-            tally.bytes += nbytes
-            note(comm.mismatch_check)
-
-        return announce
+        return noter(self.along(params["axes"]), name, params, types, self.tallies[name])
 
     # ------------------------------------------------ started now, waited for later
 
