@@ -44,7 +44,7 @@ LEAST_ELEMENTS, LEAST_WORK, FUNCTION_WORK = 256, 1 << 15, 16
 MOST_TOGETHER = 4
 
 #: The least length of rows, if a loop has several regions (`layout.py`) or more dimensions than rows and columns. Each
-#: region has to have half of the least work.
+#: further region, which is a call, has to have half of the least work of a single group.
 LEAST_COLUMNS = 64
 
 #: The least bytes of an array for a loop of its own beside independent ones; below, one loop for all saves calls.
@@ -289,7 +289,7 @@ def _is_worthwhile(body: Tape, least: int) -> bool:
             return False
         if (layout.ndim > 2 or layout.count > 1) and layout.sizes[-1] < LEAST_COLUMNS:
             return False
-        least = max(least, layout.count * least // 2)
+        least = max(least, (layout.count - 1) * LEAST_WORK // 2)
     operands = len(operands_of(body)) + len(body.outputs)
     return operands <= MOST_OPERANDS and len(body.equations) > 1 and work >= least
 
