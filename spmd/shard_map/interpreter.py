@@ -216,8 +216,8 @@ class SPMD(Interpreter):
 
         It may write into the data of the values that are `donated`.
 
-        Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop,
-        whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
+        Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop
+        over arrays, whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
         """
         operands = [self.operand(x) for x in values]
         states = [getattr(x, "marked", None) for x in values]
