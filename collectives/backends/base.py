@@ -121,11 +121,11 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(
-        self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict, several: bool
+        self, name: str, operands: Sequence, communicates: bool, params: dict, several: bool, in_place: bool = False
     ) -> Callable[..., Any]:
         """What runs a collective again and again, on data of the types of these operands: one, or several at once.
 
-        All ranks call it when they first call the collective.
+        With `in_place`, a `psum` writes into its operand. All ranks call it when they first call the collective.
         """
 
     @abstractmethod

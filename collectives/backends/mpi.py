@@ -227,21 +227,22 @@ class MPIRanks(Backend):
     def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS or (params["size"] == 1 and _of_one_rank(name, x, params) is _operand)
 
-    def prepare(
-        self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict, several: bool
-    ) -> Run:
+    def prepare(self, name, operands, communicates, params, several, in_place=False):
         types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
         if several and not communicates:
             each = [self._decide(name, x, params) for x in types]
             return lambda *xs: [run(x) for run, x in zip(each, xs)]
-        run = self._decide_sums(types, **params) if several else self._decide(name, types[0], params)
+        if several or in_place:
+            run = (self._decide_sums if several else self._sum_in_place)(types, **params)
+        else:
+            run = self._decide(name, types[0], params)
         if not communicates:
             return run if run is _operand else lambda x: run(_sendable(x))
-        announce = self._announcing(name, types, params)
+        announce, array = self._announcing(name, types, params), numpy.ndarray
 
         def call(x):
             announce()
-            return run(_sendable(x))
+            return run(x if type(x) is array and x.flags.num & _SENDABLE == _SENDABLE else _sendable(x))
 
         def call_several(*xs):
             announce()
@@ -261,14 +262,7 @@ class MPIRanks(Backend):
 
     def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
         """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
-        count, comm = self.tallies[name].add, self.along(params["axes"])
-        nbytes, note = sum(x.nbytes for x in types), noter(name, params, types)
-
-        def announce():
-            count(nbytes)
-            note(comm.mismatch_check)
-
-        return announce
+        return noter(self.along(params["axes"]), name, params, types, self.tallies[name])
 
     # ------------------------------------------------ started now, waited for later
 
@@ -297,14 +291,12 @@ class MPIRanks(Backend):
 
         return comm, begin
 
-    def _start_ppermute(self, types: Sequence[ShapedArray], axes: Axes, size: int, perm: Sequence[tuple[int, int]]):
-        comm, (place, messages) = self.along(axes), self._messages(axes, perm)
+    def _start_ppermute(self, types, axes, size, perm, again=True):
+        comm, send = self.along(axes), self._sending(types[0], axes, perm, again)
 
         def begin(started):
-            (x,) = started.given
-            out = place(x.shape, x.dtype)
-            started.results = lambda: [out]
-            started.requests.extend(messages(x, out))
+            messages, started.results = send(*started.given)
+            started.requests.extend(messages)
 
         return comm, begin
 
@@ -328,6 +320,7 @@ class MPIRanks(Backend):
                 WATCHDOG.unfinished.add(threading.get_ident())
             else:
                 started.comm.wait_for(started.requests)
+                started.results()
 
     def barrier(self) -> None:
         self.comm.mismatch_check.note("barrier", {"axes": tuple(self.sizes)})
@@ -353,6 +346,15 @@ class MPIRanks(Backend):
 
     def _psum(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.SUM)
+
+    def _sum_in_place(self, types, axes, size):
+        comm = self.along(axes)
+
+        def run(x):
+            comm.Allreduce(_mpi.IN_PLACE, x, _mpi.SUM)
+            return x
+
+        return run
 
     def _pprod(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.PROD)
@@ -495,20 +497,17 @@ class MPIRanks(Backend):
         return _as_reducible(run, x.dtype)
 
     def _ppermute(self, x, axes, size, perm):
-        comm, shape, (place, messages) = self.along(axes), x.shape, self._messages(axes, perm)
-        if x.nbytes <= SMALL and isinstance(comm, Watched):
-            make = lambda given, out: [*messages(given, out, comm.Recv_init, comm.Send_init)]  # noqa: E731
-            return by_persistent_requests(comm, perm, x, make)
+        comm, send = self.along(axes), self._sending(x, axes, perm)
 
         def run(x):
-            out = place(shape, x.dtype)
-            comm.wait_for(messages(x, out))
-            return out
+            messages, results = send(x)
+            comm.wait_for(messages)
+            return results()[0]
 
         return run
 
     def _ppermute_start(self, x, axes, size, perm):
-        comm, begin = self._start_ppermute([x], axes, size, perm)
+        comm, begin = self._start_ppermute([x], axes, size, perm, again=False)
 
         def run(x):
             started = Started(comm, [x])
@@ -526,11 +525,15 @@ class MPIRanks(Backend):
 
         return run
 
-    def _messages(self, axes: Axes, perm: Sequence[tuple[int, int]]) -> tuple[Callable, Callable[..., Iterator]]:
-        """Where a permutation's message arrives, which is zeros if none comes; and what starts its messages."""
+    def _sending(self, t, axes, perm, again=True) -> Callable[[numpy.ndarray], tuple[Iterator, Callable[[], list]]]:
+        """What sends an array of this type: an iterator that starts the messages, and what returns the results then.
+
+        These are zeros if no message comes. Short ones go by the same requests `again`, unless these are in use.
+        """
         comm, me = self.along(axes), self.index(axes)
         sources = [source for source, destination in perm if destination == me]
         destinations = [destination for source, destination in perm if source == me]
+        place: Callable = numpy.empty if sources else numpy.zeros
 
         def messages(x, out, receive=comm.Irecv, send=comm.Isend):
             x, out = _view_for_mpi(x), _view_for_mpi(out)
@@ -539,7 +542,14 @@ class MPIRanks(Backend):
             for destination in destinations:
                 yield send([x, BYTE], destination)
 
-        return numpy.empty if sources else numpy.zeros, messages
+        def send(x):
+            out = place(x.shape, x.dtype)
+            return messages(x, out), lambda: [out]
+
+        if not again or t.nbytes > SMALL or not isinstance(comm, Watched):
+            return send
+        make = lambda given, out: [*messages(given, out, comm.Recv_init, comm.Send_init)]  # noqa: E731
+        return by_persistent_requests(comm, perm, t, make, otherwise=send)
 
     # ------------------------------------------------ in and out
 
@@ -738,7 +748,7 @@ def _watch(parent: Any) -> Watched:
     first = parent.Get_rank() == 0
     mine = numpy.array([next(_NUMBERS) if first else 0, threads and not WATCHDOG.reaches(ranks, everyone)])
     agreed = numpy.empty_like(mine)
-    lobby.wait("Allreduce", parent.Iallreduce, mine, agreed, _mpi.MAX)
+    lobby.watching("Allreduce", parent.Iallreduce)(mine, agreed, _mpi.MAX)
     if agreed[1] and threads and len(ranks) > 1:
         with lobby.mismatch_check.whole():
             WATCHDOG.open(parent.Dup(), ranks)

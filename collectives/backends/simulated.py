@@ -99,7 +99,7 @@ class Simulated(Backend):
     def moves_nothing(self, name, x, held, params):
         return name == "pbroadcast" and params["size"] == 1 and held != ()  # a stack of ranks is one of the same ranks
 
-    def prepare(self, name, operands, communicates, params, several):
+    def prepare(self, name, operands, communicates, params, several, in_place=False):
         helds = [held for _, held in operands]
         if several:
             return lambda *xs: [x for x, _ in self.variadic(name, [*zip(xs, helds)], communicates, params)]

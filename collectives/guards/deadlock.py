@@ -13,7 +13,6 @@ uncompared.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
@@ -360,45 +359,55 @@ class Watched:
         self.name = name
         self.ranks = tuple(ranks)  # in COMM_WORLD
         self.mismatch_check = MismatchCheck(
-            comm, self.ranks, lambda requests, here: self.wait_for(requests, COMPARISON), unfinished=watchdog.unfinished
+            comm, self.ranks, lambda requests, here: self._compare(requests), unfinished=watchdog.unfinished
         )
+        self._compare = self.watching(COMPARISON, list)
+        #: Wait for all requests; an iterator may start them as it goes.
+        self.wait_for: Callable[[Iterable[Any]], None] = self.watching("Waitall", list)
         self._misused = ""  # the error message, once two threads have used it at the same time
         watchdog.communicators.append(self)
 
     def __getattr__(self, method: str) -> Any:
         found = getattr(self._comm, method)
         if method in WAITING:
-            found = functools.partial(self.wait, method, getattr(self._comm, f"I{method[0].lower()}{method[1:]}"))
+            found = self.watching(method, getattr(self._comm, f"I{method[0].lower()}{method[1:]}"))
         self.__dict__[method] = found  # so that the next look-up finds it
         return found
 
-    def wait(self, method: str, start: Callable, *args: Any) -> None:
-        """Start a nonblocking call, and wait; `start` returns its request, or a list of them.
+    def watching(self, method: str, start: Callable) -> Callable[..., None]:
+        """What starts a nonblocking call, and waits; `start` returns its request, or a list of them.
 
-        Once the call has started, this rank has taken part in it, so Ctrl-C may interrupt the wait.
+        Once the call has started, this rank has taken part in it, so Ctrl-C may interrupt the wait. All that does not
+        change is looked up here, because programs make many short calls.
         """
-        thread, calls, unfinished = get_ident(), self._calls, self._unfinished
+        calls, recent, unfinished, check = self._calls, self._recent, self._unfinished, self.mismatch_check
         compares = method is COMPARISON
-        if not compares:
-            if thread in unfinished:
+
+        def call(*args):
+            thread, requests = get_ident(), None
+            if thread in unfinished and not compares:
                 raise RuntimeError(UNFINISHED)
-            unfinished.add(thread)
-        self.begun = number = self.begun + 1
-        calls[thread] = self._recent[number % KEPT] = self, number, method, self.mismatch_check.latest
-        try:
-            if len(calls) > 1 or self._misused:
-                self._check_alone(thread)
-            requests = start(*args)
-            if not compares:
-                unfinished.discard(thread)
-            wait_for(requests if type(requests) is list else (requests,))
-        except BaseException as error:
-            abandoned.append(args)
-            if isinstance(error, Exception):  # not Ctrl-C
-                unfinished.discard(thread)
-            raise
-        finally:
-            calls[thread] = None
+            try:
+                self.begun = number = self.begun + 1
+                calls[thread] = recent[number % KEPT] = self, number, method, check.latest
+                if len(calls) > 1 or self._misused:
+                    self._check_alone(thread)
+                requests = start(*args)
+                if type(requests) is list:
+                    wait_for(requests)
+                elif not requests.Test():
+                    wait_for((requests,))
+            except BaseException as error:
+                abandoned.append(args)
+                if isinstance(error, Exception):
+                    unfinished.discard(thread)
+                elif requests is None:  # Ctrl-C: the call may have started
+                    unfinished.add(thread)
+                raise
+            finally:
+                calls[thread] = None
+
+        return call
 
     def recent_calls(self) -> dict[int, tuple[str, str]]:
         """The last calls by their numbers: MPI's name, and the collective that made the call."""
@@ -418,10 +427,6 @@ class Watched:
         if self._misused:
             raise RuntimeError(self._misused)
 
-    def wait_for(self, requests: Iterable[Any], method: str = "Waitall") -> None:
-        """Wait for all `requests`; an iterator may start them as it goes."""
-        self.wait(method, list, requests)
-
     def Dup(self) -> Watched:
         return self._further("Dup", self._comm.Dup)
 
@@ -430,7 +435,7 @@ class Watched:
 
     def _further(self, method: str, make: Callable, *args: Any) -> Watched:
         self._made += 1
-        self.wait(method, self._comm.Ibarrier)  # `make` blocks, but only briefly once all ranks are here
+        self.watching(method, self._comm.Ibarrier)()  # `make` blocks, but only briefly once all ranks are here
         with self.mismatch_check.whole():
             comm = make(*args)
         ranks = [self.ranks[r] for r in comm.Get_group().Translate_ranks(None, self._comm.Get_group())]

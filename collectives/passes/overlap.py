@@ -41,7 +41,13 @@ class Lowered(DecidedOnce):
     def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         collective, own = params["collective"], params["params"]
         given = list(zip(operands, params["held"]))
-        return params["ranks"].prepare(collective.name, given, collective.sends(own), own, self.multiple_results)
+        prepare, how = params["ranks"].prepare, (self.multiple_results, params.get("in_place", False))
+        return prepare(collective.name, given, collective.sends(own), own, *how)
+
+    def writes(self, eqn: Equation) -> bool:
+        ranks, own, dtype = eqn.params["ranks"], eqn.params["params"], typeof(eqn.inputs[0]).dtype
+        sums = self.name == "psum" and not self.multiple_results and self.sends(eqn.params) and "groups" not in own
+        return sums and not ranks.at_once and accumulator_dtype(dtype) == dtype
 
     def sends(self, params):
         return params["collective"].sends(params["params"])

@@ -35,8 +35,10 @@ from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
 from minidiff.higher_order.dead_code import count_uses, dependents
 from minidiff.higher_order.masks import choose
+from minidiff.higher_order.scan import run_count
 from minidiff.ops import linalg
 from minidiff.ops.base import DecidedOnce
+from minidiff.ops.elementwise import where_p
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import collecting_later, stage_flat
 from minidiff.values.allocation import keep_by_default
@@ -50,10 +52,10 @@ REUSED_BYTES = 4096
 # ---------------------------------------------------------------- source
 
 
-def group_operations(tape: Tape, foreign: Collection[Var], kernels: bool = True) -> Tape:
+def group_operations(tape: Tape, foreign: Collection[Var], kernels: bool = True, runs: int = 1) -> Tape:
     """The operations of a tape as a program runs them: sums within an array, shared factorizations, and fused loops.
 
-    `foreign` are inputs that may not be plain arrays.
+    `foreign` are inputs that may not be plain arrays. `runs` says how often a call of the program runs the tape.
     """
     sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
     excluded = dependents(tape.equations, [*foreign, *sharded]) if foreign or sharded else frozenset()
@@ -61,7 +63,7 @@ def group_operations(tape: Tape, foreign: Collection[Var], kernels: bool = True)
     tape = add_within(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded, kernels)
     if kernels and native.is_wanted():
         tape = share_factorizations(tape, excluded)
-    return add_within(fuse(tape, excluded), excluded, kernels) if has_loops else tape
+    return add_within(fuse(tape, excluded, runs), excluded, kernels) if has_loops else tape
 
 
 class Source:
@@ -82,13 +84,15 @@ class Source:
         options: dict | None = None,
         donated: Sequence[bool] = (),
         given_up: bool = False,
+        runs: int = 1,
     ):
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
         self.options = options or {}
         self.clock = current_clock.get()
         self.namespace.update(self.clock.names if self.clock else {})
-        tape = group_operations(tape, self.foreign, self.options.get("kernels", True))
+        tape = group_operations(tape, self.foreign, self.options.get("kernels", True), runs)
+        self.runs = runs
         given = [v for v, yes in zip(tape.inputs, donated) if yes]
         if given and given_up:
             tape = copy_views(tape, {v.type for v in given} - {v.type for v in self.foreign})
@@ -194,9 +198,13 @@ class Source:
             if target := self._given_up_for(eqn.outputs[0]):
                 return f"{self._bind('write_over', write_over)}({target}, {operands[0]})"
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
+        if primitive is where_p and _chooses_one(eqn):
+            return "({1} if {0} else {2}).copy()".format(*operands)
         out = self._memory_for(eqn, k)
         if out is not None and primitive in IN_PLACE:
             return self._call(eqn, operands, k, IN_PLACE[primitive])
+        if out is not None and isinstance(primitive, DecidedOnce):
+            return self._call(eqn, operands, k, primitive.impl)
         if out is not None:
             return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
         # Python's operators return a Python number for a Python complex and a NumPy float64.
@@ -215,8 +223,7 @@ class Source:
             foreign = self._takes_foreign(eqn)
             donated = [] if foreign else carries_of_its_own(eqn)
             params = {
-                k: self._compile_body(primitive, k, v, foreign, donated if k == "body" else [])
-                for k, v in params.items()
+                k: self._compile_body(eqn, k, v, foreign, donated if k == "body" else []) for k, v in params.items()
             }
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
@@ -229,7 +236,8 @@ class Source:
         shown, bound = tapes, {}
         if isinstance(primitive, DecidedOnce):
             given_up = self._given_up_to(eqn) if _may_shard(eqn) else ()
-            function = Undecided(primitive, {**params, "donated": given_up} if any(given_up) else params)
+            more = {"donated": given_up} if any(given_up) else {"in_place": True} if in_place else {}
+            function = Undecided(primitive, {**params, **more})
         else:
             shown = {k: tapes.get(k) or repr(v) for k, v in params.items() if _is_shown(v)}
             bound = {k: v for k, v in params.items() if k not in shown}
@@ -237,16 +245,16 @@ class Source:
         call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
         return f"{name}({call})"
 
-    def _compile_body(self, primitive: Primitive, key: str, value: Any, foreign: bool, donated: Sequence[bool]) -> Any:
+    def _compile_body(self, eqn: Equation, key: str, value: Any, foreign: bool, donated: Sequence[bool]) -> Any:
         """Compile a parameter that is a tape, and add its source to `bodies`.
 
         If an operand of its operation is `foreign`, any of the body's may be. It may write into inputs in `donated`.
         """
         if not isinstance(value, Tape):
             return value
-        name = self._name_of_body(f"{primitive.name}_{key}")
+        name = self._name_of_body(f"{eqn.primitive.name}_{key}")
         self.bodies[name] = ""  # reserve the name; nested bodies come first
-        compiled = CompiledTape(value, name, self.bodies, self.options, foreign, donated)
+        compiled = CompiledTape(value, name, self.bodies, self.options, foreign, donated, self.runs * run_count(eqn))
         del self.bodies[name]
         self.bodies[name] = compiled.source.own_text + "\n"
         return compiled
@@ -395,6 +403,12 @@ def _runs_wide(eqn: Equation) -> bool:
     return bool(NARROW) and runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
 
 
+def _chooses_one(eqn: Equation) -> bool:
+    """Whether a `where` of one condition returns one of two arrays, neither of which it converts or broadcasts."""
+    t, (condition, *arrays) = eqn.outputs[0].type, eqn.inputs
+    return typeof(condition).shape == () != t.shape and all(isinstance(a, Var) and a.type == t for a in arrays)
+
+
 def _reserved_names(tape: Tape) -> frozenset[str]:
     """Names that values must not take: those of functions in the source."""
     bodies = [_reserved_names(body) for eqn in tape.equations for body in eqn.bodies]
@@ -434,11 +448,12 @@ class CompiledTape(Tape):
         options: dict,
         foreign: bool = False,
         donated: Sequence[bool] = (),
+        runs: int = 1,
     ):
         super().__init__(tape.inputs, tape.equations, tape.outputs)
         self.name = name
         self.options = options
-        self.source = Source(self, name, [foreign] * len(tape.inputs), bodies, options, donated)
+        self.source = Source(self, name, [foreign] * len(tape.inputs), bodies, options, donated, runs=runs)
         self.overwritten = self.source.overwritten  # a loop copies the first of these carries
         self.equations = [self.source.compiled.get(eqn, eqn) for eqn in tape.equations]
         self.lowered: dict[Any, Any] = {}  # lowered forms, cached by interpreters

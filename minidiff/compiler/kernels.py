@@ -39,12 +39,12 @@ from minidiff.values.dtypes import is_scalar_constant
 #: that is what its loop saves beside NumPy's: from 4 (log) to 33 (tanh) times the time of an addition.
 LEAST_ELEMENTS, LEAST_WORK, FUNCTION_WORK = 256, 1 << 15, 16
 
-#: Groups of the same operations on the same shapes share a loop, so as many as this count together. (In smaller groups,
-#: the call saves little.)
+#: Groups of the same operations on the same shapes share a loop, so as many as this count together; and so do the steps
+#: of a `scan`. (In smaller groups, the call saves little.)
 MOST_TOGETHER = 4
 
 #: The least length of rows, if a loop has several regions (`layout.py`) or more dimensions than rows and columns. Each
-#: region has to have half of the least work.
+#: further region, which is a call, has to have half of the least work of a single group.
 LEAST_COLUMNS = 64
 
 #: The least bytes of an array for a loop of its own beside independent ones; below, one loop for all saves calls.
@@ -63,8 +63,8 @@ MOST_HELD = 4
 # ---------------------------------------------------------------- groups
 
 
-def fuse(tape: Tape, excluded: Container[Var] = ()) -> Tape:
-    """Group the elementwise operations of a tape into equations of `fused_p`.
+def fuse(tape: Tape, excluded: Container[Var] = (), runs: int = 1) -> Tape:
+    """Group the elementwise operations of a tape, which `runs` so often, into equations of `fused_p`.
 
     Values in `excluded`, which may not be plain arrays, are not in groups.
     """
@@ -80,7 +80,7 @@ def fuse(tape: Tape, excluded: Container[Var] = ()) -> Tape:
     groups = [(part, loops.get(part[0])) for part in parts]
     times = Counter(_operations(group) for group, shape in groups if shape is not None)
     fused = [
-        group if shape is None else _fused(group, shape, uses, reads, _least_work(times[_operations(group)]))
+        group if shape is None else _fused(group, shape, uses, reads, _least_work(runs * times[_operations(group)]))
         for group, shape in groups
     ]
     tape = with_equations(tape, [e for equations in fused for e in equations])
@@ -175,7 +175,7 @@ def _operations(group: list[Equation]) -> tuple:
 
 def _least_work(times: int) -> int:
     """The least work of a group that occurs so often."""
-    return LEAST_WORK // min(times, MOST_TOGETHER)
+    return LEAST_WORK // max(1, min(times, MOST_TOGETHER))
 
 
 def _fused(
@@ -289,7 +289,7 @@ def _is_worthwhile(body: Tape, least: int) -> bool:
             return False
         if (layout.ndim > 2 or layout.count > 1) and layout.sizes[-1] < LEAST_COLUMNS:
             return False
-        least = max(least, layout.count * least // 2)
+        least = max(least, (layout.count - 1) * LEAST_WORK // 2)
     operands = len(operands_of(body)) + len(body.outputs)
     return operands <= MOST_OPERANDS and len(body.equations) > 1 and work >= least
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,6 +95,9 @@ class Scan(BodyOperation):
         carried = [CARRIED] * m
         operands = [*[SHARED] * n, *carried, *[ELEMENT] * (len(body.inputs) - n - m)]
         return operands, [*carried, *[ELEMENT] * (len(body.outputs) - m)]
+
+    def bodies(self, count, params):
+        return None if ELEMENT in [*itertools.chain(*self.groups(params))] else {"body": [*range(count)]}
 
     def with_bodies(self, params, tapes, operands):
         groups = [x.group for x in operands]

@@ -25,6 +25,7 @@ from minidiff.core.interpreter import current_interpreter
 from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.reverse import Linearize
+from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.promotion import WEAK_TYPES, python_type
@@ -89,7 +90,8 @@ class DecidedOnce(Primitive):
     """A primitive of which much is decided once: what its parameters and the types of its operands say.
 
     `decide(operands, params)` returns what runs it on operands of these types. A compiled program calls it at the first
-    run of the operation.
+    run of the operation. Where it `writes` into its first operand, and the program needs that no more, `params` has
+    `in_place=True`: then the result is that operand, with other values.
     """
 
     def __init__(self, name: str, **rules: Any):
@@ -97,6 +99,10 @@ class DecidedOnce(Primitive):
 
     def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         raise NotImplementedError
+
+    def writes(self, eqn: Equation) -> bool:
+        """Whether it can write its result into its first operand."""
+        return False
 
 
 class Batched(Primitive):

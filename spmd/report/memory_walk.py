@@ -25,7 +25,7 @@ from minidiff.core.types import ShapedArray, Var
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, split_location
 from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.scan import Scan
+from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.values.lifetimes import Lifetimes
 from spmd.mesh.mesh import Mesh
@@ -75,7 +75,8 @@ class Around:
     """What a body needs to know of the operation that runs it.
 
     `kinds` are those of its results' memory; `donated` are the inputs that it may write into; `frees` is whether memory
-    is freed before it ends; `sizes` are those of the axes whose ranks are all in this process.
+    is freed before it ends; `sizes` are those of the axes whose ranks are all in this process; `runs` says how often it
+    runs.
     """
 
     kinds: Sequence[str]
@@ -83,6 +84,7 @@ class Around:
     frees: bool = True
     eqn: Equation | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    runs: int = 1
 
 
 class MemoryWalk(Walk):
@@ -131,12 +133,12 @@ class MemoryRun(TapeRun):
         self.around, self.source = around, None
         if walk.compiled:
             foreign = [v.type.sharding is not None for v in tape.inputs]
-            self.source = Source(tape, foreign=foreign, donated=around.donated, given_up=True)
+            self.source = Source(tape, foreign=foreign, donated=around.donated, given_up=True, runs=around.runs)
             tape = self.source.tape
             if around.eqn is not None:
                 walk.written[around.eqn] = [a in self.source.given_up for a in tape.outputs]
         elif walk.in_place:
-            tape = group_operations(tape, ())
+            tape = group_operations(tape, (), runs=around.runs)
         liveness = Memory(tape) if self.source is None else self.source.memory
         self.layout = walk.layout(tape)
         self.backward, used = _passes(tape)
@@ -254,7 +256,8 @@ class MemoryRun(TapeRun):
     def around_body(self, eqn: Equation) -> Around:
         walk, given = self.walk, [self.kinds[v] for v in eqn.outputs]
         if eqn.primitive is not shard_map_p:  # eagerly, a recorded branch holds all of its values until it ends
-            return Around(given, frees=not walk.eager, sizes=self.around.sizes)
+            runs = self.around.runs * run_count(eqn)
+            return Around(given, frees=not walk.eager, sizes=self.around.sizes, runs=runs)
         if walk.compiled:  # if it is not lowered as a whole, its values are kept until it ends
             lowered = walk.body_of(eqn) is not eqn.params["body"]
             sharded = [isinstance(a, Var) and a.type.sharding is not None for a in eqn.inputs]

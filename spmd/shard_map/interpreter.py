@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -127,12 +128,12 @@ class SPMD(Interpreter):
         if primitive.is_higher_order:
             if isinstance(primitive, Cond) and typeof(args[0]).variance:
                 return self._branch_by_rank(primitive, args, params, recorded)
-            if recorded and params.get("length", 0) > UNROLLED:
-                raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
             if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
                 bodies = primitive.bodies(len(args), params)
-                if bodies is not None:
+                if bodies is not None and params.get("length", math.inf) > UNROLLED:
                     return self._record_bodies(primitive, args, params, bodies)
+            if recorded and params.get("length", 0) > UNROLLED:
+                raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
             with running(self):
                 return primitive.evaluate(
                     args if self.scope.typed else [self.make_agreed_invariant(x) for x in args], params
@@ -215,8 +216,8 @@ class SPMD(Interpreter):
 
         It may write into the data of the values that are `donated`.
 
-        Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop,
-        whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
+        Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop
+        over arrays, whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
         """
         operands = [self.operand(x) for x in values]
         states = [getattr(x, "marked", None) for x in values]
@@ -226,7 +227,8 @@ class SPMD(Interpreter):
         if key not in tape.lowered:
             try:
                 lowered, places = self.lowered(tape, operands, states, tape.options)
-                source = Source(lowered, tape.name, options=tape.options, donated=donated, given_up=True)
+                kept = {"donated": donated, "given_up": True, "runs": tape.source.runs}
+                source = Source(lowered, tape.name, options=tape.options, **kept)
                 tape.lowered[key] = source, places
             except TracerError:
                 tape.lowered[key] = None

@@ -527,6 +527,53 @@ def test_sums_in_the_steps_of_a_loop_and_in_branches(watched):
 
 
 @few
+def test_a_sum_takes_the_memory_of_what_nothing_else_needs(watched):
+    """The argument, an operand that is needed later, and a small one keep their own."""
+
+    def body(x):
+        product = x * 2
+        return psum(psum(product, "i") * x, "i"), psum(x, "i"), product, psum((x * 3)[:2], "i")
+
+    f = mapped(body, out_specs=(P(), P(), P("i"), P()))
+    x = np.arange(1000.0 * RANKS)
+    kept, compiled, expected = x.copy(), md.jit(f, without=("fuse psums", "overlap communication")), f(x)
+    assert "_in_place" in lowered(compiled, x)[0]
+    for _ in range(3):
+        assert_trees_close(md.tree.map(whole, compiled(x)), md.tree.map(whole, expected))
+        np.testing.assert_array_equal(x, kept)
+    watched[1].clear()
+    compiled(x)
+    assert sum(args[0] is MPI.IN_PLACE for name, args in watched[1] if name in REDUCING) == 1
+
+
+@few
+def test_messages_of_one_kind_that_are_on_their_way_at_once():
+    """The second one is sent by requests of its own."""
+
+    def body(x):
+        one, other = ppermute(x, "i", ring()), ppermute(x + 1, "i", ring())
+        return one * np.cos(x) - other, ppermute(one, "i", ring())
+
+    f = mapped(body, out_specs=(P("i"), P("i")))
+    x = np.arange(3.0 * RANKS)
+    compiled, expected = md.jit(f), f(x)
+    assert lowered(compiled, x)[0].count("ppermute_start") >= 2
+    for _ in range(3):
+        assert_trees_close(md.tree.map(whole, compiled(x)), md.tree.map(whole, expected))
+
+
+@few
+def test_a_long_loop_is_part_of_the_program():
+    """One that scans no array: its steps then run without an interpreter."""
+    steps = lambda x: md.scan(lambda c, _: (c + ppermute(c, "i", ring()) / 2, None), x, None, length=20)[0]  # noqa: E731
+    f = mapped(lambda x: np.sin(steps(x)))
+    x = np.arange(3.0 * RANKS)
+    assert "scan(" in lowered(md.jit(f), x)[0]
+    for g in (f, md.grad(lambda x: f(x).sum())):
+        np.testing.assert_allclose(whole(md.jit(g)(x)), whole(g(x)))
+
+
+@few
 def test_few_persistent_requests_are_kept(monkeypatch):
     """They are made anew when they are needed again."""
     monkeypatch.setattr(persistent, "MANY", 2)

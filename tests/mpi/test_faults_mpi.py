@@ -252,7 +252,7 @@ FAULTS = {
             "on_grid(x)\n"
             "comm = mesh.ranks.comm\n"
             "def interrupted(*args): raise KeyboardInterrupt\n"
-            "try: comm.wait('Allreduce', interrupted if rank else comm._comm.Iallreduce, x, np.ones(SIZE))\n"
+            "try: comm.watching('Allreduce', interrupted if rank else comm._comm.Iallreduce)(x, np.ones(SIZE))\n"
             "except KeyboardInterrupt: pass\n"
             "on_grid(x)",
             (r"\[rank 1\] RuntimeError: Ctrl-C interrupted this rank while .* no longer in step", FAILED.format(1, 1)),

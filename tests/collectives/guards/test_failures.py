@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectives.backends.base import Tally
 from collectives.guards.deadlock import COMPARISON, PendingCall, State, stuck
 from collectives.guards.mismatch import OFTEN, Kind, MismatchCheck, calls_agree, mismatch_message, noter
 from tests import PATIENCE
@@ -194,9 +196,11 @@ def test_what_notes_a_call_again_does_as_a_call_that_is_looked_up(size):
     """Ranks that run a compiled program, and others that do not, compare at the same calls."""
     x, params = numpy.ones(size), {"axes": ("i",), "size": 2}
     checks = [MismatchCheck(Alone(), [0], wait=None) for _ in range(2)]
-    again = noter("psum", params, [x])
+    tally = Tally()
+    again = noter(SimpleNamespace(mismatch_check=checks[0]), "psum", params, [x], tally)
     for k in range(3 * OFTEN):
-        again(checks[0])
+        again()
+        assert (tally.calls, tally.bytes) == (k + 1, (k + 1) * x.nbytes)
         checks[1].note("psum", params, x)
         if k % 50 == 7:
             for check in checks:

@@ -449,3 +449,17 @@ def test_source_is_shown_line_by_line():
     assert isinstance(source, str)
     assert repr(source) == str(source) == source
     assert repr(source).splitlines()[-1] == "    return c"
+
+
+@pytest.mark.parametrize("choice", [True, False])
+def test_where_of_one_condition_copies_one_of_two_arrays(choice):
+    def f(c, x, y):
+        return np.where(c, x, y), np.where(c, x, 0.0), np.where(c, x[0], y[0]), np.where(c, x, y[0])
+
+    x, y = np.arange(6.0).reshape(2, 3), -np.ones((2, 3))
+    compiled = md.jit(f)
+    assert compiled.source(choice, x, y).count(".copy()") == 2
+    for condition in (choice, np.bool_(choice), np.array(choice)):
+        for actual, expected in zip(compiled(condition, x, y), f(condition, x, y), strict=True):
+            np.testing.assert_array_equal(actual, expected)
+            assert not any(np.may_share_memory(actual, z) for z in (x, y))

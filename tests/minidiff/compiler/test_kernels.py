@@ -86,6 +86,13 @@ def test_small_arrays_stay_with_numpy():
     assert fused(lambda x: often(x, 4), x[: len(x) // 3]) == 4  # they share a loop
     assert fused(lambda x: often(x, 40), x[: len(x) // 9]) == 0
 
+    def steps(x, length):
+        return md.scan(lambda c, _: ((c * 2 + c) * c, None), x, length=length)[0]
+
+    for length in (0, 2, 4):
+        source = md.jit(steps, static_argnames="length").source(x[: len(x) // 3], length=length)
+        assert ("def fused(" in source) == (length == 4)
+
     def long(x):
         for _ in range(1000):
             x = x * 0.9 + 0.1
