@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from collectives import axis_size
 from minidiff.core.tracer import Value
-from spmd.parallel.ring import matrices
+from spmd.parallel.matmul import matrices
 
 Axes = tuple[str, str]  # of the rows of the grid, and of its columns
 

@@ -34,8 +34,8 @@ import spmd
 from collectives import all_gather, pmean, psum_scatter
 from minidiff.core.tracer import Value
 from spmd.mesh.specs import P
+from spmd.parallel.matmul import matrices
 from spmd.parallel.network import Layer, axes_of, loss, predict, squared_error
-from spmd.parallel.ring import matrices
 
 Axes = tuple[str, str, str]  # of rows, columns and terms
 
@@ -63,7 +63,8 @@ def tensor_parallel_3d(mesh: spmd.Mesh, error: Callable = squared_error, **optio
 
     The mesh has three axes, for rows, columns and terms of the first product. A layer is a `product_3d`, and a bias
     that is split along the columns' axis; the next one has axes ``(axes[0], axes[2], axes[1])``. `error` and `options`
-    are those of `tensor_parallel_2d`. Raises ValueError for other meshes, and for dimensions that the axes do not divide.
+    are those of `tensor_parallel_2d`. Raises ValueError for other meshes, and for dimensions that the axes do not
+    divide.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
