@@ -265,20 +265,8 @@ def read_tables() -> dict[str, list[PublishedRow]]:
 
 #: Llama 3.1 405B: Grattafiori et al., "The Llama 3 herd of models", tables 3 and 4.
 LLAMA = MegatronConfig(vocabulary=128256, features=16384, heads=128, kv_heads=8, layers=126, hidden=53248)
-LLAMA_PLAN = TrainingPlan(
-    16384,
-    128,
-    126,
-    128256,
-    8192,
-    tensor=8,
-    data=128,
-    stages=16,
-    batch=2048,
-    microbatch=1,
-    recompute="full",
-    sequence=True,
-)
+SIZES = LLAMA.features, LLAMA.heads, LLAMA.layers, LLAMA.vocabulary
+LLAMA_PLAN = TrainingPlan(*SIZES, tokens=8192, tensor=8, data=128, stages=16, batch=2048, microbatch=1, sequence=True)
 
 
 # ---------------------------------------------------------------- predictions

@@ -67,7 +67,7 @@ weight_versions                            pipelines without a flush: PipeDream,
 zero, buckets                              optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
 expert, gates, assigned                    experts, each of which gets the tokens that a gate chooses for it
 convolution                                the space of images, whose edges neighbors exchange
-dlrm, embedding                            embedding tables: by tables, columns or rows
+dlrm                                       embedding tables: by tables, columns or rows
 parameter_server, asynchronous             parameters on one rank; in simulated time without waiting for all workers
 =========================================  ==========================================================================
 
@@ -91,7 +91,6 @@ from spmd.parallel.data import data_parallel
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, decoder_specs, init_decoder
 from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm
-from spmd.parallel.embedding import lookup_by_columns, lookup_by_rows, lookup_by_tables
 from spmd.parallel.expert import feed_forward, mixture_of_experts
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
@@ -142,11 +141,11 @@ __all__ = [
     "decoder_specs", "dense", "dlrm", "dlrm_loss", "double_buffered_versions", "embed", "empty_cache",
     "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights", "gathered",
     "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_params", "init_transformer",
-    "interleaved", "label_cross_entropy", "load_balancing_loss", "lookup_by_columns", "lookup_by_rows",
-    "lookup_by_tables", "loss", "matmul_all_gather", "matmul_all_gather_bidirectional", "matmul_all_gather_overlapped",
-    "matmul_psum_scatter", "matmul_psum_scatter_bidirectional", "matmul_psum_scatter_overlapped", "mixture_of_experts",
-    "next_token_loss", "offload", "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict",
-    "prefix_scan", "product_3d", "ring_attention", "routed", "router_z_loss", "row_parallel", "row_parallel_scattered",
+    "interleaved", "label_cross_entropy", "load_balancing_loss", "loss", "matmul_all_gather",
+    "matmul_all_gather_bidirectional", "matmul_all_gather_overlapped", "matmul_psum_scatter",
+    "matmul_psum_scatter_bidirectional", "matmul_psum_scatter_overlapped", "mixture_of_experts", "next_token_loss",
+    "offload", "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "prefix_scan",
+    "product_3d", "ring_attention", "routed", "router_z_loss", "row_parallel", "row_parallel_scattered",
     "run_parameter_server", "scheduled", "scheduled_orders", "scheduled_training", "scheduled_value_and_grad",
     "sequence_parallel_options", "sequence_parallel_transformer", "server_step", "simulate_parameter_server",
     "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn", "tensor_parallel", "tensor_parallel_2d",
