@@ -390,14 +390,12 @@ def fit(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FIT
     return start
 
 
-def cross_validate(
-    groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, folds: int = 5
-) -> list[list[float]]:
+def cross_validate(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants) -> list[list[float]]:
     """The relative errors of each row, by constants that are fitted without its fold: every fifth row of its group."""
     everything = linearize(groups, start)
-    fold = np.array([i % folds for group in groups for i in range(len(group))])
-    fitted = [improve(Linearized(everything.at, *(x[fold != k] for x in everything[1:]))) for k in range(folds)]
-    return [[price(fitted[i % folds]) / seconds - 1 for i, (price, seconds) in enumerate(group)] for group in groups]
+    fold = np.array([i % 5 for group in groups for i in range(len(group))])
+    fitted = [improve(Linearized(everything.at, *(x[fold != k] for x in everything[1:]))) for k in range(5)]
+    return [[price(fitted[i % 5]) / seconds - 1 for i, (price, seconds) in enumerate(group)] for group in groups]
 
 
 # ---------------------------------------------------------------- what is printed
@@ -428,17 +426,20 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     return round(float(np.array(np.corrcoef(ranks.T))[0, 1]), 3)
 
 
-def show_row(row: PublishedRow, constants: Constants) -> tuple[str, list[tuple[Case, Any]]]:
-    """A line that compares a row with its predictions, and those."""
-    found, texts = [], []
-    for case in row.cases:
-        prediction = predict(case.plan, constants)
-        found.append((case, prediction))
-        error = prediction.seconds / case.seconds - 1
-        texts.append(f"{prediction.seconds:.3f} s, measured {case.seconds:.3f} s ({error:+.1%})")
-    if row.state is not None:
-        texts.extend(_bytes(row))
-    return f"{row.cases[0].plan}: {'; '.join(texts)}", found
+def show_rows(rows: Sequence[PublishedRow], constants: Constants) -> list[tuple[Case, Any]]:
+    """Print a line that compares each row with its predictions, then the score."""
+    found = []
+    for row in rows:
+        texts = []
+        for case in row.cases:
+            prediction = predict(case.plan, constants)
+            found.append((case, prediction))
+            error = prediction.seconds / case.seconds - 1
+            texts.append(f"{prediction.seconds:.3f} s, measured {case.seconds:.3f} s ({error:+.1%})")
+        texts += [] if row.state is None else _bytes(row)
+        print(f"{row.cases[0].plan}: {'; '.join(texts)}", flush=True)
+    print(Score.of([prediction.seconds / case.seconds - 1 for case, prediction in found]))
+    return found
 
 
 def _bytes(row: PublishedRow) -> Iterable[str]:
@@ -458,17 +459,6 @@ def _bytes(row: PublishedRow) -> Iterable[str]:
 def _kept(plan: TrainingPlan) -> str:
     what = f"recompute {plan.recompute}" if plan.recompute else "no recomputation"
     return what + " and sequence parallel" * plan.sequence
-
-
-def show_rows(rows: Sequence[PublishedRow], constants: Constants) -> list[tuple[Case, Any]]:
-    """Print a line a row, then the score."""
-    found = []
-    for row in rows:
-        line, priced = show_row(row, constants)
-        print(line, flush=True)
-        found.extend(priced)
-    print(Score.of([prediction.seconds / case.seconds - 1 for case, prediction in found]))
-    return found
 
 
 def show_misses(found: Sequence[tuple[Case, Any]], count: int = 3) -> None:

@@ -117,12 +117,7 @@ from spmd.parallel.scheduled_network import blocked_layers, scheduled_value_and_
 from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
 from spmd.parallel.summa import summa, summa_nt, summa_tn
-from spmd.parallel.tensor import (
-    column_parallel,
-    row_parallel,
-    row_parallel_scattered,
-    tensor_parallel,
-)
+from spmd.parallel.tensor import column_parallel, row_parallel, row_parallel_scattered, tensor_parallel
 from spmd.parallel.tensor_2d import tensor_parallel_2d
 from spmd.parallel.tensor_3d import product_3d, tensor_parallel_3d
 from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
