@@ -12,7 +12,7 @@ from collectives import algorithms, axis_index, axis_size, broadcast, pmax, pmea
 from minidiff.precision import LossScale, Policy, all_finite, ranges, select
 from spmd import P
 from spmd.parallel import DecoderConfig, decoder_loss, init_decoder
-from spmd.parallel.embedding import lookup_by_rows
+from spmd.parallel.dlrm import lookup_by_rows
 from spmd.parallel.vocabulary import embed
 from spmd.placement import partition_tape
 from tests.collective_checks import whole

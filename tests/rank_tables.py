@@ -19,7 +19,7 @@ from collectives import algorithms
 from spmd import P
 from spmd.examples import where_to_sum
 from spmd.parallel import attention_by_heads, cannon, decoder_mesh, ring_attention, summa
-from spmd.parallel.embedding import SPLITS
+from spmd.parallel.dlrm import SPLITS
 from tests import (
     algorithm_checks,
     attention_programs,

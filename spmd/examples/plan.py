@@ -18,9 +18,9 @@ from typing import Any
 
 import minidiff as md
 import spmd
-from spmd.examples.scoreboard import FITTED, TrainingPlan, pad_vocabulary, predict, price_plan, read_tables
+from spmd.examples.scoreboard import FITTED, TrainingPlan, pad_vocabulary, predict, read_tables
 from spmd.mesh.launch import silence_other_ranks
-from spmd.parallel.megatron_3d import AXES, megatron_specs, parameters
+from spmd.parallel.megatron_3d import AXES, parameters, state_specs
 from spmd.report.table import Table, show_seconds
 from spmd.sharding.sharded_array import Sharding
 
@@ -61,16 +61,8 @@ def make_step_of(published: TrainingPlan) -> Callable:
         )
         step, (state, *rest) = chosen.step()
         mesh = spmd.make_mesh((choice.data, choice.stages, choice.feats), AXES, backend="simulated")
-        specs = megatron_specs(chosen.config())
-        like = md.tree.structure(specs)
-
-        def sharded(types: Any) -> Any:
-            if md.tree.structure(types) != like:
-                return types
-            return md.tree.map(lambda t, p: md.ShapedArray(t.shape, t.dtype, sharding=Sharding(mesh, p)), types, specs)
-
-        state = md.tree.map(sharded, state, is_leaf=lambda x: md.tree.structure(x) == like)
-        return step, (state, *rest)
+        sharded = lambda t, spec: md.ShapedArray(t.shape, t.dtype, sharding=Sharding(mesh, spec))  # noqa: E731
+        return step, (md.tree.map(sharded, state, state_specs(chosen.config(), state)), *rest)
 
     return make_step
 
@@ -92,8 +84,7 @@ def show_all(models: dict[Model, list[TrainingPlan]]) -> None:
     """Print, for each model, the fastest of the published plans by prediction, and the plan that is found."""
     rows = []
     for (size, devices, _), plans in models.items():
-        _, theirs = min((float(price_plan(plan)(FITTED)), plan) for plan in plans)
-        published = predict(theirs, FITTED)
+        published, theirs = min(((predict(plan), plan) for plan in plans), key=lambda each: each[0].seconds)
         start = time.perf_counter()
         # What fits is judged by one measure: what the published plan needs, the devices had.
         found = find(theirs, devices, memory=max(FITTED.machine().memory, sum(published.memory.values())))

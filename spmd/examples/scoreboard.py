@@ -34,9 +34,9 @@ from spmd.mesh.launch import silence_other_ranks
 from spmd.parallel.megatron_3d import AXES, MegatronConfig, check, megatron_step
 from spmd.parallel.schedules import interleaved, one_f_one_b
 from spmd.report.plots import Curve, logarithmic_curves
+from spmd.report.predict import prices_of
 from spmd.report.rewritten import rewritten
 from spmd.report.table import Table
-from spmd.report.tape_cost import Prices
 from spmd.report.walk import Walk
 
 NEAREST = ("feats", "data", "stages")  # as Megatron-LM numbers its ranks
@@ -266,20 +266,8 @@ def read_tables() -> dict[str, list[PublishedRow]]:
 
 #: Llama 3.1 405B: Grattafiori et al., "The Llama 3 herd of models", tables 3 and 4.
 LLAMA = MegatronConfig(vocabulary=128256, features=16384, heads=128, kv_heads=8, layers=126, hidden=53248)
-LLAMA_PLAN = TrainingPlan(
-    16384,
-    128,
-    126,
-    128256,
-    8192,
-    tensor=8,
-    data=128,
-    stages=16,
-    batch=2048,
-    microbatch=1,
-    recompute="full",
-    sequence=True,
-)
+SIZES = LLAMA.features, LLAMA.heads, LLAMA.layers, LLAMA.vocabulary
+LLAMA_PLAN = TrainingPlan(*SIZES, tokens=8192, tensor=8, data=128, stages=16, batch=2048, microbatch=1, sequence=True)
 
 
 # ---------------------------------------------------------------- predictions
@@ -336,66 +324,8 @@ def _named(tape: Tape, name: str) -> Iterable[int]:
 # ---------------------------------------------------------------- the fit
 
 
-class Sloped(float):
-    """A number with its derivatives in the constants; adding and comparing is all that a walk does with seconds."""
-
-    slope: np.ndarray
-
-    def __new__(cls, value: float, slope: np.ndarray) -> Sloped:
-        self = super().__new__(cls, value)
-        self.slope = slope
-        return self
-
-    def __add__(self, other: float) -> Sloped:
-        return Sloped(float(self) + float(other), self.slope + getattr(other, "slope", 0.0))
-
-    def __mul__(self, other: float) -> Sloped:
-        return Sloped(float(self) * float(other), self.slope * float(other))
-
-    def __neg__(self) -> Sloped:
-        return self * -1.0
-
-    def __sub__(self, other: float) -> Sloped:
-        return self + -1.0 * other
-
-    def __rsub__(self, other: float) -> Sloped:
-        return -self + other
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-class Slopes(Prices):
-    """The prices of a machine as functions of the constants: `Sloped` numbers in `parameters`.
-
-    Seconds are linear in 1 / best, half / best, the inverse shares of the links, and `issue`.
-    """
-
-    def __init__(self, constants: Constants, plan: TrainingPlan):
-        shape = dict(zip(AXES, (plan.data, plan.stages, plan.tensor)))
-        self.machine = constants.machine()
-        at = parameters_of(constants)
-        steps = [constants_of(np.where([k == i for k in range(5)], 1.01 * at, at)) for i in (2, 3)]
-        self.placed, *self.others = (c.machine().on(shape, NEAREST) for c in (constants, *steps))
-        self.fuses = self.machine.fuses
-        self.issue = Sloped(constants.issue, np.eye(5)[4])
-        self.at = at
-
-    def compute(self, work: Any, dtype: Any) -> float:
-        seconds = self.machine.seconds(work, dtype)
-        if work.product is None or seconds <= self.machine.launch + work.bytes / self.machine.bandwidth:
-            return seconds
-        peak = work.flops / self.machine.peak(dtype)
-        size = self.machine.efficiency.size(work.product)
-        return Sloped(seconds, np.array([peak, peak / size, 0.0, 0.0, 0.0]))
-
-    def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
-        seconds, *others = (each.seconds(collective, ranks, nbytes, axes) for each in (self.placed, *self.others))
-        slope = [(other - seconds) / (0.01 * x) for other, x in zip(others, self.at[2:4])]
-        return Sloped(seconds, np.array([0.0, 0.0, *slope, 0.0])), self.placed.slowest(axes).name
-
-
 def parameters_of(constants: Constants) -> np.ndarray:
-    """The parameters in which seconds are linear.
+    """The parameters in which seconds are linear, where the same operations and links decide.
 
     >>> constants = Constants(best=0.8, half=400, nvlink=0.5, infiniband=0.25, issue=1e-4)
     >>> [round(float(x), 6) for x in parameters_of(constants)]
@@ -410,13 +340,18 @@ def constants_of(parameters: np.ndarray) -> Constants:
     return Constants(1 / a, b / a, 1 / near, 1 / far, issue)
 
 
-Priced = Callable[[Constants], Any]  # -> Sloped
+Priced = Callable[[Constants], float]
 
 
 def price_plan(plan: TrainingPlan) -> Priced:
     """A function that prices a plan's step, recorded once, by constants."""
     tape = tape_of(plan)
-    return lambda constants: Walk(Slopes(constants, plan), overlap=False).price(tape, whole=True).seconds
+
+    def price(constants: Constants) -> float:
+        _, prices = prices_of(tape, constants.machine(), NEAREST)
+        return Walk(prices, overlap=False).price(tape, whole=True).seconds
+
+    return price
 
 
 class Linearized(NamedTuple):
@@ -429,12 +364,12 @@ class Linearized(NamedTuple):
 
 
 def linearize(groups: Sequence[Sequence[tuple[Priced, float]]], constants: Constants) -> Linearized:
-    """Price all rows. Each group of rows counts the same."""
+    """Price all rows, and again with each parameter 1 % larger. Each group of rows counts the same."""
     at, rows = parameters_of(constants), [row for group in groups for row in group]
-    found = [(price(constants), seconds) for price, seconds in rows]
-    errors = np.array([float(x) / seconds - 1 for x, seconds in found])
-    slopes = np.array([x.slope / seconds * at for x, seconds in found])
-    return Linearized(at, errors, slopes, np.array([1 / len(group) for group in groups for _ in group]))
+    nearby = [constants, *map(constants_of, at * (1 + 0.01 * np.eye(5)))]
+    errors, *changed = np.array([[price(each) / seconds - 1 for price, seconds in rows] for each in nearby])
+    shares = np.array([1 / len(group) for group in groups for _ in group])
+    return Linearized(at, errors, (np.transpose(changed) - errors[:, None]) / 0.01, shares)
 
 
 def improve(rows: Linearized) -> Constants:
@@ -449,23 +384,19 @@ def improve(rows: Linearized) -> Constants:
     return constants_of(np.maximum(rows.at * (1 + np.clip(change, -0.3, 0.3)), [1.0, 0.0, 1.0, 1.0, 0.0]))
 
 
-def fit(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, rounds: int = 4) -> Constants:
+def fit(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, rounds: int = 2) -> Constants:
     """The constants with the least mean absolute error of the steps' times, by Gauss-Newton steps."""
     for _ in range(rounds):
         start = improve(linearize(groups, start))
     return start
 
 
-def cross_validate(
-    groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, folds: int = 5
-) -> list[list[float]]:
+def cross_validate(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants) -> list[list[float]]:
     """The relative errors of each row, by constants that are fitted without its fold: every fifth row of its group."""
     everything = linearize(groups, start)
-    fold = np.array([i % folds for group in groups for i in range(len(group))])
-    fitted = [improve(Linearized(everything.at, *(x[fold != k] for x in everything[1:]))) for k in range(folds)]
-    return [
-        [float(price(fitted[i % folds])) / seconds - 1 for i, (price, seconds) in enumerate(group)] for group in groups
-    ]
+    fold = np.array([i % 5 for group in groups for i in range(len(group))])
+    fitted = [improve(Linearized(everything.at, *(x[fold != k] for x in everything[1:]))) for k in range(5)]
+    return [[price(fitted[i % 5]) / seconds - 1 for i, (price, seconds) in enumerate(group)] for group in groups]
 
 
 # ---------------------------------------------------------------- what is printed
@@ -496,17 +427,20 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     return round(float(np.array(np.corrcoef(ranks.T))[0, 1]), 3)
 
 
-def show_row(row: PublishedRow, constants: Constants) -> tuple[str, list[tuple[Case, Any]]]:
-    """A line that compares a row with its predictions, and those."""
-    found, texts = [], []
-    for case in row.cases:
-        prediction = predict(case.plan, constants)
-        found.append((case, prediction))
-        error = prediction.seconds / case.seconds - 1
-        texts.append(f"{prediction.seconds:.3f} s, measured {case.seconds:.3f} s ({error:+.1%})")
-    if row.state is not None:
-        texts.extend(_bytes(row))
-    return f"{row.cases[0].plan}: {'; '.join(texts)}", found
+def show_rows(rows: Sequence[PublishedRow], constants: Constants) -> list[tuple[Case, Any]]:
+    """Print a line that compares each row with its predictions, then the score."""
+    found = []
+    for row in rows:
+        texts = []
+        for case in row.cases:
+            prediction = predict(case.plan, constants)
+            found.append((case, prediction))
+            error = prediction.seconds / case.seconds - 1
+            texts.append(f"{prediction.seconds:.3f} s, measured {case.seconds:.3f} s ({error:+.1%})")
+        texts += [] if row.state is None else _bytes(row)
+        print(f"{row.cases[0].plan}: {'; '.join(texts)}", flush=True)
+    print(Score.of([prediction.seconds / case.seconds - 1 for case, prediction in found]))
+    return found
 
 
 def _bytes(row: PublishedRow) -> Iterable[str]:
@@ -526,17 +460,6 @@ def _bytes(row: PublishedRow) -> Iterable[str]:
 def _kept(plan: TrainingPlan) -> str:
     what = f"recompute {plan.recompute}" if plan.recompute else "no recomputation"
     return what + " and sequence parallel" * plan.sequence
-
-
-def show_rows(rows: Sequence[PublishedRow], constants: Constants) -> list[tuple[Case, Any]]:
-    """Print a line a row, then the score."""
-    found = []
-    for row in rows:
-        line, priced = show_row(row, constants)
-        print(line, flush=True)
-        found.extend(priced)
-    print(Score.of([prediction.seconds / case.seconds - 1 for case, prediction in found]))
-    return found
 
 
 def show_misses(found: Sequence[tuple[Case, Any]], count: int = 3) -> None:
@@ -592,9 +515,9 @@ def plot(found: Sequence[tuple[str, Case, Any]], ax: Any = None) -> Any:
 def show_fit(tables: dict[str, list[PublishedRow]]) -> None:
     """Fit the constants to all tables, and cross-validate."""
     groups = [[(price_plan(case.plan), case.seconds) for row in rows for case in row.cases] for rows in tables.values()]
-    constants = fit(groups, rounds=2)
+    constants = fit(groups)
     print(Table(["constant", "fitted"], [[name, f"{x:.6g}"] for name, x in constants._asdict().items()]))
-    inside = [[float(price(constants)) / seconds - 1 for price, seconds in group] for group in groups]
+    inside = [[price(constants) / seconds - 1 for price, seconds in group] for group in groups]
     for kind, errors in (("in sample", inside), ("five-fold cross-validated", cross_validate(groups, constants))):
         scores = [[name, *(f"{x:+.1%}" for x in Score.of(each))] for name, each in zip(tables, errors)]
         print(f"\n{kind}\n{Table(['table', 'mean absolute error', 'max', 'bias'], scores)}")

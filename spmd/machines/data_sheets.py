@@ -39,24 +39,20 @@ A100 = Machine(
     },
 )
 
-H100 = Machine(
-    "H100 80 GB SXM",
+H100 = A100.replace(
+    name="H100 80 GB SXM",
     flops={"bfloat16": 989 * TERA, "float16": 989 * TERA, "float32": 495 * TERA, "float64": 67 * TERA},
     elementwise=67 * TERA,
     bandwidth=3350 * GB,
-    memory=80 * 2**30,
-    launch=4e-6,
-    fuses=FUSED,
     links=(
         link("NVLink", 8, 4e-6, 450 * GB, "H100 data sheet: 900 GB/s a device, both ways; 8 devices a node (DGX H100)"),
         link("InfiniBand", math.inf, 8e-6, 50 * GB, "DGX H100 data sheet: 8 × 400 Gb/s a node, one adapter a device"),
     ),
     efficiency=Efficiency(best=0.75, half=400),
     sources={
+        **A100.sources,
         "flops": "NVIDIA H100 data sheet (2023): tensor cores, dense; float32 as TF32",
-        "elementwise": "the same: float32 outside of tensor cores",
         "bandwidth": "the same: HBM3 of the SXM model",
-        "memory": "the same",
         "launch": "as A100",
         "efficiency": "large products reach 75 % of the peak, where power limits the clock",
     },
@@ -85,25 +81,20 @@ TPU_V5E = Machine(
     },
 )
 
-TPU_V5P = Machine(
-    "TPU v5p",
+TPU_V5P = TPU_V5E.replace(
+    name="TPU v5p",
     flops={"bfloat16": 459 * TERA, "int8": 918 * TERA, "float32": 459 / 6 * TERA},
     elementwise=14 * TERA,
     bandwidth=2765 * GB,
     memory=95 * 2**30,
-    launch=1e-6,
-    fuses=FUSED,
     links=(
         link("ICI", 8960, 1e-6, 180 * GB, "Google Cloud, TPU v5p: pods of 8,960; a ring uses two links of 90 GB/s"),
         link("DCN", math.inf, 1e-5, 6.25 * GB, "Austin et al., How to scale your model (2025): 50 Gb/s a chip"),
     ),
-    efficiency=Efficiency(best=0.95, half=60),
     sources={
+        **TPU_V5E.sources,
         "flops": "Google Cloud, TPU v5p; float32 by six passes of bfloat16",
-        "elementwise": "Austin et al., How to scale your model (2025): vector unit",
         "bandwidth": "Google Cloud, TPU v5p",
         "memory": "Google Cloud, TPU v5p",
-        "launch": "one program for a step: a fraction of a microsecond an operation",
-        "efficiency": "Austin et al.: products of multiples of 128 reach nearly the peak",
     },
 )

@@ -67,7 +67,7 @@ weight_versions                            pipelines without a flush: PipeDream,
 zero, buckets                              optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
 expert, gates, assigned                    experts, each of which gets the tokens that a gate chooses for it
 convolution                                the space of images, whose edges neighbors exchange
-dlrm, embedding                            embedding tables: by tables, columns or rows
+dlrm                                       embedding tables: by tables, columns or rows
 parameter_server, asynchronous             parameters on one rank; in simulated time without waiting for all workers
 =========================================  ==========================================================================
 
@@ -91,7 +91,6 @@ from spmd.parallel.data import data_parallel
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, decoder_specs, init_decoder
 from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm
-from spmd.parallel.embedding import lookup_by_columns, lookup_by_rows, lookup_by_tables
 from spmd.parallel.expert import feed_forward, mixture_of_experts
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
@@ -118,15 +117,9 @@ from spmd.parallel.scheduled_network import blocked_layers, scheduled_value_and_
 from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
 from spmd.parallel.summa import summa, summa_nt, summa_tn
-from spmd.parallel.tensor import (
-    column_parallel,
-    row_parallel,
-    row_parallel_scattered,
-    tensor_parallel,
-    tensor_parallel_dense,
-)
-from spmd.parallel.tensor_2d import dense_2d, mlp_2d, mlp_bytes, tensor_parallel_2d
-from spmd.parallel.tensor_3d import dense_3d, product_3d, tensor_parallel_3d
+from spmd.parallel.tensor import column_parallel, row_parallel, row_parallel_scattered, tensor_parallel
+from spmd.parallel.tensor_2d import tensor_parallel_2d
+from spmd.parallel.tensor_3d import product_3d, tensor_parallel_3d
 from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
 from spmd.parallel.vocabulary import embed, label_cross_entropy
 from spmd.parallel.weight_versions import (
@@ -140,19 +133,18 @@ __all__ = [
     "Config", "DecoderConfig", "Schedule", "Step", "Training", "Update", "assigned_experts", "attention",
     "attention_by_heads", "beam_search", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
     "column_parallel", "conv", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
-    "decoder_specs", "dense", "dense_2d", "dense_3d", "dlrm", "dlrm_loss", "double_buffered_versions", "embed",
-    "empty_cache", "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights",
-    "gathered", "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_params",
-    "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss", "lookup_by_columns",
-    "lookup_by_rows", "lookup_by_tables", "loss", "matmul_all_gather", "matmul_all_gather_bidirectional",
-    "matmul_all_gather_overlapped", "matmul_psum_scatter", "matmul_psum_scatter_bidirectional",
-    "matmul_psum_scatter_overlapped", "mixture_of_experts", "mlp_2d", "mlp_bytes", "next_token_loss", "offload",
-    "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "prefix_scan", "product_3d",
-    "ring_attention", "routed", "router_z_loss", "row_parallel", "row_parallel_scattered", "run_parameter_server",
-    "scheduled", "scheduled_orders", "scheduled_training", "scheduled_value_and_grad", "sequence_parallel_options",
-    "sequence_parallel_transformer", "server_step", "simulate_parameter_server", "squared_error",
-    "stacked_layers", "summa", "summa_nt", "summa_tn", "tensor_parallel", "tensor_parallel_2d", "tensor_parallel_3d",
-    "tensor_parallel_dense", "tensor_parallel_options", "tensor_parallel_transformer", "top_experts",
+    "decoder_specs", "dense", "dlrm", "dlrm_loss", "double_buffered_versions", "embed", "empty_cache",
+    "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights", "gathered",
+    "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_params", "init_transformer",
+    "interleaved", "label_cross_entropy", "load_balancing_loss", "loss", "matmul_all_gather",
+    "matmul_all_gather_bidirectional", "matmul_all_gather_overlapped", "matmul_psum_scatter",
+    "matmul_psum_scatter_bidirectional", "matmul_psum_scatter_overlapped", "mixture_of_experts", "next_token_loss",
+    "offload", "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "prefix_scan",
+    "product_3d", "ring_attention", "routed", "router_z_loss", "row_parallel", "row_parallel_scattered",
+    "run_parameter_server", "scheduled", "scheduled_orders", "scheduled_training", "scheduled_value_and_grad",
+    "sequence_parallel_options", "sequence_parallel_transformer", "server_step", "simulate_parameter_server",
+    "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn", "tensor_parallel", "tensor_parallel_2d",
+    "tensor_parallel_3d", "tensor_parallel_options", "tensor_parallel_transformer", "top_experts",
     "train_with_versions", "transformer", "transformer_specs", "unblocked_layers", "unstacked_layers", "zero",
     "zero_bubble", "zigzag",
 ]  # fmt: skip

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from collectives import ppermute
 from collectives.ops import shift
 from minidiff.core.tracer import Value
-from spmd.parallel.grid import Axes, check_blocks
+from spmd.parallel.summa import Axes, check_blocks
 
 
 def cannon(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:

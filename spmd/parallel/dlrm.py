@@ -3,7 +3,8 @@
 A bottom MLP turns an example's dense features into d features; each of its T categorical features selects a row of a
 table, a vector of d. The dot products of all pairs of these T + 1 vectors, and the bottom MLP's result, go through a
 top MLP. The MLPs are the same on all ranks. The tables [T, R, d], which have nearly all parameters, are split, and so
-are the examples. The lookups are those of `embedding.py`. With p ranks, the gradient of the loss communicates:
+are the examples. A rank looks up vectors for the examples of all ranks in its shard of the tables, and a collective
+exchanges them for whole vectors of its own examples. With p ranks, the gradient of the loss communicates:
 
 =======  =========  ============  =====  ================
 split    direction  collective    count  numbers per rank
@@ -30,7 +31,9 @@ N is the number of examples, and mlps that of the MLPs' parameters; N/p*T indice
 splitting by tables is unbalanced, but splitting by columns is not. Split by rows if a table is too long for one rank.
 The gradients of tables are split like the tables.
 
-Source: Naumov et al., "Deep learning recommendation model for personalization and recommendation systems" (2019).
+Source: Naumov et al., "Deep learning recommendation model for personalization and recommendation systems" (2019);
+Mudigere et al., "Software-hardware co-design for fast and scalable training of deep learning recommendation models"
+(2022).
 """
 
 from __future__ import annotations
@@ -43,11 +46,53 @@ import numpy
 
 import minidiff.numpy as np
 import spmd
-from collectives import pmean
+from collectives import all_gather, all_to_all, axis_index, pmean, psum_scatter
 from minidiff.nn import softplus
 from spmd.mesh.specs import P
-from spmd.parallel.embedding import SPLITS, lookup
 from spmd.parallel.network import axes_of, init_params, predict
+
+# ---------------------------------------------------------------- lookups in split tables
+
+
+def lookup(tables: Any, indices: Any) -> Any:
+    """A row of each table for each example: [T, R, d], [n, T] -> [n, T, d].
+
+    >>> lookup(numpy.arange(8.0).reshape(2, 2, 2), numpy.array([[0, 1]]))
+    array([[[0., 1.],
+            [6., 7.]]])
+    """
+    return tables[numpy.arange(tables.shape[0]), indices]
+
+
+def lookup_by_tables(tables: Any, indices: Any, axis: str) -> Any:
+    """`lookup` in tables split one by one: [T/p, R, d], [n/p, T] -> [n/p, T, d]."""
+    indices = all_to_all(indices, axis, split_axis=1, concat_axis=0, tiled=True)  # [n, T/p]
+    return all_to_all(lookup(tables, indices), axis, split_axis=0, concat_axis=1, tiled=True)
+
+
+def lookup_by_columns(tables: Any, indices: Any, axis: str) -> Any:
+    """`lookup` in tables split by columns: [T, R, d/p], [n/p, T] -> [n/p, T, d]."""
+    found = lookup(tables, all_gather(indices, axis, tiled=True))  # [n, T, d/p]
+    return all_to_all(found, axis, split_axis=0, concat_axis=2, tiled=True)
+
+
+def lookup_by_rows(tables: Any, indices: Any, axis: str) -> Any:
+    """`lookup` in tables split by rows: [T, R/p, d], [n/p, T] -> [n/p, T, d].
+
+    Each rank looks up its own rows, and uses -0.0 for others, which does not change a sum. The sum over the ranks is
+    `lookup`. (An index out of range gives zeros; `dlrm` checks indices first.)
+    """
+    rows = tables.shape[1]
+    local = all_gather(indices, axis, tiled=True) - axis_index(axis) * rows  # [n, T]
+    here = np.expand_dims((local >= 0) & (local < rows), 2)
+    return psum_scatter(np.where(here, lookup(tables, np.clip(local, 0, rows - 1)), -0.0), axis, tiled=True)
+
+
+#: How tables may be split: the lookup, and the dimension of [T, R, d] that is split.
+SPLITS = {"tables": (lookup_by_tables, 0), "columns": (lookup_by_columns, 2), "rows": (lookup_by_rows, 1)}
+
+
+# ---------------------------------------------------------------- the model
 
 
 def init_dlrm(rng: Any, tables: tuple[int, int, int], bottom: Sequence[int], top: Sequence[int]) -> dict[str, Any]:

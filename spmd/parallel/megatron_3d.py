@@ -334,12 +334,17 @@ def megatron_step(
         masters = md.optim.apply_updates(state["masters"], updates)
         return loss, {"weights": _cast(masters, dtype), "masters": masters, "optimizer": moments}
 
-    like = md.tree.structure(megatron_specs(config))
-    of_params = lambda tree: md.tree.structure(tree) == like  # noqa: E731
-    spec_of = lambda tree: megatron_specs(config) if of_params(tree) else P()  # noqa: E731
-    specs = md.tree.map(spec_of, md.eval_shape(init, md.random.key(0)), is_leaf=of_params)
+    specs = state_specs(config, md.eval_shape(init, md.random.key(0)))
     in_specs = specs, P("data"), P("data"), P()
     return init, spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=(P(), specs))
+
+
+def state_specs(config: MegatronConfig, state: Any) -> Any:
+    """The tree of specs of a training state: those of the parameters for each tree like these, P() for the rest."""
+    specs = megatron_specs(config)
+    like = md.tree.structure(specs)
+    of_params = lambda tree: md.tree.structure(tree) == like  # noqa: E731
+    return md.tree.map(lambda tree: specs if of_params(tree) else P(), state, is_leaf=of_params)
 
 
 def check(mesh: spmd.Mesh, config: MegatronConfig, chunks: int, recompute: str | None) -> None:

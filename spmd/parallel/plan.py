@@ -25,6 +25,7 @@ from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
 from spmd.parallel import schedules
+from spmd.parallel.decoder_params import AXES
 from spmd.report import plots
 from spmd.report.forecast import FASTEST, CostModel
 from spmd.report.predict import Prediction, predict
@@ -36,9 +37,6 @@ from spmd.report.walk import local_type
 if TYPE_CHECKING:
     from spmd.machines import Machine, Placement
     from spmd.parallel.schedule import Schedule
-
-#: The axes of a mesh, as `spmd.parallel.decoder` has them.
-AXES = ("data", "shards", "experts", "stages", "tokens", "feats")
 
 #: The cost of bytes alone.
 BYTES = CostModel(alpha=0.0, beta=1.0, algorithms=FASTEST)

@@ -140,7 +140,3 @@ class Schedule:
         """For each stage, the most activations that wait for their backward pass."""
         change = {FORWARD: 1, BACKWARD: 0, WEIGHT: -1} if self.is_split else {FORWARD: 1, BACKWARD: -1}
         return [max(itertools.accumulate(change[step.direction] for step in row if step)) for row in self.table]
-
-    def layer_evaluations(self, layers: int) -> int:
-        """How many layers of a network of `layers` a stage evaluates, if a backward pass evaluates them again."""
-        return 2 * self.microbatches * layers // self.stages

@@ -45,9 +45,15 @@ efficient 2D method for training super-large deep learning models" (Optimus, 202
 
 from __future__ import annotations
 
-from collectives import broadcast_varying, reduce
+import functools
+import operator
+from collections.abc import Iterable
+
+from collectives import axis_size, broadcast_varying, reduce
 from minidiff.core.tracer import Value
-from spmd.parallel.grid import Axes, check_blocks, total
+from spmd.parallel.matmul import matrices
+
+Axes = tuple[str, str]  # of the rows of the grid, and of its columns
 
 
 def summa(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
@@ -65,7 +71,7 @@ def summa(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
                   [11., 16.]], P('rows', 'columns'))
     """
     q, (rows, columns) = check_blocks("summa", a, b, axes, (1, 0)), axes
-    return total(broadcast_varying(a, columns, k) @ broadcast_varying(b, rows, k) for k in range(q))
+    return _total(broadcast_varying(a, columns, k) @ broadcast_varying(b, rows, k) for k in range(q))
 
 
 def summa_nt(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
@@ -82,7 +88,7 @@ def summa_nt(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
                   [11., 16.]], P('rows', 'columns'))
     """
     q, (rows, columns) = check_blocks("summa_nt", a, b, axes, (1, 1)), axes
-    return total(reduce(a @ broadcast_varying(b, rows, k).T, columns, k) for k in range(q))
+    return _total(reduce(a @ broadcast_varying(b, rows, k).T, columns, k) for k in range(q))
 
 
 def summa_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
@@ -99,4 +105,28 @@ def summa_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
                   [11., 16.]], P('rows', 'columns'))
     """
     q, (rows, columns) = check_blocks("summa_tn", a, b, axes, (0, 0)), axes
-    return total(reduce(broadcast_varying(a, columns, k).T @ b, rows, k) for k in range(q))
+    return _total(reduce(broadcast_varying(a, columns, k).T @ b, rows, k) for k in range(q))
+
+
+def check_blocks(what: str, a: Value, b: Value, axes: Axes, contracted: tuple[int, int]) -> int:
+    """The size q of a q×q grid of ranks.
+
+    Raises ValueError for other grids, and unless a and b are blocks whose `contracted` dimensions agree.
+    """
+    if not isinstance(axes, (tuple, list)) or len(axes) != 2 or axes[0] == axes[1]:
+        raise ValueError(f"{what}: axes={axes!r}; write two axes of the mesh, such as ('rows', 'columns')")
+    p, q = map(axis_size, axes)
+    if p != q:
+        raise ValueError(
+            f"{what} takes a square grid of ranks; {axes[0]!r} has size {p} and {axes[1]!r} has size {q}: write "
+            f"make_mesh(({min(p, q)}, {min(p, q)}), {tuple(axes)})"
+        )
+    (left, right), (m, n), names = matrices(what, a, b), contracted, ("rows", "columns")
+    if left.shape[m] != right.shape[n]:
+        raise ValueError(f"{what}: a has as many {names[m]} as b has {names[n]}; got blocks {left} and {right}")
+    return q
+
+
+def _total(terms: Iterable[Value]) -> Value:
+    """The sum of at least one term."""
+    return functools.reduce(operator.add, terms)

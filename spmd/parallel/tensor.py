@@ -79,24 +79,6 @@ def row_parallel_scattered(x: Any, W: Any, b: Any, axis: str) -> Any:
     return psum_scatter(x @ W, axis, scatter_dimension=1, tiled=True) + b
 
 
-def tensor_parallel_dense(mesh: spmd.Mesh, **options: Any) -> Callable:
-    """`dense` on whole arrays, for programs without ranks: (x [n, k], W [k, m], b [m]) -> [n, m].
-
-    x and the result are split by their second dimension, W and b by their first, along the mesh's axis.
-
-    >>> import minidiff.numpy as np
-    >>> mesh = spmd.make_mesh((4,), ('feats',), backend='simulated')
-    >>> x, W, b = np.ones((3, 8)), np.eye(8), np.arange(8.0)
-    >>> y = tensor_parallel_dense(mesh)(x, W, b)
-    >>> y.spec, bool(np.all(np.asarray(y) == x @ W + b))
-    (P(None, 'feats'), True)
-    """
-    (axis,) = axes_of(mesh, "tensor_parallel_dense", "feats")
-    layer = functools.partial(row_parallel_scattered, axis=axis)
-    specs = (P(None, axis), P(axis), P(axis))
-    return spmd.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P(None, axis), **options)
-
-
 def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
     """The loss, as a function of (params, (inputs, targets)).
 

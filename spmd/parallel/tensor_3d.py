@@ -34,8 +34,8 @@ import spmd
 from collectives import all_gather, pmean, psum_scatter
 from minidiff.core.tracer import Value
 from spmd.mesh.specs import P
+from spmd.parallel.matmul import matrices
 from spmd.parallel.network import Layer, axes_of, loss, predict, squared_error
-from spmd.parallel.ring import matrices
 
 Axes = tuple[str, str, str]  # of rows, columns and terms
 
@@ -58,29 +58,13 @@ def product_3d(a: Value, b: Value, axes: Axes = ("i", "j", "k")) -> Value:
     return psum_scatter(a @ b, terms, tiled=True)
 
 
-def dense_3d(x: Any, W: Any, b: Any, axes: Axes = ("i", "j", "k")) -> Any:
-    """One layer on a cube: [n/q², k/q], [k/q², m/q], [m/q] -> [n/q², m/q].
-
-    x and W are the operands of `product_3d`, and b is split along the columns' axis. The next layer's axes are
-    ``(axes[0], axes[2], axes[1])``.
-
-    >>> import numpy as np
-    >>> mesh = spmd.make_mesh((2, 2, 2), ('i', 'j', 'k'), backend='simulated')
-    >>> specs = {'in_specs': (P(('i', 'j'), 'k'), P(('k', 'i'), 'j'), P('j')), 'out_specs': P(('i', 'k'), 'j')}
-    >>> spmd.shard_map(dense_3d, mesh, **specs)(np.eye(4), np.arange(8.0).reshape(4, 2), np.array([10.0, 20.0]))
-    ShardedArray([[10., 21.],
-                  [12., 23.],
-                  [14., 25.],
-                  [16., 27.]], P(('i', 'k'), 'j'))
-    """
-    return product_3d(x, W, axes) + b
-
-
 def tensor_parallel_3d(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)), whose layers are `dense_3d` with their axes in turn.
+    """The loss, as a function of (params, (inputs, targets)).
 
-    The mesh has three axes, for rows, columns and terms of the first product. `error` and `options` are those of
-    `tensor_parallel_2d`. Raises ValueError for other meshes, and for dimensions that the axes do not divide.
+    The mesh has three axes, for rows, columns and terms of the first product. A layer is a `product_3d`, and a bias
+    that is split along the columns' axis; the next one has axes ``(axes[0], axes[2], axes[1])``. `error` and `options`
+    are those of `tensor_parallel_2d`. Raises ValueError for other meshes, and for dimensions that the axes do not
+    divide.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
@@ -94,7 +78,7 @@ def tensor_parallel_3d(mesh: spmd.Mesh, error: Callable = squared_error, **optio
 
     def forward(params: Sequence[Layer], x: Any) -> Any:
         axes = itertools.cycle(in_turn)
-        return predict(params, x, lambda x, W, b: dense_3d(x, W, b, next(axes)))
+        return predict(params, x, lambda x, W, b: product_3d(x, W, next(axes)) + b)
 
     def mapped(params, batch):
         _, columns, terms = in_turn[(len(params) - 1) % 2]

@@ -163,10 +163,6 @@ class CostModel:
         cost = self.cost(collective, ranks, nbytes, axes)
         return self.factors.get(collective, 1.0) * self.of(cost, axes)
 
-    def of_row(self, row: Row) -> float:
-        """The seconds of all calls in a row of a report, as if each passed as many bytes as the average one."""
-        return row.count * self.seconds(row.collective, row.ranks, row.bytes / row.count, row.axes)
-
     def cost(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> Cost:
         """The steps and bytes of a collective, by the model's algorithm for it."""
         if isinstance(self.algorithms, str):  # FASTEST

@@ -6,7 +6,7 @@ What stages send travels meanwhile.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,8 +15,7 @@ import numpy
 
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var
-from spmd.report.plots import Bar, bars_in_rows
-from spmd.report.schedule import COLORS
+from spmd.report.schedule import plot_steps
 from spmd.report.tape_cost import BUBBLE, ISSUE, Amount, Category, TapeCost
 
 if TYPE_CHECKING:
@@ -37,12 +36,7 @@ class Timed(NamedTuple):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw stages down and seconds across. Returns the axes; needs matplotlib."""
-        paler = 0.7 / self.schedule.chunks
-        bars = [
-            Bar(stage, start, end - start, COLORS[step.direction], str(step.microbatch), 1 - paler * step.chunk)
-            for stage, step, start, end in self.steps
-        ]
-        return bars_in_rows(ax, [f"stage {i}" for i in range(self.schedule.stages)], bars, COLORS, "seconds")
+        return plot_steps(ax, self.schedule, self.steps, "seconds")
 
 
 def time_schedule(schedule: Schedule, seconds: Callable[[int, Step], float], send: float = 0.0) -> Timed:
@@ -104,22 +98,13 @@ def price_schedule(walk: Walk, body: Tape, labels: Mapping[Var, dict], known: Ma
     counts = Counter(id(span_of(stage, step)) for stage, _, step in schedule.steps if stage == longest)
     everywhere = Counter(id(span_of(stage, step)) for stage, _, step in schedule.steps)
     for span in cache.values():
-        found.add(_without_work(span), counts[id(span)])
-        found.add(_work_alone(span), everywhere[id(span)] / schedule.stages)
+        here, mean = counts[id(span)], everywhere[id(span)] / schedule.stages  # what it works, on average over stages
+        for key, e in span.entries.items():
+            found.entries[key].add(replace(e, flops=0, model_flops=0, bytes=0), here)
+            found.entries[key].add(Amount(flops=e.flops, model_flops=e.model_flops, bytes=e.bytes), mean)
     found.entries[Category(BUBBLE, "idle", (axis,), None)].add(Amount(1, timed.seconds - busy[longest]))
     walk.schedules.append(timed)
     return found
-
-
-def _without_work(span: TapeCost) -> TapeCost:
-    entries = {key: replace(e, flops=0, model_flops=0, bytes=0) for key, e in span.entries.items()}
-    return TapeCost(entries=defaultdict(Amount, entries))
-
-
-def _work_alone(span: TapeCost) -> TapeCost:
-    """The operations and bytes of a span, which are averaged over the stages."""
-    entries = {key: Amount(0, 0, 0, e.flops, e.model_flops, e.bytes) for key, e in span.entries.items()}
-    return TapeCost(entries=defaultdict(Amount, entries))
 
 
 def _once(span: TapeCost, direction: str) -> TapeCost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,23 @@ class SchedulePicture:
 
         A bar has the number of its microbatch; the bubble is white. Later chunks of a stage are paler.
         """
-        bars = [
-            Bar(stage, tick, 1, COLORS[direction], str(microbatch), 1 - 0.7 * chunk / self.schedule.chunks)
-            for stage, tick, (direction, microbatch, chunk) in self.schedule.steps
-        ]
-        stages = [f"stage {i}" for i in range(self.schedule.stages)]
-        ax = bars_in_rows(ax, stages, bars, COLORS, "tick", self._remark())
+        steps = [(stage, step, tick, tick + 1) for stage, tick, step in self.schedule.steps]
+        ax = plot_steps(ax, self.schedule, steps, "tick", self._remark())
         ax.set(xlim=(0, self.schedule.ticks))
         ax.xaxis.get_major_locator().set_params(integer=True)
         return ax
+
+
+def plot_steps(
+    ax: Any, schedule: Schedule, steps: Sequence[tuple[int, Step, float, float]], xlabel: str, title: str = ""
+) -> Any:
+    """Draw the steps of a schedule, (stage, step, start, end)."""
+    paler = 0.7 / schedule.chunks
+    bars = [
+        Bar(stage, start, end - start, COLORS[step.direction], str(step.microbatch), 1 - paler * step.chunk)
+        for stage, step, start, end in steps
+    ]
+    return bars_in_rows(ax, [f"stage {i}" for i in range(schedule.stages)], bars, COLORS, xlabel, title)
 
 
 def _cell(step: Step, chunked: bool) -> str:

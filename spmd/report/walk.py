@@ -110,10 +110,9 @@ class TapeRun:
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         self.ready.update(zip(tape.inputs, ready))
         attention = _attention_shapes(tape)
-        fuses = self.walk.prices.fuses if self.walk.fused else None
-        for group in ([eqn] for eqn in tape.equations) if fuses is None else _groups(tape, fuses):
+        for group, used in _groups(tape, self.walk.prices.fuses if self.walk.fused else None):
             if len(group) > 1:
-                self.compute(group, attention)
+                self.compute(group, attention, used)
             else:
                 self.step(group[0], attention)
 
@@ -142,11 +141,11 @@ class TapeRun:
 
     # ------------------------------------------------ operations
 
-    def compute(self, group: Sequence[Equation], attention: set) -> None:
-        """Place operations that run as one, and count what they do."""
+    def compute(self, group: Sequence[Equation], attention: set, used: Collection[Var] = ()) -> None:
+        """Place operations that run as one, and count what they do; others use the results that are `used`."""
         works = [self.work(eqn) for eqn in group]
         made = {v for eqn in group for v in eqn.outputs}
-        nbytes = self.bytes_of_group(group, made) if len(group) > 1 else works[0].bytes
+        nbytes = self.bytes_of_group(group, made, used) if len(group) > 1 else works[0].bytes
         self.note_views(group)
         steps = self.walk.prices.steps
         flops = sum(round(work.flops * steps.get(eqn.primitive.name, 1)) for eqn, work in zip(group, works))
@@ -196,7 +195,7 @@ class TapeRun:
             base = self.size(eqn.inputs[0])
             self.nbytes.update((v, base) for v in eqn.outputs if base < local_type(v).nbytes)
 
-    def bytes_of_group(self, group: Sequence[Equation], made: set[Var]) -> int:
+    def bytes_of_group(self, group: Sequence[Equation], made: set[Var], used: Collection[Var]) -> int:
         """What a fused loop reads and writes: each operand once, and the results that others use; views are neither.
 
         Nor is a sum with what the steps of a loop made: the products there add to it, as BLAS does (beta * C + A * B).
@@ -218,12 +217,9 @@ class TapeRun:
             for a in operands:
                 if (base := shown.get(a, a)) not in made:
                     read[base].add(a)
-        written = {shown.get(v, v) for v in self.used_outside(group)} & made
+        written = {shown.get(v, v) for v in used} & made
         taken = [min(self.size(base), sum(map(self.size, parts))) for base, parts in read.items()]
         return sum(taken) + sum(local_type(v).nbytes for v in written)
-
-    def used_outside(self, group: Sequence[Equation]) -> set[Var]:
-        return group.used if isinstance(group, _Group) else {v for eqn in group for v in eqn.outputs}
 
     def send(self, eqn: Equation) -> None:
         """Place a collective in the lane of its link."""
@@ -422,12 +418,6 @@ def _attention_shapes(tape: Tape) -> set[tuple[int, ...]]:
     return found
 
 
-class _Group(list):
-    """Equations that run as one loop, and which of their results others use."""
-
-    used: set[Var]
-
-
 def is_view_of_operand(eqn: Equation) -> bool:
     """Whether an operation, where it is fused, is an address: a view, or a part at an index that is one number."""
     name = eqn.primitive.name
@@ -436,11 +426,15 @@ def is_view_of_operand(eqn: Equation) -> bool:
     return eqn.primitive.is_view or name in ("slice", "recompute", "name")
 
 
-def _groups(tape: Tape, fuses: Collection[str] = ()) -> Iterator[list[Equation]]:
+def _groups(tape: Tape, fuses: Collection[str] | None) -> Iterator[tuple[Sequence[Equation], Collection[Var]]]:
     """The equations of a tape; elementwise ones of one shape as groups, each of which is one loop.
 
-    With `fuses`, a group also has these operations, of any shape, and views.
+    Each group comes with those of its results that others use. With `fuses`, a group also has these operations, of any
+    shape, and views; with None, each equation is by itself.
     """
+    if fuses is None:
+        yield from (([eqn], eqn.outputs) for eqn in tape.equations)
+        return
 
     def key(eqn: Equation) -> Any:
         if eqn.bodies or (eqn.primitive.on_ranks and not eqn.primitive.is_view) or not eqn.outputs[0].type.shape:
@@ -456,9 +450,7 @@ def _groups(tape: Tape, fuses: Collection[str] = ()) -> Iterator[list[Equation]]
         users.update({a for a in eqn.inputs if isinstance(a, Var)})
     users.update({a for a in tape.outputs if isinstance(a, Var)})
     for group in group_equations(tape, key, inside=lambda *_: True):
-        found = _Group(group)
         within: Counter = Counter()
         for eqn in group:
             within.update({a for a in eqn.inputs if isinstance(a, Var)})
-        found.used = {v for eqn in group for v in eqn.outputs if users[v] > within[v]}
-        yield found
+        yield group, {v for eqn in group for v in eqn.outputs if users[v] > within[v]}

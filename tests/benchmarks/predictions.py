@@ -1,10 +1,12 @@
 """Predicted steps beside measured ones, for the networks of `spmd.parallel` and the examples, on a launcher's ranks.
 
     mpiexec -n 2 python -m tests.benchmarks.predictions [--rounds N] [--only NAME …]
+    mpiexec -n 2 python -m tests.benchmarks.predictions --only data_parallel pipeline --lanes [--plot NAME]
 
 `spmd.machines.this_machine` measures the machine first: products, memory, functions and messages. It knows nothing of
 the programs, and measures again before each kind of them, since the speed of shared machines drifts. A measured time is
-the median of some rounds, of the slowest rank.
+the median of some rounds, of the slowest rank. With `--lanes` it also shows when a rank is predicted to compute and to
+send, beside when each does; `--plot` draws these lanes into NAME-….svg.
 """
 
 from __future__ import annotations
@@ -113,6 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.predictions", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=[""], help="parts of the rows' names")
+    parser.add_argument("--lanes", action="store_true", help="show predicted and measured operations in time")
+    parser.add_argument("--plot", metavar="NAME", help="draw them into NAME-….svg")
     options = parser.parse_args(arguments)
     say: Any = print if MPI.COMM_WORLD.rank == 0 else lambda *_, **__: None
     say(f"{MPI.COMM_WORLD.size} ranks; milliseconds\n{'':34}{'measured':>10}{'predicted':>11}{'ratio':>7}")
@@ -129,6 +133,11 @@ def main(arguments: list[str] | None = None) -> None:
             measured = statistics.median(times) / 1e6
             off.append(abs(seconds / measured - 1))
             say(f"{name:34}{1e3 * measured:10.2f}{1e3 * seconds:11.2f}{seconds / measured:7.2f}", flush=True)
+            if options.lanes or options.plot:
+                lanes = spmd.timeline(step, machine, measured=True)(*args)
+                say(f"\n{lanes}\n", flush=True)
+                if options.plot and MPI.COMM_WORLD.rank == 0:
+                    lanes.plot().figure.savefig(f"{options.plot}-{name}.svg", bbox_inches="tight")
     say(f"median error {statistics.median(off):.0%}, mean {statistics.mean(off):.0%}, at most {max(off):.0%}")
 
 

@@ -104,7 +104,9 @@ def test_a_pair_of_layers_sums_once_each_way():
 def test_a_layer_for_programs_that_know_nothing_of_ranks():
     """The tutorial's tensor parallelism: every layer a shard_map of its own, the loss outside."""
     params, batch = networks.example()
-    layer = spmd.parallel.tensor_parallel_dense(mesh_of(8, "feats"))
+    specs, split = (P(None, "feats"), P("feats"), P("feats")), P(None, "feats")
+    layer = partial(spmd.parallel.row_parallel_scattered, axis="feats")
+    layer = spmd.shard_map(layer, mesh=mesh_of(8, "feats"), in_specs=specs, out_specs=split)
 
     def loss(params, batch):
         return np.mean(spmd.parallel.squared_error(predict(params, batch[0], layer), batch[1]))
