@@ -248,7 +248,7 @@ class Simulated(Backend):
     # ------------------------------------------------ in and out
 
     def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        x, held = numpy.asarray(x), self.sort_axes([a for axes in dims for a in axes])
+        x, held = x if isinstance(x, Tracer) else numpy.asarray(x), self.sort_axes([a for axes in dims for a in axes])
         if not held:
             return x, ()
         shape: list[int] = []

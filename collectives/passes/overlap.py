@@ -43,6 +43,11 @@ class Lowered(DecidedOnce):
         given = list(zip(operands, params["held"]))
         return params["ranks"].prepare(collective.name, given, collective.sends(own), own, self.multiple_results)
 
+    def simulated(self, params: dict) -> Callable[..., Any]:
+        """What simulated ranks do with their data: operations, which can be recorded."""
+        given, several = [(None, held) for held in params["held"]], params["collective"].multiple_results
+        return params["ranks"].prepare(params["collective"].name, given, False, params["params"], several)
+
     def sends(self, params):
         return params["collective"].sends(params["params"])
 

@@ -188,7 +188,7 @@ def _record_eagerly(f: Callable, args: tuple) -> tuple[Tape, Lifetimes]:
 def _report(tape: Tape, walk: MemoryWalk, donated: Sequence[bool] = ()) -> MemoryUse:
     arguments = [nbytes_of(t, walk.every_rank) for t in tape.in_types]
     held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(_held_by_constant(c) for c in _constants(tape))}
-    walk.around[tape] = Around([RESULTS] * len(tape.outputs), donated)
+    walk.around[tape] = Around([RESULTS] * len(tape.outputs), donated, stepwise=walk.eager)
     moments = [Moment("the arguments", None, {}), *walk.price(tape).moments]
     moments = [replace(m, bytes={**m.bytes, **held}) for m in moments]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)

@@ -110,6 +110,7 @@ class SPMD(Interpreter):
 
     name = "shard_map"
     checker: Any = None  # the interpreter that evaluated its `shard_map`
+    unrolled: float = UNROLLED  # the longest loop that is recorded
     idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
     compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
 
@@ -127,7 +128,7 @@ class SPMD(Interpreter):
         if primitive.is_higher_order:
             if isinstance(primitive, Cond) and typeof(args[0]).variance:
                 return self._branch_by_rank(primitive, args, params, recorded)
-            if recorded and params.get("length", 0) > UNROLLED:
+            if recorded and params.get("length", 0) > self.unrolled:
                 raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
             if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
                 bodies = primitive.bodies(len(args), params)
@@ -247,7 +248,7 @@ class SPMD(Interpreter):
     ) -> tuple[Tape, list[tuple[Axes, AxisStates | None]]]:
         """Record what a body does to this process's data: the tape, and its results' axes and states."""
         stage = Stage(None, name="jit")
-        inside = SPMD(self.mesh, self.scope.typed, base=stage)
+        inside = type(self)(self.mesh, self.scope.typed, base=stage)
         kinds = zip(operands, states)
         blocks = [RankTracer(inside, stage.new_input(typeof(x)), held, s) for (x, held), s in kinds]
         with transforming(inside), transforming(stage), running(inside):
