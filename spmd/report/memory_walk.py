@@ -124,18 +124,18 @@ class MemoryWalk(Walk):
             whole = _lower(eqn.params, ranks) if self.compiled else None
             if whole is None:
                 self.stepwise.add(eqn)
-            self.lowered[eqn] = self.replay(eqn, ranks) if whole is None else whole
+                with watch_lifetimes() as lifetimes:  # values are held as long as when the body was recorded, so this
+                    whole = self.replay(eqn, ranks)  # says how long their data is
+                self.ended.update(lifetimes.ended)
+            self.lowered[eqn] = whole
         return self.lowered[eqn]
 
     def replay(self, eqn: Equation, ranks: Simulated) -> Tape:
-        """Record what a body does to this process's data, one operation after the other.
-
-        Values are held as long as when the body was recorded. So this says how long their data is held.
-        """
+        """Record what a body does to this process's data, one operation after the other."""
         params, body, stage = eqn.params, eqn.params["body"], Stage(None)
         inside = _Replay(Mesh(ranks.sizes, ranks), params["check_rep"], base=stage)
         ending = _ending(body, self.ended, {})
-        with watch_lifetimes() as lifetimes, transforming(inside), transforming(stage), running(inside):
+        with transforming(inside), transforming(stage), running(inside):
             env: dict[Var, Any] = {}
             for v, a, spec in zip(body.inputs, eqn.inputs, params["in_specs"]):
                 t, states = operand_type(a), v.type.states if v.type.unreduced or v.type.reduced else None
@@ -153,9 +153,7 @@ class MemoryWalk(Walk):
             outs = [inside.operand(read(env, a)) for a in body.outputs]
             wanted = [ranks.sort_axes(spec.held) for spec in params["out_specs"]]
             with running(stage):
-                tape = stage.tape([ranks.reshard_data(*out, axes) for out, axes in zip(outs, wanted)])
-        self.ended.update(lifetimes.ended)
-        return tape
+                return stage.tape([ranks.reshard_data(*out, axes) for out, axes in zip(outs, wanted)])
 
 
 class MemoryRun(TapeRun):
