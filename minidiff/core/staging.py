@@ -8,6 +8,7 @@ from minidiff.core.tape import Recorder
 from minidiff.core.types import Var
 from minidiff.diagnostics.location import RecordingWatch
 from minidiff.values.aliasing import read_only_copy
+from minidiff.values.lifetimes import current_lifetimes
 
 
 class Stage(Recorder):
@@ -33,7 +34,11 @@ class Stage(Recorder):
 
     def atom(self, x):
         a = super().atom(x)
-        return a if type(a) is Var or self.program is None else read_only_copy(a)
+        if type(a) is Var:
+            return a
+        if (lifetimes := current_lifetimes.get()) is not None and id(a) in lifetimes.made:
+            return lifetimes.variable_of(a, self)
+        return a if self.program is None else read_only_copy(a)
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)

@@ -26,6 +26,7 @@ from minidiff.values.aliasing import distinct_bytes
 from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
 from spmd.report import plots
 from spmd.report.communication import direction_of, show_line
+from spmd.report.memory_layout import uniform_p
 from spmd.report.memory_walk import ARGUMENTS, CONSTANTS, KINDS, RESULTS, Around, MemoryWalk, Moment, nbytes_of
 from spmd.report.rewritten import meshes_of, rewritten
 from spmd.report.table import Table
@@ -180,7 +181,7 @@ def memory_in_place(tape: Tape) -> MemoryUse:
 
 def _record_eagerly(f: Callable, args: tuple) -> tuple[Tape, Lifetimes]:
     """The tape of `f` as it runs eagerly, the steps of scans one by one, and how long Python holds each value."""
-    with watch_lifetimes() as lifetimes, disable_jit(), warnings.catch_warnings():
+    with watch_lifetimes(uniform_p) as lifetimes, disable_jit(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "a Python loop is recorded")
         return make_tape(f)(*args), lifetimes
 

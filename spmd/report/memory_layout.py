@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from collectives.passes.overlap import Lowered, Start
 from minidiff.compiler.fusion import fused_p
+from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type
 from minidiff.ops.base import Promoting, broadcast_to_p, reshape_p
@@ -20,9 +21,20 @@ from minidiff.ops.rearranging import windows_p
 from minidiff.ops.shape import split_p, transpose_p
 from minidiff.ops.workspace import workspace
 from minidiff.transforms.recording import make_tape
+from minidiff.values.lifetimes import watch_lifetimes
 
 #: Operations whose results are views, if their operand's strides allow it.
 _STRIDED = (reshape_p, transpose_p, broadcast_to_p, split_p, slice_p, windows_p)
+
+
+class Uniform(Primitive):
+    """An array of one number, which the library makes. Parameters: its `shape` and `dtype`."""
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return [ShapedArray(**params)]
+
+
+uniform_p = Uniform("uniform")
 
 
 class MemoryLayout:
@@ -32,9 +44,9 @@ class MemoryLayout:
     of simulated ranks is what it does to their data: operations on `inner` tapes.
     """
 
-    def __init__(self, tape: Tape, strided: dict[Var, Any] | None = None):
+    def __init__(self, tape: Tape, strided: dict[Var, Any]):
         self.tape = tape
-        self.strided = strided or {}
+        self.strided = strided  # of its inputs, too
         self.copying: set[Equation] = set()
         self.inner: dict[Equation, MemoryLayout] = {}
         self.made: dict[Equation, set[Var]] = {}  # by simulated collectives: what their results are views of
@@ -169,7 +181,8 @@ class MemoryLayout:
 
 def recorded(eqn: Equation) -> Tape:
     """What simulated ranks do with their data in a lowered collective, as a tape of operations."""
-    return make_tape(eqn.primitive.simulated(eqn.params))(*map(operand_type, eqn.inputs))
+    with watch_lifetimes(uniform_p):  # zeros are operations too
+        return make_tape(eqn.primitive.simulated(eqn.params))(*map(operand_type, eqn.inputs))
 
 
 def _array(t: ShapedArray, order: Sequence[int] | None = None) -> Any:

@@ -29,10 +29,11 @@ from minidiff.diagnostics.location import Location, split_location
 from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import Scan
 from minidiff.higher_order.while_loop import While
+from minidiff.transforms.recording import make_tape
 from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type
-from spmd.report.memory_layout import MemoryLayout
+from spmd.report.memory_layout import MemoryLayout, uniform_p
 from spmd.report.tape_cost import Prices, TapeCost
 from spmd.report.walk import TapeRun, Walk, is_backward
 from spmd.shard_map.compiled import blocks_given_up
@@ -105,7 +106,10 @@ class MemoryWalk(Walk):
         self.lowered: dict[Equation, Tape] = {}
         self.stepwise: set[Equation] = set()  # each shard_map whose operations run one by one
         self.written: dict[Equation, Sequence[bool]] = {}  # which results of a shard_map are in memory of arguments
-        self.layout = functools.cache(MemoryLayout)
+        self.strided: dict[Var, Any] = {}  # arrays that have the strides of values
+        self.data: dict[Var, Any] = {}  # of sharded arrays, those of what this process holds
+        self.copied: dict[Equation, int] = {}  # what cutting blocks out of arguments copies, for a shard_map
+        self.layout = functools.cache(lambda tape: MemoryLayout(tape, self.strided))
 
     def run_of(self, tape: Tape) -> TapeRun:
         return MemoryRun(self, tape)
@@ -122,13 +126,33 @@ class MemoryWalk(Walk):
         if eqn not in self.lowered:
             ranks = (Simulated if self.every_rank else _OneRank)(eqn.params["mesh"].shape)
             whole = _lower(eqn.params, ranks) if self.compiled else None
-            if whole is None:
+            if whole is not None:
+                self.copied[eqn] = sum(
+                    self.cut(*x, ranks) for x in zip(whole.inputs, eqn.inputs, eqn.params["in_specs"])
+                )
+            else:
                 self.stepwise.add(eqn)
-                with watch_lifetimes() as lifetimes:  # values are held as long as when the body was recorded, so this
+                with watch_lifetimes(
+                    uniform_p
+                ) as lifetimes:  # values are held as long as when the body was recorded, so this
                     whole = self.replay(eqn, ranks)  # says how long their data is
                 self.ended.update(lifetimes.ended)
             self.lowered[eqn] = whole
+            self.strided.update((v, self.data[a]) for v, a in zip(whole.inputs, eqn.inputs) if self.known_data(v, a))
         return self.lowered[eqn]
+
+    def known_data(self, v: Var, a: Any) -> bool:
+        return isinstance(a, Var) and a in self.data and self.data[a].shape == v.type.shape
+
+    def cut(self, v: Var, a: Any, spec: Any, ranks: Simulated) -> int:
+        """Note the strides of a block that is cut out of a plain argument, and return the bytes that this copies."""
+        t = operand_type(a)
+        if t.sharding is not None or spec.is_trivial:
+            return 0
+        tape = make_tape(lambda x: ranks.place(x, spec.dims(t.ndim))[0])(t)
+        layout = MemoryLayout(tape, {})
+        self.strided[v] = layout.array(tape.outputs[0])
+        return 0 if layout.bases[tape.outputs[0]] <= {*tape.inputs} else self.strided[v].nbytes
 
     def replay(self, eqn: Equation, ranks: Simulated) -> Tape:
         """Record what a body does to this process's data, one operation after the other."""
@@ -273,6 +297,8 @@ class MemoryRun(TapeRun):
             new = [v] if copied else base - taken
             made[v] = 0 if over or base & taken & given else sum(map(self.size, new))
             taken |= base - given
+            if base:
+                self.walk.data[v] = self.walk.layout(body).array(a)
         return made
 
     # ------------------------------------------------ bodies
@@ -310,7 +336,7 @@ class MemoryRun(TapeRun):
 
     def nest(self, eqn: Equation, span: TapeCost, times: int, ready: float) -> None:
         """Add the moments of bodies to what is held around them; of a loop, those of its first and last step."""
-        outside, carry = self.held(), 0
+        outside, carry = self.held() + Counter({TEMPORARIES: self.walk.copied.get(eqn, 0)}), 0
         if isinstance(eqn.primitive, Scan) and self.walk.in_place:
             carry = eqn.params["carry"]
             outside += self.sizes_of([v for v in eqn.outputs[:carry] if v not in self.walk.elsewhere])
