@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -101,13 +102,12 @@ class MemoryLayout:
         elif primitive is einsum_p:
             batch_and_rows = matrix_axes(eqn.params["subscripts"])[-1]
             self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=batch_and_rows.__getitem__))
-        elif len(eqn.outputs) == 1 and (self.is_view(eqn) or isinstance(primitive, Promoting)):
-            alike = [x for x in operands if x in self.strided and x.type.shape == out.type.shape]
-            if alike and self.is_view(eqn):
-                self.strided[out] = self.strided[alike[0]]
-            elif alike and 0 not in self.strided[alike[0]].strides:  # NumPy keeps the order of the operand's elements
-                strides = self.strided[alike[0]].strides
-                self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=lambda d: -strides[d]))
+        elif primitive is fused_p or isinstance(primitive, Promoting):
+            if any(x in self.strided for x in operands):
+                for v in eqn.outputs:
+                    self.strided[v] = _array(v.type, _kept_order([*map(self.array, operands)], v.type.shape))
+        elif len(eqn.outputs) == 1 and self.is_view(eqn) and a in self.strided and a.type.shape == out.type.shape:
+            self.strided[out] = self.strided[a]
 
     def array(self, a: Any) -> Any:
         """An array with the type and strides of a value, which takes no memory: its elements must not be read."""
@@ -192,6 +192,19 @@ def _array(t: ShapedArray, order: Sequence[int] | None = None) -> Any:
     for axis in reversed(order):
         strides[axis], step = step, step * t.shape[axis]
     return as_strided(numpy.zeros(1, t.dtype), t.shape, strides, writeable=False)
+
+
+def _kept_order(operands: Sequence[Any], shape: tuple[int, ...]) -> list[int]:
+    """The order of axes in a new array: NumPy keeps that of the operands, and takes C's where they disagree."""
+    strides = [x.strides for x in operands if x.shape == shape]
+
+    def compare(i: int, j: int) -> int:
+        if i > j:
+            return -compare(j, i)
+        known = [(s[i], s[j]) for s in strides if s[i] and s[j] and 1 not in (shape[i], shape[j])]
+        return 1 if known and all(first < second for first, second in known) else -1
+
+    return sorted(range(len(shape)), key=functools.cmp_to_key(compare))
 
 
 def _reshaped(x: Any, shape: tuple[int, ...]) -> Any:

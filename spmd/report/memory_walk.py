@@ -14,16 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
+
 from collectives.backends.base import CASTS, Axes, Dims
 from collectives.backends.simulated import Simulated
+from collectives.ops import axis_index_p
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
-from minidiff.core.interpreter import running, transforming
+from minidiff.core.interpreter import EVALUATE, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Equation, Tape, evaluate_equation, read
-from minidiff.core.types import ShapedArray, Var, operand_type
+from minidiff.core.tracer import Tracer
+from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, split_location
 from minidiff.higher_order.cond import Cond
@@ -164,8 +168,10 @@ class MemoryWalk(Walk):
             for v, a, spec in zip(body.inputs, eqn.inputs, params["in_specs"]):
                 t, states = operand_type(a), v.type.states if v.type.unreduced or v.type.reduced else None
                 if t.sharding is None:
+                    whole = stage.new_input(t)
+                    is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu" and spec.is_trivial
                     with running(stage):
-                        data, held = ranks.place(stage.new_input(t), spec.dims(t.ndim))
+                        data, held = ranks.place(a if is_table else whole, spec.dims(t.ndim))
                 else:
                     held = ranks.sort_axes(spec.held)
                     data = stage.new_input(ShapedArray(ranks.data_shape(v.type.shape, held), t.dtype))
@@ -418,9 +424,26 @@ class _OneRank(Simulated):
 
 
 class _Replay(SPMD):
-    """Records what a body does to the data of the ranks in this process, loops of any length included."""
+    """Records what a body does to the data of the ranks in this process, loops of any length included.
+
+    The numbers of simulated ranks are known, and so are integers computed from them: the branches that ranks take.
+    """
 
     unrolled = math.inf
+
+    def process(self, primitive: Primitive, args: Sequence[Any], params: dict) -> Any:
+        if primitive is axis_index_p and self.mesh.backend == "simulated":
+            return RankTracer(self, *self.mesh.ranks.axis_index(params["axes"]))
+        recorder, known = self.base, bool(args) and not primitive.is_higher_order
+        if known and not any(isinstance(x, Tracer) or typeof(x).dtype.kind not in "biu" for x, _ in map(self.operand, args)):
+            self.base = EVALUATE
+        try:
+            return super().process(primitive, args, params)
+        finally:
+            self.base = recorder
+
+    def _branch_by_rank(self, cond: Cond, args: Sequence[Any], params: dict, recorded: bool) -> list:
+        return super()._branch_by_rank(cond, args, params, isinstance(self.operand(args[0])[0], Tracer))
 
 
 def _lower(params: dict, ranks: Simulated) -> Tape | None:

@@ -286,11 +286,12 @@ class SPMD(Interpreter):
         axes, results = selector.held, {}
         returned: dict[tuple, RankTracer] = {}
         for i, tape in enumerate(tapes):
-            with running(self.base):
+            with running(self.base if recorded else EVALUATE):
                 takers = cond.matches(selector.data, i)
                 if not recorded and not takers.any():
                     continue
-                used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
+            used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
+            with running(self.base):
                 lent = [
                     RankTracer(self, *ranks.lent(x.data, x.held, axes, takers), x.marked) if v in used else x
                     for v, x in zip(tape.inputs, values)
