@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from minidiff.inputs.arguments import as_value, check_function, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
+from minidiff.values.lifetimes import current_lifetimes
 
 #: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
@@ -46,6 +47,17 @@ def collecting_later(function: Function) -> Function:
                 gc.enable()
 
     return cast(Function, call_and_collect)
+
+
+@contextlib.contextmanager
+def recorded_for_use() -> Iterator[None]:
+    """Record programs as they are where nobody watches: loops are operations, and zeros are constants."""
+    tokens = [(x, x.set(value)) for x, value in ((jit_is_disabled, False), (current_lifetimes, None))]
+    try:
+        yield
+    finally:
+        for x, token in tokens:
+            x.reset(token)
 
 
 @restore_interpreter

@@ -162,6 +162,7 @@ class MemoryWalk(Walk):
         """Record what a body does to this process's data, one operation after the other."""
         params, body, stage = eqn.params, eqn.params["body"], Stage(None)
         inside = _Replay(Mesh(ranks.sizes, ranks), params["check_rep"], base=stage)
+        inside.steps = not self.compiled
         ending = _ending(body, self.ended, {})
         with transforming(inside), transforming(stage), running(inside):
             env: dict[Var, Any] = {}
@@ -423,6 +424,10 @@ class _OneRank(Simulated):
         return shape
 
 
+def _is_unknown(x: Any) -> bool:
+    return isinstance(x, Tracer) or typeof(x).dtype.kind not in "biu"
+
+
 class _Replay(SPMD):
     """Records what a body does to the data of the ranks in this process, loops of any length included.
 
@@ -430,12 +435,16 @@ class _Replay(SPMD):
     """
 
     unrolled = math.inf
+    steps = True  # whether the steps of loops run one by one
 
     def process(self, primitive: Primitive, args: Sequence[Any], params: dict) -> Any:
         if primitive is axis_index_p and self.mesh.backend == "simulated":
             return RankTracer(self, *self.mesh.ranks.axis_index(params["axes"]))
-        recorder, known = self.base, bool(args) and not primitive.is_higher_order
-        if known and not any(isinstance(x, Tracer) or typeof(x).dtype.kind not in "biu" for x, _ in map(self.operand, args)):
+        if self.steps and isinstance(primitive, Scan):
+            with running(self):
+                return primitive.evaluate(args, params)
+        recorder, data = self.base, [self.operand(x)[0] for x in args]
+        if data and not (primitive.is_higher_order or any(map(_is_unknown, data))):
             self.base = EVALUATE
         try:
             return super().process(primitive, args, params)
