@@ -21,7 +21,7 @@ from minidiff.inputs.arguments import as_value, check_function, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
-from minidiff.values.lifetimes import current_lifetimes
+from minidiff.values.lifetimes import Lifetimes, current_lifetimes
 
 #: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
@@ -51,13 +51,14 @@ def collecting_later(function: Function) -> Function:
 
 @contextlib.contextmanager
 def recorded_for_use() -> Iterator[None]:
-    """Record programs as they are where nobody watches: loops are operations, and zeros are constants."""
-    tokens = [(x, x.set(value)) for x, value in ((jit_is_disabled, False), (current_lifetimes, None))]
+    """Record programs as they are recorded when they run: loops are operations, and zeros are constants."""
+    token, lifetimes = jit_is_disabled.set(False), current_lifetimes.get() or Lifetimes(None)
+    before, lifetimes.inlined = lifetimes.inlined, True
     try:
         yield
     finally:
-        for x, token in tokens:
-            x.reset(token)
+        lifetimes.inlined = before
+        jit_is_disabled.reset(token)
 
 
 @restore_interpreter

@@ -19,7 +19,7 @@ from minidiff.ops.base import Promoting, broadcast_to_p, reshape_p
 from minidiff.ops.indexing import slice_p
 from minidiff.ops.linalg import einsum_p, matrix_axes
 from minidiff.ops.rearranging import windows_p
-from minidiff.ops.shape import split_p, transpose_p
+from minidiff.ops.shape import concatenate_p, split_p, stack_p, transpose_p
 from minidiff.ops.workspace import workspace
 from minidiff.transforms.recording import make_tape
 from minidiff.values.lifetimes import watch_lifetimes
@@ -103,11 +103,29 @@ class MemoryLayout:
             batch_and_rows = matrix_axes(eqn.params["subscripts"])[-1]
             self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=batch_and_rows.__getitem__))
         elif primitive is fused_p or isinstance(primitive, Promoting):
-            if any(x in self.strided for x in operands):
-                for v in eqn.outputs:
-                    self.strided[v] = _array(v.type, _kept_order([*map(self.array, operands)], v.type.shape))
+            for v in eqn.outputs:
+                self.keep_order(v, [x for x in operands if x.type.shape == v.type.shape])
+        elif primitive is concatenate_p:
+            self.keep_order(out, operands)
+        elif primitive is stack_p:
+            self.keep_order(out, operands, eqn.params["axis"])
         elif len(eqn.outputs) == 1 and self.is_view(eqn) and a in self.strided and a.type.shape == out.type.shape:
             self.strided[out] = self.strided[a]
+
+    def keep_order(self, out: Var, operands: Sequence[Var], new_axis: int | None = None) -> None:
+        """Note a result's strides: NumPy keeps the order of the operands' axes, and takes C's where they disagree."""
+        if self.strided.keys().isdisjoint(operands):
+            return
+        arrays = [self.array(x) if new_axis is None else numpy.expand_dims(self.array(x), new_axis) for x in operands]
+
+        def compare(i: int, j: int) -> int:
+            if i > j:
+                return -compare(j, i)
+            known = [(x.strides[i], x.strides[j]) for x in arrays if 1 not in (x.shape[i], x.shape[j])]
+            known = [pair for pair in known if 0 not in pair]
+            return 1 if known and all(first < second for first, second in known) else -1
+
+        self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=functools.cmp_to_key(compare)))
 
     def array(self, a: Any) -> Any:
         """An array with the type and strides of a value, which takes no memory: its elements must not be read."""
@@ -132,7 +150,10 @@ class MemoryLayout:
         if primitive.is_higher_order or primitive is fused_p:
             return held, 0
         if primitive.sends(eqn.params):
-            return held, self.packed(eqn)
+            packed = self.packed(eqn)
+            if isinstance(primitive, Start) and primitive.shares_memory:  # MPI reads the message until it is waited for
+                return {v: n + packed for v, n in held.items()}, 0
+            return held, packed
         types = [t for t in map(operand_type, eqn.inputs) if isinstance(t, ShapedArray)]
         return held, workspace(primitive, types, [v.type for v in eqn.outputs]) + self.copied(eqn)
 
@@ -192,19 +213,6 @@ def _array(t: ShapedArray, order: Sequence[int] | None = None) -> Any:
     for axis in reversed(order):
         strides[axis], step = step, step * t.shape[axis]
     return as_strided(numpy.zeros(1, t.dtype), t.shape, strides, writeable=False)
-
-
-def _kept_order(operands: Sequence[Any], shape: tuple[int, ...]) -> list[int]:
-    """The order of axes in a new array: NumPy keeps that of the operands, and takes C's where they disagree."""
-    strides = [x.strides for x in operands if x.shape == shape]
-
-    def compare(i: int, j: int) -> int:
-        if i > j:
-            return -compare(j, i)
-        known = [(s[i], s[j]) for s in strides if s[i] and s[j] and 1 not in (shape[i], shape[j])]
-        return 1 if known and all(first < second for first, second in known) else -1
-
-    return sorted(range(len(shape)), key=functools.cmp_to_key(compare))
 
 
 def _reshaped(x: Any, shape: tuple[int, ...]) -> Any:

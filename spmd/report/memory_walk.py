@@ -105,6 +105,7 @@ class MemoryWalk(Walk):
         self.compiled, self.in_place, self.every_rank = compiled, in_place, every_rank
         self.ended: dict[Var, int] = {**lifetimes.ended} if lifetimes else {}
         self.eager = lifetimes is not None
+        self.zeros = lifetimes.constants if lifetimes else {}
         self.around: dict[Tape, Around] = {}
         self.elsewhere: set[Var] = set()  # values that are written into memory that is counted outside of their body
         self.lowered: dict[Equation, Tape] = {}
@@ -112,7 +113,7 @@ class MemoryWalk(Walk):
         self.written: dict[Equation, Sequence[bool]] = {}  # which results of a shard_map are in memory of arguments
         self.strided: dict[Var, Any] = {}  # arrays that have the strides of values
         self.data: dict[Var, Any] = {}  # of sharded arrays, those of what this process holds
-        self.copied: dict[Equation, int] = {}  # what cutting blocks out of arguments copies, for a shard_map
+        self.copied: dict[Equation, int] = {}  # what a shard_map holds: copies of blocks, zeros
         self.layout = functools.cache(lambda tape: MemoryLayout(tape, self.strided))
 
     def run_of(self, tape: Tape) -> TapeRun:
@@ -136,6 +137,7 @@ class MemoryWalk(Walk):
                 )
             else:
                 self.stepwise.add(eqn)
+                self.copied[eqn] = sum({id(a): a.nbytes for a in eqn.inputs if id(a) in self.zeros}.values())
                 with watch_lifetimes(
                     uniform_p
                 ) as lifetimes:  # values are held as long as when the body was recorded, so this
@@ -438,13 +440,15 @@ class _Replay(SPMD):
     steps = True  # whether the steps of loops run one by one
 
     def process(self, primitive: Primitive, args: Sequence[Any], params: dict) -> Any:
-        if primitive is axis_index_p and self.mesh.backend == "simulated":
+        simulated = self.mesh.backend == "simulated"
+        if primitive is axis_index_p and simulated:
             return RankTracer(self, *self.mesh.ranks.axis_index(params["axes"]))
         if self.steps and isinstance(primitive, Scan):
             with running(self):
                 return primitive.evaluate(args, params)
         recorder, data = self.base, [self.operand(x)[0] for x in args]
-        if data and not (primitive.is_higher_order or any(map(_is_unknown, data))):
+        runs_here = not primitive.is_higher_order and (simulated or not primitive.on_ranks)
+        if data and runs_here and not any(map(_is_unknown, data)):
             self.base = EVALUATE
         try:
             return super().process(primitive, args, params)
