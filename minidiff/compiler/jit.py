@@ -38,9 +38,8 @@ from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.inputs.arguments import as_value, check_function, close_over
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
 from minidiff.inputs.promotion import are_weak
-from minidiff.transforms.recording import jit_is_disabled, recorded_for_use, stage_flat
+from minidiff.transforms.recording import jit_is_disabled, stage_flat
 from minidiff.transforms.vmap import named_axes
-from minidiff.values.lifetimes import current_lifetimes
 from minidiff.values.settings import types_in
 
 # ---------------------------------------------------------------- static arguments
@@ -229,7 +228,7 @@ class Jitted:
         return self if instance is None else types.MethodType(self, instance)
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
-        if jit_is_disabled.get() and current_lifetimes.get() is None:
+        if jit_is_disabled.get():
             return self.f(*args, **kwargs)
         f, dynamic, values, donated, key = self._prepare_recording(args, kwargs)
         if current_interpreter() is not EVALUATE or any(
@@ -286,8 +285,7 @@ class Jitted:
             return self.inlined[key]
         scope = current_scope()
         before = scope and scope.transposed
-        with recorded_for_use():
-            tape, _, structure = stage_flat(f, example, f"jit of {self.name}")
+        tape, _, structure = stage_flat(f, example, f"jit of {self.name}")
         transposes = scope is not None and scope.transposed != before
 
         def run(values: list[Value]) -> Any:

@@ -15,6 +15,7 @@ class Stage(Recorder):
     """Record every operation. Values are variables with a type and no data."""
 
     keeps_sources = True
+    eager = False  # whether it records a program as it runs eagerly, the steps of loops one by one
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
         super().__init__(below, outer)
@@ -36,7 +37,7 @@ class Stage(Recorder):
         a = super().atom(x)
         if type(a) is Var:
             return a
-        if (lifetimes := current_lifetimes.get()) is not None and id(a) in lifetimes.made:
+        if self.eager and (lifetimes := current_lifetimes.get()) is not None and id(a) in lifetimes.made:
             return lifetimes.variable_of(a, self)
         return a if self.program is None else read_only_copy(a)
 

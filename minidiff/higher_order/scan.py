@@ -216,7 +216,7 @@ class _Step:
 
 def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, unroll: int = 1) -> tuple[Any, Any]:
     """Scan with the carries `carry`: run the steps, or record a loop over `unroll` of them if they are abstract."""
-    recorded = is_staging() and not jit_is_disabled.get()
+    recorded = is_staging(eager=False) and not jit_is_disabled.get()
     if recorded and 1 < unroll < length:
         return _scan_blocks(f, carry, xs, length, reverse, unroll)
     arrays, xs_structure = tree.flatten(xs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from minidiff.inputs.arguments import as_value, check_function, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
-from minidiff.values.lifetimes import Lifetimes, current_lifetimes
+from minidiff.values.lifetimes import current_lifetimes
 
 #: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
@@ -49,18 +49,6 @@ def collecting_later(function: Function) -> Function:
     return cast(Function, call_and_collect)
 
 
-@contextlib.contextmanager
-def recorded_for_use() -> Iterator[None]:
-    """Record programs as they are recorded when they run: loops are operations, and zeros are constants."""
-    token, lifetimes = jit_is_disabled.set(False), current_lifetimes.get() or Lifetimes(None)
-    before, lifetimes.inlined = lifetimes.inlined, True
-    try:
-        yield
-    finally:
-        lifetimes.inlined = before
-        jit_is_disabled.reset(token)
-
-
 @restore_interpreter
 @begins
 @collecting_later
@@ -69,6 +57,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     leaves, structure = tree.flatten(examples)
     stage = Stage(current_interpreter(), name=name)
     stage.origin, stage.program = (name, name_of(f)), stage
+    stage.eager = name == "make_tape" and current_lifetimes.get() is not None
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     before = random_state()
     with transforming(stage):

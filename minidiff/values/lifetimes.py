@@ -23,9 +23,6 @@ class Lifetimes:
         self._uniform = uniform
         #: By id of an array that was made: a reference to it, and its variables, each with the equations of its tape.
         self.made: dict[int, tuple[weakref.ref, list[tuple[Any, Sequence]]]] = {}
-        #: By id: those that are constants of a program that is recorded when it runs. They are there while it runs.
-        self.constants: dict[int, Any] = {}
-        self.inlined = False  # whether such a program is being recorded
 
     def watch_results(self, results: Any, equations: Sequence) -> None:
         """Note when the results of the last of these equations are let go."""
@@ -34,9 +31,6 @@ class Lifetimes:
 
     def watch_array(self, x: Any) -> None:
         """Note when an array of one number is let go, and give it a variable on tapes that use it."""
-        if self.inlined:
-            self.constants[id(x)] = x
-            return
         self.made[id(x)] = weakref.ref(x, partial(self._end_array, id(x))), []
 
     def variable_of(self, x: Any, tape: Any) -> Any:

@@ -17,7 +17,6 @@ import numpy
 from minidiff.compiler.jit import Jitted
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var, typeof
-from minidiff.debug import disable_jit
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
@@ -181,7 +180,7 @@ def memory_in_place(tape: Tape) -> MemoryUse:
 
 def _record_eagerly(f: Callable, args: tuple) -> tuple[Tape, Lifetimes]:
     """The tape of `f` as it runs eagerly, the steps of scans one by one, and how long Python holds each value."""
-    with watch_lifetimes(uniform_p) as lifetimes, disable_jit(), warnings.catch_warnings():
+    with watch_lifetimes(uniform_p) as lifetimes, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "a Python loop is recorded")
         return make_tape(f)(*args), lifetimes
 

@@ -105,7 +105,6 @@ class MemoryWalk(Walk):
         self.compiled, self.in_place, self.every_rank = compiled, in_place, every_rank
         self.ended: dict[Var, int] = {**lifetimes.ended} if lifetimes else {}
         self.eager = lifetimes is not None
-        self.zeros = lifetimes.constants if lifetimes else {}
         self.around: dict[Tape, Around] = {}
         self.elsewhere: set[Var] = set()  # values that are written into memory that is counted outside of their body
         self.lowered: dict[Equation, Tape] = {}
@@ -113,7 +112,7 @@ class MemoryWalk(Walk):
         self.written: dict[Equation, Sequence[bool]] = {}  # which results of a shard_map are in memory of arguments
         self.strided: dict[Var, Any] = {}  # arrays that have the strides of values
         self.data: dict[Var, Any] = {}  # of sharded arrays, those of what this process holds
-        self.copied: dict[Equation, int] = {}  # what a shard_map holds: copies of blocks, zeros
+        self.copied: dict[Equation, int] = {}  # what cutting blocks out of arguments copies, for a shard_map
         self.layout = functools.cache(lambda tape: MemoryLayout(tape, self.strided))
 
     def run_of(self, tape: Tape) -> TapeRun:
@@ -137,7 +136,6 @@ class MemoryWalk(Walk):
                 )
             else:
                 self.stepwise.add(eqn)
-                self.copied[eqn] = sum({id(a): a.nbytes for a in eqn.inputs if id(a) in self.zeros}.values())
                 with watch_lifetimes(
                     uniform_p
                 ) as lifetimes:  # values are held as long as when the body was recorded, so this
@@ -163,6 +161,7 @@ class MemoryWalk(Walk):
     def replay(self, eqn: Equation, ranks: Simulated) -> Tape:
         """Record what a body does to this process's data, one operation after the other."""
         params, body, stage = eqn.params, eqn.params["body"], Stage(None)
+        stage.eager = True
         inside = _Replay(Mesh(ranks.sizes, ranks), params["check_rep"], base=stage)
         inside.steps = not self.compiled
         ending = _ending(body, self.ended, {})
