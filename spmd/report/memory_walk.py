@@ -272,7 +272,7 @@ class MemoryRun(TapeRun):
         elif reused := self.reused(eqn, k, liveness):
             self.live.pop(reused, None)
         self.live.update((v, n) for v, n in made.items() if v not in self.walk.elsewhere)
-        if isinstance(eqn.primitive, Scan) and not self.walk.in_place:  # the elements, while they are stacked
+        if isinstance(eqn.primitive, Scan) and self.lists_elements:  # the elements, while they are stacked
             extra += self.sizes_of(eqn.outputs[eqn.params["carry"] :])
         self.span.moments.append(Moment(eqn.primitive.name, eqn.source, self.held() + extra))
 
@@ -360,7 +360,14 @@ class MemoryRun(TapeRun):
             return Counter()
         carry, length = eqn.params["carry"], eqn.params["length"]
         elements = self.sizes_of(eqn.outputs[carry:])
-        return self.sizes_of(eqn.outputs[counted:carry]) + Counter({k: n * step // length for k, n in elements.items()})
+        if self.walk.in_place or self.lists_elements:
+            elements = Counter({k: n * step // length for k, n in elements.items()})
+        return self.sizes_of(eqn.outputs[counted:carry]) + elements
+
+    @property
+    def lists_elements(self) -> bool:
+        """Whether loops make lists of blocks on ranks, and stack them at the end; others write into the whole array."""
+        return self.around.stepwise and self.around.eqn is not None
 
     # ------------------------------------------------ kinds
 
