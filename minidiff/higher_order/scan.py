@@ -116,13 +116,12 @@ def _run(
 
     Elements that are plain arrays of known `types` are written where they belong at once, so that each is there once.
     """
-    columns, stacks = [_elements(x) for x in xs], []
+    columns, stacks = [_elements(x) for x in xs], list[Any]()
     for i in range(length)[:: -1 if reverse else 1]:
         carry, row = step(carry, [column[i] for column in columns])
         stacks = stacks or [_empty_stack(y, t, length) for y, t in itertools.zip_longest(row, types)]
-        for stack, y in zip(stacks, row):
-            stack[i] = y
-        del row
+        for stack in reversed(stacks):
+            stack[i] = row.pop()  # of which nothing is left while the next step runs
     return carry, [x if isinstance(x, numpy.ndarray) else _stack_elements(x) for x in stacks]
 
 
