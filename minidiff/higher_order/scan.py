@@ -120,8 +120,10 @@ def _run(
     for i in range(length)[:: -1 if reverse else 1]:
         carry, row = step(carry, [column[i] for column in columns])
         stacks = stacks or [_empty_stack(y, t, length) for y, t in itertools.zip_longest(row, types)]
-        for stack in reversed(stacks):
-            stack[i] = row.pop()  # of which nothing is left while the next step runs
+        for k in reversed(range(len(stacks))):
+            if isinstance(row[k], Tracer) and isinstance(stacks[k], numpy.ndarray):
+                stacks[k] = [*stacks[k]]  # earlier steps gave constants
+            stacks[k][i] = row.pop()  # of which nothing is left while the next step runs
     return carry, [x if isinstance(x, numpy.ndarray) else _stack_elements(x) for x in stacks]
 
 

@@ -202,8 +202,9 @@ class MemoryLayout:
 
 def recorded(eqn: Equation) -> Tape:
     """What simulated ranks do with their data in a lowered collective, as a tape of operations."""
+    collective: Any = eqn.primitive
     with watch_lifetimes(uniform_p):  # zeros are operations too
-        return make_tape(eqn.primitive.simulated(eqn.params))(*map(operand_type, eqn.inputs))
+        return make_tape(collective.simulated(eqn.params))(*map(operand_type, eqn.inputs))
 
 
 def _array(t: ShapedArray, order: Sequence[int] | None = None) -> Any:

@@ -167,10 +167,11 @@ class MemoryWalk(Walk):
         ending = _ending(body, self.ended, {})
         with transforming(inside), transforming(stage), running(inside):
             env: dict[Var, Any] = {}
+            data: Any
             for v, a, spec in zip(body.inputs, eqn.inputs, params["in_specs"]):
                 t, states = operand_type(a), v.type.states if v.type.unreduced or v.type.reduced else None
                 if t.sharding is None:
-                    whole = stage.new_input(t)
+                    whole: Any = stage.new_input(t)
                     is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu" and spec.is_trivial
                     with running(stage):
                         data, held = ranks.place(a if is_table else whole, spec.dims(t.ndim))
