@@ -150,13 +150,14 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
     --------------  -----------  -------
     arguments            16,000   16,000
     gradients             8,000    8,000
+    residuals                 8        8
     communication             0        8
     temporaries           8,008    8,008
     --------------  -----------  -------
-    total                32,008
+    total                32,016
     the peak: psum, backward, line 1: loss = shard_map(lambda w, x: psum((w * x).sum(), '…
     >>> use.peak.operation, use.peak.total
-    ('psum', 32008)
+    ('psum', 32016)
     """
     check_function("memory", f, args)
     if isinstance(f, Tape):
