@@ -27,6 +27,7 @@ GROUP = "the ranks of a group"  # the name of the axis of a group's ranks
 SAME_ON_ALL = frozenset(
     {"psum", "pprod", "pmax", "pmin", "all_gather_invariant", "all_gather_reduced", "broadcast", "reduced"}
 )
+CASTS = ("pbroadcast", "reduced", "unreduced")  # on a rank of its own, they change types alone
 
 
 class LauncherError(RuntimeError):

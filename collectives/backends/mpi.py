@@ -24,6 +24,7 @@ import numpy
 
 from collectives.axes import Groups, longest_block
 from collectives.backends.base import (
+    CASTS,
     GROUP,
     Axes,
     Backend,
@@ -75,7 +76,6 @@ def _name(version: str) -> str:
 
 Run = Callable[..., Any]  # what runs a collective on blocks of known types
 MANY = 4096  # of these that a mesh keeps
-CASTS = ("pbroadcast", "reduced", "unreduced")  # they change types alone
 
 _mpi = _mpi4py()
 BYTE = _mpi.BYTE

@@ -212,7 +212,7 @@ class Simulated(Backend):
 
     def _ppermute(self, x, size, perm):
         sources = {destination: source for source, destination in perm}
-        nothing = numpy.zeros(x.shape[1:], x.dtype)
+        nothing = numpy.zeros_like(x[0])
         return numpy.stack([x[sources[rank]] if rank in sources else nothing for rank in range(size)])
 
     _ppermute_start = _ppermute
@@ -233,7 +233,7 @@ class Simulated(Backend):
         return self._pbroadcast(x[root], size)
 
     def _at_root(self, x, size, root):
-        nothing = numpy.zeros(x.shape, x.dtype)
+        nothing = numpy.zeros_like(x)
         return numpy.stack([x if rank == root else nothing for rank in range(size)])
 
     def _reduce(self, x, size, root):
@@ -248,7 +248,7 @@ class Simulated(Backend):
     # ------------------------------------------------ in and out
 
     def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        x, held = numpy.asarray(x), self.sort_axes([a for axes in dims for a in axes])
+        x, held = x if isinstance(x, Tracer) else numpy.asarray(x), self.sort_axes([a for axes in dims for a in axes])
         if not held:
             return x, ()
         shape: list[int] = []

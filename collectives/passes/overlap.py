@@ -49,6 +49,11 @@ class Lowered(DecidedOnce):
         sums = self.name == "psum" and not self.multiple_results and self.sends(eqn.params) and "groups" not in own
         return sums and not ranks.at_once and accumulator_dtype(dtype) == dtype
 
+    def simulated(self, params: dict) -> Callable[..., Any]:
+        """What simulated ranks do with their data: operations, which can be recorded."""
+        given, several = [(None, held) for held in params["held"]], params["collective"].multiple_results
+        return params["ranks"].prepare(params["collective"].name, given, False, params["params"], several)
+
     def sends(self, params):
         return params["collective"].sends(params["params"])
 

@@ -30,9 +30,12 @@ from minidiff.values.dtypes import is_scalar_constant, result_type
 # ---------------------------------------------------------------- checks and casts
 
 
-def is_staging() -> bool:
-    """Whether the current operations are being recorded on a tape of abstract values."""
-    return any(isinstance(interpreter, Stage) for interpreter in interpreters(current_interpreter()))
+def is_staging(eager: bool = True) -> bool:
+    """Whether the current operations are being recorded on a tape of abstract values.
+
+    Without `eager`, a tape that has the operations of an eager run does not count.
+    """
+    return any(isinstance(x, Stage) and (eager or not x.eager) for x in interpreters(current_interpreter()))
 
 
 def known_number(x: Value, use: str) -> Any:

@@ -64,7 +64,7 @@ class Scan(BodyOperation):
             return [*carry, *[zeros(t.update(shape=(0, *t.shape))) for t in body.out_types[len(carry) :]]]
         carry = copy_overwritten(body, carry, len(consts))
         step = lambda carry, row: split_list(body(*consts, *carry, *row), len(carry))  # noqa: E731
-        carry, ys = _run(step, carry, xs, length, params["reverse"])
+        carry, ys = _run(step, carry, xs, length, params["reverse"], body.out_types[len(carry) :])
         return [*carry, *ys]
 
     def check_fits(self, types, params, scope):
@@ -108,14 +108,31 @@ class Scan(BodyOperation):
 
 
 def _run(
-    step: Callable, carry: Sequence[Value], xs: Sequence[Value], length: int, reverse: bool
+    step: Callable,
+    carry: Sequence[Value],
+    xs: Sequence[Value],
+    length: int,
+    reverse: bool,
+    types: Sequence[ShapedArray] = (),
 ) -> tuple[Sequence[Value], list[Value]]:
-    """Run a step for each element of arrays: the last carries, and the stacked results."""
-    columns, rows = [_elements(x) for x in xs], []
+    """Run a step for each element of arrays: the last carries, and the stacked results.
+
+    Elements that are plain arrays of known `types` are written where they belong at once, so that each is there once.
+    """
+    columns, stacks = [_elements(x) for x in xs], list[Any]()
     for i in range(length)[:: -1 if reverse else 1]:
         carry, row = step(carry, [column[i] for column in columns])
-        rows.append(row)
-    return carry, [_stack_elements(column) for column in zip(*(rows[::-1] if reverse else rows))]
+        stacks = stacks or [_empty_stack(y, t, length) for y, t in itertools.zip_longest(row, types)]
+        for k in reversed(range(len(stacks))):
+            if isinstance(row[k], Tracer) and isinstance(stacks[k], numpy.ndarray):
+                stacks[k] = [*stacks[k]]  # earlier steps gave constants
+            stacks[k][i] = row.pop()  # of which nothing is left while the next step runs
+    return carry, [x if isinstance(x, numpy.ndarray) else _stack_elements(x) for x in stacks]
+
+
+def _empty_stack(y: Value, t: ShapedArray | None, length: int) -> Any:
+    """What elements like y are put into: an array, if they are plain arrays of type t; else a list."""
+    return [None] * length if t is None or isinstance(y, Tracer) else numpy.empty((length, *t.shape), t.dtype)
 
 
 scan_p = Scan("scan")
@@ -220,7 +237,7 @@ class _Step:
 
 def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, unroll: int = 1) -> tuple[Any, Any]:
     """Scan with the carries `carry`: run the steps, or record a loop over `unroll` of them if they are abstract."""
-    recorded = is_staging() and not jit_is_disabled.get()
+    recorded = is_staging(eager=False) and not jit_is_disabled.get()
     if recorded and 1 < unroll < length:
         return _scan_blocks(f, carry, xs, length, reverse, unroll)
     arrays, xs_structure = tree.flatten(xs)

@@ -21,6 +21,7 @@ from minidiff.inputs.arguments import as_value, check_function, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
+from minidiff.values.lifetimes import current_lifetimes
 
 #: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
@@ -56,6 +57,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     leaves, structure = tree.flatten(examples)
     stage = Stage(current_interpreter(), name=name)
     stage.origin, stage.program = (name, name_of(f)), stage
+    stage.eager = name == "make_tape" and current_lifetimes.get() is not None
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     before = random_state()
     with transforming(stage):

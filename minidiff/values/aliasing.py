@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy
 
+from minidiff.values.lifetimes import current_lifetimes
+
 
 def copy_shared(results: Sequence[Any], held: Sequence[Any] = ()) -> Sequence[Any]:
     """Copy results that are read-only or share memory with a prior one or `held`."""
@@ -135,11 +137,15 @@ def types_alone() -> Iterator[None]:
 
 def uniform(value: float, shape: Sequence[int], dtype: Any) -> numpy.ndarray:
     """A new array with one value everywhere; one number, broadcast, in a program that never runs."""
-    if not _types_alone.get():
+    lifetimes = current_lifetimes.get()
+    if lifetimes is None and not _types_alone.get():
         return numpy.full(shape, value, dtype) if value else numpy.zeros(shape, dtype)
     number = numpy.array(value, dtype)
     number.flags.writeable = False
-    return numpy.broadcast_to(number, shape)
+    out = numpy.broadcast_to(number, shape)
+    if lifetimes is not None and out.ndim:
+        lifetimes.watch_array(out)
+    return out
 
 
 def is_frozen(x: Any) -> bool:

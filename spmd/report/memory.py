@@ -17,7 +17,6 @@ import numpy
 from minidiff.compiler.jit import Jitted
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var, typeof
-from minidiff.debug import disable_jit
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
@@ -26,6 +25,7 @@ from minidiff.values.aliasing import distinct_bytes
 from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
 from spmd.report import plots
 from spmd.report.communication import direction_of, show_line
+from spmd.report.memory_layout import uniform_p
 from spmd.report.memory_walk import ARGUMENTS, CONSTANTS, KINDS, RESULTS, Around, MemoryWalk, Moment, nbytes_of
 from spmd.report.rewritten import meshes_of, rewritten
 from spmd.report.table import Table
@@ -150,13 +150,14 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
     --------------  -----------  -------
     arguments            16,000   16,000
     gradients             8,000    8,000
+    residuals                 8        8
     communication             0        8
     temporaries           8,008    8,008
     --------------  -----------  -------
-    total                32,008
+    total                32,016
     the peak: psum, backward, line 1: loss = shard_map(lambda w, x: psum((w * x).sum(), '…
     >>> use.peak.operation, use.peak.total
-    ('psum', 32008)
+    ('psum', 32016)
     """
     check_function("memory", f, args)
     if isinstance(f, Tape):
@@ -180,7 +181,7 @@ def memory_in_place(tape: Tape) -> MemoryUse:
 
 def _record_eagerly(f: Callable, args: tuple) -> tuple[Tape, Lifetimes]:
     """The tape of `f` as it runs eagerly, the steps of scans one by one, and how long Python holds each value."""
-    with watch_lifetimes() as lifetimes, disable_jit(), warnings.catch_warnings():
+    with watch_lifetimes(uniform_p) as lifetimes, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "a Python loop is recorded")
         return make_tape(f)(*args), lifetimes
 
@@ -188,7 +189,7 @@ def _record_eagerly(f: Callable, args: tuple) -> tuple[Tape, Lifetimes]:
 def _report(tape: Tape, walk: MemoryWalk, donated: Sequence[bool] = ()) -> MemoryUse:
     arguments = [nbytes_of(t, walk.every_rank) for t in tape.in_types]
     held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(_held_by_constant(c) for c in _constants(tape))}
-    walk.around[tape] = Around([RESULTS] * len(tape.outputs), donated)
+    walk.around[tape] = Around([RESULTS] * len(tape.outputs), donated, stepwise=walk.eager)
     moments = [Moment("the arguments", None, {}), *walk.price(tape).moments]
     moments = [replace(m, bytes={**m.bytes, **held}) for m in moments]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)

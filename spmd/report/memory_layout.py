@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,36 +10,81 @@ from typing import Any
 import numpy
 from numpy.lib.stride_tricks import as_strided
 
+from collectives.passes.overlap import Lowered, Start
 from minidiff.compiler.fusion import fused_p
+from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type
 from minidiff.ops.base import Promoting, broadcast_to_p, reshape_p
 from minidiff.ops.indexing import slice_p
 from minidiff.ops.linalg import einsum_p, matrix_axes
 from minidiff.ops.rearranging import windows_p
-from minidiff.ops.shape import split_p, transpose_p
+from minidiff.ops.shape import concatenate_p, split_p, stack_p, transpose_p
 from minidiff.ops.workspace import workspace
+from minidiff.transforms.recording import make_tape
+from minidiff.values.lifetimes import watch_lifetimes
 
 #: Operations whose results are views, if their operand's strides allow it.
 _STRIDED = (reshape_p, transpose_p, broadcast_to_p, split_p, slice_p, windows_p)
 
 
+class Uniform(Primitive):
+    """An array of one number, which the library makes. Parameters: its `shape` and `dtype`."""
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return [ShapedArray(**params)]
+
+
+uniform_p = Uniform("uniform")
+
+
 class MemoryLayout:
     """The memory of a tape's values: `bases` has, for each, the values whose memory it uses: itself, or those it views.
 
-    Arrays of one element, with the strides that those of the program will have, tell which reshapes copy.
+    Arrays of one element, with the strides that those of the program will have, tell which reshapes copy. A collective
+    of simulated ranks is what it does to their data: operations on `inner` tapes.
     """
 
-    def __init__(self, tape: Tape, simulated: bool = False):
-        self.simulated = simulated
-        self.strided: dict[Var, Any] = {}
+    def __init__(self, tape: Tape, strided: dict[Var, Any]):
+        self.tape = tape
+        self.strided = strided  # of its inputs, too
         self.copying: set[Equation] = set()
+        self.inner: dict[Equation, MemoryLayout] = {}
+        self.made: dict[Equation, set[Var]] = {}  # by simulated collectives: what their results are views of
+        self.started: dict[Var, list[tuple[set[Var], Any]]] = {}
         self.bases: dict[Var, set[Var]] = {v: {v} for v in tape.inputs}
         for eqn in tape.equations:
+            if isinstance(eqn.primitive, Lowered) and eqn.params["ranks"].name == "simulated":
+                self.trace_inside(eqn)
+                continue
             self.trace_strides(eqn)
             operands = [a for a in eqn.inputs if isinstance(a, Var)]
+            if operands and operands[0] in self.started:
+                self.name_results(eqn.outputs, self.started[operands[0]])
+                continue
             views = self.is_view(eqn) and set().union(*[self.bases[a] for a in operands])
             self.bases.update((v, views or {v}) for v in eqn.outputs)
+
+    def trace_inside(self, eqn: Equation) -> None:
+        """Find the memory of a simulated collective's results by what it does."""
+        tape = recorded(eqn)
+        inner = self.inner[eqn] = MemoryLayout(tape, {v: self.array(a) for v, a in zip(tape.inputs, eqn.inputs)})
+        given = {v: self.bases[a] if isinstance(a, Var) else set() for v, a in zip(tape.inputs, eqn.inputs)}
+        new: dict[Var, Var] = {}
+        results = []
+        for a in (a for a in tape.outputs if isinstance(a, Var)):
+            parts = [given[b] if b in given else {new.setdefault(b, Var(b.type))} for b in inner.bases[a]]
+            results.append((set().union(*parts), inner.array(a)))
+        self.made[eqn] = {*new.values()}
+        if isinstance(eqn.primitive, Start):
+            (out,) = eqn.outputs
+            self.started[out], self.bases[out] = results, set().union(*[bases for bases, _ in results])
+        else:
+            self.name_results(eqn.outputs, results)
+
+    def name_results(self, outputs: Sequence[Var], results: Sequence[tuple[set[Var], Any]]) -> None:
+        for v, (bases, array) in zip(outputs, results):
+            self.bases[v], self.strided[v] = bases, array
 
     def trace_strides(self, eqn: Equation) -> None:
         """Note the strides of results whose elements are not in their order, and which reshapes copy."""
@@ -56,13 +102,30 @@ class MemoryLayout:
         elif primitive is einsum_p:
             batch_and_rows = matrix_axes(eqn.params["subscripts"])[-1]
             self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=batch_and_rows.__getitem__))
-        elif len(eqn.outputs) == 1 and (self.is_view(eqn) or isinstance(primitive, Promoting)):
-            alike = [x for x in operands if x in self.strided and x.type.shape == out.type.shape]
-            if alike and self.is_view(eqn):
-                self.strided[out] = self.strided[alike[0]]
-            elif alike and 0 not in self.strided[alike[0]].strides:  # NumPy keeps the order of the operand's elements
-                strides = self.strided[alike[0]].strides
-                self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=lambda d: -strides[d]))
+        elif primitive is fused_p or isinstance(primitive, Promoting):
+            for v in eqn.outputs:
+                self.keep_order(v, [x for x in operands if x.type.shape == v.type.shape])
+        elif primitive is concatenate_p:
+            self.keep_order(out, operands)
+        elif primitive is stack_p:
+            self.keep_order(out, operands, eqn.params["axis"])
+        elif len(eqn.outputs) == 1 and self.is_view(eqn) and a in self.strided and a.type.shape == out.type.shape:
+            self.strided[out] = self.strided[a]
+
+    def keep_order(self, out: Var, operands: Sequence[Var], new_axis: int | None = None) -> None:
+        """Note a result's strides: NumPy keeps the order of the operands' axes, and takes C's where they disagree."""
+        if self.strided.keys().isdisjoint(operands):
+            return
+        arrays = [self.array(x) if new_axis is None else numpy.expand_dims(self.array(x), new_axis) for x in operands]
+
+        def compare(i: int, j: int) -> int:
+            if i > j:
+                return -compare(j, i)
+            known = [(x.strides[i], x.strides[j]) for x in arrays if 1 not in (x.shape[i], x.shape[j])]
+            known = [pair for pair in known if 0 not in pair]
+            return 1 if known and all(first < second for first, second in known) else -1
+
+        self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=functools.cmp_to_key(compare)))
 
     def array(self, a: Any) -> Any:
         """An array with the type and strides of a value, which takes no memory: its elements must not be read."""
@@ -75,18 +138,40 @@ class MemoryLayout:
             return False
         return (primitive.shares_memory or primitive.on_ranks) and not primitive.sends(eqn.params)
 
-    def allocated(self, eqn: Equation, size: Callable[[Any], int]) -> tuple[list[int], int]:
-        """The bytes of each result, and those that the operation takes besides while it runs."""
+    def allocated(self, eqn: Equation, size: Callable[[Any], int]) -> tuple[dict[Var, int], int]:
+        """The bytes of the memory of results, and those that the operation takes besides while it runs."""
         primitive = eqn.primitive
+        if eqn in self.inner:
+            held = {v: size(v) for v in self.made[eqn]}
+            return held, self.inner[eqn].peak() - sum(held.values())
         if self.is_view(eqn):
-            return [0] * len(eqn.outputs), 0
-        held = [*map(size, eqn.outputs)]
+            return {}, 0
+        held = {v: size(v) for v in eqn.outputs}
         if primitive.is_higher_order or primitive is fused_p:
             return held, 0
         if primitive.sends(eqn.params):
-            return held, self.packed(eqn)
+            packed = self.packed(eqn)
+            if isinstance(primitive, Start) and primitive.shares_memory:  # MPI reads the message until it is waited for
+                return {v: n + packed for v, n in held.items()}, 0
+            return held, packed
         types = [t for t in map(operand_type, eqn.inputs) if isinstance(t, ShapedArray)]
         return held, workspace(primitive, types, [v.type for v in eqn.outputs]) + self.copied(eqn)
+
+    def peak(self) -> int:
+        """The most bytes that the tape allocates, if each value is freed after its last use."""
+        last: dict[Var, float] = {}
+        for k, eqn in enumerate(self.tape.equations):
+            used = [a for a in (*eqn.inputs, *eqn.outputs) if isinstance(a, Var)]
+            last.update((b, k) for a in used for b in self.bases[a])
+        last.update((b, math.inf) for a in self.tape.outputs if isinstance(a, Var) for b in self.bases[a])
+        live: dict[Var, int] = {}
+        most = 0
+        for k, eqn in enumerate(self.tape.equations):
+            held, besides = self.allocated(eqn, lambda v: v.type.nbytes)
+            live.update(held)
+            most = max(most, sum(live.values()) + besides)
+            live = {v: n for v, n in live.items() if last[v] > k}
+        return most
 
     def packed(self, eqn: Equation) -> int:
         """What a collective copies: MPI takes contiguous messages, and gives them back, rank after rank."""
@@ -113,6 +198,13 @@ class MemoryLayout:
         summed = math.prod(y.shape[both:inner])
         shapes = (*x.shape[:both], -1, summed), (*y.shape[:both], summed, -1)
         return sum(z.nbytes for z, shape in zip((x, y), shapes) if z.size and _reshaped(z, shape) is None)
+
+
+def recorded(eqn: Equation) -> Tape:
+    """What simulated ranks do with their data in a lowered collective, as a tape of operations."""
+    collective: Any = eqn.primitive
+    with watch_lifetimes(uniform_p):  # zeros are operations too
+        return make_tape(collective.simulated(eqn.params))(*map(operand_type, eqn.inputs))
 
 
 def _array(t: ShapedArray, order: Sequence[int] | None = None) -> Any:

@@ -11,30 +11,37 @@ import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from collectives.backends.base import Axes
+import numpy
+
+from collectives.backends.base import CASTS, Axes, Dims
 from collectives.backends.simulated import Simulated
+from collectives.ops import axis_index_p
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
+from minidiff.core.interpreter import EVALUATE, running, transforming
 from minidiff.core.operation import Primitive
-from minidiff.core.tape import Equation, Tape
-from minidiff.core.types import ShapedArray, Var
+from minidiff.core.staging import Stage
+from minidiff.core.tape import Equation, Tape, evaluate_equation, read
+from minidiff.core.tracer import Tracer
+from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, split_location
 from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
-from minidiff.values.lifetimes import Lifetimes
+from minidiff.transforms.recording import make_tape
+from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import block_type
-from spmd.report.memory_layout import MemoryLayout
+from spmd.report.memory_layout import MemoryLayout, uniform_p
 from spmd.report.tape_cost import Prices, TapeCost
 from spmd.report.walk import TapeRun, Walk, is_backward
 from spmd.shard_map.compiled import blocks_given_up
-from spmd.shard_map.interpreter import SPMD
+from spmd.shard_map.interpreter import SPMD, RankTracer
 from spmd.shard_map.operation import shard_map_p
 
 ARGUMENTS, CONSTANTS = "arguments", "constants"
@@ -75,15 +82,15 @@ class Around:
     """What a body needs to know of the operation that runs it.
 
     `kinds` are those of its results' memory; `donated` are the inputs that it may write into; `frees` is whether memory
-    is freed before it ends; `sizes` are those of the axes whose ranks are all in this process; `runs` says how often it
-    runs.
+    is freed before it ends; `stepwise` is whether its operations run one by one, and values are held by Python; `runs`
+    says how often it runs.
     """
 
     kinds: Sequence[str]
     donated: Sequence[bool] = ()
     frees: bool = True
     eqn: Equation | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    stepwise: bool = False
     runs: int = 1
 
 
@@ -98,13 +105,17 @@ class MemoryWalk(Walk):
     def __init__(self, compiled=False, in_place=False, lifetimes: Lifetimes | None = None, every_rank: bool = False):
         super().__init__(Prices(), fused=False, asynchronous=False)
         self.compiled, self.in_place, self.every_rank = compiled, in_place, every_rank
-        self.ended: Mapping[Var, int] = lifetimes.ended if lifetimes else {}
+        self.ended: dict[Var, int] = {**lifetimes.ended} if lifetimes else {}
         self.eager = lifetimes is not None
         self.around: dict[Tape, Around] = {}
         self.elsewhere: set[Var] = set()  # values that are written into memory that is counted outside of their body
         self.lowered: dict[Equation, Tape] = {}
+        self.stepwise: set[Equation] = set()  # each shard_map whose operations run one by one
         self.written: dict[Equation, Sequence[bool]] = {}  # which results of a shard_map are in memory of arguments
-        self.layout = functools.cache(lambda tape: MemoryLayout(tape, self.every_rank and not self.compiled))
+        self.strided: dict[Var, Any] = {}  # arrays that have the strides of values
+        self.data: dict[Var, Any] = {}  # of sharded arrays, those of what this process holds
+        self.copied: dict[Equation, int] = {}  # what cutting blocks out of arguments copies, for a shard_map
+        self.layout = functools.cache(lambda tape: MemoryLayout(tape, self.strided))
 
     def run_of(self, tape: Tape) -> TapeRun:
         return MemoryRun(self, tape)
@@ -115,12 +126,69 @@ class MemoryWalk(Walk):
             self.elsewhere |= self.layout(body).bases[a] if yes and isinstance(a, Var) else set()
 
     def body_of(self, eqn: Equation) -> Tape:
-        """The body of an operation; of a compiled shard_map, what it does to this process's data."""
-        if not (self.compiled and eqn.primitive is shard_map_p):
+        """The body of an operation; of a shard_map, what it does to this process's data."""
+        if eqn.primitive is not shard_map_p or self.in_place:
             return eqn.bodies[0]
         if eqn not in self.lowered:
-            self.lowered[eqn] = _lower(eqn.params, self.every_rank)
+            ranks = (Simulated if self.every_rank else _OneRank)(eqn.params["mesh"].shape)
+            whole = _lower(eqn.params, ranks) if self.compiled else None
+            if whole is not None:
+                self.copied[eqn] = sum(
+                    self.cut(*x, ranks) for x in zip(whole.inputs, eqn.inputs, eqn.params["in_specs"])
+                )
+            else:
+                self.stepwise.add(eqn)
+                with watch_lifetimes(
+                    uniform_p
+                ) as lifetimes:  # values are held as long as when the body was recorded, so this
+                    whole = self.replay(eqn, ranks)  # says how long their data is
+                self.ended.update(lifetimes.ended)
+            self.lowered[eqn] = whole
+            self.strided.update((v, self.data[a]) for v, a in zip(whole.inputs, eqn.inputs) if self.known_data(v, a))
         return self.lowered[eqn]
+
+    def known_data(self, v: Var, a: Any) -> bool:
+        return isinstance(a, Var) and a in self.data and self.data[a].shape == v.type.shape
+
+    def cut(self, v: Var, a: Any, spec: Any, ranks: Simulated) -> int:
+        """Note the strides of a block that is cut out of a plain argument, and return the bytes that this copies."""
+        t = operand_type(a)
+        if t.sharding is not None or spec.is_trivial:
+            return 0
+        tape = make_tape(lambda x: ranks.place(x, spec.dims(t.ndim))[0])(t)
+        layout = MemoryLayout(tape, {})
+        self.strided[v] = layout.array(tape.outputs[0])
+        return 0 if layout.bases[tape.outputs[0]] <= {*tape.inputs} else self.strided[v].nbytes
+
+    def replay(self, eqn: Equation, ranks: Simulated) -> Tape:
+        """Record what a body does to this process's data, one operation after the other."""
+        params, body, stage = eqn.params, eqn.params["body"], Stage(None)
+        stage.eager = True
+        inside = _Replay(Mesh(ranks.sizes, ranks), params["check_rep"], base=stage)
+        inside.steps = not self.compiled
+        ending = _ending(body, self.ended, {})
+        with transforming(inside), transforming(stage), running(inside):
+            env: dict[Var, Any] = {}
+            data: Any
+            for v, a, spec in zip(body.inputs, eqn.inputs, params["in_specs"]):
+                t, states = operand_type(a), v.type.states if v.type.unreduced or v.type.reduced else None
+                if t.sharding is None:
+                    whole: Any = stage.new_input(t)
+                    is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu" and spec.is_trivial
+                    with running(stage):
+                        data, held = ranks.place(a if is_table else whole, spec.dims(t.ndim))
+                else:
+                    held = ranks.sort_axes(spec.held)
+                    data = stage.new_input(ShapedArray(ranks.data_shape(v.type.shape, held), t.dtype))
+                env[v] = RankTracer(inside, data, held, states)
+            for k, equation in enumerate(body.equations):
+                evaluate_equation(equation, env)
+                for v in ending[k]:
+                    del env[v]
+            outs = [inside.operand(read(env, a)) for a in body.outputs]
+            wanted = [ranks.sort_axes(spec.held) for spec in params["out_specs"]]
+            with running(stage):
+                return stage.tape([ranks.reshard_data(*out, axes) for out, axes in zip(outs, wanted)])
 
 
 class MemoryRun(TapeRun):
@@ -131,7 +199,7 @@ class MemoryRun(TapeRun):
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         walk, around = self.walk, self.walk.around.get(tape, Around([RESULTS] * len(tape.outputs)))
         self.around, self.source = around, None
-        if walk.compiled:
+        if walk.compiled and not around.stepwise:
             foreign = [v.type.sharding is not None for v in tape.inputs]
             self.source = Source(tape, foreign=foreign, donated=around.donated, given_up=True, runs=around.runs)
             tape = self.source.tape
@@ -144,7 +212,7 @@ class MemoryRun(TapeRun):
         self.backward, used = _passes(tape)
         self.kinds = self.find_kinds(tape, used)
         self.factors: set[Var] = set()  # what the rules of cotangents compute of their operands alone
-        ending = self.held_by_python(tape, liveness) if walk.eager else liveness.ending
+        ending = _ending(tape, walk.ended, self.layout.bases) if around.stepwise else self.with_inner(liveness.ending)
         self.live: dict[Any, int] = {}
         for k, eqn in enumerate(tape.equations):
             if eqn.bodies and eqn.primitive is not fused_p:
@@ -177,23 +245,17 @@ class MemoryRun(TapeRun):
 
     def size(self, a: Var) -> int:
         """The bytes of a value in this process."""
-        copies = [self.around.sizes.get(axis, 1) for axis in a.type.variance]
-        return math.prod(copies) * nbytes_of(a.type, self.walk.every_rank)
+        return nbytes_of(a.type, self.walk.every_rank)
 
-    def held_by_python(self, tape: Tape, liveness: Memory) -> dict[int, list]:
-        """The values that are freed after each equation: after their last use, when Python lets go of them."""
-        last: dict[Var, int] = {}
-        for k, eqn in enumerate(tape.equations):
-            for v in (*(a for a in eqn.inputs if isinstance(a, Var)), *eqn.outputs):
-                ended = self.walk.ended.get(v, 0) - 1
-                last.update((root, max(k, ended, last.get(root, 0))) for root in (v, *self.layout.bases[v]))
-        for a in (a for a in tape.outputs if isinstance(a, Var)):
-            last.update((v, -1) for v in (a, *self.layout.bases[a]))
-        ending: dict[int, list] = defaultdict(list)
-        for v, k in last.items():
-            if v not in tape.inputs:
-                ending[min(k, len(tape.equations) - 1)].append(v)
-        return ending
+    def with_inner(self, ending: Mapping[int, list]) -> Mapping[int, list]:
+        """What ends after each equation, with the memory that simulated collectives made, of which values are views."""
+        made = set().union(*self.layout.made.values())
+        in_order = sorted(ending, key=lambda k: math.inf if k < 0 else k)  # those of results never end
+        last = {b: k for k in in_order for v in ending[k] for b in self.layout.bases.get(v, ()) if b in made}
+        found = {k: [*values] for k, values in ending.items()}
+        for b, k in last.items():
+            found[k].append(b)
+        return defaultdict(list, found)
 
     # ------------------------------------------------ operations
 
@@ -204,8 +266,7 @@ class MemoryRun(TapeRun):
         if eqn.primitive is shard_map_p:
             made = self.results_of_body(eqn)
         else:
-            held, extra[TEMPORARIES] = self.layout.allocated(eqn, self.size)
-            made = dict(zip(eqn.outputs, held))
+            made, extra[TEMPORARIES] = self.layout.allocated(eqn, self.size)
         if source is not None and self.around.frees:
             for v in eqn.outputs:
                 self.live.pop(source.takes.get(v, v), None)
@@ -214,7 +275,7 @@ class MemoryRun(TapeRun):
         elif reused := self.reused(eqn, k, liveness):
             self.live.pop(reused, None)
         self.live.update((v, n) for v, n in made.items() if v not in self.walk.elsewhere)
-        if isinstance(eqn.primitive, Scan) and not self.walk.in_place:  # the elements, while they are stacked
+        if isinstance(eqn.primitive, Scan) and self.lists_elements:  # the elements, while they are stacked
             extra += self.sizes_of(eqn.outputs[eqn.params["carry"] :])
         self.span.moments.append(Moment(eqn.primitive.name, eqn.source, self.held() + extra))
 
@@ -222,7 +283,7 @@ class MemoryRun(TapeRun):
         """The operand whose memory a result takes; None if it takes none."""
         if self.walk.in_place:
             return liveness.reused_by(eqn, k, REUSED_BYTES)
-        if not self.walk.eager or self.around.eqn or not is_backward(eqn):
+        if not self.around.stepwise or self.around.eqn or not is_backward(eqn):
             return None
         # Cotangents of plain arrays are compiled: what a rule computes of its operands alone, its next step overwrites.
         operands = [a for a in eqn.inputs if isinstance(a, Var)]
@@ -236,8 +297,7 @@ class MemoryRun(TapeRun):
         A view of another result takes none, nor does one of a sharded argument; a view of another argument is copied.
         """
         body = self.walk.body_of(eqn)
-        inner = MemoryRun(self.walk, body)
-        inner.around, bases = self.around_body(eqn), self.walk.layout(body).bases
+        bases = self.walk.layout(body).bases
         sharded = [not isinstance(a, Var) or bool(a.type.sharding) for a in eqn.inputs]
         taken, given = {v for v, yes in zip(body.inputs, sharded) if yes}, {*body.inputs}
         written = self.walk.written.get(eqn, [False] * len(eqn.outputs))
@@ -246,9 +306,10 @@ class MemoryRun(TapeRun):
             base = bases[a] if isinstance(a, Var) else set()
             copied = not base or not given.isdisjoint(base)
             new = [v] if copied else base - taken
-            sizes = map(self.size if copied else inner.size, new)
-            made[v] = 0 if over or base & taken & given else sum(sizes)
+            made[v] = 0 if over or base & taken & given else sum(map(self.size, new))
             taken |= base - given
+            if base:
+                self.walk.data[v] = self.walk.layout(body).array(a)
         return made
 
     # ------------------------------------------------ bodies
@@ -256,15 +317,14 @@ class MemoryRun(TapeRun):
     def around_body(self, eqn: Equation) -> Around:
         walk, given = self.walk, [self.kinds[v] for v in eqn.outputs]
         if eqn.primitive is not shard_map_p:  # eagerly, a recorded branch holds all of its values until it ends
-            runs = self.around.runs * run_count(eqn)
-            return Around(given, frees=not walk.eager, sizes=self.around.sizes, runs=runs)
-        if walk.compiled:  # if it is not lowered as a whole, its values are kept until it ends
-            lowered = walk.body_of(eqn) is not eqn.params["body"]
+            inside, runs = self.around.eqn if walk.eager else None, self.around.runs * run_count(eqn)
+            return Around(given, (), not walk.eager or inside is not None, inside, walk.eager, runs)
+        walk.body_of(eqn)
+        if walk.compiled and eqn not in walk.stepwise:
             sharded = [isinstance(a, Var) and a.type.sharding is not None for a in eqn.inputs]
             donated = self.source.passed_on.get(eqn, ()) if self.source else ()
-            blocks = blocks_given_up(sharded, {**eqn.params, "donated": donated}) if lowered else ()
-            return Around(given, blocks, lowered, eqn)
-        return Around(given, eqn=eqn, sizes=eqn.params["mesh"].shape if walk.every_rank else {})
+            return Around(given, blocks_given_up(sharded, {**eqn.params, "donated": donated}), eqn=eqn)
+        return Around(given, eqn=eqn, stepwise=eqn in walk.stepwise)
 
     def run_bodies(self, eqn: Equation) -> None:
         walk = self.walk
@@ -287,7 +347,7 @@ class MemoryRun(TapeRun):
 
     def nest(self, eqn: Equation, span: TapeCost, times: int, ready: float) -> None:
         """Add the moments of bodies to what is held around them; of a loop, those of its first and last step."""
-        outside, carry = self.held(), 0
+        outside, carry = self.held() + Counter({TEMPORARIES: self.walk.copied.get(eqn, 0)}), 0
         if isinstance(eqn.primitive, Scan) and self.walk.in_place:
             carry = eqn.params["carry"]
             outside += self.sizes_of([v for v in eqn.outputs[:carry] if v not in self.walk.elsewhere])
@@ -303,7 +363,14 @@ class MemoryRun(TapeRun):
             return Counter()
         carry, length = eqn.params["carry"], eqn.params["length"]
         elements = self.sizes_of(eqn.outputs[carry:])
-        return self.sizes_of(eqn.outputs[counted:carry]) + Counter({k: n * step // length for k, n in elements.items()})
+        if self.walk.in_place or self.lists_elements:
+            elements = Counter({k: n * step // length for k, n in elements.items()})
+        return self.sizes_of(eqn.outputs[counted:carry]) + elements
+
+    @property
+    def lists_elements(self) -> bool:
+        """Whether loops make lists of blocks on ranks, and stack them at the end; others write into the whole array."""
+        return self.around.stepwise and self.around.eqn is not None
 
     # ------------------------------------------------ kinds
 
@@ -351,6 +418,16 @@ class _OneRank(Simulated):
         held = self.sort_axes({a for _, axes in operands for a in axes})
         return primitive.bind(*[x for x, _ in operands], **params), held
 
+    def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
+        return name in CASTS
+
+    def place(self, x: Any, dims: Dims) -> tuple[Any, Axes]:
+        index = [slice(n // self.size(axes)) for axes, n in zip(dims, x.shape)]
+        return x[tuple(index)], self.sort_axes({a for axes in dims for a in axes})
+
+    def reshard_data(self, x: Any, held: Axes, wanted: Axes) -> Any:
+        return x
+
     def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
         return x.shape
 
@@ -358,18 +435,66 @@ class _OneRank(Simulated):
         return shape
 
 
-def _lower(params: dict, every_rank: bool) -> Tape:
-    """The tape that a `shard_map` compiles for one rank, or for all; the body if it is not compiled as a whole."""
-    shape, body, specs = params["mesh"].shape, params["body"], params["in_specs"]
-    ranks = Simulated(shape) if every_rank else _OneRank(shape)
-    interpreter = SPMD(Mesh(shape, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
-    helds = [ranks.sort_axes(spec.held) for spec in specs]
+def _is_unknown(x: Any) -> bool:
+    return isinstance(x, Tracer) or typeof(x).dtype.kind not in "biu"
+
+
+class _Replay(SPMD):
+    """Records what a body does to the data of the ranks in this process, loops of any length included.
+
+    The numbers of simulated ranks are known, and so are integers computed from them: the branches that ranks take.
+    """
+
+    unrolled = math.inf
+    steps = True  # whether the steps of loops run one by one
+
+    def process(self, primitive: Primitive, args: Sequence[Any], params: dict) -> Any:
+        simulated = self.mesh.backend == "simulated"
+        if primitive is axis_index_p and simulated:
+            return RankTracer(self, *self.mesh.ranks.axis_index(params["axes"]))
+        if self.steps and isinstance(primitive, Scan):
+            with running(self):
+                return primitive.evaluate(args, params)
+        recorder, data = self.base, [self.operand(x)[0] for x in args]
+        runs_here = not primitive.is_higher_order and (simulated or not primitive.on_ranks)
+        if data and runs_here and not any(map(_is_unknown, data)):
+            self.base = EVALUATE
+        try:
+            return super().process(primitive, args, params)
+        finally:
+            self.base = recorder
+
+    def _branch_by_rank(self, cond: Cond, args: Sequence[Any], params: dict, recorded: bool) -> list:
+        return super()._branch_by_rank(cond, args, params, isinstance(self.operand(args[0])[0], Tracer))
+
+
+def _lower(params: dict, ranks: Simulated) -> Tape | None:
+    """The tape that a `shard_map` compiles for these ranks; None if it is not compiled as a whole."""
+    body = params["body"]
+    interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
+    helds = [ranks.sort_axes(spec.held) for spec in params["in_specs"]]
     operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, helds)]
     states = [t.states if t.unreduced or t.reduced else None for t in body.in_types]
     try:
         return interpreter.lowered(body, operands, states, {})[0]
     except TracerError:
-        return body
+        return None
+
+
+def _ending(tape: Tape, ended: Mapping[Var, int], bases: Mapping[Var, Any]) -> Mapping[int, list]:
+    """The values that are freed after each equation: after their last use, when Python lets go of them."""
+    last: dict[Var, int] = {}
+    for k, eqn in enumerate(tape.equations):
+        for v in (*(a for a in eqn.inputs if isinstance(a, Var)), *eqn.outputs):
+            end = max(k, ended.get(v, 0) - 1)
+            last.update((root, max(end, last.get(root, 0))) for root in (v, *bases.get(v, ())))
+    for a in (a for a in tape.outputs if isinstance(a, Var)):
+        last.update((v, -1) for v in (a, *bases.get(a, ())))
+    ending: dict[int, list] = defaultdict(list)
+    for v, k in last.items():
+        if v not in tape.inputs:
+            ending[min(k, len(tape.equations) - 1)].append(v)
+    return ending
 
 
 # ---------------------------------------------------------------- kinds of memory

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -111,6 +110,7 @@ class SPMD(Interpreter):
 
     name = "shard_map"
     checker: Any = None  # the interpreter that evaluated its `shard_map`
+    unrolled: float = UNROLLED  # the longest loop that is recorded
     idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
     compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
 
@@ -128,11 +128,12 @@ class SPMD(Interpreter):
         if primitive.is_higher_order:
             if isinstance(primitive, Cond) and typeof(args[0]).variance:
                 return self._branch_by_rank(primitive, args, params, recorded)
+            is_long = params.get("length", 0) > self.unrolled
             if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
                 bodies = primitive.bodies(len(args), params)
-                if bodies is not None and params.get("length", math.inf) > UNROLLED:
+                if bodies is not None and (is_long or "length" not in params):
                     return self._record_bodies(primitive, args, params, bodies)
-            if recorded and params.get("length", 0) > UNROLLED:
+            if recorded and is_long:
                 raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
             with running(self):
                 return primitive.evaluate(
@@ -249,7 +250,7 @@ class SPMD(Interpreter):
     ) -> tuple[Tape, list[tuple[Axes, AxisStates | None]]]:
         """Record what a body does to this process's data: the tape, and its results' axes and states."""
         stage = Stage(None, name="jit")
-        inside = SPMD(self.mesh, self.scope.typed, base=stage)
+        inside = type(self)(self.mesh, self.scope.typed, base=stage)
         kinds = zip(operands, states)
         blocks = [RankTracer(inside, stage.new_input(typeof(x)), held, s) for (x, held), s in kinds]
         with transforming(inside), transforming(stage), running(inside):
@@ -287,11 +288,12 @@ class SPMD(Interpreter):
         axes, results = selector.held, {}
         returned: dict[tuple, RankTracer] = {}
         for i, tape in enumerate(tapes):
-            with running(self.base):
+            with running(self.base if recorded else EVALUATE):
                 takers = cond.matches(selector.data, i)
                 if not recorded and not takers.any():
                     continue
-                used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
+            used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
+            with running(self.base):
                 lent = [
                     RankTracer(self, *ranks.lent(x.data, x.held, axes, takers), x.marked) if v in used else x
                     for v, x in zip(tape.inputs, values)

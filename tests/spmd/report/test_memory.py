@@ -6,7 +6,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, psum
+from collectives import all_gather, axis_index, psum
 from minidiff.compiler import kernels
 from spmd import P
 from spmd.parallel import data_parallel, fully_sharded, init_params
@@ -45,7 +45,7 @@ BY_HAND = {
         lambda x: md.scan(lambda c, _: (c, np.sin(x)), 0.0, length=4)[1],
         X,
         2 * 4 * K,
-        8 * K,
+        5 * K,
     ),
     "a scan holds two carries": (lambda x: md.fori_loop(0, 9, lambda i, x: np.sin(x), x), X, 2 * K, 2 * K),
     "the branch that takes most": (
@@ -224,10 +224,46 @@ def test_plots():
     assert tops == pytest.approx([use.peak.total / 1000] * 4)
 
 
-@pytest.mark.parametrize("name", ["data_parallel", "zero 3", "sequence ring_attention", "square cannon"])
-def test_a_process_that_simulates_all_ranks_holds_their_blocks(name):
-    reported, found = reported_and_measured(name, 2, "simulated", optimized=False)
+@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    ["data_parallel", "tensor_parallel", "zero 3", "grid 2d", "square summa", "matmul all_gather", "dlrm rows",
+     "sequence ring_attention", "convolution"],
+)  # fmt: skip
+def test_a_process_that_simulates_all_ranks_holds_their_blocks(name, optimized):
+    """Gathered arrays are there once for all ranks, some are views, and cutting blocks out of arguments may copy."""
+    reported, found = reported_and_measured(name, 2, "simulated", optimized)
     assert reported == pytest.approx(found, rel=0.05)
+
+
+def test_branches_of_simulated_ranks():
+    """Ranks take different branches: each branch runs on the blocks of all, and what they return is selected."""
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+
+    def body(x):
+        return md.cond(axis_index("i") == 0, lambda x: np.sin(np.cos(x) * x), lambda x: x, x)
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    x = spmd.distribute(np.ones((2, 100_000)), mesh, P("i"))
+    reported = dynamic(spmd.memory(f, every_rank=True)(x))
+    assert reported == pytest.approx(measured(f, x), rel=0.05) == 8 * 800_000
+
+
+def test_loops_in_a_checkpoint_are_recorded_as_they_run():
+    def loss(ws, x):
+        return np.sum(md.checkpoint(lambda ws, x: md.scan(lambda x, w: (np.sin(x @ w), None), x, ws)[0])(ws, x) ** 2)
+
+    gradient, ws = md.grad(loss), np.stack(WEIGHTS)
+    reported = dynamic(spmd.memory(gradient)(ws, INPUTS))
+    assert reported == pytest.approx(measured(gradient, ws, INPUTS), rel=0.1)
+
+
+def test_a_compiled_loop_holds_each_stacked_element_once():
+    gradient = md.jit(md.grad(lambda ws, x: np.sum(md.scan(lambda x, w: (np.sin(x @ w), None), x, ws)[0] ** 2)))
+    ws = np.stack(WEIGHTS)
+    kept = 3 * len(ws) * INPUTS.nbytes  # of each step
+    taken = measured(gradient, ws, INPUTS)
+    assert kept < taken < 1.2 * kept and dynamic(spmd.memory(gradient)(ws, INPUTS)) == pytest.approx(taken, rel=0.05)
 
 
 def test_types_are_enough_for_a_compiled_function():
