@@ -7,15 +7,12 @@ from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
 from minidiff.core.types import Var
 from minidiff.diagnostics.location import RecordingWatch
-from minidiff.values.aliasing import read_only_copy
-from minidiff.values.lifetimes import current_lifetimes
 
 
 class Stage(Recorder):
     """Record every operation. Values are variables with a type and no data."""
 
     keeps_sources = True
-    eager = False  # whether it records a program as it runs eagerly, the steps of loops one by one
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
         super().__init__(below, outer)
@@ -35,11 +32,7 @@ class Stage(Recorder):
 
     def atom(self, x):
         a = super().atom(x)
-        if type(a) is Var:
-            return a
-        if self.eager and (lifetimes := current_lifetimes.get()) is not None and id(a) in lifetimes.made:
-            return lifetimes.variable_of(a, self)
-        return a if self.program is None else read_only_copy(a)
+        return a if type(a) is Var else self.watch.constant(a, self)
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.diagnostics.session import file_name
+from minidiff.values.aliasing import read_only_copy
 from minidiff.values.lifetimes import current_lifetimes
 
 
@@ -223,10 +224,18 @@ LONG, OFTEN = 1 << 14, 1000
 class RecordingWatch:
     """What looks at each operation that is recorded: for Python loops that make a program long, and for lifetimes.
 
-    Of a long loop it warns once, at the most recorded line.
+    Of a long loop it warns once, at the most recorded line. If the program is recorded as it runs `eager`ly, the steps
+    of loops are recorded one by one, and arrays that the library makes count as results.
     """
 
+    eager = False
     next_look = LONG  # the number of equations at which to check
+
+    def constant(self, x: Any, stage: Any) -> Any:
+        """What a tape has for an array: a read-only copy if the tape outlives the call."""
+        if self.eager and (lifetimes := current_lifetimes.get()) is not None and id(x) in lifetimes.made:
+            return lifetimes.variable_of(x, stage)
+        return x if stage.program is None else read_only_copy(x)
 
     def look(self, equations: Sequence[Any], results: Any) -> None:
         """Look at equations after each one that is recorded, and at its results."""
