@@ -127,7 +127,7 @@ def step_of(config: MegatronConfig, plan: TrainingPlan) -> tuple[Callable, tuple
     microbatches = plan.batch // plan.data // plan.microbatch
     mesh = spmd.make_mesh((plan.data, plan.stages, plan.tensor), AXES, backend="simulated")
     chunks = plan.chunks
-    check(mesh, config, chunks, plan.recompute)  # before the schedule, which takes minutes for hundreds of stages
+    check(mesh, config, plan.stages, chunks, plan.recompute)  # before its schedule, which takes long
     schedule = interleaved(plan.stages, microbatches, chunks) if chunks > 1 else one_f_one_b(plan.stages, microbatches)
     init, step = megatron_step(mesh, config, schedule, plan.recompute, plan.sequence)
     text = md.ShapedArray((plan.batch, plan.tokens), "int32")

@@ -238,7 +238,7 @@ def loss_and_gradients(
     >>> round(float(loss), 1), gradients['layers']['qkv'][0].spec
     (2.1, P(None, 'stages', None, 'feats', None, None))
     """
-    check(mesh, config, schedule.chunks, recompute)
+    check(mesh, config, schedule.stages, schedule.chunks, recompute)
     ranks, skipped = mesh.shape["feats"], config.layers % (schedule.stages * schedule.chunks) > 0
     ends = {"gather": lambda x: x, "combine": partial(psum, axis_name="feats"), "dropout": dropout}
     ends |= {"embed": partial(embed, axis="feats"), **(sequence_parallel_options("feats") if sequence else {})}
@@ -347,8 +347,8 @@ def state_specs(config: MegatronConfig, state: Any) -> Any:
     return md.tree.map(lambda tree: specs if of_params(tree) else P(), state, is_leaf=of_params)
 
 
-def check(mesh: spmd.Mesh, config: MegatronConfig, chunks: int, recompute: str | None) -> None:
-    """Raise ValueError for a mesh, a number of chunks or a recomputation that do not fit."""
+def check(mesh: spmd.Mesh, config: MegatronConfig, stages: int, chunks: int, recompute: str | None) -> None:
+    """Raise ValueError for a mesh, stages and chunks, or a recomputation that do not fit."""
     if tuple(mesh.axis_names) != AXES:
         raise ValueError(
             f"megatron: the mesh's axes are {AXES}, got {tuple(mesh.axis_names)}: write them in this order"
@@ -356,7 +356,6 @@ def check(mesh: spmd.Mesh, config: MegatronConfig, chunks: int, recompute: str |
     if recompute not in RECOMPUTE:
         raise ValueError(f"megatron: recompute={recompute!r}; write {', '.join(map(repr, RECOMPUTE))}")
     check_divided("megatron", mesh, all_sizes(config), SPLIT)
-    stages = mesh.shape["stages"]
     blocks = stages * chunks
     skipped = layers_of_block(config, blocks) * blocks - config.layers
     if (skipped and chunks > 1) or skipped >= blocks:

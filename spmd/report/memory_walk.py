@@ -138,10 +138,8 @@ class MemoryWalk(Walk):
                 )
             else:
                 self.stepwise.add(eqn)
-                with watch_lifetimes(
-                    uniform_p
-                ) as lifetimes:  # values are held as long as when the body was recorded, so this
-                    whole = self.replay(eqn, ranks)  # says how long their data is
+                with watch_lifetimes(uniform_p) as lifetimes:  # data is held as long as values were in the body
+                    whole = self.replay(eqn, ranks)
                 self.ended.update(lifetimes.ended)
             self.lowered[eqn] = whole
             self.strided.update((v, self.data[a]) for v, a in zip(whole.inputs, eqn.inputs) if self.known_data(v, a))
