@@ -46,9 +46,10 @@ def read_page(app, docname, source):
 def number_notebook(app, doctree):
     """Texts and lecturers call a notebook by its number."""
     docname = app.env.docname
-    if docname.startswith("notebooks/"):
+    number = docname.removeprefix("notebooks/")[:2]
+    if number.isdigit():
         for title in (app.env.titles[docname], app.env.tocs[docname].next_node(nodes.reference)):
-            title.insert(0, nodes.Text(f"{docname[10:12]} "))
+            title.insert(0, nodes.Text(f"{number} "))
 
 
 # ---------------------------------------------------------------- docstrings

@@ -1,5 +1,6 @@
 """Every page of the site can be read: on narrow and wide screens, in light and dark, its pictures included."""
 
+import re
 from functools import partial
 
 from tests.samples import check_each
@@ -39,11 +40,22 @@ return faint;
 """
 WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
 MISSING = "return [...document.images].filter(image => !image.complete || !image.naturalWidth).map(image => image.src)"
+#: Formulas that were not set: text between dollars, outside code.
+UNSET = """
+const found = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  const text = texts.currentNode;
+  if (text.data.includes("$") && !text.parentElement.closest("pre, code, script, style, svg, math"))
+    found.push(text.data.trim());
+}
+return found;
+"""
 
 
 def check_page(browser, path):
     browser.get(path.as_uri())
     assert browser.execute_script(MISSING) == []
+    assert browser.execute_script(UNSET) == [], "formulas"
     for width in (400, 1400):
         show(browser, width)
         needed, there = browser.execute_script(WIDTHS)
@@ -56,6 +68,13 @@ def check_page(browser, path):
 def test_every_page_can_be_read(browser, site):
     pages = [path for path in sorted(site.rglob("*.html")) if "_modules" not in path.parts]
     check_each((str(path.relative_to(site)), partial(check_page, browser, path)) for path in pages)
+
+
+def test_lectures_are_called_by_their_numbers(site):
+    links = re.findall(r'href="../notebooks/([^"#]*).html">([^<]*)</a></li>', (site / "docs" / "index.html").read_text())
+    assert len(links) > 30
+    for name, title in links:
+        assert title.startswith(f"{name[:2]} ") == name[:2].isdigit(), title
 
 
 def test_what_cannot_be_read_is_found(browser, tmp_path):
@@ -72,6 +91,7 @@ def test_what_cannot_be_read_is_found(browser, tmp_path):
     assert problem("<p>text") is None
     assert "pixels wide" in problem("<div style='width: 500px'>wide</div>")
     assert "dark" in problem("<p style='color: #333'>text")
+    assert "formulas" in problem("<p>the share is $p$") and problem("<pre>$ make test</pre>") is None
     assert "light" in problem("<p style='background: #444; color: black'>text")
     assert problem("<p style='background: #ccc; color: #333'>text") is None
     assert "missing.png" in problem("<img src='missing.png'>")
