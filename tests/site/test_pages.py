@@ -71,7 +71,8 @@ def test_every_page_can_be_read(browser, site):
 
 
 def test_lectures_are_called_by_their_numbers(site):
-    links = re.findall(r'href="../notebooks/([^"#]*).html">([^<]*)</a></li>', (site / "docs" / "index.html").read_text())
+    text = (site / "docs" / "index.html").read_text()
+    links = re.findall(r'href="../notebooks/([^"#]*).html">([^<]*)</a></li>', text)
     assert len(links) > 30
     for name, title in links:
         assert title.startswith(f"{name[:2]} ") == name[:2].isdigit(), title
