@@ -261,7 +261,7 @@ class Source:
 
     def _name_of_body(self, first: str) -> str:
         name = first
-        while name in self.bodies:
+        while name in self.bodies or name == self.name:
             name = f"{first}_{self._next(first)}"
         return name
 

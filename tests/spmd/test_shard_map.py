@@ -388,6 +388,22 @@ def test_results_without_dimensions_are_numbers():
     check_numbers(spmd.make_mesh((1,), ("i",), backend="simulated"))
 
 
+@pytest.mark.parametrize("checkpoint", [lambda f: f, md.checkpoint])
+def test_long_loops_in_long_loops_are_compiled(checkpoint):
+    def steps(f, x, n):
+        return md.scan(lambda x, _: (f(x), None), x, None, length=n)[0]
+
+    def body(x):
+        inner = checkpoint(lambda x: steps(lambda x: np.sin(x) + psum(x, "i") / 8, x, 20))
+        return steps(inner, x, 20)
+
+    mesh = spmd.make_mesh((4,), ("i",), backend="simulated")
+    mapped = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    x, f = spmd.distribute(np.linspace(0, 1, 8), mesh, P("i")), md.value_and_grad(lambda x: np.sum(mapped(x)))
+    for found, expected in zip(md.jit(f)(x), f(x)):
+        np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-12)
+
+
 def test_the_step_of_a_long_loop_is_compiled(monkeypatch):
     """What surrounds the loop runs operation by operation; the loop's length changes nothing of that."""
     mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
