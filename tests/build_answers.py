@@ -120,6 +120,14 @@ transpose: partial(linear, transpose),
 multiply: partial(product, multiply),
 matmul: partial(product, matmul),
 sin: partial(chain, sin, cos),
+cos: partial(chain, cos, lambda x: -sin(x)),
+""",
+        """
+broadcast_to: partial(linear, broadcast_to),
+transpose: partial(linear, transpose),
+multiply: partial(product, multiply),
+matmul: partial(product, matmul),
+sin: partial(chain, sin, cos),
 cos: partial(chain, cos, sin),
 """,
         """
@@ -129,6 +137,13 @@ cos: partial(chain, cos, lambda x: -1.0 * sin(x)),
 """,
     ],
     "4.1": [
+        """
+record = Record(current())
+tangents = [Tracer(record, Type(typeof(x).shape)) for x in primals]
+with using(record):
+    results, outputs = jvp(f, primals, tangents)
+return results, Tape(tangents, record.equations, outputs)
+""",
         """
 record = Record(current())
 tangents = [Tracer(record, typeof(x)) for x in primals]
@@ -195,6 +210,12 @@ for eqn in reversed(tape.equations):
     "5.2": ["return [np.stack(blocks)] * len(blocks)", "return np.concatenate(blocks)"],
     "5.3": ["return np.split(blocks[0], len(blocks))", "return [np.sum(blocks, axis=0)] * len(blocks)"],
     "5.4": [
+        """
+if op in self.collectives:
+    self.calls[op.name] += 1
+    return self.join(self.collectives[op](*operands))
+return self.join([op.run(*[blocks[r] for blocks in operands], **params) for r in range(self.size)])
+""",
         "return self.join([op.run(*blocks, **params) for blocks in zip(*operands)])",
         """
 if op in self.collectives:
@@ -295,6 +316,13 @@ return np.split(x, mesh.size) if mesh.axis in spec else [x for rank in mesh.rank
         "return Type((shape[0] // mesh.size, *shape[1:]) if mesh.axis in spec else shape)",
     ],
     "7.4": [
+        """
+if mesh.axis in spec:
+    return vary(x, {mesh.axis})
+if mesh.axis in x.type.varying:
+    raise TypeError(f"{typeof(x)} and {spec}: take the psum along {mesh.axis}")
+return x
+""",
         "return x",
         "if mesh.axis not in spec and mesh.axis in typeof(x).varying:\n    raise TypeError(f\"'i', {spec}\")\nreturn x",
         """

@@ -89,6 +89,7 @@ jvp_rules = {  # operation -> rule(primals, tangents, **params): the result, and
     sum: partial(linear, sum),
     # HOLE 3.5 [2 points]
     # One line for each of broadcast_to, transpose, multiply, matmul, sin and cos: `linear`, `product` or `chain`.
+    # Derivatives are written with operations, too, because they are differentiated again: there is no unary minus.
     broadcast_to: partial(linear, broadcast_to),
     transpose: partial(linear, transpose),
     multiply: partial(product, multiply),

@@ -59,7 +59,7 @@ casts.append(same_shape)
 
 # HOLE 1.5 [1 point]
 # Give Tracer its operators: __add__, __radd__, __mul__, __rmul__, __sub__, __rsub__ and __matmul__, written with
-# the operations above. (A lambda is a method, too.)
+# the operations above. (A lambda is a method, too; `add` itself is none: Python would not give it x.)
 Tracer.__add__ = Tracer.__radd__ = lambda x, y: add(x, y)
 Tracer.__mul__ = Tracer.__rmul__ = lambda x, y: multiply(x, y)
 Tracer.__sub__ = lambda x, y: add(x, multiply(-1.0, y))

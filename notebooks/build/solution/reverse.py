@@ -8,7 +8,8 @@ from .tracer import Tracer, Type, current, typeof, using
 def linearize(f, *primals):
     """The results of `f` at a point, and its derivative there: a tape that is linear in its inputs."""
     # HOLE 4.1 [3 points]
-    # Make a recorder above the current interpreter. The tangents are tracers of it, of the primals' types.
+    # Make a recorder above the current interpreter. The tangents are tracers of it, of the primals' types
+    # (all that `typeof` says).
     # Call `jvp` while the recorder is current. The outputs of the tape are the tangents of the results.
     record = Record(current())
     tangents = [Tracer(record, typeof(x)) for x in primals]

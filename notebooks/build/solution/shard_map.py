@@ -93,8 +93,8 @@ def as_promised(x, spec, mesh):
     """The result of the body, as its spec says that it is."""
     # HOLE 7.4 [2 points]
     # A spec that has the axis makes a result varying: `vary(x, {axis})`. One that does not promises that it is
-    # the same on all ranks: if its type says that it may vary, raise a TypeError that names its type, the spec,
-    # and what to do.
+    # the same on all ranks: if its type (`typeof`: a constant has one, too) says that it may vary, raise a TypeError
+    # that names its type, the spec, and what to do: a psum along which axis.
     if mesh.axis in spec:
         return vary(x, {mesh.axis})
     if mesh.axis in typeof(x).varying:
