@@ -132,7 +132,7 @@ def test_ipython(tmp_path):
     pytest.importorskip("IPython")
     path = written(tmp_path / "program.py", NAME, "\n")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom program import mistake\nmistake()"
-    quick = {"IPYTHONDIR": str(tmp_path), "PYTHONSTARTUP": ""}
+    quick = {"IPYTHONDIR": str(tmp_path), "PYTHONSTARTUP": "", "VIRTUAL_ENV": sys.prefix}  # it warns of another
     text = run("-m", "IPython", "--quick", "--colors=NoColor", "-c", program, **quick)
     assert files_shown(text) == ["program.py"] * 2
     assert re.search(r"Cell In\[1\], line 3", text) and "skipping hidden" not in text
