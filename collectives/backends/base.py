@@ -122,7 +122,13 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(
-        self, name: str, operands: Sequence, communicates: bool, params: dict, several: bool, in_place: bool = False
+        self,
+        name: str,
+        operands: Sequence[tuple[Any, Axes]],
+        communicates: bool,
+        params: dict,
+        several: bool,
+        in_place: bool = False,
     ) -> Callable[..., Any]:
         """What runs a collective again and again, on data of the types of these operands: one, or several at once.
 

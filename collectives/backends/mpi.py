@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mpi4py
@@ -37,7 +37,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
-from collectives.backends.persistent import SMALL, by_persistent_requests
+from collectives.backends.persistent import SMALL, Send, by_persistent_requests
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
@@ -227,7 +227,15 @@ class MPIRanks(Backend):
     def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS or (params["size"] == 1 and _of_one_rank(name, x, params) is _operand)
 
-    def prepare(self, name, operands, communicates, params, several, in_place=False):
+    def prepare(
+        self,
+        name: str,
+        operands: Sequence[tuple[Any, Axes]],
+        communicates: bool,
+        params: dict,
+        several: bool,
+        in_place: bool = False,
+    ) -> Run:
         types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
         if several and not communicates:
             each = [self._decide(name, x, params) for x in types]
@@ -291,7 +299,9 @@ class MPIRanks(Backend):
 
         return comm, begin
 
-    def _start_ppermute(self, types, axes, size, perm, again=True):
+    def _start_ppermute(
+        self, types: Sequence[ShapedArray], axes: Axes, size: int, perm: Sequence[tuple[int, int]], again: bool = True
+    ):
         comm, send = self.along(axes), self._sending(types[0], axes, perm, again)
 
         def begin(started):
@@ -525,7 +535,7 @@ class MPIRanks(Backend):
 
         return run
 
-    def _sending(self, t, axes, perm, again=True) -> Callable[[numpy.ndarray], tuple[Iterator, Callable[[], list]]]:
+    def _sending(self, t: ShapedArray, axes: Axes, perm: Sequence[tuple[int, int]], again: bool = True) -> Send:
         """What sends an array of this type: an iterator that starts the messages, and what returns the results then.
 
         These are zeros if no message comes. Short ones go by the same requests `again`, unless these are in use.

@@ -202,28 +202,21 @@ class MismatchCheck:
 def noter(comm: Any, name: str, params: Mapping[str, Any], values: Iterable[Any], tally: Any) -> Callable[[], None]:
     """A function that notes such a call on a communicator, and counts it, again and again.
 
-    Its kind is looked up once, until the communicator's check forgets its own. Programs make many short calls, so it
-    does itself what `repeat` and `Tally.add` do.
+    Its kind is looked up once, until the communicator's check forgets its own.
     """
     types = [ShapedArray(x.shape, x.dtype) for x in values]
-    nbytes = sum(x.nbytes for x in types)
+    count, nbytes = tally.add, sum(x.nbytes for x in types)
     kind: Any = None
     kinds: Any = None  # of the check, when the kind was looked up
 
-    def note():
+    def note() -> None:
         nonlocal kind, kinds
-        tally.calls += 1
-        tally.bytes += nbytes
+        count(nbytes)
         check = comm.mismatch_check
-        if check.kinds is not kinds:
-            check.note(name, params, *types)
-            kind, kinds = check.latest, check.kinds
-            return
-        check.latest = kind
-        check.since.append(kind)
-        check._due += kind.weight
-        if check._due >= OFTEN:
-            check._compare()
+        if check.kinds is kinds:
+            return check.repeat(kind)
+        check.note(name, params, *types)
+        kind, kinds = check.latest, check.kinds
 
     return note
 
