@@ -16,13 +16,14 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import mpi4py
 import numpy
 
 from collectives.axes import Groups, longest_block
+from collectives.backends import persistent
 from collectives.backends.base import (
     CASTS,
     GROUP,
@@ -37,7 +38,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
-from collectives.backends.persistent import SMALL, Send, by_persistent_requests
+from collectives.backends.persistent import SMALL
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
@@ -302,11 +303,21 @@ class MPIRanks(Backend):
     def _start_ppermute(
         self, types: Sequence[ShapedArray], axes: Axes, size: int, perm: Sequence[tuple[int, int]], again: bool = True
     ):
-        comm, send = self.along(axes), self._sending(types[0], axes, perm, again)
+        """What starts the messages; short ones by the same requests `again`."""
+        comm, route = self.along(axes), self._route(axes, perm)
+        if again and _is_short(comm, types[0]):
+            unused = persistent.repeatable(comm, perm, types[0], route.requests)
 
-        def begin(started):
-            messages, started.results = send(*started.given)
-            started.requests.extend(messages)
+            def begin(started):
+                messages = unused()
+                started.results = lambda: [messages.take()]
+                started.requests.extend(messages.start(*started.given))
+        else:
+
+            def begin(started):
+                out = route.result(*started.given)
+                started.results = lambda: [out]
+                started.requests.extend(route.messages(*started.given, out))
 
         return comm, begin
 
@@ -344,46 +355,36 @@ class MPIRanks(Backend):
     # Each method takes the type of this rank's block. What it does itself is decided once; the function that it returns
     # runs each time.
 
-    def _all_reduce(self, x, axes, op):
-        comm, shape, dtype = self.along(axes), x.shape, _reducible_dtype(x.dtype)
+    def _all_reduce(self, x, axes, op, ufunc):
+        comm, wide = self.along(axes), ShapedArray(x.shape, _reducible_dtype(x.dtype))
 
         def run(x):
-            out = numpy.empty(shape, dtype)
+            out = numpy.empty(wide.shape, wide.dtype)
             comm.Allreduce(x, out, op)
             return out
 
-        return _as_reducible(run, x.dtype)
+        short = _is_short(comm, wide) and persistent.all_reduce(comm, wide, ufunc)
+        return _as_reducible(short or run, x.dtype)
 
     def _psum(self, x, axes, size):
-        return self._all_reduce(x, axes, _mpi.SUM)
+        return self._all_reduce(x, axes, _mpi.SUM, numpy.add)
 
     def _sum_in_place(self, types, axes, size):
-        comm = self.along(axes)
-
-        def run(x):
-            comm.Allreduce(_mpi.IN_PLACE, x, _mpi.SUM)
-            return x
-
-        return run
+        return _sum_within(self.along(axes), types[0])
 
     def _pprod(self, x, axes, size):
-        return self._all_reduce(x, axes, _mpi.PROD)
+        return self._all_reduce(x, axes, _mpi.PROD, numpy.multiply)
 
     def _pmax(self, x, axes, size):
-        return self._all_reduce(x, axes, _MAXIMUM if is_real_float(x.dtype) else _mpi.MAX)
+        return self._all_reduce(x, axes, _MAXIMUM if is_real_float(x.dtype) else _mpi.MAX, numpy.maximum)
 
     def _pmin(self, x, axes, size):
-        return self._all_reduce(x, axes, _MINIMUM if is_real_float(x.dtype) else _mpi.MIN)
+        return self._all_reduce(x, axes, _MINIMUM if is_real_float(x.dtype) else _mpi.MIN, numpy.minimum)
 
     def _decide_sums(self, types, **params):
         comm, packing = self._communicator(**params), Packing(types)
-
-        def run(*xs):
-            buffer = packing.pack(xs)
-            comm.Allreduce(_mpi.IN_PLACE, buffer, _mpi.SUM)
-            return packing.unpack(buffer)
-
-        return run
+        total = _sum_within(comm, ShapedArray((packing.size,), packing.wide))
+        return lambda *xs: packing.unpack(total(packing.pack(xs)))
 
     def _communicator(self, axes: Axes, size: int, groups: Groups | None = None) -> Any:
         """The communicator of the ranks that this rank sums with."""
@@ -507,12 +508,14 @@ class MPIRanks(Backend):
         return _as_reducible(run, x.dtype)
 
     def _ppermute(self, x, axes, size, perm):
-        comm, send = self.along(axes), self._sending(x, axes, perm)
+        comm, route = self.along(axes), self._route(axes, perm)
+        if _is_short(comm, x):
+            return persistent.exchange(comm, perm, x, route.requests)
 
         def run(x):
-            messages, results = send(x)
-            comm.wait_for(messages)
-            return results()[0]
+            out = route.result(x)
+            comm.wait_for(route.messages(x, out))
+            return out
 
         return run
 
@@ -535,31 +538,10 @@ class MPIRanks(Backend):
 
         return run
 
-    def _sending(self, t: ShapedArray, axes: Axes, perm: Sequence[tuple[int, int]], again: bool = True) -> Send:
-        """What sends an array of this type: an iterator that starts the messages, and what returns the results then.
-
-        These are zeros if no message comes. Short ones go by the same requests `again`, unless these are in use.
-        """
-        comm, me = self.along(axes), self.index(axes)
+    def _route(self, axes: Axes, perm: Sequence[tuple[int, int]]) -> Route:
+        me = self.index(axes)
         sources = [source for source, destination in perm if destination == me]
-        destinations = [destination for source, destination in perm if source == me]
-        place: Callable = numpy.empty if sources else numpy.zeros
-
-        def messages(x, out, receive=comm.Irecv, send=comm.Isend):
-            x, out = _view_for_mpi(x), _view_for_mpi(out)
-            for source in sources:
-                yield receive([out, BYTE], source, 0)
-            for destination in destinations:
-                yield send([x, BYTE], destination)
-
-        def send(x):
-            out = place(x.shape, x.dtype)
-            return messages(x, out), lambda: [out]
-
-        if not again or t.nbytes > SMALL or not isinstance(comm, Watched):
-            return send
-        make = lambda given, out: [*messages(given, out, comm.Recv_init, comm.Send_init)]  # noqa: E731
-        return by_persistent_requests(comm, perm, t, make, otherwise=send)
+        return Route(self.along(axes), sources, [destination for source, destination in perm if source == me])
 
     # ------------------------------------------------ in and out
 
@@ -611,6 +593,33 @@ class Started:
         self.requests: list = []
 
 
+class Route(NamedTuple):
+    """The ranks from which a rank receives an array, at most one, and those to which it sends its own."""
+
+    comm: Any
+    sources: Sequence[int]
+    destinations: Sequence[int]
+
+    def result(self, x: numpy.ndarray) -> numpy.ndarray:
+        """A place for what comes instead of `x`; zeros if no message comes."""
+        return (numpy.empty if self.sources else numpy.zeros)(x.shape, x.dtype)
+
+    def messages(self, x: numpy.ndarray, out: numpy.ndarray) -> Iterator[Any]:
+        """Start the messages, one by one."""
+        return self._each(x, out, self.comm.Irecv, self.comm.Isend)
+
+    def requests(self, x: numpy.ndarray, out: numpy.ndarray) -> list:
+        """The messages as persistent requests, not started."""
+        return [*self._each(x, out, self.comm.Recv_init, self.comm.Send_init)]
+
+    def _each(self, x: numpy.ndarray, out: numpy.ndarray, receive: Callable, send: Callable) -> Iterator[Any]:
+        x, out = _view_for_mpi(x), _view_for_mpi(out)
+        for source in self.sources:
+            yield receive([out, BYTE], source, 0)
+        for destination in self.destinations:
+            yield send([x, BYTE], destination)
+
+
 class Packing:
     """How values of one dtype are put into one buffer, in which they are summed: so a bucket takes its bytes once."""
 
@@ -632,6 +641,23 @@ class Packing:
         """The sums, as views of the buffer."""
         buffer = buffer.astype(self.dtype, copy=False)
         return [buffer[place].reshape(shape) for place, shape in self.places]
+
+
+def _is_short(comm: Any, t: ShapedArray) -> bool:
+    """Whether values of this type go by persistent requests."""
+    return t.nbytes <= SMALL and isinstance(comm, Watched)
+
+
+def _sum_within(comm: Any, t: ShapedArray) -> Run:
+    """What sums arrays of this type over ranks, and may write into them."""
+    if _is_short(comm, t) and (total := persistent.all_reduce(comm, t, numpy.add)):
+        return total
+
+    def run(x):
+        comm.Allreduce(_mpi.IN_PLACE, x, _mpi.SUM)
+        return x
+
+    return run
 
 
 def _operand(x: numpy.ndarray) -> numpy.ndarray:

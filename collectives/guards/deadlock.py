@@ -354,7 +354,7 @@ class Watched:
         self._unfinished = watchdog.unfinished
         self._made = 0  # the number of communicators made from this one
         self.begun = 0  # the number of calls begun
-        self.persistent: dict[tuple, Any] = {}  # persistent requests, by the kind of their call
+        self.persistent: dict[tuple, list] = {}  # messages by persistent requests, by their kinds
         self._recent: list = [None] * KEPT
         self.name = name
         self.ranks = tuple(ranks)  # in COMM_WORLD
@@ -393,10 +393,9 @@ class Watched:
                 if len(calls) > 1 or self._misused:
                     self._check_alone(thread)
                 requests = start(*args)
-                if type(requests) is list:
-                    wait_for(requests)
-                elif not requests.Test():
-                    wait_for((requests,))
+                for request in requests if type(requests) is list else (requests,):
+                    if not request.Test():
+                        wait_for((request,))
             except BaseException as error:
                 abandoned.append(args)
                 if isinstance(error, Exception):
@@ -448,4 +447,9 @@ class Watched:
 
     def free_requests(self) -> None:
         while self.persistent:
-            self.persistent.popitem()[1].free()
+            self.free_oldest()
+
+    def free_oldest(self) -> None:
+        """Free the persistent requests of the kind that came first."""
+        for messages in self.persistent.pop(next(iter(self.persistent))):
+            messages.free()

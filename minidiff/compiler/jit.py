@@ -147,7 +147,10 @@ _KEYS = {t: t for t in _SCALARS}
 
 def _key_outside(x: Any) -> Any:
     """The cache key of a sharded array, which is a value outside of all transformations; of other arguments, none."""
-    return key_of(x) if isinstance(x, Tracer) and x.interpreter is EVALUATE else type(x)
+    if not (isinstance(x, Tracer) and x.interpreter is EVALUATE):
+        return type(x)
+    t = x.type
+    return t.shape, t.dtype, t.states, t.sharding
 
 
 def surroundings() -> tuple:

@@ -109,22 +109,18 @@ class ShardedArray(Tracer):
     (ShardedArray([0., 2., 4., 6.], P('i')), 6.0, array([0., 1., 2., 3.]))
     """
 
-    def __init__(self, mesh: Mesh, spec: PartitionSpec, block: ShapedArray, data: Any):
-        self._set(with_sharding(global_type(block, spec, mesh.shape), mesh, spec), mesh, spec, data)
+    interpreter = EVALUATE
+
+    def __init__(self, mesh: Mesh, spec: PartitionSpec, block: ShapedArray, data: Any, t: ShapedArray | None = None):
+        self.mesh = mesh
+        self.spec = spec
+        self.data = read_only_view(data)  # as the backend holds it, varying along `held`
+        self._type = t or with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
 
     @classmethod
     def of_type(cls, t: ShapedArray, data: Any) -> ShardedArray:
         """The array of a type, which says how it is sharded, with these blocks."""
-        x = cls.__new__(cls)
-        x._set(t, t.sharding.mesh, t.sharding.spec, data)
-        return x
-
-    def _set(self, t: ShapedArray, mesh: Mesh, spec: PartitionSpec, data: Any) -> None:
-        self.interpreter = EVALUATE
-        self.mesh = mesh
-        self.spec = spec
-        self.data = read_only_view(data)  # as the backend holds it, varying along `held`
-        self._type = t
+        return cls(t.sharding.mesh, t.sharding.spec, t, data, t)
 
     @hide_own_frames
     def __getattr__(self, name: str) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import collectives
 import minidiff as md
 import spmd
 from collectives import (
@@ -571,6 +572,34 @@ def test_a_long_loop_is_part_of_the_program():
     assert "scan(" in lowered(md.jit(f), x)[0]
     for g in (f, md.grad(lambda x: f(x).sum())):
         np.testing.assert_allclose(whole(md.jit(g)(x)), whole(g(x)))
+
+
+REDUCTIONS = {"psum": np.add, "pprod": np.multiply, "pmax": np.maximum, "pmin": np.minimum}
+
+
+@pytest.mark.parallel([2, 3, 4])
+@each("jit", [False, True])
+@each("name", REDUCTIONS)
+def test_short_reductions(name, jit):
+    """On 2 or 4 ranks they are messages. All ranks get the same bits, whichever order MPI would take."""
+    rng, comm = np.random.default_rng(0), line().ranks.along(("i",))
+    before, mpi_calls = comm.begun, RANKS.bit_count() == 1
+    for dtype in ("float16", "float32", "float64", "complex128", "int8", "bool"):
+        if dtype == "complex128" and name in ("pmax", "pmin"):
+            continue
+        for shape in ((), (3,), (2, 0), (5, 4)):
+            x = rng.normal(size=(RANKS, *shape)).astype(dtype)
+            if dtype == "float64" and x.size:
+                x.reshape(RANKS, -1)[:2, 0] = 0.0, -0.0
+                x.reshape(RANKS, -1)[-1, -1] = np.nan
+            f = mapped(lambda x: getattr(collectives, name)(x[0], "i"), out_specs=P())
+            found = (md.jit(f) if jit else f)(x)
+            wide = x.astype(int) if dtype == "bool" and name in ("psum", "pprod") else x
+            expected = REDUCTIONS[name].reduce(wide.astype("float32") if dtype == "float16" else wide, dtype=None)
+            np.testing.assert_allclose(found, expected.astype(found.dtype), rtol=1e-3 if dtype == "float16" else 1e-6)
+            the_same_on_all(np.asarray(found).tobytes())
+    assert comm.begun > before
+    assert bool({kind for *_, kind in comm.persistent if kind[0] == "all_reduce"}) == mpi_calls
 
 
 @few

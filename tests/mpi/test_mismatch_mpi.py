@@ -112,6 +112,9 @@ def test_another_order_of_known_ones():
     fails(lambda other: [call(other ^ (k % 2)) for k in range(OFTEN)], PSUM[orders[0][0]], PSUM[orders[1][0]])
     call = kinds(lambda: total(floats), lambda: total(integers))
     fails(lambda other: [call(other), call(not other), check_in_step()], PSUM["f4"], PSUM["i4"])
+    long = np.ones(9 * RANKS, "f4")  # short sums are messages: MPI itself would complain of a longer one
+    call = kinds(lambda: total(floats), lambda: total(long))
+    fails(lambda other: [call(other), call(not other), check_in_step()], PSUM["f4"], "psum over 'i' of f32[9]")
     large = [np.ones(2**21 * RANKS, dtype) for dtype in orders[0]]
     call = kinds(lambda: total(large[0]), lambda: total(large[1]))
     fails(call, "psum over 'i' of f32[2097152]", "psum over 'i' of i32[2097152]")
