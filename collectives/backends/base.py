@@ -194,12 +194,12 @@ def split_dimension(x: numpy.ndarray, size: int, axis: int, tiled: bool) -> nump
     """Move entries of x along `axis`, or with `tiled` `size` slices, to a first axis."""
     if tiled:
         x = x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :])
-    return numpy.moveaxis(x, axis, 0)
+    return x if axis == 0 else x.transpose(axis, *range(axis), *range(axis + 1, x.ndim))
 
 
 def unsplit_dimension(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.ndarray:
     """The inverse of `split_dimension`: stack or with `tiled` concatenate parts."""
-    x = numpy.moveaxis(parts, 0, axis)
+    x = parts if axis == 0 else parts.transpose(*range(1, axis + 1), 0, *range(axis + 1, parts.ndim))
     if not tiled:
         return x
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])

@@ -38,7 +38,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
-from collectives.backends.persistent import SMALL
+from collectives.backends.persistent import Messages
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
@@ -306,7 +306,7 @@ class MPIRanks(Backend):
         """What starts the messages; short ones by the same requests `again`."""
         comm, route = self.along(axes), self._route(axes, perm)
         if again and _is_short(comm, types[0]):
-            unused = persistent.repeatable(comm, perm, types[0], route.requests)
+            unused = persistent.permute(comm, perm, types[0], route.requests)
 
             def begin(started):
                 messages = unused()
@@ -397,6 +397,9 @@ class MPIRanks(Backend):
 
     def _all_gather(self, x, axes, size, axis, tiled):
         comm, shape = self.along(axes), (size, *x.shape)
+        if _is_short(comm, x, to_all=True):
+            finish = lambda blocks: unsplit_dimension(blocks.copy(), axis, tiled)  # noqa: E731
+            return persistent.exchange(comm, "Allgather", x, x, finish)
 
         def run(x):
             blocks = numpy.empty(shape, x.dtype)
@@ -408,14 +411,18 @@ class MPIRanks(Backend):
     _all_gather_invariant = _all_gather_reduced = _all_gather
 
     def _psum_scatter(self, x, axes, size, axis, tiled):
-        comm = self.along(axes)
+        comm, parts = self.along(axes), _split_type(x, size, axis, tiled, _reducible_dtype(x.dtype))
+        part = ShapedArray(parts.shape[1:], parts.dtype)
 
         def run(x):
             parts = numpy.ascontiguousarray(split_dimension(x, size, axis, tiled))
-            out = numpy.empty(parts.shape[1:], parts.dtype)
+            out = numpy.empty(part.shape, part.dtype)
             comm.Reduce_scatter_block(parts, out, _mpi.SUM)
             return out
 
+        if _is_short(comm, parts, to_all=True):
+            exchange = persistent.exchange(comm, "Reduce_scatter_block", parts, part, _sum_rows)
+            run = lambda x: exchange(split_dimension(x, size, axis, tiled))  # noqa: E731
         return _as_reducible(run, x.dtype)
 
     def _pscatter(self, x, axes, size, axis, tiled):
@@ -423,7 +430,12 @@ class MPIRanks(Backend):
         return lambda x: split_dimension(x, size, axis, tiled)[me]
 
     def _all_to_all(self, x, axes, size, split_axis, concat_axis, tiled):
-        comm = self.along(axes)
+        comm, parts = self.along(axes), _split_type(x, size, split_axis, tiled, x.dtype)
+        part = ShapedArray(parts.shape[1:], parts.dtype)
+        if _is_short(comm, parts, to_all=True):
+            finish = lambda rows: unsplit_dimension(rows.copy(), concat_axis, tiled)  # noqa: E731
+            exchange = persistent.exchange(comm, "Alltoall", parts, part, finish)
+            return lambda x: exchange(split_dimension(x, size, split_axis, tiled))
 
         def run(x):
             parts = numpy.ascontiguousarray(split_dimension(x, size, split_axis, tiled))
@@ -510,7 +522,14 @@ class MPIRanks(Backend):
     def _ppermute(self, x, axes, size, perm):
         comm, route = self.along(axes), self._route(axes, perm)
         if _is_short(comm, x):
-            return persistent.exchange(comm, perm, x, route.requests)
+            unused, start = persistent.permute(comm, perm, x, route.requests), comm.watching("Waitall", Messages.start)
+
+            def run_short(x):
+                messages = unused()
+                start(messages, x)
+                return messages.take()
+
+            return run_short
 
         def run(x):
             out = route.result(x)
@@ -606,14 +625,13 @@ class Route(NamedTuple):
 
     def messages(self, x: numpy.ndarray, out: numpy.ndarray) -> Iterator[Any]:
         """Start the messages, one by one."""
-        return self._each(x, out, self.comm.Irecv, self.comm.Isend)
+        return self._each(_view_for_mpi(x), _view_for_mpi(out), self.comm.Irecv, self.comm.Isend)
 
-    def requests(self, x: numpy.ndarray, out: numpy.ndarray) -> list:
-        """The messages as persistent requests, not started."""
-        return [*self._each(x, out, self.comm.Recv_init, self.comm.Send_init)]
+    def requests(self, sent: numpy.ndarray, room: numpy.ndarray) -> list:
+        """The messages as persistent requests, not started, of what is sent and comes as bytes."""
+        return [*self._each(sent, room, self.comm.Recv_init, self.comm.Send_init)]
 
-    def _each(self, x: numpy.ndarray, out: numpy.ndarray, receive: Callable, send: Callable) -> Iterator[Any]:
-        x, out = _view_for_mpi(x), _view_for_mpi(out)
+    def _each(self, x: Any, out: Any, receive: Callable, send: Callable) -> Iterator[Any]:
         for source in self.sources:
             yield receive([out, BYTE], source, 0)
         for destination in self.destinations:
@@ -643,9 +661,24 @@ class Packing:
         return [buffer[place].reshape(shape) for place, shape in self.places]
 
 
-def _is_short(comm: Any, t: ShapedArray) -> bool:
-    """Whether values of this type go by persistent requests."""
-    return t.nbytes <= SMALL and isinstance(comm, Watched)
+def _is_short(comm: Any, t: ShapedArray, to_all: bool = False) -> bool:
+    """Whether operands of this type go by persistent requests; with `to_all`, all ranks send messages to all others."""
+    few = not to_all or comm.Get_size() <= persistent.FEW
+    return few and 0 < t.nbytes <= persistent.SHORT and isinstance(comm, Watched)
+
+
+def _split_type(x: ShapedArray, size: int, axis: int, tiled: bool, dtype: numpy.dtype) -> ShapedArray:
+    """The type of what `split_dimension` makes of an array, as another dtype."""
+    like = numpy.broadcast_to(numpy.zeros(()), x.shape)
+    return ShapedArray(split_dimension(like, size, axis, tiled).shape, dtype)
+
+
+def _sum_rows(rows: numpy.ndarray) -> numpy.ndarray:
+    """The sum over a first axis of at least 2; for few entries faster than NumPy's reduction."""
+    out = numpy.add(rows[0], rows[1], out=numpy.empty(rows.shape[1:], rows.dtype))
+    for row in rows[2:]:
+        out += row
+    return out
 
 
 def _sum_within(comm: Any, t: ShapedArray) -> Run:

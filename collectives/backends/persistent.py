@@ -1,13 +1,14 @@
-"""Messages of few bytes by persistent requests, which take MPI less time than new ones; and sums that consist of them.
+"""Short collectives as messages between pairs of ranks, sent by persistent requests.
 
-The requests read and write buffers of their own, so operands and results are copied. A communicator keeps one set for
-each kind of message. (Persistent all-reduces of MPI's would be as fast. But two that ranks mismatch never complete,
-while messages do, so that the mismatch check can raise an error.)
+MPI takes less time for these than for new requests or its own nonblocking collectives. The requests read and write
+buffers of their own, so operands and results are copied. A communicator keeps one set for each kind of call.
+
+(MPI's own collectives with persistent requests would be as fast. But two that ranks mismatch never complete, while
+messages do, so that the mismatch check can raise an error.)
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -16,23 +17,28 @@ import numpy
 from collectives.guards.deadlock import Watched, abandoned, wait_for
 from minidiff.core.types import ShapedArray
 
-SMALL = 4096  # the most bytes of an operand; copying more costs more than it saves
-MANY = 256  # kinds of messages that a communicator keeps
-TAG = 3  # message tag of all-reduces
+SHORT = 4096  # the most bytes of an operand; copying more costs more than it saves
+FEW = 8  # the most ranks of which each sends messages to all others
+ROOM = (
+    4096  # bytes for a message that comes, at least: if ranks mismatch calls, another one comes than the one expected
+)
+MANY = 256  # kinds of calls that a communicator keeps
+TAG = 3  # message tag
 
-Make = Callable[[numpy.ndarray, numpy.ndarray], list]
+Make = Callable[[numpy.ndarray, numpy.ndarray], list]  # persistent requests for rows of bytes, given and coming
 Run = Callable[[numpy.ndarray], numpy.ndarray]
 
 
 class Messages:
-    """The requests of one kind of message, and the buffers that they read and write.
+    """The requests of one kind of call, and the buffers that they read and write: a number of equal messages.
 
     They are `in_use` until the result is taken; and for good if Ctrl-C interrupted the wait for it.
     """
 
-    def __init__(self, t: ShapedArray, make: Make):
-        self.given, self.out = (_in_room(t) for _ in range(2))
-        self.requests = make(self.given, self.out)
+    def __init__(self, given: ShapedArray, out: ShapedArray, nbytes: int, make: Make):
+        sent, self.given = _buffer(given, nbytes, nbytes)
+        room, self.out = _buffer(out, nbytes, max(nbytes, ROOM))
+        self.requests = make(sent, room)
         self.in_use = self.freed = False
 
     def start(self, x: numpy.ndarray) -> list:
@@ -44,7 +50,7 @@ class Messages:
         return self.requests
 
     def take(self) -> numpy.ndarray:
-        """The result, once the requests are complete."""
+        """A copy of what came."""
         self.in_use = False
         return self.out.copy()
 
@@ -58,9 +64,17 @@ class Messages:
                 request.Free()
 
 
-def repeatable(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -> Callable[[], Messages]:
-    """A function that finds messages of this kind and type that are not in use; `make(given, out)` makes requests."""
-    key, known = (t.shape, t.dtype, kind), comm.persistent
+def _buffer(t: ShapedArray, nbytes: int, room: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Rows of `room` bytes, and an array of type `t` that consists of the first `nbytes` of each."""
+    rows = numpy.zeros((t.nbytes // nbytes, room), numpy.uint8)
+    return rows, rows[:, :nbytes].view(t.dtype).reshape(t.shape)
+
+
+def repeatable(
+    comm: Watched, kind: Hashable, given: ShapedArray, out: ShapedArray, nbytes: int, make: Make
+) -> Callable[[], Messages]:
+    """A function that finds messages of this kind and these types, each of `nbytes`, that are not in use."""
+    key, known = (kind, given.shape, given.dtype, out.shape), comm.persistent
     mine: Any = None
 
     def unused() -> Messages:
@@ -71,21 +85,43 @@ def repeatable(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -> Cal
             made = known.setdefault(key, [])
             mine = next((m for m in made if not m.in_use), None)
             if mine is None:
-                mine = Messages(t, make)
+                mine = Messages(given, out, nbytes, make)
                 made.append(mine)
         return mine
 
     return unused
 
 
-def exchange(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -> Run:
-    """What sends and receives values of type `t`, and waits."""
-    unused, wait = repeatable(comm, kind, t, make), comm.watching("Waitall", Messages.start)
+def permute(comm: Watched, perm: Hashable, t: ShapedArray, make: Make) -> Callable[[], Messages]:
+    """A function that finds messages, not in use, that `make` makes for a permutation of arrays of type `t`."""
+    return repeatable(comm, perm, t, t, t.nbytes, make)
+
+
+def exchange(
+    comm: Watched, method: str, given: ShapedArray, row: ShapedArray, finish: Callable[[numpy.ndarray], numpy.ndarray]
+) -> Run:
+    """What sends all ranks an array of type `row`, each its own row of the operand if that is not such an array.
+
+    The result is what `finish` makes of the array of all that came, by rank, which is used again.
+    """
+    rank, size = comm.Get_rank(), comm.Get_size()
+    others = [*range(rank), *range(rank + 1, size)]
+    in_rows = given.shape != row.shape
+
+    def make(sent, room):
+        coming = [comm.Recv_init(room[k], k, TAG) for k in others]
+        return coming + [comm.Send_init(sent[k if in_rows else 0], k, TAG) for k in others]
+
+    out = ShapedArray((size, *row.shape), row.dtype)
+    unused, wait = repeatable(comm, method, given, out, row.nbytes, make), comm.watching(method, Messages.start)
 
     def run(x):
         messages = unused()
         wait(messages, x)
-        return messages.take()
+        came, own = messages.out, messages.given
+        came[rank] = own[rank] if in_rows else own
+        messages.in_use = False
+        return finish(came)
 
     return run
 
@@ -100,15 +136,15 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
     bits = [1 << k for k in range(size.bit_length() - 1)]
     if 1 << len(bits) != size:
         return None
-    *earlier, last = [repeatable(comm, ("all_reduce", bit), t, _exchanging(comm, rank ^ bit)) for bit in bits]
-    orders = [_upper_first if rank & bit else _lower_first for bit in bits]
-    order, shape, dtype, empty = orders[-1], t.shape, t.dtype, numpy.empty
+    *earlier, last = [repeatable(comm, ("all_reduce", bit), t, t, t.nbytes, _swap(comm, rank ^ bit)) for bit in bits]
+    uppers = [bool(rank & bit) for bit in bits]
+    is_upper, shape, dtype, empty = uppers[-1], t.shape, t.dtype, numpy.empty
 
     def start(messages, x):
-        for unused, order in zip(earlier, orders):
+        for unused, is_upper in zip(earlier, uppers):
             step = unused()
             wait_for(step.start(x))
-            x = combine(*order(step))
+            x = combine(step.out, step.given) if is_upper else combine(step.given, step.out)
             step.in_use = False
         return messages.start(x)
 
@@ -118,18 +154,11 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
         messages = last()
         wait(messages, x)
         messages.in_use = False
-        return combine(*order(messages), out=empty(shape, dtype))
+        mine, other, out = messages.given, messages.out, empty(shape, dtype)
+        return combine(other, mine, out=out) if is_upper else combine(mine, other, out=out)
 
     return run
 
 
-_lower_first, _upper_first = operator.attrgetter("given", "out"), operator.attrgetter("out", "given")
-
-
-def _exchanging(comm: Watched, partner: int) -> Make:
-    return lambda given, out: [comm.Recv_init(out.base, partner, TAG), comm.Send_init(given, partner, TAG)]
-
-
-def _in_room(t: ShapedArray) -> numpy.ndarray:
-    """An array in a buffer of SMALL bytes, its base: in which any other message has room, if ranks mismatch calls."""
-    return numpy.zeros(SMALL, numpy.uint8)[: t.nbytes].view(t.dtype).reshape(t.shape)
+def _swap(comm: Watched, partner: int) -> Make:
+    return lambda sent, room: [comm.Recv_init(room, partner, TAG), comm.Send_init(sent, partner, TAG)]
