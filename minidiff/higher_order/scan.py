@@ -63,6 +63,10 @@ class Scan(BodyOperation):
         if not length:
             return [*carry, *[zeros(t.update(shape=(0, *t.shape))) for t in body.out_types[len(carry) :]]]
         carry = copy_overwritten(body, carry, len(consts))
+        if len(body.outputs) == len(carry) and not xs:  # a loop that the steps of a long, small program notice
+            for _ in range(length):
+                carry = body(*consts, *carry)
+            return carry
         step = lambda carry, row: split_list(body(*consts, *carry, *row), len(carry))  # noqa: E731
         carry, ys = _run(step, carry, xs, length, params["reverse"], body.out_types[len(carry) :])
         return [*carry, *ys]
