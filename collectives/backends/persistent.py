@@ -100,9 +100,9 @@ def permute(comm: Watched, perm: Hashable, t: ShapedArray, make: Make) -> Callab
 def exchange(
     comm: Watched, method: str, given: ShapedArray, row: ShapedArray, finish: Callable[[numpy.ndarray], numpy.ndarray]
 ) -> Run:
-    """What sends all ranks an array of type `row`, each its own row of the operand if that is not such an array.
+    """What sends an array of type `row` to each rank: the operand, or if that has a row for each rank, its row.
 
-    The result is what `finish` makes of the array of all that came, by rank, which is used again.
+    `finish` makes the result of the array of all that came, by rank. That is a buffer: it must copy.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [*range(rank), *range(rank + 1, size)]
