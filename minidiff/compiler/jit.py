@@ -214,7 +214,7 @@ class Jitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             if not kwargs and current_interpreter() is EVALUATE:
-                run = self.numbers.get((*map(type, args),))
+                run = self.numbers.get((*map(type, args),)) if self.numbers else None
                 if run is None and self.arrays:
                     run = self.arrays.get(_fast_key(args))
                 if run is not None:
