@@ -363,9 +363,8 @@ class MPIRanks(Backend):
             comm.Allreduce(x, out, op)
             return out
 
-        if _is_short(comm, wide, to_all=True):
-            run = persistent.exchange(comm, "Allreduce", wide, wide, _combining(ufunc))
-        return _as_reducible(run, x.dtype)
+        short = _is_short(comm, wide) and persistent.all_reduce(comm, wide, ufunc)
+        return _as_reducible(short or run, x.dtype)
 
     def _psum(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.SUM, numpy.add)
@@ -422,7 +421,7 @@ class MPIRanks(Backend):
             return out
 
         if _is_short(comm, parts, to_all=True):
-            exchange = persistent.exchange(comm, "Reduce_scatter_block", parts, part, _combining(numpy.add))
+            exchange = persistent.exchange(comm, "Reduce_scatter_block", parts, part, _sum_rows)
             run = lambda x: exchange(split_dimension(x, size, axis, tiled))  # noqa: E731
         return _as_reducible(run, x.dtype)
 
@@ -674,22 +673,18 @@ def _split_type(x: ShapedArray, size: int, axis: int, tiled: bool, dtype: numpy.
     return ShapedArray(split_dimension(like, size, axis, tiled).shape, dtype)
 
 
-def _combining(ufunc: numpy.ufunc) -> Callable[[numpy.ndarray], numpy.ndarray]:
-    """What combines the rows of an array, of at least 2, in their order: for few entries faster than its `reduce`."""
-
-    def combine(rows):
-        out = ufunc(rows[0], rows[1], out=numpy.empty(rows.shape[1:], rows.dtype))
-        for row in rows[2:]:
-            ufunc(out, row, out=out)
-        return out
-
-    return combine
+def _sum_rows(rows: numpy.ndarray) -> numpy.ndarray:
+    """The sum over a first axis of at least 2; for few entries faster than NumPy's reduction."""
+    out = numpy.add(rows[0], rows[1], out=numpy.empty(rows.shape[1:], rows.dtype))
+    for row in rows[2:]:
+        out += row
+    return out
 
 
 def _sum_within(comm: Any, t: ShapedArray) -> Run:
     """What sums arrays of this type over ranks, and may write into them."""
-    if _is_short(comm, t, to_all=True):
-        return persistent.exchange(comm, "Allreduce", t, t, _combining(numpy.add))
+    if _is_short(comm, t) and (total := persistent.all_reduce(comm, t, numpy.add)):
+        return total
 
     def run(x):
         comm.Allreduce(_mpi.IN_PLACE, x, _mpi.SUM)

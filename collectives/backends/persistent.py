@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from collectives.guards.deadlock import Watched, abandoned
+from collectives.guards.deadlock import Watched, abandoned, wait_for
 from minidiff.core.types import ShapedArray
 
 SHORT = 4096  # the most bytes of an operand; copying more costs more than it saves
@@ -124,3 +124,41 @@ def exchange(
         return finish(came)
 
     return run
+
+
+def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | None:
+    """What combines the values of 2, 4, 8, … ranks, of type `t`; None if there are not so many.
+
+    In step k, ranks whose numbers differ in bit k exchange what they have so far. The lower rank's comes first, so
+    that all ranks get the same bits.
+    """
+    rank, size = comm.Get_rank(), comm.Get_size()
+    bits = [1 << k for k in range(size.bit_length() - 1)]
+    if 1 << len(bits) != size:
+        return None
+    *earlier, last = [repeatable(comm, ("all_reduce", bit), t, t, t.nbytes, _swap(comm, rank ^ bit)) for bit in bits]
+    uppers = [bool(rank & bit) for bit in bits]
+    is_upper, shape, dtype, empty = uppers[-1], t.shape, t.dtype, numpy.empty
+
+    def start(messages, x):
+        for unused, is_upper in zip(earlier, uppers):
+            step = unused()
+            wait_for(step.start(x))
+            x = combine(step.out, step.given) if is_upper else combine(step.given, step.out)
+            step.in_use = False
+        return messages.start(x)
+
+    wait = comm.watching("Allreduce", start if earlier else Messages.start)
+
+    def run(x):
+        messages = last()
+        wait(messages, x)
+        messages.in_use = False
+        mine, other, out = messages.given, messages.out, empty(shape, dtype)
+        return combine(other, mine, out=out) if is_upper else combine(mine, other, out=out)
+
+    return run
+
+
+def _swap(comm: Watched, partner: int) -> Make:
+    return lambda sent, room: [comm.Recv_init(room, partner, TAG), comm.Send_init(sent, partner, TAG)]
