@@ -18,7 +18,7 @@ from collectives.guards.deadlock import Watched, abandoned, wait_for
 from minidiff.core.types import ShapedArray
 
 SHORT = 4096  # the most bytes of an operand; copying more costs more than it saves
-FEW = 8  # the most ranks of which each sends messages to all others
+FEW = 4  # the most ranks of which each sends messages to all others
 ROOM = (
     4096  # bytes for a message that comes, at least: if ranks mismatch calls, another one comes than the one expected
 )
@@ -130,7 +130,7 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
     """What combines the values of 2, 4, 8, … ranks, of type `t`; None if there are not so many.
 
     In step k, ranks whose numbers differ in bit k exchange what they have so far. The lower rank's comes first, so
-    that all ranks get the same bits.
+    that all ranks get the same bits. A rank that Ctrl-C interrupts before the last step can make no further calls.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     bits = [1 << k for k in range(size.bit_length() - 1)]
