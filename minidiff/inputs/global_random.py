@@ -8,6 +8,7 @@ after.
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 from minidiff.diagnostics.location import current_location, warn_at
@@ -21,13 +22,14 @@ def random_state() -> tuple:
     """The number of warnings, and the state of NumPy's global random generator.
 
     It takes a microsecond; `numpy.random.get_state` takes a hundred. The state is that of the bit generator. Normal
-    variates are drawn in pairs, and drawing the second of a pair does not change it.
+    variates are drawn in pairs, and drawing the second of a pair does not change it. It is None while nobody has
+    loaded `numpy.random`, which takes longer than a small program.
     """
-    import numpy.random  # loaded lazily, as NumPy does
-
-    of_numpy: Any = numpy.random
+    of_numpy: Any = sys.modules.get("numpy.random")
+    if of_numpy is None:
+        return _warnings, None
     generator = of_numpy.get_bit_generator()
-    if type(generator) is numpy.random.MT19937:
+    if type(generator) is of_numpy.MT19937:
         return _warnings, ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
     return _warnings, repr(generator.state)  # the user has replaced the generator
 
@@ -39,7 +41,7 @@ def warn_if_random(before: tuple, function: str, why: str) -> None:
     """
     global _warnings
     count, state = random_state()
-    if state == before[1] or count != before[0]:
+    if state == before[1] or count != before[0] or (before[1] is None and _is_fresh()):
         return
     _warnings, source = count + 1, current_location()
     text = (
@@ -47,3 +49,11 @@ def warn_if_random(before: tuple, function: str, why: str) -> None:
         "with a seed (rng = np.random.default_rng(0)), and pass the numbers as an argument"
     )
     warn_at(source, text)
+
+
+def _is_fresh() -> bool:
+    """Whether the global generator, loaded in the meantime, is at the position at which generators begin."""
+    import numpy.random
+
+    positions = [x.get_state(legacy=False)["state"].get("pos") for x in (numpy.random, numpy.random.RandomState())]
+    return positions[0] == positions[1]

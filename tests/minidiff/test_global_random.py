@@ -1,5 +1,7 @@
 """Functions that draw from NumPy's global generator, where what they draw is a constant or differs between ranks."""
 
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -70,6 +72,20 @@ def test_what_draws_is_warned_of_once(how, what):
 @pytest.mark.parametrize("what", QUIET)
 def test_what_does_not_draw_is_not(how, what):
     assert warned(lambda: RECORDED[how](lambda x: x * QUIET[what]())(np.ones(4))) == []
+
+
+@pytest.mark.parametrize("what, count", [("1", 0), ("np.random.default_rng(0).normal()", 0), ("np.random.rand()", 1)])
+def test_in_a_process_that_has_not_loaded_numpys_module(what, count):
+    """Then it is loaded only by a function that uses it."""
+    lines = (
+        "import sys, warnings, minidiff as md, numpy as np",
+        "with warnings.catch_warnings(record=True) as found:",
+        "    warnings.simplefilter('always')",
+        f"    md.make_tape(lambda x: x * {what})(1.0)",
+        f"assert len(found) == {count}, found",
+        f"assert ('numpy.random' in sys.modules) == {'random' in what}",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 
 
 def test_a_function_that_runs_each_time_is_not():
