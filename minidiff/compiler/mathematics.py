@@ -691,8 +691,8 @@ def erfc(x: Value) -> Value:
 # ---------------------------------------------------------------- remainders
 
 
-def _fmod_parts(x: Value, y: Value) -> Value:
-    """The remainder of a quotient that is rounded toward 0, where it is less than 2⁵²; NumPy computes the others."""
+def fmod(x: Value, y: Value) -> Value:
+    """The remainder with the sign of x, of quotients that are less than 2⁵²; NumPy computes the others."""
     size, by = abs(x), abs(y)
     form = FORMATS[x.dtype]
     least = 2.0 ** (form.digits + 3 - form.bias)  # so that remainders are normal numbers
@@ -704,21 +704,16 @@ def _fmod_parts(x: Value, y: Value) -> Value:
     return copysign(select(r >= by, r - by, r), x)
 
 
-def fmod(x: Value, y: Value) -> Value:
-    """The remainder with the sign of x."""
-    return _fmod_parts(x, y)
-
-
 def remainder(x: Value, y: Value) -> Value:
     """The remainder with the sign of y."""
-    r = _fmod_parts(x, y)
+    r = fmod(x, y)
     other = (r < 0.0) != (y < 0.0)
     return select(r == 0.0, copysign(r, y), select(other, r + y, r))
 
 
 def floor_divide(x: Value, y: Value) -> Value:
     """The largest integer that is at most x / y."""
-    r = _fmod_parts(x, y)
+    r = fmod(x, y)
     quotient = (x - r) / y
     quotient = select((r != 0.0) & ((r < 0.0) != (y < 0.0)), quotient - 1, quotient)
     whole = floor(quotient)
