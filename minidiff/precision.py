@@ -35,8 +35,8 @@ Source: Micikevicius et al., "Mixed precision training", 2018; the names are tho
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -64,6 +64,7 @@ from minidiff.values.dtypes import (
     is_real_float,
     optional_dtypes,
 )
+from minidiff.values.settings import setting
 
 __all__ = [
     "LossScale", "MasterState", "Policy", "Ranges", "all_finite", "cast_for", "ranges", "select", "widen",
@@ -144,14 +145,9 @@ class Policy:
 
         return run
 
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
+    def in_force(self) -> AbstractContextManager[Policy]:
         """`with policy.in_force():` let `cast_for` follow the policy, as in a function to which it is applied."""
-        token = _in_force.set(self)
-        try:
-            yield
-        finally:
-            _in_force.reset(token)
+        return setting(_in_force, self)
 
     def __repr__(self) -> str:
         return f"Policy({', '.join(f'{name}={dtype_name(dtype)}' for name, dtype in vars(self).items())})"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import NamedTuple
 
 from minidiff.core.tape import Equation
+from minidiff.values.settings import setting
 
 
 class Span(NamedTuple):
@@ -33,14 +34,9 @@ class Clock:
         self.marks: list[tuple[int, float]] = []
         self.names = {"mark": self.marks.append, "now": time.perf_counter}
 
-    @contextlib.contextmanager
-    def in_programs(self) -> Iterator[None]:
+    def in_programs(self) -> AbstractContextManager[Clock]:
         """Programs that are compiled in this context note their steps."""
-        token = current_clock.set(self)
-        try:
-            yield
-        finally:
-            current_clock.reset(token)
+        return setting(current_clock, self)
 
     def line(self, eqn: Equation | None) -> str:
         """The line of a program's source that notes the end of a step; it calls the functions in `names`."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +18,7 @@ from collectives.guards.mismatch import DisagreementError, first_difference, gro
 from minidiff import tree
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import current_location
+from minidiff.values.settings import setting
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
 from spmd.sharding.sharded_array import ShardedArray
@@ -187,8 +188,7 @@ _checking: ContextVar[bool] = ContextVar("checking", default=os.environ.get("SPM
 checks_values: Callable[[], bool] = _checking.get
 
 
-@contextlib.contextmanager
-def checking() -> Iterator[None]:
+def checking() -> AbstractContextManager[bool]:
     """Check in every `shard_map` that ranks have the same unmapped values.
 
     The check is bit for bit, within `with spmd.checking():`. Unmapped arguments, and arrays that a body closes over,
@@ -205,11 +205,7 @@ def checking() -> Iterator[None]:
     >>> with checking():
     ...     y = f(np.random.normal(), np.ones(4))
     """
-    token = _checking.set(True)
-    try:
-        yield
-    finally:
-        _checking.reset(token)
+    return setting(_checking, True)
 
 
 def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[str, ...]]]) -> None:

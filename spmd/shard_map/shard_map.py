@@ -12,9 +12,9 @@ are sharded along these axes stay so in its body (`auto_axes.py`).
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +39,7 @@ from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import is_scalar_constant
+from minidiff.values.settings import setting
 from spmd.checks.agreement import NO_CALL, UserCall, call_describer, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
@@ -370,7 +371,7 @@ def batch_axes(interpreter: Any) -> set[str]:
 # ---------------------------------------------------------------- inside the body of another
 
 
-@contextlib.contextmanager
+@contextmanager
 def _enter_mapping(scope: Scope, function: str, where: dict) -> Iterator[None]:
     """Let the running body be that of `function`, which maps over further axes."""
     bottom = scope.bottom
@@ -404,14 +405,9 @@ def _join_by_spec(x: Value, spec: PartitionSpec) -> Value:
 forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
 
 
-@contextlib.contextmanager
-def without_types() -> Iterator[None]:
+def without_types() -> AbstractContextManager[bool]:
     """Treat every `shard_map` in `with without_types():` as with `check_rep=False`."""
-    token = forgetting.set(True)
-    try:
-        yield
-    finally:
-        forgetting.reset(token)
+    return setting(forgetting, True)
 
 
 # ---------------------------------------------------------------- checks of axes and specs
