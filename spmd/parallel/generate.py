@@ -24,7 +24,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff.nn import dot_product_attention, log_softmax, softmax
 from spmd.mesh.specs import P
-from spmd.parallel.decoder_layer import layer, logits
+from spmd.parallel.decoder import layer, logits
 from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_decoder, decoder_mesh, decoder_specs
 from spmd.parallel.transformer import sizes
 from spmd.parallel.vocabulary import embed
