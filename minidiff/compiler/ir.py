@@ -33,11 +33,6 @@ def type_of(dtype: numpy.dtype) -> str:
     return _TYPES.get(dtype.name) or f"i{8 * dtype.itemsize}"
 
 
-def integer_like(dtype: numpy.dtype) -> numpy.dtype:
-    """The signed integer dtype of equal size."""
-    return numpy.dtype(f"i{dtype.itemsize}")
-
-
 class Code:
     """Instructions, in order; one that was written before is not written again."""
 
@@ -171,7 +166,7 @@ def select(condition: Value, x: Number, y: Number) -> Value:
 
 def bits(x: Value) -> Value:
     """The bits of a floating-point number, as a signed integer of equal size."""
-    return _cast("bitcast", x, integer_like(x.dtype))
+    return _cast("bitcast", x, numpy.dtype(f"i{x.dtype.itemsize}"))
 
 
 def from_bits(n: Value) -> Value:
