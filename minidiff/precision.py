@@ -35,8 +35,8 @@ Source: Micikevicius et al., "Mixed precision training", 2018; the names are tho
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -144,9 +144,11 @@ class Policy:
 
         return run
 
-    def in_force(self) -> AbstractContextManager[Policy]:
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
         """`with policy.in_force():` let `cast_for` follow the policy, as in a function to which it is applied."""
-        return setting(_in_force, self)
+        with setting(_in_force, self):
+            yield
 
     def __repr__(self) -> str:
         return f"Policy({', '.join(f'{name}={dtype_name(dtype)}' for name, dtype in vars(self).items())})"
