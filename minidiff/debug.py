@@ -29,7 +29,7 @@ from minidiff.higher_order.masks import choose
 from minidiff.ops.printing import CheckFormat, Format, print_p
 from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import PLAIN, is_differentiable
-from minidiff.values.settings import setting
+from minidiff.values.settings import override
 
 __all__ = ["debug_nans", "disable_jit", "print"]
 
@@ -222,7 +222,7 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
     """
     bottom = (EVALUATE, OP_BY_OP) if disable else (OP_BY_OP, EVALUATE)
     current = current_interpreter()
-    with setting(jit_is_disabled, disable), running(bottom[1] if current is bottom[0] else current):
+    with override(jit_is_disabled, disable), running(bottom[1] if current is bottom[0] else current):
         yield
 
 

@@ -64,7 +64,7 @@ from minidiff.values.dtypes import (
     is_real_float,
     optional_dtypes,
 )
-from minidiff.values.settings import setting
+from minidiff.values.settings import override
 
 __all__ = [
     "LossScale", "MasterState", "Policy", "Ranges", "all_finite", "cast_for", "ranges", "select", "widen",
@@ -147,7 +147,7 @@ class Policy:
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """`with policy.in_force():` let `cast_for` follow the policy, as in a function to which it is applied."""
-        with setting(_in_force, self):
+        with override(_in_force, self):
             yield
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from minidiff.core.tape import Equation
-from minidiff.values.settings import setting
+from minidiff.values.settings import override
 
 
 class Span(NamedTuple):
@@ -35,7 +35,7 @@ class Clock:
 
     def in_programs(self) -> AbstractContextManager[Clock]:
         """Programs that are compiled in this context note their steps."""
-        return setting(current_clock, self)
+        return override(current_clock, self)
 
     def line(self, eqn: Equation | None) -> str:
         """The line of a program's source that notes the end of a step; it calls the functions in `names`."""

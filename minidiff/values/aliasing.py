@@ -26,7 +26,7 @@ from typing import Any
 import numpy
 
 from minidiff.values.lifetimes import current_lifetimes
-from minidiff.values.settings import setting
+from minidiff.values.settings import override
 
 
 def copy_shared(results: Sequence[Any], held: Sequence[Any] = ()) -> Sequence[Any]:
@@ -128,7 +128,7 @@ def types_alone() -> AbstractContextManager[bool]:
     ...     uniform(0, (10**6, 10**6), "float32").strides
     (0, 0)
     """
-    return setting(_types_alone, True)
+    return override(_types_alone, True)
 
 
 def uniform(value: float, shape: Sequence[int], dtype: Any) -> numpy.ndarray:

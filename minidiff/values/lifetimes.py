@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from minidiff.values.settings import setting
+from minidiff.values.settings import override
 
 
 class Lifetimes:
@@ -56,4 +56,4 @@ current_lifetimes: ContextVar[Lifetimes | None] = ContextVar("current_lifetimes"
 
 def watch_lifetimes(uniform: Any) -> AbstractContextManager[Lifetimes]:
     """Watch the values of programs that are recorded in the block; `uniform` is the operation that makes zeros."""
-    return setting(current_lifetimes, Lifetimes(uniform))
+    return override(current_lifetimes, Lifetimes(uniform))

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def setting(variable: ContextVar, value: T) -> Iterator[T]:
+def override(variable: ContextVar, value: T) -> Iterator[T]:
     """Set a context variable in a `with` block."""
     token = variable.set(value)
     try:

@@ -18,7 +18,7 @@ from collectives.guards.mismatch import DisagreementError, first_difference, gro
 from minidiff import tree
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import current_location
-from minidiff.values.settings import setting
+from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
 from spmd.sharding.sharded_array import ShardedArray
@@ -203,7 +203,7 @@ def checking() -> AbstractContextManager[bool]:
     >>> with checking():
     ...     y = f(np.random.normal(), np.ones(4))
     """
-    return setting(_checking, True)
+    return override(_checking, True)
 
 
 def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[str, ...]]]) -> None:

@@ -39,7 +39,7 @@ from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import is_scalar_constant
-from minidiff.values.settings import setting
+from minidiff.values.settings import override
 from spmd.checks.agreement import NO_CALL, UserCall, call_describer, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
@@ -405,7 +405,7 @@ forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
 
 def without_types() -> AbstractContextManager[bool]:
     """Treat every `shard_map` in `with without_types():` as with `check_rep=False`."""
-    return setting(forgetting, True)
+    return override(forgetting, True)
 
 
 # ---------------------------------------------------------------- checks of axes and specs
