@@ -29,6 +29,7 @@ from minidiff.higher_order.masks import choose
 from minidiff.ops.printing import CheckFormat, Format, print_p
 from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import PLAIN, is_differentiable
+from minidiff.values.settings import override
 
 __all__ = ["debug_nans", "disable_jit", "print"]
 
@@ -151,8 +152,7 @@ def print(fmt: str, *args: Any, ordered: bool = False, **kwargs: Any) -> None:
     Arguments are trees of arrays and other objects, such as text. Raise TypeError for an argument that `fmt` does not
     use, and IndexError or KeyError for a missing one.
 
-    >>> from minidiff import jit
-    >>> @jit
+    >>> @md.jit
     ... def f(x):
     ...     print('x = {x:.2f}, {}', 2 * x, x=x)
     ...     return x
@@ -180,10 +180,8 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
     environment variable `MINIDIFF_DEBUG_NANS=1` applies it to all threads. Raise RuntimeError inside a function that is
     being transformed, since the outer interpreters are already running.
 
-    >>> import numpy as np
-    >>> from minidiff import grad
     >>> with debug_nans():
-    ...     grad(np.sqrt)(0.0)
+    ...     md.grad(np.sqrt)(0.0)
     Traceback (most recent call last):
     FloatingPointError: the derivative of sqrt of f64[] and f64[] made an infinity, and all operands are finite: ...
     """
@@ -214,11 +212,9 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
     on again, in a block within such a block. It applies to the current thread.
 
     >>> import builtins
-    >>> from minidiff import jit, scan
-    >>> import numpy as np
-    >>> @jit
+    >>> @md.jit
     ... def total(x):
-    ...     return scan(lambda s, x: (s + x, builtins.print(s)), 0.0, x)[0]
+    ...     return md.scan(lambda s, x: (s + x, builtins.print(s)), 0.0, x)[0]
     >>> with disable_jit():
     ...     y = total(np.array([1.0, 2.0]))
     0.0
@@ -226,12 +222,8 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
     """
     bottom = (EVALUATE, OP_BY_OP) if disable else (OP_BY_OP, EVALUATE)
     current = current_interpreter()
-    token = jit_is_disabled.set(disable)
-    try:
-        with running(bottom[1] if current is bottom[0] else current):
-            yield
-    finally:
-        jit_is_disabled.reset(token)
+    with override(jit_is_disabled, disable), running(bottom[1] if current is bottom[0] else current):
+        yield
 
 
 finish_module(globals())

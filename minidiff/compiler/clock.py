@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import NamedTuple
 
 from minidiff.core.tape import Equation
+from minidiff.values.settings import override
 
 
 class Span(NamedTuple):
@@ -28,19 +29,13 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._steps: list[Equation | None] = [None]
-        self._numbers: dict[Equation | None, int] = {None: 0}
+        self._numbers: dict[Equation | None, int] = {None: 0}  # of steps, in order
         self.marks: list[tuple[int, float]] = []
         self.names = {"mark": self.marks.append, "now": time.perf_counter}
 
-    @contextlib.contextmanager
-    def in_programs(self) -> Iterator[None]:
+    def in_programs(self) -> AbstractContextManager[Clock]:
         """Programs that are compiled in this context note their steps."""
-        token = current_clock.set(self)
-        try:
-            yield
-        finally:
-            current_clock.reset(token)
+        return override(current_clock, self)
 
     def line(self, eqn: Equation | None) -> str:
         """The line of a program's source that notes the end of a step; it calls the functions in `names`."""
@@ -53,10 +48,7 @@ class Clock:
             self.marks.append((self._number(eqn), time.perf_counter()))
 
     def _number(self, eqn: Equation | None) -> int:
-        found = self._numbers.setdefault(eqn, len(self._steps))
-        if found == len(self._steps):
-            self._steps.append(eqn)
-        return found
+        return self._numbers.setdefault(eqn, len(self._numbers))
 
     def start(self) -> None:
         """Drop what was noted, and begin a measurement."""
@@ -65,9 +57,9 @@ class Clock:
 
     def spans(self) -> Iterator[Span]:
         """Yield the steps since `start`, in order: each begins when the one before ends."""
-        begin = self.marks[0][1]
+        steps, begin = [*self._numbers], self.marks[0][1]
         for number, end in self.marks[1:]:
-            yield Span(number, self._steps[number], begin, end)
+            yield Span(number, steps[number], begin, end)
             begin = end
 
 

@@ -17,6 +17,7 @@ names its result. So a function of numbers, such as `exp` in `mathematics.py`, w
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, Union
 
 import numpy
@@ -30,11 +31,6 @@ _TYPES = {"float64": "double", "float32": "float", "bool": "i1"}
 def type_of(dtype: numpy.dtype) -> str:
     """The type in LLVM of an element of an array, once loaded: `double`, `float`, `i64`, …, and `i1` for bool."""
     return _TYPES.get(dtype.name) or f"i{8 * dtype.itemsize}"
-
-
-def integer_like(dtype: numpy.dtype) -> numpy.dtype:
-    """The signed integer dtype of equal size."""
-    return numpy.dtype(f"i{dtype.itemsize}")
 
 
 class Code:
@@ -67,6 +63,15 @@ class Code:
         return "\n".join(self.lines)
 
 
+def _operator(real: str, signed: str = "", other: str = "") -> Callable[[Value, Number], Value]:
+    """An operator of values, by its instructions for each kind of dtype."""
+
+    def write(x: Value, y: Number) -> Value:
+        return x.binary({"f": real, "i": signed or real}.get(x.dtype.kind, other or signed or real), y)
+
+    return write
+
+
 class Value:
     """The result of an instruction, an argument, or a constant: its text in the IR, and its dtype."""
 
@@ -83,51 +88,50 @@ class Value:
         """A number as a value, by default of this value's dtype."""
         return constant(self.code, number, self.dtype if dtype is None else dtype)
 
-    def binary(self, operation: str, x: Number, y: Number) -> Value:
-        """Write an operation on two values of one dtype, of which one is this."""
-        x = x if isinstance(x, Value) else self.constant(x)
-        y = y if isinstance(y, Value) else self.constant(y)
-        if x.dtype != y.dtype:
-            raise TypeError(f"{operation} of {x.dtype} and {y.dtype}: convert one first")
-        return Value(self.code, self.code.write(f"{operation} {x}, {y.text}"), self.dtype)
+    def operand(self, x: Number) -> Value:
+        """A value as it is, or a number as a value of this dtype."""
+        return x if isinstance(x, Value) else self.constant(x)
 
-    def compare(self, float_: str, integer: str, y: Number) -> Value:
-        """Write a comparison, which gives a bool."""
-        kind = self.dtype.kind
-        sign = "" if integer in ("eq", "ne") else "s" if kind == "i" else "u"
-        found = self.binary(f"fcmp {float_}" if kind == "f" else f"icmp {sign}{integer}", self, y)
-        return Value(self.code, found.text, numpy.dtype(bool))
+    def binary(self, operation: str, y: Number) -> Value:
+        """Write an operation on this and another value, of one dtype; a comparison gives a bool."""
+        y = self.operand(y)
+        if self.dtype != y.dtype:
+            raise TypeError(f"{operation} of {self.dtype} and {y.dtype}: convert one first")
+        dtype = numpy.dtype(bool) if "cmp" in operation else self.dtype
+        return Value(self.code, self.code.write(f"{operation} {self}, {y.text}"), dtype)
 
-    def _arithmetic(self, name: str) -> str:
-        return f"f{name}" if self.dtype.kind == "f" else name
-
-    def __add__(self, y: Number) -> Value:
-        return self.binary(self._arithmetic("add"), self, y)
+    # The instructions for floating-point numbers, for signed integers, and for others, if they differ.
+    __add__ = _operator("fadd", "add")
+    __sub__ = _operator("fsub", "sub")
+    __mul__ = _operator("fmul", "mul")
+    __truediv__ = _operator("fdiv")
+    __and__ = _operator("and")
+    __or__ = _operator("or")
+    __xor__ = _operator("xor")
+    __lshift__ = _operator("shl")
+    __rshift__ = _operator("lshr", "ashr", "lshr")
+    __lt__ = _operator("fcmp olt", "icmp slt", "icmp ult")
+    __le__ = _operator("fcmp ole", "icmp sle", "icmp ule")
+    __gt__ = _operator("fcmp ogt", "icmp sgt", "icmp ugt")
+    __ge__ = _operator("fcmp oge", "icmp sge", "icmp uge")
+    __eq__ = _operator("fcmp oeq", "icmp eq")  # type: ignore[assignment]
+    __ne__ = _operator("fcmp une", "icmp ne")  # type: ignore[assignment]
 
     def __radd__(self, x: Number) -> Value:
-        return self.binary(self._arithmetic("add"), x, self)
-
-    def __sub__(self, y: Number) -> Value:
-        return self.binary(self._arithmetic("sub"), self, y)
+        return self.operand(x) + self
 
     def __rsub__(self, x: Number) -> Value:
-        return self.binary(self._arithmetic("sub"), x, self)
-
-    def __mul__(self, y: Number) -> Value:
-        return self.binary(self._arithmetic("mul"), self, y)
+        return self.operand(x) - self
 
     def __rmul__(self, x: Number) -> Value:
-        return self.binary(self._arithmetic("mul"), x, self)
-
-    def __truediv__(self, y: Number) -> Value:
-        return self.binary("fdiv", self, y)
+        return self.operand(x) * self
 
     def __rtruediv__(self, x: Number) -> Value:
-        return self.binary("fdiv", x, self)
+        return self.operand(x) / self
 
     def __neg__(self) -> Value:
         if self.dtype.kind != "f":
-            return self.binary("sub", 0, self)
+            return 0 - self
         return Value(self.code, self.code.write(f"fneg {self}"), self.dtype)
 
     def __abs__(self) -> Value:
@@ -135,41 +139,8 @@ class Value:
             return self.code.call("fabs", self)
         return select(self < 0, -self, self) if self.dtype.kind == "i" else self
 
-    def __and__(self, y: Number) -> Value:
-        return self.binary("and", self, y)
-
-    def __or__(self, y: Number) -> Value:
-        return self.binary("or", self, y)
-
-    def __xor__(self, y: Number) -> Value:
-        return self.binary("xor", self, y)
-
     def __invert__(self) -> Value:
-        return self.binary("xor", self, -1 if self.dtype.kind != "b" else True)
-
-    def __lshift__(self, y: Number) -> Value:
-        return self.binary("shl", self, y)
-
-    def __rshift__(self, y: Number) -> Value:
-        return self.binary("ashr" if self.dtype.kind == "i" else "lshr", self, y)
-
-    def __lt__(self, y: Number) -> Value:
-        return self.compare("olt", "lt", y)
-
-    def __le__(self, y: Number) -> Value:
-        return self.compare("ole", "le", y)
-
-    def __gt__(self, y: Number) -> Value:
-        return self.compare("ogt", "gt", y)
-
-    def __ge__(self, y: Number) -> Value:
-        return self.compare("oge", "ge", y)
-
-    def __eq__(self, y: Number) -> Value:  # type: ignore[override]
-        return self.compare("oeq", "eq", y)
-
-    def __ne__(self, y: Number) -> Value:  # type: ignore[override]
-        return self.compare("une", "ne", y)
+        return self ^ (-1 if self.dtype.kind != "b" else True)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -189,14 +160,13 @@ def select(condition: Value, x: Number, y: Number) -> Value:
     given = x if isinstance(x, Value) else y
     if not isinstance(given, Value):
         raise TypeError("select of two Python numbers: make one a value with `constant`")
-    x = x if isinstance(x, Value) else given.constant(x)
-    y = y if isinstance(y, Value) else given.constant(y)
+    x, y = given.operand(x), given.operand(y)
     return Value(given.code, given.code.write(f"select {condition}, {x}, {y}"), given.dtype)
 
 
 def bits(x: Value) -> Value:
     """The bits of a floating-point number, as a signed integer of equal size."""
-    return _cast("bitcast", x, integer_like(x.dtype))
+    return _cast("bitcast", x, numpy.dtype(f"i{x.dtype.itemsize}"))
 
 
 def from_bits(n: Value) -> Value:
@@ -226,19 +196,17 @@ def _cast(name: str, x: Value, dtype: numpy.dtype) -> Value:
     return Value(x.code, x.code.write(f"{name} {x} to {type_of(dtype)}"), dtype)
 
 
-def fma(x: Value, y: Number, z: Number) -> Value:
-    """x * y + z, rounded once."""
-    return _ternary("fma", x, y, z)
+def _intrinsic(name: str) -> Callable[..., Value]:
+    """A function of LLVM on floating-point numbers, of which the first is a value."""
+    return lambda x, *others: x.code.call(name, x, *map(x.operand, others))
 
 
-def muladd(x: Value, y: Number, z: Number) -> Value:
-    """x * y + z, rounded once or twice, whichever the processor does faster."""
-    return _ternary("fmuladd", x, y, z)
-
-
-def _ternary(name: str, x: Value, y: Number, z: Number) -> Value:
-    y, z = (a if isinstance(a, Value) else x.constant(a) for a in (y, z))
-    return x.code.call(name, x, y, z)
+#: The square root, correctly rounded; the magnitude of x with the sign of y.
+sqrt, copysign = _intrinsic("sqrt"), _intrinsic("copysign")
+#: The integer below, above, toward 0, and the nearest one, of two the even one.
+floor, ceil, trunc, rint = map(_intrinsic, ("floor", "ceil", "trunc", "rint"))
+#: x * y + z, rounded once; or once or twice, whichever the processor does faster.
+fma, muladd = _intrinsic("fma"), _intrinsic("fmuladd")
 
 
 def polynomial(x: Value, *coefficients: float) -> Value:
@@ -251,7 +219,7 @@ def polynomial(x: Value, *coefficients: float) -> Value:
         pairs = [muladd(x, high, low) for low, high in zip(terms[::2], terms[1::2])]
         terms = [*pairs, *terms[2 * len(pairs) :]]
         x = x * x
-    return terms[0] if isinstance(terms[0], Value) else x.constant(terms[0])
+    return x.operand(terms[0])
 
 
 def horner(x: Value, *coefficients: float) -> Value:
@@ -259,37 +227,7 @@ def horner(x: Value, *coefficients: float) -> Value:
     total: Number = coefficients[-1]
     for c in reversed(coefficients[:-1]):
         total = muladd(x, total, c)
-    return total if isinstance(total, Value) else x.constant(total)
-
-
-def sqrt(x: Value) -> Value:
-    """The square root, correctly rounded."""
-    return x.code.call("sqrt", x)
-
-
-def copysign(x: Value, y: Number) -> Value:
-    """The magnitude of x with the sign of y."""
-    return x.code.call("copysign", x, y if isinstance(y, Value) else x.constant(y))
-
-
-def floor(x: Value) -> Value:
-    """The largest integer that is not larger."""
-    return x.code.call("floor", x)
-
-
-def ceil(x: Value) -> Value:
-    """The smallest integer that is not smaller."""
-    return x.code.call("ceil", x)
-
-
-def trunc(x: Value) -> Value:
-    """x without its fraction."""
-    return x.code.call("trunc", x)
-
-
-def rint(x: Value) -> Value:
-    """The nearest integer, of two the even one."""
-    return x.code.call("rint", x)
+    return x.operand(total)
 
 
 def warn_where(condition: Value) -> None:

@@ -330,15 +330,11 @@ class Kernel:
             after = raised.value
             if after != before:
                 exact = after >> EXCEPTIONS_FROM == before >> EXCEPTIONS_FROM
-                if not (exact and _warnings_are_ignored()):
+                if not (exact and {"ignore"}.issuperset(numpy.geterr().values())):  # else nobody sees a warning
                     return reference()(*operands)
             return out
 
         return fused
-
-
-def _warnings_are_ignored() -> bool:
-    return {"ignore"}.issuperset(numpy.geterr().values())
 
 
 @functools.lru_cache(maxsize=4096)

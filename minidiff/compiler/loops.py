@@ -370,37 +370,26 @@ class Loop:
         """
         lines: list[str] = []
 
-        def load(name: str, source: str, k: int, type_: str = "i64") -> None:
-            lines.append(f"%{name}.given = getelementptr {type_}, ptr %{source}, i64 {k}")
-            lines.append(f"%{name} = load {type_}, ptr %{name}.given")
-
-        def constant(name: str, number: int) -> None:
-            lines.append(f"%{name} = add i64 0, {number}")
+        def load(name: str, source: str, k: int | None, otherwise: int = 0, type_: str = "i64") -> None:
+            """Load what is at a place; if there is none, it is a number."""
+            if k is None:
+                lines.append(f"%{name} = add i64 0, {otherwise}")
+            else:
+                lines.append(f"%{name}.given = getelementptr {type_}, ptr %{source}, i64 {k}")
+                lines.append(f"%{name} = load {type_}, ptr %{name}.given")
 
         generalized = self.layout is not None
-        if generalized:
-            load("count.outer", "sizes", 0)
-        else:
-            constant("count.outer", 1)
+        load("count.outer", "sizes", 0 if generalized else None, 1)
         for k, p in enumerate(self.parameters):
-            load(f"{p.name}.first", "args", k, "ptr")
-            if generalized:
-                load(f"{p.name}.outerstep", "steps", k)
-            else:
-                constant(f"{p.name}.outerstep", 0)
+            load(f"{p.name}.first", "args", k, type_="ptr")
+            load(f"{p.name}.outerstep", "steps", k if generalized else None)
         sizes = list(dict.fromkeys("".join(p.dimensions for p in self.parameters)))
         steps = itertools.count(len(self.parameters) if generalized else 0)
         for name in "mn":
-            if name in sizes:
-                load(name, "sizes", sizes.index(name) + generalized)
-            else:
-                constant(name, 1)
+            load(name, "sizes", sizes.index(name) + generalized if name in sizes else None, 1)
         for p in self.parameters:
             for name, step in (("m", "rowstep"), ("n", "columnstep")):
-                if name in p.dimensions:
-                    load(f"{p.name}.{step}", "steps", next(steps))
-                else:
-                    constant(f"{p.name}.{step}", 0)
+                load(f"{p.name}.{step}", "steps", next(steps) if name in p.dimensions else None)
             if not generalized and not p.dimensions:
                 next(steps)  # that of one element, which is not used
         return lines

@@ -342,9 +342,7 @@ def log1p(x: Value) -> Value:
     correction = select(same, 0.0, lost / select(same, 1.0, u))
     number = _as_float(k, x.dtype)
     y = number * form.ln2[0] + (f + (_log_of_mantissa(f) + muladd(number, form.ln2[1], correction)))
-    warn_where(x <= -1.0)
-    edge = select(x == -1.0, -math.inf, select(x < -1.0, x.constant(math.nan), x))
-    return select((x > -1.0) & (x < math.inf) & (x != 0.0), y, edge)
+    return select(x == 0.0, x, _at_edges(u, y))
 
 
 # ---------------------------------------------------------------- angles
@@ -417,14 +415,15 @@ def tan(x: Value) -> Value:
     return select(x == 0.0, x, q + (above_low - q * below_low + fma(-q, below, above)) / select(x == 0.0, 1.0, below))
 
 
-def _arctan_of_quotient(y: Value, x: Value) -> tuple[Value, Value, Value]:
-    """A multiple of π/4, 0 or 1, and the rest of arctan(y / x) in two parts, for 0 <= y <= x."""
+def _arctan_of_quotient(y: Value, x: Value) -> Value:
+    """arctan(y / x), for 0 <= y <= x: from tan(π/8) on, π/4 and the arctangent of what is left."""
     large = y > x * math.tan(math.pi / 8)
     upper, lower = select(large, y - x, y), select(large, y + x, x)
     t = upper / lower
     lost = fma(-t, lower, upper) / lower
     z = t * t
-    return select(large, x.constant(1.0), 0.0), t, muladd(t * z, polynomial(z, *ARCTAN), lost)
+    quarters, rest = select(large, x.constant(1.0), 0.0), muladd(t * z, polynomial(z, *ARCTAN), lost)
+    return quarters * _QUARTER_PI[0] + (t + (rest + quarters * _QUARTER_PI[1]))
 
 
 @_in_double
@@ -432,10 +431,7 @@ def arctan(x: Value) -> Value:
     """The inverse tangent: beyond 1, π/2 - arctan(1 / x)."""
     size = abs(x)
     swapped = size > 1.0
-    quarters, t, rest = _arctan_of_quotient(
-        select(swapped, 1.0, size), select(swapped, select(size < math.inf, size, 1e308), 1.0)
-    )
-    inner = quarters * _QUARTER_PI[0] + (t + (rest + quarters * _QUARTER_PI[1]))
+    inner = _arctan_of_quotient(select(swapped, 1.0, size), select(swapped, select(size < math.inf, size, 1e308), 1.0))
     return copysign(select(swapped, _HALF_PI[0] - (inner - _HALF_PI[1]), inner), x)
 
 
@@ -450,9 +446,7 @@ def arctan2(y: Value, x: Value) -> Value:
     scale = select(large > 1e300, x.constant(0.25), 1.0)  # so that their sum does not overflow
     small = select(large == math.inf, select(both, x.constant(1.0), 0.0), small * scale)
     large = select(large == math.inf, 1.0, large * scale)
-    quarters, t, rest = _arctan_of_quotient(small, large)
-    angle = quarters * _QUARTER_PI[0] + (t + (rest + quarters * _QUARTER_PI[1]))
-    behind = bits(x) < 0
+    angle, behind = _arctan_of_quotient(small, large), bits(x) < 0
     angle = select(swapped, select(behind, angle, -angle), select(behind, -angle, angle))
     high = select(swapped, x.constant(_HALF_PI[0]), select(behind, x.constant(_PI[0]), 0.0))
     low = select(swapped, x.constant(_HALF_PI[1]), select(behind, x.constant(_PI[1]), 0.0))
@@ -691,8 +685,8 @@ def erfc(x: Value) -> Value:
 # ---------------------------------------------------------------- remainders
 
 
-def _fmod_parts(x: Value, y: Value) -> Value:
-    """The remainder of a quotient that is rounded toward 0, where it is less than 2⁵²; NumPy computes the others."""
+def fmod(x: Value, y: Value) -> Value:
+    """The remainder with the sign of x, of quotients that are less than 2⁵²; NumPy computes the others."""
     size, by = abs(x), abs(y)
     form = FORMATS[x.dtype]
     least = 2.0 ** (form.digits + 3 - form.bias)  # so that remainders are normal numbers
@@ -704,21 +698,16 @@ def _fmod_parts(x: Value, y: Value) -> Value:
     return copysign(select(r >= by, r - by, r), x)
 
 
-def fmod(x: Value, y: Value) -> Value:
-    """The remainder with the sign of x."""
-    return _fmod_parts(x, y)
-
-
 def remainder(x: Value, y: Value) -> Value:
     """The remainder with the sign of y."""
-    r = _fmod_parts(x, y)
+    r = fmod(x, y)
     other = (r < 0.0) != (y < 0.0)
     return select(r == 0.0, copysign(r, y), select(other, r + y, r))
 
 
 def floor_divide(x: Value, y: Value) -> Value:
     """The largest integer that is at most x / y."""
-    r = _fmod_parts(x, y)
+    r = fmod(x, y)
     quotient = (x - r) / y
     quotient = select((r != 0.0) & ((r < 0.0) != (y < 0.0)), quotient - 1, quotient)
     whole = floor(quotient)

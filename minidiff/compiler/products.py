@@ -251,8 +251,8 @@ def product_text(dtype: numpy.dtype, pairs: int = 1) -> str:
         parts = {"row_addresses": each(_ROW_ADDRESS, q, columns=[0]), "elements": each(_ELEMENT, q, columns=[0])}
         return each(_COPY, q, [0], [0], **parts)
 
-    def of_pairs(template: str, separator: str = "\n", rows: Iterable[int] = (0,)) -> str:
-        return separator.join(each(template, q, rows, [0]) for q in range(pairs))
+    def of_pairs(template: str, separator: str = "\n") -> str:
+        return separator.join(each(template, q, [0], [0]) for q in range(pairs))
 
     step = 2 * pairs + 2  # the first step within operands
     given = [("ptr", "args", 2 * pairs, "c"), ("i64", "sizes", 1, "m"), ("i64", "sizes", 3, "n")]

@@ -95,8 +95,8 @@ def name_of_rewrite(rewrite: Callable) -> str:
 
 
 @restore_interpreter
-def optimize(tape: Tape, scope: Scope | None = None, without: Sequence[str] = (), **settings: Any) -> Tape:
-    """Optimize a tape and its bodies. `scope` is that of a `shard_map` body.
+def optimize(tape: Tape, without: Sequence[str] = (), **settings: Any) -> Tape:
+    """Optimize a tape and its bodies.
 
     Rewrites named in `without` are left out; `settings` override the defaults in `settings_of_passes()`. Raises
     ValueError for a name that is not among the `rewrites()`, TypeError for an unknown setting.
@@ -109,11 +109,11 @@ def optimize(tape: Tape, scope: Scope | None = None, without: Sequence[str] = ()
         last=kept(p for layer in layers for p in layer.last),
         settings={**settings_of_passes(), **settings},
     )
-    return copy_shared_results(_optimize_tape(tape, scope, passes))
+    return copy_shared_results(_optimize_tape(tape, None, passes))
 
 
 def _optimize_tape(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
-    """`optimize` for a program or for a body in one, whose results may share memory."""
+    """`optimize` for a program or for a body in one, whose results may share memory, in the scope of a `shard_map`."""
     tape = write_out(tape, scope)
     for rewrite in passes.first:
         tape = rewrite(tape, scope, passes.settings)
@@ -131,8 +131,7 @@ def apply_rules(tape: Tape) -> Tape:
 
     Common subexpressions are not merged, and communication stays as it is.
 
-    >>> from minidiff import make_tape
-    >>> print(apply_rules(make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
+    >>> print(apply_rules(md.make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
     lambda a:f64[2,3]:
       b:f64[2,3] = add(a, a)
       return b

@@ -6,6 +6,8 @@ the statement. The lines are in the history of `readline`, though.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import linecache
 import sys
 from collections.abc import Iterator
@@ -16,25 +18,23 @@ _STDIN = "<stdin>"
 _NEWEST = 500  # lines of the history to look through
 
 
-class _FileNames(dict[CodeType, str]):
-    """By code: a file name under which `linecache` has the statement that it was typed in."""
-
-    def __missing__(self, code: CodeType) -> str:
-        self[code] = _STDIN
-        for lines, compiled in _statements():
-            if _text(code) in map(_text, _codes(compiled)):
-                self[code] = f"<stdin {len(self)}>"
-                linecache.cache[self[code]] = (len(lines), None, [f"{line}\n" for line in lines], self[code])
-                break
-        return self[code]
-
-
-_file_names = _FileNames()
+_numbers = itertools.count(1)  # of the statements that were found
 
 
 def file_name(code: CodeType) -> str:
     """The name of the file of some code; for code typed into a session, one that `linecache` knows."""
-    return _file_names[code] if code.co_filename == _STDIN else code.co_filename
+    return _name_of_statement(code) if code.co_filename == _STDIN else code.co_filename
+
+
+@functools.cache
+def _name_of_statement(code: CodeType) -> str:
+    """A file name under which `linecache` has the statement that some code was typed in."""
+    for lines, compiled in _statements():
+        if _text(code) in map(_text, _codes(compiled)):
+            name = f"<stdin {next(_numbers)}>"
+            linecache.cache[name] = (len(lines), None, [f"{line}\n" for line in lines], name)
+            return name
+    return _STDIN
 
 
 def _statements() -> Iterator[tuple[list[str], CodeType]]:

@@ -16,16 +16,17 @@ has run.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 import numpy
 
 from minidiff.values.lifetimes import current_lifetimes
+from minidiff.values.settings import override
 
 
 def copy_shared(results: Sequence[Any], held: Sequence[Any] = ()) -> Sequence[Any]:
@@ -120,19 +121,14 @@ def read_only_copy(x: Any) -> Any:
 _types_alone: ContextVar[bool] = ContextVar("types_alone", default=False)
 
 
-@contextlib.contextmanager
-def types_alone() -> Iterator[None]:
+def types_alone() -> AbstractContextManager[bool]:
     """Record programs that never run: their constants take no memory, and are not copied.
 
     >>> with types_alone():
     ...     uniform(0, (10**6, 10**6), "float32").strides
     (0, 0)
     """
-    token = _types_alone.set(True)
-    try:
-        yield
-    finally:
-        _types_alone.reset(token)
+    return override(_types_alone, True)
 
 
 def uniform(value: float, shape: Sequence[int], dtype: Any) -> numpy.ndarray:

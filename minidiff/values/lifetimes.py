@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
+
+from minidiff.values.settings import override
 
 
 class Lifetimes:
@@ -52,12 +54,6 @@ class Lifetimes:
 current_lifetimes: ContextVar[Lifetimes | None] = ContextVar("current_lifetimes", default=None)
 
 
-@contextlib.contextmanager
-def watch_lifetimes(uniform: Any) -> Iterator[Lifetimes]:
+def watch_lifetimes(uniform: Any) -> AbstractContextManager[Lifetimes]:
     """Watch the values of programs that are recorded in the block; `uniform` is the operation that makes zeros."""
-    lifetimes = Lifetimes(uniform)
-    token = current_lifetimes.set(lifetimes)
-    try:
-        yield lifetimes
-    finally:
-        current_lifetimes.reset(token)
+    return override(current_lifetimes, Lifetimes(uniform))

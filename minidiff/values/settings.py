@@ -1,11 +1,26 @@
-"""Settings of programs, which are no arrays: static arguments, and what trees have besides leaves."""
+"""Settings of programs, which are no arrays: static arguments, what trees have besides leaves, context variables."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from math import copysign
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def override(variable: ContextVar, value: T) -> Iterator[T]:
+    """Set a context variable in a `with` block."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
 
 
 def types_in(setting: Any) -> Any:

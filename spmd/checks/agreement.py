@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +18,7 @@ from collectives.guards.mismatch import DisagreementError, first_difference, gro
 from minidiff import tree
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import current_location
+from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
 from spmd.sharding.sharded_array import ShardedArray
@@ -131,7 +132,6 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
 
     Raises ValueError on all ranks, naming the first array that is not the same, and which ranks have which value.
 
-    >>> import numpy as np, spmd
     >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
     >>> params = check_invariant({'w': np.random.default_rng(0).normal(size=3)}, mesh)
     """
@@ -187,8 +187,7 @@ _checking: ContextVar[bool] = ContextVar("checking", default=os.environ.get("SPM
 checks_values: Callable[[], bool] = _checking.get
 
 
-@contextlib.contextmanager
-def checking() -> Iterator[None]:
+def checking() -> AbstractContextManager[bool]:
     """Check in every `shard_map` that ranks have the same unmapped values.
 
     The check is bit for bit, within `with spmd.checking():`. Unmapped arguments, and arrays that a body closes over,
@@ -199,17 +198,12 @@ def checking() -> Iterator[None]:
 
     Raises ValueError on all ranks, naming the argument, and which ranks have the same value of it.
 
-    >>> import numpy as np, spmd
     >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
     >>> f = spmd.shard_map(lambda w, x: w * x, mesh=mesh, in_specs=(P(), P('i')), out_specs=P('i'))
     >>> with checking():
     ...     y = f(np.random.normal(), np.ones(4))
     """
-    token = _checking.set(True)
-    try:
-        yield
-    finally:
-        _checking.reset(token)
+    return override(_checking, True)
 
 
 def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[str, ...]]]) -> None:

@@ -384,9 +384,9 @@ def improve(rows: Linearized) -> Constants:
     return constants_of(np.maximum(rows.at * (1 + np.clip(change, -0.3, 0.3)), [1.0, 0.0, 1.0, 1.0, 0.0]))
 
 
-def fit(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED, rounds: int = 2) -> Constants:
-    """The constants with the least mean absolute error of the steps' times, by Gauss-Newton steps."""
-    for _ in range(rounds):
+def fit(groups: Sequence[Sequence[tuple[Priced, float]]], start: Constants = FITTED) -> Constants:
+    """The constants with the least mean absolute error of the steps' times, by two Gauss-Newton steps."""
+    for _ in range(2):
         start = improve(linearize(groups, start))
     return start
 
@@ -402,19 +402,10 @@ def cross_validate(groups: Sequence[Sequence[tuple[Priced, float]]], start: Cons
 # ---------------------------------------------------------------- what is printed
 
 
-class Score(NamedTuple):
-    """Relative errors of predicted times: the mean of their absolute values, the largest, and their mean."""
-
-    mean: float
-    most: float
-    bias: float
-
-    @classmethod
-    def of(cls, errors: Sequence[float]) -> Score:
-        return cls(float(np.mean(np.abs(errors))), float(np.max(np.abs(errors))), float(np.mean(errors)))
-
-    def __str__(self) -> str:
-        return f"mean absolute error {100 * self.mean:.1f} %, max {100 * self.most:.1f} %"
+def score(errors: Sequence[float]) -> tuple[float, float, float]:
+    """Of relative errors, the mean of their absolute values, the largest of these, and their mean, the bias."""
+    sizes = np.abs(errors)
+    return float(np.mean(sizes)), float(np.max(sizes)), float(np.mean(errors))
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
@@ -439,7 +430,8 @@ def show_rows(rows: Sequence[PublishedRow], constants: Constants) -> list[tuple[
             texts.append(f"{prediction.seconds:.3f} s, measured {case.seconds:.3f} s ({error:+.1%})")
         texts += [] if row.state is None else _bytes(row)
         print(f"{row.cases[0].plan}: {'; '.join(texts)}", flush=True)
-    print(Score.of([prediction.seconds / case.seconds - 1 for case, prediction in found]))
+    mean, most, _ = score([prediction.seconds / case.seconds - 1 for case, prediction in found])
+    print(f"mean absolute error {100 * mean:.1f} %, max {100 * most:.1f} %")
     return found
 
 
@@ -462,10 +454,10 @@ def _kept(plan: TrainingPlan) -> str:
     return what + " and sequence parallel" * plan.sequence
 
 
-def show_misses(found: Sequence[tuple[Case, Any]], count: int = 3) -> None:
-    """Print the plans with the largest errors, and what the prediction is made of."""
-    print(f"\nThe {count} worst misses")
-    for case, prediction in sorted(found, key=lambda each: -abs(each[1].seconds / each[0].seconds - 1))[:count]:
+def show_misses(found: Sequence[tuple[Case, Any]]) -> None:
+    """Print the three plans with the largest errors, and what the prediction is made of."""
+    print("\nThe 3 worst misses")
+    for case, prediction in sorted(found, key=lambda each: -abs(each[1].seconds / each[0].seconds - 1))[:3]:
         missing = case.seconds - prediction.seconds
         parts = [f"{kind} {entry.seconds:.2f} s" for kind, entry in [*prediction.kinds.items()][:4]]
         rate = prediction.flops / case.seconds / 1e12
@@ -519,7 +511,7 @@ def show_fit(tables: dict[str, list[PublishedRow]]) -> None:
     print(Table(["constant", "fitted"], [[name, f"{x:.6g}"] for name, x in constants._asdict().items()]))
     inside = [[price(constants) / seconds - 1 for price, seconds in group] for group in groups]
     for kind, errors in (("in sample", inside), ("five-fold cross-validated", cross_validate(groups, constants))):
-        scores = [[name, *(f"{x:+.1%}" for x in Score.of(each))] for name, each in zip(tables, errors)]
+        scores = [[name, *(f"{x:+.1%}" for x in score(each))] for name, each in zip(tables, errors)]
         print(f"\n{kind}\n{Table(['table', 'mean absolute error', 'max', 'bias'], scores)}")
 
 

@@ -54,7 +54,7 @@ More files have other networks and layers, and document what these communicate:
 files                                      what is split, or sent
 =========================================  ==========================================================================
 transformer, causal_attention, vocabulary  nothing: a decoder, its tokens and integer labels
-decoder (_layer, _params), generate        all of a transformer, along six axes at once; text from it, with a KV cache
+decoder, decoder_params, generate          all of a transformer, along six axes at once; text from it, with a KV cache
 megatron, megatron_sequence                the weights of a transformer; between half layers also the tokens
 megatron_3d                                a step along data, stages and features, in 16 bits, recomputing as Megatron
 attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
@@ -122,11 +122,7 @@ from spmd.parallel.tensor_2d import tensor_parallel_2d
 from spmd.parallel.tensor_3d import product_3d, tensor_parallel_3d
 from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
 from spmd.parallel.vocabulary import embed, label_cross_entropy
-from spmd.parallel.weight_versions import (
-    double_buffered_versions,
-    pipedream_versions,
-    train_with_versions,
-)
+from spmd.parallel.weight_versions import double_buffered_versions, pipedream_versions, train_with_versions
 from spmd.parallel.zero import zero
 
 __all__ = [

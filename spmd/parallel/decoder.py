@@ -13,6 +13,9 @@ tokens   tokens, in zig-zag order                                             se
 feats    heads, hidden features     heads, hidden features, vocabulary        tensor
 =======  =========================  ========================================  ===============================
 
+The layers are those of `transformer.py`. A rank has some heads and hidden features; a `psum` along feats closes each
+half layer. Its tokens attend to those of all ranks along tokens.
+
 Layers are stacked, [layers, …]; a scan applies those of a stage to one microbatch after the other. The sizes of the
 axes are d, s, e, g (stages), t and f. A rank has n tokens, in M microbatches of m tokens, and evaluates
 R = L/g*(M*g+g-1) layers. F are the features, K those of a rank's keys. Gathered, a rank has `layer` parameters of a
@@ -60,20 +63,70 @@ Sources: those of `fully_sharded.py`, `expert.py`, `pipeline.py`, `sequence.py` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pbroadcast, pmean
+from collectives import all_gather, axis_size, pbroadcast, pmean, psum
+from minidiff.nn import softmax
 from minidiff.precision import Policy, cast_for
 from spmd.mesh.specs import P
-from spmd.parallel.decoder_layer import attention_along_tokens, gather_features, layer, logits
+from spmd.parallel.causal_attention import causal, causal_attention
 from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_batch, check_decoder, decoder_specs, dimensions
+from spmd.parallel.expert import mixture_of_experts
 from spmd.parallel.fully_sharded import gathering_again
+from spmd.parallel.gates import load_balancing_loss
 from spmd.parallel.pipeline import pipeline
-from spmd.parallel.sequence import zigzag
+from spmd.parallel.sequence import ring_attention, zigzag, zigzag_positions
+from spmd.parallel.transformer import mlp, normalize
 from spmd.parallel.vocabulary import embed, label_cross_entropy
+
+# ---------------------------------------------------------------- a layer, on one rank
+
+
+def gather_features(params: Any, names: Any) -> Any:
+    """Gather the features of parameters: an `all_gather` along the shards for each leaf."""
+    return md.tree.map(
+        lambda names, leaf: all_gather(leaf, "shards", axis=names.split().index("features"), tiled=True), names, params
+    )
+
+
+def perceptron(config: DecoderConfig, params: dict, x: Any) -> tuple[Any, Any]:
+    """A rank's term of the half layer's result, [batch, tokens, features], and the balancing loss, [batch]."""
+    if not config.experts:
+        return mlp(params, x), None
+    tokens = x.reshape(-1, config.features)
+    made = mixture_of_experts(mlp, params["experts"], params["router"], tokens, len(tokens), "experts", config.chosen)
+    probabilities = softmax(cast_for("router", x) @ cast_for("router", params["router"]))
+    balance = md.vmap(partial(load_balancing_loss, axis="tokens"))(probabilities)
+    return made.reshape(x.shape), config.balance * balance
+
+
+def layer(config: DecoderConfig, params: dict, carried: tuple, positions: Any, attend: Callable) -> tuple:
+    """Both half layers: (x, balancing loss so far) -> same."""
+    x, balance = carried
+    attended = causal_attention(params["attention"], normalize(config, params["attention_norm"], x), positions, attend)
+    x = x + psum(attended, "feats")
+    made, more = perceptron(config, params["mlp"], normalize(config, params["mlp_norm"], x))
+    return x + psum(made, "feats"), None if more is None else balance + more
+
+
+def logits(config: DecoderConfig, params: dict, x: Any) -> Any:
+    """The logits of a rank's shard of the vocabulary: [..., features] -> [..., vocabulary / ranks]."""
+    return normalize(config, params["norm"], x) @ (params["embedding"].T if config.tied else params["head"])
+
+
+def attention_along_tokens(tokens: int) -> tuple[Any, Callable]:
+    """The positions of a rank's tokens, and the function by which they attend to the tokens of all ranks."""
+    if axis_size("tokens") == 1:
+        return np.arange(tokens), causal
+    ring = partial(ring_attention, axis="tokens", causal=True)
+    return zigzag_positions(tokens, "tokens"), md.vmap(ring)
+
+
+# ---------------------------------------------------------------- the loss
 
 
 def unsplit(spec: P) -> tuple[str, ...]:
@@ -91,11 +144,10 @@ def decoder_loss(
     `options` are those of `shard_map`. Raises ValueError if an axis of the mesh is missing, or does not divide the
     dimensions that it splits.
 
-    >>> from spmd.parallel.decoder_params import decoder_mesh, init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)
-    >>> params, text = init_decoder(md.random.key(0), config), np.arange(20).reshape(4, 5) % 8
+    >>> params, text = spmd.parallel.init_decoder(md.random.key(0), config), np.arange(20).reshape(4, 5) % 8
     >>> def loss(**sizes):
-    ...     mesh = decoder_mesh(**sizes, backend='simulated')
+    ...     mesh = spmd.parallel.decoder_mesh(**sizes, backend='simulated')
     ...     return float(decoder_loss(mesh, config)(params, (text[:, :-1], text[:, 1:])))
     >>> bool(np.isclose(loss(), loss(data=2, stages=2, feats=2)))
     True

@@ -46,15 +46,6 @@ from minidiff import dynamic_slice_in_dim, typeof
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
 
-__all__ = [
-    "matmul_all_gather",
-    "matmul_all_gather_bidirectional",
-    "matmul_all_gather_overlapped",
-    "matmul_psum_scatter",
-    "matmul_psum_scatter_bidirectional",
-    "matmul_psum_scatter_overlapped",
-]
-
 UP, DOWN = 1, -1  # to the rank of the next index, or of the one before
 
 # ---------------------------------------------------------------- gather, then multiply
@@ -66,9 +57,8 @@ def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds all of `rhs`.
     Raises ValueError if the shapes do not fit.
 
-    >>> from spmd import P, make_mesh, shard_map
-    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
-    >>> f = shard_map(lambda l, r: matmul_all_gather(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> f = spmd.shard_map(lambda l, r: matmul_all_gather(l, r, 'i'), mesh, P('i'), P('i'))
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -83,9 +73,8 @@ def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) ->
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s started
     with. It sends the block on to rank i + 1, and adds the product of the matching columns of `lhs` and the block.
 
-    >>> from spmd import P, make_mesh, shard_map
-    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
-    >>> f = shard_map(lambda l, r: matmul_all_gather_overlapped(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> f = spmd.shard_map(lambda l, r: matmul_all_gather_overlapped(l, r, 'i'), mesh, P('i'), P('i'))
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -99,9 +88,8 @@ def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName)
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n even. After s steps rank i holds the first half of the
     rows that rank i - s started with, and the second half of those of rank i + s.
 
-    >>> from spmd import P, make_mesh, shard_map
-    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
-    >>> f = shard_map(lambda l, r: matmul_all_gather_bidirectional(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> f = spmd.shard_map(lambda l, r: matmul_all_gather_bidirectional(l, r, 'i'), mesh, P('i'), P('i'))
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -144,10 +132,9 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds a summand of the
     whole product, [m, p]. Raises ValueError if the shapes do not fit.
 
-    >>> from spmd import P, make_mesh, shard_map
-    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
-    >>> f = shard_map(lambda l, r: matmul_psum_scatter(l, r, 'i'), mesh, **specs)
+    >>> f = spmd.shard_map(lambda l, r: matmul_psum_scatter(l, r, 'i'), mesh, **specs)
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -163,10 +150,9 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
     the sum of its own summand and those of the s ranks above it. It sends the sum on to rank i - 1, and meanwhile
     computes the product that it adds to the next sum.
 
-    >>> from spmd import P, make_mesh, shard_map
-    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
-    >>> f = shard_map(lambda l, r: matmul_psum_scatter_overlapped(l, r, 'i'), mesh, **specs)
+    >>> f = spmd.shard_map(lambda l, r: matmul_psum_scatter_overlapped(l, r, 'i'), mesh, **specs)
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -180,10 +166,9 @@ def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisNam
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
     of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.
 
-    >>> from spmd import P, make_mesh, shard_map
-    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
-    >>> f = shard_map(lambda l, r: matmul_psum_scatter_bidirectional(l, r, 'i'), mesh, **specs)
+    >>> f = spmd.shard_map(lambda l, r: matmul_psum_scatter_bidirectional(l, r, 'i'), mesh, **specs)
     >>> f(np.arange(16.0).reshape(4, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.],

@@ -12,9 +12,9 @@ are sharded along these axes stay so in its body (`auto_axes.py`).
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +39,7 @@ from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import is_scalar_constant
+from minidiff.values.settings import override
 from spmd.checks.agreement import NO_CALL, UserCall, call_describer, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
@@ -103,10 +104,8 @@ def shard_map(
     another mesh or over axes in use; VarianceError for a result that may differ along an axis its spec does not name,
     and with `auto_pbroadcast=False` wherever a `pbroadcast` is missing.
 
-    >>> import numpy as np
     >>> from collectives import psum
-    >>> from spmd import P, distribute, make_mesh
-    >>> mesh = make_mesh((4,), ('i',), backend='simulated')
+    >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
     >>> total = shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())
     >>> total(np.arange(8.0))
     array([12., 16.])
@@ -115,14 +114,14 @@ def shard_map(
 
     Rows on the ranks along `i`, and in the body columns on those along `j`:
 
-    >>> mesh = make_mesh((2, 2), ('i', 'j'), backend='simulated')
+    >>> mesh = spmd.make_mesh((2, 2), ('i', 'j'), backend='simulated')
     >>> columns = lambda x: shard_map(lambda x: psum(x, ('i', 'j')), in_specs=P(None, 'j'), out_specs=P())(x)
     >>> shard_map(columns, mesh=mesh, in_specs=P('i'), out_specs=P(), axis_names={'i'})(np.arange(8.0).reshape(2, 4))
     array([[12., 16.]])
 
     Columns that are sharded along `j` stay so, and the matrix product sums over `j`:
 
-    >>> x = distribute(np.ones((4, 2)), mesh, P('i', 'j'))
+    >>> x = spmd.distribute(np.ones((4, 2)), mesh, P('i', 'j'))
     >>> f = lambda x, n: (x + n, x @ np.ones(2))
     >>> shard_map(f, mesh, in_specs=(P('i'), None), out_specs=P('i'), axis_names={'i'})(x, 2)[0].spec
     P('i', 'j')
@@ -370,7 +369,7 @@ def batch_axes(interpreter: Any) -> set[str]:
 # ---------------------------------------------------------------- inside the body of another
 
 
-@contextlib.contextmanager
+@contextmanager
 def _enter_mapping(scope: Scope, function: str, where: dict) -> Iterator[None]:
     """Let the running body be that of `function`, which maps over further axes."""
     bottom = scope.bottom
@@ -404,14 +403,9 @@ def _join_by_spec(x: Value, spec: PartitionSpec) -> Value:
 forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
 
 
-@contextlib.contextmanager
-def without_types() -> Iterator[None]:
+def without_types() -> AbstractContextManager[bool]:
     """Treat every `shard_map` in `with without_types():` as with `check_rep=False`."""
-    token = forgetting.set(True)
-    try:
-        yield
-    finally:
-        forgetting.reset(token)
+    return override(forgetting, True)
 
 
 # ---------------------------------------------------------------- checks of axes and specs
