@@ -439,6 +439,7 @@ def _by_quantiles(name: str, of: str, quantiles: Callable[[Value], Value], shown
     draw.__name__ = draw.__qualname__ = name
     draw.__doc__ = f"""Draw from the {of}: compute its quantiles at uniform numbers.
 
+    >>> import minidiff as md
     >>> md.random.{name}(md.random.key(0), 3).round(3)
     array([{shown}])
     """
