@@ -5,8 +5,6 @@ transpose (`grad`, `vjp`), vectorize (`vmap`), record (`make_tape`). A recorded 
 compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `while_loop`, `fori_loop`, `scan`).
 `checkpoint` saves memory for the backward pass; `custom_jvp` and `custom_vjp` define custom derivative rules.
 
-Examples in docstrings assume `import numpy as np`, `import minidiff as md`, `import spmd` and `from spmd import P`.
-
 >>> import minidiff as md
 >>> import minidiff.numpy as np
 >>> float(md.grad(lambda x: np.log(x) * x)(1.0))

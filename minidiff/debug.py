@@ -152,7 +152,8 @@ def print(fmt: str, *args: Any, ordered: bool = False, **kwargs: Any) -> None:
     Arguments are trees of arrays and other objects, such as text. Raise TypeError for an argument that `fmt` does not
     use, and IndexError or KeyError for a missing one.
 
-    >>> @md.jit
+    >>> from minidiff import jit
+    >>> @jit
     ... def f(x):
     ...     print('x = {x:.2f}, {}', 2 * x, x=x)
     ...     return x
@@ -180,8 +181,10 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
     environment variable `MINIDIFF_DEBUG_NANS=1` applies it to all threads. Raise RuntimeError inside a function that is
     being transformed, since the outer interpreters are already running.
 
+    >>> import numpy as np
+    >>> from minidiff import grad
     >>> with debug_nans():
-    ...     md.grad(np.sqrt)(0.0)
+    ...     grad(np.sqrt)(0.0)
     Traceback (most recent call last):
     FloatingPointError: the derivative of sqrt of f64[] and f64[] made an infinity, and all operands are finite: ...
     """
@@ -212,9 +215,11 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
     on again, in a block within such a block. It applies to the current thread.
 
     >>> import builtins
-    >>> @md.jit
+    >>> from minidiff import jit, scan
+    >>> import numpy as np
+    >>> @jit
     ... def total(x):
-    ...     return md.scan(lambda s, x: (s + x, builtins.print(s)), 0.0, x)[0]
+    ...     return scan(lambda s, x: (s + x, builtins.print(s)), 0.0, x)[0]
     >>> with disable_jit():
     ...     y = total(np.array([1.0, 2.0]))
     0.0

@@ -46,6 +46,7 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
 
     Raise TypeError for integer arguments or results, and for complex arguments without `holomorphic=True`.
 
+    >>> import numpy as np
     >>> jacfwd(lambda x: x ** 2)(np.array([1.0, 2.0]))
     array([[2., 0.],
            [0., 4.]])
@@ -69,6 +70,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     It is cheaper than `jacfwd` if the arguments have more elements than the results, and returns the same. Raise
     TypeError for integer arguments or results, and for complex results without `holomorphic=True`.
 
+    >>> import numpy as np
     >>> jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     array([2., 4.])
     """
@@ -91,6 +93,7 @@ def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphi
 
     Leaves have shape `(*out, *in, *in)`, in trees nested as in the result of `jacfwd`.
 
+    >>> import numpy as np
     >>> hessian(lambda x: x[0] ** 2 * x[1])(np.array([1.0, 2.0]))
     array([[4., 2.],
            [2., 0.]])
@@ -108,6 +111,7 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     `jvp`. The result is a tree like the argument if there is only one, else a tuple of such trees. Raises TypeError if
     primals and tangents do not match, or the result is not a real scalar.
 
+    >>> import numpy as np
     >>> hvp(lambda x: (x ** 3).sum(), (np.array([1.0, 2.0]),), (np.array([1.0, 1.0]),))
     array([ 6., 12.])
     """

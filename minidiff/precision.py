@@ -124,6 +124,7 @@ class Policy:
 
         In 16 bits `f` is always traced, even on plain arrays, since NumPy's sums of bfloat16 would round at each step.
 
+        >>> import minidiff as md
         >>> md.make_tape(Policy('float16').apply(lambda x: x.sum()))(numpy.ones(3, numpy.float32))
         lambda a:f32[3]:
           b:f16[3] = convert(a, dtype=f16)
@@ -218,6 +219,7 @@ def with_masters(optimizer: GradientTransformation) -> GradientTransformation:
     are what turns parameters into rounded master weights. `init` also takes the float32 parameters that were rounded.
     `update` raises ValueError without parameters.
 
+    >>> import minidiff as md
     >>> w, tenth = numpy.ones(2, numpy.float16), numpy.full(2, 1e-4, numpy.float16)
     >>> for optimizer in (md.optim.sgd(1.0), with_masters(md.optim.sgd(1.0))):
     ...     params, state = w, optimizer.init(w)
@@ -370,6 +372,7 @@ class Ranges(tuple[Range, ...]):
     A row has the `source` line, the `operation`, how many `numbers` it made, the `largest` of these, and the shares
     of them that would become infinite (`overflow`) or 0 (`underflow`) in the dtype.
 
+    >>> import minidiff as md
     >>> [row.overflow for row in ranges(lambda x: x * 1e5)(numpy.array([0.5, 1.0]))]
     [0.5]
     """

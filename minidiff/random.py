@@ -124,6 +124,7 @@ class Block:
     `spmd.local_block` makes the block of a rank from a partition spec. Raises ValueError for a block that is not inside
     the whole.
 
+    >>> import minidiff as md
     >>> key = md.random.key(0)
     >>> md.random.bits(key, (3, 4))[1:, 2:] == md.random.bits(key, Block((2, 2), (1, 2), (3, 4)))
     array([[ True,  True],
@@ -243,6 +244,7 @@ def split(key: Value, num: Shape = 2) -> Value:
 
     Use the new keys in place of the old one.
 
+    >>> import minidiff as md
     >>> first, second = split(md.random.key(0))
     >>> first, second
     (array([1797259609, 2579123966], dtype=uint32), array([ 928981903, 3453687069], dtype=uint32))
@@ -256,6 +258,7 @@ def fold_in(key: Value, data: Any) -> Value:
     It is key number `data` of `split(key, num)`, for any larger num. Integers (Python's, NumPy's or traced) count
     modulo 2**64: -1 is 2**64 - 1. Raises ValueError for an integer of more than 64 bits, TypeError for anything else.
 
+    >>> import minidiff as md
     >>> bool((fold_in(md.random.key(0), 1) == split(md.random.key(0))[1]).all())
     True
     """
@@ -270,6 +273,7 @@ def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
 
     Raises TypeError for a dtype that is not one of unsigned integers.
 
+    >>> import minidiff as md
     >>> bits(md.random.key(0), 2, 'uint8')
     array([167, 146], dtype=uint8)
     """
@@ -289,6 +293,7 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
     bounds, which broadcast to the shape. Scaling may round up to maxval. Differentiable in the bounds. Raises TypeError
     for a dtype that is not real and floating-point, ValueError if bounds do not broadcast.
 
+    >>> import minidiff as md
     >>> uniform(md.random.key(0), 3).round(3)
     array([0.418, 0.216, 0.965])
     """
@@ -312,6 +317,7 @@ def _inside_unit(name: str, key: Value, shape: Shape) -> Value:
 def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
     """Draw from the standard normal distribution: compute its quantiles at uniform numbers.
 
+    >>> import minidiff as md
     >>> normal(md.random.key(0), 3).round(3)
     array([-0.206, -0.785,  1.816])
     """
@@ -326,6 +332,7 @@ def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None
     beyond 37 on one side, each number is a bound. Raises ValueError if a lower bound is above the upper one; if bounds
     are traced, draws NaN instead. NaN bounds draw NaN. Differentiable in the bounds.
 
+    >>> import minidiff as md
     >>> truncated_normal(md.random.key(0), 2.0, numpy.inf, 3).round(3)
     array([2.345, 2.581, 2.015])
     """
@@ -351,6 +358,7 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
     Raises TypeError for bounds or a dtype that are not integers, and ValueError for bounds that have no number between
     them, or do not fit the dtype (traced bounds are not checked).
 
+    >>> import minidiff as md
     >>> randint(md.random.key(0), 5, 0, 10)
     array([0, 7, 9, 6, 0])
     """
@@ -378,6 +386,7 @@ def bernoulli(key: Value, p: Value = 0.5, shape: Shape | None = None) -> Value:
 
     `p` broadcasts to the shape, which by default is its own. Raises ValueError if it does not broadcast.
 
+    >>> import minidiff as md
     >>> bernoulli(md.random.key(0), 0.25, 4)
     array([False,  True, False, False])
     """
@@ -389,6 +398,7 @@ def permutation(key: Value, x: Any, axis: int = 0) -> Value:
 
     Raises TypeError for a scalar that is traced.
 
+    >>> import minidiff as md
     >>> permutation(md.random.key(0), 5)
     array([1, 0, 4, 3, 2])
     >>> permutation(md.random.key(0), numpy.eye(3, dtype=int), axis=1)
@@ -415,6 +425,7 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
     The shape of the logits without the axis must broadcast to the shape, and is the default. The index is that of the
     largest sum of a logit and a number from the Gumbel distribution. Raises ValueError if the logits do not broadcast.
 
+    >>> import minidiff as md
     >>> categorical(md.random.key(0), numpy.log([0.1, 0.9]), shape=8)
     array([1, 0, 1, 1, 1, 0, 1, 1])
     """
@@ -460,6 +471,7 @@ laplace = _by_quantiles("laplace", "Laplace distribution of scale 1", _laplace_q
 def rademacher(key: Value, shape: Shape = (), dtype: Any = int) -> Value:
     """Draw 1 or -1, with equal probabilities.
 
+    >>> import minidiff as md
     >>> rademacher(md.random.key(0), 5)
     array([ 1,  1, -1, -1, -1])
     """
@@ -598,6 +610,7 @@ def loggamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = floa
     `a` broadcasts to the shape of the draw, which by default is its own. Differentiable in `a`, to any order. Raises
     ValueError for an `a` that is not positive (if it is traced, draws NaN), or does not broadcast.
 
+    >>> import minidiff as md
     >>> loggamma(md.random.key(0), 0.001, 3).round(1)
     array([ -412.6,  -310.1, -1545.5])
     """
@@ -608,6 +621,7 @@ def loggamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = floa
 def gamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the gamma distribution of shape `a` and scale 1; see `loggamma`.
 
+    >>> import minidiff as md
     >>> gamma(md.random.key(0), numpy.array([0.5, 2.0, 100.0])).round(3)
     array([  2.012,   0.433, 103.616])
     """
@@ -617,6 +631,7 @@ def gamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) 
 def beta(key: Value, a: Value, b: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the beta distribution: x / (x + y), of gamma numbers x and y of shapes `a` and `b`; see `loggamma`.
 
+    >>> import minidiff as md
     >>> beta(md.random.key(0), 2.0, numpy.array([0.5, 8.0])).round(3)
     array([0.497, 0.164])
     """
@@ -630,6 +645,7 @@ def dirichlet(key: Value, alpha: Value, shape: Shape | None = None, dtype: Any =
 
     `shape` is that of the vectors, by default the leading axes of `alpha`; see `loggamma`.
 
+    >>> import minidiff as md
     >>> dirichlet(md.random.key(0), numpy.array([1.0, 2.0, 5.0]), 2).round(3)
     array([[0.38 , 0.045, 0.575],
            [0.151, 0.263, 0.586]])
@@ -648,6 +664,7 @@ def poisson(key: Value, lam: Value, shape: Shape | None = None, dtype: Any = int
 
     Raises ValueError for a mean below 0 (if it is traced, draws -1), TypeError for a dtype that is not of integers.
 
+    >>> import minidiff as md
     >>> poisson(md.random.key(0), numpy.array([0.1, 3.0, 1e6]))
     array([      1,       1, 1000439])
     """
@@ -662,6 +679,7 @@ def multivariate_normal(key: Value, mean: Value, cov: Value, shape: Shape | None
     `shape` is that of the vectors, by default the leading axes. A vector is the mean plus the Cholesky factor times
     standard normal numbers. Raises ValueError if they do not fit, LinAlgError if a matrix is not positive definite.
 
+    >>> import minidiff as md
     >>> multivariate_normal(md.random.key(0), numpy.zeros(2), numpy.array([[1.0, 0.9], [0.9, 1.0]]), 2).round(3)
     array([[-0.206, -0.527],
            [ 1.816,  1.716]])
@@ -678,6 +696,7 @@ def multivariate_normal(key: Value, mean: Value, cov: Value, shape: Shape | None
 def orthogonal(key: Value, n: int, shape: Shape = (), dtype: Any = float, m: int | None = None) -> Value:
     """Draw matrices [..., n, m] with orthonormal rows or columns, uniformly: by Haar's measure. `m` is n by default.
 
+    >>> import minidiff as md
     >>> q = orthogonal(md.random.key(0), 3)
     >>> bool(abs(q @ q.T - numpy.eye(3)).max() < 1e-12)
     True
@@ -696,6 +715,7 @@ def choice(key: Value, a: Any, shape: Shape = (), replace: bool = True, p: Value
     `p` [n] has their probabilities, by default equal. The shape takes the place of the axis. Raises ValueError for more
     elements than there are, and for a `p` of another length.
 
+    >>> import minidiff as md
     >>> choice(md.random.key(0), 5, (3,), replace=False), choice(md.random.key(0), numpy.array([7, 8]), 6, p=[0.9, 0.1])
     (array([1, 0, 4]), array([7, 7, 8, 7, 7, 7]))
     """

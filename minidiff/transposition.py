@@ -39,7 +39,9 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
 
     Raise TypeError, with the operation and the type of its operand, if the tape is not linear in those inputs.
 
-    >>> tape = md.make_tape(lambda x, y: (x * y).sum())(np.ones(3), np.ones(3))
+    >>> import numpy as np
+    >>> from minidiff import make_tape
+    >>> tape = make_tape(lambda x, y: (x * y).sum())(np.ones(3), np.ones(3))
     >>> print(transpose(tape, linear=0))
     lambda a:f64[], b:f64[3]:
       c:f64[3] = multiply(a, b)
@@ -87,7 +89,9 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
     `examples`, arrays or `ShapedArray`, give the types of the arguments. Raise TypeError, with the operation,
     if `f` is not linear.
 
-    >>> f_t = linear_transpose(lambda x: 3.0 * x, md.ShapedArray((2,), float))
+    >>> import numpy as np
+    >>> from minidiff import ShapedArray
+    >>> f_t = linear_transpose(lambda x: 3.0 * x, ShapedArray((2,), float))
     >>> f_t(np.ones(2))
     (array([3., 3.]),)
     """

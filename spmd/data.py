@@ -95,6 +95,9 @@ def batches(
     batches; TypeError for masked arrays, matrices, and arrays of anything but numbers; ValueError if the arrays have
     different lengths, if there are too few examples for a batch, or if the mesh cannot split a batch by the spec.
 
+    >>> import numpy as np
+    >>> import spmd
+    >>> from spmd import P
     >>> mesh = spmd.make_mesh((2,), ('data',), backend='simulated')
     >>> stream = ({'tokens': np.array([k, k + 1])} for k in range(5))
     >>> for each in batches(stream, mesh, P('data'), batch=2):
@@ -120,6 +123,7 @@ def batches(
 class Batches:
     """An iterator over batches, made by `batches`. Iterating gives trees of sharded arrays, like the data.
 
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> found = batches(np.arange(8.0).reshape(8, 1), mesh, spmd.P('i'), batch=4, epochs=1)
     >>> [x.shape for x in found]

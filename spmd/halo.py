@@ -43,6 +43,7 @@ def halo(x: Tree, widths: Any, axes: Any, mode: str | Sequence[str] = "periodic"
     than a block comes from several neighbors, and costs two messages for each of them. The transpose adds the halo to
     the blocks that it came from. Raises ValueError, with the type, for widths, axes or modes that do not fit.
 
+    >>> import spmd, minidiff as md, minidiff.numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> f = lambda x: halo(x, 1, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=spmd.P('i'), out_specs=spmd.P('i'))(np.array([3, 1, 4, 5]))

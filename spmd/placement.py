@@ -41,6 +41,9 @@ def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable
 
     `mesh` has one axis. Raises ValueError unless the placement has one of its ranks for each operation.
 
+    >>> import minidiff as md
+    >>> import minidiff.numpy as np
+    >>> import spmd
     >>> tape = md.make_tape(lambda x, y: np.log(x) + x * y - np.sin(y))(2.0, 5.0)
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> f = partition_tape(tape, [0, 0, 0, 1, 1], mesh)  # log, multiply, add; sin, subtract
@@ -151,6 +154,8 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
     value takes the time of a `ppermute` to another rank, by the α–β model (along its slowest axis). If a single rank is
     as fast, it gets all operations.
 
+    >>> import minidiff as md
+    >>> import minidiff.numpy as np
     >>> x = np.ones((64, 64))
     >>> tape = md.make_tape(lambda a, b: np.tanh(a @ a) + np.tanh(b @ b))(x, x)
     >>> list_schedule(tape, ranks=2, model=CostModel(1e-6, 1e-9)).placement

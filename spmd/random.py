@@ -33,6 +33,8 @@ def local_block(shape: Sequence[int], spec: PartitionSpec) -> Block:
     The numbers vary along the axes that the spec names. Raises ValueError if the spec does not fit. Raises
     UnboundAxisError outside of a body.
 
+    >>> import minidiff as md
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> draw = lambda key: md.random.randint(key, local_block((2, 3), spmd.P('i')), 0, 100)
     >>> spmd.shard_map(draw, mesh=mesh, in_specs=spmd.P(), out_specs=spmd.P('i'))(md.random.key(0))
@@ -58,6 +60,8 @@ def initialize(f: Callable, mesh: Mesh, specs: Any) -> Callable:
     results, and of their operands, as far back as operations can be split. Everything before that it computes whole,
     and slices. Nothing is communicated. The arguments are whole. Raises ValueError if a spec does not fit.
 
+    >>> import minidiff as md, numpy as np
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> init = lambda key: {'w': md.random.normal(key, (4, 3)) / 2, 'b': np.zeros(3)}
     >>> params = initialize(init, mesh, {'w': spmd.P('i'), 'b': spmd.P()})(md.random.key(0))

@@ -117,7 +117,7 @@ def test_every_extra_is_explained():
 # ---------------------------------------------------------------- the source distribution
 
 FOLDERS = ("minidiff", "collectives", "spmd", "tests", "docs", "notebooks", ".ci", ".github")
-FILES = ("*.md", "*.cf[fg]", "*.toml", "*.in", "*.py", "Makefile", "LICENSE", ".gitignore", ".pre-commit-config.yaml")
+FILES = ("*.md", "*.cfg", "*.cff", "*.toml", "*.in", "Makefile", "LICENSE", ".gitignore", ".pre-commit-config.yaml")
 
 
 def test_a_source_distribution_is_whole(tmp_path):

@@ -57,6 +57,7 @@ def check_grads(
     it; and the first operation whose own derivative is wrong, if there is one. Raises TypeError if no argument or no
     result is differentiable; TracerError for a traced argument, as in the body of a `shard_map`.
 
+    >>> import numpy as np
     >>> check_grads(lambda x: np.sin(x).sum(), (np.ones(3),))
     """
     for mode in modes:

@@ -165,6 +165,7 @@ def export(f: Callable) -> Callable[..., Exported]:
     Raises TypeError, which names the operation and the line, for what is not written in NumPy: `pure_callback`,
     `debug.print`, 16-bit floats.
 
+    >>> import minidiff as md, minidiff.numpy as np
     >>> loss = lambda w, x: (np.tanh(x @ w) ** 2).sum()
     >>> exported = export(md.grad(loss))(md.ShapedArray((3,), float), md.ShapedArray((5, 3), float))
     >>> exported.needs, exported.constants

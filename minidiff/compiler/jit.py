@@ -408,6 +408,7 @@ def jit(
 
     `jit` works on derivatives (`jit(grad(f))`), and the compiled function can be differentiated, vmapped and staged.
 
+    >>> import numpy as np
     >>> @jit(static_argnames="n")
     ... def power(x, n):
     ...     return x ** n

@@ -131,7 +131,8 @@ def apply_rules(tape: Tape) -> Tape:
 
     Common subexpressions are not merged, and communication stays as it is.
 
-    >>> print(apply_rules(md.make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
+    >>> from minidiff import make_tape
+    >>> print(apply_rules(make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
     lambda a:f64[2,3]:
       b:f64[2,3] = add(a, a)
       return b

@@ -13,6 +13,7 @@ from minidiff.values.dtypes import array_name, is_scalar_constant
 class TracerError(TypeError):
     """A traced value was used where a concrete one is required.
 
+    >>> import minidiff as md
     >>> md.jit(lambda x: x if x > 0 else -x)(1.0)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     minidiff.diagnostics.errors.TracerError: a Python condition needs a concrete value, ...
@@ -22,6 +23,7 @@ class TracerError(TypeError):
 class LeakedTracerError(TracerError):
     """A traced value was used after the transformation that created it ended.
 
+    >>> import minidiff as md
     >>> kept = []
     >>> gradient = md.grad(lambda x: kept.append(x) or x**2)(1.0)
     >>> kept[0] + 1  # doctest: +ELLIPSIS
@@ -33,7 +35,7 @@ class LeakedTracerError(TracerError):
 class VarianceError(TypeError):
     """The state of a value along a mesh axis is not one that it may have there.
 
-    >>> import numpy
+    >>> import numpy, spmd
     >>> mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
     >>> spmd.shard_map(sum, mesh, spmd.P("i"), spmd.P())(numpy.ones(4))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -48,7 +50,7 @@ class VarianceWarning(UserWarning):
 
     Here each rank's loss is differentiated by a weight that all ranks share: the gradient is that of the sum.
 
-    >>> import warnings, numpy
+    >>> import warnings, numpy, minidiff as md, spmd
     >>> mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
     >>> body = lambda w, x: md.grad(lambda w: (w * x).sum())(w)
     >>> with warnings.catch_warnings(record=True) as caught:

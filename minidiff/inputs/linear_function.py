@@ -18,6 +18,7 @@ class LinearFunction:
     It is a tree, whose leaves are the residuals on the tape, and whose structure is everything else. So a compiled
     function may take and return it, `vmap` may make many at once, and a rule of `custom_vjp` may keep it.
 
+    >>> import minidiff as md
     >>> pullback = md.jit(lambda x: md.vjp(lambda x: x * x, x)[1])(3.0)
     >>> [float(x) for x in md.tree.leaves(pullback)]
     [3.0]

@@ -78,6 +78,7 @@ def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool 
     if the package `graphviz` is missing, TypeError if `f` is not a function or tape, ValueError if `width` is not
     positive.
 
+    >>> import numpy as np
     >>> picture = draw(lambda x: np.sin(x) * 2, width=400)(1.0)
     >>> "sin(a)" in picture.source
     True

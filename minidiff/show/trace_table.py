@@ -130,6 +130,7 @@ def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None
     Raises ValueError for another mode, or a seed that does not match. Raises TracerError inside another transformation,
     where there are no numbers to show.
 
+    >>> import numpy as np
     >>> trace_table(lambda x1, x2: np.log(x1) + x1 * x2, 2.0, 5.0)
     primal trace ↓          │ tangent trace ↓
     ─────────────────────── │ ───────────────────────────────

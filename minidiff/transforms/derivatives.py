@@ -48,6 +48,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
     which holds no data. With `has_aux`, `f` returns a pair `(value, aux)`, where aux is anything that is not
     differentiated, and the result is `(value, tangent, aux)`. Raise TypeError if primals and tangents do not match.
 
+    >>> import numpy as np
     >>> value, tangent = jvp(np.sin, (0.0,), (2.0,))
     >>> float(value), float(tangent)
     (0.0, 2.0)
@@ -80,6 +81,7 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     that it stores. With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
     `f_linear` raises TypeError for tangents whose structure, shapes or dtypes are not those of the primals.
 
+    >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)
     >>> float(f_linear(3.0))
     3.0
@@ -117,6 +119,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, pullback, aux)`. `pullback` raises
     TypeError for a cotangent whose structure, shapes or dtypes are not those of the result.
 
+    >>> import numpy as np
     >>> value, pullback = vjp(lambda x, y: x * y, 2.0, 3.0)
     >>> [float(ct) for ct in pullback(1.0)]
     [3.0, 2.0]
@@ -152,6 +155,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     of ints a tuple of gradients. Gradients have the structure, shapes and dtypes of the arguments. Raise TypeError for
     a result that is not a real scalar, or an integer argument.
 
+    >>> import numpy as np
     >>> value, g = value_and_grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     >>> float(value), g
     (5.0, array([2., 4.]))
@@ -202,6 +206,7 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
     `(grads, aux)`. Raise TypeError if the result of `f` is not a real scalar, or if an argument that `argnums` selects
     is of integers. It is `value_and_grad` without the value.
 
+    >>> import numpy as np
     >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     array([2., 4.])
     """

@@ -91,7 +91,8 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
     tape shows the typed program, with the bodies of `shard_map` indented below their equation. Raises TypeError if `f`
     is not a function; the call raises TracerError where `f` needs a concrete value.
 
-    >>> print(make_tape(md.grad(lambda x: x * x))(3.0))
+    >>> from minidiff import grad
+    >>> print(make_tape(grad(lambda x: x * x))(3.0))
     lambda a:f64[]:
       b:f64[] = multiply(a, a)
       c:f64[] = multiply(1.0, a)
@@ -122,7 +123,8 @@ def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:
     Nothing is computed. The arguments are trees of arrays, whose values are ignored, or of `ShapedArray`s.
     Raise what `f` raises for arguments of these types, and TracerError where it needs a value.
 
-    >>> eval_shape(lambda x, w: {'y': x @ w}, md.ShapedArray((8, 3), 'float32'), md.ShapedArray((3, 2), 'float32'))
+    >>> from minidiff import ShapedArray
+    >>> eval_shape(lambda x, w: {'y': x @ w}, ShapedArray((8, 3), 'float32'), ShapedArray((3, 2), 'float32'))
     {'y': f32[8,2]}
     """
     check_function("eval_shape", f)

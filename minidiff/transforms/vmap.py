@@ -38,6 +38,7 @@ def vmap(
     whose ranks are the elements; a `shard_map` in `f` splits the batch along the axis `spmd_axis_name` of its mesh.
     `axis_size` is the number of elements, needed if no argument is mapped. Raise ValueError if mapped sizes differ.
 
+    >>> import numpy as np
     >>> vmap(lambda x, y: x * y, in_axes=(0, None))(np.arange(3.0), 2.0)
     array([0., 2., 4.])
     """

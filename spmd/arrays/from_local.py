@@ -36,6 +36,8 @@ def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
     shapes or dtypes, saying which ranks have which, or if a spec does not fit; TypeError for traced blocks:
     differentiate with respect to whole arrays (`distribute`), or to blocks in the body of a `shard_map`.
 
+    >>> import numpy as np
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> x = from_local(lambda rank: np.array([1, 2]) + 2 * rank, mesh, spmd.P('i'))
     >>> x

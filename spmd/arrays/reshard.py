@@ -59,6 +59,8 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
     Differentiable: the cotangent of a whole array is gathered to a whole array; where the array is distributed as
     reduced, the parts of its cotangent are summed. Raises ValueError if a spec does not fit the mesh or the array.
 
+    >>> import numpy as np
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> distribute(np.arange(4), mesh, spmd.P('i'))
     ShardedArray([0, 1, 2, 3], P('i'))
@@ -77,6 +79,8 @@ def reshard(x: Any, spec: Any) -> Any:
     it uses. Raises ValueError if a spec does not fit the mesh or the array, and TypeError if it splits a plain array
     and no array in `x` is on a mesh (see `distribute`).
 
+    >>> import numpy as np
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> x = spmd.distribute(np.arange(4.0).reshape(2, 2), mesh, spmd.P('i'))
     >>> reshard(x, spmd.P(None, 'i')).local
@@ -102,6 +106,8 @@ def gather(x: Any) -> Any:
     Plain and replicated arrays are unchanged. Differentiable, as `reshard(x, P())` is. Under MPI every rank must call
     it; there is one all-gather for each sharded array.
 
+    >>> import numpy as np
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> gather({'w': spmd.distribute(np.arange(4.0), mesh, spmd.P('i')), 'n': 3})
     {'n': 3, 'w': array([0., 1., 2., 3.])}
@@ -123,6 +129,8 @@ def spec_of(x: Any) -> Any:
     It has `.spec` for sharded arrays, and `P()` for plain and replicated ones. Use it as the `in_specs` of a
     `shard_map` that takes its arguments without moving data.
 
+    >>> import numpy as np
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> spec_of({'w': spmd.distribute(np.arange(4.0), mesh, spmd.P('i')), 'b': np.zeros(3)})
     {'b': P(), 'w': P('i')}
@@ -141,6 +149,8 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     Each step shows the spec after it and the bytes that each rank receives. Raises ValueError for a spec that does not
     fit the array or its mesh.
 
+    >>> import numpy as np
+    >>> import spmd
     >>> mesh = spmd.make_mesh((4, 2), ('x', 'y'), backend='simulated')
     >>> x = spmd.distribute(np.zeros((8, 8)), mesh, spmd.P('x', 'y'))
     >>> print(explain_reshard(x, spmd.P('y', 'x')))

@@ -46,6 +46,7 @@ OWN = re.compile(rf"\.?(index\.json|rank-[0-9]{{5,}}\.json|{BLOCKS.pattern})")
 class CheckpointError(Exception):
     """A checkpoint cannot be used or written; the message says what to do.
 
+    >>> import spmd
     >>> spmd.checkpoint.load("nowhere")
     Traceback (most recent call last):
     spmd.checkpoint.files.CheckpointError: nowhere has no complete step: there is nothing to load

@@ -42,6 +42,8 @@ def load(
     overwritten or removed.
 
     >>> import tempfile
+    >>> import numpy as np
+    >>> import spmd
     >>> mesh, path = spmd.make_mesh((2,), ("i",), backend="simulated"), tempfile.mkdtemp()
     >>> spmd.checkpoint.save(path, 7, {"w": np.arange(4.0)}, notes={"loss": 0.5})
     >>> load(path, {"w": spmd.distribute(np.zeros(4), mesh, spmd.P("i"))})

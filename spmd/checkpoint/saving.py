@@ -66,7 +66,7 @@ class Checkpoints:
     All ranks of the mesh must call all methods, with the same step and trees of the same types: otherwise all raise
     ValueError. If one rank fails, all raise the same CheckpointError.
 
-    >>> import tempfile, numpy
+    >>> import tempfile, numpy, spmd
     >>> mesh, path = spmd.make_mesh((2,), ("i",), backend="simulated"), tempfile.mkdtemp()
     >>> with Checkpoints(path, mesh, keep=2) as saved:
     ...     for step in (10, 20, 30):
@@ -321,6 +321,7 @@ def save(path: str | os.PathLike, step: int, tree: Any, notes: dict[str, Any] | 
     To save more than once, use `Checkpoints`, which saves in the background.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> path = tempfile.mkdtemp()
     >>> save(path, 1, {'w': np.arange(3.0), 'name': 'linear'}, notes={'loss': 0.5})
     >>> latest(path)

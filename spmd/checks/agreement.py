@@ -132,6 +132,7 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
 
     Raises ValueError on all ranks, naming the first array that is not the same, and which ranks have which value.
 
+    >>> import numpy as np, spmd
     >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
     >>> params = check_invariant({'w': np.random.default_rng(0).normal(size=3)}, mesh)
     """
@@ -198,6 +199,7 @@ def checking() -> AbstractContextManager[bool]:
 
     Raises ValueError on all ranks, naming the argument, and which ranks have the same value of it.
 
+    >>> import numpy as np, spmd
     >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
     >>> f = spmd.shard_map(lambda w, x: w * x, mesh=mesh, in_specs=(P(), P('i')), out_specs=P('i'))
     >>> with checking():

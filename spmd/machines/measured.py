@@ -41,6 +41,7 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
     other. Functions (exp, tanh, softmax, ...) are compared with a sum. The link is a `spmd.calibrate` of the mesh. All
     ranks must call it, and all get the same machine. A mesh of one rank has a link that is never used.
 
+    >>> import spmd
     >>> machine = this_machine(spmd.make_mesh((2,), ('i',), backend='simulated'), repeats=1)
     >>> machine.name, sorted(machine.flops), machine.links[0].name
     ('this machine', ['float32', 'float64'], 'messages')

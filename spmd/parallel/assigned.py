@@ -40,6 +40,7 @@ def assigned_experts(expert: Callable, params: Any, x: Any, assignment: Any, axi
     those of this rank's experts, stacked: leaves [experts / ranks, …]. Raises ValueError for an assignment of another
     length, or to an expert that does not exist.
 
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('experts',), backend='simulated')
     >>> layer = lambda scale, x: assigned_experts(lambda s, x: s * x, scale, x, [0, 0, 0, 1], 'experts')
     >>> mapped = spmd.shard_map(layer, mesh=mesh, in_specs=spmd.P('experts'), out_specs=spmd.P('experts'))

@@ -174,6 +174,7 @@ def run_parameter_server(
     the mesh must call it, and `loss` must not communicate. Raises ValueError on all ranks if one of them fails, saying
     which ones and why, if arguments differ, and for a mesh that is simulated or has not one rank more than workers.
 
+    >>> import spmd
     >>> mesh = spmd.make_mesh((3,), ('ranks',), backend='simulated')
     >>> run_parameter_server(mesh, lambda w, t: (w - t) ** 2, 0.0, [[1.0], [3.0]], rate=0.1, updates=3)
     Traceback (most recent call last):

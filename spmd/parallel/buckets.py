@@ -39,6 +39,7 @@ def split_dimension(shape: Sequence[int], ranks: int) -> int | None:
 def all_gather_buckets(arrays: list, dims: Dims, axis: str, bucket_bytes: int, to: str = "varying") -> list:
     """Gather each array along its split dimension: [n / ranks, …] -> [n, …]; `to` is that of `all_gather`.
 
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> f = lambda x, y: all_gather_buckets([x, y], (1, 0), 'i', 1000, to='invariant')
     >>> mapped = spmd.shard_map(f, mesh=mesh, in_specs=(spmd.P(None, 'i'), spmd.P('i')), out_specs=spmd.P())

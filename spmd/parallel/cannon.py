@@ -36,8 +36,10 @@ def cannon(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
     Blocks on a q×q mesh: ``[m/q, k/q], [k/q, n/q] -> [m/q, n/q]``. In step s, rank (r, c) multiplies the blocks (r, l)
     and (l, c), l = r + c + s modulo q. Raises ValueError if the blocks do not fit, or if the mesh is not square.
 
-    >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
-    >>> f = spmd.shard_map(cannon, mesh, in_specs=(spec, spec), out_specs=spec)
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh, spec = make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
+    >>> f = shard_map(cannon, mesh, in_specs=(spec, spec), out_specs=spec)
     >>> f(np.arange(4.0).reshape(2, 2), np.array([[1.0, 2.0], [3.0, 4.0]]))
     ShardedArray([[ 3.,  4.],
                   [11., 16.]], P('rows', 'columns'))
@@ -58,8 +60,10 @@ def cannon_nt(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
     Blocks on a q×q mesh: ``[m/q, k/q], [n/q, k/q] -> [m/q, n/q]``. In step s, rank (r, c) adds the product of the
     blocks (r, c) of A and (l, c) of B, l = r + c + s modulo q, to the sum (r, l). Raises ValueError as `cannon` does.
 
-    >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
-    >>> f = spmd.shard_map(cannon_nt, mesh, in_specs=(spec, spec), out_specs=spec)
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh, spec = make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
+    >>> f = shard_map(cannon_nt, mesh, in_specs=(spec, spec), out_specs=spec)
     >>> f(np.arange(4.0).reshape(2, 2), np.array([[1.0, 3.0], [2.0, 4.0]]))
     ShardedArray([[ 3.,  4.],
                   [11., 16.]], P('rows', 'columns'))
@@ -79,8 +83,10 @@ def cannon_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
     Blocks on a q×q mesh: ``[k/q, m/q], [k/q, n/q] -> [m/q, n/q]``. It is the transpose of ``Bᵀ @ A``, on the transposed
     grid. Raises ValueError as `cannon` does.
 
-    >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
-    >>> f = spmd.shard_map(cannon_tn, mesh, in_specs=(spec, spec), out_specs=spec)
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh, spec = make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
+    >>> f = shard_map(cannon_tn, mesh, in_specs=(spec, spec), out_specs=spec)
     >>> f(np.array([[0.0, 2.0], [1.0, 3.0]]), np.array([[1.0, 2.0], [3.0, 4.0]]))
     ShardedArray([[ 3.,  4.],
                   [11., 16.]], P('rows', 'columns'))

@@ -41,6 +41,7 @@ def conv(
     Raises ValueError for shapes, axes or modes that do not fit, and for blocks whose sizes are not multiples of the
     stride.
 
+    >>> import spmd, minidiff.numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> f = lambda x, kernel: conv(x, kernel, 'i')
     >>> f = spmd.shard_map(f, mesh=mesh, in_specs=(spmd.P('i'), spmd.P()), out_specs=spmd.P('i'))

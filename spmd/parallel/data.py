@@ -24,8 +24,10 @@ def data_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: A
     example; `options` are those of `shard_map`. Any loss that is a mean over examples can be written as
     `pmean(loss(params, block), axis)`. Raises ValueError if the ranks do not divide the batch size.
 
+    >>> import minidiff as md, minidiff.numpy as np
+    >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
-    >>> params = spmd.parallel.init_params(np.random.default_rng(0), (8, 4))
+    >>> params = init_params(np.random.default_rng(0), (8, 4))
     >>> batch = np.ones((16, 8)), np.zeros((16, 4))
     >>> gradient = md.grad(data_parallel(mesh))
     >>> [(row.collective, row.direction, row.bytes) for row in spmd.communication(gradient)(params, batch).rows]

@@ -144,10 +144,11 @@ def decoder_loss(
     `options` are those of `shard_map`. Raises ValueError if an axis of the mesh is missing, or does not divide the
     dimensions that it splits.
 
+    >>> from spmd.parallel.decoder_params import decoder_mesh, init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)
-    >>> params, text = spmd.parallel.init_decoder(md.random.key(0), config), np.arange(20).reshape(4, 5) % 8
+    >>> params, text = init_decoder(md.random.key(0), config), np.arange(20).reshape(4, 5) % 8
     >>> def loss(**sizes):
-    ...     mesh = spmd.parallel.decoder_mesh(**sizes, backend='simulated')
+    ...     mesh = decoder_mesh(**sizes, backend='simulated')
     ...     return float(decoder_loss(mesh, config)(params, (text[:, :-1], text[:, 1:])))
     >>> bool(np.isclose(loss(), loss(data=2, stages=2, feats=2)))
     True

@@ -134,6 +134,7 @@ def dlrm(mesh: spmd.Mesh, split: str = "tables", **options: Any) -> Callable:
     Tables are split by "tables", "columns" or "rows"; the batch by examples; `options` are those of `shard_map`. Raises
     ValueError if the ranks do not divide the examples or the tables, and IndexError for NumPy indices out of range.
 
+    >>> import minidiff as md
     >>> mesh, rng = spmd.make_mesh((2,), ('ranks',), backend='simulated'), np.random.default_rng(0)
     >>> params = init_dlrm(rng, tables=(2, 10, 4), bottom=(3, 8), top=(16,))
     >>> batch = rng.normal(size=(6, 3)), rng.integers(10, size=(6, 2)), np.array([0, 1, 1, 0, 0, 1])

@@ -52,6 +52,7 @@ def mixture_of_experts(
     outputs, times their `gate_weights`; `priorities` [tokens / ranks] decide which tokens are dropped, as in `routed`.
     Raises ValueError if the ranks do not divide the experts, or if the params are for another number of experts.
 
+    >>> import spmd
     >>> mesh, router, x = spmd.make_mesh((2,), ('experts',), backend='simulated'), np.eye(2), np.eye(2)[[0, 1, 0, 0]]
     >>> layer = lambda scale, x: mixture_of_experts(lambda s, x: s * x, scale, router, x, capacity=1, axis='experts')
     >>> mapped = spmd.shard_map(layer, mesh=mesh, in_specs=spmd.P('experts'), out_specs=spmd.P('experts'))

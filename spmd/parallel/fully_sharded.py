@@ -24,6 +24,7 @@ from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
 def gathered(params: Any, axis: str) -> Any:
     """Gather arrays split by their first dimension: leaves [n / ranks, …] -> [n, …], with one `all_gather` each.
 
+    >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> body = lambda params: gathered(params, 'i')['w'].sum()[None]
     >>> spmd.shard_map(body, mesh, in_specs=P('i'), out_specs=P('i'))({'w': np.arange(4.0)})
@@ -37,6 +38,7 @@ def gathering(dense: Callable, axis: str) -> Callable:
 
     Its arguments are x, W [inputs / ranks, outputs] and b [outputs / ranks].
 
+    >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> layer = spmd.shard_map(gathering(dense, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
     >>> args = np.ones((6, 8)), np.ones((8, 4)), np.ones(4)
@@ -63,6 +65,7 @@ def gathering_again(f: Callable) -> Callable:
 
     Arguments and result are those of `f`.
 
+    >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> body = lambda w: (all_gather(w, 'i', tiled=True) ** 2).sum()
     >>> for f in (body, gathering_again(body)):
@@ -83,8 +86,10 @@ def fully_sharded(
     `checkpoint` decides what the backward pass keeps (with `lambda f: f`, everything); `options` are those of
     `shard_map`. Raises ValueError if the ranks do not divide the batch size, or the first dimension of a parameter.
 
+    >>> import minidiff.numpy as np
+    >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
-    >>> params = spmd.parallel.init_params(np.random.default_rng(0), (8, 4, 4))
+    >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
     >>> batch = np.ones((16, 8)), np.zeros((16, 4))
     >>> report = spmd.communication(md.grad(fully_sharded(mesh)))(params, batch)
     >>> [(row.collective, row.direction, row.count) for row in report.rows if row.direction == 'backward']

@@ -30,8 +30,10 @@ def fully_sharded_tensor_parallel(
     axes, `P((features, batch))`; inputs and targets `P(batch, features)`. The arguments are those of `fully_sharded`
     and `tensor_parallel`. Raises ValueError if the number of ranks does not divide the dimensions that they split.
 
+    >>> import minidiff as md, minidiff.numpy as np
+    >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2, 2), ('batch', 'feats'), backend='simulated')
-    >>> params = spmd.parallel.init_params(np.random.default_rng(0), (8, 4, 4))
+    >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
     >>> batch = np.ones((16, 8)), np.zeros((16, 4))
     >>> report = spmd.communication(md.grad(fully_sharded_tensor_parallel(mesh)))(params, batch)
     >>> report.counts

@@ -51,8 +51,9 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
     number or [batch], counts the tokens before them. The logits [batch, …, vocabulary] are those of each token's next.
     Raises ValueError for more tokens, and for a mesh that splits more than examples ("data") and features ("feats").
 
+    >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
-    >>> params, cache = spmd.parallel.init_decoder(md.random.key(0), config), empty_cache(config, batch=1, context=4)
+    >>> params, cache = init_decoder(md.random.key(0), config), empty_cache(config, batch=1, context=4)
     >>> prefilled, cache = decode_step(config)(params, cache, 0, np.array([[3, 1]]))
     >>> found, cache = decode_step(config)(params, cache, 2, np.array([5]))
     >>> prefilled.shape, found.shape
@@ -120,8 +121,9 @@ def generate(
     split as `decoder_specs` says, or whole, and all ranks get the tokens. Raises ValueError for an empty prompt, and
     what `draw` and `decode_step` do.
 
+    >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
-    >>> params = spmd.parallel.init_decoder(md.random.key(0), config)
+    >>> params = init_decoder(md.random.key(0), config)
     >>> generate(config, params, np.array([3, 1]), 5, context=4, key=md.random.key(1), top_k=3).shape
     (5,)
     >>> generate(config, params, [[3, 1, 4], [1]], 5, context=4, key=md.random.key(1), top_p=0.9).shape
@@ -199,9 +201,9 @@ def beam_search(
     it keeps the `beams` most probable of all continuations. Raises ValueError for more beams than tokens, and
     for what `decode_step` does not take, such as no token.
 
+    >>> from spmd.parallel.decoder_params import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
-    >>> params = spmd.parallel.init_decoder(md.random.key(0), config)
-    >>> tokens, scores = beam_search(config, params, [3, 1], 5, context=8, beams=4)
+    >>> tokens, scores = beam_search(config, init_decoder(md.random.key(0), config), [3, 1], 5, context=8, beams=4)
     >>> tokens.shape, bool(scores[0] > scores[3])
     ((4, 5), True)
     """

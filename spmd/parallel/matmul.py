@@ -57,8 +57,9 @@ def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds all of `rhs`.
     Raises ValueError if the shapes do not fit.
 
-    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
-    >>> f = spmd.shard_map(lambda l, r: matmul_all_gather(l, r, 'i'), mesh, P('i'), P('i'))
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda l, r: matmul_all_gather(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -73,8 +74,9 @@ def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) ->
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s started
     with. It sends the block on to rank i + 1, and adds the product of the matching columns of `lhs` and the block.
 
-    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
-    >>> f = spmd.shard_map(lambda l, r: matmul_all_gather_overlapped(l, r, 'i'), mesh, P('i'), P('i'))
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda l, r: matmul_all_gather_overlapped(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -88,8 +90,9 @@ def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName)
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n even. After s steps rank i holds the first half of the
     rows that rank i - s started with, and the second half of those of rank i + s.
 
-    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
-    >>> f = spmd.shard_map(lambda l, r: matmul_all_gather_bidirectional(l, r, 'i'), mesh, P('i'), P('i'))
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda l, r: matmul_all_gather_bidirectional(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -132,9 +135,10 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds a summand of the
     whole product, [m, p]. Raises ValueError if the shapes do not fit.
 
-    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
-    >>> f = spmd.shard_map(lambda l, r: matmul_psum_scatter(l, r, 'i'), mesh, **specs)
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter(l, r, 'i'), mesh, **specs)
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -150,9 +154,10 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
     the sum of its own summand and those of the s ranks above it. It sends the sum on to rank i - 1, and meanwhile
     computes the product that it adds to the next sum.
 
-    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
-    >>> f = spmd.shard_map(lambda l, r: matmul_psum_scatter_overlapped(l, r, 'i'), mesh, **specs)
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter_overlapped(l, r, 'i'), mesh, **specs)
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -166,9 +171,10 @@ def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisNam
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
     of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.
 
-    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
-    >>> f = spmd.shard_map(lambda l, r: matmul_psum_scatter_bidirectional(l, r, 'i'), mesh, **specs)
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter_bidirectional(l, r, 'i'), mesh, **specs)
     >>> f(np.arange(16.0).reshape(4, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.],

@@ -111,9 +111,11 @@ def tensor_parallel_transformer(
     labels), key), and all ranks drop the same numbers, since the key is the same. Raises ValueError if the ranks do not
     divide the vocabulary, the heads (also of keys and values), or the hidden features.
 
+    >>> from spmd.parallel.transformer import init_transformer
+    >>> import minidiff.numpy as np
     >>> mesh = spmd.make_mesh((2,), ('feats',), backend='simulated')
     >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
-    >>> params, text = spmd.parallel.init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2, 3]])
+    >>> params, text = init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2, 3]])
     >>> gradient = md.grad(tensor_parallel_transformer(mesh, config))
     >>> report = spmd.communication(gradient)(params, (text[:, :-1], text[:, 1:]))
     >>> [sum(r.count for r in report.rows if r.direction == way) for way in ('forward', 'backward')]

@@ -66,9 +66,11 @@ def sequence_parallel_transformer(mesh: spmd.Mesh, config: Config, **options: An
     It is `tensor_parallel_transformer`, but a rank holds the residual stream only for its tokens. Dropout drops the
     same numbers as on one device. Raises ValueError also if the ranks do not divide the tokens of an example.
 
+    >>> import minidiff as md, minidiff.numpy as np
+    >>> from spmd.parallel.transformer import init_transformer
     >>> mesh = spmd.make_mesh((2,), ('feats',), backend='simulated')
     >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
-    >>> params, text = spmd.parallel.init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2, 3, 4]])
+    >>> params, text = init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2, 3, 4]])
     >>> report = spmd.communication(sequence_parallel_transformer(mesh, config))(params, (text[:, :-1], text[:, 1:]))
     >>> report.counts
     {'psum': 3, 'all_gather': 3, 'psum_scatter': 2, 'pmax': 1}

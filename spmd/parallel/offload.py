@@ -111,7 +111,7 @@ def offload(
     time: `clip_by_global_norm` takes a layer's norm. Raises ValueError for another stage, and on all ranks if one
     cannot make its folder or write its files.
 
-    >>> import tempfile
+    >>> import minidiff.numpy as np, tempfile
     >>> mesh, folder = spmd.make_mesh((2,), ('batch',), backend='simulated'), tempfile.TemporaryDirectory()
     >>> layers, mean = [lambda W, x: np.tanh(x @ W)] * 3, lambda x, y: np.mean((x - y) ** 2)
     >>> init, step = offload(layers, mean, md.optim.adam(0.1), mesh, folder.name)

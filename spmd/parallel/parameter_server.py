@@ -36,6 +36,7 @@ def server_step(loss: Callable, server: Any, block: Any, rate: float, axis: str,
     as from `at_root(params, axis, root)`; so has the result, and `broadcast` sends it to all ranks. `loss(params,
     block)` is the mean over the examples of this rank's block. Raises ValueError for a root out of range.
 
+    >>> import numpy as np, spmd
     >>> from collectives import at_root, broadcast
     >>> mesh = spmd.make_mesh((2,), ('workers',), backend='simulated')
     >>> def train(w, targets):

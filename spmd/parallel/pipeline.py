@@ -86,7 +86,8 @@ _constant_unless.defjvps(None, lambda t, out, reached, x: np.where(reached, t, n
 def stacked_layers(params: Sequence[Layer]) -> tuple:
     """(first, inner, last) layers; the inner ones are stacked: weights [layers, n, n], biases [layers, n].
 
-    >>> first, inner, last = stacked_layers(spmd.parallel.init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
+    >>> from spmd.parallel.network import init_params
+    >>> first, inner, last = stacked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
     >>> [x.shape for x in inner]
     [(2, 4, 4), (2, 4)]
     """
@@ -97,7 +98,8 @@ def stacked_layers(params: Sequence[Layer]) -> tuple:
 def unstacked_layers(params: tuple) -> list[Layer]:
     """The inverse of `stacked_layers`: a list of layers.
 
-    >>> params = stacked_layers(spmd.parallel.init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
+    >>> from spmd.parallel.network import init_params
+    >>> params = stacked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
     >>> [W.shape for W, b in unstacked_layers(params)]
     [(8, 4), (4, 4), (4, 4), (4, 2)]
     """
@@ -115,8 +117,9 @@ def pipeline_parallel(
     `error(predictions, targets)` is the error of each example; `options` are those of `shard_map`. Raises ValueError if
     the stages do not divide the inner layers or the batch, or `microbatch` a stage's shard.
 
+    >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2,), ('stages',), backend='simulated')
-    >>> params = spmd.parallel.init_params(np.random.default_rng(0), (8, 4, 4, 4, 2))
+    >>> params = init_params(np.random.default_rng(0), (8, 4, 4, 4, 2))
     >>> batch = np.ones((16, 8)), np.zeros((16, 2))
     >>> loss = pipeline_parallel(mesh, microbatch=4)
     >>> spmd.communication(loss)(stacked_layers(params), batch).counts

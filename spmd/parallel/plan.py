@@ -216,7 +216,9 @@ def plan(
 
     Raises ValueError if no choice fits the model, or if none fits in memory.
 
+    >>> import minidiff as md, minidiff.numpy as np, spmd
     >>> from collectives import psum
+    >>> from spmd import P
     >>> def make_step(choice):
     ...     mesh = spmd.make_mesh((choice.data, choice.feats), ('data', 'feats'), backend='simulated')
     ...     specs = (P(None, 'feats'), P('feats')), P('data')

@@ -32,6 +32,7 @@ def prefix_scan(fn: Callable, elems: Any, axis: str | None = None, sequential: b
     associative. With `sequential`, a rank combines its own tokens one after the other: `md.scan`, with as many
     operations as tokens, and half as much work.
 
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> products = lambda x: prefix_scan(np.multiply, x, 'i')
     >>> f = spmd.shard_map(products, mesh, in_specs=spmd.P('i'), out_specs=spmd.P('i'))

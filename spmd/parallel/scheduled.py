@@ -64,12 +64,13 @@ def scheduled(
     gathered. Raises ValueError if the schedule has another number of stages, chunks or microbatches, or splits backward
     passes that do not recompute.
 
+    >>> from spmd import P, make_mesh, shard_map
     >>> from spmd.parallel import one_f_one_b
     >>> layers = (lambda v, t: v * t, lambda w, x: w[0] * x, lambda u, x, y: (u * x - y) ** 2)
     >>> params, specs = (2.0, np.array([[1.0, 3.0]]), 1.0), (P(), P(None, 'stages'), P())
     >>> f = lambda *args: scheduled(one_f_one_b(2, 4), layers, *args, 'stages')
-    >>> mesh = spmd.make_mesh((2,), ('stages',), backend='simulated')
-    >>> run = spmd.shard_map(f, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+    >>> mesh = make_mesh((2,), ('stages',), backend='simulated')
+    >>> run = shard_map(f, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
     >>> loss, (v, w, u) = run(params, np.ones(4), np.full(4, 5.0))
     >>> print(loss, v, w, u)
     1.0 6.0 [[12.  4.]] 12.0
@@ -122,12 +123,13 @@ def scheduled_training(
     trained on the first stage, the last layer on the last one. All ranks have room for as many versions as one of them
     needs. Raises ValueError if a stage has several chunks, or does not have a version yet.
 
+    >>> from spmd import P, make_mesh, shard_map
     >>> from spmd.parallel import one_f_one_b, pipedream_versions
     >>> schedule = one_f_one_b(2, 2)
     >>> layers = (lambda v, t: v * t, lambda w, x: w[0] * x, lambda u, x, y: u * x - y)
     >>> f = lambda *args: scheduled_training(schedule, layers, *args, 'stages', pipedream_versions(schedule), rate=1.0)
-    >>> mesh, specs = spmd.make_mesh((2,), ('stages',), backend='simulated'), (P(), P(None, 'stages'), P())
-    >>> run = spmd.shard_map(f, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+    >>> mesh, specs = make_mesh((2,), ('stages',), backend='simulated'), (P(), P(None, 'stages'), P())
+    >>> run = shard_map(f, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
     >>> losses, (v, w, u) = run((1.0, np.array([[2.0, 3.0]]), 1.0), np.ones(2), np.zeros(2))
     >>> print(losses, w)
     [  6. -10.] [[ 4. 11.]]

@@ -74,7 +74,8 @@ def zero_bubble(stages: int, microbatches: int) -> Schedule:
 
     Stage i is `i` microbatches behind with them, so no stage holds more activations than the first one under 1F1B.
 
-    >>> spmd.show_schedule(zero_bubble(2, 3))
+    >>> from spmd import show_schedule
+    >>> show_schedule(zero_bubble(2, 3))
     tick    0  1  2  3  4  5  6  7  8  9
     stage 0 F0 .  F1 B0 W0 F2 B1 W1 B2 W2
     stage 1 .  F0 B0 F1 B1 W0 F2 B2 W1 W2

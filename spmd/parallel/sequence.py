@@ -45,6 +45,7 @@ def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) 
     applies attention to these. A second `all_to_all` reverses the exchange. The result has the shape of q. Raises
     ValueError if the ranks do not divide the heads of queries, or of keys and values.
 
+    >>> import spmd
     >>> mesh, q = spmd.make_mesh((2,), ('i',), backend='simulated'), np.ones((8, 2, 4))
     >>> body = lambda q, k, v: attention_by_heads(q, k, v, 'i', causal=True)
     >>> f = spmd.shard_map(body, mesh, in_specs=spmd.P('i'), out_specs=spmd.P('i'))
@@ -71,6 +72,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
     its own queries. No rank ever has all tokens. The result has the shape of q. Raises ValueError for other shapes, for
     heads of queries that are not a multiple of those of keys, and for an odd number of tokens on a rank, if `causal`.
 
+    >>> import spmd
     >>> mesh, q = spmd.make_mesh((4,), ('i',), backend='simulated'), np.ones((8, 2, 4))
     >>> body = lambda q, k, v: ring_attention(q, k, v, 'i')
     >>> f = spmd.shard_map(body, mesh, in_specs=spmd.P('i'), out_specs=spmd.P('i'))

@@ -62,8 +62,10 @@ def summa(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
     Blocks on a q×q mesh: ``[m/q, k/q], [k/q, n/q] -> [m/q, n/q]``. Raises ValueError if the blocks do not fit, or if
     the mesh is not square.
 
-    >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
-    >>> f = spmd.shard_map(summa, mesh, in_specs=(spec, spec), out_specs=spec)
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh, spec = make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
+    >>> f = shard_map(summa, mesh, in_specs=(spec, spec), out_specs=spec)
     >>> f(np.arange(4.0).reshape(2, 2), np.array([[1.0, 2.0], [3.0, 4.0]]))
     ShardedArray([[ 3.,  4.],
                   [11., 16.]], P('rows', 'columns'))
@@ -77,8 +79,10 @@ def summa_nt(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
 
     Blocks on a q×q mesh: ``[m/q, k/q], [n/q, k/q] -> [m/q, n/q]``. Raises ValueError as `summa` does.
 
-    >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
-    >>> f = spmd.shard_map(summa_nt, mesh, in_specs=(spec, spec), out_specs=spec)
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh, spec = make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
+    >>> f = shard_map(summa_nt, mesh, in_specs=(spec, spec), out_specs=spec)
     >>> f(np.arange(4.0).reshape(2, 2), np.array([[1.0, 3.0], [2.0, 4.0]]))
     ShardedArray([[ 3.,  4.],
                   [11., 16.]], P('rows', 'columns'))
@@ -92,8 +96,10 @@ def summa_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
 
     Blocks on a q×q mesh: ``[k/q, m/q], [k/q, n/q] -> [m/q, n/q]``. Raises ValueError as `summa` does.
 
-    >>> mesh, spec = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
-    >>> f = spmd.shard_map(summa_tn, mesh, in_specs=(spec, spec), out_specs=spec)
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh, spec = make_mesh((2, 2), ('rows', 'columns'), backend='simulated'), P('rows', 'columns')
+    >>> f = shard_map(summa_tn, mesh, in_specs=(spec, spec), out_specs=spec)
     >>> f(np.array([[0.0, 2.0], [1.0, 3.0]]), np.array([[1.0, 2.0], [3.0, 4.0]]))
     ShardedArray([[ 3.,  4.],
                   [11., 16.]], P('rows', 'columns'))

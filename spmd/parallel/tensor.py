@@ -35,6 +35,7 @@ def column_parallel(x: Any, W: Any, b: Any) -> Any:
     The forward pass communicates nothing. In the backward pass one `psum` sums the ranks' cotangents of x: it is the
     transpose of the `pbroadcast` that is inserted where x is multiplied by W.
 
+    >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> specs = (P(), P(None, 'i'), P('i'))
     >>> layer = spmd.shard_map(column_parallel, mesh, in_specs=specs, out_specs=P(None, 'i'))
@@ -50,6 +51,7 @@ def row_parallel(x: Any, W: Any, b: Any, axis: str) -> Any:
 
     The forward pass takes one `psum` of [n, m], the backward pass nothing.
 
+    >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> specs = (P(None, 'i'), P('i'), P())
     >>> layer = spmd.shard_map(lambda x, W, b: row_parallel(x, W, b, 'i'), mesh, in_specs=specs, out_specs=P())
@@ -66,6 +68,7 @@ def row_parallel_scattered(x: Any, W: Any, b: Any, axis: str) -> Any:
     The forward pass takes one `psum_scatter` of [n, m], the backward pass one `all_gather` of [n, m / ranks]. Raises
     ValueError if the ranks do not divide m.
 
+    >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> specs, body = (P(None, 'i'), P('i'), P('i')), lambda x, W, b: row_parallel_scattered(x, W, b, 'i')
     >>> layer = spmd.shard_map(body, mesh, in_specs=specs, out_specs=P(None, 'i'))
@@ -83,8 +86,10 @@ def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options:
     `error(predictions, targets, axis)` is the error of each example, whose features are split along the axis; `options`
     are those of `shard_map`. Raises ValueError if the ranks do not divide the features of a layer.
 
+    >>> import minidiff as md, minidiff.numpy as np
+    >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((4,), ('feats',), backend='simulated')
-    >>> params = spmd.parallel.init_params(np.random.default_rng(0), (8, 4, 4))
+    >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
     >>> batch = np.ones((16, 8)), np.zeros((16, 4))
     >>> spmd.communication(md.grad(tensor_parallel(mesh)))(params, batch).counts
     {'psum_scatter': 2, 'psum': 1, 'all_gather': 2}

@@ -57,6 +57,7 @@ def tensor_parallel_2d(
     is `summa` or `cannon`; `options` are those of `shard_map`. Raises ValueError if the mesh is not square, or if q
     does not divide the examples or a layer's features.
 
+    >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated')
     >>> params, batch = init_params(np.random.default_rng(0), (8, 4)), (np.ones((16, 8)), np.zeros((16, 4)))

@@ -45,6 +45,7 @@ def product_3d(a: Value, b: Value, axes: Axes = ("i", "j", "k")) -> Value:
 
     The axes may have different sizes, if they divide the dimensions. Raises ValueError if the blocks do not fit.
 
+    >>> import numpy as np
     >>> mesh = spmd.make_mesh((2, 2, 2), ('i', 'j', 'k'), backend='simulated')
     >>> specs = {'in_specs': (P(('i', 'j'), 'k'), P(('k', 'i'), 'j')), 'out_specs': P(('i', 'k'), 'j')}
     >>> a, b = np.arange(16.0).reshape(4, 4), np.arange(8.0).reshape(4, 2)
@@ -65,6 +66,7 @@ def tensor_parallel_3d(mesh: spmd.Mesh, error: Callable = squared_error, **optio
     are those of `tensor_parallel_2d`. Raises ValueError for other meshes, and for dimensions that the axes do not
     divide.
 
+    >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2, 2, 2), ('i', 'j', 'k'), backend='simulated')
     >>> params, batch = init_params(np.random.default_rng(0), (8, 4, 4)), (np.ones((16, 8)), np.zeros((16, 4)))

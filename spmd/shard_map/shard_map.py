@@ -104,8 +104,10 @@ def shard_map(
     another mesh or over axes in use; VarianceError for a result that may differ along an axis its spec does not name,
     and with `auto_pbroadcast=False` wherever a `pbroadcast` is missing.
 
+    >>> import numpy as np
     >>> from collectives import psum
-    >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
+    >>> from spmd import P, distribute, make_mesh
+    >>> mesh = make_mesh((4,), ('i',), backend='simulated')
     >>> total = shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())
     >>> total(np.arange(8.0))
     array([12., 16.])
@@ -114,14 +116,14 @@ def shard_map(
 
     Rows on the ranks along `i`, and in the body columns on those along `j`:
 
-    >>> mesh = spmd.make_mesh((2, 2), ('i', 'j'), backend='simulated')
+    >>> mesh = make_mesh((2, 2), ('i', 'j'), backend='simulated')
     >>> columns = lambda x: shard_map(lambda x: psum(x, ('i', 'j')), in_specs=P(None, 'j'), out_specs=P())(x)
     >>> shard_map(columns, mesh=mesh, in_specs=P('i'), out_specs=P(), axis_names={'i'})(np.arange(8.0).reshape(2, 4))
     array([[12., 16.]])
 
     Columns that are sharded along `j` stay so, and the matrix product sums over `j`:
 
-    >>> x = spmd.distribute(np.ones((4, 2)), mesh, P('i', 'j'))
+    >>> x = distribute(np.ones((4, 2)), mesh, P('i', 'j'))
     >>> f = lambda x, n: (x + n, x @ np.ones(2))
     >>> shard_map(f, mesh, in_specs=(P('i'), None), out_specs=P('i'), axis_names={'i'})(x, 2)[0].spec
     P('i', 'j')

@@ -100,6 +100,7 @@ class ShardedArray(Tracer):
     is a `shard_map` of itself (`dispatch.py`), whose result is split as the operands are if the operation has a
     sharding rule. Functions that are not operations gather it. Under MPI, every rank must call them.
 
+    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> x = spmd.distribute(numpy.arange(4.0), mesh, spmd.P('i'))
     >>> x.shape, x.spec, x.local
