@@ -38,7 +38,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
-from collectives.backends.persistent import Messages
+from collectives.backends.persistent import PersistentRequests
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
@@ -522,7 +522,10 @@ class MPIRanks(Backend):
     def _ppermute(self, x, axes, size, perm):
         comm, route = self.along(axes), self._route(axes, perm)
         if _is_short(comm, x):
-            unused, start = persistent.permute(comm, perm, x, route.requests), comm.watching("Waitall", Messages.start)
+            unused, start = (
+                persistent.permute(comm, perm, x, route.requests),
+                comm.watching("Waitall", PersistentRequests.start),
+            )
 
             def run_short(x):
                 messages = unused()

@@ -29,7 +29,7 @@ Make = Callable[[numpy.ndarray, numpy.ndarray], list]  # persistent requests for
 Run = Callable[[numpy.ndarray], numpy.ndarray]
 
 
-class Messages:
+class PersistentRequests:
     """The requests of one kind of call, and the buffers that they read and write: a number of equal messages.
 
     They are `in_use` until the result is taken; and for good if Ctrl-C interrupted the wait for it.
@@ -72,12 +72,12 @@ def _buffer(t: ShapedArray, nbytes: int, room: int) -> tuple[numpy.ndarray, nump
 
 def repeatable(
     comm: Watched, kind: Hashable, given: ShapedArray, out: ShapedArray, nbytes: int, make: Make
-) -> Callable[[], Messages]:
+) -> Callable[[], PersistentRequests]:
     """A function that finds messages of this kind and these types, each of `nbytes`, that are not in use."""
     key, known = (kind, given.shape, given.dtype, out.shape), comm.persistent
     mine: Any = None
 
-    def unused() -> Messages:
+    def unused() -> PersistentRequests:
         nonlocal mine
         if mine is None or mine.in_use or mine.freed:
             if key not in known and len(known) == MANY:
@@ -85,14 +85,14 @@ def repeatable(
             made = known.setdefault(key, [])
             mine = next((m for m in made if not m.in_use), None)
             if mine is None:
-                mine = Messages(given, out, nbytes, make)
+                mine = PersistentRequests(given, out, nbytes, make)
                 made.append(mine)
         return mine
 
     return unused
 
 
-def permute(comm: Watched, perm: Hashable, t: ShapedArray, make: Make) -> Callable[[], Messages]:
+def permute(comm: Watched, perm: Hashable, t: ShapedArray, make: Make) -> Callable[[], PersistentRequests]:
     """A function that finds messages, not in use, that `make` makes for a permutation of arrays of type `t`."""
     return repeatable(comm, perm, t, t, t.nbytes, make)
 
@@ -113,7 +113,10 @@ def exchange(
         return coming + [comm.Send_init(sent[k if in_rows else 0], k, TAG) for k in others]
 
     out = ShapedArray((size, *row.shape), row.dtype)
-    unused, wait = repeatable(comm, method, given, out, row.nbytes, make), comm.watching(method, Messages.start)
+    unused, wait = (
+        repeatable(comm, method, given, out, row.nbytes, make),
+        comm.watching(method, PersistentRequests.start),
+    )
 
     def run(x):
         messages = unused()
@@ -148,7 +151,7 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
             step.in_use = False
         return messages.start(x)
 
-    wait = comm.watching("Allreduce", start if earlier else Messages.start)
+    wait = comm.watching("Allreduce", start if earlier else PersistentRequests.start)
 
     def run(x):
         messages = last()
