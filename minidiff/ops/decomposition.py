@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -31,7 +31,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction
-from minidiff.ops.base import General, add_all, align, convert, match
+from minidiff.ops.base import General, add_all, align, bind_aligned, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
 from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, root, square, where
 from minidiff.ops.linalg import adjoint, conj, matmul
@@ -150,18 +150,12 @@ def _complete_tangent(q: Value, dq: Value, rest: Value) -> Value:
 # ---------------------------------------------------------------- solve
 
 
-def _solve_tangent(out, primals, tangents, params):
-    a, (ta, tb) = primals[0], tangents
-    terms = [t for t in (tb, None if ta is None else -matmul(ta, out)) if t is not None]
-    return _solve(a, add_all(terms))
-
-
-def solve_shape(a: ShapedArray, b: ShapedArray):
+def _solve_shape(a: ShapedArray, b: ShapedArray, **params: Any):
     batch = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return (*batch, *b.shape[-2:]), numpy.result_type(a.dtype, b.dtype)
 
 
-def solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Batch dimensions, and the columns of the right-hand side, may be split."""
     a, b = types
     batch = outs[0].shape[:-2]
@@ -171,16 +165,42 @@ def solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     )
 
 
-#: The solution x of a x = b for matrices b, linear in b.
-solve_p = General(
+def linear_equation(
+    name: str,
+    impl: Callable,
+    product: Callable,
+    transpose: Callable,
+    batch_rule: Callable = bind_aligned,
+    sharding: Callable = _solve_dimensions,
+    **rules: Any,
+) -> General:
+    """The operation that solves `product(a, x, **params) = b` for matrices x; it is linear in b.
+
+    `transpose(a, **params)` returns a's transpose, and the parameters with which that is solved.
+    """
+
+    def tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
+        ta, tb = tangents
+        terms = [t for t in (tb, None if ta is None else -product(ta, out, **params)) if t is not None]
+        return primitive.bind(primals[0], add_all(terms), **params)
+
+    def transpose_rule(ct: Value, operands: Sequence, **params: Any) -> list[Value]:
+        a, others = transpose(operands[0], **params)
+        return [match(primitive.bind(a, ct, **others), operands[1])]
+
+    primitive = General(
+        name, impl, _solve_shape, tangent, batch_rule, transpose_rule=transpose_rule, sharding=sharding, **rules
+    )
+    return primitive
+
+
+solve_p = linear_equation(
     "solve",
     numpy.linalg.solve,
-    solve_shape,
-    _solve_tangent,
+    matmul,
+    lambda a: (a.mT, {}),
     lambda primitive, args, batched: _solve(*(args if len(args[0].shape) == 2 else align(args, batched))),
-    transpose_rule=lambda ct, operands: [match(_solve(operands[0].mT, ct), operands[1])],
     fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
-    sharding=solve_dimensions,
 )
 
 

@@ -20,8 +20,8 @@ import scipy.linalg
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions
-from minidiff.ops.base import General, add_all, bind_aligned, match
-from minidiff.ops.decomposition import OfMatrix, as_floating, check_matrices, solve_dimensions, solve_p, solve_shape
+from minidiff.ops.base import General, add_all, match
+from minidiff.ops.decomposition import OfMatrix, as_floating, check_matrices, linear_equation, solve_p
 
 __all__ = ["block_diag", "cho_factor", "cho_solve", "cosm", "expm", "sinm", "solve_banded", "solve_sylvester"]
 __all__ += ["solve_triangular", "sqrtm"]
@@ -42,35 +42,6 @@ def _over_stacks(f: Callable, signature: str) -> Callable:
 # ---------------------------------------------------------------- linear equations
 
 
-def _equation(
-    name: str, impl: Callable, signature: str, product: Callable, transpose: Callable, **rules: Any
-) -> General:
-    """The operation that solves `product(a, x, **params) = b` for x; `transpose(a, **params)` has a's transpose.
-
-    `transpose` returns a pair of that and its parameters.
-    """
-
-    def tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
-        ta, tb = tangents
-        terms = [t for t in (tb, None if ta is None else -product(ta, out, **params)) if t is not None]
-        return primitive.bind(primals[0], add_all(terms), **params)
-
-    def transpose_rule(ct: Value, operands: Sequence, **params: Any) -> list[Value]:
-        a, others = transpose(operands[0], **params)
-        return [match(primitive.bind(a, ct, **others), operands[1])]
-
-    primitive = General(
-        name,
-        _over_stacks(impl, signature),
-        lambda a, b, **params: solve_shape(a, b),
-        tangent,
-        bind_aligned,
-        transpose_rule=transpose_rule,
-        **rules,
-    )
-    return primitive
-
-
 def _bind(primitive: General, a: Value, b: Value, **params: Any) -> Value:
     """Solve for a right-hand side that is a vector, or (stacks of) matrices."""
     a, b = as_floating(primitive.name, a), as_floating(primitive.name, b)
@@ -83,14 +54,12 @@ def _triangle(x: Value, lower: bool) -> Value:
     return numpy.tril(x) if lower else numpy.triu(x)
 
 
-_triangular_p = _equation(
+_triangular_p = linear_equation(
     "solve_triangular",
-    scipy.linalg.solve_triangular,
-    "(n,n),(n,k)->(n,k)",
+    _over_stacks(scipy.linalg.solve_triangular, "(n,n),(n,k)->(n,k)"),
     lambda a, x, lower: _triangle(a, lower) @ x,
     lambda a, lower: (a.mT, {"lower": not lower}),
     fits=lambda a, b, lower: solve_p.fits(a, b),
-    sharding=solve_dimensions,
 )
 
 
@@ -151,13 +120,11 @@ def _banded_transpose(ab: Value, bands: tuple[int, int]) -> tuple[Value, dict]:
     return numpy.stack(rows, -2), {"bands": (up, low)}
 
 
-_banded_p = _equation(
+_banded_p = linear_equation(
     "solve_banded",
-    lambda ab, b, bands: scipy.linalg.solve_banded(bands, ab, b),
-    "(r,n),(n,k)->(n,k)",
+    _over_stacks(lambda ab, b, bands: scipy.linalg.solve_banded(bands, ab, b), "(r,n),(n,k)->(n,k)"),
     _banded_product,
     _banded_transpose,
-    sharding=solve_dimensions,
 )
 
 
@@ -183,10 +150,9 @@ def _sylvester(ab: numpy.ndarray, q: numpy.ndarray) -> numpy.ndarray:
 
 
 # Linear in its second operand: the first has both matrices, as diagonal blocks.
-_sylvester_p = _equation(
+_sylvester_p = linear_equation(
     "solve_sylvester",
-    _sylvester,
-    "(s,s),(n,k)->(n,k)",
+    _over_stacks(_sylvester, "(s,s),(n,k)->(n,k)"),
     _sylvester_product,
     lambda ab: (ab.mT, {}),
     sharding=dimensions.batch(2),
