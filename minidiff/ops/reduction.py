@@ -448,11 +448,10 @@ def _position_of(numpy_function: Callable) -> Callable:
     )
 
     def position(a: Value, axis: int | None = None, *, keepdims: bool = False) -> Value:
-        shape = typeof(a).shape
+        t = typeof(a)
         x, at = array_and_axis(a, axis, primitive.name)
         y = primitive.bind(x, axis=at)
-        axes = range(len(shape)) if axis is None else (at,)
-        return reshape(y, tuple(1 if i in axes else n for i, n in enumerate(shape))) if keepdims else y
+        return reshape(y, reduced_shape(t, range(t.ndim) if axis is None else (at,), True)) if keepdims else y
 
     return implements(numpy_function)(position)
 
