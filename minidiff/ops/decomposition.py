@@ -31,7 +31,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction
-from minidiff.ops.base import General, add_all, align, bind_aligned, convert, match
+from minidiff.ops.base import General, add_all, align, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
 from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, root, square, where
 from minidiff.ops.linalg import adjoint, conj, matmul
@@ -170,14 +170,19 @@ def linear_equation(
     impl: Callable,
     product: Callable,
     transpose: Callable,
-    batch_rule: Callable = bind_aligned,
+    batch_rule: Callable | None = None,
     sharding: Callable = _solve_dimensions,
     **rules: Any,
 ) -> General:
     """The operation that solves `product(a, x, **params) = b` for matrices x; it is linear in b.
 
-    `transpose(a, **params)` returns a's transpose, and the parameters with which that is solved.
+    `transpose(a, **params)` returns a's transpose, and the parameters with which that is solved. The columns of b are
+    solved each by itself, unless a `batch_rule` is given.
     """
+
+    def by_columns(primitive: General, args: Sequence, batched: Sequence[bool], **params: Any) -> Value:
+        args = args if len(args[0].shape) == 2 else align(args, batched)
+        return solve_columns(primitive, *args, **params)
 
     def tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
         ta, tb = tangents
@@ -189,9 +194,28 @@ def linear_equation(
         return [match(primitive.bind(a, ct, **others), operands[1])]
 
     primitive = General(
-        name, impl, _solve_shape, tangent, batch_rule, transpose_rule=transpose_rule, sharding=sharding, **rules
+        name,
+        impl,
+        _solve_shape,
+        tangent,
+        batch_rule or by_columns,
+        transpose_rule=transpose_rule,
+        sharding=sharding,
+        **rules,
     )
     return primitive
+
+
+def solve_columns(primitive: General, a: Value, b: Value, **params: Any) -> Value:
+    """Solve for a vector, or (stacks of) matrices; factorise a single matrix once, for the columns of all."""
+    shape = b.shape
+    if len(shape) == 1:
+        return primitive.bind(a, b[:, None], **params)[..., 0]
+    if len(a.shape) > 2 or len(shape) == 2:
+        return primitive.bind(a, b, **params)
+    columns = reshape(moveaxis(b, -2, 0), (shape[-2], math.prod(shape[:-2]) * shape[-1]))
+    found = primitive.bind(a, columns, **params)
+    return moveaxis(reshape(found, (shape[-2], *shape[:-2], shape[-1])), 0, -2)
 
 
 solve_p = linear_equation(
@@ -199,18 +223,8 @@ solve_p = linear_equation(
     numpy.linalg.solve,
     matmul,
     lambda a: (a.mT, {}),
-    lambda primitive, args, batched: _solve(*(args if len(args[0].shape) == 2 else align(args, batched))),
     fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
 )
-
-
-def _solve(a: Value, b: Value) -> Value:
-    """Factorise a single matrix once for the columns of all right-hand sides."""
-    shape = b.shape
-    if len(a.shape) > 2 or len(shape) == 2:
-        return solve_p.bind(a, b)
-    columns = reshape(moveaxis(b, -2, 0), (shape[-2], math.prod(shape[:-2]) * shape[-1]))
-    return moveaxis(reshape(solve_p.bind(a, columns), (shape[-2], *shape[:-2], shape[-1])), 0, -2)
 
 
 @implements(numpy.linalg.solve)
@@ -225,7 +239,7 @@ def solve(a: Value, b: Value) -> Value:
     ta, tb = typeof(a), typeof(b)
     if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
         raise ValueError(f"solve: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
-    return squeeze(_solve(a, b[..., None]), -1) if tb.ndim == 1 else _solve(a, b)
+    return solve_columns(solve_p, a, b)
 
 
 # ---------------------------------------------------------------- inverses

@@ -20,8 +20,15 @@ import scipy.linalg
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions
-from minidiff.ops.base import General, add_all, match
-from minidiff.ops.decomposition import OfMatrix, as_floating, check_matrices, linear_equation, solve_p
+from minidiff.ops.base import General, add_all, bind_aligned, match
+from minidiff.ops.decomposition import (
+    OfMatrix,
+    as_floating,
+    check_matrices,
+    linear_equation,
+    solve_columns,
+    solve_p,
+)
 
 __all__ = ["block_diag", "cho_factor", "cho_solve", "cosm", "expm", "sinm", "solve_banded", "solve_sylvester"]
 __all__ += ["solve_triangular", "sqrtm"]
@@ -43,11 +50,7 @@ def _over_stacks(f: Callable, signature: str) -> Callable:
 
 
 def _bind(primitive: General, a: Value, b: Value, **params: Any) -> Value:
-    """Solve for a right-hand side that is a vector, or (stacks of) matrices."""
-    a, b = as_floating(primitive.name, a), as_floating(primitive.name, b)
-    if typeof(b).ndim == 1:
-        return primitive.bind(a, b[:, None], **params)[..., 0]
-    return primitive.bind(a, b, **params)
+    return solve_columns(primitive, as_floating(primitive.name, a), as_floating(primitive.name, b), **params)
 
 
 def _triangle(x: Value, lower: bool) -> Value:
@@ -155,6 +158,7 @@ _sylvester_p = linear_equation(
     _over_stacks(_sylvester, "(s,s),(n,k)->(n,k)"),
     _sylvester_product,
     lambda ab: (ab.mT, {}),
+    bind_aligned,
     sharding=dimensions.batch(2),
 )
 
@@ -166,7 +170,7 @@ def solve_sylvester(a: Value, b: Value, q: Value) -> Value:
     array([[2.]])
     """
     a, b = (check_matrices("solve_sylvester", x, square=True) for x in (a, b))
-    return _bind(_sylvester_p, block_diag(a, b), q)
+    return _sylvester_p.bind(block_diag(a, b), as_floating("solve_sylvester", q))
 
 
 def block_diag(*arrs: Value) -> Value:
