@@ -29,21 +29,10 @@ from minidiff.ops.decomposition import (
     solve_columns,
     solve_p,
 )
+from minidiff.scipy.closures import over_stacks
 
 __all__ = ["block_diag", "cho_factor", "cho_solve", "cosm", "expm", "sinm", "solve_banded", "solve_sylvester"]
 __all__ += ["solve_triangular", "sqrtm"]
-
-
-def _over_stacks(f: Callable, signature: str) -> Callable:
-    """Apply a function of SciPy to stacks of matrices, which broadcast."""
-
-    def impl(*arrays: numpy.ndarray, **params: Any) -> numpy.ndarray:
-        each, dtype = functools.partial(f, **params), numpy.result_type(*arrays)
-        if all(x.ndim == 2 for x in arrays):
-            return numpy.asarray(each(*arrays)).astype(dtype, copy=False)
-        return numpy.vectorize(each, otypes=[dtype], signature=signature)(*arrays)
-
-    return impl
 
 
 # ---------------------------------------------------------------- linear equations
@@ -59,7 +48,7 @@ def _triangle(x: Value, lower: bool) -> Value:
 
 _triangular_p = linear_equation(
     "solve_triangular",
-    _over_stacks(scipy.linalg.solve_triangular, "(n,n),(n,k)->(n,k)"),
+    over_stacks(scipy.linalg.solve_triangular, "(n,n),(n,k)->(n,k)"),
     lambda a, x, lower: _triangle(a, lower) @ x,
     lambda a, lower: (a.mT, {"lower": not lower}),
     fits=lambda a, b, lower: solve_p.fits(a, b),
@@ -125,7 +114,7 @@ def _banded_transpose(ab: Value, bands: tuple[int, int]) -> tuple[Value, dict]:
 
 _banded_p = linear_equation(
     "solve_banded",
-    _over_stacks(lambda ab, b, bands: scipy.linalg.solve_banded(bands, ab, b), "(r,n),(n,k)->(n,k)"),
+    over_stacks(lambda ab, b, bands: scipy.linalg.solve_banded(bands, ab, b), "(r,n),(n,k)->(n,k)"),
     _banded_product,
     _banded_transpose,
 )
@@ -155,7 +144,7 @@ def _sylvester(ab: numpy.ndarray, q: numpy.ndarray) -> numpy.ndarray:
 # Linear in its second operand: the first has both matrices, as diagonal blocks.
 _sylvester_p = linear_equation(
     "solve_sylvester",
-    _over_stacks(_sylvester, "(s,s),(n,k)->(n,k)"),
+    over_stacks(_sylvester, "(s,s),(n,k)->(n,k)"),
     _sylvester_product,
     lambda ab: (ab.mT, {}),
     bind_aligned,
@@ -205,7 +194,7 @@ def _upper_right(x: Value) -> Value:
 def _of_matrix(f: Callable, what: str, example: str) -> Callable[[Value], Value]:
     """Declare a function of a square matrix, and its derivative as a linear operation."""
     name = f.__name__
-    impl = _over_stacks(f, "(n,n)->(n,n)")
+    impl = over_stacks(f, "(n,n)->(n,n)")
 
     def tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
         (x, e), (tx, te) = primals, tangents
@@ -248,7 +237,7 @@ def _complex(t: Value | ShapedArray) -> numpy.dtype:
 
 _sqrtm_p = OfMatrix(
     "sqrtm",
-    lambda x: _over_stacks(scipy.linalg.sqrtm, "(n,n)->(n,n)")(x.astype(_complex(x))),
+    lambda x: over_stacks(scipy.linalg.sqrtm, "(n,n)->(n,n)")(x.astype(_complex(x))),
     lambda x: (x.shape, _complex(x)),
     _sqrtm_rule,
 )
