@@ -31,6 +31,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction
+from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, add_all, align, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
 from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, root, square, where
@@ -92,6 +93,15 @@ def as_floating(name: str, x: Value) -> Value:
     if t.dtype.char not in "fdFD":
         raise TypeError(f"{name}: numpy.linalg does not compute with {t}; convert it to float32 or float64")
     return x
+
+
+def right_hand_side(name: str, a: Value, b: Value) -> Value:
+    """Return b in a dtype that LAPACK computes with; ValueError if its rows are not those of the equations of a."""
+    b = as_floating(name, as_array(b))
+    ta, tb = typeof(a), typeof(b)
+    if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
+        raise ValueError(f"{name}: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
+    return b
 
 
 def _declare(numpy_function: Callable, primitive: OfMatrix) -> Callable:
@@ -235,11 +245,8 @@ def solve(a: Value, b: Value) -> Value:
     >>> grad(lambda b: solve(numpy.diag([2.0, 4.0]), b).sum())(numpy.ones(2))
     array([0.5 , 0.25])
     """
-    a, b = check_matrices("solve", a, square=True), as_floating("solve", b)
-    ta, tb = typeof(a), typeof(b)
-    if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
-        raise ValueError(f"solve: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
-    return solve_columns(solve_p, a, b)
+    a = check_matrices("solve", a, square=True)
+    return solve_columns(solve_p, a, right_hand_side("solve", a, b))
 
 
 # ---------------------------------------------------------------- inverses

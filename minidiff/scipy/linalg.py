@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy
 import scipy.linalg
@@ -23,9 +22,9 @@ from minidiff.ops import dimensions
 from minidiff.ops.base import General, add_all, bind_aligned, match
 from minidiff.ops.decomposition import (
     OfMatrix,
-    as_floating,
     check_matrices,
     linear_equation,
+    right_hand_side,
     solve_columns,
     solve_p,
 )
@@ -36,10 +35,6 @@ __all__ += ["solve_triangular", "sqrtm"]
 
 
 # ---------------------------------------------------------------- linear equations
-
-
-def _bind(primitive: General, a: Value, b: Value, **params: Any) -> Value:
-    return solve_columns(primitive, as_floating(primitive.name, a), as_floating(primitive.name, b), **params)
 
 
 def _triangle(x: Value, lower: bool) -> Value:
@@ -67,13 +62,14 @@ def solve_triangular(
     array([1., 1.])
     """
     a = check_matrices("solve_triangular", a, square=True)
+    b = right_hand_side("solve_triangular", a, b)
     if unit_diagonal:
         a = numpy.where(numpy.eye(typeof(a).shape[-1], dtype=bool), 1.0, a)
     if trans in (0, "N"):
-        return _bind(_triangular_p, a, b, lower=bool(lower))
+        return solve_columns(_triangular_p, a, b, lower=bool(lower))
     if trans not in (1, 2, "T", "C"):
         raise ValueError(f"solve_triangular: trans is 0, 1 or 2 (or 'N', 'T', 'C'), got {trans!r}")
-    return _bind(_triangular_p, (a if trans in (1, "T") else numpy.conjugate(a)).mT, b, lower=not lower)
+    return solve_columns(_triangular_p, (a if trans in (1, "T") else numpy.conjugate(a)).mT, b, lower=not lower)
 
 
 def cho_factor(a: Value, lower: bool = False) -> tuple[Value, bool]:
@@ -128,7 +124,9 @@ def solve_banded(l_and_u: tuple[int, int], ab: Value, b: Value) -> Value:
     >>> solve_banded((1, 0), numpy.array([[2.0, 4.0], [1.0, 0.0]]), numpy.array([2.0, 5.0]))
     array([1., 1.])
     """
-    return _bind(_banded_p, check_matrices("solve_banded", ab), b, bands=(int(l_and_u[0]), int(l_and_u[1])))
+    ab = check_matrices("solve_banded", ab)
+    b = right_hand_side("solve_banded", ab, b)
+    return solve_columns(_banded_p, ab, b, bands=(int(l_and_u[0]), int(l_and_u[1])))
 
 
 def _sylvester_product(ab: Value, x: Value) -> Value:
@@ -159,7 +157,7 @@ def solve_sylvester(a: Value, b: Value, q: Value) -> Value:
     array([[2.]])
     """
     a, b = (check_matrices("solve_sylvester", x, square=True) for x in (a, b))
-    return _sylvester_p.bind(block_diag(a, b), as_floating("solve_sylvester", q))
+    return _sylvester_p.bind(block_diag(a, b), check_matrices("solve_sylvester", q))
 
 
 def block_diag(*arrs: Value) -> Value:
