@@ -68,7 +68,7 @@ def _move_solution(solver: Callable, f: Callable, equations: Callable, primals: 
 
 
 def _solve(
-    find: Callable, jac: Callable, fun: Callable, equations: Callable, x0: Value, args: tuple, **options: Any
+    find: Callable, jac: Callable, fun: Callable, equations: Callable, x0: Value, args: tuple, /, **options: Any
 ) -> Result:
     """What SciPy's `find` returns for `fun`, whose derivative is `jac(fun)`: a root of `equations(fun)`."""
 
