@@ -75,6 +75,8 @@ def _solve(
     def solver(f: Callable, x0: numpy.ndarray) -> Any:
         return find(f, x0, jac=jac(f), **options)
 
+    if "jac" in options:
+        raise TypeError(f"{find.__name__}: the derivative of fun is computed here; leave out jac={options['jac']!r}")
     x0 = as_floating("x0", as_array(x0))
     if typeof(x0).ndim != 1:
         raise ValueError(f"x0 must be a vector, as for SciPy, got {typeof(x0)}: write x0.ravel(), and reshape x in fun")
