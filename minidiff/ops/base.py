@@ -482,7 +482,7 @@ broadcast_to_p = Linear(
 )
 
 
-def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> tuple[int, ...]:
+def reduced_shape(x: ShapedArray, axes: Sequence[int], keepdims: bool = False) -> tuple[int, ...]:
     """The shape of `x` without `axes`, or with size 1 in their places."""
     if keepdims:
         return tuple([1 if i in axes else n for i, n in enumerate(x.shape)])

@@ -25,6 +25,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.base import Promoting
+from minidiff.ops.linalg import matrix_axes
 
 
 class ProductSize(NamedTuple):
@@ -90,17 +91,10 @@ def _sum_products(inputs: Types, outputs: Types, params: dict) -> ProductSize:
 
 
 def _einsum(inputs: Types, outputs: Types, params: dict) -> ProductSize:
-    """The sizes of the product of two operands; with more or fewer, all labels that are summed are terms."""
-    operands, out = params["subscripts"].split("->")
-    labels = operands.split(",")
-    size = {label: n for names, t in zip(labels, inputs) for label, n in zip(names, t.shape)}
-    kinds = {"batch": 1, "rows": 1, "columns": 1, "terms": 1}
-    first, last = {*labels[0]}, {*labels[-1]}
-    for label, n in size.items():
-        both = label in first and label in last
-        kind = ("batch" if both else "rows" if label in first else "columns") if label in out else "terms"
-        kinds[kind] *= n
-    return ProductSize(**kinds)
+    x_axes, y_axes, both, left, _ = matrix_axes(params["subscripts"])
+    x, y = [inputs[0].shape[a] for a in x_axes], [inputs[1].shape[a] for a in y_axes]
+    rows, columns = x[both : both + left], y[len(x) - left :]
+    return ProductSize(*map(math.prod, (x[:both], rows, columns, x[both + left :])))
 
 
 def _convolve(inputs: Types, outputs: Types, params: dict) -> ProductSize:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -31,6 +31,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction
+from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, add_all, align, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
 from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, root, square, where
@@ -94,6 +95,15 @@ def as_floating(name: str, x: Value) -> Value:
     return x
 
 
+def right_hand_side(name: str, a: Value, b: Value) -> Value:
+    """Return b in a dtype that LAPACK computes with; ValueError if its rows are not those of the equations of a."""
+    b = as_floating(name, as_array(b))
+    ta, tb = typeof(a), typeof(b)
+    if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
+        raise ValueError(f"{name}: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
+    return b
+
+
 def _declare(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     """Declare a function of a square matrix alone, or of a stack of them."""
     return implements(numpy_function)(lambda a: _apply(numpy_function, primitive, a, square=True))
@@ -150,18 +160,12 @@ def _complete_tangent(q: Value, dq: Value, rest: Value) -> Value:
 # ---------------------------------------------------------------- solve
 
 
-def _solve_tangent(out, primals, tangents, params):
-    a, (ta, tb) = primals[0], tangents
-    terms = [t for t in (tb, None if ta is None else -matmul(ta, out)) if t is not None]
-    return _solve(a, add_all(terms))
-
-
-def solve_shape(a: ShapedArray, b: ShapedArray):
+def _solve_shape(a: ShapedArray, b: ShapedArray, **params: Any):
     batch = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return (*batch, *b.shape[-2:]), numpy.result_type(a.dtype, b.dtype)
 
 
-def solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Batch dimensions, and the columns of the right-hand side, may be split."""
     a, b = types
     batch = outs[0].shape[:-2]
@@ -171,26 +175,66 @@ def solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     )
 
 
-#: The solution x of a x = b for matrices b, linear in b.
-solve_p = General(
+def linear_equation(
+    name: str,
+    impl: Callable,
+    product: Callable,
+    transpose: Callable,
+    batch_rule: Callable | None = None,
+    sharding: Callable = _solve_dimensions,
+    **rules: Any,
+) -> General:
+    """The operation that solves `product(a, x, **params) = b` for matrices x; it is linear in b.
+
+    `transpose(a, **params)` returns a's transpose, and the parameters with which that is solved. The columns of b are
+    solved each by itself, unless a `batch_rule` is given.
+    """
+
+    def by_columns(primitive: General, args: Sequence, batched: Sequence[bool], **params: Any) -> Value:
+        args = args if len(args[0].shape) == 2 else align(args, batched)
+        return solve_columns(primitive, *args, **params)
+
+    def tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
+        ta, tb = tangents
+        terms = [t for t in (tb, None if ta is None else -product(ta, out, **params)) if t is not None]
+        return primitive.bind(primals[0], add_all(terms), **params)
+
+    def transpose_rule(ct: Value, operands: Sequence, **params: Any) -> list[Value]:
+        a, others = transpose(operands[0], **params)
+        return [match(primitive.bind(a, ct, **others), operands[1])]
+
+    primitive = General(
+        name,
+        impl,
+        _solve_shape,
+        tangent,
+        batch_rule or by_columns,
+        transpose_rule=transpose_rule,
+        sharding=sharding,
+        **rules,
+    )
+    return primitive
+
+
+def solve_columns(primitive: General, a: Value, b: Value, **params: Any) -> Value:
+    """Solve for a vector, or (stacks of) matrices; factorise a single matrix once, for the columns of all."""
+    shape = b.shape
+    if len(shape) == 1:
+        return primitive.bind(a, b[:, None], **params)[..., 0]
+    if len(a.shape) > 2 or len(shape) == 2:
+        return primitive.bind(a, b, **params)
+    columns = reshape(moveaxis(b, -2, 0), (shape[-2], math.prod(shape[:-2]) * shape[-1]))
+    found = primitive.bind(a, columns, **params)
+    return moveaxis(reshape(found, (shape[-2], *shape[:-2], shape[-1])), 0, -2)
+
+
+solve_p = linear_equation(
     "solve",
     numpy.linalg.solve,
-    solve_shape,
-    _solve_tangent,
-    lambda primitive, args, batched: _solve(*(args if len(args[0].shape) == 2 else align(args, batched))),
-    transpose_rule=lambda ct, operands: [match(_solve(operands[0].mT, ct), operands[1])],
+    matmul,
+    lambda a: (a.mT, {}),
     fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
-    sharding=solve_dimensions,
 )
-
-
-def _solve(a: Value, b: Value) -> Value:
-    """Factorise a single matrix once for the columns of all right-hand sides."""
-    shape = b.shape
-    if len(a.shape) > 2 or len(shape) == 2:
-        return solve_p.bind(a, b)
-    columns = reshape(moveaxis(b, -2, 0), (shape[-2], math.prod(shape[:-2]) * shape[-1]))
-    return moveaxis(reshape(solve_p.bind(a, columns), (shape[-2], *shape[:-2], shape[-1])), 0, -2)
 
 
 @implements(numpy.linalg.solve)
@@ -201,11 +245,8 @@ def solve(a: Value, b: Value) -> Value:
     >>> grad(lambda b: solve(numpy.diag([2.0, 4.0]), b).sum())(numpy.ones(2))
     array([0.5 , 0.25])
     """
-    a, b = check_matrices("solve", a, square=True), as_floating("solve", b)
-    ta, tb = typeof(a), typeof(b)
-    if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
-        raise ValueError(f"solve: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
-    return squeeze(_solve(a, b[..., None]), -1) if tb.ndim == 1 else _solve(a, b)
+    a = check_matrices("solve", a, square=True)
+    return solve_columns(solve_p, a, right_hand_side("solve", a, b))
 
 
 # ---------------------------------------------------------------- inverses

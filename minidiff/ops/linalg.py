@@ -151,15 +151,13 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # in the orde
 def _kernel(subscripts: str) -> Callable[[numpy.ndarray, numpy.ndarray], numpy.ndarray]:
     """The fastest NumPy function for a contraction: multiply, matmul, or einsum."""
     terms, out = subscripts.split("->")
-    a, b = terms.split(",")
-    both = [i for i in out if i in a and i in b]
-    left, right = [i for i in out if i not in b], [i for i in out if i not in a]
-    summed = [i for i in a if i not in out]
+    x_axes, y_axes, both, left, axes = matrix_axes(subscripts)
+    summed = len(x_axes) - both - left
     if not summed:
-        return _product_of_numbers(a, b, out)
-    if both and not left and not right:
+        return _product_of_numbers(*terms.split(","), out)
+    if both and not left and len(y_axes) == both + summed:
         return functools.partial(numpy.einsum, subscripts)
-    return _product_of_matrices(*matrix_axes(subscripts))
+    return _product_of_matrices(x_axes, y_axes, both, left, axes)
 
 
 def matrix_axes(subscripts: str) -> tuple[list[int], list[int], int, int, list[int]]:

@@ -405,28 +405,22 @@ def ptp(a: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
 # ---------------------------------------------------------------- all, any, count_nonzero
 
 
-def _truth(name: str, ufunc: numpy.ufunc, combine: str) -> Discrete:
-    return Discrete(
-        name,
+def _truth(numpy_function: Callable, ufunc: numpy.ufunc, identity: bool, combine: str) -> Callable:
+    """Declare whether all, or any, elements are true (not 0)."""
+    primitive = Discrete(
+        numpy_function.__name__,
         lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, dtype=bool, keepdims=keepdims),
         lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), numpy.dtype(bool)),
         sharding=dimensions.reduction(combine),
     )
 
+    def truth(a: Value, axis: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
+        return bind_reduction(primitive, operand_of(a, None, where, identity), axis, keepdims)
 
-all_p, any_p = _truth("all", numpy.logical_and, "min"), _truth("any", numpy.logical_or, "max")
-
-
-@implements(numpy.all)
-def all(a: Value, axis: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
-    """`numpy.all`: whether all elements are true (nonzero)."""
-    return bind_reduction(all_p, operand_of(a, None, where, True), axis, keepdims)
+    return implements(numpy_function)(truth)
 
 
-@implements(numpy.any)
-def any(a: Value, axis: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
-    """`numpy.any`: whether any element is true (nonzero)."""
-    return bind_reduction(any_p, operand_of(a, None, where, False), axis, keepdims)
+all, any = _truth(numpy.all, numpy.logical_and, True, "min"), _truth(numpy.any, numpy.logical_or, False, "max")
 
 
 @implements(numpy.count_nonzero)
@@ -448,11 +442,10 @@ def _position_of(numpy_function: Callable) -> Callable:
     )
 
     def position(a: Value, axis: int | None = None, *, keepdims: bool = False) -> Value:
-        shape = typeof(a).shape
+        t = typeof(a)
         x, at = array_and_axis(a, axis, primitive.name)
         y = primitive.bind(x, axis=at)
-        axes = range(len(shape)) if axis is None else (at,)
-        return reshape(y, tuple(1 if i in axes else n for i, n in enumerate(shape))) if keepdims else y
+        return reshape(y, reduced_shape(t, range(t.ndim) if axis is None else (at,), True)) if keepdims else y
 
     return implements(numpy_function)(position)
 

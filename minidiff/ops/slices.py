@@ -156,8 +156,6 @@ def dynamic_slice(operand: Value, start_indices: Sequence[Value] | Value, slice_
     >>> dynamic_slice(x, (2, -1), (2, 2))
     array([[ 6.,  7.],
            [10., 11.]])
-
-    Source: `jax.lax.dynamic_slice`.
     """
     what, operand = "dynamic_slice", as_array(operand)
     starts, sizes = _starts(what, operand, start_indices), [operator.index(n) for n in slice_sizes]
@@ -178,8 +176,6 @@ def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[
     >>> dynamic_update_slice(np.zeros((2, 4)), np.ones((2, 2)), (0, 1))
     array([[0., 1., 1., 0.],
            [0., 1., 1., 0.]])
-
-    Source: `jax.lax.dynamic_update_slice`.
     """
     what, operand, update = "dynamic_update_slice", as_array(operand), as_array(update)
     starts = _starts(what, operand, start_indices)
@@ -195,7 +191,7 @@ def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, ax
     >>> dynamic_slice_in_dim(np.arange(5), 3, 2), dynamic_slice_in_dim(np.arange(5), 4, 2)
     (array([3, 4]), array([3, 4]))
 
-    Source: `jax.lax.dynamic_slice_in_dim`; shard_map tutorial, "Example 1: all-gather on one side".
+    Source: shard_map tutorial, "Example 1: all-gather on one side".
     """
     what, operand = "dynamic_slice_in_dim", as_array(operand)
     axis = normalize_axis(axis, typeof(operand).ndim, what)
@@ -210,8 +206,6 @@ def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Valu
     >>> import numpy as np
     >>> dynamic_update_slice_in_dim(np.zeros(5), np.ones(2), 3, 0)
     array([0., 0., 0., 1., 1.])
-
-    Source: `jax.lax.dynamic_update_slice_in_dim`.
     """
     what, operand, update = "dynamic_update_slice_in_dim", as_array(operand), as_array(update)
     axis = normalize_axis(axis, typeof(operand).ndim, what)
@@ -225,8 +219,6 @@ def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: 
     >>> import numpy as np
     >>> dynamic_index_in_dim(np.eye(2), 1), dynamic_index_in_dim(np.eye(2), 1, keepdims=False)
     (array([[0., 1.]]), array([0., 1.]))
-
-    Source: `jax.lax.dynamic_index_in_dim`.
     """
     part = dynamic_slice_in_dim(operand, index, 1, axis)
     return part if keepdims else squeeze(part, axis)
@@ -241,8 +233,6 @@ def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axi
     >>> dynamic_update_index_in_dim(np.zeros((2, 3)), np.ones(3), 1, 0)
     array([[0., 0., 0.],
            [1., 1., 1.]])
-
-    Source: `jax.lax.dynamic_update_index_in_dim`.
     """
     ndim, update = typeof(as_array(operand)).ndim, as_array(update)
     axis = normalize_axis(axis, ndim, "dynamic_update_index_in_dim")

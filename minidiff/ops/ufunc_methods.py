@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +16,11 @@ from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import convert
+from minidiff.ops.base import convert, reduced_shape
 from minidiff.ops.elementwise import copy, exp, isfinite, log, where
 from minidiff.ops.indexing import getitem
 from minidiff.ops.reduction import max as maximum_of
+from minidiff.ops.reduction import merge_axes
 from minidiff.ops.reduction import sum as sum_of
 from minidiff.ops.shape import moveaxis, reduced_axes, reshape, stack
 
@@ -65,16 +65,14 @@ def reduce(
         raise ValueError(f"{ufunc.__name__}.reduce: the order matters, so it reduces one axis at a time, got {axis}")
     if mask is not True:
         array = _mask(ufunc, array, mask, initial)
-    rest = tuple(n for a, n in enumerate(t.shape) if a not in axes)
-    slices = moveaxis(array, axes, tuple(range(len(axes))))
-    slices = list(reshape(slices, (math.prod(t.shape[a] for a in axes), *rest)))
+    slices, rest = list(merge_axes(array, axes)), reduced_shape(t, axes)
     start = ufunc.identity if initial is None and len(slices) < 2 else initial  # np.hypot.reduce([-1]) is 1
     if start is not None:
         slices.insert(0, start if isinstance(start, Tracer) else numpy.full(rest, numpy.array(start).astype(t.dtype)))
     if not slices:
         raise ValueError(f"{ufunc.__name__}.reduce: nothing to reduce along {axis} of {t}, and there is no identity")
     out = functools.reduce(NUMPY_FUNCTIONS[ufunc], slices) if len(slices) > 1 else copy(slices[0])
-    return reshape(out, tuple(1 if a in axes else n for a, n in enumerate(t.shape))) if keepdims else out
+    return reshape(out, reduced_shape(t, axes, True)) if keepdims else out
 
 
 def _mask(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:

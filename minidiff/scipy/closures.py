@@ -1,9 +1,15 @@
-"""Functions that SciPy's solvers call: on plain arrays; traced values that they close over are arguments."""
+"""Functions that SciPy's solvers call, and calls of SciPy's functions for stacks of arrays.
+
+Solvers call functions of plain arrays: traced values that these close over are arguments.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
+
+import numpy
 
 from minidiff.core.ranks import cast_to
 from minidiff.core.states import common_states
@@ -52,3 +58,15 @@ def close(what: str, f: Callable, *args: Value) -> tuple[Callable, list[Value], 
     values = [*args, *floats]
     values = [cast_to(x, states) for x, states in zip(values, common_states(tuple(map(states_of, values))))]
     return function, values[: len(args)], values[len(args) :]
+
+
+def over_stacks(f: Callable, signature: str, ndim: int = 2) -> Callable:
+    """Apply a function of SciPy to stacks of matrices, or of arrays of `ndim` dimensions; stacks broadcast."""
+
+    def impl(*arrays: numpy.ndarray, **params: Any) -> numpy.ndarray:
+        each, dtype = functools.partial(f, **params), numpy.result_type(*arrays)
+        if all(x.ndim == ndim for x in arrays):
+            return numpy.asarray(each(*arrays)).astype(dtype, copy=False)
+        return numpy.vectorize(each, otypes=[dtype], signature=signature)(*arrays)
+
+    return impl

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy
 import scipy.linalg
@@ -21,76 +20,33 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions
 from minidiff.ops.base import General, add_all, bind_aligned, match
-from minidiff.ops.decomposition import OfMatrix, as_floating, check_matrices, solve_dimensions, solve_p, solve_shape
+from minidiff.ops.decomposition import (
+    OfMatrix,
+    check_matrices,
+    linear_equation,
+    right_hand_side,
+    solve_columns,
+    solve_p,
+)
+from minidiff.scipy.closures import over_stacks
 
 __all__ = ["block_diag", "cho_factor", "cho_solve", "cosm", "expm", "sinm", "solve_banded", "solve_sylvester"]
 __all__ += ["solve_triangular", "sqrtm"]
 
 
-def _over_stacks(f: Callable, signature: str) -> Callable:
-    """Apply a function of SciPy to stacks of matrices, which broadcast."""
-
-    def impl(*arrays: numpy.ndarray, **params: Any) -> numpy.ndarray:
-        each, dtype = functools.partial(f, **params), numpy.result_type(*arrays)
-        if all(x.ndim == 2 for x in arrays):
-            return numpy.asarray(each(*arrays)).astype(dtype, copy=False)
-        return numpy.vectorize(each, otypes=[dtype], signature=signature)(*arrays)
-
-    return impl
-
-
 # ---------------------------------------------------------------- linear equations
-
-
-def _equation(
-    name: str, impl: Callable, signature: str, product: Callable, transpose: Callable, **rules: Any
-) -> General:
-    """The operation that solves `product(a, x, **params) = b` for x; `transpose(a, **params)` has a's transpose.
-
-    `transpose` returns a pair of that and its parameters.
-    """
-
-    def tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
-        ta, tb = tangents
-        terms = [t for t in (tb, None if ta is None else -product(ta, out, **params)) if t is not None]
-        return primitive.bind(primals[0], add_all(terms), **params)
-
-    def transpose_rule(ct: Value, operands: Sequence, **params: Any) -> list[Value]:
-        a, others = transpose(operands[0], **params)
-        return [match(primitive.bind(a, ct, **others), operands[1])]
-
-    primitive = General(
-        name,
-        _over_stacks(impl, signature),
-        lambda a, b, **params: solve_shape(a, b),
-        tangent,
-        bind_aligned,
-        transpose_rule=transpose_rule,
-        **rules,
-    )
-    return primitive
-
-
-def _bind(primitive: General, a: Value, b: Value, **params: Any) -> Value:
-    """Solve for a right-hand side that is a vector, or (stacks of) matrices."""
-    a, b = as_floating(primitive.name, a), as_floating(primitive.name, b)
-    if typeof(b).ndim == 1:
-        return primitive.bind(a, b[:, None], **params)[..., 0]
-    return primitive.bind(a, b, **params)
 
 
 def _triangle(x: Value, lower: bool) -> Value:
     return numpy.tril(x) if lower else numpy.triu(x)
 
 
-_triangular_p = _equation(
+_triangular_p = linear_equation(
     "solve_triangular",
-    scipy.linalg.solve_triangular,
-    "(n,n),(n,k)->(n,k)",
+    over_stacks(scipy.linalg.solve_triangular, "(n,n),(n,k)->(n,k)"),
     lambda a, x, lower: _triangle(a, lower) @ x,
     lambda a, lower: (a.mT, {"lower": not lower}),
     fits=lambda a, b, lower: solve_p.fits(a, b),
-    sharding=solve_dimensions,
 )
 
 
@@ -106,13 +62,14 @@ def solve_triangular(
     array([1., 1.])
     """
     a = check_matrices("solve_triangular", a, square=True)
+    b = right_hand_side("solve_triangular", a, b)
     if unit_diagonal:
         a = numpy.where(numpy.eye(typeof(a).shape[-1], dtype=bool), 1.0, a)
     if trans in (0, "N"):
-        return _bind(_triangular_p, a, b, lower=bool(lower))
+        return solve_columns(_triangular_p, a, b, lower=bool(lower))
     if trans not in (1, 2, "T", "C"):
         raise ValueError(f"solve_triangular: trans is 0, 1 or 2 (or 'N', 'T', 'C'), got {trans!r}")
-    return _bind(_triangular_p, (a if trans in (1, "T") else numpy.conjugate(a)).mT, b, lower=not lower)
+    return solve_columns(_triangular_p, (a if trans in (1, "T") else numpy.conjugate(a)).mT, b, lower=not lower)
 
 
 def cho_factor(a: Value, lower: bool = False) -> tuple[Value, bool]:
@@ -151,13 +108,11 @@ def _banded_transpose(ab: Value, bands: tuple[int, int]) -> tuple[Value, dict]:
     return numpy.stack(rows, -2), {"bands": (up, low)}
 
 
-_banded_p = _equation(
+_banded_p = linear_equation(
     "solve_banded",
-    lambda ab, b, bands: scipy.linalg.solve_banded(bands, ab, b),
-    "(r,n),(n,k)->(n,k)",
+    over_stacks(lambda ab, b, bands: scipy.linalg.solve_banded(bands, ab, b), "(r,n),(n,k)->(n,k)"),
     _banded_product,
     _banded_transpose,
-    sharding=solve_dimensions,
 )
 
 
@@ -169,7 +124,9 @@ def solve_banded(l_and_u: tuple[int, int], ab: Value, b: Value) -> Value:
     >>> solve_banded((1, 0), numpy.array([[2.0, 4.0], [1.0, 0.0]]), numpy.array([2.0, 5.0]))
     array([1., 1.])
     """
-    return _bind(_banded_p, check_matrices("solve_banded", ab), b, bands=(int(l_and_u[0]), int(l_and_u[1])))
+    ab = check_matrices("solve_banded", ab)
+    b = right_hand_side("solve_banded", ab, b)
+    return solve_columns(_banded_p, ab, b, bands=(int(l_and_u[0]), int(l_and_u[1])))
 
 
 def _sylvester_product(ab: Value, x: Value) -> Value:
@@ -183,12 +140,12 @@ def _sylvester(ab: numpy.ndarray, q: numpy.ndarray) -> numpy.ndarray:
 
 
 # Linear in its second operand: the first has both matrices, as diagonal blocks.
-_sylvester_p = _equation(
+_sylvester_p = linear_equation(
     "solve_sylvester",
-    _sylvester,
-    "(s,s),(n,k)->(n,k)",
+    over_stacks(_sylvester, "(s,s),(n,k)->(n,k)"),
     _sylvester_product,
     lambda ab: (ab.mT, {}),
+    bind_aligned,
     sharding=dimensions.batch(2),
 )
 
@@ -200,7 +157,7 @@ def solve_sylvester(a: Value, b: Value, q: Value) -> Value:
     array([[2.]])
     """
     a, b = (check_matrices("solve_sylvester", x, square=True) for x in (a, b))
-    return _bind(_sylvester_p, block_diag(a, b), q)
+    return _sylvester_p.bind(block_diag(a, b), check_matrices("solve_sylvester", q))
 
 
 def block_diag(*arrs: Value) -> Value:
@@ -235,7 +192,7 @@ def _upper_right(x: Value) -> Value:
 def _of_matrix(f: Callable, what: str, example: str) -> Callable[[Value], Value]:
     """Declare a function of a square matrix, and its derivative as a linear operation."""
     name = f.__name__
-    impl = _over_stacks(f, "(n,n)->(n,n)")
+    impl = over_stacks(f, "(n,n)->(n,n)")
 
     def tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
         (x, e), (tx, te) = primals, tangents
@@ -278,7 +235,7 @@ def _complex(t: Value | ShapedArray) -> numpy.dtype:
 
 _sqrtm_p = OfMatrix(
     "sqrtm",
-    lambda x: _over_stacks(scipy.linalg.sqrtm, "(n,n)->(n,n)")(x.astype(_complex(x))),
+    lambda x: over_stacks(scipy.linalg.sqrtm, "(n,n)->(n,n)")(x.astype(_complex(x))),
     lambda x: (x.shape, _complex(x)),
     _sqrtm_rule,
 )

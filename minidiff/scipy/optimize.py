@@ -67,7 +67,16 @@ def _move_solution(solver: Callable, f: Callable, equations: Callable, primals: 
     return (x, success), (-solve(jacfwd(g)(x, *values), moved), success)
 
 
-def _solve(solver: Callable, fun: Callable, equations: Callable, x0: Value, args: tuple) -> Result:
+def _solve(
+    find: Callable, jac: Callable, fun: Callable, equations: Callable, x0: Value, args: tuple, /, **options: Any
+) -> Result:
+    """What SciPy's `find` returns for `fun`, whose derivative is `jac(fun)`: a root of `equations(fun)`."""
+
+    def solver(f: Callable, x0: numpy.ndarray) -> Any:
+        return find(f, x0, jac=jac(f), **options)
+
+    if "jac" in options:
+        raise TypeError(f"{find.__name__}: the derivative of fun is computed here; leave out jac={options['jac']!r}")
     x0 = as_floating("x0", as_array(x0))
     if typeof(x0).ndim != 1:
         raise ValueError(f"x0 must be a vector, as for SciPy, got {typeof(x0)}: write x0.ravel(), and reshape x in fun")
@@ -88,11 +97,7 @@ def root(
     >>> round(float(md.grad(lambda a: root(lambda x: x * x - a, numpy.ones(1)).x[0])(4.0)), 6)  # 1 / (2 sqrt(a))
     0.25
     """
-
-    def solver(f: Callable, x0: numpy.ndarray) -> Any:
-        return scipy.optimize.root(f, x0, jac=jacfwd(f), method=method, tol=tol, **kwds)
-
-    return _solve(solver, fun, lambda f: f, x0, args)
+    return _solve(scipy.optimize.root, jacfwd, fun, lambda f: f, x0, args, method=method, tol=tol, **kwds)
 
 
 def minimize(
@@ -108,8 +113,4 @@ def minimize(
     >>> md.grad(lambda a: minimize(f, numpy.zeros(2), (a,)).x.sum())(numpy.array([1.0, 2.0]))
     array([0.5, 0.5])
     """
-
-    def solver(f: Callable, x0: numpy.ndarray) -> Any:
-        return scipy.optimize.minimize(f, x0, jac=grad(f), method=method, tol=tol, **kwds)
-
-    return _solve(solver, fun, grad, x0, args)
+    return _solve(scipy.optimize.minimize, grad, fun, grad, x0, args, method=method, tol=tol, **kwds)

@@ -9,18 +9,14 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.ops.arrays import as_array
 from minidiff.ops.linalg import conj, convolution, reverse
+from minidiff.scipy.closures import over_stacks
 
 __all__ = ["convolve", "correlate"]
 
 
 def _impl(x: numpy.ndarray, y: numpy.ndarray, mode: str, method: str, ndim: int) -> numpy.ndarray:
-    def each(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
-        return scipy.signal.convolve(x, y, mode, method)
-
-    if x.ndim == y.ndim == ndim:
-        return each(x, y)
     core = [",".join(f"{name}{d}" for d in range(ndim)) for name in "xyz"]
-    return numpy.vectorize(each, signature="({}),({})->({})".format(*core), otypes=[numpy.result_type(x, y)])(x, y)
+    return over_stacks(scipy.signal.convolve, "({}),({})->({})".format(*core), ndim)(x, y, mode=mode, method=method)
 
 
 _convolve_p = convolution(_impl)

@@ -97,5 +97,6 @@ ROWS = [
     *(row(linalg.cho_solve, definite(3, 3), real(3), f=solve_by_cholesky, lower=lower) for lower in (True, False)),
     *(row(linalg.solve_banded, banded(sum(bands) + 1, 5), real(*b), f=of_bands, bands=bands) for bands, b in BANDS),
     *(row(linalg.solve_sylvester, definite(*s, 3, 3), definite(*s, 2, 2), real(*s, 3, 2)) for s in ((), (2,))),
+    row(linalg.solve_sylvester, definite(3, 3), definite(2, 2), real(4, 3, 2)),
     row(linalg.block_diag, real(2, 3), real(), real(2), f=lambda *xs: linalg.block_diag(*xs)),
 ]

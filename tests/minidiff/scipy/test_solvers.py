@@ -134,3 +134,10 @@ def test_errors():
         mapped(lambda x: optimize.root(lambda z: psum(z, "i") - x, x).x)
     outside = mapped(lambda x: (lambda total: optimize.root(lambda z: z - total, x).x)(psum(x, "i")))
     np.testing.assert_allclose(outside.gather(), [2.0, 4.0, 2.0, 4.0])
+
+
+@pytest.mark.parametrize("find", [optimize.root, optimize.minimize])
+def test_the_derivative_is_not_an_argument(find):
+    """SciPy's users give it; the message is not that of a call inside."""
+    with pytest.raises(TypeError, match=f"{find.__name__}: the derivative of fun is computed here; leave out jac="):
+        find(lambda x: x @ x, np.ones(1), jac=lambda x: 2 * x)

@@ -85,3 +85,11 @@ def test_dirichlet():
         actual, expected = (getattr(d.dirichlet, method)(x, alpha) for d in (stats, scipy.stats))
         np.testing.assert_allclose(actual, expected, rtol=1e-12)
     check_grads(stats.dirichlet.logpdf, (x, alpha))
+
+
+@pytest.mark.parametrize("transformation", [lambda f: f, lambda f: md.grad(lambda x: f(x).sum()), md.vmap])
+def test_one_triangular_system_for_all_points(transformation):
+    """The points are its columns: it is not solved for each of them."""
+    density = transformation(lambda x: stats.multivariate_normal.logpdf(x, np.zeros(2), np.eye(2)))
+    solved = [e for e in md.make_tape(density)(np.ones((300, 2))).equations if str(e.primitive) == "solve_triangular"]
+    assert solved and {e.outputs[0].type.shape for e in solved} == {(2, 300)}

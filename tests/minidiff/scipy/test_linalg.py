@@ -1,0 +1,43 @@
+"""Right-hand sides of SciPy's equations: in lists, in stacks, and those that do not fit."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+import minidiff as md
+from minidiff.scipy import linalg
+
+A = np.array([[2.0, 0.0, 0.0], [1.0, 4.0, 0.0], [3.0, 1.0, 5.0]])
+BANDS = np.array([[2.0, 4.0, 5.0], [1.0, 1.0, 0.0]])
+SOLVERS = {
+    "solve_triangular": lambda b, module=linalg: module.solve_triangular(A, b, lower=True),
+    "solve_banded": lambda b, module=linalg: module.solve_banded((1, 0), BANDS, b),
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_lists_are_right_hand_sides(name):
+    b = [1.0, 2.0, 3.0]
+    np.testing.assert_allclose(SOLVERS[name](b), SOLVERS[name](b, scipy.linalg), rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("b", [3.0, np.ones(4), np.ones((4, 2)), np.ones((2, 4, 3))])
+def test_a_right_hand_side_with_other_rows(name, b):
+    with pytest.raises(ValueError, match=f"{name}: the right-hand side must have as many rows as the matrix, got f64"):
+        SOLVERS[name](b)
+
+
+def test_a_right_hand_side_of_sylvesters_equation():
+    with pytest.raises(np.linalg.LinAlgError, match=r"solve_sylvester: matrices have at least two dim.*got f64\[3\]"):
+        linalg.solve_sylvester(A, A, np.ones(3))
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_vmap_solves_for_the_columns_of_one_matrix(name):
+    """The batch is in the columns, where one matrix serves all: SciPy is called once."""
+    batch = np.arange(30.0).reshape(5, 3, 2)
+    tape = md.make_tape(md.vmap(SOLVERS[name]))(batch)
+    assert [e.outputs[0].type.shape for e in tape.equations if str(e.primitive) == name] == [(3, 10)]
+    expected = np.stack([SOLVERS[name](b, scipy.linalg) for b in batch])
+    np.testing.assert_allclose(md.vmap(SOLVERS[name])(batch), expected, rtol=1e-13)
