@@ -115,10 +115,13 @@ class MemoryWalk(Walk):
         self.strided: dict[Var, Any] = {}  # arrays that have the strides of values
         self.data: dict[Var, Any] = {}  # of sharded arrays, those of what this process holds
         self.copied: dict[Equation, int] = {}  # what cutting blocks out of arguments copies, for a shard_map
-        self.layout = functools.cache(lambda tape: MemoryLayout(tape, self.strided))
+        self.layouts: dict[Tape, MemoryLayout] = {}  # of what ran for a tape
 
     def run_of(self, tape: Tape) -> TapeRun:
         return MemoryRun(self, tape)
+
+    def layout(self, tape: Tape) -> MemoryLayout:
+        return self.layouts.get(tape) or self.layouts.setdefault(tape, MemoryLayout(tape, self.strided))
 
     def write_elsewhere(self, body: Tape, which: Sequence[bool]) -> None:
         """Note which results of a body are in memory that is counted outside of it."""
@@ -196,7 +199,7 @@ class MemoryRun(TapeRun):
 
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         walk, around = self.walk, self.walk.around.get(tape, Around([RESULTS] * len(tape.outputs)))
-        self.around, self.source = around, None
+        self.around, self.source, given = around, None, tape
         if walk.compiled and not around.stepwise:
             foreign = [v.type.sharding is not None for v in tape.inputs]
             self.source = Source(tape, foreign=foreign, donated=around.donated, given_up=True, runs=around.runs)
@@ -206,7 +209,8 @@ class MemoryRun(TapeRun):
         elif walk.in_place:
             tape = group_operations(tape, (), runs=around.runs)
         liveness = Memory(tape) if self.source is None else self.source.memory
-        self.layout = walk.layout(tape)
+        takes = self.source.takes if self.source else {}
+        self.layout = walk.layouts[given] = walk.layout(tape) if tape is given else MemoryLayout(tape, walk.strided, takes)
         self.backward, used = _passes(tape)
         self.kinds = self.find_kinds(tape, used)
         self.factors: set[Var] = set()  # what the rules of cotangents compute of their operands alone
@@ -294,8 +298,8 @@ class MemoryRun(TapeRun):
 
         A view of another result takes none, nor does one of a sharded argument; a view of another argument is copied.
         """
-        body = self.walk.body_of(eqn)
-        bases = self.walk.layout(body).bases
+        layout = self.walk.layout(self.walk.body_of(eqn))
+        body, bases = layout.tape, layout.bases
         sharded = [not isinstance(a, Var) or bool(a.type.sharding) for a in eqn.inputs]
         taken, given = {v for v, yes in zip(body.inputs, sharded) if yes}, {*body.inputs}
         written = self.walk.written.get(eqn, [False] * len(eqn.outputs))
@@ -307,7 +311,7 @@ class MemoryRun(TapeRun):
             made[v] = 0 if over or base & taken & given else sum(map(self.size, new))
             taken |= base - given
             if base:
-                self.walk.data[v] = self.walk.layout(body).array(a)
+                self.walk.data[v] = layout.array(a)
         return made
 
     # ------------------------------------------------ bodies
