@@ -7,7 +7,6 @@ that runs eagerly, values are held as long as Python holds them (`minidiff/value
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,11 @@ import numpy
 from collectives.backends.base import CASTS, Axes, Dims
 from collectives.backends.simulated import Simulated
 from collectives.ops import axis_index_p
+from collectives.passes.overlap import Lowered
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
-from minidiff.core.interpreter import EVALUATE, running, transforming
+from minidiff.core.interpreter import EVALUATE, current_interpreter, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Equation, Tape, evaluate_equation, read
@@ -30,6 +30,7 @@ from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, split_location
+from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
@@ -166,8 +167,8 @@ class MemoryWalk(Walk):
         params, body, stage = eqn.params, eqn.params["body"], Stage(None)
         stage.watch.eager = True
         inside = _Replay(Mesh(ranks.sizes, ranks), params["check_rep"], base=stage)
-        inside.steps = not self.compiled
-        ending = _ending(body, self.ended, {})
+        inside.compiled = self.compiled
+        self.ending = ending = _ending(body, self.ended, {})
         with transforming(inside), transforming(stage), running(inside):
             env: dict[Var, Any] = {}
             data: Any
@@ -214,8 +215,9 @@ class MemoryRun(TapeRun):
         self.backward, used = _passes(tape)
         self.kinds = self.find_kinds(tape, used)
         self.factors: set[Var] = set()  # what the rules of cotangents compute of their operands alone
-        ending = _ending(tape, walk.ended, self.layout.bases) if around.stepwise else self.with_inner(liveness.ending)
+        self.ending = ending = _ending(tape, walk.ended, self.layout.bases) if around.stepwise else self.with_inner(liveness.ending)
         self.live: dict[Any, int] = {}
+        self.returned: dict[Equation, list] = {}  # results of branches that are operands or constants, with these
         for k, eqn in enumerate(tape.equations):
             if eqn.bodies and eqn.primitive is not fused_p:
                 self.run_bodies(eqn)
@@ -269,6 +271,9 @@ class MemoryRun(TapeRun):
             made = self.results_of_body(eqn)
         else:
             made, extra[TEMPORARIES] = self.layout.allocated(eqn, self.size)
+        for v, a in self.returned.get(eqn, ()):  # in the memory of an operand that is not used again
+            bases = self.layout.bases[a] if isinstance(a, Var) else ()
+            made[v] = sum(self.live.pop(b, 0) for b in bases if b in self.ending[k])
         if source is not None and self.around.frees:
             for v in eqn.outputs:
                 self.live.pop(source.takes.get(v, v), None)
@@ -319,7 +324,7 @@ class MemoryRun(TapeRun):
     def around_body(self, eqn: Equation) -> Around:
         walk, given = self.walk, [self.kinds[v] for v in eqn.outputs]
         if eqn.primitive is not shard_map_p:  # eagerly, a recorded branch holds all of its values until it ends
-            inside, runs = self.around.eqn if walk.eager else None, self.around.runs * run_count(eqn)
+            inside, runs = self.around.eqn if walk.eager else None, self.around.runs * eqn.params.get("runs", run_count(eqn))
             return Around(given, (), not walk.eager or inside is not None, inside, walk.eager, runs)
         walk.body_of(eqn)
         if walk.compiled and eqn not in walk.stepwise:
@@ -345,6 +350,13 @@ class MemoryRun(TapeRun):
 
     def inline(self, eqn: Equation, body: Tape, inputs: Sequence[Any]) -> None:
         body = self.walk.body_of(eqn) if eqn.primitive is shard_map_p else body
+        if isinstance(eqn.primitive, Cond):
+            given = dict(zip(body.inputs, inputs))
+            self.returned[eqn] = [
+                (v, given.get(a) if isinstance(a, Var) else a)
+                for v, a in zip(eqn.outputs, body.outputs)
+                if not isinstance(a, Var) or a in given
+            ]
         self.nest(eqn, self.walk.price(body, known=self.passed(body, inputs)), 1, 0.0)
 
     def nest(self, eqn: Equation, span: TapeCost, times: int, ready: float) -> None:
@@ -373,6 +385,27 @@ class MemoryRun(TapeRun):
     def lists_elements(self) -> bool:
         """Whether loops make lists of blocks on ranks, and stack them at the end; others write into the whole array."""
         return self.around.stepwise and self.around.eqn is not None
+
+    # ------------------------------------------------ what is known
+
+    def value(self, a: Any) -> Any:
+        is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu"
+        return a if is_table else super().value(a)
+
+    def find_known(self, eqn: Equation) -> None:
+        """Compute integers whose operands are known: the numbers of simulated ranks, and what a schedule has for them."""
+        values, ranks = [self.value(a) for a in eqn.inputs], eqn.params.get("ranks")
+        if any(x is None for x in values) or any(v.type.dtype.kind not in "biu" for v in eqn.outputs):
+            return
+        if ranks is None and eqn.primitive is not fused_p:
+            found = eqn.primitive.impl(*values, **eqn.params)
+        elif isinstance(ranks, _OneRank) or ranks is None:
+            return
+        elif isinstance(eqn.primitive, Lowered):
+            found = eqn.primitive.simulated(eqn.params)(*values)
+        else:
+            found = ranks.axis_index(eqn.params["axes"])[0]
+        self.known.update(zip(eqn.outputs, found if eqn.primitive.multiple_results else [found]))
 
     # ------------------------------------------------ kinds
 
@@ -441,6 +474,22 @@ def _is_unknown(x: Any) -> bool:
     return isinstance(x, Tracer) or typeof(x).dtype.kind not in "biu"
 
 
+program_p = Call("program")
+
+
+class _Step(Tape):
+    """The body of a loop that `runs` so often."""
+
+    def __init__(self, body: Tape, runs: int):
+        super().__init__(body.inputs, body.equations, body.outputs)
+        self.runs = runs
+        self.lowered: dict[tuple, tuple] = {}  # by the types and places of its operands
+
+    def __call__(self, *values: Any) -> list:
+        interpreter: Any = current_interpreter()
+        return interpreter.run_step(self, values)
+
+
 class _Replay(SPMD):
     """Records what a body does to the data of the ranks in this process, loops of any length included.
 
@@ -448,13 +497,15 @@ class _Replay(SPMD):
     """
 
     unrolled = math.inf
-    steps = True  # whether the steps of loops run one by one
+    compiled = False  # whether the step of a loop is a program
 
     def process(self, primitive: Primitive, args: Sequence[Any], params: dict) -> Any:
         simulated = self.mesh.backend == "simulated"
         if primitive is axis_index_p and simulated:
             return RankTracer(self, *self.mesh.ranks.axis_index(params["axes"]))
-        if self.steps and isinstance(primitive, Scan):
+        if isinstance(primitive, Scan):
+            if self.compiled:
+                params = {**params, "body": _Step(params["body"], params["length"])}
             with running(self):
                 return primitive.evaluate(args, params)
         recorder, data = self.base, [self.operand(x)[0] for x in args]
@@ -465,6 +516,20 @@ class _Replay(SPMD):
             return super().process(primitive, args, params)
         finally:
             self.base = recorder
+
+    def run_step(self, step: _Step, values: Sequence[Any]) -> list:
+        """Record the step of a loop as one operation, whose body is the program that it is compiled to."""
+        operands, states = [self.operand(x) for x in values], [getattr(x, "marked", None) for x in values]
+        key = tuple((typeof(x), held, s) for (x, held), s in zip(operands, states))
+        try:
+            if key not in step.lowered:
+                step.lowered[key] = SPMD(self.mesh, self.scope.typed).lowered(step, operands, states, {})
+        except TracerError:
+            return step.apply(*values)
+        body, places = step.lowered[key]
+        with running(self.base):
+            results = self.base.record(program_p, [x for x, _ in operands], {"body": body, "runs": step.runs})
+        return [RankTracer(self, x, *place) for x, place in zip(results, places)]
 
     def _branch_by_rank(self, cond: Cond, args: Sequence[Any], params: dict, recorded: bool) -> list:
         return super()._branch_by_rank(cond, args, params, isinstance(self.operand(args[0])[0], Tracer))
