@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from collectives.backends.base import CASTS, Axes, Dims
+from collectives.backends.base import CASTS, Axes, OneRank
 from collectives.backends.simulated import Simulated
 from collectives.ops import axis_index_p
 from collectives.passes.overlap import Lowered
@@ -443,31 +443,18 @@ def _takes(left: Counter, block: Any) -> bool:
 # ---------------------------------------------------------------- what a compiled body does
 
 
-class _OneRank(Simulated):
-    """One rank of a mesh and its blocks, for programs that are not run."""
+class _OneRank(OneRank, Simulated):
+    """The first rank of a mesh, for programs that are not run."""
 
     name = "mpi"
     at_once = False
 
-    def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        held = self.sort_axes({a for _, axes in operands for a in axes})
-        return primitive.bind(*[x for x, _ in operands], **params), held
-
     def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS
 
-    def place(self, x: Any, dims: Dims) -> tuple[Any, Axes]:
-        index = [slice(n // self.size(axes)) for axes, n in zip(dims, x.shape)]
-        return x[tuple(index)], self.sort_axes({a for axes in dims for a in axes})
-
-    def reshard_data(self, x: Any, held: Axes, wanted: Axes) -> Any:
-        return x
-
-    def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
-        return x.shape
-
-    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
-        return shape
+    @property
+    def coordinates(self) -> dict[str, int]:
+        return dict.fromkeys(self.sizes, 0)
 
 
 def _is_unknown(x: Any) -> bool:
