@@ -19,6 +19,7 @@ from minidiff.core.tape import Tape
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
+from minidiff.higher_order.cond import Cond
 from minidiff.inputs.arguments import check_function
 from minidiff.transforms.recording import make_tape
 from minidiff.values.aliasing import distinct_bytes
@@ -39,6 +40,9 @@ WHOLE = (
     "arguments that are plain arrays are whole on every rank; where only blocks of them are used, spmd.distribute them "
     "and save {:,} bytes a rank"
 )
+
+#: The ranks, along each axis of so many, that stand for all where these take different branches.
+PLACES = (lambda n: 0, lambda n: n // 2, lambda n: n - 1)
 
 # ---------------------------------------------------------------- the report
 
@@ -161,22 +165,21 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
     """
     check_function("memory", f, args)
     if isinstance(f, Tape):
-        return _report(f, MemoryWalk(optimized, every_rank=every_rank))
+        return _report(f, compiled=optimized, every_rank=every_rank)
 
     def report(*args: Any) -> MemoryUse:
-        if isinstance(f, Jitted):
-            return _report(rewritten(f)(*args), MemoryWalk(True, every_rank=every_rank), f.donates(*args))
-        if optimized:
-            return _report(rewritten(f)(*args), MemoryWalk(True, every_rank=every_rank))
+        if optimized or isinstance(f, Jitted):
+            donated = f.donates(*args) if isinstance(f, Jitted) else ()
+            return _report(rewritten(f)(*args), donated, compiled=True, every_rank=every_rank)
         tape, lifetimes = _record_eagerly(f, args)
-        return _report(tape, MemoryWalk(lifetimes=lifetimes, every_rank=every_rank))
+        return _report(tape, lifetimes=lifetimes, every_rank=every_rank)
 
     return hide_own_frames_of_lambda(report)
 
 
 def memory_in_place(tape: Tape) -> MemoryUse:
     """Report on a program that is compiled as XLA does: results are over arguments, and carries over those before."""
-    return _report(tape, MemoryWalk(in_place=True))
+    return _report(tape, in_place=True)
 
 
 def _record_eagerly(f: Callable, args: tuple) -> tuple[Tape, Lifetimes]:
@@ -186,7 +189,21 @@ def _record_eagerly(f: Callable, args: tuple) -> tuple[Tape, Lifetimes]:
         return make_tape(f)(*args), lifetimes
 
 
-def _report(tape: Tape, walk: MemoryWalk, donated: Sequence[bool] = ()) -> MemoryUse:
+def _report(tape: Tape, donated: Sequence[bool] = (), **of_walk: Any) -> MemoryUse:
+    """The report for a rank; if ranks take different branches, for the first, middle or last one that holds most."""
+    alike = of_walk.get("every_rank") or of_walk.get("in_place") or not _branches_by_rank(tape)
+    walks = [MemoryWalk(**of_walk, place=place) for place in ((None,) if alike else PLACES)]
+    return max((_report_of(tape, walk, donated) for walk in walks), key=lambda use: use.peak.total)
+
+
+def _branches_by_rank(tape: Tape) -> bool:
+    return any(
+        (isinstance(eqn.primitive, Cond) and bool(typeof(eqn.inputs[0]).variance)) or any(map(_branches_by_rank, eqn.bodies))
+        for eqn in tape.equations
+    )
+
+
+def _report_of(tape: Tape, walk: MemoryWalk, donated: Sequence[bool]) -> MemoryUse:
     arguments = [nbytes_of(t, walk.every_rank) for t in tape.in_types]
     held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(_held_by_constant(c) for c in _constants(tape))}
     walk.around[tape] = Around([RESULTS] * len(tape.outputs), donated, stepwise=walk.eager)

@@ -148,8 +148,7 @@ class MemoryLayout:
         """The bytes of the memory of results, and those that the operation takes besides while it runs."""
         primitive = eqn.primitive
         if eqn in self.inner:
-            held = {v: size(v) for v in self.made[eqn]}
-            return held, self.inner[eqn].peak() - sum(held.values())
+            return {v: size(v) for v in self.made[eqn]}, 0
         if self.is_view(eqn):
             return {}, 0
         held = {v: size(v) for v in eqn.outputs}
@@ -162,22 +161,6 @@ class MemoryLayout:
             return held, packed
         types = [t for t in map(operand_type, eqn.inputs) if isinstance(t, ShapedArray)]
         return held, workspace(primitive, types, [v.type for v in eqn.outputs]) + self.copied(eqn)
-
-    def peak(self) -> int:
-        """The most bytes that the tape allocates, if each value is freed after its last use."""
-        last: dict[Var, float] = {}
-        for k, eqn in enumerate(self.tape.equations):
-            used = [a for a in (*eqn.inputs, *eqn.outputs) if isinstance(a, Var)]
-            last.update((b, k) for a in used for b in self.bases[a])
-        last.update((b, math.inf) for a in self.tape.outputs if isinstance(a, Var) for b in self.bases[a])
-        live: dict[Var, int] = {}
-        most = 0
-        for k, eqn in enumerate(self.tape.equations):
-            held, besides = self.allocated(eqn, lambda v: v.type.nbytes)
-            live.update(held)
-            most = max(most, sum(live.values()) + besides)
-            live = {v: n for v, n in live.items() if last[v] > k}
-        return most
 
     def packed(self, eqn: Equation) -> int:
         """What a collective copies: MPI takes contiguous messages, and gives them back, rank after rank."""

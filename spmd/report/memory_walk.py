@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy
@@ -37,10 +38,9 @@ from minidiff.higher_order.while_loop import While
 from minidiff.transforms.recording import make_tape
 from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import block_type
 from spmd.report.memory_layout import MemoryLayout, uniform_p
 from spmd.report.tape_cost import Prices, TapeCost
-from spmd.report.walk import TapeRun, Walk, is_backward
+from spmd.report.walk import TapeRun, Walk, is_backward, local_type
 from spmd.shard_map.compiled import blocks_given_up
 from spmd.shard_map.interpreter import SPMD, RankTracer
 from spmd.shard_map.operation import shard_map_p
@@ -54,6 +54,7 @@ STATIC = (ARGUMENTS, CONSTANTS)
 #: What comes and goes. Memory that several of these describe counts as the first.
 DYNAMIC = (GRADIENTS, RESIDUALS, RESULTS, COMMUNICATION, TEMPORARIES)
 KINDS = (*STATIC, *DYNAMIC)
+MOST_KNOWN = 4096  # integers: of values whose numbers are known
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,16 @@ class MemoryWalk(Walk):
     `every_rank`, this process holds what all ranks do.
     """
 
-    def __init__(self, compiled=False, in_place=False, lifetimes: Lifetimes | None = None, every_rank: bool = False):
+    def __init__(
+        self,
+        compiled: bool = False,
+        in_place: bool = False,
+        lifetimes: Lifetimes | None = None,
+        every_rank: bool = False,
+        place: Callable[[int], int] | None = None,
+    ):
         super().__init__(Prices(), fused=False, asynchronous=False)
-        self.compiled, self.in_place, self.every_rank = compiled, in_place, every_rank
+        self.compiled, self.in_place, self.every_rank, self.place = compiled, in_place, every_rank, place
         self.ended: dict[Var, int] = {**lifetimes.ended} if lifetimes else {}
         self.eager = lifetimes is not None
         self.around: dict[Tape, Around] = {}
@@ -134,7 +142,8 @@ class MemoryWalk(Walk):
         if eqn.primitive is not shard_map_p or self.in_place:
             return eqn.bodies[0]
         if eqn not in self.lowered:
-            ranks = (Simulated if self.every_rank else _OneRank)(eqn.params["mesh"].shape)
+            shape = eqn.params["mesh"].shape
+            ranks = Simulated(shape) if self.every_rank else _OneRank(shape, self.place)
             whole = _lower(eqn.params, ranks) if self.compiled else None
             if whole is not None:
                 self.copied[eqn] = sum(
@@ -215,7 +224,10 @@ class MemoryRun(TapeRun):
         self.backward, used = _passes(tape)
         self.kinds = self.find_kinds(tape, used)
         self.factors: set[Var] = set()  # what the rules of cotangents compute of their operands alone
-        self.ending = ending = _ending(tape, walk.ended, self.layout.bases) if around.stepwise else self.with_inner(liveness.ending)
+        bases = self.layout.bases
+        if not around.stepwise:  # names go when nothing may share their memory
+            bases = {v: {*memory, *liveness.roots[v]} for v, memory in bases.items()}
+        self.ending = _ending(tape, walk.ended if around.stepwise else {}, bases)
         self.live: dict[Any, int] = {}
         self.returned: dict[Equation, list] = {}  # results of branches that are operands or constants, with these
         for k, eqn in enumerate(tape.equations):
@@ -225,7 +237,7 @@ class MemoryRun(TapeRun):
                 self.find_known(eqn)
             self.allocate(eqn, k, liveness)
             freed = self.source.copied.intersection(eqn.outputs) if self.source else ()
-            for v in [*(ending[k] if around.frees else ()), *freed]:
+            for v in [*(self.ending[k] if around.frees else ()), *freed]:
                 self.live.pop(v, None)
 
     def finish(self, tape: Tape) -> TapeCost:
@@ -251,16 +263,6 @@ class MemoryRun(TapeRun):
         """The bytes of a value in this process."""
         return nbytes_of(a.type, self.walk.every_rank)
 
-    def with_inner(self, ending: Mapping[int, list]) -> Mapping[int, list]:
-        """What ends after each equation, with the memory that simulated collectives made, of which values are views."""
-        made = set().union(*self.layout.made.values())
-        in_order = sorted(ending, key=lambda k: math.inf if k < 0 else k)  # those of results never end
-        last = {b: k for k in in_order for v in ending[k] for b in self.layout.bases.get(v, ()) if b in made}
-        found = {k: [*values] for k, values in ending.items()}
-        for b, k in last.items():
-            found[k].append(b)
-        return defaultdict(list, found)
-
     # ------------------------------------------------ operations
 
     def allocate(self, eqn: Equation, k: int, liveness: Memory) -> None:
@@ -271,6 +273,8 @@ class MemoryRun(TapeRun):
             made = self.results_of_body(eqn)
         else:
             made, extra[TEMPORARIES] = self.layout.allocated(eqn, self.size)
+            if eqn in self.layout.inner:
+                extra[TEMPORARIES] = peak_of(self.layout.inner[eqn], eqn) - sum(made.values())
         for v, a in self.returned.get(eqn, ()):  # in the memory of an operand that is not used again
             bases = self.layout.bases[a] if isinstance(a, Var) else ()
             made[v] = sum(self.live.pop(b, 0) for b in bases if b in self.ending[k])
@@ -393,19 +397,17 @@ class MemoryRun(TapeRun):
         return a if is_table else super().value(a)
 
     def find_known(self, eqn: Equation) -> None:
-        """Compute integers whose operands are known: the numbers of simulated ranks, and what a schedule has for them."""
-        values, ranks = [self.value(a) for a in eqn.inputs], eqn.params.get("ranks")
-        if any(x is None for x in values) or any(v.type.dtype.kind not in "biu" for v in eqn.outputs):
+        """Compute few integers whose operands are known: ranks' numbers, and what a schedule has for them."""
+        primitive, params, values = eqn.primitive, eqn.params, [self.value(a) for a in eqn.inputs]
+        few = all(v.type.dtype.kind in "biu" and v.type.size <= MOST_KNOWN for v in eqn.outputs)
+        if not few or any(x is None for x in values) or primitive in (fused_p, uniform_p):
             return
-        if ranks is None and eqn.primitive is not fused_p:
-            found = eqn.primitive.impl(*values, **eqn.params)
-        elif isinstance(ranks, _OneRank) or ranks is None:
-            return
-        elif isinstance(eqn.primitive, Lowered):
-            found = eqn.primitive.simulated(eqn.params)(*values)
-        else:
-            found = ranks.axis_index(eqn.params["axes"])[0]
-        self.known.update(zip(eqn.outputs, found if eqn.primitive.multiple_results else [found]))
+        if primitive.on_ranks:
+            super().find_known(eqn)
+        elif knows_index(ranks := params.get("ranks")) and not (isinstance(primitive, Lowered) and ranks.name == "mpi"):
+            run = primitive.simulated(params) if isinstance(primitive, Lowered) else partial(primitive.impl, **params)
+            found = run(*values)
+            self.known.update(zip(eqn.outputs, found if primitive.multiple_results else [found]))
 
     # ------------------------------------------------ kinds
 
@@ -423,11 +425,15 @@ class MemoryRun(TapeRun):
 
 def nbytes_of(t: ShapedArray, every_rank: bool = False) -> int:
     """The bytes of a value on one rank, or on every one: those of its block, if it is sharded."""
-    if t.sharding is None:
-        return t.nbytes
-    mesh, spec = t.sharding.mesh, t.sharding.spec
-    copies = math.prod(mesh.shape[axis] for axis in spec.held) if every_rank else 1
-    return copies * block_type(t, spec, mesh.shape).nbytes
+    held = t.sharding.spec.held if every_rank and t.sharding else ()
+    return math.prod(t.sharding.mesh.shape[axis] for axis in held) * local_type(t).nbytes
+
+
+def peak_of(layout: MemoryLayout, eqn: Equation) -> int:
+    """The most bytes that what an operation does allocates, if each value is freed after its last use."""
+    walk = MemoryWalk()
+    walk.layouts[layout.tape], walk.around[layout.tape] = layout, Around((), eqn=eqn, stepwise=True)
+    return int(walk.price(layout.tape).seconds)
 
 
 def _block(t: ShapedArray) -> tuple:
@@ -444,17 +450,22 @@ def _takes(left: Counter, block: Any) -> bool:
 
 
 class _OneRank(OneRank, Simulated):
-    """The first rank of a mesh, for programs that are not run."""
+    """A rank of a mesh, for programs that are not run: at this place along each axis, or anywhere."""
 
     name = "mpi"
     at_once = False
 
+    def __init__(self, sizes: dict[str, int], place: Callable[[int], int] | None):
+        super().__init__(sizes)
+        self.is_known = place is not None
+        self.coordinates = {a: place(n) if place else 0 for a, n in sizes.items()}
+
     def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS
 
-    @property
-    def coordinates(self) -> dict[str, int]:
-        return dict.fromkeys(self.sizes, 0)
+
+def knows_index(ranks: Any) -> bool:
+    return not isinstance(ranks, _OneRank) or ranks.is_known
 
 
 def _is_unknown(x: Any) -> bool:
@@ -488,7 +499,7 @@ class _Replay(SPMD):
 
     def process(self, primitive: Primitive, args: Sequence[Any], params: dict) -> Any:
         simulated = self.mesh.backend == "simulated"
-        if primitive is axis_index_p and simulated:
+        if primitive is axis_index_p and knows_index(self.mesh.ranks):
             return RankTracer(self, *self.mesh.ranks.axis_index(params["axes"]))
         if isinstance(primitive, Scan):
             if self.compiled:
