@@ -28,7 +28,7 @@ from spmd.report import plots
 from spmd.report.communication import direction_of, show_line
 from spmd.report.memory_layout import uniform_p
 from spmd.report.memory_walk import ARGUMENTS, CONSTANTS, KINDS, RESULTS, Around, MemoryWalk, Moment, nbytes_of
-from spmd.report.rewritten import meshes_of, rewritten
+from spmd.report.rewritten import meshes_of, rewritten, tapes_in
 from spmd.report.table import Table
 from spmd.report.walk import LONGEST_BRANCH
 from spmd.shard_map.operation import shard_map_p
@@ -41,7 +41,7 @@ WHOLE = (
     "and save {:,} bytes a rank"
 )
 
-#: The ranks, along each axis of so many, that stand for all where these take different branches.
+#: The first, the middle and the last rank along an axis of n: they represent all if these take different branches.
 PLACES = (lambda n: 0, lambda n: n // 2, lambda n: n - 1)
 
 # ---------------------------------------------------------------- the report
@@ -52,9 +52,10 @@ class MemoryUse(Table):
     """The bytes that a rank holds along a program, shown as a table by `print` and notebooks.
 
     `moments` has them for each operation, in the order in which they run; of a loop, for its first and last step.
-    `peak` is the moment with most bytes. `ranks` is how many ranks the program runs on; the numbers are those of each
-    rank, since all run the same program on blocks of the same shapes. `notes` says where the numbers depend on values,
-    and what could be saved. `arguments` has the bytes of each array among the arguments, in order.
+    `peak` is the moment with most bytes. `ranks` is how many ranks the program runs on; the numbers are those of each,
+    since all run the same program on blocks of the same shapes. If ranks take different branches, they are those of the
+    first, the middle or the last rank along each axis, whichever holds most. `notes` says where the numbers depend on
+    values, and what could be saved. `arguments` has the bytes of each array among the arguments, in order.
 
     The kinds of memory:
 
@@ -104,11 +105,6 @@ class MemoryUse(Table):
         kinds = {kind: [m.bytes.get(kind, 0) for m in self.moments] for kind in KINDS if self.highest[kind]}
         label = show_line(self.peak.source) or self.peak.operation
         return plots.bytes_along(ax, kinds, COLORS, self.moments.index(self.peak), label)
-
-    def plot_ranks(self, ax: Any = None) -> Any:
-        """Draw a bar for each rank: its bytes at the peak, by kind. Returns the axes; needs matplotlib."""
-        kinds = {kind: self.peak.bytes[kind] for kind in KINDS if self.peak.bytes.get(kind)}
-        return plots.bytes_on_ranks(ax, kinds, COLORS, self.ranks)
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,22 +186,17 @@ def _record_eagerly(f: Callable, args: tuple) -> tuple[Tape, Lifetimes]:
 
 
 def _report(tape: Tape, donated: Sequence[bool] = (), **of_walk: Any) -> MemoryUse:
-    """The report for a rank; if ranks take different branches, for the first, middle or last one that holds most."""
-    alike = of_walk.get("every_rank") or of_walk.get("in_place") or not _branches_by_rank(tape)
-    walks = [MemoryWalk(**of_walk, place=place) for place in ((None,) if alike else PLACES)]
+    """The report for a rank; if they take different branches, for the one of `PLACES` that holds most."""
+    chosen = [eqn.inputs[0] for t in tapes_in(tape) for eqn in t.equations if isinstance(eqn.primitive, Cond)]
+    differ = any(typeof(x).variance for x in chosen) and not (of_walk.get("every_rank") or of_walk.get("in_place"))
+    walks = [MemoryWalk(**of_walk, place=place) for place in (PLACES if differ else (None,))]
     return max((_report_of(tape, walk, donated) for walk in walks), key=lambda use: use.peak.total)
-
-
-def _branches_by_rank(tape: Tape) -> bool:
-    return any(
-        (isinstance(eqn.primitive, Cond) and bool(typeof(eqn.inputs[0]).variance)) or any(map(_branches_by_rank, eqn.bodies))
-        for eqn in tape.equations
-    )
 
 
 def _report_of(tape: Tape, walk: MemoryWalk, donated: Sequence[bool]) -> MemoryUse:
     arguments = [nbytes_of(t, walk.every_rank) for t in tape.in_types]
-    held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(_held_by_constant(c) for c in _constants(tape))}
+    constants = {id(c): c for t in tapes_in(tape) for c in t.constants}
+    held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(map(_held_by_constant, constants.values()))}
     walk.around[tape] = Around([RESULTS] * len(tape.outputs), donated, stepwise=walk.eager)
     moments = [Moment("the arguments", None, {}), *walk.price(tape).moments]
     moments = [replace(m, bytes={**m.bytes, **held}) for m in moments]
@@ -217,15 +208,6 @@ def _report_of(tape: Tape, walk: MemoryWalk, donated: Sequence[bool]) -> MemoryU
 
 def _held_by_constant(c: Any) -> int:
     return distinct_bytes(c) if isinstance(c, numpy.ndarray) else nbytes_of(typeof(c))
-
-
-def _constants(tape: Tape) -> list[Any]:
-    """The distinct constant arrays of a tape and its bodies."""
-    found = {id(c): c for c in tape.constants}
-    for eqn in tape.equations:
-        for body in eqn.bodies:
-            found.update((id(c), c) for c in _constants(body))
-    return list(found.values())
 
 
 def _saved_by_blocks(tape: Tape) -> Iterator[int]:

@@ -23,7 +23,7 @@ from collectives.passes.overlap import Lowered
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
-from minidiff.core.interpreter import EVALUATE, current_interpreter, running, transforming
+from minidiff.core.interpreter import EVALUATE, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Equation, Tape, evaluate_equation, read
@@ -33,16 +33,17 @@ from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, split_location
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.cond import Cond
+from minidiff.higher_order.masks import split_list
 from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.transforms.recording import make_tape
-from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
+from minidiff.values.lifetimes import watch_lifetimes
 from spmd.mesh.mesh import Mesh
 from spmd.report.memory_layout import MemoryLayout, uniform_p
 from spmd.report.tape_cost import Prices, TapeCost
 from spmd.report.walk import TapeRun, Walk, is_backward, local_type
 from spmd.shard_map.compiled import blocks_given_up
-from spmd.shard_map.interpreter import SPMD, RankTracer
+from spmd.shard_map.interpreter import SPMD, RankTracer, _marks
 from spmd.shard_map.operation import shard_map_p
 
 ARGUMENTS, CONSTANTS = "arguments", "constants"
@@ -104,14 +105,7 @@ class MemoryWalk(Walk):
     `every_rank`, this process holds what all ranks do.
     """
 
-    def __init__(
-        self,
-        compiled: bool = False,
-        in_place: bool = False,
-        lifetimes: Lifetimes | None = None,
-        every_rank: bool = False,
-        place: Callable[[int], int] | None = None,
-    ):
+    def __init__(self, compiled=False, in_place=False, lifetimes: Any = None, every_rank=False, place: Any = None):
         super().__init__(Prices(), fused=False, asynchronous=False)
         self.compiled, self.in_place, self.every_rank, self.place = compiled, in_place, every_rank, place
         self.ended: dict[Var, int] = {**lifetimes.ended} if lifetimes else {}
@@ -144,7 +138,7 @@ class MemoryWalk(Walk):
         if eqn not in self.lowered:
             shape = eqn.params["mesh"].shape
             ranks = Simulated(shape) if self.every_rank else _OneRank(shape, self.place)
-            whole = _lower(eqn.params, ranks) if self.compiled else None
+            whole = self.lower(eqn.params, ranks) if self.compiled else None
             if whole is not None:
                 self.copied[eqn] = sum(
                     self.cut(*x, ranks) for x in zip(whole.inputs, eqn.inputs, eqn.params["in_specs"])
@@ -155,11 +149,16 @@ class MemoryWalk(Walk):
                     whole = self.replay(eqn, ranks)
                 self.ended.update(lifetimes.ended)
             self.lowered[eqn] = whole
-            self.strided.update((v, self.data[a]) for v, a in zip(whole.inputs, eqn.inputs) if self.known_data(v, a))
+            data = [self.data.get(a) if isinstance(a, Var) else None for a in eqn.inputs]
+            self.strided.update((v, x) for v, x in zip(whole.inputs, data) if x is not None and x.shape == v.type.shape)
         return self.lowered[eqn]
 
-    def known_data(self, v: Var, a: Any) -> bool:
-        return isinstance(a, Var) and a in self.data and self.data[a].shape == v.type.shape
+    def lower(self, params: dict, ranks: Simulated) -> Tape | None:
+        """The tape that a `shard_map` compiles for these ranks."""
+        interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
+        body, helds = params["body"], [ranks.sort_axes(spec.held) for spec in params["in_specs"]]
+        operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, helds)]
+        return (_lower(interpreter, body, operands, [_marks(t.states) for t in body.in_types]) or [None])[0]
 
     def cut(self, v: Var, a: Any, spec: Any, ranks: Simulated) -> int:
         """Note the strides of a block that is cut out of a plain argument, and return the bytes that this copies."""
@@ -177,12 +176,12 @@ class MemoryWalk(Walk):
         stage.watch.eager = True
         inside = _Replay(Mesh(ranks.sizes, ranks), params["check_rep"], base=stage)
         inside.compiled = self.compiled
-        self.ending = ending = _ending(body, self.ended, {})
+        ending = _ending(body, self.ended, {})
         with transforming(inside), transforming(stage), running(inside):
             env: dict[Var, Any] = {}
             data: Any
             for v, a, spec in zip(body.inputs, eqn.inputs, params["in_specs"]):
-                t, states = operand_type(a), v.type.states if v.type.unreduced or v.type.reduced else None
+                t = operand_type(a)
                 if t.sharding is None:
                     whole: Any = stage.new_input(t)
                     is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu" and spec.is_trivial
@@ -191,7 +190,7 @@ class MemoryWalk(Walk):
                 else:
                     held = ranks.sort_axes(spec.held)
                     data = stage.new_input(ShapedArray(ranks.data_shape(v.type.shape, held), t.dtype))
-                env[v] = RankTracer(inside, data, held, states)
+                env[v] = RankTracer(inside, data, held, _marks(v.type.states))
             for k, equation in enumerate(body.equations):
                 evaluate_equation(equation, env)
                 for v in ending[k]:
@@ -219,8 +218,9 @@ class MemoryRun(TapeRun):
         elif walk.in_place:
             tape = group_operations(tape, (), runs=around.runs)
         liveness = Memory(tape) if self.source is None else self.source.memory
-        takes = self.source.takes if self.source else {}
-        self.layout = walk.layouts[given] = walk.layout(tape) if tape is given else MemoryLayout(tape, walk.strided, takes)
+        if tape is not given:
+            walk.layouts[given] = MemoryLayout(tape, walk.strided, self.source.takes if self.source else {})
+        self.layout = walk.layout(given)
         self.backward, used = _passes(tape)
         self.kinds = self.find_kinds(tape, used)
         self.factors: set[Var] = set()  # what the rules of cotangents compute of their operands alone
@@ -328,7 +328,8 @@ class MemoryRun(TapeRun):
     def around_body(self, eqn: Equation) -> Around:
         walk, given = self.walk, [self.kinds[v] for v in eqn.outputs]
         if eqn.primitive is not shard_map_p:  # eagerly, a recorded branch holds all of its values until it ends
-            inside, runs = self.around.eqn if walk.eager else None, self.around.runs * eqn.params.get("runs", run_count(eqn))
+            inside = self.around.eqn if walk.eager else None
+            runs = self.around.runs * eqn.params.get("runs", run_count(eqn))
             return Around(given, (), not walk.eager or inside is not None, inside, walk.eager, runs)
         walk.body_of(eqn)
         if walk.compiled and eqn not in walk.stepwise:
@@ -365,25 +366,20 @@ class MemoryRun(TapeRun):
 
     def nest(self, eqn: Equation, span: TapeCost, times: int, ready: float) -> None:
         """Add the moments of bodies to what is held around them; of a loop, those of its first and last step."""
-        outside, carry = self.held() + Counter({TEMPORARIES: self.walk.copied.get(eqn, 0)}), 0
-        if isinstance(eqn.primitive, Scan) and self.walk.in_place:
-            carry = eqn.params["carry"]
-            outside += self.sizes_of([v for v in eqn.outputs[:carry] if v not in self.walk.elsewhere])
+        outside = self.held() + Counter({TEMPORARIES: self.walk.copied.get(eqn, 0)})
         for step in sorted({0, times - 1}) if times else ():
-            around = outside + self.of_earlier_steps(eqn, step, carry)
+            around = outside + self.of_loop(eqn, step)
             self.span.moments += [replace(m, bytes=around + Counter(m.bytes)) for m in span.moments]
 
-    def of_earlier_steps(self, eqn: Equation, step: int, counted: int) -> Counter:
-        """The memory of earlier steps of a loop: carries that are not counted yet, and a part of stacked results."""
-        if isinstance(eqn.primitive, While):
-            return self.sizes_of(eqn.outputs)
-        if not (isinstance(eqn.primitive, Scan) and step):
-            return Counter()
-        carry, length = eqn.params["carry"], eqn.params["length"]
-        elements = self.sizes_of(eqn.outputs[carry:])
-        if self.walk.in_place or self.lists_elements:
-            elements = Counter({k: n * step // length for k, n in elements.items()})
-        return self.sizes_of(eqn.outputs[counted:carry]) + elements
+    def of_loop(self, eqn: Equation, step: int) -> Counter:
+        """What a loop holds of earlier steps: carries, which a scan may write in place, and rows of its results."""
+        if not isinstance(eqn.primitive, Scan):
+            return self.sizes_of(eqn.outputs if isinstance(eqn.primitive, While) else ())
+        carry, rows = split_list(eqn.outputs, eqn.params["carry"])
+        by_step, in_place = self.walk.in_place or self.lists_elements, self.walk.in_place
+        part = step / eqn.params["length"] if by_step else bool(step)
+        held = self.sizes_of([v for v in carry if (v not in self.walk.elsewhere if in_place else step)])
+        return held + Counter({kind: int(n * part) for kind, n in self.sizes_of(rows).items()})
 
     @property
     def lists_elements(self) -> bool:
@@ -475,19 +471,6 @@ def _is_unknown(x: Any) -> bool:
 program_p = Call("program")
 
 
-class _Step(Tape):
-    """The body of a loop that `runs` so often."""
-
-    def __init__(self, body: Tape, runs: int):
-        super().__init__(body.inputs, body.equations, body.outputs)
-        self.runs = runs
-        self.lowered: dict[tuple, tuple] = {}  # by the types and places of its operands
-
-    def __call__(self, *values: Any) -> list:
-        interpreter: Any = current_interpreter()
-        return interpreter.run_step(self, values)
-
-
 class _Replay(SPMD):
     """Records what a body does to the data of the ranks in this process, loops of any length included.
 
@@ -503,7 +486,7 @@ class _Replay(SPMD):
             return RankTracer(self, *self.mesh.ranks.axis_index(params["axes"]))
         if isinstance(primitive, Scan):
             if self.compiled:
-                params = {**params, "body": _Step(params["body"], params["length"])}
+                params = {**params, "body": self.step_of(params["body"], params["length"])}
             with running(self):
                 return primitive.evaluate(args, params)
         recorder, data = self.base, [self.operand(x)[0] for x in args]
@@ -515,33 +498,32 @@ class _Replay(SPMD):
         finally:
             self.base = recorder
 
-    def run_step(self, step: _Step, values: Sequence[Any]) -> list:
-        """Record the step of a loop as one operation, whose body is the program that it is compiled to."""
-        operands, states = [self.operand(x) for x in values], [getattr(x, "marked", None) for x in values]
-        key = tuple((typeof(x), held, s) for (x, held), s in zip(operands, states))
-        try:
-            if key not in step.lowered:
-                step.lowered[key] = SPMD(self.mesh, self.scope.typed).lowered(step, operands, states, {})
-        except TracerError:
-            return step.apply(*values)
-        body, places = step.lowered[key]
-        with running(self.base):
-            results = self.base.record(program_p, [x for x, _ in operands], {"body": body, "runs": step.runs})
-        return [RankTracer(self, x, *place) for x, place in zip(results, places)]
+    def step_of(self, body: Tape, runs: int) -> Any:
+        """The step of a loop as one operation, whose body is the program to which it is compiled."""
+        cache: dict[tuple, Any] = {}
+
+        def step(*values: Any) -> list:
+            operands, states = [self.operand(x) for x in values], [getattr(x, "marked", None) for x in values]
+            key = tuple((typeof(x), held, s) for (x, held), s in zip(operands, states))
+            if key not in cache:
+                cache[key] = _lower(SPMD(self.mesh, self.scope.typed), body, operands, states)
+            if cache[key] is None:
+                return body.apply(*values)
+            whole, places = cache[key]
+            results = self.base.record(program_p, [x for x, _ in operands], {"body": whole, "runs": runs})
+            return [RankTracer(self, x, *place) for x, place in zip(results, places)]
+
+        step.out_types = body.out_types  # type: ignore[attr-defined]
+        return step
 
     def _branch_by_rank(self, cond: Cond, args: Sequence[Any], params: dict, recorded: bool) -> list:
         return super()._branch_by_rank(cond, args, params, isinstance(self.operand(args[0])[0], Tracer))
 
 
-def _lower(params: dict, ranks: Simulated) -> Tape | None:
-    """The tape that a `shard_map` compiles for these ranks; None if it is not compiled as a whole."""
-    body = params["body"]
-    interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
-    helds = [ranks.sort_axes(spec.held) for spec in params["in_specs"]]
-    operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, helds)]
-    states = [t.states if t.unreduced or t.reduced else None for t in body.in_types]
+def _lower(interpreter: SPMD, body: Tape, operands: Sequence, states: Sequence) -> tuple[Tape, list] | None:
+    """The tape to which a body is compiled, and the places of its results; None if it is not compiled as a whole."""
     try:
-        return interpreter.lowered(body, operands, states, {})[0]
+        return interpreter.lowered(body, operands, states, {})
     except TracerError:
         return None
 
