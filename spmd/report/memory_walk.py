@@ -294,7 +294,8 @@ class MemoryRun(TapeRun):
         """The operand whose memory a result takes; None if it takes none."""
         if self.walk.in_place:
             return liveness.reused_by(eqn, k, REUSED_BYTES)
-        if not self.around.stepwise or self.around.eqn or not is_backward(eqn):
+        recomputed = eqn.source is not None and eqn.source.recomputed
+        if not self.around.stepwise or self.around.eqn or not is_backward(eqn) or recomputed:
             return None
         # Cotangents of plain arrays are compiled: what a rule computes of its operands alone, its next step overwrites.
         operands = [a for a in eqn.inputs if isinstance(a, Var)]
@@ -330,7 +331,8 @@ class MemoryRun(TapeRun):
         if eqn.primitive is not shard_map_p:  # eagerly, a recorded branch holds all of its values until it ends
             inside = self.around.eqn if walk.eager else None
             runs = self.around.runs * eqn.params.get("runs", run_count(eqn))
-            return Around(given, (), not walk.eager or inside is not None, inside, walk.eager, runs)
+            frees = not walk.eager or inside is not None or isinstance(eqn.primitive, Call)
+            return Around(given, (), frees, inside, walk.eager, runs)
         walk.body_of(eqn)
         if walk.compiled and eqn not in walk.stepwise:
             sharded = [isinstance(a, Var) and a.type.sharding is not None for a in eqn.inputs]
