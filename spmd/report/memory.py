@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from minidiff.higher_order.cond import Cond
 from minidiff.inputs.arguments import check_function
 from minidiff.transforms.recording import make_tape
 from minidiff.values.aliasing import distinct_bytes
-from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
+from minidiff.values.lifetimes import watch_lifetimes
 from spmd.report import plots
 from spmd.report.communication import direction_of, show_line
 from spmd.report.memory_layout import uniform_p
@@ -83,12 +83,17 @@ class MemoryUse(Table):
         return {kind: max(moment.bytes.get(kind, 0) for moment in self.moments) for kind in KINDS}
 
     @property
-    def lines(self) -> Lines:
-        """The most bytes during each line of the program: a table to print."""
+    def lines(self) -> Table:
+        """The most bytes during each line of the program, in the order in which they first run: a table to print."""
         most: dict[Location | None, Moment] = {}
         for moment in self.moments:
             most[moment.source] = max(most.get(moment.source, moment), moment, key=lambda m: m.total)
-        return Lines(most)
+        kinds = [kind for kind in KINDS if any(m.bytes.get(kind) for m in most.values())]
+        rows = []
+        for line, m in most.items():
+            cells = [f"{n:,}" for n in (*(m.bytes.get(kind, 0) for kind in kinds), m.total)]
+            rows.append([*cells, direction_of(line), show_line(line) or m.operation])
+        return Table([*kinds, "total", "direction", "line"], rows)
 
     def _table(self) -> tuple[list, list, list]:
         peak, highest = self.peak, self.highest
@@ -105,21 +110,6 @@ class MemoryUse(Table):
         kinds = {kind: [m.bytes.get(kind, 0) for m in self.moments] for kind in KINDS if self.highest[kind]}
         label = show_line(self.peak.source) or self.peak.operation
         return plots.bytes_along(ax, kinds, COLORS, self.moments.index(self.peak), label)
-
-
-@dataclass(frozen=True, repr=False)
-class Lines(Table):
-    """The lines of a program, in the order in which they first run, and the moment of each with most bytes."""
-
-    moments: dict[Location | None, Moment]
-
-    def _table(self) -> tuple[list, list, None]:
-        kinds = [kind for kind in KINDS if any(m.bytes.get(kind) for m in self.moments.values())]
-        rows = []
-        for line, m in self.moments.items():
-            cells = [f"{n:,}" for n in (*(m.bytes.get(kind, 0) for kind in kinds), m.total)]
-            rows.append([*cells, direction_of(line), show_line(line) or m.operation])
-        return [*kinds, "total", "direction", "line"], rows, None
 
 
 def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: bool = False) -> Any:
@@ -167,7 +157,9 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
         if optimized or isinstance(f, Jitted):
             donated = f.donates(*args) if isinstance(f, Jitted) else ()
             return _report(rewritten(f)(*args), donated, compiled=True, every_rank=every_rank)
-        tape, lifetimes = _record_eagerly(f, args)
+        with watch_lifetimes(uniform_p) as lifetimes, warnings.catch_warnings():  # the steps of scans run one by one
+            warnings.filterwarnings("ignore", "a Python loop is recorded")
+            tape = make_tape(f)(*args)
         return _report(tape, lifetimes=lifetimes, every_rank=every_rank)
 
     return hide_own_frames_of_lambda(report)
@@ -176,13 +168,6 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
 def memory_in_place(tape: Tape) -> MemoryUse:
     """Report on a program that is compiled as XLA does: results are over arguments, and carries over those before."""
     return _report(tape, in_place=True)
-
-
-def _record_eagerly(f: Callable, args: tuple) -> tuple[Tape, Lifetimes]:
-    """The tape of `f` as it runs eagerly, the steps of scans one by one, and how long Python holds each value."""
-    with watch_lifetimes(uniform_p) as lifetimes, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "a Python loop is recorded")
-        return make_tape(f)(*args), lifetimes
 
 
 def _report(tape: Tape, donated: Sequence[bool] = (), **of_walk: Any) -> MemoryUse:
@@ -196,25 +181,16 @@ def _report(tape: Tape, donated: Sequence[bool] = (), **of_walk: Any) -> MemoryU
 def _report_of(tape: Tape, walk: MemoryWalk, donated: Sequence[bool]) -> MemoryUse:
     arguments = [nbytes_of(t, walk.every_rank) for t in tape.in_types]
     constants = {id(c): c for t in tapes_in(tape) for c in t.constants}
-    held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(map(_held_by_constant, constants.values()))}
+    nbytes = [distinct_bytes(c) if isinstance(c, numpy.ndarray) else nbytes_of(typeof(c)) for c in constants.values()]
+    held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(nbytes)}
     walk.around[tape] = Around([RESULTS] * len(tape.outputs), donated, stepwise=walk.eager)
     moments = [Moment("the arguments", None, {}), *walk.price(tape).moments]
     moments = [replace(m, bytes={**m.bytes, **held}) for m in moments]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)
     notes = [ONE_BRANCH] if LONGEST_BRANCH in walk.notes else []
-    saved = sum(_saved_by_blocks(tape))
+    blocks = [nbytes_of_blocks(tape, v) for v in tape.inputs]
+    saved = sum(v.type.nbytes - block for v, block in zip(tape.inputs, blocks) if block is not None)
     return MemoryUse(moments, ranks, [*notes, *([WHOLE.format(saved)] if saved else [])], arguments)
-
-
-def _held_by_constant(c: Any) -> int:
-    return distinct_bytes(c) if isinstance(c, numpy.ndarray) else nbytes_of(typeof(c))
-
-
-def _saved_by_blocks(tape: Tape) -> Iterator[int]:
-    """The bytes that a rank need not hold of each argument that is whole, if only blocks of it are used."""
-    for v in tape.inputs:
-        if (block := nbytes_of_blocks(tape, v)) is not None:
-            yield v.type.nbytes - block
 
 
 def nbytes_of_blocks(tape: Tape, v: Var) -> int | None:

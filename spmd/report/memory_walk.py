@@ -19,7 +19,7 @@ import numpy
 from collectives.backends.base import CASTS, Axes, OneRank
 from collectives.backends.simulated import Simulated
 from collectives.ops import axis_index_p
-from collectives.passes.overlap import Lowered
+from collectives.passes.overlap import Lowered, index_p
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
@@ -246,10 +246,6 @@ class MemoryRun(TapeRun):
 
     # ------------------------------------------------ what is held
 
-    def held(self) -> Counter:
-        """The bytes of each kind that the tape holds now."""
-        return self.sum_kinds(self.live.items())
-
     def sum_kinds(self, sizes: Any) -> Counter:
         total: Counter = Counter()
         for v, nbytes in sizes:
@@ -288,7 +284,7 @@ class MemoryRun(TapeRun):
         self.live.update((v, n) for v, n in made.items() if v not in self.walk.elsewhere)
         if isinstance(eqn.primitive, Scan) and self.lists_elements:  # the elements, while they are stacked
             extra += self.sizes_of(eqn.outputs[eqn.params["carry"] :])
-        self.span.moments.append(Moment(eqn.primitive.name, eqn.source, self.held() + extra))
+        self.span.moments.append(Moment(eqn.primitive.name, eqn.source, self.sum_kinds(self.live.items()) + extra))
 
     def reused(self, eqn: Equation, k: int, liveness: Memory) -> Var | None:
         """The operand whose memory a result takes; None if it takes none."""
@@ -343,9 +339,13 @@ class MemoryRun(TapeRun):
     def run_bodies(self, eqn: Equation) -> None:
         walk = self.walk
         if walk.in_place and eqn.primitive is shard_map_p:
-            left = Counter(_block(v.type) for v in eqn.params["body"].inputs)
-            over = [isinstance(a, Var) and _takes(left, _block(a.type)) for a in eqn.params["body"].outputs]
-            walk.write_elsewhere(eqn.params["body"], over)
+            body, over = eqn.params["body"], []
+            left = Counter((t.shape, t.dtype) for t in body.in_types)
+            for a in body.outputs:  # over an argument of this type, if one is left
+                block = typeof(a).shape, typeof(a).dtype
+                over.append(isinstance(a, Var) and left[block] > 0)
+                left[block] -= over[-1]
+            walk.write_elsewhere(body, over)
             walk.elsewhere |= {v for v, yes in zip(eqn.outputs, over) if yes}
         elif isinstance(eqn.primitive, Cond):
             for body in eqn.bodies:
@@ -368,7 +368,7 @@ class MemoryRun(TapeRun):
 
     def nest(self, eqn: Equation, span: TapeCost, times: int, ready: float) -> None:
         """Add the moments of bodies to what is held around them; of a loop, those of its first and last step."""
-        outside = self.held() + Counter({TEMPORARIES: self.walk.copied.get(eqn, 0)})
+        outside = self.sum_kinds(self.live.items()) + Counter({TEMPORARIES: self.walk.copied.get(eqn, 0)})
         for step in sorted({0, times - 1}) if times else ():
             around = outside + self.of_loop(eqn, step)
             self.span.moments += [replace(m, bytes=around + Counter(m.bytes)) for m in span.moments]
@@ -402,7 +402,7 @@ class MemoryRun(TapeRun):
             return
         if primitive.on_ranks:
             super().find_known(eqn)
-        elif knows_index(ranks := params.get("ranks")) and not (isinstance(primitive, Lowered) and ranks.name == "mpi"):
+        elif not isinstance(ranks := params.get("ranks"), _OneRank) or (ranks.is_known and primitive is index_p):
             run = primitive.simulated(params) if isinstance(primitive, Lowered) else partial(primitive.impl, **params)
             found = run(*values)
             self.known.update(zip(eqn.outputs, found if primitive.multiple_results else [found]))
@@ -434,16 +434,6 @@ def peak_of(layout: MemoryLayout, eqn: Equation) -> int:
     return int(walk.price(layout.tape).seconds)
 
 
-def _block(t: ShapedArray) -> tuple:
-    return t.shape, t.dtype
-
-
-def _takes(left: Counter, block: Any) -> bool:
-    """Take one of the arguments that are left, if there is one like this."""
-    left[block] -= 1
-    return left[block] >= 0
-
-
 # ---------------------------------------------------------------- what a compiled body does
 
 
@@ -462,14 +452,6 @@ class _OneRank(OneRank, Simulated):
         return name in CASTS
 
 
-def knows_index(ranks: Any) -> bool:
-    return not isinstance(ranks, _OneRank) or ranks.is_known
-
-
-def _is_unknown(x: Any) -> bool:
-    return isinstance(x, Tracer) or typeof(x).dtype.kind not in "biu"
-
-
 program_p = Call("program")
 
 
@@ -484,7 +466,7 @@ class _Replay(SPMD):
 
     def process(self, primitive: Primitive, args: Sequence[Any], params: dict) -> Any:
         simulated = self.mesh.backend == "simulated"
-        if primitive is axis_index_p and knows_index(self.mesh.ranks):
+        if primitive is axis_index_p and getattr(self.mesh.ranks, "is_known", True):
             return RankTracer(self, *self.mesh.ranks.axis_index(params["axes"]))
         if isinstance(primitive, Scan):
             if self.compiled:
@@ -493,7 +475,8 @@ class _Replay(SPMD):
                 return primitive.evaluate(args, params)
         recorder, data = self.base, [self.operand(x)[0] for x in args]
         runs_here = not primitive.is_higher_order and (simulated or not primitive.on_ranks)
-        if data and runs_here and not any(map(_is_unknown, data)):
+        known = [not isinstance(x, Tracer) and typeof(x).dtype.kind in "biu" for x in data]
+        if data and runs_here and all(known):
             self.base = EVALUATE
         try:
             return super().process(primitive, args, params)
