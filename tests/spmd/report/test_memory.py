@@ -56,6 +56,12 @@ BY_HAND = {
     ),
     "blocks": (on_ranks(lambda x: np.sin(np.cos(x))), BLOCKS, 2 * K, K),
     "a gathered array": (on_ranks(lambda x: all_gather(x, "i", tiled=True).sum()[None]), BLOCKS, 4 * K + 8, 4 * K + 8),
+    "a checkpointed function lets its values go": (
+        lambda x: md.checkpoint(lambda x: np.exp(np.cos(np.sin(x))))(x),
+        X,
+        2 * K,
+        K,
+    ),
     "residuals": (md.grad(lambda x: np.sum(np.sin(np.sin(x)))), X, 2 * K, 2 * K),
 }
 
@@ -130,6 +136,10 @@ PLAIN = {
     "layers": (unrolled, WEIGHTS),
     "checkpointed layers": (lambda ws, x: unrolled(ws, x, md.checkpoint(lambda x, w: np.tanh(x @ w))), WEIGHTS),
     "a scan": (layers, np.stack(WEIGHTS)),
+    "a scan of a checkpointed step": (
+        lambda ws, x: np.sum(md.scan(md.checkpoint(lambda x, w: (np.tanh(np.sin(x @ w)), None)), x, ws)[0] ** 2),
+        np.stack(WEIGHTS),
+    ),
 }
 
 
@@ -227,7 +237,7 @@ def test_plots():
 @pytest.mark.parametrize(
     "name",
     ["data_parallel", "tensor_parallel", "zero 3", "grid 2d", "square summa", "matmul all_gather", "dlrm rows",
-     "sequence ring_attention", "convolution"],
+     "sequence ring_attention", "convolution", "transformer sequence", "scheduled gpipe"],
 )  # fmt: skip
 def test_a_process_that_simulates_all_ranks_holds_their_blocks(name, optimized):
     """Gathered arrays are there once for all ranks, some are views, and cutting blocks out of arguments may copy."""
@@ -246,6 +256,21 @@ def test_branches_of_simulated_ranks():
     x = spmd.distribute(np.ones((2, 100_000)), mesh, P("i"))
     reported = dynamic(spmd.memory(f, every_rank=True)(x))
     assert reported == pytest.approx(measured(f, x), rel=0.05) == 8 * 800_000
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_the_branches_of_different_ranks_are_not_added_up(optimized):
+    """The first rank holds three blocks; if it took the last rank's branch too, it would hold eight."""
+
+    def body(x):
+        def first(x):
+            three = np.concatenate([x, x, x])
+            more = md.cond(axis_index("i") == 3, lambda x: np.concatenate([x] * 5).sum(), lambda x: x.sum(), x)
+            return three.sum() + more + three[0]
+
+        return md.cond(axis_index("i") == 0, first, lambda x: x.sum(), x)[None]
+
+    assert dynamic(spmd.memory(on_ranks(body), optimized=optimized)(BLOCKS)) // K == 3
 
 
 def test_loops_in_a_checkpoint_are_recorded_as_they_run():
