@@ -485,6 +485,7 @@ class _Replay(SPMD):
 
     def step_of(self, body: Tape, runs: int) -> Any:
         """The step of a loop as one operation, whose body is the program to which it is compiled."""
+        stage: Any = self.base
         cache: dict[tuple, Any] = {}
 
         def step(*values: Any) -> list:
@@ -495,7 +496,7 @@ class _Replay(SPMD):
             if cache[key] is None:
                 return body.apply(*values)
             whole, places = cache[key]
-            results = self.base.record(program_p, [x for x, _ in operands], {"body": whole, "runs": runs})
+            results = stage.record(program_p, [x for x, _ in operands], {"body": whole, "runs": runs})
             return [RankTracer(self, x, *place) for x, place in zip(results, places)]
 
         step.out_types = body.out_types  # type: ignore[attr-defined]
