@@ -2,7 +2,8 @@
 
 An equation allocates its results, and frees the values that it is the last to use. Views allocate nothing. The compiler
 says which values share memory, and when each is used for the last time (`minidiff/compiler/buffers.py`). Of a program
-that runs eagerly, values are held as long as Python holds them (`minidiff/values/lifetimes.py`).
+that runs eagerly, values are held as long as Python holds them (`minidiff/values/lifetimes.py`). Where `jit` compiles
+the steps of a loop alone, a step is one operation, whose body is that program.
 """
 
 from __future__ import annotations
