@@ -17,6 +17,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.operation import Primitive
+from minidiff.core.tracer import Tracer
 
 Axes = tuple[str, ...]  # axes along which a value varies, in mesh order
 Dims = Sequence[Axes]  # for each dimension of an array, the axes it is split along
@@ -185,6 +186,51 @@ class Backend(ABC):
     @abstractmethod
     def show(self, data: Any, held: Axes) -> str:
         """The text that `print` shows: blocks by rank, with mesh coordinates."""
+
+
+class OneRank(Backend):
+    """A backend whose data is the block of one rank, at these `coordinates`."""
+
+    coordinates: Mapping[str, int]
+
+    def index(self, axes: Axes) -> int:
+        """This rank's index along `axes`, in the given order."""
+        return index_along(axes, self.coordinates, self.sizes)
+
+    def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
+        return numpy.asarray(self.index(axes)), self.sort_axes(axes)
+
+    def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
+        along = {axes for _, axes in operands}
+        held = along.pop() if len(along) == 1 else self.sort_axes({a for axes in along for a in axes})
+        return primitive.bind(*[x for x, _ in operands], **params), held
+
+    def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
+        return x.shape
+
+    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
+        return shape
+
+    def place(self, x: Any, dims: Dims) -> tuple[Any, Axes]:
+        index = []
+        for axes, n in zip(dims, numpy.shape(x)):
+            length = n // self.size(axes)
+            start = self.index(axes) * length
+            index.append(slice(start, start + length))
+        x = x if isinstance(x, Tracer) else numpy.asarray(x)
+        return x[tuple(index)], self.sort_axes({a for axes in dims for a in axes})
+
+    def reshard_data(self, x: Any, held: Axes, wanted: Axes) -> Any:
+        return x
+
+    def is_here(self, held: Axes) -> bool:
+        return self.size(held) == 1
+
+    def local(self, x: Any, held: Axes) -> Any:
+        return x
+
+    def show(self, x: numpy.ndarray, held: Axes) -> str:
+        return show_block(self.sizes, self.rank, x)
 
 
 # ---------------------------------------------------------------- blocks

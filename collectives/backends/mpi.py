@@ -29,12 +29,10 @@ from collectives.backends.base import (
     GROUP,
     Axes,
     Backend,
-    Dims,
     LauncherError,
+    OneRank,
     coordinates_of,
     ignore_interrupts,
-    index_along,
-    show_block,
     split_dimension,
     unsplit_dimension,
 )
@@ -43,7 +41,6 @@ from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
-from minidiff.core.operation import Primitive
 from minidiff.core.types import ShapedArray
 from minidiff.values.dtypes import accumulator_dtype, is_bfloat16, is_real_float
 
@@ -86,7 +83,7 @@ POSTED = 31996  # message tag
 PAUSE = 1e-4  # seconds between two looks for a posted message
 
 
-class MPIRanks(Backend):
+class MPIRanks(OneRank):
     """The ranks of an MPI communicator; this process is one of them."""
 
     name = "mpi"
@@ -111,10 +108,6 @@ class MPIRanks(Backend):
 
     def same_ranks(self, other: Backend) -> bool:
         return isinstance(other, MPIRanks) and self._places == other._places
-
-    def index(self, axes: Axes) -> int:
-        """This rank's index along `axes`, in the given order."""
-        return index_along(axes, self.coordinates, self.sizes)
 
     def along(self, axes: Axes) -> Any:
         """The communicator of the ranks that differ only along `axes`, in their order."""
@@ -196,13 +189,6 @@ class MPIRanks(Backend):
         return MPIRanks({GROUP: len(groups[number])}, comm)
 
     # ------------------------------------------------ operations
-
-    def apply(
-        self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
-    ) -> tuple[numpy.ndarray, Axes]:
-        along = {axes for _, axes in operands}
-        held = along.pop() if len(along) == 1 else self.sort_axes({a for axes in along for a in axes})
-        return primitive.bind(*[x for x, _ in operands], **params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
         if name not in CASTS:
@@ -346,9 +332,6 @@ class MPIRanks(Backend):
     def barrier(self) -> None:
         self.comm.mismatch_check.note("barrier", {"axes": tuple(self.sizes)})
         self.comm.Barrier()
-
-    def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
-        return numpy.asarray(self.index(axes)), self.sort_axes(axes)
 
     # ------------------------------------------------ collectives
     #
@@ -565,25 +548,6 @@ class MPIRanks(Backend):
         sources = [source for source, destination in perm if destination == me]
         return Route(self.along(axes), sources, [destination for source, destination in perm if source == me])
 
-    # ------------------------------------------------ in and out
-
-    def block_shape(self, x: numpy.ndarray, held: Axes) -> tuple[int, ...]:
-        return x.shape
-
-    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
-        return shape
-
-    def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        index = []
-        for axes, n in zip(dims, numpy.shape(x)):
-            length = n // self.size(axes)
-            start = self.index(axes) * length
-            index.append(slice(start, start + length))
-        return numpy.asarray(x)[tuple(index)], self.sort_axes({a for axes in dims for a in axes})
-
-    def reshard_data(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
-        return x
-
     def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
         if not held:
             return x
@@ -593,15 +557,6 @@ class MPIRanks(Backend):
         self.count("all_gather", x.nbytes)
         params = {"axes": held, "size": self.size(held), "axis": 0, "tiled": False}
         return self.collective("all_gather", x, held, False, params)[0]
-
-    def is_here(self, held: Axes) -> bool:
-        return self.size(held) == 1
-
-    def local(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
-        return x
-
-    def show(self, x: numpy.ndarray, held: Axes) -> str:
-        return show_block(self.sizes, self.rank, x)
 
 
 class Started:

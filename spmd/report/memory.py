@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,15 +19,16 @@ from minidiff.core.tape import Tape
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
+from minidiff.higher_order.cond import Cond
 from minidiff.inputs.arguments import check_function
 from minidiff.transforms.recording import make_tape
 from minidiff.values.aliasing import distinct_bytes
-from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
+from minidiff.values.lifetimes import watch_lifetimes
 from spmd.report import plots
 from spmd.report.communication import direction_of, show_line
 from spmd.report.memory_layout import uniform_p
 from spmd.report.memory_walk import ARGUMENTS, CONSTANTS, KINDS, RESULTS, Around, MemoryWalk, Moment, nbytes_of
-from spmd.report.rewritten import meshes_of, rewritten
+from spmd.report.rewritten import meshes_of, rewritten, tapes_in
 from spmd.report.table import Table
 from spmd.report.walk import LONGEST_BRANCH
 from spmd.shard_map.operation import shard_map_p
@@ -40,6 +41,9 @@ WHOLE = (
     "and save {:,} bytes a rank"
 )
 
+#: The first, the middle and the last rank along an axis of n: they represent all if these take different branches.
+PLACES = (lambda n: 0, lambda n: n // 2, lambda n: n - 1)
+
 # ---------------------------------------------------------------- the report
 
 
@@ -48,9 +52,10 @@ class MemoryUse(Table):
     """The bytes that a rank holds along a program, shown as a table by `print` and notebooks.
 
     `moments` has them for each operation, in the order in which they run; of a loop, for its first and last step.
-    `peak` is the moment with most bytes. `ranks` is how many ranks the program runs on; the numbers are those of each
-    rank, since all run the same program on blocks of the same shapes. `notes` says where the numbers depend on values,
-    and what could be saved. `arguments` has the bytes of each array among the arguments, in order.
+    `peak` is the moment with most bytes. `ranks` is how many ranks the program runs on; the numbers are those of each,
+    since all run the same program on blocks of the same shapes. If ranks take different branches, they are those of the
+    first, the middle or the last rank along each axis, whichever holds most. `notes` says where the numbers depend on
+    values, and what could be saved. `arguments` has the bytes of each array among the arguments, in order.
 
     The kinds of memory:
 
@@ -78,12 +83,17 @@ class MemoryUse(Table):
         return {kind: max(moment.bytes.get(kind, 0) for moment in self.moments) for kind in KINDS}
 
     @property
-    def lines(self) -> Lines:
-        """The most bytes during each line of the program: a table to print."""
+    def lines(self) -> Table:
+        """The most bytes during each line of the program, in the order in which they first run: a table to print."""
         most: dict[Location | None, Moment] = {}
         for moment in self.moments:
             most[moment.source] = max(most.get(moment.source, moment), moment, key=lambda m: m.total)
-        return Lines(most)
+        kinds = [kind for kind in KINDS if any(m.bytes.get(kind) for m in most.values())]
+        rows = []
+        for line, m in most.items():
+            cells = [f"{n:,}" for n in (*(m.bytes.get(kind, 0) for kind in kinds), m.total)]
+            rows.append([*cells, direction_of(line), show_line(line) or m.operation])
+        return Table([*kinds, "total", "direction", "line"], rows)
 
     def _table(self) -> tuple[list, list, list]:
         peak, highest = self.peak, self.highest
@@ -100,26 +110,6 @@ class MemoryUse(Table):
         kinds = {kind: [m.bytes.get(kind, 0) for m in self.moments] for kind in KINDS if self.highest[kind]}
         label = show_line(self.peak.source) or self.peak.operation
         return plots.bytes_along(ax, kinds, COLORS, self.moments.index(self.peak), label)
-
-    def plot_ranks(self, ax: Any = None) -> Any:
-        """Draw a bar for each rank: its bytes at the peak, by kind. Returns the axes; needs matplotlib."""
-        kinds = {kind: self.peak.bytes[kind] for kind in KINDS if self.peak.bytes.get(kind)}
-        return plots.bytes_on_ranks(ax, kinds, COLORS, self.ranks)
-
-
-@dataclass(frozen=True, repr=False)
-class Lines(Table):
-    """The lines of a program, in the order in which they first run, and the moment of each with most bytes."""
-
-    moments: dict[Location | None, Moment]
-
-    def _table(self) -> tuple[list, list, None]:
-        kinds = [kind for kind in KINDS if any(m.bytes.get(kind) for m in self.moments.values())]
-        rows = []
-        for line, m in self.moments.items():
-            cells = [f"{n:,}" for n in (*(m.bytes.get(kind, 0) for kind in kinds), m.total)]
-            rows.append([*cells, direction_of(line), show_line(line) or m.operation])
-        return [*kinds, "total", "direction", "line"], rows, None
 
 
 def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: bool = False) -> Any:
@@ -161,61 +151,46 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
     """
     check_function("memory", f, args)
     if isinstance(f, Tape):
-        return _report(f, MemoryWalk(optimized, every_rank=every_rank))
+        return _report(f, compiled=optimized, every_rank=every_rank)
 
     def report(*args: Any) -> MemoryUse:
-        if isinstance(f, Jitted):
-            return _report(rewritten(f)(*args), MemoryWalk(True, every_rank=every_rank), f.donates(*args))
-        if optimized:
-            return _report(rewritten(f)(*args), MemoryWalk(True, every_rank=every_rank))
-        tape, lifetimes = _record_eagerly(f, args)
-        return _report(tape, MemoryWalk(lifetimes=lifetimes, every_rank=every_rank))
+        if optimized or isinstance(f, Jitted):
+            donated = f.donates(*args) if isinstance(f, Jitted) else ()
+            return _report(rewritten(f)(*args), donated, compiled=True, every_rank=every_rank)
+        with watch_lifetimes(uniform_p) as lifetimes, warnings.catch_warnings():  # the steps of scans run one by one
+            warnings.filterwarnings("ignore", "a Python loop is recorded")
+            tape = make_tape(f)(*args)
+        return _report(tape, lifetimes=lifetimes, every_rank=every_rank)
 
     return hide_own_frames_of_lambda(report)
 
 
 def memory_in_place(tape: Tape) -> MemoryUse:
     """Report on a program that is compiled as XLA does: results are over arguments, and carries over those before."""
-    return _report(tape, MemoryWalk(in_place=True))
+    return _report(tape, in_place=True)
 
 
-def _record_eagerly(f: Callable, args: tuple) -> tuple[Tape, Lifetimes]:
-    """The tape of `f` as it runs eagerly, the steps of scans one by one, and how long Python holds each value."""
-    with watch_lifetimes(uniform_p) as lifetimes, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "a Python loop is recorded")
-        return make_tape(f)(*args), lifetimes
+def _report(tape: Tape, donated: Sequence[bool] = (), **of_walk: Any) -> MemoryUse:
+    """The report for a rank; if they take different branches, for the one of `PLACES` that holds most."""
+    chosen = [eqn.inputs[0] for t in tapes_in(tape) for eqn in t.equations if isinstance(eqn.primitive, Cond)]
+    differ = any(typeof(x).variance for x in chosen) and not (of_walk.get("every_rank") or of_walk.get("in_place"))
+    walks = [MemoryWalk(**of_walk, place=place) for place in (PLACES if differ else (None,))]
+    return max((_report_of(tape, walk, donated) for walk in walks), key=lambda use: use.peak.total)
 
 
-def _report(tape: Tape, walk: MemoryWalk, donated: Sequence[bool] = ()) -> MemoryUse:
+def _report_of(tape: Tape, walk: MemoryWalk, donated: Sequence[bool]) -> MemoryUse:
     arguments = [nbytes_of(t, walk.every_rank) for t in tape.in_types]
-    held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(_held_by_constant(c) for c in _constants(tape))}
+    constants = {id(c): c for t in tapes_in(tape) for c in t.constants}
+    nbytes = [distinct_bytes(c) if isinstance(c, numpy.ndarray) else nbytes_of(typeof(c)) for c in constants.values()]
+    held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(nbytes)}
     walk.around[tape] = Around([RESULTS] * len(tape.outputs), donated, stepwise=walk.eager)
     moments = [Moment("the arguments", None, {}), *walk.price(tape).moments]
     moments = [replace(m, bytes={**m.bytes, **held}) for m in moments]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)
     notes = [ONE_BRANCH] if LONGEST_BRANCH in walk.notes else []
-    saved = sum(_saved_by_blocks(tape))
+    blocks = [nbytes_of_blocks(tape, v) for v in tape.inputs]
+    saved = sum(v.type.nbytes - block for v, block in zip(tape.inputs, blocks) if block is not None)
     return MemoryUse(moments, ranks, [*notes, *([WHOLE.format(saved)] if saved else [])], arguments)
-
-
-def _held_by_constant(c: Any) -> int:
-    return distinct_bytes(c) if isinstance(c, numpy.ndarray) else nbytes_of(typeof(c))
-
-
-def _constants(tape: Tape) -> list[Any]:
-    """The distinct constant arrays of a tape and its bodies."""
-    found = {id(c): c for c in tape.constants}
-    for eqn in tape.equations:
-        for body in eqn.bodies:
-            found.update((id(c), c) for c in _constants(body))
-    return list(found.values())
-
-
-def _saved_by_blocks(tape: Tape) -> Iterator[int]:
-    """The bytes that a rank need not hold of each argument that is whole, if only blocks of it are used."""
-    for v in tape.inputs:
-        if (block := nbytes_of_blocks(tape, v)) is not None:
-            yield v.type.nbytes - block
 
 
 def nbytes_of_blocks(tape: Tape, v: Var) -> int | None:

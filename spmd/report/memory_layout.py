@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -12,6 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from collectives.passes.overlap import Lowered, Start
 from minidiff.compiler.fusion import fused_p
+from minidiff.compiler.layout import needs_layout
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type
@@ -45,9 +47,10 @@ class MemoryLayout:
     of simulated ranks is what it does to their data: operations on `inner` tapes.
     """
 
-    def __init__(self, tape: Tape, strided: dict[Var, Any]):
+    def __init__(self, tape: Tape, strided: dict[Var, Any], takes: Mapping[Var, Var] = MappingProxyType({})):
         self.tape = tape
         self.strided = strided  # of its inputs, too
+        self.takes = takes  # results that are written over operands
         self.copying: set[Equation] = set()
         self.inner: dict[Equation, MemoryLayout] = {}
         self.made: dict[Equation, set[Var]] = {}  # by simulated collectives: what their results are views of
@@ -92,7 +95,9 @@ class MemoryLayout:
         if not (operands and eqn.outputs):
             return
         a, out = operands[0], eqn.outputs[0]
-        if primitive in _STRIDED and a is eqn.inputs[0]:
+        if out in self.takes:
+            self.strided[out] = self.array(self.takes[out])
+        elif primitive in _STRIDED and a is eqn.inputs[0]:
             x = self.array(a)
             outs = _reshaped(x, **eqn.params) if primitive is reshape_p else primitive.impl(x, **eqn.params)
             if outs is None:
@@ -102,9 +107,9 @@ class MemoryLayout:
         elif primitive is einsum_p:
             batch_and_rows = matrix_axes(eqn.params["subscripts"])[-1]
             self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=batch_and_rows.__getitem__))
-        elif primitive is fused_p or isinstance(primitive, Promoting):
+        elif isinstance(primitive, Promoting) or (primitive is fused_p and not needs_layout(eqn.params["body"])):
             for v in eqn.outputs:
-                self.keep_order(v, [x for x in operands if x.type.shape == v.type.shape])
+                self.keep_order(v, operands)
         elif primitive is concatenate_p:
             self.keep_order(out, operands)
         elif primitive is stack_p:
@@ -116,7 +121,8 @@ class MemoryLayout:
         """Note a result's strides: NumPy keeps the order of the operands' axes, and takes C's where they disagree."""
         if self.strided.keys().isdisjoint(operands):
             return
-        arrays = [self.array(x) if new_axis is None else numpy.expand_dims(self.array(x), new_axis) for x in operands]
+        arrays = [self.array(x) for x in operands]
+        arrays = [numpy.expand_dims(x, new_axis or tuple(range(out.type.ndim - x.ndim))) for x in arrays]
 
         def compare(i: int, j: int) -> int:
             if i > j:
@@ -142,8 +148,7 @@ class MemoryLayout:
         """The bytes of the memory of results, and those that the operation takes besides while it runs."""
         primitive = eqn.primitive
         if eqn in self.inner:
-            held = {v: size(v) for v in self.made[eqn]}
-            return held, self.inner[eqn].peak() - sum(held.values())
+            return {v: size(v) for v in self.made[eqn]}, 0
         if self.is_view(eqn):
             return {}, 0
         held = {v: size(v) for v in eqn.outputs}
@@ -156,22 +161,6 @@ class MemoryLayout:
             return held, packed
         types = [t for t in map(operand_type, eqn.inputs) if isinstance(t, ShapedArray)]
         return held, workspace(primitive, types, [v.type for v in eqn.outputs]) + self.copied(eqn)
-
-    def peak(self) -> int:
-        """The most bytes that the tape allocates, if each value is freed after its last use."""
-        last: dict[Var, float] = {}
-        for k, eqn in enumerate(self.tape.equations):
-            used = [a for a in (*eqn.inputs, *eqn.outputs) if isinstance(a, Var)]
-            last.update((b, k) for a in used for b in self.bases[a])
-        last.update((b, math.inf) for a in self.tape.outputs if isinstance(a, Var) for b in self.bases[a])
-        live: dict[Var, int] = {}
-        most = 0
-        for k, eqn in enumerate(self.tape.equations):
-            held, besides = self.allocated(eqn, lambda v: v.type.nbytes)
-            live.update(held)
-            most = max(most, sum(live.values()) + besides)
-            live = {v: n for v, n in live.items() if last[v] > k}
-        return most
 
     def packed(self, eqn: Equation) -> int:
         """What a collective copies: MPI takes contiguous messages, and gives them back, rank after rank."""

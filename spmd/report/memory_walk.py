@@ -2,23 +2,25 @@
 
 An equation allocates its results, and frees the values that it is the last to use. Views allocate nothing. The compiler
 says which values share memory, and when each is used for the last time (`minidiff/compiler/buffers.py`). Of a program
-that runs eagerly, values are held as long as Python holds them (`minidiff/values/lifetimes.py`).
+that runs eagerly, values are held as long as Python holds them (`minidiff/values/lifetimes.py`). Where `jit` compiles
+the steps of a loop alone, a step is one operation, whose body is that program.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy
 
-from collectives.backends.base import CASTS, Axes, Dims
+from collectives.backends.base import CASTS, Axes, OneRank
 from collectives.backends.simulated import Simulated
 from collectives.ops import axis_index_p
+from collectives.passes.overlap import Lowered, index_p
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
@@ -30,18 +32,19 @@ from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, split_location
+from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.cond import Cond
+from minidiff.higher_order.masks import split_list
 from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.transforms.recording import make_tape
-from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
+from minidiff.values.lifetimes import watch_lifetimes
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import block_type
 from spmd.report.memory_layout import MemoryLayout, uniform_p
 from spmd.report.tape_cost import Prices, TapeCost
-from spmd.report.walk import TapeRun, Walk, is_backward
+from spmd.report.walk import TapeRun, Walk, is_backward, local_type
 from spmd.shard_map.compiled import blocks_given_up
-from spmd.shard_map.interpreter import SPMD, RankTracer
+from spmd.shard_map.interpreter import SPMD, RankTracer, _marks
 from spmd.shard_map.operation import shard_map_p
 
 ARGUMENTS, CONSTANTS = "arguments", "constants"
@@ -53,6 +56,7 @@ STATIC = (ARGUMENTS, CONSTANTS)
 #: What comes and goes. Memory that several of these describe counts as the first.
 DYNAMIC = (GRADIENTS, RESIDUALS, RESULTS, COMMUNICATION, TEMPORARIES)
 KINDS = (*STATIC, *DYNAMIC)
+MOST_KNOWN = 4096  # integers: of values whose numbers are known
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,9 @@ class MemoryWalk(Walk):
     `every_rank`, this process holds what all ranks do.
     """
 
-    def __init__(self, compiled=False, in_place=False, lifetimes: Lifetimes | None = None, every_rank: bool = False):
+    def __init__(self, compiled=False, in_place=False, lifetimes: Any = None, every_rank=False, place: Any = None):
         super().__init__(Prices(), fused=False, asynchronous=False)
-        self.compiled, self.in_place, self.every_rank = compiled, in_place, every_rank
+        self.compiled, self.in_place, self.every_rank, self.place = compiled, in_place, every_rank, place
         self.ended: dict[Var, int] = {**lifetimes.ended} if lifetimes else {}
         self.eager = lifetimes is not None
         self.around: dict[Tape, Around] = {}
@@ -115,10 +119,13 @@ class MemoryWalk(Walk):
         self.strided: dict[Var, Any] = {}  # arrays that have the strides of values
         self.data: dict[Var, Any] = {}  # of sharded arrays, those of what this process holds
         self.copied: dict[Equation, int] = {}  # what cutting blocks out of arguments copies, for a shard_map
-        self.layout = functools.cache(lambda tape: MemoryLayout(tape, self.strided))
+        self.layouts: dict[Tape, MemoryLayout] = {}  # of what ran for a tape
 
     def run_of(self, tape: Tape) -> TapeRun:
         return MemoryRun(self, tape)
+
+    def layout(self, tape: Tape) -> MemoryLayout:
+        return self.layouts.get(tape) or self.layouts.setdefault(tape, MemoryLayout(tape, self.strided))
 
     def write_elsewhere(self, body: Tape, which: Sequence[bool]) -> None:
         """Note which results of a body are in memory that is counted outside of it."""
@@ -130,8 +137,9 @@ class MemoryWalk(Walk):
         if eqn.primitive is not shard_map_p or self.in_place:
             return eqn.bodies[0]
         if eqn not in self.lowered:
-            ranks = (Simulated if self.every_rank else _OneRank)(eqn.params["mesh"].shape)
-            whole = _lower(eqn.params, ranks) if self.compiled else None
+            shape = eqn.params["mesh"].shape
+            ranks = Simulated(shape) if self.every_rank else _OneRank(shape, self.place)
+            whole = self.lower(eqn.params, ranks) if self.compiled else None
             if whole is not None:
                 self.copied[eqn] = sum(
                     self.cut(*x, ranks) for x in zip(whole.inputs, eqn.inputs, eqn.params["in_specs"])
@@ -142,11 +150,16 @@ class MemoryWalk(Walk):
                     whole = self.replay(eqn, ranks)
                 self.ended.update(lifetimes.ended)
             self.lowered[eqn] = whole
-            self.strided.update((v, self.data[a]) for v, a in zip(whole.inputs, eqn.inputs) if self.known_data(v, a))
+            data = [self.data.get(a) if isinstance(a, Var) else None for a in eqn.inputs]
+            self.strided.update((v, x) for v, x in zip(whole.inputs, data) if x is not None and x.shape == v.type.shape)
         return self.lowered[eqn]
 
-    def known_data(self, v: Var, a: Any) -> bool:
-        return isinstance(a, Var) and a in self.data and self.data[a].shape == v.type.shape
+    def lower(self, params: dict, ranks: Simulated) -> Tape | None:
+        """The tape that a `shard_map` compiles for these ranks."""
+        interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
+        body, helds = params["body"], [ranks.sort_axes(spec.held) for spec in params["in_specs"]]
+        operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, helds)]
+        return (_lower(interpreter, body, operands, [_marks(t.states) for t in body.in_types]) or [None])[0]
 
     def cut(self, v: Var, a: Any, spec: Any, ranks: Simulated) -> int:
         """Note the strides of a block that is cut out of a plain argument, and return the bytes that this copies."""
@@ -163,13 +176,13 @@ class MemoryWalk(Walk):
         params, body, stage = eqn.params, eqn.params["body"], Stage(None)
         stage.watch.eager = True
         inside = _Replay(Mesh(ranks.sizes, ranks), params["check_rep"], base=stage)
-        inside.steps = not self.compiled
+        inside.compiled = self.compiled
         ending = _ending(body, self.ended, {})
         with transforming(inside), transforming(stage), running(inside):
             env: dict[Var, Any] = {}
             data: Any
             for v, a, spec in zip(body.inputs, eqn.inputs, params["in_specs"]):
-                t, states = operand_type(a), v.type.states if v.type.unreduced or v.type.reduced else None
+                t = operand_type(a)
                 if t.sharding is None:
                     whole: Any = stage.new_input(t)
                     is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu" and spec.is_trivial
@@ -178,7 +191,7 @@ class MemoryWalk(Walk):
                 else:
                     held = ranks.sort_axes(spec.held)
                     data = stage.new_input(ShapedArray(ranks.data_shape(v.type.shape, held), t.dtype))
-                env[v] = RankTracer(inside, data, held, states)
+                env[v] = RankTracer(inside, data, held, _marks(v.type.states))
             for k, equation in enumerate(body.equations):
                 evaluate_equation(equation, env)
                 for v in ending[k]:
@@ -196,7 +209,7 @@ class MemoryRun(TapeRun):
 
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         walk, around = self.walk, self.walk.around.get(tape, Around([RESULTS] * len(tape.outputs)))
-        self.around, self.source = around, None
+        self.around, self.source, given = around, None, tape
         if walk.compiled and not around.stepwise:
             foreign = [v.type.sharding is not None for v in tape.inputs]
             self.source = Source(tape, foreign=foreign, donated=around.donated, given_up=True, runs=around.runs)
@@ -206,12 +219,18 @@ class MemoryRun(TapeRun):
         elif walk.in_place:
             tape = group_operations(tape, (), runs=around.runs)
         liveness = Memory(tape) if self.source is None else self.source.memory
-        self.layout = walk.layout(tape)
+        if tape is not given:
+            walk.layouts[given] = MemoryLayout(tape, walk.strided, self.source.takes if self.source else {})
+        self.layout = walk.layout(given)
         self.backward, used = _passes(tape)
         self.kinds = self.find_kinds(tape, used)
         self.factors: set[Var] = set()  # what the rules of cotangents compute of their operands alone
-        ending = _ending(tape, walk.ended, self.layout.bases) if around.stepwise else self.with_inner(liveness.ending)
+        bases = self.layout.bases
+        if not around.stepwise:  # names go when nothing may share their memory
+            bases = {v: {*memory, *liveness.roots[v]} for v, memory in bases.items()}
+        self.ending = _ending(tape, walk.ended if around.stepwise else {}, bases)
         self.live: dict[Any, int] = {}
+        self.returned: dict[Equation, list] = {}  # results of branches that are operands or constants, with these
         for k, eqn in enumerate(tape.equations):
             if eqn.bodies and eqn.primitive is not fused_p:
                 self.run_bodies(eqn)
@@ -219,7 +238,7 @@ class MemoryRun(TapeRun):
                 self.find_known(eqn)
             self.allocate(eqn, k, liveness)
             freed = self.source.copied.intersection(eqn.outputs) if self.source else ()
-            for v in [*(ending[k] if around.frees else ()), *freed]:
+            for v in [*(self.ending[k] if around.frees else ()), *freed]:
                 self.live.pop(v, None)
 
     def finish(self, tape: Tape) -> TapeCost:
@@ -227,10 +246,6 @@ class MemoryRun(TapeRun):
         return self.span
 
     # ------------------------------------------------ what is held
-
-    def held(self) -> Counter:
-        """The bytes of each kind that the tape holds now."""
-        return self.sum_kinds(self.live.items())
 
     def sum_kinds(self, sizes: Any) -> Counter:
         total: Counter = Counter()
@@ -245,16 +260,6 @@ class MemoryRun(TapeRun):
         """The bytes of a value in this process."""
         return nbytes_of(a.type, self.walk.every_rank)
 
-    def with_inner(self, ending: Mapping[int, list]) -> Mapping[int, list]:
-        """What ends after each equation, with the memory that simulated collectives made, of which values are views."""
-        made = set().union(*self.layout.made.values())
-        in_order = sorted(ending, key=lambda k: math.inf if k < 0 else k)  # those of results never end
-        last = {b: k for k in in_order for v in ending[k] for b in self.layout.bases.get(v, ()) if b in made}
-        found = {k: [*values] for k, values in ending.items()}
-        for b, k in last.items():
-            found[k].append(b)
-        return defaultdict(list, found)
-
     # ------------------------------------------------ operations
 
     def allocate(self, eqn: Equation, k: int, liveness: Memory) -> None:
@@ -265,6 +270,11 @@ class MemoryRun(TapeRun):
             made = self.results_of_body(eqn)
         else:
             made, extra[TEMPORARIES] = self.layout.allocated(eqn, self.size)
+            if eqn in self.layout.inner:
+                extra[TEMPORARIES] = peak_of(self.layout.inner[eqn], eqn) - sum(made.values())
+        for v, a in self.returned.get(eqn, ()):  # in the memory of an operand that is not used again
+            bases = self.layout.bases[a] if isinstance(a, Var) else ()
+            made[v] = sum(self.live.pop(b, 0) for b in bases if b in self.ending[k])
         if source is not None and self.around.frees:
             for v in eqn.outputs:
                 self.live.pop(source.takes.get(v, v), None)
@@ -275,13 +285,14 @@ class MemoryRun(TapeRun):
         self.live.update((v, n) for v, n in made.items() if v not in self.walk.elsewhere)
         if isinstance(eqn.primitive, Scan) and self.lists_elements:  # the elements, while they are stacked
             extra += self.sizes_of(eqn.outputs[eqn.params["carry"] :])
-        self.span.moments.append(Moment(eqn.primitive.name, eqn.source, self.held() + extra))
+        self.span.moments.append(Moment(eqn.primitive.name, eqn.source, self.sum_kinds(self.live.items()) + extra))
 
     def reused(self, eqn: Equation, k: int, liveness: Memory) -> Var | None:
         """The operand whose memory a result takes; None if it takes none."""
         if self.walk.in_place:
             return liveness.reused_by(eqn, k, REUSED_BYTES)
-        if not self.around.stepwise or self.around.eqn or not is_backward(eqn):
+        recomputed = eqn.source is not None and eqn.source.recomputed
+        if not self.around.stepwise or self.around.eqn or not is_backward(eqn) or recomputed:
             return None
         # Cotangents of plain arrays are compiled: what a rule computes of its operands alone, its next step overwrites.
         operands = [a for a in eqn.inputs if isinstance(a, Var)]
@@ -294,8 +305,8 @@ class MemoryRun(TapeRun):
 
         A view of another result takes none, nor does one of a sharded argument; a view of another argument is copied.
         """
-        body = self.walk.body_of(eqn)
-        bases = self.walk.layout(body).bases
+        layout = self.walk.layout(self.walk.body_of(eqn))
+        body, bases = layout.tape, layout.bases
         sharded = [not isinstance(a, Var) or bool(a.type.sharding) for a in eqn.inputs]
         taken, given = {v for v, yes in zip(body.inputs, sharded) if yes}, {*body.inputs}
         written = self.walk.written.get(eqn, [False] * len(eqn.outputs))
@@ -307,7 +318,7 @@ class MemoryRun(TapeRun):
             made[v] = 0 if over or base & taken & given else sum(map(self.size, new))
             taken |= base - given
             if base:
-                self.walk.data[v] = self.walk.layout(body).array(a)
+                self.walk.data[v] = layout.array(a)
         return made
 
     # ------------------------------------------------ bodies
@@ -315,8 +326,10 @@ class MemoryRun(TapeRun):
     def around_body(self, eqn: Equation) -> Around:
         walk, given = self.walk, [self.kinds[v] for v in eqn.outputs]
         if eqn.primitive is not shard_map_p:  # eagerly, a recorded branch holds all of its values until it ends
-            inside, runs = self.around.eqn if walk.eager else None, self.around.runs * run_count(eqn)
-            return Around(given, (), not walk.eager or inside is not None, inside, walk.eager, runs)
+            inside = self.around.eqn if walk.eager else None
+            runs = self.around.runs * eqn.params.get("runs", run_count(eqn))
+            frees = not walk.eager or inside is not None or isinstance(eqn.primitive, Call)
+            return Around(given, (), frees, inside, walk.eager, runs)
         walk.body_of(eqn)
         if walk.compiled and eqn not in walk.stepwise:
             sharded = [isinstance(a, Var) and a.type.sharding is not None for a in eqn.inputs]
@@ -327,9 +340,13 @@ class MemoryRun(TapeRun):
     def run_bodies(self, eqn: Equation) -> None:
         walk = self.walk
         if walk.in_place and eqn.primitive is shard_map_p:
-            left = Counter(_block(v.type) for v in eqn.params["body"].inputs)
-            over = [isinstance(a, Var) and _takes(left, _block(a.type)) for a in eqn.params["body"].outputs]
-            walk.write_elsewhere(eqn.params["body"], over)
+            body, over = eqn.params["body"], []
+            left = Counter((t.shape, t.dtype) for t in body.in_types)
+            for a in body.outputs:  # over an argument of this type, if one is left
+                block = typeof(a).shape, typeof(a).dtype
+                over.append(isinstance(a, Var) and left[block] > 0)
+                left[block] -= over[-1]
+            walk.write_elsewhere(body, over)
             walk.elsewhere |= {v for v, yes in zip(eqn.outputs, over) if yes}
         elif isinstance(eqn.primitive, Cond):
             for body in eqn.bodies:
@@ -341,34 +358,55 @@ class MemoryRun(TapeRun):
 
     def inline(self, eqn: Equation, body: Tape, inputs: Sequence[Any]) -> None:
         body = self.walk.body_of(eqn) if eqn.primitive is shard_map_p else body
+        if isinstance(eqn.primitive, Cond):
+            given = dict(zip(body.inputs, inputs))
+            self.returned[eqn] = [
+                (v, given.get(a) if isinstance(a, Var) else a)
+                for v, a in zip(eqn.outputs, body.outputs)
+                if not isinstance(a, Var) or a in given
+            ]
         self.nest(eqn, self.walk.price(body, known=self.passed(body, inputs)), 1, 0.0)
 
     def nest(self, eqn: Equation, span: TapeCost, times: int, ready: float) -> None:
         """Add the moments of bodies to what is held around them; of a loop, those of its first and last step."""
-        outside, carry = self.held() + Counter({TEMPORARIES: self.walk.copied.get(eqn, 0)}), 0
-        if isinstance(eqn.primitive, Scan) and self.walk.in_place:
-            carry = eqn.params["carry"]
-            outside += self.sizes_of([v for v in eqn.outputs[:carry] if v not in self.walk.elsewhere])
+        outside = self.sum_kinds(self.live.items()) + Counter({TEMPORARIES: self.walk.copied.get(eqn, 0)})
         for step in sorted({0, times - 1}) if times else ():
-            around = outside + self.of_earlier_steps(eqn, step, carry)
+            around = outside + self.of_loop(eqn, step)
             self.span.moments += [replace(m, bytes=around + Counter(m.bytes)) for m in span.moments]
 
-    def of_earlier_steps(self, eqn: Equation, step: int, counted: int) -> Counter:
-        """The memory of earlier steps of a loop: carries that are not counted yet, and a part of stacked results."""
-        if isinstance(eqn.primitive, While):
-            return self.sizes_of(eqn.outputs)
-        if not (isinstance(eqn.primitive, Scan) and step):
-            return Counter()
-        carry, length = eqn.params["carry"], eqn.params["length"]
-        elements = self.sizes_of(eqn.outputs[carry:])
-        if self.walk.in_place or self.lists_elements:
-            elements = Counter({k: n * step // length for k, n in elements.items()})
-        return self.sizes_of(eqn.outputs[counted:carry]) + elements
+    def of_loop(self, eqn: Equation, step: int) -> Counter:
+        """What a loop holds of earlier steps: carries, which a scan may write in place, and rows of its results."""
+        if not isinstance(eqn.primitive, Scan):
+            return self.sizes_of(eqn.outputs if isinstance(eqn.primitive, While) else ())
+        carry, rows = split_list(eqn.outputs, eqn.params["carry"])
+        by_step, in_place = self.walk.in_place or self.lists_elements, self.walk.in_place
+        part = step / eqn.params["length"] if by_step else bool(step)
+        held = self.sizes_of([v for v in carry if (v not in self.walk.elsewhere if in_place else step)])
+        return held + Counter({kind: int(n * part) for kind, n in self.sizes_of(rows).items()})
 
     @property
     def lists_elements(self) -> bool:
         """Whether loops make lists of blocks on ranks, and stack them at the end; others write into the whole array."""
         return self.around.stepwise and self.around.eqn is not None
+
+    # ------------------------------------------------ what is known
+
+    def value(self, a: Any) -> Any:
+        is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu"
+        return a if is_table else super().value(a)
+
+    def find_known(self, eqn: Equation) -> None:
+        """Compute few integers whose operands are known: ranks' numbers, and what a schedule has for them."""
+        primitive, params, values = eqn.primitive, eqn.params, [self.value(a) for a in eqn.inputs]
+        few = all(v.type.dtype.kind in "biu" and v.type.size <= MOST_KNOWN for v in eqn.outputs)
+        if not few or any(x is None for x in values) or primitive in (fused_p, uniform_p):
+            return
+        if primitive.on_ranks:
+            super().find_known(eqn)
+        elif not isinstance(ranks := params.get("ranks"), _OneRank) or (ranks.is_known and primitive is index_p):
+            run = primitive.simulated(params) if isinstance(primitive, Lowered) else partial(primitive.impl, **params)
+            found = run(*values)
+            self.known.update(zip(eqn.outputs, found if primitive.multiple_results else [found]))
 
     # ------------------------------------------------ kinds
 
@@ -386,55 +424,36 @@ class MemoryRun(TapeRun):
 
 def nbytes_of(t: ShapedArray, every_rank: bool = False) -> int:
     """The bytes of a value on one rank, or on every one: those of its block, if it is sharded."""
-    if t.sharding is None:
-        return t.nbytes
-    mesh, spec = t.sharding.mesh, t.sharding.spec
-    copies = math.prod(mesh.shape[axis] for axis in spec.held) if every_rank else 1
-    return copies * block_type(t, spec, mesh.shape).nbytes
+    held = t.sharding.spec.held if every_rank and t.sharding else ()
+    return math.prod(t.sharding.mesh.shape[axis] for axis in held) * local_type(t).nbytes
 
 
-def _block(t: ShapedArray) -> tuple:
-    return t.shape, t.dtype
-
-
-def _takes(left: Counter, block: Any) -> bool:
-    """Take one of the arguments that are left, if there is one like this."""
-    left[block] -= 1
-    return left[block] >= 0
+def peak_of(layout: MemoryLayout, eqn: Equation) -> int:
+    """The most bytes that what an operation does allocates, if each value is freed after its last use."""
+    walk = MemoryWalk()
+    walk.layouts[layout.tape], walk.around[layout.tape] = layout, Around((), eqn=eqn, stepwise=True)
+    return int(walk.price(layout.tape).seconds)
 
 
 # ---------------------------------------------------------------- what a compiled body does
 
 
-class _OneRank(Simulated):
-    """One rank of a mesh and its blocks, for programs that are not run."""
+class _OneRank(OneRank, Simulated):
+    """A rank of a mesh, for programs that are not run: at this place along each axis, or anywhere."""
 
     name = "mpi"
     at_once = False
 
-    def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        held = self.sort_axes({a for _, axes in operands for a in axes})
-        return primitive.bind(*[x for x, _ in operands], **params), held
+    def __init__(self, sizes: dict[str, int], place: Callable[[int], int] | None):
+        super().__init__(sizes)
+        self.is_known = place is not None
+        self.coordinates = {a: place(n) if place else 0 for a, n in sizes.items()}
 
     def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS
 
-    def place(self, x: Any, dims: Dims) -> tuple[Any, Axes]:
-        index = [slice(n // self.size(axes)) for axes, n in zip(dims, x.shape)]
-        return x[tuple(index)], self.sort_axes({a for axes in dims for a in axes})
 
-    def reshard_data(self, x: Any, held: Axes, wanted: Axes) -> Any:
-        return x
-
-    def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
-        return x.shape
-
-    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
-        return shape
-
-
-def _is_unknown(x: Any) -> bool:
-    return isinstance(x, Tracer) or typeof(x).dtype.kind not in "biu"
+program_p = Call("program")
 
 
 class _Replay(SPMD):
@@ -444,37 +463,54 @@ class _Replay(SPMD):
     """
 
     unrolled = math.inf
-    steps = True  # whether the steps of loops run one by one
+    compiled = False  # whether the step of a loop is a program
 
     def process(self, primitive: Primitive, args: Sequence[Any], params: dict) -> Any:
         simulated = self.mesh.backend == "simulated"
-        if primitive is axis_index_p and simulated:
+        if primitive is axis_index_p and getattr(self.mesh.ranks, "is_known", True):
             return RankTracer(self, *self.mesh.ranks.axis_index(params["axes"]))
-        if self.steps and isinstance(primitive, Scan):
+        if isinstance(primitive, Scan):
+            if self.compiled:
+                params = {**params, "body": self.step_of(params["body"], params["length"])}
             with running(self):
                 return primitive.evaluate(args, params)
         recorder, data = self.base, [self.operand(x)[0] for x in args]
         runs_here = not primitive.is_higher_order and (simulated or not primitive.on_ranks)
-        if data and runs_here and not any(map(_is_unknown, data)):
+        known = [not isinstance(x, Tracer) and typeof(x).dtype.kind in "biu" for x in data]
+        if data and runs_here and all(known):
             self.base = EVALUATE
         try:
             return super().process(primitive, args, params)
         finally:
             self.base = recorder
 
+    def step_of(self, body: Tape, runs: int) -> Any:
+        """The step of a loop as one operation, whose body is the program to which it is compiled."""
+        stage: Any = self.base
+        cache: dict[tuple, Any] = {}
+
+        def step(*values: Any) -> list:
+            operands, states = [self.operand(x) for x in values], [getattr(x, "marked", None) for x in values]
+            key = tuple((typeof(x), held, s) for (x, held), s in zip(operands, states))
+            if key not in cache:
+                cache[key] = _lower(SPMD(self.mesh, self.scope.typed), body, operands, states)
+            if cache[key] is None:
+                return body.apply(*values)
+            whole, places = cache[key]
+            results = stage.record(program_p, [x for x, _ in operands], {"body": whole, "runs": runs})
+            return [RankTracer(self, x, *place) for x, place in zip(results, places)]
+
+        step.out_types = body.out_types  # type: ignore[attr-defined]
+        return step
+
     def _branch_by_rank(self, cond: Cond, args: Sequence[Any], params: dict, recorded: bool) -> list:
         return super()._branch_by_rank(cond, args, params, isinstance(self.operand(args[0])[0], Tracer))
 
 
-def _lower(params: dict, ranks: Simulated) -> Tape | None:
-    """The tape that a `shard_map` compiles for these ranks; None if it is not compiled as a whole."""
-    body = params["body"]
-    interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
-    helds = [ranks.sort_axes(spec.held) for spec in params["in_specs"]]
-    operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, helds)]
-    states = [t.states if t.unreduced or t.reduced else None for t in body.in_types]
+def _lower(interpreter: SPMD, body: Tape, operands: Sequence, states: Sequence) -> tuple[Tape, list] | None:
+    """The tape to which a body is compiled, and the places of its results; None if it is not compiled as a whole."""
     try:
-        return interpreter.lowered(body, operands, states, {})[0]
+        return interpreter.lowered(body, operands, states, {})
     except TracerError:
         return None
 

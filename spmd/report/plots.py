@@ -81,18 +81,6 @@ def bytes_along(ax: Any, kinds: Mapping[str, Sequence[int]], colors: Mapping[str
     return ax
 
 
-def bytes_on_ranks(ax: Any, kinds: Mapping[str, int], colors: Mapping[str, str], ranks: int) -> Any:
-    """Draw a bar for each rank: its bytes of each kind of memory, which are the same on all ranks."""
-    ax, (size, unit), bottom = axes_or_new(ax), _unit(sum(kinds.values())), 0.0
-    for kind, nbytes in kinds.items():
-        ax.bar(range(ranks), nbytes / size, 0.8, bottom, color=colors[kind], label=kind)
-        bottom += nbytes / size
-    ax.set(xlabel="rank", ylabel=f"{unit} at the peak")
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    _put_legend_beside(ax, reverse=True)
-    return ax
-
-
 def front(ax: Any, points: Pairs, best: Pairs, limit: float, xlabel: str, ylabel: str) -> Any:
     """Draw pairs of numbers, the `best` of them joined, and a line at the largest x that is allowed."""
     ax = axes_or_new(ax)

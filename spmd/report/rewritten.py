@@ -52,10 +52,14 @@ def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Call
     return hide_own_frames_of_lambda(lambda *args: optimize(make_tape(f)(*args), without=without, **settings))
 
 
-def meshes_of(tape: Tape) -> Iterator[Mesh]:
-    """Yield the mesh of each shard_map on a tape."""
+def tapes_in(tape: Tape) -> Iterator[Tape]:
+    """Yield a tape, and the bodies of its operations."""
+    yield tape
     for eqn in tape.equations:
-        if eqn.primitive is shard_map_p:
-            yield eqn.params["mesh"]
         for body in eqn.bodies:
-            yield from meshes_of(body)
+            yield from tapes_in(body)
+
+
+def meshes_of(tape: Tape) -> list[Mesh]:
+    """The mesh of each shard_map on a tape."""
+    return [eqn.params["mesh"] for t in tapes_in(tape) for eqn in t.equations if eqn.primitive is shard_map_p]

@@ -12,7 +12,8 @@ from tests.memory_programs import peak_of, reported_and_measured
 pytestmark = pytest.mark.parallel(2)
 
 #: Programs of some MB, by what they hold: replicas, shards, stages, optimizer states, packed messages, branches.
-NAMES = ["data_parallel", "tensor_parallel", "zero 1", "zero 3", "matmul all_gather_overlapped", "dlrm rows", "experts"]
+NAMES = ["data_parallel", "tensor_parallel", "zero 1", "zero 3", "matmul all_gather_overlapped", "dlrm rows", "experts",
+         "sequence ring_attention", "scheduled one_f_one_b"]  # fmt: skip
 
 
 @pytest.mark.parametrize("optimized", [False, True])
