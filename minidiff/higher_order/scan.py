@@ -63,7 +63,7 @@ class Scan(BodyOperation):
         if not length:
             return [*carry, *[zeros(t.update(shape=(0, *t.shape))) for t in body.out_types[len(carry) :]]]
         carry = copy_overwritten(body, carry, len(consts))
-        if len(body.outputs) == len(carry) and not xs:  # a loop that the steps of a long, small program notice
+        if len(body.out_types) == len(carry) and not xs:  # a loop that the steps of a long, small program notice
             for _ in range(length):
                 carry = body(*consts, *carry)
             return carry
