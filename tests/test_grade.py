@@ -195,6 +195,14 @@ def test_the_students_copy_has_no_solution_and_runs(tmp_path):
     assert not list(tmp_path.rglob("solution")) and not list(tmp_path.rglob("grade.py"))
     assert all(not cell.get("outputs") for p in tmp_path.rglob("*.ipynb") for cell in nbformat.read(p, 4).cells)
 
+    links = 0
+    for path in [*tmp_path.rglob("*.md"), *tmp_path.rglob("*.ipynb")]:
+        cells = nbformat.read(path, 4).cells if path.suffix == ".ipynb" else []
+        text = "\n".join(c.source for c in cells if c.cell_type == "markdown") if cells else path.read_text()
+        for link in re.findall(r"\]\(([^):#]+)(?:#[^)]*)?\)", text):
+            assert (path.parent / link).exists(), f"{path.name} links to {link}, which is not in the copy"
+            links += 1
+    assert links > 30 and "The architecture (`docs/architecture.md` in the course's repository)" in everything
     verdicts, said = run_pages(tmp_path / "build")
     assert all(verdict.startswith("your turn") for verdict in verdicts)
     assert "Empty still, on this page: hole 1.1, hole 1.2, " in said
