@@ -57,10 +57,11 @@ def judge(test: Callable, answers: tuple) -> Verdict:
         return Verdict("your turn")
     try:
         test(*answers)
-    except NotImplementedError:
-        return Verdict("your turn")
+    except NotImplementedError as error:
+        return Verdict("your turn", str(error).removeprefix("your turn"))
     except AssertionError as error:
-        return Verdict("not yet", str(error) or traceback.extract_tb(error.__traceback__)[-1].line or "")
+        why = str(error) or traceback.extract_tb(error.__traceback__)[-1].line or ""
+        return Verdict("not yet", f"{why}{_where(error)}")
     except (Exception, SystemExit) as error:
         return Verdict("not yet", f"{type(error).__name__}: {error}{_where(error)}")
     return Verdict("right")

@@ -1,11 +1,13 @@
 """Write the students' copy of the course: `python -m notebooks.handout FOLDER`. See `grading.md`.
 
 Notebooks are without outputs, and nothing is there that answers a question: no solution, no tests, no grader.
+A link to a page outside of the copy is the page's name instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from notebooks.execute import plain, tagged
 
 HERE = Path(__file__).parent
 LEFT_OUT = ("grade.py", "handout.py", "grading.md")
+_LINK = re.compile(r"\[([^\]]+)\]\(([^):#]+)(?:#[^)]*)?\)")  # a relative one
 
 
 def hand_out(folder: Path, names: Sequence[str] = ()) -> list[Path]:
@@ -34,9 +37,24 @@ def hand_out(folder: Path, names: Sequence[str] = ()) -> list[Path]:
         place = path.relative_to(HERE)
         if "mine" not in place.parts:
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, folder / place)
+            if path.suffix == ".md":
+                (folder / place).write_text(with_pages_named(path.read_text(), path))
+            else:
+                shutil.copy(path, folder / place)
             written.append(folder / place)
     return written
+
+
+def with_pages_named(text: str, path: Path) -> str:
+    """The text of this file; where it links to what students do not get, it says where that is."""
+
+    def named(link: re.Match) -> str:
+        target = (path.parent / link[2]).resolve()
+        if target.is_relative_to(HERE) and target.name not in LEFT_OUT:
+            return link[0]
+        return f"{link[1]} (`{target.relative_to(HERE.parent)}` in the course's repository)"
+
+    return _LINK.sub(named, text)
 
 
 def stripped(path: Path) -> nbformat.NotebookNode:
@@ -45,6 +63,8 @@ def stripped(path: Path) -> nbformat.NotebookNode:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
+        elif cell.cell_type == "markdown":
+            cell.source = with_pages_named(cell.source, path)
         if cell.source.startswith(holes.MAGIC):
             filled = cell.source.count("# HOLE ") - len(unfilled(cell.source))
             if filled:

@@ -1,5 +1,7 @@
 """Wrong answers to the holes of "Build it yourself", at least two for each: what students write at first."""
 
+import re
+
 WRONG = {
     "1.1": ["return op.run(args, **params)", "return op.run(*args)"],
     "1.2": [
@@ -11,6 +13,10 @@ WRONG = {
         "return current().process(self, args, params)",
         "return self.run(*args, **params)",
         "for cast in casts:\n    cast(self, args, params)\nreturn current().process(self, args, params)",
+        """
+args = casts[0](self, args, params)
+return current().process(self, args, params)
+""",
     ],
     "1.4": [
         "return x",
@@ -31,6 +37,13 @@ Tracer.__add__ = Tracer.__radd__ = lambda x, y: add(x, y)
 Tracer.__mul__ = Tracer.__rmul__ = lambda x, y: multiply(x, y)
 Tracer.__sub__ = Tracer.__rsub__ = lambda x, y: add(x, multiply(-1.0, y))
 Tracer.__matmul__ = lambda x, y: matmul(x, y)
+""",
+        """
+Tracer.__add__ = Tracer.__radd__ = lambda x, y: add(x, y)
+Tracer.__mul__ = Tracer.__rmul__ = lambda x, y: multiply(x, y)
+Tracer.__sub__ = lambda x, y: add(x, multiply(-1.0, y))
+Tracer.__rsub__ = lambda x, y: add(y, multiply(-1.0, x))
+Tracer.__matmul__ = lambda x, y: multiply(x, y)
 """,
     ],
     "2.1": [
@@ -53,6 +66,55 @@ outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], 
 self.equations.append(Equation(op, list(args), params, outputs))
 return outputs if op.many else outputs[0]
 """,
+        """
+if not any(isinstance(x, Tracer) for x in args):
+    return self.below.process(op, args, params)
+outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
+self.equations.append(Equation(op, list(args), params, outputs))
+return outputs if op.many else outputs[0]
+""",
+        """
+if all(owner(x) is not self for x in args):
+    return self.below.process(op, args, params)
+outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
+self.equations.append(Equation(op, list(args), {}, outputs))
+return outputs if op.many else outputs[0]
+""",
+        """
+if all(owner(x) is not self for x in args):
+    return self.below.process(op, args, params)
+outputs = [Tracer(self, Type(t.shape)) for t in result_types(op, [typeof(x) for x in args], params)]
+self.equations.append(Equation(op, list(args), params, outputs))
+return outputs if op.many else outputs[0]
+""",
+        """
+if all(owner(x) is not self for x in args):
+    return self.below.process(op, args, params)
+outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
+self.equations.append(Equation(op, list(args), params, outputs))
+return outputs[0]
+""",
+        """
+if owner(args[0]) is not self:
+    return self.below.process(op, args, params)
+outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
+self.equations.append(Equation(op, list(args), params, outputs))
+return outputs if op.many else outputs[0]
+""",
+        """
+if all(owner(x) is not self for x in args):
+    return self.below.process(op, args, params)
+outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
+self.equations.append(Equation(op, list(args)[::-1], params, outputs))
+return outputs if op.many else outputs[0]
+""",
+        """
+if any(isinstance(x, Tracer) and owner(x) is not self for x in args):
+    return self.below.process(op, args, params)
+outputs = [Tracer(self, t) for t in result_types(op, [typeof(x) for x in args], params)]
+self.equations.append(Equation(op, list(args), params, outputs))
+return outputs if op.many else outputs[0]
+""",
     ],
     "2.2": [
         """
@@ -68,6 +130,20 @@ with using(record):
     outputs = as_list(f(*inputs))
 return Tape(inputs, record.equations, outputs)
 """,
+        """
+record = Record(current())
+inputs = [Tracer(record, Type(typeof(x).shape)) for x in args]
+with using(record):
+    outputs = as_list(f(*inputs))
+return Tape(inputs, record.equations, outputs)
+""",
+        """
+record = Record(current())
+inputs = [Tracer(record, typeof(x)) for x in args]
+with using(record):
+    outputs = as_list(f(*inputs))
+return Tape(inputs, record.equations, tuple(outputs))
+""",
     ],
     "2.3": [
         """
@@ -80,6 +156,30 @@ return [read(x) for x in tape.outputs]
 for eqn in tape.equations:
     env[eqn.outputs[0]] = eqn.op(*map(read, eqn.inputs), **eqn.params)
 return [env[x] for x in tape.outputs]
+""",
+        """
+for eqn in tape.equations:
+    results = eqn.op(*map(read, eqn.inputs), **eqn.params)
+    env.update(zip(eqn.outputs, [results]))
+return [read(x) for x in tape.outputs]
+""",
+        """
+for eqn in tape.equations:
+    results = eqn.op(*(env[x] for x in eqn.inputs), **eqn.params)
+    env.update(zip(eqn.outputs, results if eqn.op.many else [results]))
+return [read(x) for x in tape.outputs]
+""",
+        """
+for eqn in tape.equations:
+    results = eqn.op(*map(read, eqn.inputs))
+    env.update(zip(eqn.outputs, results if eqn.op.many else [results]))
+return [read(x) for x in tape.outputs]
+""",
+        """
+for eqn in tape.equations:
+    results = eqn.op(*map(read, eqn.inputs[::-1]), **eqn.params)
+    env.update(zip(eqn.outputs, results if eqn.op.many else [results]))
+return [read(x) for x in tape.outputs]
 """,
     ],
     "3.1": [
@@ -112,6 +212,21 @@ return self.join(out, tangent)
         "return op(x, y), plus(op(dx, y), op(x, dy))",
         "return op(x, y), op(dx, dy)",
         "return op(x, y), plus(None if dx is None else op(dx, y), None if dy is None else op(dy, x))",
+        """
+left = 0.0 if dx is None else op(dx, y)
+right = 0.0 if dy is None else op(x, dy)
+return op(x, y), plus(left, right)
+""",
+        """
+left = None if dx is None else op(dx, y)
+right = None if dy is None else op(x, dy)
+return op(y, x), plus(left, right)
+""",
+        """
+left = None if dx is None else op(y, dx)
+right = None if dy is None else op(x, dy)
+return op(x, y), plus(left, right)
+""",
     ],
     "3.5": [
         """
@@ -240,6 +355,14 @@ collectives[pscatter] = lambda blocks: np.split(blocks[0], len(blocks))
 collectives[pbroadcast] = lambda blocks: blocks
 collectives[pscatter] = lambda blocks: [np.split(x, len(blocks))[0] for x in blocks]
 """,
+        """
+collectives[pbroadcast] = lambda blocks: [np.sum(blocks, axis=0)] * len(blocks)
+collectives[pscatter] = lambda blocks: np.split(blocks[0], len(blocks))
+""",
+        """
+collectives[pbroadcast] = lambda blocks: blocks
+collectives[pscatter] = lambda blocks: np.array_split(blocks[0], len(blocks), axis=-1)
+""",
     ],
     "6.2": [
         """
@@ -278,6 +401,26 @@ if (axis in varying) != takes:
     raise TypeError(f"{op} along {axis!r} of a value of the other kind")
 return frozenset({axis}) if returns else frozenset()
 """,
+        """
+if not takes and axis in varying:
+    raise TypeError(f"{op} along {axis!r}: not of this variance")
+return varying | {axis} if returns else varying - {axis}
+""",
+        """
+if bool(varying) != takes:
+    raise TypeError(f"{op} along {axis!r}: not of this variance")
+return varying | {axis} if returns else varying - {axis}
+""",
+        """
+if (axis in varying) != takes:
+    raise TypeError(f"{op} is not of this variance")
+return varying | {axis} if returns else varying - {axis}
+""",
+        """
+if (axis in varying) != takes:
+    raise TypeError(f"{op} along {axis}")
+return varying | set(axis) if returns else varying - set(axis)
+""",
     ],
     "6.4": [
         """
@@ -295,6 +438,28 @@ for axis in sorted(axes - x.type.varying):
     x = vars(pbroadcast).setdefault("varied", {}).setdefault(axis, pbroadcast(x, axis=axis))
 return x
 """,
+        """
+for axis in sorted(axes - x.type.varying):
+    if axis not in x.varied:
+        x.varied[axis] = pbroadcast(x, axis=axis)
+return x
+""",
+        """
+for axis in sorted(axes - x.type.varying):
+    if axis not in x.varied:
+        x.varied[axis] = pbroadcast(x, axis=axis)
+    return x.varied[axis]
+return x
+""",
+        """
+if x.type.varying:
+    return x
+for axis in sorted(axes - x.type.varying):
+    if axis not in x.varied:
+        x.varied[axis] = pbroadcast(x, axis=axis)
+    x = x.varied[axis]
+return x
+""",
     ],
     "7.1": [
         "return np.split(x, mesh.size)",
@@ -306,14 +471,37 @@ return mesh.collectives[pscatter](whole) if mesh.axis in spec else whole
 import numpy as np
 return np.split(x, mesh.size) if mesh.axis in spec else [x for rank in mesh.ranks]
 """,
+        """
+whole = [x] * mesh.size
+return mesh.collectives[pscatter](whole)[: len(mesh.ranks)] if mesh.axis in spec else whole
+""",
     ],
     "7.2": [
         "import numpy as np\nreturn np.concatenate(blocks) if mesh.axis in spec else blocks[0]",
         "return mesh.collectives[all_gather](blocks) if mesh.axis in spec else blocks",
+        """
+import numpy as np
+return np.stack(blocks) if mesh.axis in spec else blocks[0]
+""",
+        "return mesh.collectives[all_gather](blocks)[0] if mesh.axis in spec else blocks[mesh.ranks[0]]",
+        """
+from .ranks import collectives
+return collectives[all_gather](blocks)[0] if mesh.axis in spec else blocks[0]
+""",
     ],
     "7.3": [
         "return Type(shape, frozenset({mesh.axis}) if mesh.axis in spec else frozenset())",
         "return Type((shape[0] // mesh.size, *shape[1:]) if mesh.axis in spec else shape)",
+        """
+if mesh.axis not in spec:
+    return Type(shape)
+return Type((shape[0] // len(mesh.ranks), *shape[1:]), frozenset({mesh.axis}))
+""",
+        """
+if mesh.axis not in spec:
+    return Type(shape)
+return Type((shape[0] // mesh.size, *shape[1:]), frozenset(mesh.axis))
+""",
     ],
     "7.4": [
         """
@@ -330,11 +518,44 @@ if mesh.axis in typeof(x).varying and mesh.axis not in spec:
     raise TypeError(f"{typeof(x)} and {spec}")
 return vary(x, {mesh.axis})
 """,
+        """
+if mesh.axis in spec:
+    return vary(x, {mesh.axis})
+if mesh.axis in typeof(x).varying:
+    raise ValueError(f"{typeof(x)} and {spec}: take the psum along {mesh.axis}")
+return x
+""",
+        """
+if mesh.axis in spec:
+    return vary(x, {mesh.axis})
+if mesh.axis in typeof(x).varying:
+    raise TypeError(f"{typeof(x)} and {spec}: take the psum along {mesh.axis}")
+""",
+        """
+if mesh.axis in spec:
+    return vary(x, {mesh.axis})
+if mesh.axis in typeof(x).varying:
+    from .ranks import psum
+    return psum(x, axis=mesh.axis)
+return x
+""",
+        """
+if mesh.axis in spec:
+    vary(x, {mesh.axis})
+    return x
+if mesh.axis in typeof(x).varying:
+    raise TypeError(f"{typeof(x)} and {spec}: take the psum along {mesh.axis}")
+return x
+""",
     ],
     "7.5": [
         "results, linear = linearize(of_active, *compress(blocks, active))\nreturn results",
         "results, linear = linearize(of_active, *compress(blocks, active))\nreturn [*results, *blocks]",
         "results, linear = linearize(of_active, *blocks)\nreturn [*results, *linear.free()]",
+        """
+results, linear = linearize(of_active, *blocks[: sum(active)])
+return [*results, *linear.free()]
+""",
     ],
     "7.6": [
         """
@@ -351,6 +572,21 @@ return outs[:n], shard_map_p(*outs[n:], *moving, tape=second, mesh=mesh, in_spec
 second, specs = linear._replace(inputs=[*linear.inputs, *residuals]), (*compress(in_specs, active), *stay)
 moving = compress(tangents, active)
 return outs[:n], shard_map_p(*outs[n:], *moving, tape=second, mesh=mesh, in_specs=specs, out_specs=out_specs)
+""",
+        """
+second, specs = linear._replace(inputs=[*residuals, *linear.inputs]), (*[STAY] * len(stay), *compress(in_specs, active))
+moving = compress(tangents, active)
+return outs[:n], shard_map_p(*outs[n:], *moving, tape=second, mesh=mesh, in_specs=specs, out_specs=out_specs)
+""",
+        """
+second, specs = linear._replace(inputs=[*residuals, *linear.inputs]), (*stay, *in_specs[: len(linear.inputs)])
+moving = compress(tangents, active)
+return outs[:n], shard_map_p(*outs[n:], *moving, tape=second, mesh=mesh, in_specs=specs, out_specs=out_specs)
+""",
+        """
+second, specs = linear._replace(inputs=[*residuals, *linear.inputs]), (*stay, *compress(in_specs, active))
+moving = compress(tangents, active)
+return outs[:n], shard_map_p(*residuals, *moving, tape=second, mesh=mesh, in_specs=specs, out_specs=out_specs)
 """,
     ],
     "7.7": [
@@ -405,6 +641,12 @@ return np.sum(np.split(parts, size), axis=0).reshape(np.shape(x))
     "8.4": [
         "return self.comm.sendrecv(x, dest=self.comm.rank + 1, source=self.comm.rank - 1)",
         "return self.comm.sendrecv(x, dest=(self.comm.rank + 1) % self.size, source=(self.comm.rank + 1) % self.size)",
+        "return self.comm.sendrecv(x, dest=(self.comm.rank - 1) % self.size, source=(self.comm.rank + 1) % self.size)",
+        "return self.comm.sendrecv(x, dest=(self.comm.rank + 1) % 2, source=(self.comm.rank - 1) % 2)",
+        """
+rank = self.comm.rank
+self.comm.sendrecv(x, dest=(rank + 1) % self.size, source=(rank - 1) % self.size)
+""",
     ],
     "8.5": [
         "return lambda blocks: ring(blocks, self.shift, self.comm.rank, self.size)",
@@ -434,3 +676,10 @@ PREDICTIONS = {
     "bytes_on_4_ranks": 2_010_720,
     "bytes_on_2_ranks": 1_340_480,
 }
+
+
+def predicted(source):
+    """A cell of a page, with what it lets students predict filled in."""
+    for name, value in PREDICTIONS.items():
+        source = re.sub(rf"^{name} = \.\.\.$", f"{name} = {value!r}", source, flags=re.M)
+    return source

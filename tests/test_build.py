@@ -1,15 +1,18 @@
-"""The build: its hidden checks tell right answers from wrong ones, and students' copies have no answers."""
+"""The build: its checks, on the pages and hidden, tell right answers from wrong ones."""
 
+import importlib
 import re
 import sys
 
+import nbformat
 import pytest
 
 from notebooks.build.solution import checks, holes
 from tests import jep_examples
-from tests.build_answers import WRONG
+from tests.build_answers import WRONG, predicted
 
 HOLES = holes.holes()
+NOTEBOOKS = holes.PAGES.parent
 
 
 @pytest.fixture
@@ -41,6 +44,28 @@ def mine(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+@pytest.fixture
+def on_page(mine, monkeypatch):
+    """What the checks of a hole's page say of the files in `mine/`, but for the one that starts MPI `ranks`."""
+    monkeypatch.syspath_prepend(NOTEBOOKS)
+    monkeypatch.syspath_prepend(NOTEBOOKS / "build")
+    exercises = importlib.import_module("exercises")
+    said = []
+    monkeypatch.setattr(exercises, "display", lambda verdict: said.append(verdict.text))
+
+    def run(number, ranks=False):
+        said.clear()
+        names = {}
+        (path,) = holes.PAGES.glob(f"{number.split('.')[0]}_*.ipynb")
+        for cell in nbformat.read(path, as_version=4).cells:
+            runs = cell.cell_type == "code" and not cell.source.startswith(holes.MAGIC)
+            if runs and (ranks or "run_script" not in cell.source):
+                exec(predicted(cell.source), names)
+        return list(said)
+
+    return run
+
+
 def test_questions_are_numbered_and_checked():
     assert list(checks.points()) == list(checks.CHECKS)
     assert set(WRONG) == set(HOLES)
@@ -67,8 +92,11 @@ def test_the_solution_passes_all_checks(mine):
 
 
 @pytest.mark.parametrize("number", HOLES)
-def test_a_hole(mine, number):
+def test_a_hole(mine, on_page, number):
+    assert mine(number) == "right" and set(on_page(number)) == {"right"}
     assert mine(number, None).startswith(f"your turn: hole {number}")
+    (said,) = {verdict.split(". ")[0] for verdict in on_page(number)} - {"right"}
+    assert said in (f"your turn: hole {number}", f"your turn: still empty: hole {number}")
     assert len(set(WRONG[number])) >= 2
     for answer in WRONG[number]:
         verdict = mine(number, answer)
@@ -76,3 +104,26 @@ def test_a_hole(mine, number):
         incomplete = f"your turn: hole {number}: no"  # of a table that has some of its lines
         assert verdict.startswith(("not yet: ", incomplete)), answer
         assert len(verdict) > 40 and not verdict.endswith("). "), verdict  # it says what to look at
+        said = [verdict for verdict in on_page(number) if verdict != "right"]
+        assert said and said[0].startswith("not yet: "), f"the page says that this is right:\n{answer}"
+
+
+@pytest.mark.parametrize("number", ["1.5", "3.5", "4.2", "6.1", "6.2"])
+def test_a_later_page_names_the_table_that_is_empty(mine, on_page, number):
+    mine(number, None)
+    said = [verdict for verdict in on_page("7") if verdict != "right"]
+    assert said and all(verdict.startswith(f"your turn: still empty: hole {number}. So far: ") for verdict in said)
+    assert "KeyError" not in said[0]
+
+
+def test_an_error_on_mpi_ranks_names_the_students_line(mine, on_page):
+    answer = "return self.comm.sendrecv(x, destination=1)"
+    where = r"TypeError: .*destination.*\nmine/mpi.py, line \d+: " + re.escape(answer)
+    mine("8.4", answer)
+    assert re.search(where, on_page("8", ranks=True)[-1])
+    assert re.search(where, checks.judge("8.8"))
+
+
+def test_a_rank_that_waits_names_the_students_line(mine, on_page):
+    mine("8.2", "return np.concatenate([x] * size) if rank == 0 else shift(x)")
+    assert "rank 0 does not send\nmine/ring.py, ring_all_gather: return np.concatenate" in on_page("8")[0]

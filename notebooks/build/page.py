@@ -27,23 +27,62 @@ FILES = {
     "network": 8,
 }
 _EMPTY = re.compile(
-    r"^ *# HOLE (\d+\.\d+) [^\n]*\n(?: *#(?! END)[^\n]*\n)*(?: *raise NotImplementedError[^\n]*\n)? *# END", re.M
+    r"^ *# HOLE (\d+\.\d+) [^\n]*\n(?: *#(?! END)[^\n]*\n)*(?P<raises> *raise NotImplementedError[^\n]*\n)? *# END",
+    re.M,
 )
 MINE = Path("mine")
 _page = 0  # the one that has been started last
 
 
 def check(*answers: Any) -> Callable[[Callable], None]:
-    """The `check` of all notebooks; below its verdict are the holes of this page that are empty still."""
-    from exercises import check
+    """The `check` of all notebooks, which says of a failure, too, which holes of tables are empty still."""
+    import exercises
 
     def run(test: Callable) -> None:
-        check(*answers)(test)
-        files = [path for name, page in FILES.items() if page == _page and (path := MINE / f"{name}.py").exists()]
-        if holes := [hole for path in files for hole in unfilled(path.read_text())]:
-            print("Empty still, on this page: " + ", ".join(f"hole {hole}" for hole in holes))
+        verdict = exercises.judge(_in_words(test), answers)
+        tables = [m[1] for source in _files(range(1, _page + 1)) for m in _EMPTY.finditer(source) if not m["raises"]]
+        if tables and verdict.text.startswith("not yet"):
+            so_far = verdict.text.removeprefix("not yet: ")
+            verdict = exercises.Verdict("your turn", f"still empty: {_listed(tables)}. So far: {so_far}")
+        exercises.display(verdict)
+        if holes := [hole for source in _files([_page]) for hole in unfilled(source)]:
+            print(f"Empty still, on this page: {_listed(holes)}")
 
     return run
+
+
+def _files(pages: Sequence[int]) -> list[str]:
+    """What the files of these pages have in them, as far as they are written."""
+    paths = [MINE / f"{name}.py" for name, page in FILES.items() if page in pages]
+    return [path.read_text() for path in paths if path.exists()]
+
+
+def _listed(holes: Sequence[str]) -> str:
+    return ", ".join(f"hole {hole}" for hole in holes)
+
+
+def _in_words(test: Callable) -> Callable:
+    """A test that says what two frequent errors mean."""
+
+    def run(*answers: Any) -> None:
+        try:
+            test(*answers)
+        except (KeyError, TypeError) as error:
+            if "does not support ufuncs" in str(error):
+                why = "NumPy was given a tracer, which an interpreter other than `Evaluate` should process"
+            elif isinstance(error, KeyError) and type(error.args[0]).__name__ == "Operation":
+                why = f"a table has no line for `{error}` yet"
+            else:
+                raise
+            raise AssertionError(why).with_traceback(error.__traceback__) from None
+
+    return run
+
+
+def last_line(stderr: str) -> str:
+    """The last line of the student's files that a traceback names."""
+    lines = re.findall(r'(mine.\w+\.py)", line (\d+), in .*\n *(.*)', stderr)
+    return "\n{}, line {}: {}".format(*lines[-1]) if lines else ""
 
 
 def unfilled(source: str) -> list[str]:
@@ -54,7 +93,7 @@ def unfilled(source: str) -> list[str]:
     >>> unfilled("x = [\\n    # HOLE 3.5 [1 point]\\n    # Some numbers.\\n    1, 2,\\n    # END\\n]")
     []
     """
-    return _EMPTY.findall(source)
+    return [match[1] for match in _EMPTY.finditer(source)]
 
 
 def start(page: int) -> None:
@@ -68,7 +107,7 @@ def start(page: int) -> None:
         if written < page and not path.exists():
             print(f"{path} is missing: page {written} writes it. Run the cells of that page first.")
         elif written < page and (holes := unfilled(path.read_text())):
-            print(f"{path}: not filled yet, and this page may need it: {', '.join(f'hole {h}' for h in holes)}.")
+            print(f"{path}: not filled yet, and this page may need it: {_listed(holes)}.")
 
 
 def fresh() -> None:

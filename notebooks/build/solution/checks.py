@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy import allclose, array_equal, isclose
 
-from notebooks.build.page import FILES, MINE, ring_of, unfilled
+from notebooks.build.page import FILES, MINE, last_line, ring_of, unfilled
 from notebooks.build.solution.holes import holes
 
 Check = Callable[[Any], None]
@@ -270,9 +270,11 @@ def _(m):
     below = Spy()
     record = m.tape.Record(below)
     x, stranger = (m.tracer.Tracer(r, m.tracer.Type((3,))) for r in (record, m.tape.Record(below)))
-    assert record.process(m.operations.sin, [stranger], {}) == "processed" and not record.equations, (
-        "a variable of another recorder is a constant here: sin of it should go to the interpreter below"
-    )
+    with m.tracer.using(record):
+        assert record.process(m.operations.sin, [stranger], {}) == "processed" and not record.equations, (
+            "a variable of another recorder is a constant here: sin of it should go to the interpreter below"
+        )
+        assert record.process(m.operations.sin, [2.0], {}) == "processed", "sin(2.0) should go to the interpreter below"
     y = record.process(m.operations.multiply, [x, 2.0], {})
     assert len(record.equations) == 1, f"x * 2.0 should be one equation; there are {len(record.equations)}"
     assert m.tracer.owner(y) is record and y.type == x.type, f"the result should be the recorder's f64[3], not {y!r}"
@@ -280,10 +282,18 @@ def _(m):
     assert eqn.op is m.operations.multiply and eqn.inputs == [x, 2.0] and eqn.outputs == [y], (
         f"an Equation has op, inputs, params, outputs, here multiply, [x, 2.0], {{}}, [the result]; not {eqn}"
     )
+    record.process(m.operations.multiply, [2.0, x], {})
+    assert len(record.equations) == 2, "2.0 * x is recorded, too, though its first operand is a number"
+    varying = m.tracer.Tracer(record, m.tracer.Type((3,), frozenset("i")))
+    z = record.process(m.operations.sum, [varying], {"axes": (0,)})
+    assert str(z.type) == "f64[]{i}", f"the sum of a f64[3]{{i}} is a f64[]{{i}}, not {z.type}: `result_types` says it"
+    assert [eqn.params for eqn in record.equations] == [{}, {}, {"axes": (0,)}], (
+        f"the equations, in order, have the params that `process` was given; not {record.equations}"
+    )
     pair = m.tracer.Operation("pair", lambda x: [x, x], lambda x: [x, x], many=True)
     outs = record.process(pair, [x], {})
     assert isinstance(outs, list) and len(outs) == 2, "an operation with `many` results returns the list of tracers"
-    assert not below.seen[1:], "what has a variable of this recorder is recorded, and not processed below as well"
+    assert len(below.seen) == 2, "what has a variable of this recorder is recorded, and not processed below as well"
 
 
 @of("2.2")
@@ -292,7 +302,14 @@ def _(m):
     tape = m.tape.make_tape(lambda x, y: [o.sin(x) * y, x], np.ones(3), np.ones(3))
     assert ops(tape) == ["sin", "multiply"], f"sin(x) * y is recorded as {ops(tape)}: is the recorder current?"
     assert [v.type.shape for v in tape.inputs] == [(3,), (3,)], f"two inputs f64[3]; not {tape.inputs}"
-    assert tape.outputs == [tape.equations[1].outputs[0], tape.inputs[0]], "the outputs are what f returns"
+    assert tape.outputs == [tape.equations[1].outputs[0], tape.inputs[0]], (
+        "the outputs are what f returns, in a list, as `as_list` makes it"
+    )
+    varying = m.tracer.Type((3,), frozenset("i"))
+    (found,) = m.tape.make_tape(o.sin, varying).inputs
+    assert found.type == varying, (
+        f"for an argument of the type {varying}, there is an input of this type; not {found.type}"
+    )
     one = m.tape.make_tape(o.sin, 2.0)
     assert isinstance(one.outputs, list) and len(one.outputs) == 1, "one result is a list with one output: as_list"
     nested = m.tape.make_tape(lambda x: m.tape.make_tape(lambda y: y * o.sin(x), x).equations[0].inputs[1], 2.0)
@@ -306,11 +323,19 @@ def _(m):
 @of("2.3")
 def _(m):
     o = m.operations
-    tape = m.tape.make_tape(lambda x, y: [o.sin(x) * y + x, 7.0, x], np.ones(3), 2.0)
+    tape = m.tape.make_tape(lambda x, y: [o.sin(x) * y + 2.0 * x, 7.0, x], np.ones(3), 2.0)
     found = m.tape.evaluate(tape, np.arange(3.0), 5.0)
     assert isinstance(found, list) and len(found) == 3, f"three outputs, in a list; not {found}"
-    assert allclose(found[0], np.sin(np.arange(3.0)) * 5 + np.arange(3.0)), f"sin(x) * y + x is wrong: {found[0]}"
+    assert allclose(found[0], np.sin(np.arange(3.0)) * 5 + 2 * np.arange(3.0)), (
+        f"sin(x) * y + 2 * x is wrong: {found[0]}"
+    )
     assert found[1] == 7.0, "an output may be a constant: `read` gives that, too"
+    x, y = np.arange(6.0).reshape(2, 3), np.ones((3, 1))
+    (product,) = m.tape.evaluate(m.tape.make_tape(o.matmul, x, y), x, y)
+    assert array_equal(product, x @ y), "x @ y: the operands of an equation have an order"
+    pair = m.tracer.Operation("pair", lambda x: [x, 3 * x], lambda x: [x, x], many=True)
+    found = m.tape.evaluate(m.tape.make_tape(pair, 1.0), 2.0)
+    assert found == [2.0, 6.0], f"an operation with `many` results gives a list, one for each output; not {found}"
     again = m.tape.make_tape(lambda x: m.tape.evaluate(tape, x, 3.0), np.ones(3))
     assert ops(again)[:1] == ["sin"], (
         "evaluated under a recorder, a tape should be recorded again: apply eqn.op(...), not NumPy's eqn.op.run(...)"
@@ -370,9 +395,11 @@ def _(m):
     x, y, dx, dy = np.random.default_rng(0).normal(size=(4, 2, 2))
     rule = partial(m.forward.product, m.operations.matmul)
     out, tangent = rule([x, y], [dx, None])
-    assert allclose(out, x @ y), "the result is not op(x, y)"
+    assert allclose(out, x @ y), "the result is op(x, y), with x in front, as for a product of matrices"
     assert allclose(tangent, dx @ y), "where only x has a tangent, it is op(dx, y)"
     assert allclose(rule([x, y], [None, dy])[1], x @ dy), "where only y has a tangent, it is op(x, dy), in this order"
+    tape = m.tape.make_tape(lambda dx: rule([x, y], [dx, None])[1], dx)
+    assert ops(tape) == ["matmul"], f"a tangent that is None, not 0, adds no term: op(dx, y), and not {ops(tape)}"
     assert allclose(rule([x, y], [dx, dy])[1], dx @ y + x @ dy), "where both have one, it is op(dx, y) + op(x, dy)"
 
 
@@ -648,12 +675,15 @@ def _(m):
         f"psum over i of a value that varies along i and j varies along j; not {psum(frozenset('ij'), axis='i')}"
     )
     assert pbroadcast(frozenset({"j"}), axis="i") == {"i", "j"}, "pbroadcast along i adds i to the set, and keeps j"
+    assert pbroadcast(frozenset({"j"}), axis="rows") == {"j", "rows"}, "an axis is one element of the set: {'rows'}"
     assert scatter(frozenset({"i"}), axis="i") == {"i"}, "psum_scatter: varying, and it stays varying"
     for name, f, wrong in (("psum", psum, frozenset()), ("pbroadcast", pbroadcast, frozenset({"i"}))):
         try:
             found = f(wrong, axis="i")
         except TypeError as error:
-            assert name in str(error) and "i" in str(error), f"the error should name {name} and the axis: {error}"
+            assert name in str(error) and re.search(r"\bi\b", str(error)), (
+                f"the error should name {name} and the axis: {error}"
+            )
         else:
             state = "varying" if wrong else "invariant"
             raise AssertionError(f"{name} of an {state} value should be a TypeError; its result is {set(found)}")
@@ -675,6 +705,9 @@ def _(m):
     assert ops(tape) == ["multiply"], f"two invariant operands agree: nothing to insert, but it is {ops(tape)}"
     tape = mesh.trace(lambda x, y: x * y, [varying, varying])
     assert ops(tape) == ["multiply"], f"two varying operands agree: nothing to insert, but it is {ops(tape)}"
+    for given in (invariant, varying):
+        (both,) = mesh.trace(lambda w: m.variance.vary(w, {"i", "j"}), [given]).outputs
+        assert both.type.varying == {"i", "j"}, f"vary({given}, {{'i', 'j'}}) is a f64[3]{{i,j}}, not {both.type}"
     w, v = (m.tracer.Tracer(m.tape.Record(Spy()), invariant) for _ in range(2))
     with m.tracer.using(w.interpreter):
         first = m.variance.vary(w, frozenset({"i"}))
@@ -694,6 +727,7 @@ def _(m):
     blocks_agree(m.shard_map.split(x, P("i"), mesh), [x[:2], x[2:]], "P('i') splits dimension 0")
     blocks_agree(m.shard_map.split(x, P(), mesh), [x, x], "P() gives every rank the whole")
     mesh.ranks, mesh.collectives = [1], {m.variance.pscatter: lambda blocks: [x[2:] for block in blocks]}
+    blocks_agree(m.shard_map.split(x, P(), mesh), [x], "P(), where this process runs rank 1 alone")
     blocks_agree(
         m.shard_map.split(x, P("i"), mesh),
         [x[2:]],
@@ -708,7 +742,8 @@ def _(m):
         found = m.shard_map.unsplit(blocks, spec, mesh)
         assert np.shape(found) == x.shape, f"{spec}: the whole has the shape {x.shape}, not {np.shape(found)}"
         assert array_equal(found, x), f"{spec}: the blocks are not put together along dimension 0"
-    mesh.collectives = {m.ranks.all_gather: lambda blocks: [x for block in blocks]}
+    mesh.ranks, mesh.collectives = [1], {m.ranks.all_gather: lambda blocks: [x for block in blocks]}
+    assert array_equal(m.shard_map.unsplit([x], P(), mesh), x), "by P(), where this process runs rank 1 only: its block"
     assert array_equal(m.shard_map.unsplit([x[2:]], P("i"), mesh), x), (
         "where this process has one block only, the all_gather in mesh.collectives has those of all ranks"
     )
@@ -716,10 +751,11 @@ def _(m):
 
 @of("7.3")
 def _(m):
-    mesh, P, T = m.ranks.Mesh(4), m.shard_map.P, m.tracer.Type
-    for spec, right in ((P("i"), T((2, 12), frozenset("i"))), (P(), T((8, 12)))):
+    mesh, P, T = m.ranks.Mesh(4, "rows"), m.shard_map.P, m.tracer.Type
+    mesh.ranks = [1]  # as on page 8
+    for spec, right in ((P("rows"), T((2, 12), frozenset({"rows"}))), (P(), T((8, 12)))):
         found = m.shard_map.local_type(np.ones((8, 12)), spec, mesh)
-        assert found == right, f"f64[8,12] by {spec} on 4 ranks: a block has the type {right}, not {found}"
+        assert str(found) == str(right), f"f64[8,12] by {spec} on 4 ranks: a block has the type {right}, not {found}"
 
 
 @of("7.4")
@@ -731,11 +767,14 @@ def _(m):
         "an invariant result whose spec is P('i') is made varying, because its cotangent comes in blocks that differ; "
         f"recorded is {ops(tape)}"
     )
+    assert str(tape.outputs[0].type) == "f64[3]{i}", (
+        f"the value that is made varying is returned, not {tape.outputs[0]}"
+    )
     assert ops(mesh.trace(lambda x: promised(x, P(), mesh), [T((3,))])) == [], (
         "an invariant result by P() stays as it is"
     )
     assert promised(2.0, P("i"), mesh) == 2.0, "a constant is not a Tracer: it stays"
-    assert array_equal(promised(np.ones(2), P(), mesh), np.ones(2)), "a constant by P() stays, too"
+    assert array_equal(promised(np.ones(2), P(), mesh), np.ones(2)), "a constant by P() stays, too: return it as it is"
     try:
         mesh.trace(lambda x: promised(x, P(), mesh), [T((3,), frozenset("i"))])
     except TypeError as error:
@@ -770,6 +809,13 @@ def _(m):
     assert "sin" not in ops(body) and "cos" not in ops(body), (
         f"the second shard_map is linear in tangents, and computes {ops(body)}: sin and cos are the first one's"
     )
+    forward = ops(first.params["tape"])
+    assert forward.count("sin") == 1, f"the body is run once, by `linearize`, which gives results, too; but: {forward}"
+    f = m.shard_map.shard_map(
+        lambda w, x: m.operations.sin(w * x), m.ranks.Mesh(4), [m.shard_map.P(), m.shard_map.P("i")], m.shard_map.P("i")
+    )
+    _, (tangent,) = m.forward.jvp(lambda x: f(0.5, x), [x], [np.ones(16)])
+    assert allclose(tangent, 0.5 * np.cos(0.5 * x)), "sin(w * x), where x alone is active: `compress(blocks, active)`"
     names = list(body.inputs)
     assert len(names) == len(set(names)), "a residual that is used twice is one input, not two"
     assert len(first.outputs) == 1 + len(names) - 1, (
@@ -798,6 +844,8 @@ def _(m):
         assert allclose(tangent, right), f"x @ W in {name}: the tangent in the direction of {name} is wrong"
         (second,) = [eqn for eqn in tape.equations if eqn.op is m.shard_map.shard_map_p]
         assert m.shard_map.STAY in second.params["in_specs"] or name == "x", "a residual that varies comes in by STAY"
+    square = m.shard_map.shard_map(lambda w: w * w, mesh, [P()], P())
+    assert m.forward.jvp(square, [3.0], [1.0]) == ([9.0], [6.0]), "w * w, invariant: its residuals come in by `stay`"
 
 
 @of("7.7")
@@ -873,25 +921,26 @@ def a_mesh_of(m: Any, rank: int, size: int, comm: Any) -> Any:
 
 
 class Communicator:
-    """It notes what is sent, and gives the same back."""
+    """It notes where a message goes, and where the other one comes from."""
 
     rank: int
     size: int
 
-    def sendrecv(self, x: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = -1, **_: Any) -> Any:
+    def sendrecv(self, x: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = -1, **_: Any) -> str:
         self.dest, self.source = dest, source
-        return x
+        return "what came"
 
 
 @of("8.4")
 def _(m):
     for rank, size in ((0, 4), (2, 4), (3, 4), (0, 1)):
         comm = Communicator()
-        a_mesh_of(m, rank, size, comm).shift(np.ones(3))
+        came = a_mesh_of(m, rank, size, comm).shift(np.ones(3))
         right = (rank + 1) % size, (rank - 1) % size
         assert (comm.dest, comm.source) == right, (
             f"rank {rank} of {size} sends to {right[0]}, and receives from {right[1]}; not {comm.dest}, {comm.source}"
         )
+        assert isinstance(came, str), f"`shift` returns what came from the rank before, not {came}"
 
 
 @of("8.5")
@@ -999,7 +1048,10 @@ def _(m):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
     errors = [line for line in done.stderr.splitlines() if re.match(r"\w*(Error|Exception)\b", line)]
-    assert len(lines) == 2, f"two ranks should each print a line; {lines}, and {(errors or [done.stderr[-300:]])[-1]}"
+    assert len(lines) == 2, (
+        f"two ranks should each print a line; {lines}, and {(errors or [done.stderr[-300:]])[-1]}"
+        + last_line(done.stderr)
+    )
     for rank, line in enumerate(lines):
         assert f"rank {rank} of 2" in line and line.endswith("as on simulated ranks: True"), (
             f"not as on simulated ranks: {line}"
