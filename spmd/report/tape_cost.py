@@ -21,12 +21,14 @@ class Prices:
 
     `fuses` names operations that run in one loop with elementwise ones; None says that these do not either. `issue` is
     the time in which the host issues an operation: it runs ahead of the device, so what waits for another rank takes
-    the longer of both times. `steps` has how many times as long as it counts operations a function takes, by its name.
+    the longer of both times. `steps` has how many times as long as it counts operations a function takes by itself, by
+    its name, and `steps_in_loops` in one loop with others.
     """
 
     fuses: Collection[str] | None = ()
     issue: float = 0.0
     steps: Mapping[str, float] = {}
+    steps_in_loops: Mapping[str, float] = {}
 
     def compute(self, work: Work, dtype: Any) -> float:
         """The seconds of an operation, or of several in one loop."""
