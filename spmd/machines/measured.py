@@ -63,7 +63,8 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
 
     launch = measure(functools.partial(jit(_polynomial), numpy.ones(1))) / (2 * _TERMS)
     sums = [measure(_in_turns(numpy.add, (n,))) for n in _LENGTHS]
-    caches = [(24 * n, 24 * n / max(t - launch, t / 2)) for n, t in zip(_LENGTHS, sums)]
+    bandwidths = [24 * n / max(t - launch, t / 2) for n, t in zip(_LENGTHS, sums)]
+    nearest = [24 * math.sqrt(n * longer) for n, longer in itertools.pairwise(_LENGTHS)]
     model = CostModel(0.0, 0.0)
     if mesh.size > 1:
         model = calibrate(mesh, mesh.axis_names, sizes=_MESSAGES, repeats=repeats)
@@ -71,11 +72,11 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
         "this machine",
         flops={},
         elementwise=math.inf,
-        bandwidth=caches.pop()[1],
+        bandwidth=bandwidths[-1],
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / mesh.size,
         launch=launch,
         links=(Link("messages", math.inf, model, model.source),),
-        caches=tuple(caches),
+        caches=tuple(zip(nearest, bandwidths)),
         hides_memory=False,
         overlap=False,
         fuses=frozenset() if native.is_available() else None,
