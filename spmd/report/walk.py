@@ -299,11 +299,7 @@ class TapeRun:
                 self.walk.notes[LONGEST_BRANCH] = None
             self.nest(eqn, span, 1, max(ready, default=0.0))
         elif getattr(primitive, "repeats", False) or isinstance(primitive, While):
-            step = self.loop(eqn)
-            if step is not None:
-                self.nest(eqn, step, run_count(eqn), max(ready, default=0.0))
-                self.stacked.update(eqn.outputs)
-                self.stack(eqn)
+            self.loop(eqn, max(ready, default=0.0))
         else:
             (body, *_) = bodies
             self.inline(eqn, body, eqn.inputs)
@@ -336,20 +332,25 @@ class TapeRun:
         values = [(v, self.value(a)) for v, a in zip(body.inputs, inputs)]
         return {v: x for v, x in values if x is not None}
 
-    def loop(self, eqn: Equation) -> TapeCost | None:
-        """A step of a loop."""
+    def loop(self, eqn: Equation, ready: float) -> None:
+        """Place a loop: each of its steps, or those of the schedule that it follows."""
         if isinstance(eqn.primitive, While):
             self.walk.notes[ONE_STEP] = None
-            condition, body = (self.walk.price(eqn.params[name]) for name in ("cond", "body"))
-            body.add(condition)
-            body.seconds += condition.seconds
-            return body
-        body, shared = eqn.params["body"], eqn.params["consts"]
-        labels = {v: self.labels[a] for v, a in zip(body.inputs, eqn.inputs) if isinstance(a, Var) and a in self.labels}
-        if self.walk.asynchronous and any("schedule" in label for label in labels.values()):
-            self.pipeline(eqn, labels)
-            return None
-        return self.walk.price(body, known=self.passed(body, eqn.inputs[:shared]), runs=self.runs * run_count(eqn))
+            condition, step = (self.walk.price(eqn.params[name]) for name in ("cond", "body"))
+            step.add(condition)
+            step.seconds += condition.seconds
+        else:
+            body, pairs = eqn.params["body"], zip(eqn.params["body"].inputs, eqn.inputs)
+            known = self.passed(body, eqn.inputs[: eqn.params["consts"]])
+            labels = {v: self.labels[a] for v, a in pairs if isinstance(a, Var) and a in self.labels}
+            if self.walk.asynchronous and any("schedule" in label for label in labels.values()):
+                # stages run their own steps, and wait for those they need
+                self.nest(eqn, price_schedule(self.walk, body, labels, known), 1, ready)
+                return
+            step = self.walk.price(body, known, runs=self.runs * run_count(eqn))
+        self.nest(eqn, step, run_count(eqn), ready)
+        self.stacked.update(eqn.outputs)
+        self.stack(eqn)
 
     def stack(self, eqn: Equation) -> None:
         """Count what a program of `jit` does with the results of each step: it copies them into one array."""
@@ -372,14 +373,6 @@ class TapeRun:
         self.span.sends = max(self.span.sends, span.sends)
         self.ready.update(dict.fromkeys(eqn.outputs, end))
         self.note_operation(str(eqn.primitive), COMPUTE, start, end, eqn.source)
-
-    # ------------------------------------------------ pipelines
-
-    def pipeline(self, eqn: Equation, labels: Mapping[Var, dict]) -> None:
-        """Place the loop over the ticks of a schedule: stages run their own steps, and wait for those they need."""
-        body, shared = eqn.params["body"], eqn.params["consts"]
-        span = price_schedule(self.walk, body, labels, self.passed(body, eqn.inputs[:shared]))
-        self.nest(eqn, span, 1, max(self.times(eqn.inputs), default=0.0))
 
     # ------------------------------------------------ what is known
 
