@@ -92,7 +92,6 @@ class TapeCost:
     sends: float = 0.0  # the longest message along the axis of a schedule, which travels between two of its steps
     issued: float = 0.0  # operations, a fused loop being one
     operations: list[Operation] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)  # when each result is there
     moments: list[Any] = field(default_factory=list)
 
     def add(self, other: TapeCost, times: float = 1) -> None:
