@@ -32,9 +32,9 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from collectives.ops import COLLECTIVES, ppermute_p, ppermute_start_p
 from collectives.rooted import ROOTED
@@ -340,40 +340,35 @@ class Messages:
     def __init__(self, ports: int):
         self.ports = ports
         self.steps: list[CostStep] = []
-        self.bytes: tuple[Counter, Counter] = Counter(), Counter()  # of each rank: sent, and received
 
     def send(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], nbytes: int, start: int) -> int:
         """Put messages in the first step from `start` with room; return the next step."""
-        perm = [(source, destination) for source, destination in perm if source != destination]
-        if not perm:
+        messages = [(source, destination, nbytes) for source, destination in perm if source != destination]
+        if not messages:
             return start
-        ends = [end for pair in perm for end in enumerate(pair)]  # (0, a rank that sends), (1, one that receives)
-
-        def has_room(step: CostStep) -> bool:
-            return step.axes == axes and max(step.messages[end] for end in ends) < self.ports
-
-        while start < len(self.steps) and not has_room(self.steps[start]):
+        while start < len(self.steps) and not self.has_room(self.steps[start], CostStep(axes, messages)):
             start += 1
         if start == len(self.steps):
-            self.steps.append(CostStep(axes))
-        step = self.steps[start]
-        step.messages.update(ends)
-        step.sent += [(*pair, nbytes) for pair in perm]
-        step.longest = max(step.longest, nbytes)
-        for total, ranks in zip(self.bytes, zip(*perm)):
-            total.update(dict.fromkeys(ranks, nbytes))
+            self.steps.append(CostStep(axes, []))
+        self.steps[start].sent.extend(messages)
         return start + 1
 
+    def has_room(self, step: CostStep, more: CostStep) -> bool:
+        both = [*step.sent, *more.sent]
+        return step.axes == more.axes and all(max(Counter(ranks).values()) <= self.ports for ranks in [*zip(*both)][:2])
+
     def cost(self) -> Cost:
-        longest = sum(step.longest for step in self.steps)
-        return Cost(len(self.steps), longest, *[max(total.values(), default=0) for total in self.bytes])
+        totals: tuple[Counter, Counter] = Counter(), Counter()  # of each rank: sent, and received
+        for step in self.steps:
+            for *ends, nbytes in step.sent:
+                for total, rank in zip(totals, ends):
+                    total[rank] += nbytes
+        longest = sum(max(nbytes for *_, nbytes in step.sent) for step in self.steps)
+        return Cost(len(self.steps), longest, *[max(total.values(), default=0) for total in totals])
 
 
-@dataclass
-class CostStep:
-    """One step: how many messages each rank sends and receives; the longest's bytes."""
+class CostStep(NamedTuple):
+    """One step: its messages along some axes, each with source, destination and bytes."""
 
     axes: Sequence[str]
-    messages: Counter = field(default_factory=Counter)
-    sent: list[tuple[int, int, int]] = field(default_factory=list)
-    longest: int = 0
+    sent: list[tuple[int, int, int]]

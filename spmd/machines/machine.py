@@ -72,10 +72,12 @@ class Machine:
     is that of memory in bytes a second, `memory` its size in bytes, `launch` the seconds that it takes to start an
     operation on the device, `issue` those in which the host issues it, ahead of the device. `links` begin with the
     fastest, which joins the fewest. `fuses` names operations that run in one loop with elementwise ones, as kernels
-    written by hand and compilers for the machine have them; None says that each operation runs by itself. `steps` has
-    how many times as long as it counts operations a function takes. `caches` have bytes, and the bandwidth of an
-    operation that moves at most so many, the fewest first. `overlap` says whether messages travel beside computation:
-    not where the processors that compute move them. `sources` says where each number is from.
+    written by hand and compilers for the machine have them; without names the loops are those that `jit` makes, and
+    None says that each operation runs by itself. `steps` has how many times as long as it counts operations a function
+    takes by itself, `steps_in_loops` in a fused loop. `caches` have bytes, and the bandwidth of an operation that moves
+    at most so many, the fewest first. `hides_memory` says whether an operation computes while it waits for memory, as
+    many threads do; `overlap` whether messages travel beside computation: not where the processors that compute move
+    them. `sources` says where each number is from.
 
     Raises ValueError for a machine without links, or with links that do not join more and more devices.
 
@@ -97,7 +99,9 @@ class Machine:
     issue: float = 0.0
     fuses: frozenset[str] | None = frozenset()
     steps: Mapping[str, float] = field(default_factory=dict, hash=False)
+    steps_in_loops: Mapping[str, float] = field(default_factory=dict, hash=False)
     caches: tuple[tuple[float, float], ...] = ()
+    hides_memory: bool = True
     overlap: bool = True
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
@@ -119,7 +123,8 @@ class Machine:
         else:
             arithmetic = work.flops / (self.peak(dtype) * self.efficiency.of(work.product)) if work.flops else 0.0
         bandwidth = next((rate for size, rate in self.caches if work.bytes <= size), self.bandwidth)
-        return self.launch + max(arithmetic, work.bytes / bandwidth)
+        moving = work.bytes / bandwidth
+        return self.launch + (max(arithmetic, moving) if self.hides_memory else arithmetic + moving)
 
     def peak(self, dtype: Any) -> float:
         """The peak of matrix products of a dtype. Raises ValueError if there is none."""

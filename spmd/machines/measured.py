@@ -14,15 +14,20 @@ import numpy
 import minidiff.numpy as np
 from minidiff import jit, make_tape, nn
 from minidiff.compiler import native
-from minidiff.ops.costs import ProductSize, work_of_equation
+from minidiff.compiler.mathematics import FUNCTIONS
+from minidiff.ops.costs import ProductSize, Work, work_of_equation
 from spmd.machines.machine import Efficiency, Link, Machine
 from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import calibrate, maximum, seconds_of
 from spmd.report.forecast import CostModel
 
-_LASTING = 0.001  # seconds for which an operation is repeated
+_LASTING = 0.002  # seconds of a repeat
 _SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied
-_LENGTHS = tuple(1 << k for k in (12, 15, 17, 19, 22))  # of arrays that are added
+_MESSAGES = tuple(1024 * 4**k for k in range(7))  # bytes
+_TURNS = 2  # sets of operands and results, which take turns
+_TERMS = 16  # of a polynomial
+_SIDE = 512  # of the matrix of which functions are taken: it is larger than a processor's own cache
+_LENGTHS = tuple(1 << k for k in (12, 15, 17, 18, 19, 20, 22))  # of arrays that are added
 _FUNCTIONS: tuple[Callable, ...] = (
     *(np.exp, np.exp2, np.expm1, np.log, np.log1p, np.log2, np.log10, np.sqrt, np.cbrt, np.sin, np.cos, np.tan),
     *(np.sinh, np.cosh, np.tanh, np.arcsin, np.arccos, np.arctan, np.sum, np.max, np.absolute, np.square),
@@ -36,10 +41,13 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
     """The machine that this runs on, measured on all ranks of a mesh at the same time.
 
     Products of matrices of several sizes give the peak and the efficiency, a sum of long arrays the bandwidth of
-    memory, shorter ones that of caches and the other operations, one of a few numbers what starting an operation takes:
-    each the mean of `repeats` times a millisecond, of the rank that is slowest each time, since ranks wait for each
-    other. Functions (exp, tanh, softmax, ...) are compared with a sum. The link is a `spmd.calibrate` of the mesh. All
-    ranks must call it, and all get the same machine. A mesh of one rank has a link that is never used.
+    memory, shorter ones that of caches: each of other arrays than the one before, as those of a program are. A compiled
+    polynomial gives the operations of a fused loop, and that of one number what starting an operation takes. Functions
+    (exp, tanh, softmax, ...) are measured by themselves and, if compiled loops have them, in a loop. What arithmetic
+    takes is the rest after moving the bytes, since one thread waits for memory. Each time is that of the slowest rank,
+    since ranks wait for each other, over 2 * `repeats` milliseconds, so that ranks that share a processor take turns.
+    The link is a `spmd.calibrate` of the mesh. All ranks must call it, and all get the same machine. A mesh of one rank
+    has a link that is never used.
 
     >>> import spmd
     >>> machine = this_machine(spmd.make_mesh((2,), ('i',), backend='simulated'), repeats=1)
@@ -48,45 +56,81 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
     """
 
     def measure(call: Callable[[], Any]) -> float:
-        calls = max(1, int(_LASTING / max(seconds_of(call), 1e-9)))
+        call()  # compiles
+        calls = max(1, int(repeats * _LASTING / max(seconds_of(call), 1e-9)))
         maximum(mesh, numpy.zeros(1))  # all ranks begin together
-        times = numpy.array([seconds_of(call, calls) for _ in range(repeats)])
-        return float(maximum(mesh, times).mean())
+        return float(maximum(mesh, numpy.array([seconds_of(call, calls)]))[0])
 
-    products = []
-    for dtype, n in itertools.product(("float32", "float64"), _SIZES):
-        a, out = numpy.ones((n, n), dtype), numpy.empty((n, n), dtype)
-        products.append(measure(functools.partial(numpy.matmul, a, a, out)))
-    singles, doubles = products[: len(_SIZES)], products[len(_SIZES) :]
-    pairs = [(numpy.ones(n), numpy.empty(n)) for n in (1, *_LENGTHS)]
-    launch, *sums = (measure(functools.partial(numpy.add, x, x, y)) for x, y in pairs)
-    elementwise, *_ = rates_of_sums = [n / max(t - launch, 1e-12) for n, t in zip(_LENGTHS, sums)]
-    steps = {name: max(elementwise * t, 1.0) for name, t in (_time_function(f, measure) for f in _FUNCTIONS)}
-    rates = [[2 * n**3 / t for n, t in zip(_SIZES, times)] for times in (singles, doubles)]
-    model = calibrate(mesh, mesh.axis_names, repeats=repeats) if mesh.size > 1 else CostModel(0.0, 0.0)
-    return Machine(
+    launch = measure(functools.partial(jit(_polynomial), numpy.ones(1))) / (2 * _TERMS)
+    sums = [measure(_in_turns(numpy.add, (n,))) for n in _LENGTHS]
+    bandwidths = [24 * n / max(t - launch, t / 2) for n, t in zip(_LENGTHS, sums)]
+    nearest = [24 * math.sqrt(n * longer) for n, longer in itertools.pairwise(_LENGTHS)]
+    model = CostModel(0.0, 0.0)
+    if mesh.size > 1:
+        model = calibrate(mesh, mesh.axis_names, sizes=_MESSAGES, repeats=repeats)
+    machine = Machine(
         "this machine",
-        flops=dict(zip(("float32", "float64"), map(max, rates))),
-        elementwise=elementwise,
-        bandwidth=24 * rates_of_sums[-1],
+        flops={},
+        elementwise=math.inf,
+        bandwidth=bandwidths[-1],
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / mesh.size,
         launch=launch,
         links=(Link("messages", math.inf, model, model.source),),
-        efficiency=_efficiency(rates[1]),
-        caches=tuple((24 * n, 24 * rate) for n, rate in zip(_LENGTHS[:-1], rates_of_sums)),
+        caches=tuple(zip(nearest, bandwidths)),
+        hides_memory=False,
         overlap=False,
         fuses=frozenset() if native.is_available() else None,
-        steps=steps,
         sources={"flops": f"measured on {mesh.size} {mesh.backend} ranks at the same time"},
     )
 
+    def arithmetic(call: Callable[[], Any], nbytes: int) -> float:
+        """The seconds of a call beside those of starting it and of moving so many bytes."""
+        seconds = measure(call)
+        return max(seconds - machine.seconds(Work(0, nbytes), None), seconds / 2)
 
-def _time_function(function: Callable, measure: Callable[[Callable], float]) -> tuple[str, float]:
-    """The operation that a function runs, and the seconds of each operation that it counts in a long array."""
-    x = numpy.linspace(0.1, 0.9, 1 << 16).reshape(1 << 8, 1 << 8)
-    (eqn,) = make_tape(function)(x).equations
-    long, short = (functools.partial(jit(function), each) for each in (x, x[:1]))
-    return eqn.primitive.name, max(measure(long) - measure(short), 0.0) / work_of_equation(eqn).flops
+    rates = {
+        dtype: [2 * n**3 / arithmetic(_in_turns(numpy.matmul, (n, n), dtype), 3 * size * n**2) for n in _SIZES]
+        for dtype, size in (("float32", 4), ("float64", 8))
+    }
+    x = numpy.linspace(0.1, 0.9, _SIDE**2).reshape(_SIDE, _SIDE)
+    elementwise = 2 * _TERMS * x.size / arithmetic(functools.partial(jit(_polynomial), x), 2 * x.nbytes)
+    return machine.replace(
+        flops={dtype: max(found) for dtype, found in rates.items()},
+        efficiency=_efficiency(rates["float64"]),
+        elementwise=elementwise,
+        **_steps(x, elementwise, arithmetic),
+    )
+
+
+def _in_turns(function: Callable, shape: tuple[int, ...], dtype: str = "float64") -> Callable[[], Any]:
+    """A function of two arrays that writes to a third, called on other arrays than the time before."""
+    arrays = itertools.cycle([[*each] for each in numpy.ones((_TURNS, 3, *shape), dtype)])
+    return lambda: function(*next(arrays))
+
+
+def _polynomial(x: Any) -> Any:
+    return functools.reduce(lambda y, _: y * x + 1.0, range(_TERMS), x)
+
+
+def _steps(
+    x: numpy.ndarray, elementwise: float, arithmetic: Callable[[Callable, int], float]
+) -> dict[str, dict[str, float]]:
+    """How many operations of a loop each function takes, by itself and, if loops have the function, in a loop."""
+
+    def in_loop(function: Callable) -> float:
+        return arithmetic(functools.partial(jit(lambda x: (function(x) * x + 1.0) * x), x), 2 * x.nbytes)
+
+    alone: dict[str, float] = {}
+    in_loops: dict[str, float] = {}
+    square = in_loop(np.square)
+    for function in _FUNCTIONS:
+        (eqn,) = make_tape(function)(x).equations
+        name, work = eqn.primitive.name, work_of_equation(eqn)
+        seconds = arithmetic(functools.partial(jit(function), x), work.bytes)
+        alone[name] = max(elementwise * seconds / work.flops, 1.0)
+        if name in FUNCTIONS:
+            in_loops[name] = max(elementwise * (in_loop(function) - square) / work.flops, 1.0)
+    return {"steps": alone, "steps_in_loops": in_loops}
 
 
 def _efficiency(rates: Sequence[float]) -> Efficiency:

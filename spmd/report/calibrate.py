@@ -1,11 +1,12 @@
 """Measure collectives on the available ranks, and fit a cost model to the times.
 
 Gamma, the seconds that summing a byte takes, is measured by adding arrays. A fit of the two others, alpha and beta, has
-to allow for three things:
+to allow for four things:
 
 - A library chooses the algorithm by size: times are compared with the fastest one (`collectives.cost.fastest`).
 - A call costs more than its messages (Python, copies into buffers, sums): each collective has its own factor.
-- Other programs disturb: the least time of several repeats counts.
+- Other programs disturb: the median of several repeats counts.
+- A program sends what it has just made, not what it sent before: arrays take turns.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _PARAMETERS: dict[str, Callable[[int], dict]] = {
 }
 SIZES = tuple(16 * 4**k for k in range(9))  # bytes, to 1 MB
 ITEM = 8  # bytes of a number
+TURNS = 4  # arrays that take turns
 
 
 def calibrate(
@@ -52,7 +54,7 @@ def calibrate(
     are faster than between machines. (An axis of one rank gets the largest.) `axis_name` is one axis, or several to
     measure together; alpha and beta are then numbers, as they are if only one axis has several ranks. `sizes` are
     bytes of the whole (K in `collectives.cost`: the result of an all-gather, the operand of the others). Each case runs
-    `repeats` times; its time is the least over the repeats, of the slowest rank. The model prices a collective by its
+    `repeats` times; its time is the median over the repeats, of the slowest rank. The model prices a collective by its
     fastest algorithm, times a factor. A few outliers hardly change the fit (`fit_costs`); `model.residual` says how
     good it is. All ranks must call it with the same arguments, and all get the same model; an error on one is an error
     on all.
@@ -70,7 +72,7 @@ def calibrate(
     (20, ['data', 'feats'], True)
 
     Source: W. Gropp, E. Lusk, "Reproducible measurements of MPI performance characteristics", 1999 (rounds of calls
-    after barriers, and the least time).
+    after barriers, and data that are not in the cache from the call before).
     """
 
     def plan() -> tuple[list[list[_Case]], list[str]]:
@@ -118,7 +120,7 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
     held, found = mesh.ranks.sort_axes(axes), []
     for name, size in itertools.product(collectives, sizes):
         count = _count(name, size, n)
-        data = numpy.ones(mesh.ranks.data_shape((count,), held))
+        data = numpy.ones((TURNS, *mesh.ranks.data_shape((count,), held)))
         found.append(_Case(name, data, held, {"axes": axes, "size": n, **_PARAMETERS[name](n)}, count * ITEM))
     return found
 
@@ -132,17 +134,18 @@ def _count(name: str, size: int, n: int) -> int:
 
 
 def _measure(mesh: Mesh, cases: Sequence[_Case], repeats: int) -> list[Measurement]:
-    """The time of each case: the least over repeats, which are rounds of all cases, of the slowest rank."""
-    times = numpy.array([[_time(mesh, case) for case in cases] for _ in range(repeats)])
-    least = maximum(mesh, times).min(0).tolist()
-    return [Measurement(c.name, c.params["size"], c.nbytes, t, c.params["axes"]) for c, t in zip(cases, least)]
+    """The time of each case: the median over repeats, which are rounds of all cases, of the slowest rank."""
+    times = maximum(mesh, numpy.array([[_time(mesh, case) for case in cases] for _ in range(repeats)]))
+    typical = numpy.median(times, axis=0).tolist()
+    return [Measurement(c.name, c.params["size"], c.nbytes, t, c.params["axes"]) for c, t in zip(cases, typical)]
 
 
 def _time(mesh: Mesh, case: _Case) -> float:
     """Seconds for one call, averaged over a few, equally many on all ranks."""
+    arrays = itertools.cycle(case.data)
 
     def call() -> None:
-        mesh.ranks.collective(case.name, case.data, case.held, False, case.params)
+        mesh.ranks.collective(case.name, next(arrays), case.held, False, case.params)
 
     call()  # not timed: the caches still have the data of another case
     maximum(mesh, numpy.zeros(1))  # a barrier, so that all ranks start together

@@ -195,11 +195,6 @@ class _Bytes(Prices):
         return nbytes + 1e-3, ", ".join(axes)  # of as many bytes, that with more collectives
 
 
-def _by_axes(report: Communication) -> dict[tuple, tuple[int, int]]:
-    """The count and bytes of each collective over each set of axes."""
-    return report.sums(lambda row: (row.collective, row.axes))
-
-
 # ---------------------------------------------------------------- comparison with the old recipe
 
 
@@ -228,7 +223,8 @@ class Comparison(Table):
         if self.untyped is not None and not (self.typed.rows or self.untyped.rows):
             return "no communication, with types or without"
         header = ["collective", "axes", "count", "without types", "bytes per rank", "without types", "ratio"]
-        typed, untyped = _by_axes(self.typed), _by_axes(self.untyped or Communication())
+        reports = self.typed, self.untyped or Communication()
+        typed, untyped = (report.sums(lambda row: (row.collective, row.axes)) for report in reports)
 
         def cells(name: str, axes: str, one: tuple[int, int], two: tuple[int, int]) -> list:
             if self.untyped is None:
@@ -239,8 +235,8 @@ class Comparison(Table):
         none = (0, 0)
         keys = dict.fromkeys([*typed, *untyped])
         lines = [cells(k[0], ", ".join(k[1]), typed.get(k, none), untyped.get(k, none)) for k in keys]
-        sums = [(sum(c for c, _ in s.values()), sum(b for _, b in s.values())) for s in (typed, untyped)]
-        return header, lines, cells("total", "", *sums)
+        totals = [report.sums(lambda row: ()).get((), none) for report in reports]
+        return header, lines, cells("total", "", *totals)
 
     def _remarks(self) -> list[str]:
         reports = [r for r in (self.typed, self.untyped) if r is not None]

@@ -145,7 +145,8 @@ class OnMachine(Prices):
     def __init__(self, machine: Machine, placed: Placement | None):
         self.machine, self.placed = machine, placed
         self.dtypes: dict[Any, float] = defaultdict(float)
-        self.fuses, self.issue, self.steps = machine.fuses, machine.issue, machine.steps
+        self.fuses, self.issue = machine.fuses, machine.issue
+        self.steps, self.steps_in_loops = machine.steps, machine.steps_in_loops
 
     def compute(self, work: Work, dtype: Any) -> float:
         if work.product is not None:

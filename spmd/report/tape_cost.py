@@ -21,12 +21,14 @@ class Prices:
 
     `fuses` names operations that run in one loop with elementwise ones; None says that these do not either. `issue` is
     the time in which the host issues an operation: it runs ahead of the device, so what waits for another rank takes
-    the longer of both times. `steps` has how many times as long as it counts operations a function takes, by its name.
+    the longer of both times. `steps` has how many times as long as it counts operations a function takes by itself, by
+    its name, and `steps_in_loops` in one loop with others.
     """
 
     fuses: Collection[str] | None = ()
     issue: float = 0.0
     steps: Mapping[str, float] = {}
+    steps_in_loops: Mapping[str, float] = {}
 
     def compute(self, work: Work, dtype: Any) -> float:
         """The seconds of an operation, or of several in one loop."""
@@ -90,7 +92,6 @@ class TapeCost:
     sends: float = 0.0  # the longest message along the axis of a schedule, which travels between two of its steps
     issued: float = 0.0  # operations, a fused loop being one
     operations: list[Operation] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)  # when each result is there
     moments: list[Any] = field(default_factory=list)
 
     def add(self, other: TapeCost, times: float = 1) -> None:

@@ -11,6 +11,7 @@ What a lane costs is asked of `Prices`: a machine (`spmd.predict`), or a model o
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,12 +19,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.compiler.fusion import group_equations
+from minidiff.compiler.codegen import group_operations
+from minidiff.compiler.fusion import fused_p, group_equations
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import Location
 from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.scan import run_count
+from minidiff.higher_order.dead_code import count_uses
+from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.base import Promoting
 from minidiff.ops.costs import Work, work_of
@@ -72,11 +75,14 @@ class Walk:
         self.coordinates: dict[str, int] = {}  # of the rank whose stage is priced, along the axis of a schedule
         self.schedules: list[Any] = []  # those that were priced
 
-    def price(self, tape: Tape, known: Mapping[Var, Any] | None = None, whole: bool = False) -> TapeCost:
-        """What a tape takes, where some integers are known; `whole` says that it is a whole step of training."""
+    def price(self, tape: Tape, known: Mapping[Var, Any] | None = None, whole: bool = False, runs: int = 1) -> TapeCost:
+        """What a tape takes, where some integers are known.
+
+        `whole` says that it is a whole step of training, `runs` how often a program runs the tape.
+        """
         run = self.run_of(tape)
         run.known.update(known or {})
-        run.is_step = whole
+        run.is_step, run.runs = whole, runs
         run.follow(tape, [0.0] * len(tape.inputs))
         return run.finish(tape)
 
@@ -104,12 +110,21 @@ class TapeRun:
         self.updates: set[Var] = set()  # values that depend on gradients
         self.stacked: set[Var] = set()  # results of the steps of loops
         self.is_step = False  # whether it is the whole step, which ends with the optimizer's update
+        self.runs = 1  # how often a program runs it
+
+    @property
+    def is_jitted(self) -> bool:
+        """Whether the program is the one that `jit` makes, with its loops."""
+        fuses = self.walk.prices.fuses
+        return self.walk.fused and fuses is not None and not fuses
 
     # ------------------------------------------------ following
 
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         self.ready.update(zip(tape.inputs, ready))
         attention = _attention_shapes(tape)
+        if self.is_jitted:
+            tape = group_operations(tape, (), runs=self.runs)
         for group, used in _groups(tape, self.walk.prices.fuses if self.walk.fused else None):
             if len(group) > 1:
                 self.compute(group, attention, used)
@@ -118,7 +133,11 @@ class TapeRun:
 
     def step(self, eqn: Equation, attention: set) -> None:
         primitive = eqn.primitive
-        if eqn.bodies:
+        if primitive is fused_p:
+            (body,) = eqn.bodies
+            with self.inlined(eqn, body, eqn.inputs):
+                self.compute(body.equations, attention, body.outputs)
+        elif eqn.bodies:
             self.run_bodies(eqn)
         elif primitive.on_ranks and primitive.sends(eqn.params):
             self.send(eqn)
@@ -147,10 +166,10 @@ class TapeRun:
         made = {v for eqn in group for v in eqn.outputs}
         nbytes = self.bytes_of_group(group, made, used) if len(group) > 1 else works[0].bytes
         self.note_views(group)
-        steps = self.walk.prices.steps
+        prices = self.walk.prices
+        steps = prices.steps_in_loops if len(group) > 1 else prices.steps
         flops = sum(round(work.flops * steps.get(eqn.primitive.name, 1)) for eqn, work in zip(group, works))
-        dtype = _product_dtype(group[0])
-        seconds = self.walk.prices.compute(Work(flops, nbytes, works[0].product), dtype)
+        seconds = prices.compute(Work(flops, nbytes, works[0].product), _product_dtype(group[0]))
         operands = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
         ready = max(self.times([a for a in operands if a not in made]), default=0.0)
         for eqn in group:
@@ -174,12 +193,18 @@ class TapeRun:
 
     def work(self, eqn: Equation) -> Work:
         """The work of an equation on one rank, where views of small arrays are read as those."""
-        if self.walk.prices.fuses and is_view_of_operand(eqn):
+        if self.is_address(eqn):
             return Work(0, 0)
         inputs, outputs = [*map(local_type, eqn.inputs)], [*map(local_type, eqn.outputs)]
         work = work_of(eqn.primitive, inputs, outputs, eqn.params, in_place=self.walk.fused)
         saved = sum(t.nbytes - self.size(a) for a, t in zip(eqn.inputs, inputs) if isinstance(a, Var))
         return work._replace(bytes=max(work.bytes - saved, 0)) if work.bytes and saved > 0 else work
+
+    def is_address(self, eqn: Equation) -> bool:
+        """Whether an operation takes no time: compiled programs view slices, accelerators read through indices, too."""
+        through_index = eqn.primitive.name == "gather"
+        fuses = self.walk.prices.fuses
+        return bool(fuses or (self.walk.fused and not through_index)) and is_view_of_operand(eqn)
 
     def size(self, a: Atom) -> int:
         """The bytes of a value, or of what it is a view of if that is smaller."""
@@ -267,52 +292,74 @@ class TapeRun:
                 body, inputs = bodies[primitive.choose(selector)], eqn.inputs[1:]
                 self.inline(eqn, body, inputs)
                 return
-            spans = [self.walk.price(body, known=self.passed(body, eqn.inputs[1:])) for body in bodies]
+            known = [self.passed(body, eqn.inputs[1:]) for body in bodies]
+            spans = [self.walk.price(body, each, runs=self.runs) for body, each in zip(bodies, known)]
             span = max(spans, key=lambda s: s.seconds)
             if any(not math.isclose(s.seconds, span.seconds) for s in spans):
                 self.walk.notes[LONGEST_BRANCH] = None
             self.nest(eqn, span, 1, max(ready, default=0.0))
         elif getattr(primitive, "repeats", False) or isinstance(primitive, While):
-            step = self.loop(eqn)
-            if step is not None:
-                self.nest(eqn, step, run_count(eqn), max(ready, default=0.0))
-                self.stacked.update(eqn.outputs)
+            self.loop(eqn, max(ready, default=0.0))
         else:
             (body, *_) = bodies
             self.inline(eqn, body, eqn.inputs)
 
     def inline(self, eqn: Equation, body: Tape, inputs: Sequence[Atom]) -> None:
         """Follow a body as if it were here."""
+        with self.inlined(eqn, body, inputs):
+            self.follow(body, self.times(inputs))
+
+    @contextlib.contextmanager
+    def inlined(self, eqn: Equation, body: Tape, inputs: Sequence[Atom]) -> Iterator[None]:
+        """Know of the inputs of a body what is known of the operands, and afterwards of the results likewise."""
         self.known.update(self.passed(body, inputs))
-        pairs = [(v, a) for v, a in zip(body.inputs, inputs) if isinstance(a, Var)]
-        self.labels.update((v, self.labels[a]) for v, a in pairs if a in self.labels)
-        self.updates.update(v for v, a in pairs if a in self.updates)
-        self.stacked.update(v for v, a in pairs if a in self.stacked)
-        self.follow(body, self.times(inputs))
-        self.ready.update(zip(eqn.outputs, self.times(body.outputs)))
-        results = [(v, a) for v, a in zip(eqn.outputs, body.outputs) if isinstance(a, Var)]
-        self.updates.update(v for v, a in results if a in self.updates)
-        self.stacked.update(v for v, a in results if a in self.stacked)
+        self.rename(body.inputs, inputs)
+        yield
+        self.rename(eqn.outputs, body.outputs)
+
+    def rename(self, names: Sequence[Var], atoms: Sequence[Atom]) -> None:
+        """Give values other names, with all that is known of them."""
+        self.ready.update(zip(names, self.times(atoms)))
+        renamed = [(v, a) for v, a in zip(names, atoms) if isinstance(a, Var)]
+        tables: tuple[dict[Var, Any], ...] = (self.labels, self.nbytes)
+        for table in tables:
+            table.update((v, table[a]) for v, a in renamed if a in table)
+        for marked in (self.updates, self.stacked):
+            marked.update(v for v, a in renamed if a in marked)
 
     def passed(self, body: Tape, inputs: Sequence[Atom]) -> dict[Var, Any]:
         """The inputs of a body whose values are known."""
         values = [(v, self.value(a)) for v, a in zip(body.inputs, inputs)]
         return {v: x for v, x in values if x is not None}
 
-    def loop(self, eqn: Equation) -> TapeCost | None:
-        """A step of a loop."""
+    def loop(self, eqn: Equation, ready: float) -> None:
+        """Place a loop: each of its steps, or those of the schedule that it follows."""
         if isinstance(eqn.primitive, While):
             self.walk.notes[ONE_STEP] = None
-            condition, body = (self.walk.price(eqn.params[name]) for name in ("cond", "body"))
-            body.add(condition)
-            body.seconds += condition.seconds
-            return body
-        body, shared = eqn.params["body"], eqn.params["consts"]
-        labels = {v: self.labels[a] for v, a in zip(body.inputs, eqn.inputs) if isinstance(a, Var) and a in self.labels}
-        if self.walk.asynchronous and any("schedule" in label for label in labels.values()):
-            self.pipeline(eqn, labels)
-            return None
-        return self.walk.price(body, known=self.passed(body, eqn.inputs[:shared]))
+            condition, step = (self.walk.price(eqn.params[name]) for name in ("cond", "body"))
+            step.add(condition)
+            step.seconds += condition.seconds
+        else:
+            body, pairs = eqn.params["body"], zip(eqn.params["body"].inputs, eqn.inputs)
+            known = self.passed(body, eqn.inputs[: eqn.params["consts"]])
+            labels = {v: self.labels[a] for v, a in pairs if isinstance(a, Var) and a in self.labels}
+            if self.walk.asynchronous and any("schedule" in label for label in labels.values()):
+                # stages run their own steps, and wait for those they need
+                self.nest(eqn, price_schedule(self.walk, body, labels, known), 1, ready)
+                return
+            step = self.walk.price(body, known, runs=self.runs * run_count(eqn))
+        self.nest(eqn, step, run_count(eqn), ready)
+        self.stacked.update(eqn.outputs)
+        self.stack(eqn)
+
+    def stack(self, eqn: Equation) -> None:
+        """Count what a program of `jit` does with the results of each step: it copies them into one array."""
+        rows = eqn.outputs[eqn.params["carry"] :] if self.is_jitted and isinstance(eqn.primitive, Scan) else ()
+        if nbytes := 2 * sum(local_type(v).nbytes for v in rows):
+            ready = max(self.times(rows))
+            start, end = self.place(COMPUTE, self.walk.prices.compute(Work(0, nbytes), None), ready)
+            self.span.entries[Category(ELEMENTWISE, "stack", (), eqn.source)].add(Amount(1, end - start, bytes=nbytes))
+            self.ready.update(dict.fromkeys(rows, end))
 
     def nest(self, eqn: Equation, span: TapeCost, times: int, ready: float) -> None:
         """Place all that bodies do as one: a loop, or a branch."""
@@ -326,14 +373,6 @@ class TapeRun:
         self.span.sends = max(self.span.sends, span.sends)
         self.ready.update(dict.fromkeys(eqn.outputs, end))
         self.note_operation(str(eqn.primitive), COMPUTE, start, end, eqn.source)
-
-    # ------------------------------------------------ pipelines
-
-    def pipeline(self, eqn: Equation, labels: Mapping[Var, dict]) -> None:
-        """Place the loop over the ticks of a schedule: stages run their own steps, and wait for those they need."""
-        body, shared = eqn.params["body"], eqn.params["consts"]
-        span = price_schedule(self.walk, body, labels, self.passed(body, eqn.inputs[:shared]))
-        self.nest(eqn, span, 1, max(self.times(eqn.inputs), default=0.0))
 
     # ------------------------------------------------ what is known
 
@@ -382,7 +421,6 @@ class TapeRun:
     def finish(self, tape: Tape) -> TapeCost:
         self.wait(max(self.free.values(), default=0.0))
         self.span.seconds = self.free[COMPUTE]
-        self.span.ends = self.times(tape.outputs)
         return self.span
 
 
@@ -427,12 +465,11 @@ def is_view_of_operand(eqn: Equation) -> bool:
 
 
 def _groups(tape: Tape, fuses: Collection[str] | None) -> Iterator[tuple[Sequence[Equation], Collection[Var]]]:
-    """The equations of a tape; elementwise ones of one shape as groups, each of which is one loop.
+    """The equations of a tape; elementwise ones, views and those that `fuses` names as groups, each of which is a loop.
 
-    Each group comes with those of its results that others use. With `fuses`, a group also has these operations, of any
-    shape, and views; with None, each equation is by itself.
+    Each group comes with those of its results that others use. Without `fuses`, each equation is by itself.
     """
-    if fuses is None:
+    if not fuses:
         yield from (([eqn], eqn.outputs) for eqn in tape.equations)
         return
 
@@ -441,16 +478,9 @@ def _groups(tape: Tape, fuses: Collection[str] | None) -> Iterator[tuple[Sequenc
             return None  # scalars may be known, and say which branch is run
         elementwise = isinstance(eqn.primitive, Promoting)
         backward = eqn.source is not None and eqn.source.backward
-        if not fuses:
-            return (eqn.outputs[0].type.shape, backward) if elementwise else None
         return backward if elementwise or is_view_of_operand(eqn) or eqn.primitive.name in fuses else None
 
-    users: Counter = Counter()
-    for eqn in tape.equations:
-        users.update({a for a in eqn.inputs if isinstance(a, Var)})
-    users.update({a for a in tape.outputs if isinstance(a, Var)})
+    uses = count_uses(tape)
     for group in group_equations(tape, key, inside=lambda *_: True):
-        within: Counter = Counter()
-        for eqn in group:
-            within.update({a for a in eqn.inputs if isinstance(a, Var)})
-        yield group, {v for eqn in group for v in eqn.outputs if users[v] > within[v]}
+        within = Counter(a for eqn in group for a in eqn.inputs if isinstance(a, Var))
+        yield group, {v for eqn in group for v in eqn.outputs if uses.get(v, 0) > within[v]}

@@ -110,16 +110,16 @@ SUMMING = replace(TRUE, gamma=5e-10, factors={})
 @pytest.mark.parametrize("model", [TRUE, SUMMING], ids=["factors", "gamma"])
 @pytest.mark.parametrize("shape", [(2, 2), (8, 4), (5, 3)])
 def test_models_of_each_axis_are_found(shape, model, monkeypatch):
-    """Times of a known model, and a fifth of them far too long in most repeats: the model found predicts them."""
+    """Times of a known model, a fifth of them far too long: the model found predicts the others."""
     rng = np.random.default_rng(0)
 
     def seconds(mesh, case):
-        noise = 1 if rng.random() < 0.7 else 20
+        noise = 1 if rng.random() < 0.8 else 20
         return noise * model.seconds(case.name, case.params["size"], case.nbytes, case.params["axes"])
 
     monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_time", seconds)
     monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_seconds_a_byte_summed", lambda *_: model.gamma)
-    found = calibrate(mesh_of(*shape))
+    found = calibrate(mesh_of(*shape), repeats=40)
     assert found.residual.median < 1e-6
     assert found.residual.worst < 1e-6
     for axis in "ij":
@@ -141,11 +141,11 @@ def test_measurements_along_an_axis():
 
 
 def test_what_is_measured_is_the_collective(monkeypatch):
-    """The least time of the repeats counts."""
-    times = iter([3.0, 2.0, 2.0, 9.0, 7.0, 2.5])
+    """The median of the repeats counts."""
+    times = iter([3.0, 2.0, 2.5, 9.0, 2.0, 2.0])
     monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_time", lambda mesh, case: next(times))
     model = calibrate(mesh_of(2), collectives=["psum"], sizes=(8, 800), repeats=3)
-    assert [m.seconds for m in model.measurements] == [2.0, 2.0]
+    assert [m.seconds for m in model.measurements] == [2.5, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import axis_index, axis_size, pbroadcast, pmean, psum
+from minidiff.compiler import native
 from spmd import P
 from spmd.machines import A100, H100, TPU_V5E, TPU_V5P, Efficiency, Link, link
 from spmd.parallel import gpipe, interleaved, one_f_one_b, zero_bubble
@@ -108,6 +109,44 @@ def test_fused_operations_move_their_operands_once():
     assert fused.kinds["elementwise"].bytes == pytest.approx(3 * x.nbytes)
     assert single.kinds["elementwise"].bytes == (4 * 3 - 1) * x.nbytes
     assert fused.seconds < single.seconds
+
+
+#: A machine that computes nothing in no time, and moves a byte a second; its loops are those of `jit`.
+MOVER = A100.replace(elementwise=math.inf, bandwidth=1.0, launch=0.0, fuses=frozenset(), hides_memory=False)
+
+
+def seconds_of(f, *args, **constants):
+    return spmd.predict(f, MOVER.replace(**constants))(*args).seconds
+
+
+@pytest.mark.skipif(not native.is_available(), reason="loops are compiled with llvmlite")
+def test_loops_of_jit_read_an_array_once_however_often_they_slice_it():
+    (x,) = types((258, 258))
+    inner = 4 * 256 * 256
+    sides = lambda x: (x[2:, 1:-1] + x[:-2, 1:-1] + x[1:-1, 2:] + x[1:-1, :-2]) * 0.25  # noqa: E731
+    assert seconds_of(sides, x) == x.nbytes + inner
+    assert seconds_of(sides, x, fuses=None) >= 11 * inner
+
+
+@pytest.mark.skipif(not native.is_available(), reason="loops are compiled with llvmlite")
+def test_functions_take_their_time_by_themselves_and_in_loops():
+    (x,) = types((1 << 16,))
+    rates = {"elementwise": 1.0, "bandwidth": math.inf, "steps": {"exp": 40.0}, "steps_in_loops": {"exp": 5.0}}
+    assert seconds_of(np.exp, x, **rates) == 40 * x.size
+    assert seconds_of(lambda x: (np.exp(x) + 1) * x, x, **rates) == (5 + 2) * x.size
+
+
+def test_arithmetic_is_beside_moving_bytes_only_where_threads_hide_it():
+    (x,) = types((1 << 16,))
+    times = [seconds_of(np.sqrt, x, elementwise=1.0, hides_memory=hides) for hides in (True, False)]
+    assert times == [2 * x.nbytes, 2 * x.nbytes + x.size]
+
+
+def test_compiled_loops_copy_what_their_steps_return_into_one_array():
+    x, weights = types((8, F), (3, F, F))
+    loop = lambda x, weights: md.scan(lambda x, w: (x @ w, x), x, weights)  # noqa: E731
+    entries = spmd.predict(loop, MOVER)(x, weights).span.entries
+    assert [e.seconds for key, e in entries.items() if key.operation == "stack"] == [2 * 3 * x.nbytes]
 
 
 # ---------------------------------------------------------------- types and sizes
