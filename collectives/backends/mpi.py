@@ -505,14 +505,12 @@ class MPIRanks(OneRank):
     def _ppermute(self, x, axes, size, perm):
         comm, route = self.along(axes), self._route(axes, perm)
         if _is_short(comm, x):
-            unused, start = (
-                persistent.permute(comm, perm, x, route.requests),
-                comm.watching("Waitall", PersistentRequests.start),
-            )
+            unused = persistent.permute(comm, perm, x, route.requests)
+            wait = comm.watching("Waitall", PersistentRequests.start)
 
             def run_short(x):
                 messages = unused()
-                start(messages, x)
+                wait(messages, x)
                 return messages.take()
 
             return run_short

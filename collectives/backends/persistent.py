@@ -113,10 +113,8 @@ def exchange(
         return coming + [comm.Send_init(sent[k if in_rows else 0], k, TAG) for k in others]
 
     out = ShapedArray((size, *row.shape), row.dtype)
-    unused, wait = (
-        repeatable(comm, method, given, out, row.nbytes, make),
-        comm.watching(method, PersistentRequests.start),
-    )
+    unused = repeatable(comm, method, given, out, row.nbytes, make)
+    wait = comm.watching(method, PersistentRequests.start)
 
     def run(x):
         messages = unused()
