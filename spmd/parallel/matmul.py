@@ -46,6 +46,15 @@ from minidiff import dynamic_slice_in_dim, typeof
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
 
+__all__ = [
+    "matmul_all_gather",
+    "matmul_all_gather_bidirectional",
+    "matmul_all_gather_overlapped",
+    "matmul_psum_scatter",
+    "matmul_psum_scatter_bidirectional",
+    "matmul_psum_scatter_overlapped",
+]
+
 UP, DOWN = 1, -1  # to the rank of the next index, or of the one before
 
 # ---------------------------------------------------------------- gather, then multiply
