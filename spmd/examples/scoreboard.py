@@ -247,6 +247,8 @@ def read_rows(lines: Iterable[str], name: str) -> list[PublishedRow]:
             raise ValueError(f"{where}: there is no column {missing}") from None
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
+    if not found:
+        raise ValueError(f"{name}: there are no rows below the columns' names")
     return found
 
 

@@ -78,6 +78,7 @@ def test_the_fit_finds_constants():
 HEADER = "params_billion,gpus,batch,microbatch,hidden,heads,layers,sequence,tensor,data,pipeline,step_ms"
 WRONG = {
     "no column step_ms": ["a,b", "1,2"],
+    "there are no rows": [HEADER],
     "line 2: could not convert string to float: 'x'": [HEADER, "0.1,8,16,x,64,4,4,32,2,2,2,10"],
     "line 2: there is no column 'hidden'": [HEADER.replace("hidden", "width"), "0.1,8,16,2,64,4,4,32,2,2,2,10"],
     "line 3: microbatch is a number from 1, got 0": [
