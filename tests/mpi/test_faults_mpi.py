@@ -234,12 +234,13 @@ FAULTS = {
             "print('done')"
         ),
         "SIGINT in a comparison of calls, and is caught": Fault(
-            "from collectives.guards import deadlock\n"
-            "def interrupted(requests):\n"
-            "    deadlock.wait_for = wait_for\n"
+            "from collectives.guards.mismatch import MismatchCheck\n"
+            "def interrupted(check, *args):\n"
+            "    MismatchCheck._extremes = extremes\n"
+            "    extremes(check, *args)\n"
             "    raise KeyboardInterrupt\n"
-            "wait_for = deadlock.wait_for\n"
-            "if rank == 1: deadlock.wait_for = interrupted\n"
+            "extremes = MismatchCheck._extremes\n"
+            "if rank == 1: MismatchCheck._extremes = interrupted\n"
             "try: total(np.ones(3 * SIZE))\n"
             "except KeyboardInterrupt: pass\n"
             "total(x)",
