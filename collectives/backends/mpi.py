@@ -346,8 +346,7 @@ class MPIRanks(OneRank):
             comm.Allreduce(x, out, op)
             return out
 
-        short = _is_short(comm, wide) and persistent.all_reduce(comm, wide, ufunc)
-        return _as_reducible(short or run, x.dtype)
+        return _as_reducible(_short_reduction(comm, wide, ufunc) or run, x.dtype)
 
     def _psum(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.SUM, numpy.add)
@@ -623,6 +622,11 @@ def _is_short(comm: Any, t: ShapedArray, to_all: bool = False) -> bool:
     return few and 0 < t.nbytes <= persistent.SHORT and isinstance(comm, Watched)
 
 
+def _short_reduction(comm: Any, t: ShapedArray, ufunc: numpy.ufunc) -> Run | None:
+    """What combines values of this type over ranks by messages; None if MPI's own all-reduce does."""
+    return persistent.all_reduce(comm, t, ufunc) if _is_short(comm, t) else None
+
+
 def _split_type(x: ShapedArray, size: int, axis: int, tiled: bool, dtype: numpy.dtype) -> ShapedArray:
     """The type of what `split_dimension` makes of an array, as another dtype."""
     like = numpy.broadcast_to(numpy.zeros(()), x.shape)
@@ -639,14 +643,12 @@ def _sum_rows(rows: numpy.ndarray) -> numpy.ndarray:
 
 def _sum_within(comm: Any, t: ShapedArray) -> Run:
     """What sums arrays of this type over ranks, and may write into them."""
-    if _is_short(comm, t) and (total := persistent.all_reduce(comm, t, numpy.add)):
-        return total
 
     def run(x):
         comm.Allreduce(_mpi.IN_PLACE, x, _mpi.SUM)
         return x
 
-    return run
+    return _short_reduction(comm, t, numpy.add) or run
 
 
 def _operand(x: numpy.ndarray) -> numpy.ndarray:

@@ -131,7 +131,10 @@ def key_of(x: Any) -> Any:
     """The cache key of a leaf: its type and sharding."""
     if type(x) is numpy.ndarray:
         return x.shape, x.dtype
-    t = typeof(x)
+    return _key_of_type(typeof(x))
+
+
+def _key_of_type(t: ShapedArray) -> tuple:
     return t.shape, t.dtype, t.states, t.sharding  # hashed faster than the type
 
 
@@ -147,10 +150,7 @@ _KEYS = {t: t for t in _SCALARS}
 
 def _key_outside(x: Any) -> Any:
     """The cache key of a sharded array, which is a value outside of all transformations; of other arguments, none."""
-    if not (isinstance(x, Tracer) and x.interpreter is EVALUATE):
-        return type(x)
-    t = x.type
-    return t.shape, t.dtype, t.states, t.sharding
+    return _key_of_type(x.type) if isinstance(x, Tracer) and x.interpreter is EVALUATE else type(x)
 
 
 def surroundings() -> tuple:

@@ -20,7 +20,8 @@ import numpy
 from collectives.backends.base import CASTS, Axes, OneRank
 from collectives.backends.simulated import Simulated
 from collectives.ops import axis_index_p
-from collectives.passes.overlap import Lowered, index_p
+from collectives.passes import overlap
+from collectives.passes.overlap import Lowered
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
@@ -403,7 +404,9 @@ class MemoryRun(TapeRun):
             return
         if primitive.on_ranks:
             super().find_known(eqn)
-        elif not isinstance(ranks := params.get("ranks"), _OneRank) or (ranks.is_known and primitive is index_p):
+        elif not isinstance(ranks := params.get("ranks"), _OneRank) or (
+            ranks.is_known and primitive is overlap.index_p
+        ):
             run = primitive.simulated(params) if isinstance(primitive, Lowered) else partial(primitive.impl, **params)
             found = run(*values)
             self.known.update(zip(eqn.outputs, found if primitive.multiple_results else [found]))
