@@ -292,10 +292,10 @@ class MPIRanks(OneRank):
         """What starts the messages; short ones by the same requests `again`."""
         comm, route = self.along(axes), self._route(axes, perm)
         if again and _is_short(comm, types[0]):
-            unused = persistent.permute(comm, perm, types[0], route.requests)
+            spares = persistent.swap(comm, perm, types[0], route.requests)
 
             def begin(started):
-                messages = unused()
+                messages = spares.unused()
                 started.results = lambda: [messages.take()]
                 started.requests.extend(messages.start(*started.given))
         else:
@@ -379,51 +379,56 @@ class MPIRanks(OneRank):
 
     def _all_gather(self, x, axes, size, axis, tiled):
         comm, shape = self.along(axes), (size, *x.shape)
+        join = _joining(shape, axis, tiled)
         if _is_short(comm, x, to_all=True):
-            finish = lambda blocks: unsplit_dimension(blocks.copy(), axis, tiled)  # noqa: E731
-            return persistent.exchange(comm, "Allgather", x, x, finish)
+            return persistent.exchange(comm, "Allgather", x, False, lambda came: join(came.out.copy()))
 
         def run(x):
             blocks = numpy.empty(shape, x.dtype)
             comm.Allgather(_bytes(x), _bytes(blocks))
-            return unsplit_dimension(blocks, axis, tiled)
+            return join(blocks)
 
         return run
 
     _all_gather_invariant = _all_gather_reduced = _all_gather
 
     def _psum_scatter(self, x, axes, size, axis, tiled):
-        comm, parts = self.along(axes), _split_type(x, size, axis, tiled, _reducible_dtype(x.dtype))
+        comm, (split, parts) = self.along(axes), _splitting(x, size, axis, tiled)
+        parts = ShapedArray(parts.shape, _reducible_dtype(x.dtype))
         part = ShapedArray(parts.shape[1:], parts.dtype)
 
         def run(x):
-            parts = numpy.ascontiguousarray(split_dimension(x, size, axis, tiled))
             out = numpy.empty(part.shape, part.dtype)
-            comm.Reduce_scatter_block(parts, out, _mpi.SUM)
+            comm.Reduce_scatter_block(numpy.ascontiguousarray(split(x)), out, _mpi.SUM)
             return out
 
         if _is_short(comm, parts, to_all=True):
-            exchange = persistent.exchange(comm, "Reduce_scatter_block", parts, part, _sum_rows)
-            run = lambda x: exchange(split_dimension(x, size, axis, tiled))  # noqa: E731
+            exchange = persistent.exchange(comm, "Reduce_scatter_block", part, True, _sum_rows)
+            run = lambda x: exchange(split(x))  # noqa: E731
         return _as_reducible(run, x.dtype)
 
     def _pscatter(self, x, axes, size, axis, tiled):
-        me = self.index(axes)
-        return lambda x: split_dimension(x, size, axis, tiled)[me]
+        me, (split, _) = self.index(axes), _splitting(x, size, axis, tiled)
+        return lambda x: split(x)[me]
 
     def _all_to_all(self, x, axes, size, split_axis, concat_axis, tiled):
-        comm, parts = self.along(axes), _split_type(x, size, split_axis, tiled, x.dtype)
-        part = ShapedArray(parts.shape[1:], parts.dtype)
+        comm, (split, parts) = self.along(axes), _splitting(x, size, split_axis, tiled)
+        part, join = ShapedArray(parts.shape[1:], parts.dtype), _joining(parts.shape, concat_axis, tiled)
         if _is_short(comm, parts, to_all=True):
-            finish = lambda rows: unsplit_dimension(rows.copy(), concat_axis, tiled)  # noqa: E731
-            exchange = persistent.exchange(comm, "Alltoall", parts, part, finish)
-            return lambda x: exchange(split_dimension(x, size, split_axis, tiled))
+            me = comm.Get_rank()
+
+            def finish(came):
+                came.out[me] = came.rows[me]
+                return join(came.out.copy())
+
+            exchange = persistent.exchange(comm, "Alltoall", part, True, finish)
+            return lambda x: exchange(split(x))
 
         def run(x):
-            parts = numpy.ascontiguousarray(split_dimension(x, size, split_axis, tiled))
+            parts = numpy.ascontiguousarray(split(x))
             out = numpy.empty_like(parts)
             comm.Alltoall(_bytes(parts), _bytes(out))
-            return unsplit_dimension(out, concat_axis, tiled)
+            return join(out)
 
         return run
 
@@ -504,11 +509,13 @@ class MPIRanks(OneRank):
     def _ppermute(self, x, axes, size, perm):
         comm, route = self.along(axes), self._route(axes, perm)
         if _is_short(comm, x):
-            unused = persistent.permute(comm, perm, x, route.requests)
+            spares = persistent.swap(comm, perm, x, route.requests)
             wait = comm.watching("Waitall", PersistentRequests.start)
 
             def run_short(x):
-                messages = unused()
+                messages = spares.latest
+                if messages.in_use:
+                    messages = spares.unused()
                 wait(messages, x)
                 return messages.take()
 
@@ -627,18 +634,28 @@ def _short_reduction(comm: Any, t: ShapedArray, ufunc: numpy.ufunc) -> Run | Non
     return persistent.all_reduce(comm, t, ufunc) if _is_short(comm, t) else None
 
 
-def _split_type(x: ShapedArray, size: int, axis: int, tiled: bool, dtype: numpy.dtype) -> ShapedArray:
-    """The type of what `split_dimension` makes of an array, as another dtype."""
-    like = numpy.broadcast_to(numpy.zeros(()), x.shape)
-    return ShapedArray(split_dimension(like, size, axis, tiled).shape, dtype)
+def _splitting(x: ShapedArray, size: int, axis: int, tiled: bool) -> tuple[Run, ShapedArray]:
+    """What does `split_dimension` to arrays of a type, and the type of what it makes."""
+    parts = ShapedArray(split_dimension(_of_shape(x.shape), size, axis, tiled).shape, x.dtype)
+    return _reshape_to(parts.shape) if axis == 0 else lambda x: split_dimension(x, size, axis, tiled), parts
 
 
-def _sum_rows(rows: numpy.ndarray) -> numpy.ndarray:
-    """The sum over a first axis of at least 2; for few entries faster than NumPy's reduction."""
-    out = numpy.add(rows[0], rows[1], out=numpy.empty(rows.shape[1:], rows.dtype))
-    for row in rows[2:]:
-        out += row
-    return out
+def _joining(parts: Sequence[int], axis: int, tiled: bool) -> Run:
+    """What does `unsplit_dimension` to arrays of a shape."""
+    shape = unsplit_dimension(_of_shape(parts), axis, tiled).shape
+    return _reshape_to(shape) if axis == 0 else lambda parts: unsplit_dimension(parts, axis, tiled)
+
+
+def _of_shape(shape: Sequence[int]) -> numpy.ndarray:
+    return numpy.broadcast_to(numpy.zeros(()), shape)
+
+
+def _reshape_to(shape: Sequence[int]) -> Run:
+    return lambda x: x.reshape(shape)
+
+
+def _sum_rows(came: PersistentRequests) -> numpy.ndarray:
+    return numpy.asarray(functools.reduce(numpy.add, came.rows))
 
 
 def _sum_within(comm: Any, t: ShapedArray) -> Run:

@@ -65,7 +65,9 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
         except BaseException:
             finish()
             raise
-        results = [leave(x) for leave, x in zip(exits, outs)]
+        results = []
+        for leave, x in zip(exits, outs):
+            results.append(leave(x))
         if alone:
             return results
         kept = [x for k, x in enumerate(args) if type(x) is numpy.ndarray and k not in written]

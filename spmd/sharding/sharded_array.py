@@ -109,13 +109,15 @@ class ShardedArray(Tracer):
     (ShardedArray([0., 2., 4., 6.], P('i')), 6.0, array([0., 1., 2., 3.]))
     """
 
+    __slots__ = ("mesh", "spec", "data", "type")
     interpreter = EVALUATE
+    type: ShapedArray
 
     def __init__(self, mesh: Mesh, spec: PartitionSpec, block: ShapedArray, data: Any, t: ShapedArray | None = None):
         self.mesh = mesh
         self.spec = spec
         self.data = read_only_view(data)  # as the backend holds it, varying along `held`
-        self._type = t or with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
+        self.type = t or with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
 
     @classmethod
     def of_type(cls, t: ShapedArray, data: Any) -> ShardedArray:
@@ -125,10 +127,6 @@ class ShardedArray(Tracer):
     @hide_own_frames
     def __getattr__(self, name: str) -> Any:
         raise missing_attribute_error("ShardedArray", name)
-
-    @property
-    def type(self) -> ShapedArray:
-        return self._type
 
     @property
     def held(self) -> tuple[str, ...]:
