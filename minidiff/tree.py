@@ -524,8 +524,11 @@ def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list, Structure]:
     ([(2.0, None), 1.0], {'b': *, 'w': *})
     """
     kind: Any = type(tree)
-    if is_leaf is None and (kind is tuple or kind is list) and _LEAVES.issuperset(builtins.map(type, tree)):
-        return list(tree), _sequence(kind, len(tree))
+    if is_leaf is None:
+        if kind in _LEAVES:
+            return [tree], LEAF
+        if (kind is tuple or kind is list) and _LEAVES.issuperset(builtins.map(type, tree)):
+            return list(tree), _sequence(kind, len(tree))
     found: list = []
     return found, _structure(_flatten(tree, is_leaf, found))
 

@@ -33,4 +33,4 @@ class ShardingRanks(CommunicatingRanks):
 
     def settings(self) -> Any:
         scope = current_scope()
-        return forgetting.get(), frozenset(batch_axes(current_interpreter())), scope and scope.bottom.mapped
+        return forgetting.get(), batch_axes(current_interpreter()), scope and scope.bottom.mapped

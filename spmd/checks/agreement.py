@@ -74,17 +74,17 @@ def fused_call(params: Sequence[dict]) -> UserCall:
 
 
 def call_describer(
-    where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence, static: str = ""
+    where: Any, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence, static: str = ""
 ) -> Callable:
     """Return a function that describes a call as lines for ranks to compare."""
 
     def lines() -> list[str]:
-        sizes = ", ".join(f"{a}: {n}" for a, n in where["mesh"].shape.items())
+        sizes = ", ".join(f"{a}: {n}" for a, n in where.mesh.shape.items())
         return [
             f"arrays in the arguments: {len(specs)}",
             f"mesh ({sizes})",
-            f"axis_names={{{', '.join(map(repr, where['axes']))}}}",
-            *[f"{name}={where[name]}" for name in ("check_rep", "auto_pbroadcast")],
+            f"axis_names={{{', '.join(map(repr, where.axes))}}}",
+            *[f"{name}={getattr(where, name)}" for name in ("check_rep", "auto_pbroadcast")],
             *[f"in_specs of {spec.path}: {spec}" for spec in specs],
             *[f"{path}: {spec}" for path, spec in out_specs],
             f"static arguments: {static}",

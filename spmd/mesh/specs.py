@@ -38,7 +38,10 @@ class PartitionSpec:
     sharding", for `unreduced` and `reduced`.
     """
 
-    __slots__ = ("entries", "unreduced", "reduced", "summed", "path", "axes", "held", "_known_states", "_known_key")
+    __slots__ = (
+        *("entries", "unreduced", "reduced", "summed", "path"),
+        *("axes", "held", "is_trivial", "key", "_known_states"),
+    )
 
     @hide_own_frames
     def __init__(self, *entries: Entry, unreduced: Names = (), reduced: Names = (), sum: Names = ()):
@@ -58,11 +61,15 @@ class PartitionSpec:
         self.reduced: frozenset[str] = _set(reduced) if reduced else NONE
         self.summed: tuple[str, ...] = axes_of_entry(sum)
         self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
+        own = [axes_of_entry(e) for e in entries]
+        while own and not own[-1]:
+            own.pop()
         #: The mesh axes that dimensions are split along, and those along which ranks have different blocks.
-        self.axes: frozenset[str] = frozenset(a for e in entries for a in axes_of_entry(e))
+        self.axes: frozenset[str] = frozenset([a for axes in own for a in axes])
         self.held: frozenset[str] = self.axes | self.unreduced
+        self.is_trivial = not (self.held or self.reduced)  # that of a plain array, which is the same on all ranks
+        self.key = tuple(own), self.unreduced, self.reduced, frozenset(self.summed)  # that of all equal specs
         self._known_states: AxisStates | None = None
-        self._known_key: tuple | None = None
 
     @property
     def states(self) -> AxisStates:
@@ -70,11 +77,6 @@ class PartitionSpec:
         if self._known_states is None:
             self._known_states = AxisStates.of(self.axes, self.unreduced, self.reduced)
         return self._known_states
-
-    @property
-    def is_trivial(self) -> bool:
-        """Whether it is that of a plain array, which is the same on all ranks."""
-        return not (self.unreduced or self.reduced or self.axes)
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
         """For each of `ndim` dimensions, the axes it is split along."""
@@ -135,19 +137,11 @@ class PartitionSpec:
         spec.path = path
         return spec
 
-    def _key(self) -> tuple:
-        if self._known_key is None:
-            own = [axes_of_entry(e) for e in self.entries]
-            while own and not own[-1]:
-                own.pop()
-            self._known_key = tuple(own), self.unreduced, self.reduced, frozenset(self.summed)
-        return self._known_key
-
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, PartitionSpec) and self._key() == other._key())
+        return self is other or (isinstance(other, PartitionSpec) and self.key == other.key)
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self.key)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

@@ -12,16 +12,14 @@ from typing import Any
 
 import numpy
 
-from collectives.backends.base import Axes, Backend
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value
-from minidiff.core.types import ShapedArray
 from minidiff.values.aliasing import owner_of, read_only_view, writable_view
 from spmd.checks.agreement import checks_values
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import PartitionSpec, global_type
+from spmd.mesh.specs import PartitionSpec
 from spmd.shard_map.interpreter import SPMD
-from spmd.sharding.sharded_array import ShardedArray, with_sharding
+from spmd.sharding.sharded_array import ShardedArray, array_maker
 
 
 def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Callable[..., list[Value]]:
@@ -46,7 +44,7 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
         _entry(isinstance(x, ShardedArray), mesh, spec, k in written) for k, (x, spec) in enumerate(zip(args, in_specs))
     ]
     leaving = zip(body.out_types, params["out_specs"], places)
-    exits = [_exit(ShapedArray(t.shape, t.dtype), mesh, spec, held) for t, spec, (held, _) in leaving]
+    exits = [array_maker(mesh, spec, held, t.shape, t.dtype) for t, spec, (held, _) in leaving]
 
     #: Whether the result can share memory with sharded arguments alone, whose blocks are read-only.
     alone = len(exits) == 1 and all(isinstance(x, ShardedArray) for x in args)
@@ -113,25 +111,13 @@ def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec, written: bool) -> Cal
     return enter_data if sharded else enter
 
 
-def _exit(block: ShapedArray, mesh: Mesh, spec: PartitionSpec, held: Axes) -> Callable[[Any], Value]:
-    """What makes a result, plain or sharded, of data that varies along the axes `held`."""
-    ranks: Backend = mesh.ranks
-    wanted = ranks.sort_axes(spec.held)
-    if spec.is_trivial:
-        leave: Callable[[Any], Value] = _whole
-    else:
-        t = with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
-        leave = lambda x: ShardedArray.of_type(t, x)  # noqa: E731
-    return leave if held == wanted else lambda x: leave(ranks.reshard_data(x, held, wanted))
-
-
-def _whole(x: Any) -> Value:
-    """A plain result: a NumPy scalar, whichever backend ran, or an array that may be written into."""
-    return x[()] if x.ndim == 0 else x if x.flags.writeable else x.copy()
-
-
 def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
-    """Copy results that share memory with the user's `plain` arrays, and plain results that share it with others."""
+    """Copy results that share memory with the user's `plain` arrays, and plain results that share it with others.
+
+    Plain ones can be written into, so that they share none with sharded arguments.
+    """
+    if not plain and len(results) == 1:
+        return results
     sharded = [x for x in results if isinstance(x, ShardedArray)]
     for x in sharded:
         if id(owner_of(x.data)) in plain:
@@ -143,7 +129,7 @@ def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
         if isinstance(result, numpy.ndarray):
             others = returned.setdefault(id(owner_of(result)), [])
             shared = id(owner_of(result)) in owners or any(numpy.may_share_memory(result, x) for x in others)
-            result = result.copy() if shared or not result.flags.writeable else result
+            result = result.copy() if shared else result
             others.append(result)
         found.append(result)
     return found

@@ -36,7 +36,7 @@ from minidiff.values.dtypes import check_dtype
 from spmd.checks.agreement import check_blocks
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
-from spmd.sharding.sharded_array import ShardedArray, Sharding
+from spmd.sharding.sharded_array import ShardedArray, Sharding, array_maker
 
 #: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (
@@ -354,14 +354,16 @@ class SPMD(Interpreter):
 
     def enter(self, x: Value, spec: PartitionSpec) -> RankTracer:
         """Shard an argument by a spec, and return its blocks as a value of the body."""
-        if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
+        mesh = self.mesh
+        if isinstance(x, ShardedArray) and not (x.spec.key == spec.key and (x.mesh is mesh or x.mesh.is_like(mesh))):
             # a loop's step is compiled before the shardings are known
-            x = Sharding(self.mesh, spec).reshard(x)
+            x = Sharding(mesh, spec).reshard(x)
         states = spec.states if (spec.unreduced or spec.reduced) and self.scope.typed else None
         if isinstance(x, ShardedArray):
             return RankTracer(self, x.data, x.held, states)
-        x, _ = self.operand(x)  # raises LeakedTracerError for a leaked tracer
-        return RankTracer(self, *self.mesh.ranks.place(x, spec.dims(numpy.ndim(x))), states)
+        x, held = self.operand(x)  # raises LeakedTracerError for a leaked tracer
+        x, held = mesh.ranks.place(x, spec.dims(numpy.ndim(x))) if spec.axes else (numpy.asarray(x), held)
+        return RankTracer(self, x, held, states)
 
     def compare_unmapped(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:
         """Check that ranks have the same unmapped arguments; from now on, also arrays that the body closes over."""
@@ -371,12 +373,8 @@ class SPMD(Interpreter):
 
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""
-        ranks, wanted = self.mesh.ranks, self.mesh.ranks.sort_axes(spec.held)
-        data = ranks.reshard_data(*self.operand(x), wanted)
-        if spec.is_trivial:
-            return data if data.ndim else data[()]  # a NumPy scalar, whichever backend ran
-        block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
-        return ShardedArray(self.mesh, spec, block, data)
+        data, held = self.operand(x)
+        return array_maker(self.mesh, spec, held, self.mesh.ranks.block_shape(data, held), data.dtype)(data)
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
         """A value as the backend takes it, and the axes that it varies along: none for plain arrays."""

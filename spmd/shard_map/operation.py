@@ -109,8 +109,8 @@ class ShardMap(HigherOrder, DecidedOnce):
         """Apply the operation, resharding sharded arguments to their specs first."""
         if current_interpreter() is EVALUATE:
             compare_call(params)  # before anything is resharded
-        args = tuple(_reshard_argument(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
-        return super().bind(*args, **params)
+        mesh = params["mesh"]
+        return super().bind(*[_reshard_argument(x, mesh, spec) for x, spec in zip(args, params["in_specs"])], **params)
 
     # ------------------------------------------------ running
 
@@ -371,7 +371,7 @@ def _reshard_argument(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     sharding = typeof(x).sharding
     if sharding is None and not (spec.unreduced or spec.reduced):
         return x
-    if sharding is not None and sharding.mesh is mesh and sharding.spec == spec:
+    if sharding is not None and sharding.mesh is mesh and sharding.spec.key == spec.key:
         return x
     return Sharding(mesh, spec).reshard(x)
 

@@ -13,8 +13,8 @@ are sharded along these axes stay so in its body (`auto_axes.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,16 +24,16 @@ from collectives.axes import size_of
 from collectives.ops import sum_copies
 from minidiff import tree
 from minidiff.compiler.jit import key_of
-from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, enter
+from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
 from minidiff.core.ranks import cast_to, ranks
-from minidiff.core.scope import Scope, checking
-from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, combine_states
+from minidiff.core.scope import Scope
+from minidiff.core.states import INVARIANT, NONE, REDUCED, UNREDUCED, VARYING, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch
 from minidiff.diagnostics.errors import VarianceError, VarianceWarning, show_axes
 from minidiff.diagnostics.text import name_of
-from minidiff.inputs.arguments import as_values, result_values
+from minidiff.inputs.arguments import as_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
@@ -162,6 +162,20 @@ def shard_map(
 
 
 @dataclass
+class _Place:
+    """Where a body runs: its mesh, and the axes it maps over; with what has been found about arguments there."""
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+    mapped: tuple[str, ...]  # the axes that it and the bodies around it map over
+    auto: tuple[str, ...]
+    checked: tuple[str, ...]  # the axes along which results that vary have specs that say so
+    check_rep: bool
+    auto_pbroadcast: bool
+    known: dict[Any, tuple[Specs, Specs, UserCall]] = field(default_factory=dict)  # what `specs_for` has found
+
+
+@dataclass
 class _Mapped:
     """A function and the arguments of its `shard_map`."""
 
@@ -173,12 +187,14 @@ class _Mapped:
     auto: Collection[str]
     check_rep: bool
     auto_pbroadcast: bool
-    known: dict[Any, tuple[Specs, Specs, UserCall]] = field(default_factory=dict)  # what `specs_for` has found
-    axes: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # what `axes_of` has found
+    places: dict[Any, _Place] = field(default_factory=dict)  # what `where` has found
     has_static: bool = False  # whether an entry of in_specs is None
+    latest: tuple = (None, (), ())  # the structure of the latest result, and what `specs_of_results` has found for it
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for specs that no arguments fit."""
+        self.name = name_of(self.f)
+        self.title = f"shard_map of {self.name}"
         self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
         self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]
         self.has_static = None in tree.leaves(self.in_specs, is_leaf=lambda x: x is None)
@@ -197,7 +213,6 @@ class _Mapped:
         arrays = [x for x in leaves if type(x) is not _Static] if self.has_static else leaves
         values = as_values("shard_map", arrays, lambda: _paths(leaves, structure))
         weak, where = are_weak(arrays), self.where(scope)
-        own_axes = where["mesh"].axis_names if scope is None else where["axes"]
         specs, auto, call = self.specs_for(args, leaves, structure, values, where)
         out_structure: Any = None
         result_specs: Specs = ()
@@ -209,27 +224,30 @@ class _Mapped:
                 rest = iter(given)
                 given = [x.value if type(x) is _Static else next(rest) for x in leaves]
             out = self.apply_to_blocks(tree.unflatten(structure, given), where)
-            outs, result_specs, out_structure = self.checked_results(out, own_axes)
-            return outs, tuple(spec.before_sum() for spec in result_specs)
+            outs, result_specs, out_structure = self.checked_results(out, where)
+            return outs, tuple([spec.before_sum() if spec.summed else spec for spec in result_specs])
 
         if scope is None:
-            options = {name: where[name] for name in ("mesh", "check_rep", "auto_pbroadcast")}
-            on_blocks = with_auto_axes(body, where["auto"], auto) if auto else body
-            results = shard_map_p.bind(*values, body=on_blocks, in_specs=specs, call=call, **options)
-            results = [_after_sum(x, spec) for x, spec in zip(results, result_specs)]
+            results = shard_map_p.bind(
+                *values,
+                body=with_auto_axes(body, where.auto, auto) if auto else body,
+                in_specs=specs,
+                call=call,
+                mesh=where.mesh,
+                check_rep=where.check_rep,
+                auto_pbroadcast=where.auto_pbroadcast,
+            )
+            results = [_after_sum(x, spec) if spec.summed else x for x, spec in zip(results, result_specs)]
         else:
             if scope.bottom.base is EVALUATE:
-                compare_call({"mesh": where["mesh"], "call": call})
-            with (
-                checking(scope, False),
-                _enter_mapping(scope, name_of(self.f), where),
-            ):  # values are whole along its axes
+                compare_call({"mesh": where.mesh, "call": call})
+            with _mapping(scope, self.name, where, False):  # values are whole along its axes
                 blocks, _ = body(*map(_split_by_spec, values, specs))
                 results = list(map(_join_by_spec, blocks, result_specs))
         return tree.unflatten(out_structure, results)
 
-    def where(self, scope: Scope | None) -> dict:
-        """Where the body runs: mesh, axes, all axes `mapped` over there, and typing options."""
+    def where(self, scope: Scope | None) -> _Place:
+        """Where the body runs if it is called now."""
         typed = self.check_rep and not forgetting.get()
         explicit = typed and (not self.auto_pbroadcast or (scope is not None and scope.explicit))
         mesh, around = self.mesh, ()
@@ -237,13 +255,15 @@ class _Mapped:
             mesh, around = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
-        key = mesh, around
-        axes = self.axes[key] = self.axes[key] if key in self.axes else self.axes_of(mesh, around)
-        mapped = (*around, *axes)
         batch = batch_axes(current_interpreter())
-        auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
-        options = {"check_rep": typed, "auto_pbroadcast": not explicit}
-        return {"mesh": mesh, "axes": axes, "mapped": mapped, "auto": auto, **options}
+        key = scope is None, mesh, around, batch, typed, explicit
+        if (place := self.places.get(key)) is None:
+            axes = self.axes_of(mesh, around)
+            mapped = (*around, *axes)
+            auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
+            checked = mesh.axis_names if scope is None else axes
+            place = self.places[key] = _Place(mesh, axes, mapped, auto, checked, typed, not explicit)
+        return place
 
     def axes_of(self, mesh: Mesh, around: Sequence[str]) -> tuple[str, ...]:
         """The axes that it maps over in a body that maps over those `around`, checked."""
@@ -265,56 +285,68 @@ class _Mapped:
         return tuple(a for a in mesh.axis_names if a in own and a not in around)
 
     def specs_for(
-        self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: dict
+        self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: _Place
     ) -> tuple[Specs, Specs, UserCall]:
         """The spec of each array in `args`, checked; its part on auto axes, if any array is split there; the call."""
-        static = _show_static(leaves) if self.has_static and where["mesh"].backend != "simulated" else ""
-        key = structure, static, *where.values(), *map(key_of, values)
-        if key in self.known:
-            return self.known[key]
+        static = _show_static(leaves) if self.has_static and where.mesh.backend != "simulated" else ""
+        key = structure, static, *map(key_of, values)
+        if (known := where.known.get(key)) is not None:
+            return known
         _check_axes([*self.in_paths, *self.out_paths], where)
         entries = tree.broadcast_prefix(self.in_specs, args, _is_entry if self.has_static else is_spec, "in_specs")
         given = [spec for spec in entries if spec is not None]
         specs = tuple(spec.of(path) for spec, path in zip(given, _paths(leaves, structure)))
         for spec, x in zip(specs, values):
-            check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
+            check_divides(spec, x.shape, where.mesh.shape, "in_specs", spec.path)
         call = NO_CALL
-        if where["mesh"].backend != "simulated":
-            call = UserCall(
-                name_of(self.f), call_describer(where, specs, [typeof(x) for x in values], self.out_paths, static)
-            )
+        if where.mesh.backend != "simulated":
+            types = [typeof(x) for x in values]
+            call = UserCall(self.name, call_describer(where, specs, types, self.out_paths, static))
         auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
         auto = auto if any(spec.axes for spec in auto) else ()
         specs = tuple(map(PartitionSpec.extended, specs, auto)) if auto else specs
-        self.known[key] = specs, auto, call
+        where.known[key] = specs, auto, call
         return specs, auto, call
 
-    def apply_to_blocks(self, blocks: tuple, where: dict) -> Any:
+    def apply_to_blocks(self, blocks: tuple, where: _Place) -> Any:
         """The result of the function, in the running body."""
-        scope, before = current_scope(), random_state()
-        with _enter_mapping(scope, name_of(self.f), where), checking(scope, True):
+        before = random_state()
+        with _mapping(current_scope(), self.name, where, True):
             out = self.f(*blocks)
         why = "on real ranks each has its own generator, so what types say is the same on all ranks may differ"
-        warn_if_random(before, f"shard_map of {name_of(self.f)}", why)
+        warn_if_random(before, self.title, why)
         return out
 
-    def checked_results(self, out: Any, axes: tuple[str, ...]) -> tuple[list[Value], Specs, Any]:
+    def checked_results(self, out: Any, where: _Place) -> tuple[list[Value], list[PartitionSpec], tree.Structure]:
         """The arrays in a result, their specs, and its structure."""
         leaves, structure = tree.flatten(out)
-        outs = result_values(("shard_map", name_of(self.f)), leaves, structure)
-        specs = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
-        results = zip(outs, specs, tree.paths(structure, "the result"))
-        checked = [_check_result(*result, axes, current_scope()) for result in results]
-        return [x for x, _ in checked], tuple(spec for _, spec in checked), structure
+        outs, specs, scope = (
+            as_values(self.title, leaves, lambda: tree.paths(structure, "the result")),
+            [],
+            current_scope(),
+        )
+        for k, result in enumerate(zip(outs, *self.specs_of_results(out, structure))):
+            outs[k], spec = _check_result(*result, where.checked, scope)
+            specs.append(spec)
+        return outs, specs, structure
+
+    def specs_of_results(self, out: Any, structure: tree.Structure) -> tuple[list[PartitionSpec], list[str]]:
+        """The specs of the arrays in a result, as the user gives them, and the arrays' paths."""
+        latest, specs, paths = self.latest
+        if structure is not latest:
+            specs = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
+            paths = tree.paths(structure, "the result")
+            self.latest = structure, specs, paths
+        return specs, paths
 
 
-def _auto_spec(x: Value, spec: PartitionSpec, where: dict) -> PartitionSpec:
+def _auto_spec(x: Value, spec: PartitionSpec, where: _Place) -> PartitionSpec:
     """How the blocks of an argument are split further along auto axes: as they are now, where the sizes allow it."""
-    sharding, sizes, dims = typeof(x).sharding, where["mesh"].shape, []
-    if sharding is None or not sharding.mesh.is_like(where["mesh"]):
+    sharding, sizes, dims = typeof(x).sharding, where.mesh.shape, []
+    if sharding is None or not sharding.mesh.is_like(where.mesh):
         return PartitionSpec()
     for n, major, have in zip(x.shape, spec.dims(x.ndim), sharding.spec.dims(x.ndim)):
-        split = [a for a in have if a in where["auto"]]
+        split = [a for a in have if a in where.auto]
         while split and n % part_count((*major, *split), sizes):
             split.pop()
         dims.append(tuple(split))
@@ -359,11 +391,12 @@ def _show_static(leaves: Sequence[Any]) -> str:
 # ---------------------------------------------------------------- auto axes
 
 
-def batch_axes(interpreter: Any) -> set[str]:
+def batch_axes(interpreter: Any) -> frozenset[str]:
     """The mesh axes along which the enclosing vmaps split their batches."""
-    axes: set[str] = set()
+    axes: frozenset[str] = NONE
     while interpreter is not None:
-        axes.update(axes_of_entry(interpreter.spmd_axis_name) if isinstance(interpreter, Batch) else ())
+        if isinstance(interpreter, Batch):
+            axes = axes.union(axes_of_entry(interpreter.spmd_axis_name))
         interpreter = interpreter.below
     return axes
 
@@ -371,17 +404,30 @@ def batch_axes(interpreter: Any) -> set[str]:
 # ---------------------------------------------------------------- inside the body of another
 
 
-@contextmanager
-def _enter_mapping(scope: Scope, function: str, where: dict) -> Iterator[None]:
-    """Let the running body be that of `function`, which maps over further axes."""
-    bottom = scope.bottom
-    before = bottom.mapped, scope.function or function, scope.explicit
-    bottom.mapped, scope.function = where["mapped"], function
-    scope.explicit = not where["auto_pbroadcast"]
-    try:
-        yield
-    finally:
-        bottom.mapped, scope.function, scope.explicit = before
+class _mapping:
+    """`with _mapping(scope, function, where, yes):` make the running body that of `function`, with further axes.
+
+    In an explicit scope, also turn checks on or off, as `checking` does.
+    """
+
+    __slots__ = ("scope", "bottom", "function", "where", "checks", "before")
+
+    def __init__(self, scope: Scope, function: str, where: _Place, yes: bool):
+        self.scope = scope
+        self.bottom = scope.bottom
+        self.function = function
+        self.where = where
+        self.checks = yes and not where.auto_pbroadcast
+
+    def __enter__(self) -> None:
+        scope = self.scope
+        self.before = self.bottom.mapped, scope.function or self.function, scope.explicit, scope.checks
+        self.bottom.mapped, scope.function = self.where.mapped, self.function
+        scope.explicit, scope.checks = not self.where.auto_pbroadcast, self.checks
+
+    def __exit__(self, *exc) -> None:
+        scope = self.scope
+        self.bottom.mapped, scope.function, scope.explicit, scope.checks = self.before
 
 
 def _split_by_spec(x: Value, spec: PartitionSpec) -> Value:
@@ -429,13 +475,13 @@ def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
     return outer
 
 
-def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
+def _check_axes(paths: Sequence[tuple[str, Any]], where: _Place) -> None:
     """Raise ValueError for a spec with an axis that this shard_map does not map over."""
     for path, spec in paths:
-        check_spec(spec, where["mesh"].shape, path)
-        over = ", ".join(map(repr, where["axes"]))
-        for a in sorted(spec.states.axes.union(spec.summed).difference(where["axes"])):
-            inside = a in where["mapped"]
+        check_spec(spec, where.mesh.shape, path)
+        over = ", ".join(map(repr, where.axes))
+        for a in sorted(spec.states.axes.union(spec.summed).difference(where.axes)):
+            inside = a in where.mapped
             raise ValueError(
                 f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {{{over}}}: "
                 + (
@@ -452,8 +498,6 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
 
 def _after_sum(x: Value, spec: PartitionSpec) -> Value:
     """Take the sum, over the axes in `sum=`, of a result outside the body."""
-    if not spec.summed:
-        return x
     sharding = typeof(x).sharding
     left = sharding.spec.with_states(sharding.spec.unreduced.difference(spec.summed), sharding.spec.reduced)
     return sharding._replace(spec=left).reshard(x)
@@ -469,7 +513,6 @@ def _check_result(
     Booleans that are summed are counted, as integers. Raises VarianceError if the result is not invariant along one of
     `axes` that `spec` does not name; in an explicit scope also if it lacks a cast.
     """
-    x = enter(x)
     if (spec.summed or spec.unreduced) and x.dtype == bool:
         x = convert(x, int)
     t = typeof(x)

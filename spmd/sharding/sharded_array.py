@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy
 
-from collectives.backends.base import describe_rank
+from collectives.backends.base import Axes, describe_rank
 from collectives.backends.simulated import Simulated, join_blocks
 from minidiff.core.interpreter import EVALUATE
 from minidiff.core.states import AxisStates
@@ -109,28 +110,33 @@ class ShardedArray(Tracer):
     (ShardedArray([0., 2., 4., 6.], P('i')), 6.0, array([0., 1., 2., 3.]))
     """
 
-    __slots__ = ("mesh", "spec", "data", "type")
+    __slots__ = ("mesh", "spec", "data", "type", "held")
     interpreter = EVALUATE
     type: ShapedArray
 
-    def __init__(self, mesh: Mesh, spec: PartitionSpec, block: ShapedArray, data: Any, t: ShapedArray | None = None):
+    def __init__(
+        self,
+        mesh: Mesh,
+        spec: PartitionSpec,
+        block: ShapedArray,
+        data: Any,
+        t: ShapedArray | None = None,
+        held: Axes | None = None,
+    ):
         self.mesh = mesh
         self.spec = spec
         self.data = read_only_view(data)  # as the backend holds it, varying along `held`
         self.type = t or with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
+        self.held = mesh.ranks.sort_axes(spec.held) if held is None else held
 
     @classmethod
-    def of_type(cls, t: ShapedArray, data: Any) -> ShardedArray:
+    def of_type(cls, t: ShapedArray, data: Any, held: Axes | None = None) -> ShardedArray:
         """The array of a type, which says how it is sharded, with these blocks."""
-        return cls(t.sharding.mesh, t.sharding.spec, t, data, t)
+        return cls(t.sharding.mesh, t.sharding.spec, t, data, t, held)
 
     @hide_own_frames
     def __getattr__(self, name: str) -> Any:
         raise missing_attribute_error("ShardedArray", name)
-
-    @property
-    def held(self) -> tuple[str, ...]:
-        return self.mesh.ranks.sort_axes(self.spec.held)
 
     @property
     def local(self) -> Any:
@@ -199,6 +205,24 @@ class ShardedArray(Tracer):
 
     def __str__(self) -> str:
         return str(self.gather()) if self.mesh.ranks.is_here(self.held) else repr(self)
+
+
+@functools.lru_cache(maxsize=4096)
+def array_maker(
+    mesh: Mesh, spec: PartitionSpec, held: Axes, block: tuple[int, ...], dtype: numpy.dtype
+) -> Callable[[Any], Value]:
+    """What makes an array, plain or sharded, of this process's data: blocks of this shape that vary along `held`."""
+    wanted = mesh.ranks.sort_axes(spec.held)
+    make: Callable[[Any], Value] = _plain_array
+    if not spec.is_trivial:
+        t = with_sharding(global_type(ShapedArray(block, dtype), spec, mesh.shape), mesh, spec)
+        make = lambda x: ShardedArray.of_type(t, x, wanted)  # noqa: E731
+    return make if held == wanted else lambda x: make(mesh.ranks.reshard_data(x, held, wanted))
+
+
+def _plain_array(x: Any) -> Value:
+    """A plain result: a NumPy scalar, whichever backend ran, or an array that may be written into."""
+    return x[()] if x.ndim == 0 else x if x.flags.writeable else x.copy()
 
 
 #: Functions that use only the type of their first argument; their result gets its sharding.
