@@ -40,7 +40,7 @@ class PartitionSpec:
 
     __slots__ = (
         *("entries", "unreduced", "reduced", "summed", "path"),
-        *("axes", "held", "is_trivial", "key", "_known_states"),
+        *("axes", "held", "is_trivial", "key", "_hash", "_known_states"),
     )
 
     @hide_own_frames
@@ -69,6 +69,7 @@ class PartitionSpec:
         self.held: frozenset[str] = self.axes | self.unreduced
         self.is_trivial = not (self.held or self.reduced)  # that of a plain array, which is the same on all ranks
         self.key = tuple(own), self.unreduced, self.reduced, frozenset(self.summed)  # that of all equal specs
+        self._hash = hash(self.key)
         self._known_states: AxisStates | None = None
 
     @property
@@ -141,7 +142,7 @@ class PartitionSpec:
         return self is other or (isinstance(other, PartitionSpec) and self.key == other.key)
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        return self._hash
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

@@ -216,7 +216,7 @@ def array_maker(
     make: Callable[[Any], Value] = _plain_array
     if not spec.is_trivial:
         t = with_sharding(global_type(ShapedArray(block, dtype), spec, mesh.shape), mesh, spec)
-        make = lambda x: ShardedArray.of_type(t, x, wanted)  # noqa: E731
+        make = lambda x: ShardedArray(mesh, spec, t, x, t, wanted)  # noqa: E731
     return make if held == wanted else lambda x: make(mesh.ranks.reshard_data(x, held, wanted))
 
 
