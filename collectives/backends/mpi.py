@@ -39,7 +39,7 @@ from collectives.backends.base import (
 from collectives.backends.persistent import PersistentRequests
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
-from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
+from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noting, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.types import ShapedArray
 from minidiff.values.dtypes import accumulator_dtype, is_bfloat16, is_real_float
@@ -223,7 +223,10 @@ class MPIRanks(OneRank):
         several: bool,
         in_place: bool = False,
     ) -> Run:
-        types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
+        types = [ShapedArray(x.shape, x.dtype.newbyteorder("=")) for x, _ in operands]
+        if not all(x.dtype.isnative for x, _ in operands):
+            run = self.prepare(name, [(x, ()) for x in types], communicates, params, several, in_place)
+            return lambda *xs: run(*map(_sendable, xs))
         if several and not communicates:
             each = [self._decide(name, x, params) for x in types]
             return lambda *xs: [run(x) for run, x in zip(each, xs)]
@@ -231,19 +234,7 @@ class MPIRanks(OneRank):
             run = (self._decide_sums if several else self._sum_in_place)(types, **params)
         else:
             run = self._decide(name, types[0], params)
-        if not communicates:
-            return run if run is _operand else lambda x: run(_sendable(x))
-        announce, array = self._announcing(name, types, params), numpy.ndarray
-
-        def call(x):
-            announce()
-            return run(x if type(x) is array and x.flags.num & _SENDABLE == _SENDABLE else _sendable(x))
-
-        def call_several(*xs):
-            announce()
-            return run(*map(_sendable, xs))
-
-        return call_several if several else call
+        return self._noting(run, name, types, params) if communicates else run
 
     def _decide(self, name: str, x: ShapedArray, params: dict) -> Run:
         """What runs a collective on blocks of this type, by the method of its name."""
@@ -255,26 +246,24 @@ class MPIRanks(OneRank):
         others = {k: v for k, v in params.items() if k != "groups"}
         return ranks._decide(name, x, {**others, "axes": (GROUP,), "size": ranks.size((GROUP,))})
 
-    def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
-        """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
-        return noter(self.along(params["axes"]), name, params, types, self.tallies[name])
+    def _noting(self, run: Callable, name: str, types: Sequence[ShapedArray], params: dict) -> Callable:
+        """`run`, with each call counted and noted, so that ranks can compare what they call."""
+        return noting(run, self.along(params["axes"]), name, params, types, self.tallies[name])
 
     # ------------------------------------------------ started now, waited for later
 
     def prepare_start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Callable[..., Started]:
         types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
         comm, begin = getattr(self, f"_start_{name}")(types, **params)
-        announce, under_way = self._announcing(name, types, params), self._started
+        under_way = self._started
 
         def start(*xs):
-            xs = [*map(_sendable, xs)]
-            announce()
-            started = Started(comm, xs)
+            started = Started(comm, [*map(_sendable, xs)])
             under_way.append(started)  # first: `finish` must know of it even if Ctrl-C comes next
             begin(started)
             return started
 
-        return start
+        return self._noting(start, name, types, params)
 
     def _start_psum(self, types: Sequence[ShapedArray], **params: Any) -> tuple[Any, Callable[[Started], None]]:
         comm, packing = self._communicator(**params), Packing(types)
@@ -343,7 +332,7 @@ class MPIRanks(OneRank):
 
         def run(x):
             out = numpy.empty(wide.shape, wide.dtype)
-            comm.Allreduce(x, out, op)
+            comm.Allreduce(_sendable(x), out, op)
             return out
 
         return _as_reducible(_short_reduction(comm, wide, ufunc) or run, x.dtype)
@@ -385,7 +374,7 @@ class MPIRanks(OneRank):
 
         def run(x):
             blocks = numpy.empty(shape, x.dtype)
-            comm.Allgather(_bytes(x), _bytes(blocks))
+            comm.Allgather(_bytes(_sendable(x)), _bytes(blocks))
             return join(blocks)
 
         return run
@@ -449,8 +438,7 @@ class MPIRanks(OneRank):
         comm, at_root = self.along(axes), self.index(axes) == root
 
         def run(x):
-            if not at_root:
-                x = numpy.empty_like(x)
+            x = _sendable(x) if at_root else numpy.empty(x.shape, x.dtype)
             out = x if x.flags.writeable else x.copy()  # mpi4py wants a writable buffer, also on the root
             comm.Bcast(_bytes(out), root)
             return out
@@ -466,8 +454,8 @@ class MPIRanks(OneRank):
         comm, at_root = self.along(axes), self.index(axes) == root
 
         def run(x):
-            out = numpy.zeros_like(x)
-            comm.Reduce(x, out if at_root else None, _mpi.SUM, root)
+            out = numpy.zeros(x.shape, x.dtype)
+            comm.Reduce(_sendable(x), out if at_root else None, _mpi.SUM, root)
             return out
 
         return _as_reducible(run, x.dtype)
@@ -477,7 +465,7 @@ class MPIRanks(OneRank):
 
         def run(x):
             blocks = numpy.zeros(shape, x.dtype)
-            comm.Gather(_bytes(x), _bytes(blocks) if at_root else None, root)
+            comm.Gather(_bytes(_sendable(x)), _bytes(blocks) if at_root else None, root)
             return unsplit_dimension(blocks, axis, tiled)
 
         return run
@@ -498,8 +486,8 @@ class MPIRanks(OneRank):
         scan, first = (comm.Exscan, comm.Get_rank() == 0) if exclusive else (comm.Scan, False)
 
         def run(x):
-            out = numpy.zeros_like(x)
-            scan(x, out, _mpi.SUM)
+            out = numpy.zeros(x.shape, x.dtype)
+            scan(_sendable(x), out, _mpi.SUM)
             if first:
                 out[...] = 0  # MPI leaves it undefined
             return out
@@ -523,7 +511,7 @@ class MPIRanks(OneRank):
 
         def run(x):
             out = route.result(x)
-            comm.wait_for(route.messages(x, out))
+            comm.wait_for(route.messages(_sendable(x), out))
             return out
 
         return run
@@ -532,7 +520,7 @@ class MPIRanks(OneRank):
         comm, begin = self._start_ppermute([x], axes, size, perm, again=False)
 
         def run(x):
-            started = Started(comm, [x])
+            started = Started(comm, [_sendable(x)])
             self._started.append(started)
             begin(started)
             return started.results()[0]  # into which MPI writes: `_ppermute_wait` knows it by its identity
@@ -662,6 +650,7 @@ def _sum_within(comm: Any, t: ShapedArray) -> Run:
     """What sums arrays of this type over ranks, and may write into them."""
 
     def run(x):
+        x = _sendable(x)
         comm.Allreduce(_mpi.IN_PLACE, x, _mpi.SUM)
         return x
 

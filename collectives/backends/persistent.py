@@ -37,9 +37,7 @@ class PersistentRequests:
 
     in_use = False
 
-    def __init__(
-        self, given: numpy.ndarray, out: numpy.ndarray, requests: list, rows: Sequence[numpy.ndarray] = ()
-    ):
+    def __init__(self, given: numpy.ndarray, out: numpy.ndarray, requests: list, rows: Sequence[numpy.ndarray] = ()):
         self.given = given
         self.out = out
         self.requests = requests
@@ -178,7 +176,7 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
         wait(messages, x)
         messages.in_use = False
         one, two = (messages.out, messages.given) if is_upper else (messages.given, messages.out)
-        return combine(one, two) if shape else combine(one, two, empty(shape, dtype))  # not a NumPy scalar
+        return combine(one, two) if shape else combine(one, two, out=empty(shape, dtype))  # not a NumPy scalar
 
     return run
 

@@ -201,26 +201,31 @@ class MismatchCheck:
         self.wait(requests, here)
 
 
-def noter(comm: Any, name: str, params: Mapping[str, Any], values: Iterable[Any], tally: Any) -> Callable[[], None]:
-    """A function that notes such a call on a communicator, and counts it, again and again.
+def noting(
+    run: Callable, comm: Any, name: str, params: Mapping[str, Any], values: Iterable[Any], tally: Any
+) -> Callable:
+    """`run`, which makes such a call on a communicator; each call is counted and noted before it is made.
 
     Its kind is looked up once, until the communicator's check forgets its own.
     """
     types = [ShapedArray(x.shape, x.dtype) for x in values]
-    count, nbytes = tally.add, sum(x.nbytes for x in types)
+    nbytes = sum(x.nbytes for x in types)
     kind: Any = None
     kinds: Any = None  # of the check, when the kind was looked up
 
-    def note() -> None:
+    def noted(*args):
         nonlocal kind, kinds
-        count(nbytes)
+        tally.calls += 1
+        tally.bytes += nbytes
         check = comm.mismatch_check
         if check.kinds is kinds:
-            return check.repeat(kind)
-        check.note(name, params, *types)
-        kind, kinds = check.latest, check.kinds
+            check.repeat(kind)
+        else:
+            check.note(name, params, *types)
+            kind, kinds = check.latest, check.kinds
+        return run(*args)
 
-    return note
+    return noted
 
 
 def calls_agree(made: Iterable[Sequence[str]]) -> bool:
