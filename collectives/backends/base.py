@@ -28,6 +28,7 @@ GROUP = "the ranks of a group"  # the name of the axis of a group's ranks
 SAME_ON_ALL = frozenset(
     {"psum", "pprod", "pmax", "pmin", "all_gather_invariant", "all_gather_reduced", "broadcast", "reduced"}
 )
+SWAPPED = 2**14  # bytes: from here on, two ranks send each other what they add up
 CASTS = ("pbroadcast", "reduced", "unreduced")  # on a rank of its own, they change types alone
 
 
@@ -39,6 +40,11 @@ def ignore_interrupts() -> None:
     """Ignore Ctrl-C from now on, since this process is ending. It has no effect in threads other than the main one."""
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def are_swapped(x: Any, size: int) -> bool:
+    """Whether an all-reduce over `size` ranks is that of two, which send each other arrays of x's type."""
+    return size == 2 and x.nbytes >= SWAPPED
 
 
 class Tally:
@@ -115,6 +121,10 @@ class Backend(ABC):
     ) -> list[tuple[Any, Axes]]:
         """All-reduce several values of one dtype in one call: results, with axes."""
 
+    def sums_in_place(self, x: Any, size: int) -> bool:
+        """Whether a sum over `size` ranks can write its result into an operand of x's type."""
+        return False
+
     def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         """Whether the data of a collective's result is that of its operand, an array or a type."""
         return False
@@ -190,6 +200,9 @@ class OneRank(Backend):
     """A backend whose data is the block of one rank, at these `coordinates`."""
 
     coordinates: Mapping[str, int]
+
+    def sums_in_place(self, x: Any, size: int) -> bool:
+        return not are_swapped(x, size)
 
     def index(self, axes: Axes) -> int:
         """This rank's index along `axes`, in the given order."""

@@ -23,7 +23,7 @@ import mpi4py
 import numpy
 
 from collectives.axes import Groups, longest_block
-from collectives.backends import persistent
+from collectives.backends import pairs, persistent
 from collectives.backends.base import (
     CASTS,
     GROUP,
@@ -31,6 +31,7 @@ from collectives.backends.base import (
     Backend,
     LauncherError,
     OneRank,
+    are_swapped,
     coordinates_of,
     ignore_interrupts,
     split_dimension,
@@ -335,7 +336,7 @@ class MPIRanks(OneRank):
             comm.Allreduce(_sendable(x), out, op)
             return out
 
-        return _as_reducible(_short_reduction(comm, wide, ufunc) or run, x.dtype)
+        return _as_reducible(_reduction(comm, wide, ufunc) or run, x.dtype)
 
     def _psum(self, x, axes, size):
         return self._all_reduce(x, axes, _mpi.SUM, numpy.add)
@@ -370,7 +371,7 @@ class MPIRanks(OneRank):
         comm, shape = self.along(axes), (size, *x.shape)
         join = _joining(shape, axis, tiled)
         if _is_short(comm, x, to_all=True):
-            return persistent.exchange(comm, "Allgather", x, False, lambda came: join(came.out.copy()))
+            return persistent.exchange(comm, "Allgather", x.shape, x, False, lambda came: join(came.out.copy()))
 
         def run(x):
             blocks = numpy.empty(shape, x.dtype)
@@ -392,8 +393,7 @@ class MPIRanks(OneRank):
             return out
 
         if _is_short(comm, parts, to_all=True):
-            exchange = persistent.exchange(comm, "Reduce_scatter_block", part, True, _sum_rows)
-            run = lambda x: exchange(split(x))  # noqa: E731
+            run = _exchange_parts(comm, "Reduce_scatter_block", x.shape, parts, axis, split, _sum_rows)
         return _as_reducible(run, x.dtype)
 
     def _pscatter(self, x, axes, size, axis, tiled):
@@ -402,7 +402,7 @@ class MPIRanks(OneRank):
 
     def _all_to_all(self, x, axes, size, split_axis, concat_axis, tiled):
         comm, (split, parts) = self.along(axes), _splitting(x, size, split_axis, tiled)
-        part, join = ShapedArray(parts.shape[1:], parts.dtype), _joining(parts.shape, concat_axis, tiled)
+        join = _joining(parts.shape, concat_axis, tiled)
         if _is_short(comm, parts, to_all=True):
             me = comm.Get_rank()
 
@@ -410,8 +410,7 @@ class MPIRanks(OneRank):
                 came.out[me] = came.rows[me]
                 return join(came.out.copy())
 
-            exchange = persistent.exchange(comm, "Alltoall", part, True, finish)
-            return lambda x: exchange(split(x))
+            return _exchange_parts(comm, "Alltoall", x.shape, parts, split_axis, split, finish)
 
         def run(x):
             parts = numpy.ascontiguousarray(split(x))
@@ -617,8 +616,10 @@ def _is_short(comm: Any, t: ShapedArray, to_all: bool = False) -> bool:
     return few and 0 < t.nbytes <= persistent.SHORT and isinstance(comm, Watched)
 
 
-def _short_reduction(comm: Any, t: ShapedArray, ufunc: numpy.ufunc) -> Run | None:
+def _reduction(comm: Any, t: ShapedArray, ufunc: numpy.ufunc) -> Run | None:
     """What combines values of this type over ranks by messages; None if MPI's own all-reduce does."""
+    if isinstance(comm, Watched) and are_swapped(t, comm.Get_size()):
+        return pairs.all_reduce(comm, t, ufunc)
     return persistent.all_reduce(comm, t, ufunc) if _is_short(comm, t) else None
 
 
@@ -626,6 +627,15 @@ def _splitting(x: ShapedArray, size: int, axis: int, tiled: bool) -> tuple[Run, 
     """What does `split_dimension` to arrays of a type, and the type of what it makes."""
     parts = ShapedArray(split_dimension(_of_shape(x.shape), size, axis, tiled).shape, x.dtype)
     return _reshape_to(parts.shape) if axis == 0 else lambda x: split_dimension(x, size, axis, tiled), parts
+
+
+def _exchange_parts(
+    comm: Watched, method: str, shape: tuple[int, ...], parts: ShapedArray, axis: int, split: Run, finish: Callable
+) -> Run:
+    """What sends each rank its part of an array of this shape, which `split` makes `parts` of."""
+    part, in_order = ShapedArray(parts.shape[1:], parts.dtype), axis == 0  # its parts lie one after another
+    exchange = persistent.exchange(comm, method, shape if in_order else parts.shape, part, True, finish)
+    return exchange if in_order else lambda x: exchange(split(x))
 
 
 def _joining(parts: Sequence[int], axis: int, tiled: bool) -> Run:
@@ -654,7 +664,7 @@ def _sum_within(comm: Any, t: ShapedArray) -> Run:
         comm.Allreduce(_mpi.IN_PLACE, x, _mpi.SUM)
         return x
 
-    return _short_reduction(comm, t, numpy.add) or run
+    return (persistent.all_reduce(comm, t, numpy.add) if _is_short(comm, t) else None) or run
 
 
 def _operand(x: numpy.ndarray) -> numpy.ndarray:

@@ -110,12 +110,17 @@ def _buffer(count: int, row: ShapedArray, room: int = ROOM) -> tuple[numpy.ndarr
 
 
 def exchange(
-    comm: Watched, method: str, row: ShapedArray, to_each: bool, finish: Callable[[PersistentRequests], numpy.ndarray]
+    comm: Watched,
+    method: str,
+    shape: tuple[int, ...],
+    row: ShapedArray,
+    to_each: bool,
+    finish: Callable[[PersistentRequests], numpy.ndarray],
 ) -> Run:
     """What sends an array of type `row` to each rank: the operand, or `to_each` its own row of it.
 
-    `finish` makes the result of what came. `out` lacks this rank's row `to_each`; `rows` have it. Both are buffers: it
-    must copy.
+    Operands have this `shape`. `finish` makes the result of what came. `out` lacks this rank's row `to_each`; `rows`
+    have it. Both are buffers: it must copy.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [*range(rank), *range(rank + 1, size)]
@@ -125,13 +130,13 @@ def exchange(
         rows = [out[k, ...] for k in range(size)]
         if to_each:
             sent, given = _buffer(size, row, row.nbytes)
-            rows[rank] = given[rank, ...]
+            rows[rank], given = given[rank, ...], given.reshape(shape)
         else:  # what this rank sends is its row of the result
             sent, given = numpy.broadcast_to(room[rank, : row.nbytes], (size, row.nbytes)), rows[rank]
         coming = [comm.Recv_init(room[k], k, TAG) for k in others]
         return PersistentRequests(given, out, coming + [comm.Send_init(sent[k], k, TAG) for k in others], rows)
 
-    spares = Spares(comm, (method, to_each, row.shape, row.dtype), make)
+    spares = Spares(comm, (method, to_each, shape, row.shape, row.dtype), make)
     wait = comm.watching(method, PersistentRequests.start)
 
     def run(x):

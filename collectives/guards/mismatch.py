@@ -29,8 +29,8 @@ import numpy
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import current_location
 
-OFTEN = 64  # compare after this many small calls
-LARGE = 2**17  # this many bytes count as one more call
+OFTEN = 128  # compare after this many small calls: a comparison takes as long as five of them
+LARGE = 2**16  # this many bytes count as one more call
 ALONE = {"ppermute", "ppermute_start"}  # calls in which a rank does not wait for all others
 MANY = 2**12  # the number of kinds that are remembered; then all ranks forget theirs at the same call
 TAG = 2  # message tag of comparisons

@@ -45,9 +45,9 @@ class Lowered(DecidedOnce):
         return prepare(collective.name, given, collective.sends(own), own, *how)
 
     def writes(self, eqn: Equation) -> bool:
-        ranks, own, dtype = eqn.params["ranks"], eqn.params["params"], typeof(eqn.inputs[0]).dtype
+        ranks, own, x = eqn.params["ranks"], eqn.params["params"], typeof(eqn.inputs[0])
         sums = self.name == "psum" and not self.multiple_results and self.sends(eqn.params) and "groups" not in own
-        return sums and not ranks.at_once and accumulator_dtype(dtype) == dtype
+        return sums and ranks.sums_in_place(x, own["size"]) and accumulator_dtype(x.dtype) == x.dtype
 
     def simulated(self, params: dict) -> Callable[..., Any]:
         """What simulated ranks do with their data: operations, which can be recorded."""

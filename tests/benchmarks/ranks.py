@@ -3,8 +3,9 @@
     mpiexec -n 2 python -m tests.benchmarks.ranks [--rounds N] [--only NAME …] [--json FILE] [--profile N]
 
 Each round times all of a row's programs in turn. A time is that of the slowest rank, and what is shown are medians and
-minima over rounds: ratios within a round say more than times. `--profile` also counts where the Python code of one
-call spends its time, by the parts of the library.
+minima over rounds: ratios within a round say more than times. Every few rounds arrays get another length, so that they
+lie elsewhere: where two lie alone makes a sum of 64 kB up to twice as fast. `--profile` also counts where the Python
+code of one call spends its time, by the parts of the library.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from spmd import P  # noqa: E402
 Runs = dict[str, Callable[[], object]]
 HAND = "mpi4py"
 FEW, MANY = 2, 10  # collectives in a body, to see what a further one costs
+LENGTHS = 5  # of arrays, in a row
+LONGER = np.random.default_rng(0)
 
 
 def mapped(body: Callable, mesh: spmd.Mesh, count: int = 1, out: P = P()) -> Callable:
@@ -43,8 +46,9 @@ def mapped(body: Callable, mesh: spmd.Mesh, count: int = 1, out: P = P()) -> Cal
 
 
 def blocks(mesh: spmd.Mesh, size: int) -> tuple[spmd.ShardedArray, np.ndarray]:
-    """An array whose blocks have `size` bytes, and this rank's block of it."""
-    block = np.linspace(0.5, 1.0, size // 8)
+    """An array whose blocks have `size` bytes, long ones some more, and this rank's block of it."""
+    longer = LONGER.integers(0, 64) * 64 if size >= 2**13 else 0
+    block = np.linspace(0.5, 1.0, (size + longer) // 8)
     return spmd.distribute(np.tile(block, mesh.size), mesh, P("i")), block
 
 
@@ -327,8 +331,12 @@ def main(arguments: list[str] | None = None) -> list[dict]:
     for name, (make, seconds) in ROWS.items():
         if not any(part in name for part in options.only):
             continue
-        runs = make(mesh)
-        for line in lines(name, rounds_of(runs, options.rounds, seconds)):
+        found: dict[str, list[float]] = defaultdict(list)
+        for _ in range(LENGTHS):
+            runs = make(mesh)
+            for kind, times in rounds_of(runs, -(-options.rounds // LENGTHS), seconds).items():
+                found[kind] += times
+        for line in lines(name, found):
             result.append(line)
             numbers = "".join(f"{line[key]:10.1f}" for key in ("minimum", "median", "over"))
             say(f"{line['row']:38}{line['kind']:10}{numbers}{line['ratio']:8.2f}")

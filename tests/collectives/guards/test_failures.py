@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from collectives.backends.base import Tally
 from collectives.guards.deadlock import COMPARISON, PendingCall, State, stuck
-from collectives.guards.mismatch import OFTEN, Kind, MismatchCheck, calls_agree, mismatch_message, noter
+from collectives.guards.mismatch import OFTEN, Kind, MismatchCheck, calls_agree, mismatch_message, noting
 from tests import PATIENCE
 from tests.samples import each
 
@@ -197,9 +197,9 @@ def test_what_notes_a_call_again_does_as_a_call_that_is_looked_up(size):
     x, params = numpy.ones(size), {"axes": ("i",), "size": 2}
     checks = [MismatchCheck(Alone(), [0], wait=None) for _ in range(2)]
     tally = Tally()
-    again = noter(SimpleNamespace(mismatch_check=checks[0]), "psum", params, [x], tally)
+    again = noting(lambda x: x, SimpleNamespace(mismatch_check=checks[0]), "psum", params, [x], tally)
     for k in range(3 * OFTEN):
-        again()
+        assert again(x) is x
         assert (tally.calls, tally.bytes) == (k + 1, (k + 1) * x.nbytes)
         checks[1].note("psum", params, x)
         if k % 50 == 7:
