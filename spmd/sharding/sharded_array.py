@@ -111,6 +111,7 @@ class ShardedArray(Tracer):
     """
 
     interpreter = EVALUATE
+    type: ShapedArray = ShapedArray((), float)  # each has its own
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class ShardedArray(Tracer):
         self.mesh = mesh
         self.spec = spec
         self.data = read_only_view(data)  # as the backend holds it, varying along `held`
-        self._type = t or with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
+        self.type = t or with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
         self.held = mesh.ranks.sort_axes(spec.held) if held is None else held
 
     @classmethod
@@ -135,10 +136,6 @@ class ShardedArray(Tracer):
     @hide_own_frames
     def __getattr__(self, name: str) -> Any:
         raise missing_attribute_error("ShardedArray", name)
-
-    @property
-    def type(self) -> ShapedArray:
-        return self._type
 
     @property
     def local(self) -> Any:
