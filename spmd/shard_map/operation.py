@@ -118,13 +118,13 @@ class ShardMap(HigherOrder, DecidedOnce):
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         compare_call(params)
         interpreter, in_specs = body_interpreter(params), params["in_specs"]
-        blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
+        blocks = list(map(interpreter.enter, args, in_specs))
         if checks_values():
             interpreter.compare_unmapped(blocks, in_specs)
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
         interpreter.mesh.ranks.finish()  # what was started, and never waited for
-        results = [interpreter.leave(x, spec) for x, spec in zip(outs, out_specs)]
+        results = list(map(interpreter.leave, outs, out_specs))
         return copy_shared_results(results, interpreter.plain)
 
     def decide(self, operands: Sequence[Value], params: dict) -> Callable[..., list[Value]]:
