@@ -176,7 +176,7 @@ def axes_of_entry(entry: Entry) -> tuple[str, ...]:
 
 def part_count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
     """The number of parts of a dimension that is split along these axes."""
-    return math.prod(sizes[a] for a in axes)
+    return math.prod(map(sizes.__getitem__, axes))
 
 
 def is_spec(x: Any) -> bool:

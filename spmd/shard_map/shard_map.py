@@ -243,7 +243,7 @@ class _Mapped:
             results = list(map(_after_sum, results, result_specs)) if self.has_sums else results
         else:
             if scope.bottom.base is EVALUATE:
-                compare_call({"mesh": where.mesh, "call": call})
+                compare_call(where.mesh, call)
             with _mapping(scope, self.name, where, False):  # values are whole along its axes
                 blocks, _ = body(*map(_split_by_spec, values, specs))
                 results = list(map(_join_by_spec, blocks, result_specs))
@@ -258,7 +258,8 @@ class _Mapped:
             mesh, around = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
-        batch = batch_axes(current_interpreter())
+        interpreter = current_interpreter()
+        batch = NONE if interpreter is EVALUATE else batch_axes(interpreter)
         key = scope is None, mesh, around, batch, typed, explicit
         if (place := self.places.get(key)) is None:
             axes = self.axes_of(mesh, around)

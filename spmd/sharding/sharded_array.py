@@ -129,9 +129,9 @@ class ShardedArray(Tracer):
         self.held = mesh.ranks.sort_axes(spec.held) if held is None else held
 
     @classmethod
-    def of_type(cls, t: ShapedArray, data: Any, held: Axes | None = None) -> ShardedArray:
+    def of_type(cls, t: ShapedArray, data: Any) -> ShardedArray:
         """The array of a type, which says how it is sharded, with these blocks."""
-        return cls(t.sharding.mesh, t.sharding.spec, t, data, t, held)
+        return cls(t.sharding.mesh, t.sharding.spec, t, data, t)
 
     @hide_own_frames
     def __getattr__(self, name: str) -> Any:
@@ -215,7 +215,7 @@ def array_maker(
     make: Callable[[Any], Value] = _plain_array
     if not spec.is_trivial:
         t = with_sharding(global_type(ShapedArray(block, dtype), spec, mesh.shape), mesh, spec)
-        make = lambda x: ShardedArray.of_type(t, x, wanted)  # noqa: E731
+        make = lambda x: ShardedArray(mesh, spec, t, x, t, wanted)  # noqa: E731
     return make if held == wanted else lambda x: make(mesh.ranks.reshard_data(x, held, wanted))
 
 
