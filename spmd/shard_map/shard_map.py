@@ -24,7 +24,7 @@ from collectives.axes import size_of
 from collectives.ops import sum_copies
 from minidiff import tree
 from minidiff.compiler.jit import key_of
-from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
+from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, current_scope
 from minidiff.core.ranks import cast_to, ranks
 from minidiff.core.scope import Scope
 from minidiff.core.states import INVARIANT, NONE, REDUCED, UNREDUCED, VARYING, combine_states
@@ -209,24 +209,25 @@ class _Mapped:
                 check_not_summed(spec, path)
 
     def __call__(self, args: tuple) -> Any:
-        scope = current_scope()
+        interpreter = current_interpreter()
+        scope = interpreter.scope
         args = _with_static(self.in_specs, args) if self.has_static else args
         leaves, structure = tree.flatten(args)
         arrays = [x for x in leaves if type(x) is not _Static] if self.has_static else leaves
         values = as_values("shard_map", arrays, lambda: _paths(leaves, structure))
-        weak, where = are_weak(arrays), self.where(scope)
+        weak, where = are_weak(arrays), self.where(interpreter)
         specs, auto, call = self.specs_for(args, leaves, structure, values, where)
         out_structure: Any = None
         result_specs: Specs = ()
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure, result_specs
-            given = restore_weak(weak, blocks)
+            given = list(restore_weak(weak, blocks))
             if self.has_static:
                 rest = iter(given)
                 given = [x.value if type(x) is _Static else next(rest) for x in leaves]
-            running = current_scope()
-            out = self.apply_to_blocks(tree.unflatten(structure, given), where, running)
+            running = current_interpreter().scope
+            out = self.apply_to_blocks(structure.build(given), where, running)
             outs, result_specs, out_structure = self.checked_results(out, where, running)
             return outs, tuple(map(PartitionSpec.before_sum, result_specs)) if self.has_sums else result_specs
 
@@ -247,10 +248,11 @@ class _Mapped:
             with _mapping(scope, self.name, where, False):  # values are whole along its axes
                 blocks, _ = body(*map(_split_by_spec, values, specs))
                 results = list(map(_join_by_spec, blocks, result_specs))
-        return tree.unflatten(out_structure, results)
+        return out_structure.build(results)
 
-    def where(self, scope: Scope | None) -> _Place:
+    def where(self, interpreter: Interpreter) -> _Place:
         """Where the body runs if it is called now."""
+        scope = interpreter.scope
         typed = self.check_rep and not forgetting.get()
         explicit = typed and (not self.auto_pbroadcast or (scope is not None and scope.explicit))
         mesh, around = self.mesh, ()
@@ -258,7 +260,6 @@ class _Mapped:
             mesh, around = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
-        interpreter = current_interpreter()
         batch = NONE if interpreter is EVALUATE else batch_axes(interpreter)
         key = scope is None, mesh, around, batch, typed, explicit
         if (place := self.places.get(key)) is None:
