@@ -49,10 +49,6 @@ class Tally:
     def __init__(self) -> None:
         self.calls = self.bytes = 0
 
-    def add(self, nbytes: int) -> None:
-        self.calls += 1
-        self.bytes += nbytes
-
 
 class Backend(ABC):
     """The ranks along axes of these `sizes`; collectives are methods `_psum`, `_all_gather`, …"""
@@ -101,7 +97,9 @@ class Backend(ABC):
 
     def count(self, name: str, nbytes: int) -> None:
         """Count a collective that communicates."""
-        self.tallies[name].add(nbytes)
+        tally = self.tallies[name]
+        tally.calls += 1
+        tally.bytes += nbytes
 
     @abstractmethod
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:

@@ -39,7 +39,7 @@ from collectives.backends.base import (
 from collectives.backends.persistent import PersistentRequests
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
-from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
+from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noting, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.types import ShapedArray
 from minidiff.values.dtypes import accumulator_dtype, is_bfloat16, is_real_float
@@ -223,7 +223,10 @@ class MPIRanks(OneRank):
         several: bool,
         in_place: bool = False,
     ) -> Run:
-        types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
+        types = [ShapedArray(x.shape, x.dtype.newbyteorder("=")) for x, _ in operands]
+        if not all(x.dtype.isnative for x, _ in operands):
+            run = self.prepare(name, [(x, ()) for x in types], communicates, params, several, in_place)
+            return lambda *xs: run(*map(_sendable, xs))
         if several and not communicates:
             each = [self._decide(name, x, params) for x in types]
             return lambda *xs: [run(x) for run, x in zip(each, xs)]
@@ -231,19 +234,7 @@ class MPIRanks(OneRank):
             run = (self._decide_sums if several else self._sum_in_place)(types, **params)
         else:
             run = self._decide(name, types[0], params)
-        if not communicates:
-            return run if run is _operand else lambda x: run(_sendable(x))
-        announce, array = self._announcing(name, types, params), numpy.ndarray
-
-        def call(x):
-            announce()
-            return run(x if type(x) is array and x.flags.num & _SENDABLE == _SENDABLE else _sendable(x))
-
-        def call_several(*xs):
-            announce()
-            return run(*map(_sendable, xs))
-
-        return call_several if several else call
+        return self._noting(run, name, types, params) if communicates else run
 
     def _decide(self, name: str, x: ShapedArray, params: dict) -> Run:
         """What runs a collective on blocks of this type, by the method of its name."""
@@ -255,26 +246,24 @@ class MPIRanks(OneRank):
         others = {k: v for k, v in params.items() if k != "groups"}
         return ranks._decide(name, x, {**others, "axes": (GROUP,), "size": ranks.size((GROUP,))})
 
-    def _announcing(self, name: str, types: Sequence[ShapedArray], params: dict) -> Callable[[], None]:
-        """What precedes each call: it is counted, and noted, so that ranks can compare what they call."""
-        return noter(self.along(params["axes"]), name, params, types, self.tallies[name])
+    def _noting(self, run: Callable, name: str, types: Sequence[ShapedArray], params: dict) -> Callable:
+        """`run`, with each call counted and noted, so that ranks can compare what they call."""
+        return noting(run, self.along(params["axes"]), name, params, types, self.tallies[name])
 
     # ------------------------------------------------ started now, waited for later
 
     def prepare_start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Callable[..., Started]:
         types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
         comm, begin = getattr(self, f"_start_{name}")(types, **params)
-        announce, under_way = self._announcing(name, types, params), self._started
+        under_way = self._started
 
         def start(*xs):
-            xs = [*map(_sendable, xs)]
-            announce()
-            started = Started(comm, xs)
+            started = Started(comm, [*map(_sendable, xs)])
             under_way.append(started)  # first: `finish` must know of it even if Ctrl-C comes next
             begin(started)
             return started
 
-        return start
+        return self._noting(start, name, types, params)
 
     def _start_psum(self, types: Sequence[ShapedArray], **params: Any) -> tuple[Any, Callable[[Started], None]]:
         comm, packing = self._communicator(**params), Packing(types)
@@ -292,10 +281,10 @@ class MPIRanks(OneRank):
         """What starts the messages; short ones by the same requests `again`."""
         comm, route = self.along(axes), self._route(axes, perm)
         if again and _is_short(comm, types[0]):
-            unused = persistent.permute(comm, perm, types[0], route.requests)
+            spares = persistent.swap(comm, perm, types[0], route.requests)
 
             def begin(started):
-                messages = unused()
+                messages = spares.unused()
                 started.results = lambda: [messages.take()]
                 started.requests.extend(messages.start(*started.given))
         else:
@@ -343,7 +332,7 @@ class MPIRanks(OneRank):
 
         def run(x):
             out = numpy.empty(wide.shape, wide.dtype)
-            comm.Allreduce(x, out, op)
+            comm.Allreduce(_sendable(x), out, op)
             return out
 
         return _as_reducible(_short_reduction(comm, wide, ufunc) or run, x.dtype)
@@ -379,51 +368,56 @@ class MPIRanks(OneRank):
 
     def _all_gather(self, x, axes, size, axis, tiled):
         comm, shape = self.along(axes), (size, *x.shape)
+        join = _joining(shape, axis, tiled)
         if _is_short(comm, x, to_all=True):
-            finish = lambda blocks: unsplit_dimension(blocks.copy(), axis, tiled)  # noqa: E731
-            return persistent.exchange(comm, "Allgather", x, x, finish)
+            return persistent.exchange(comm, "Allgather", x, False, lambda came: join(came.out.copy()))
 
         def run(x):
             blocks = numpy.empty(shape, x.dtype)
-            comm.Allgather(_bytes(x), _bytes(blocks))
-            return unsplit_dimension(blocks, axis, tiled)
+            comm.Allgather(_bytes(_sendable(x)), _bytes(blocks))
+            return join(blocks)
 
         return run
 
     _all_gather_invariant = _all_gather_reduced = _all_gather
 
     def _psum_scatter(self, x, axes, size, axis, tiled):
-        comm, parts = self.along(axes), _split_type(x, size, axis, tiled, _reducible_dtype(x.dtype))
+        comm, (split, parts) = self.along(axes), _splitting(x, size, axis, tiled)
+        parts = ShapedArray(parts.shape, _reducible_dtype(x.dtype))
         part = ShapedArray(parts.shape[1:], parts.dtype)
 
         def run(x):
-            parts = numpy.ascontiguousarray(split_dimension(x, size, axis, tiled))
             out = numpy.empty(part.shape, part.dtype)
-            comm.Reduce_scatter_block(parts, out, _mpi.SUM)
+            comm.Reduce_scatter_block(numpy.ascontiguousarray(split(x)), out, _mpi.SUM)
             return out
 
         if _is_short(comm, parts, to_all=True):
-            exchange = persistent.exchange(comm, "Reduce_scatter_block", parts, part, _sum_rows)
-            run = lambda x: exchange(split_dimension(x, size, axis, tiled))  # noqa: E731
+            exchange = persistent.exchange(comm, "Reduce_scatter_block", part, True, _sum_rows)
+            run = lambda x: exchange(split(x))  # noqa: E731
         return _as_reducible(run, x.dtype)
 
     def _pscatter(self, x, axes, size, axis, tiled):
-        me = self.index(axes)
-        return lambda x: split_dimension(x, size, axis, tiled)[me]
+        me, (split, _) = self.index(axes), _splitting(x, size, axis, tiled)
+        return lambda x: split(x)[me]
 
     def _all_to_all(self, x, axes, size, split_axis, concat_axis, tiled):
-        comm, parts = self.along(axes), _split_type(x, size, split_axis, tiled, x.dtype)
-        part = ShapedArray(parts.shape[1:], parts.dtype)
+        comm, (split, parts) = self.along(axes), _splitting(x, size, split_axis, tiled)
+        part, join = ShapedArray(parts.shape[1:], parts.dtype), _joining(parts.shape, concat_axis, tiled)
         if _is_short(comm, parts, to_all=True):
-            finish = lambda rows: unsplit_dimension(rows.copy(), concat_axis, tiled)  # noqa: E731
-            exchange = persistent.exchange(comm, "Alltoall", parts, part, finish)
-            return lambda x: exchange(split_dimension(x, size, split_axis, tiled))
+            me = comm.Get_rank()
+
+            def finish(came):
+                came.out[me] = came.rows[me]
+                return join(came.out.copy())
+
+            exchange = persistent.exchange(comm, "Alltoall", part, True, finish)
+            return lambda x: exchange(split(x))
 
         def run(x):
-            parts = numpy.ascontiguousarray(split_dimension(x, size, split_axis, tiled))
+            parts = numpy.ascontiguousarray(split(x))
             out = numpy.empty_like(parts)
             comm.Alltoall(_bytes(parts), _bytes(out))
-            return unsplit_dimension(out, concat_axis, tiled)
+            return join(out)
 
         return run
 
@@ -444,8 +438,7 @@ class MPIRanks(OneRank):
         comm, at_root = self.along(axes), self.index(axes) == root
 
         def run(x):
-            if not at_root:
-                x = numpy.empty_like(x)
+            x = _sendable(x) if at_root else numpy.empty(x.shape, x.dtype)
             out = x if x.flags.writeable else x.copy()  # mpi4py wants a writable buffer, also on the root
             comm.Bcast(_bytes(out), root)
             return out
@@ -461,8 +454,8 @@ class MPIRanks(OneRank):
         comm, at_root = self.along(axes), self.index(axes) == root
 
         def run(x):
-            out = numpy.zeros_like(x)
-            comm.Reduce(x, out if at_root else None, _mpi.SUM, root)
+            out = numpy.zeros(x.shape, x.dtype)
+            comm.Reduce(_sendable(x), out if at_root else None, _mpi.SUM, root)
             return out
 
         return _as_reducible(run, x.dtype)
@@ -472,7 +465,7 @@ class MPIRanks(OneRank):
 
         def run(x):
             blocks = numpy.zeros(shape, x.dtype)
-            comm.Gather(_bytes(x), _bytes(blocks) if at_root else None, root)
+            comm.Gather(_bytes(_sendable(x)), _bytes(blocks) if at_root else None, root)
             return unsplit_dimension(blocks, axis, tiled)
 
         return run
@@ -493,8 +486,8 @@ class MPIRanks(OneRank):
         scan, first = (comm.Exscan, comm.Get_rank() == 0) if exclusive else (comm.Scan, False)
 
         def run(x):
-            out = numpy.zeros_like(x)
-            scan(x, out, _mpi.SUM)
+            out = numpy.zeros(x.shape, x.dtype)
+            scan(_sendable(x), out, _mpi.SUM)
             if first:
                 out[...] = 0  # MPI leaves it undefined
             return out
@@ -504,11 +497,13 @@ class MPIRanks(OneRank):
     def _ppermute(self, x, axes, size, perm):
         comm, route = self.along(axes), self._route(axes, perm)
         if _is_short(comm, x):
-            unused = persistent.permute(comm, perm, x, route.requests)
+            spares = persistent.swap(comm, perm, x, route.requests)
             wait = comm.watching("Waitall", PersistentRequests.start)
 
             def run_short(x):
-                messages = unused()
+                messages = spares.latest
+                if messages.in_use:
+                    messages = spares.unused()
                 wait(messages, x)
                 return messages.take()
 
@@ -516,7 +511,7 @@ class MPIRanks(OneRank):
 
         def run(x):
             out = route.result(x)
-            comm.wait_for(route.messages(x, out))
+            comm.wait_for(route.messages(_sendable(x), out))
             return out
 
         return run
@@ -525,7 +520,7 @@ class MPIRanks(OneRank):
         comm, begin = self._start_ppermute([x], axes, size, perm, again=False)
 
         def run(x):
-            started = Started(comm, [x])
+            started = Started(comm, [_sendable(x)])
             self._started.append(started)
             begin(started)
             return started.results()[0]  # into which MPI writes: `_ppermute_wait` knows it by its identity
@@ -627,24 +622,35 @@ def _short_reduction(comm: Any, t: ShapedArray, ufunc: numpy.ufunc) -> Run | Non
     return persistent.all_reduce(comm, t, ufunc) if _is_short(comm, t) else None
 
 
-def _split_type(x: ShapedArray, size: int, axis: int, tiled: bool, dtype: numpy.dtype) -> ShapedArray:
-    """The type of what `split_dimension` makes of an array, as another dtype."""
-    like = numpy.broadcast_to(numpy.zeros(()), x.shape)
-    return ShapedArray(split_dimension(like, size, axis, tiled).shape, dtype)
+def _splitting(x: ShapedArray, size: int, axis: int, tiled: bool) -> tuple[Run, ShapedArray]:
+    """What does `split_dimension` to arrays of a type, and the type of what it makes."""
+    parts = ShapedArray(split_dimension(_of_shape(x.shape), size, axis, tiled).shape, x.dtype)
+    return _reshape_to(parts.shape) if axis == 0 else lambda x: split_dimension(x, size, axis, tiled), parts
 
 
-def _sum_rows(rows: numpy.ndarray) -> numpy.ndarray:
-    """The sum over a first axis of at least 2; for few entries faster than NumPy's reduction."""
-    out = numpy.add(rows[0], rows[1], out=numpy.empty(rows.shape[1:], rows.dtype))
-    for row in rows[2:]:
-        out += row
-    return out
+def _joining(parts: Sequence[int], axis: int, tiled: bool) -> Run:
+    """What does `unsplit_dimension` to arrays of a shape."""
+    shape = unsplit_dimension(_of_shape(parts), axis, tiled).shape
+    return _reshape_to(shape) if axis == 0 else lambda parts: unsplit_dimension(parts, axis, tiled)
+
+
+def _of_shape(shape: Sequence[int]) -> numpy.ndarray:
+    return numpy.broadcast_to(numpy.zeros(()), shape)
+
+
+def _reshape_to(shape: Sequence[int]) -> Run:
+    return lambda x: x.reshape(shape)
+
+
+def _sum_rows(came: PersistentRequests) -> numpy.ndarray:
+    return numpy.asarray(functools.reduce(numpy.add, came.rows))
 
 
 def _sum_within(comm: Any, t: ShapedArray) -> Run:
     """What sums arrays of this type over ranks, and may write into them."""
 
     def run(x):
+        x = _sendable(x)
         comm.Allreduce(_mpi.IN_PLACE, x, _mpi.SUM)
         return x
 

@@ -9,8 +9,7 @@ messages do, so that the mismatch check can raise an error.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy
 
@@ -32,14 +31,17 @@ Run = Callable[[numpy.ndarray], numpy.ndarray]
 class PersistentRequests:
     """The requests of one kind of call, and the buffers that they read and write: a number of equal messages.
 
-    They are `in_use` until the result is taken; and for good if Ctrl-C interrupted the wait for it.
+    They are `in_use` until the result is taken; and for good if Ctrl-C interrupted the wait for it. `rows` are views of
+    what comes from each rank.
     """
 
-    def __init__(self, given: ShapedArray, out: ShapedArray, nbytes: int, make: Make):
-        sent, self.given = _buffer(given, nbytes, nbytes)
-        room, self.out = _buffer(out, nbytes, max(nbytes, ROOM))
-        self.requests = make(sent, room)
-        self.in_use = self.freed = False
+    in_use = False
+
+    def __init__(self, given: numpy.ndarray, out: numpy.ndarray, requests: list, rows: Sequence[numpy.ndarray] = ()):
+        self.given = given
+        self.out = out
+        self.requests = requests
+        self.rows = rows
 
     def start(self, x: numpy.ndarray) -> list:
         """Send `x`, and return the requests."""
@@ -56,73 +58,89 @@ class PersistentRequests:
 
     def free(self) -> None:
         """Free the requests, as MPI wants before it ends."""
-        self.freed = True
         if self.in_use:
             abandoned.append(self)
         else:
+            self.in_use = True
             for request in self.requests:
                 request.Free()
 
 
-def _buffer(t: ShapedArray, nbytes: int, room: int) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Rows of `room` bytes, and an array of type `t` that consists of the first `nbytes` of each."""
-    rows = numpy.zeros((t.nbytes // nbytes, room), numpy.uint8)
-    return rows, rows[:, :nbytes].view(t.dtype).reshape(t.shape)
+class Spares:
+    """The sets of requests that a communicator keeps for one kind of call: `latest` is the one to use if it is free."""
+
+    def __init__(self, comm: Watched, kind: Hashable, make: Callable[[], PersistentRequests]):
+        self.comm = comm
+        self.kind = kind
+        self.make = make
+        self.latest = _NONE
+
+    def unused(self) -> PersistentRequests:
+        """A set that is not in use, from now on the latest."""
+        known = self.comm.persistent
+        if self.kind not in known and len(known) == MANY:
+            self.comm.free_oldest()
+        made = known.setdefault(self.kind, [])
+        found = next((m for m in made if not m.in_use), None)
+        if found is None:
+            found = self.make()
+            made.append(found)
+        self.latest = found
+        return found
 
 
-def repeatable(
-    comm: Watched, kind: Hashable, given: ShapedArray, out: ShapedArray, nbytes: int, make: Make
-) -> Callable[[], PersistentRequests]:
-    """A function that finds messages of this kind and these types, each of `nbytes`, that are not in use."""
-    key, known = (kind, given.shape, given.dtype, out.shape), comm.persistent
-    mine: Any = None
-
-    def unused() -> PersistentRequests:
-        nonlocal mine
-        if mine is None or mine.in_use or mine.freed:
-            if key not in known and len(known) == MANY:
-                comm.free_oldest()
-            made = known.setdefault(key, [])
-            mine = next((m for m in made if not m.in_use), None)
-            if mine is None:
-                mine = PersistentRequests(given, out, nbytes, make)
-                made.append(mine)
-        return mine
-
-    return unused
+_NONE = PersistentRequests(numpy.zeros(0), numpy.zeros(0), [])
+_NONE.in_use = True
 
 
-def permute(comm: Watched, perm: Hashable, t: ShapedArray, make: Make) -> Callable[[], PersistentRequests]:
-    """A function that finds messages, not in use, that `make` makes for a permutation of arrays of type `t`."""
-    return repeatable(comm, perm, t, t, t.nbytes, make)
+def swap(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -> Spares:
+    """What sends an array of type `t`, and takes one, by the requests that `make` makes for the bytes of both."""
+
+    def make_one():
+        (sent, given), (room, out) = _buffer(1, t, t.nbytes), _buffer(1, t)
+        return PersistentRequests(given.reshape(t.shape), out.reshape(t.shape), make(sent, room))
+
+    return Spares(comm, (kind, t.shape, t.dtype), make_one)
+
+
+def _buffer(count: int, row: ShapedArray, room: int = ROOM) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Rows of bytes, `room` or more of them, and an array of type `row` for each, which consists of the first ones."""
+    rows = numpy.zeros((count, max(row.nbytes, room)), numpy.uint8)
+    return rows, rows[:, : row.nbytes].view(row.dtype).reshape(count, *row.shape)
 
 
 def exchange(
-    comm: Watched, method: str, given: ShapedArray, row: ShapedArray, finish: Callable[[numpy.ndarray], numpy.ndarray]
+    comm: Watched, method: str, row: ShapedArray, to_each: bool, finish: Callable[[PersistentRequests], numpy.ndarray]
 ) -> Run:
-    """What sends an array of type `row` to each rank: the operand, or if that has a row for each rank, its row.
+    """What sends an array of type `row` to each rank: the operand, or `to_each` its own row of it.
 
-    `finish` makes the result of the array of all that came, by rank. That is a buffer: it must copy.
+    `finish` makes the result of what came. `out` lacks this rank's row `to_each`; `rows` have it. Both are buffers: it
+    must copy.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [*range(rank), *range(rank + 1, size)]
-    in_rows = given.shape != row.shape
 
-    def make(sent, room):
+    def make():
+        room, out = _buffer(size, row)
+        rows = [out[k, ...] for k in range(size)]
+        if to_each:
+            sent, given = _buffer(size, row, row.nbytes)
+            rows[rank] = given[rank, ...]
+        else:  # what this rank sends is its row of the result
+            sent, given = numpy.broadcast_to(room[rank, : row.nbytes], (size, row.nbytes)), rows[rank]
         coming = [comm.Recv_init(room[k], k, TAG) for k in others]
-        return coming + [comm.Send_init(sent[k if in_rows else 0], k, TAG) for k in others]
+        return PersistentRequests(given, out, coming + [comm.Send_init(sent[k], k, TAG) for k in others], rows)
 
-    out = ShapedArray((size, *row.shape), row.dtype)
-    unused = repeatable(comm, method, given, out, row.nbytes, make)
+    spares = Spares(comm, (method, to_each, row.shape, row.dtype), make)
     wait = comm.watching(method, PersistentRequests.start)
 
     def run(x):
-        messages = unused()
+        messages = spares.latest
+        if messages.in_use:
+            messages = spares.unused()
         wait(messages, x)
-        came, own = messages.out, messages.given
-        came[rank] = own[rank] if in_rows else own
         messages.in_use = False
-        return finish(came)
+        return finish(messages)
 
     return run
 
@@ -137,13 +155,13 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
     bits = [1 << k for k in range(size.bit_length() - 1)]
     if 1 << len(bits) != size:
         return None
-    *earlier, last = [repeatable(comm, ("all_reduce", bit), t, t, t.nbytes, _swap(comm, rank ^ bit)) for bit in bits]
+    *earlier, last = [swap(comm, ("all_reduce", bit), t, _with_partner(comm, rank ^ bit)) for bit in bits]
     uppers = [bool(rank & bit) for bit in bits]
     is_upper, shape, dtype, empty = uppers[-1], t.shape, t.dtype, numpy.empty
 
     def start(messages, x):
-        for unused, is_upper in zip(earlier, uppers):
-            step = unused()
+        for spares, is_upper in zip(earlier, uppers):
+            step = spares.unused() if spares.latest.in_use else spares.latest
             wait_for(step.start(x))
             x = combine(step.out, step.given) if is_upper else combine(step.given, step.out)
             step.in_use = False
@@ -152,14 +170,16 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
     wait = comm.watching("Allreduce", start if earlier else PersistentRequests.start)
 
     def run(x):
-        messages = last()
+        messages = last.latest
+        if messages.in_use:
+            messages = last.unused()
         wait(messages, x)
         messages.in_use = False
-        mine, other, out = messages.given, messages.out, empty(shape, dtype)
-        return combine(other, mine, out=out) if is_upper else combine(mine, other, out=out)
+        one, two = (messages.out, messages.given) if is_upper else (messages.given, messages.out)
+        return combine(one, two) if shape else combine(one, two, out=empty(shape, dtype))  # not a NumPy scalar
 
     return run
 
 
-def _swap(comm: Watched, partner: int) -> Make:
+def _with_partner(comm: Watched, partner: int) -> Make:
     return lambda sent, room: [comm.Recv_init(room, partner, TAG), comm.Send_init(sent, partner, TAG)]

@@ -62,6 +62,7 @@ class Kind(NamedTuple):
     text: str
     place: str
     weight: int  # its size, as a number of small calls
+    digest: bytes = b""  # of the text
 
     def __str__(self) -> str:
         return f"{self.text}; {self.place}" if self.place else self.text
@@ -105,7 +106,8 @@ class MismatchCheck:
             weight = OFTEN if self.each and name not in ALONE else 1 + sum(x.nbytes for x in values) // LARGE
             if len(self.kinds) >= MANY:
                 self.kinds = {}
-            kind = self.kinds[key] = Kind(_text(name, params, values), _place(), weight)
+            text = _text(name, params, values)
+            kind = self.kinds[key] = Kind(text, _place(), weight, _hash(text.encode()))
             self._due = OFTEN
         self.repeat(kind)
 
@@ -160,7 +162,7 @@ class MismatchCheck:
     def _compare(self) -> None:
         calls = {}
         with self.whole():
-            low, high = self._extremes(_digest(kind.text for kind in self.since))
+            low, high = self._extremes(_number(b"".join([kind.digest for kind in self.since])))
             if low != high:
                 *before, last = self.since  # at most OFTEN
                 said = self._texts("\n".join([*map(str, before), str(last._replace(place=_place()))]))
@@ -199,26 +201,31 @@ class MismatchCheck:
         self.wait(requests, here)
 
 
-def noter(comm: Any, name: str, params: Mapping[str, Any], values: Iterable[Any], tally: Any) -> Callable[[], None]:
-    """A function that notes such a call on a communicator, and counts it, again and again.
+def noting(
+    run: Callable, comm: Any, name: str, params: Mapping[str, Any], values: Iterable[Any], tally: Any
+) -> Callable:
+    """`run`, which makes such a call on a communicator; each call is counted and noted before it is made.
 
     Its kind is looked up once, until the communicator's check forgets its own.
     """
     types = [ShapedArray(x.shape, x.dtype) for x in values]
-    count, nbytes = tally.add, sum(x.nbytes for x in types)
+    nbytes = sum(x.nbytes for x in types)
     kind: Any = None
     kinds: Any = None  # of the check, when the kind was looked up
 
-    def note() -> None:
+    def noted(*args):
         nonlocal kind, kinds
-        count(nbytes)
+        tally.calls += 1
+        tally.bytes += nbytes
         check = comm.mismatch_check
         if check.kinds is kinds:
-            return check.repeat(kind)
-        check.note(name, params, *types)
-        kind, kinds = check.latest, check.kinds
+            check.repeat(kind)
+        else:
+            check.note(name, params, *types)
+            kind, kinds = check.latest, check.kinds
+        return run(*args)
 
-    return note
+    return noted
 
 
 def calls_agree(made: Iterable[Sequence[str]]) -> bool:
@@ -315,4 +322,12 @@ def _place() -> str:
 
 def _digest(texts: Iterable[str]) -> int:
     """A hash of these texts, the same on all ranks."""
-    return int.from_bytes(hashlib.blake2b("\n".join(texts).encode(), digest_size=7).digest(), "big")
+    return _number("\n".join(texts).encode())
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(_hash(data), "big")
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=7).digest()

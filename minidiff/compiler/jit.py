@@ -140,9 +140,11 @@ def _key_of_type(t: ShapedArray) -> tuple:
 
 def _fast_key(args: tuple) -> tuple:
     """What of the arguments decides which program the fast path takes."""
-    return tuple(
-        [(x.shape, x.dtype) if type(x) is numpy.ndarray else _KEYS.get(type(x)) or _key_outside(x) for x in args]
-    )
+    key: list = []
+    for x in args:  # a loop is faster than a comprehension, before Python 3.12
+        kind = type(x)
+        key.append((x.shape, x.dtype) if kind is numpy.ndarray else _KEYS.get(kind) or _key_outside(x))
+    return tuple(key)
 
 
 _KEYS = {t: t for t in _SCALARS}

@@ -141,7 +141,7 @@ class PartitionSpec:
         return self is other or (isinstance(other, PartitionSpec) and self.key == other.key)
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        return hash(self.key)  # kept, it would be wrong in a process that unpickles it: hashes of strings are random
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

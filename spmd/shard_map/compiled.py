@@ -38,38 +38,71 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
     if found is None:
         return lambda *args, body: otherwise(args)
     source, places = found
-    finish, program = mesh.ranks.finish, source.results
-    written = source.overwritten
-    entries = [
-        _entry(isinstance(x, ShardedArray), mesh, spec, k in written) for k, (x, spec) in enumerate(zip(args, in_specs))
-    ]
+    sharded, written = [isinstance(x, ShardedArray) for x in args], source.overwritten
+    enters = [_entry(yes, mesh, spec, k in written) for k, (yes, spec) in enumerate(zip(sharded, in_specs))]
     leaving = zip(body.out_types, params["out_specs"], places)
-    exits = [array_maker(mesh, spec, held, t.shape, t.dtype) for t, spec, (held, _) in leaving]
+    leaves = [array_maker(mesh, spec, held, t.shape, t.dtype) for t, spec, (held, _) in leaving]
+    names = {
+        **{"current_interpreter": current_interpreter, "EVALUATE": EVALUATE, "checks_values": checks_values},
+        **{"ShardedArray": ShardedArray, "mesh": mesh, "separate": _separate, "otherwise": otherwise},
+        **{"program": source.results, "finish": mesh.ranks.finish},
+        **{f"key{k}": spec.key for k, spec in enumerate(in_specs)},
+        **{f"enter{k}": enter for k, enter in enumerate(enters)},
+        **{f"leave{k}": leave for k, leave in enumerate(leaves)},
+    }
+    plain = [k for k, yes in enumerate(sharded) if not yes and k not in written]
+    text = _source_of_call(sharded, [enter is not None for enter in enters], plain, len(leaves))
+    exec(compile(text, "<shard_map, compiled by minidiff>", "exec"), names)
+    return names["call"]
 
-    #: Whether the result can share memory with sharded arguments alone, whose blocks are read-only.
-    alone = len(exits) == 1 and all(isinstance(x, ShardedArray) for x in args)
 
-    def run(*args, body):
-        if current_interpreter() is not EVALUATE or checks_values():
-            return otherwise(args)
-        blocks = []
-        for enter, x in zip(entries, args):
-            block = enter(x)
-            if block is None:
-                return otherwise(args)
-            blocks.append(block)
+def _source_of_call(sharded: Sequence[bool], enters: Sequence[bool], plain: Sequence[int], results: int) -> str:
+    """The source of a function that runs the program: a loop over arguments and results would take longer than it.
+
+    `enters` says which arguments a function takes the data out of; `plain` arguments may share memory with results.
+
+    >>> print(_source_of_call([True, False], [False, True], [1], 1))
+    def call(a0, a1, *, body):
+        if (
+            current_interpreter() is not EVALUATE
+            or checks_values()
+            or type(a0) is not ShardedArray or a0.mesh is not mesh or a0.spec.key != key0
+            or isinstance(a1, ShardedArray)
+        ):
+            return otherwise([a0, a1])
         try:
-            outs = program(*blocks)
+            [r0] = program(a0.data, enter1(a1))
         except BaseException:
             finish()
             raise
-        results = [leave(x) for leave, x in zip(exits, outs)]
-        if alone:
-            return results
-        kept = [x for k, x in enumerate(args) if type(x) is numpy.ndarray and k not in written]
-        return copy_shared_results(results, {id(owner_of(x)) for x in kept})
-
-    return run
+        return separate([leave0(r0)], [a1])
+    """
+    args, outs = [f"a{k}" for k in range(len(sharded))], [f"r{k}" for k in range(results)]
+    others = [
+        f"type({a}) is not ShardedArray or {a}.mesh is not mesh or {a}.spec.key != key{k}"
+        if sharded[k]
+        else f"isinstance({a}, ShardedArray)"
+        for k, a in enumerate(args)
+    ]
+    blocks = [f"enter{k}({a})" if enters[k] else f"{a}.data" for k, a in enumerate(args)]
+    made = f"[{', '.join([f'leave{k}({r})' for k, r in enumerate(outs)])}]"
+    if plain or results > 1:
+        made = f"separate({made}, [{', '.join([args[k] for k in plain])}])"
+    lines = [
+        f"def call({', '.join([*args, '*'])}, body):",
+        "    if (",
+        "        current_interpreter() is not EVALUATE",
+        *[f"        or {other}" for other in ["checks_values()", *others]],
+        "    ):",
+        f"        return otherwise([{', '.join(args)}])",
+        "    try:",
+        f"        [{', '.join(outs)}] = program({', '.join(blocks)})",
+        "    except BaseException:",
+        "        finish()",
+        "        raise",
+        f"    return {made}",
+    ]
+    return "\n".join(lines)
 
 
 def blocks_given_up(sharded: Sequence[bool], params: dict) -> tuple[bool, ...]:
@@ -83,30 +116,19 @@ def _array(x: Any) -> Value:
     return x if hasattr(x, "dtype") else numpy.asarray(x)[()]
 
 
-def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec, written: bool) -> Callable[[Value], Any]:
-    """What takes this process's data out of an argument, to be `written` into if it was given up.
+def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec, written: bool) -> Callable[[Value], Any] | None:
+    """What takes this process's data out of an argument, to be `written` into if it was given up; None: it is that."""
+    if sharded:
+        return (lambda x: writable_view(x.data)) if written else None
+    if spec.is_trivial:
+        return _array
+    place = mesh.ranks.place
+    return lambda x: place(x := _array(x), spec.dims(x.ndim))[0]
 
-    None if the argument is not as the first one was.
-    """
-    whole, place, latest = spec.is_trivial, mesh.ranks.place, spec
 
-    def enter_data(x):
-        nonlocal latest
-        if type(x) is not ShardedArray or x.mesh is not mesh:
-            return None
-        if x.spec is not latest:
-            if x.spec != spec:
-                return None
-            latest = x.spec  # a comparison of the same object is faster
-        return writable_view(x.data) if written else x.data
-
-    def enter(x):
-        if isinstance(x, ShardedArray):
-            return None
-        x = _array(x)
-        return x if whole else place(x, spec.dims(x.ndim))[0]
-
-    return enter_data if sharded else enter
+def _separate(results: list[Value], plain: Sequence[Any]) -> list[Value]:
+    """The results, where they share memory with each other or with these arguments as copies."""
+    return copy_shared_results(results, {id(owner_of(x)) for x in plain if type(x) is numpy.ndarray})
 
 
 def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:

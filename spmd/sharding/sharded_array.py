@@ -110,8 +110,9 @@ class ShardedArray(Tracer):
     (ShardedArray([0., 2., 4., 6.], P('i')), 6.0, array([0., 1., 2., 3.]))
     """
 
+    __slots__ = ("mesh", "spec", "data", "type", "held")
     interpreter = EVALUATE
-    type: ShapedArray = ShapedArray((), float)  # each has its own
+    type: ShapedArray
 
     def __init__(
         self,

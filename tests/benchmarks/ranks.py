@@ -29,7 +29,7 @@ from mpi4py import MPI  # noqa: E402
 import minidiff as md  # noqa: E402
 import minidiff.numpy as mnp  # noqa: E402
 import spmd  # noqa: E402
-from collectives import pmean, ppermute, psum  # noqa: E402
+from collectives import all_gather, all_to_all, pmean, ppermute, psum, psum_scatter  # noqa: E402
 from minidiff.compiler.clock import Clock  # noqa: E402
 from spmd import P  # noqa: E402
 
@@ -58,28 +58,57 @@ def one_sum(mesh: spmd.Mesh) -> Runs:
     return {HAND: lambda: MPI.COMM_WORLD.Allreduce(block, out), "compiled": lambda: compiled(x), "eager": lambda: f(x)}
 
 
-def sums(mesh: spmd.Mesh, size: int) -> Runs:
-    """A few dependent sums, and many."""
+def chains(mesh: spmd.Mesh, size: int, ours: Callable, by_hand: Callable, out: P) -> Runs:
+    """A few dependent calls, and many: `ours(x, block)` makes the next x of the last one, and `by_hand` does."""
     x, block = blocks(mesh, size)
     runs: Runs = {}
+
+    def chained(step, x, n):
+        last = x
+        for _ in range(n):
+            last = step(last, x)
+        return last
+
     for n in (FEW, MANY):
-
-        def body(x, n=n):
-            total = x
-            for _ in range(n):
-                total = psum(total * x, "i")
-            return total
-
-        def by_hand(n=n):
-            total = block
-            for _ in range(n):
-                product, total = total * block, np.empty_like(block)
-                MPI.COMM_WORLD.Allreduce(product, total)
-
-        f = mapped(body, mesh)
+        f = mapped(lambda x, n=n: chained(ours, x, n), mesh, out=out)
         compiled = md.jit(f)
-        runs |= {f"{HAND}, {n}": by_hand, f"compiled, {n}": lambda f=compiled: f(x), f"eager, {n}": lambda f=f: f(x)}
+        runs |= {
+            f"{HAND}, {n}": lambda n=n: chained(by_hand, block, n),
+            f"compiled, {n}": lambda f=compiled: f(x),
+            f"eager, {n}": lambda f=f: f(x),
+        }
     return runs
+
+
+def sums(mesh: spmd.Mesh, size: int) -> Runs:
+    def by_hand(last, block):
+        product, total = last * block, np.empty_like(block)
+        MPI.COMM_WORLD.Allreduce(product, total)
+        return total
+
+    return chains(mesh, size, lambda last, x: psum(last * x, "i"), by_hand, P())
+
+
+def exchanges(mesh: spmd.Mesh, size: int) -> Runs:
+    def by_hand(last, block):
+        out = np.empty_like(block)
+        MPI.COMM_WORLD.Alltoall(last, out)
+        return out
+
+    return chains(mesh, size, lambda last, x: all_to_all(last, "i", 0, 0, tiled=True), by_hand, P("i"))
+
+
+def gathers(mesh: spmd.Mesh, size: int) -> Runs:
+    """Each step gathers blocks, then sums and scatters them: two collectives."""
+
+    def by_hand(last, block):
+        whole, out = np.empty((mesh.size, *last.shape)), np.empty_like(block)
+        MPI.COMM_WORLD.Allgather(last, whole)
+        MPI.COMM_WORLD.Reduce_scatter_block(whole, out)
+        return out
+
+    step = lambda last, x: psum_scatter(all_gather(last, "i", tiled=True), "i", tiled=True)  # noqa: E731
+    return chains(mesh, size, step, by_hand, P("i"))
 
 
 def shift(mesh: spmd.Mesh) -> Runs:
@@ -187,6 +216,8 @@ ROWS: dict[str, tuple[Callable[[spmd.Mesh], Runs], float]] = {  # with the secon
     "psums of 64 kB": (lambda mesh: sums(mesh, 2**16), 0.03),
     "psums of 512 kB": (lambda mesh: sums(mesh, 2**19), 0.06),
     "one ppermute of 512 B": (shift, 0.01),
+    "all-to-alls of 512 B": (lambda mesh: exchanges(mesh, 512), 0.01),
+    "gathers and scatters of 512 B": (lambda mesh: gathers(mesh, 512), 0.01),
     "data-parallel step": (data_parallel, 0.1),
     "timeline, products of 32": (lambda mesh: clocked(mesh, 32), 0.03),
     "timeline, products of 128": (lambda mesh: clocked(mesh, 128), 0.1),
