@@ -80,7 +80,8 @@ class PartitionSpec:
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
         """For each of `ndim` dimensions, the axes it is split along."""
-        return (*map(axes_of_entry, self.entries), *[()] * (ndim - len(self.entries)))
+        split = self.key[0]
+        return split + ((),) * (ndim - len(split))
 
     @classmethod
     def of_dims(cls, dims: Sequence[tuple[str, ...]], unreduced: Names = (), reduced: Names = ()) -> PartitionSpec:
@@ -256,7 +257,9 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
     """The type of a rank's block of an array of type `t`; its states join those of `t` and of the spec."""
-    shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
+    shape = t.shape
+    if spec.axes:
+        shape = tuple([n // part_count(axes, sizes) for n, axes in zip(shape, spec.dims(t.ndim))])
     return ShapedArray(shape, t.dtype, states=combine_states(t.states, spec.states) if typed else ALL_INVARIANT)
 
 

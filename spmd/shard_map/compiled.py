@@ -149,8 +149,9 @@ def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
     returned: dict[int, list[numpy.ndarray]] = {}  # by owner: plain results, which may be parts of one bucket
     for result in results:
         if isinstance(result, numpy.ndarray):
-            others = returned.setdefault(id(owner_of(result)), [])
-            shared = id(owner_of(result)) in owners or any(numpy.may_share_memory(result, x) for x in others)
+            owner = id(owner_of(result))
+            others = returned.setdefault(owner, [])
+            shared = owner in owners or any(numpy.may_share_memory(result, x) for x in others)
             result = result.copy() if shared else result
             others.append(result)
         found.append(result)
