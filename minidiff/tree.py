@@ -371,7 +371,7 @@ class Structure:
     def __init__(self, nested: Nested):
         self.nested = nested
         #: The number of leaves; and the function that builds a tree from a list of them.
-        self.build, self.num_leaves = _builder(nested, 0)
+        self.build, self.num_leaves = _builder(nested, 0, True)
         self._hash: int | None = None
 
     @property
@@ -438,15 +438,18 @@ def _show(nested: Nested) -> str:
     return f"{before}{text}{after}"
 
 
-def _builder(nested: Nested, start: int) -> tuple[Callable[[list], Any], int]:
-    """The function that builds a tree from its leaves, which begin at `start` in a list; and where they end."""
+def _builder(nested: Nested, start: int, whole: bool = False) -> tuple[Callable[[list], Any], int]:
+    """The function that builds a tree from its leaves, which begin at `start` in a list; and where they end.
+
+    They are the `whole` list, or not.
+    """
     if nested is None:
         return operator.itemgetter(start), start + 1
     kind, keys, settings, children = nested
     make = _CLASSES[kind].maker(keys, settings and settings.values)
     if not any(children):
         end = start + len(children)
-        return lambda leaves: make(leaves[start:end]), end
+        return make if whole else lambda leaves: make(leaves[start:end]), end
     builders = []
     for child in children:
         build, start = _builder(child, start)

@@ -7,6 +7,7 @@ are stored is up to the backend.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import signal
 from abc import ABC, abstractmethod
@@ -223,13 +224,9 @@ class OneRank(Backend):
         return shape
 
     def place(self, x: Any, dims: Dims) -> tuple[Any, Axes]:
-        index = []
-        for axes, n in zip(dims, numpy.shape(x)):
-            length = n // self.size(axes)
-            start = self.index(axes) * length
-            index.append(slice(start, start + length))
         x = x if isinstance(x, Tracer) else numpy.asarray(x)
-        return x[tuple(index)], self.sort_axes({a for axes in dims for a in axes})
+        index, held = _place_of_block(self, tuple(dims), x.shape)
+        return x[index], held
 
     def reshard_data(self, x: Any, held: Axes, wanted: Axes) -> Any:
         return x
@@ -245,6 +242,17 @@ class OneRank(Backend):
 
 
 # ---------------------------------------------------------------- blocks
+
+
+@functools.lru_cache(maxsize=4096)
+def _place_of_block(ranks: OneRank, dims: tuple[Axes, ...], shape: tuple[int, ...]) -> tuple[tuple[slice, ...], Axes]:
+    """Where a rank's block is in an array of this shape, as an index; and the axes that it varies along."""
+    index = []
+    for axes, n in zip(dims, shape):
+        length = n // ranks.size(axes)
+        start = ranks.index(axes) * length
+        index.append(slice(start, start + length))
+    return tuple(index), ranks.sort_axes({a for axes in dims for a in axes})
 
 
 def split_dimension(x: numpy.ndarray, size: int, axis: int, tiled: bool) -> numpy.ndarray:

@@ -52,13 +52,12 @@ class UserCall:
 NO_CALL = UserCall("", None)
 
 
-def compare_call(params: dict) -> None:
-    """Raise DisagreementError on all ranks if they call a `shard_map` differently."""
-    call = params.get("call", NO_CALL)
+def compare_call(mesh: Mesh, call: UserCall) -> None:
+    """Raise DisagreementError on all ranks if they call a `shard_map` over this mesh differently."""
     if call.agreed:
         return
     name = f"shard_map of {call.function}"
-    if said := params["mesh"].ranks.compare_once(name, [name, *call.lines()]):
+    if said := mesh.ranks.compare_once(name, [name, *call.lines()]):
         others = any(line.startswith("shard_map") for line in said.values())
         what = "ranks call different shard_maps" if others else f"ranks call {name} differently"
         advice = next(text for start, text in _ADVICE.items() if any(map(start.match, said.values())))
@@ -68,7 +67,7 @@ def compare_call(params: dict) -> None:
 
 def fused_call(params: Sequence[dict]) -> UserCall:
     """One call for several fused ones, whose descriptions are compared at once."""
-    rest = {id(call): call for call in (p.get("call", NO_CALL) for p in params) if not call.agreed}.values()
+    rest = {id(call): call for call in (p["call"] for p in params) if not call.agreed}.values()
     names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
     return UserCall(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
 

@@ -40,7 +40,7 @@ class PartitionSpec:
 
     __slots__ = (
         *("entries", "unreduced", "reduced", "summed", "path"),
-        *("axes", "held", "is_trivial", "key", "_hash", "_known_states"),
+        *("axes", "held", "is_trivial", "key", "_known_states"),
     )
 
     @hide_own_frames
@@ -69,7 +69,6 @@ class PartitionSpec:
         self.held: frozenset[str] = self.axes | self.unreduced
         self.is_trivial = not (self.held or self.reduced)  # that of a plain array, which is the same on all ranks
         self.key = tuple(own), self.unreduced, self.reduced, frozenset(self.summed)  # that of all equal specs
-        self._hash = hash(self.key)
         self._known_states: AxisStates | None = None
 
     @property
@@ -81,7 +80,8 @@ class PartitionSpec:
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
         """For each of `ndim` dimensions, the axes it is split along."""
-        return (*map(axes_of_entry, self.entries), *[()] * (ndim - len(self.entries)))
+        split = self.key[0]
+        return split + ((),) * (ndim - len(split))
 
     @classmethod
     def of_dims(cls, dims: Sequence[tuple[str, ...]], unreduced: Names = (), reduced: Names = ()) -> PartitionSpec:
@@ -142,7 +142,7 @@ class PartitionSpec:
         return self is other or (isinstance(other, PartitionSpec) and self.key == other.key)
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self.key)  # kept, it would be wrong in a process that unpickles it: hashes of strings are random
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -177,7 +177,7 @@ def axes_of_entry(entry: Entry) -> tuple[str, ...]:
 
 def part_count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
     """The number of parts of a dimension that is split along these axes."""
-    return math.prod(sizes[a] for a in axes)
+    return math.prod(map(sizes.__getitem__, axes))
 
 
 def is_spec(x: Any) -> bool:
@@ -257,7 +257,9 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
     """The type of a rank's block of an array of type `t`; its states join those of `t` and of the spec."""
-    shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
+    shape = t.shape
+    if spec.axes:
+        shape = tuple([n // part_count(axes, sizes) for n, axes in zip(shape, spec.dims(t.ndim))])
     return ShapedArray(shape, t.dtype, states=combine_states(t.states, spec.states) if typed else ALL_INVARIANT)
 
 

@@ -14,6 +14,7 @@ import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value
+from minidiff.diagnostics.location import ASKED_FOR
 from minidiff.values.aliasing import owner_of, read_only_view, writable_view
 from spmd.checks.agreement import checks_values
 from spmd.mesh.mesh import Mesh
@@ -43,6 +44,7 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
     leaving = zip(body.out_types, params["out_specs"], places)
     leaves = [array_maker(mesh, spec, held, t.shape, t.dtype) for t, spec, (held, _) in leaving]
     names = {
+        ASKED_FOR: {},  # errors name the user's line, not one of this function
         **{"current_interpreter": current_interpreter, "EVALUATE": EVALUATE, "checks_values": checks_values},
         **{"ShardedArray": ShardedArray, "mesh": mesh, "separate": _separate, "otherwise": otherwise},
         **{"program": source.results, "finish": mesh.ranks.finish},
@@ -147,8 +149,9 @@ def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
     returned: dict[int, list[numpy.ndarray]] = {}  # by owner: plain results, which may be parts of one bucket
     for result in results:
         if isinstance(result, numpy.ndarray):
-            others = returned.setdefault(id(owner_of(result)), [])
-            shared = id(owner_of(result)) in owners or any(numpy.may_share_memory(result, x) for x in others)
+            owner = id(owner_of(result))
+            others = returned.setdefault(owner, [])
+            shared = owner in owners or any(numpy.may_share_memory(result, x) for x in others)
             result = result.copy() if shared else result
             others.append(result)
         found.append(result)

@@ -362,7 +362,8 @@ class SPMD(Interpreter):
         if isinstance(x, ShardedArray):
             return RankTracer(self, x.data, x.held, states)
         x, held = self.operand(x)  # raises LeakedTracerError for a leaked tracer
-        x, held = mesh.ranks.place(x, spec.dims(numpy.ndim(x))) if spec.axes else (numpy.asarray(x), held)
+        x = numpy.asarray(x)
+        x, held = mesh.ranks.place(x, spec.dims(x.ndim)) if spec.axes else (x, held)
         return RankTracer(self, x, held, states)
 
     def compare_unmapped(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:

@@ -107,29 +107,30 @@ class ShardMap(HigherOrder, DecidedOnce):
 
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply the operation, resharding sharded arguments to their specs first."""
-        if current_interpreter() is EVALUATE:
-            compare_call(params)  # before anything is resharded
-        mesh = params["mesh"]
+        mesh, call = params["mesh"], params["call"]
+        if not call.agreed and current_interpreter() is EVALUATE:
+            compare_call(mesh, call)  # before anything is resharded
         return super().bind(*[_reshard_argument(x, mesh, spec) for x, spec in zip(args, params["in_specs"])], **params)
 
     # ------------------------------------------------ running
 
     @restore_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
-        compare_call(params)
+        if not params["call"].agreed:
+            compare_call(params["mesh"], params["call"])
         interpreter, in_specs = body_interpreter(params), params["in_specs"]
-        blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
+        blocks = list(map(interpreter.enter, args, in_specs))
         if checks_values():
             interpreter.compare_unmapped(blocks, in_specs)
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
         interpreter.mesh.ranks.finish()  # what was started, and never waited for
-        results = [interpreter.leave(x, spec) for x, spec in zip(outs, out_specs)]
+        results = list(map(interpreter.leave, outs, out_specs))
         return copy_shared_results(results, interpreter.plain)
 
     def decide(self, operands: Sequence[Value], params: dict) -> Callable[..., list[Value]]:
         """What runs it in a compiled program."""
-        compare_call(params)
+        compare_call(params["mesh"], params["call"])
         return decide_call(operands, params, self.evaluate)
 
     # ------------------------------------------------ forward mode
@@ -368,7 +369,7 @@ def _unmapped_axes(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
 
 def _reshard_argument(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """Reshard a sharded argument by its spec; return any other argument unchanged."""
-    sharding = typeof(x).sharding
+    sharding = x.type.sharding if isinstance(x, Tracer) else None
     if sharding is None and not (spec.unreduced or spec.reduced):
         return x
     if sharding is not None and sharding.mesh is mesh and sharding.spec.key == spec.key:

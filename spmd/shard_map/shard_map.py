@@ -24,7 +24,7 @@ from collectives.axes import size_of
 from collectives.ops import sum_copies
 from minidiff import tree
 from minidiff.compiler.jit import key_of
-from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
+from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, current_scope
 from minidiff.core.ranks import cast_to, ranks
 from minidiff.core.scope import Scope
 from minidiff.core.states import INVARIANT, NONE, REDUCED, UNREDUCED, VARYING, combine_states
@@ -189,7 +189,8 @@ class _Mapped:
     auto_pbroadcast: bool
     places: dict[Any, _Place] = field(default_factory=dict)  # what `where` has found
     has_static: bool = False  # whether an entry of in_specs is None
-    latest: tuple = (None, (), ())  # the structure of the latest result, and what `specs_of_results` has found for it
+    has_sums: bool = False  # whether an entry of out_specs has `sum=`
+    latest: tuple = (None, (), ())  # the structure of the latest result, and its arrays' entries of out_specs and paths
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for specs that no arguments fit."""
@@ -202,30 +203,33 @@ class _Mapped:
             self.axes_of(self.mesh, self.mesh.axis_names)  # it may be called in any body
             for path, spec in [*self.in_paths, *self.out_paths]:
                 check_spec(spec, self.mesh.shape, path)
+        self.has_sums = any(is_spec(spec) and spec.summed for _, spec in self.out_paths)
         for path, spec in self.in_paths:
             if is_spec(spec):
                 check_not_summed(spec, path)
 
     def __call__(self, args: tuple) -> Any:
-        scope = current_scope()
+        interpreter = current_interpreter()
+        scope = interpreter.scope
         args = _with_static(self.in_specs, args) if self.has_static else args
         leaves, structure = tree.flatten(args)
         arrays = [x for x in leaves if type(x) is not _Static] if self.has_static else leaves
         values = as_values("shard_map", arrays, lambda: _paths(leaves, structure))
-        weak, where = are_weak(arrays), self.where(scope)
+        weak, where = are_weak(arrays), self.where(interpreter)
         specs, auto, call = self.specs_for(args, leaves, structure, values, where)
         out_structure: Any = None
         result_specs: Specs = ()
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure, result_specs
-            given = restore_weak(weak, blocks)
+            given = list(restore_weak(weak, blocks))
             if self.has_static:
                 rest = iter(given)
                 given = [x.value if type(x) is _Static else next(rest) for x in leaves]
-            out = self.apply_to_blocks(tree.unflatten(structure, given), where)
-            outs, result_specs, out_structure = self.checked_results(out, where)
-            return outs, tuple([spec.before_sum() if spec.summed else spec for spec in result_specs])
+            running = current_interpreter().scope
+            out = self.apply_to_blocks(structure.build(given), where, running)
+            outs, result_specs, out_structure = self.checked_results(out, where, running)
+            return outs, tuple(map(PartitionSpec.before_sum, result_specs)) if self.has_sums else result_specs
 
         if scope is None:
             results = shard_map_p.bind(
@@ -237,17 +241,18 @@ class _Mapped:
                 check_rep=where.check_rep,
                 auto_pbroadcast=where.auto_pbroadcast,
             )
-            results = [_after_sum(x, spec) if spec.summed else x for x, spec in zip(results, result_specs)]
+            results = list(map(_after_sum, results, result_specs)) if self.has_sums else results
         else:
             if scope.bottom.base is EVALUATE:
-                compare_call({"mesh": where.mesh, "call": call})
+                compare_call(where.mesh, call)
             with _mapping(scope, self.name, where, False):  # values are whole along its axes
                 blocks, _ = body(*map(_split_by_spec, values, specs))
                 results = list(map(_join_by_spec, blocks, result_specs))
-        return tree.unflatten(out_structure, results)
+        return out_structure.build(results)
 
-    def where(self, scope: Scope | None) -> _Place:
+    def where(self, interpreter: Interpreter) -> _Place:
         """Where the body runs if it is called now."""
+        scope = interpreter.scope
         typed = self.check_rep and not forgetting.get()
         explicit = typed and (not self.auto_pbroadcast or (scope is not None and scope.explicit))
         mesh, around = self.mesh, ()
@@ -255,7 +260,7 @@ class _Mapped:
             mesh, around = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
-        batch = batch_axes(current_interpreter())
+        batch = NONE if interpreter is EVALUATE else batch_axes(interpreter)
         key = scope is None, mesh, around, batch, typed, explicit
         if (place := self.places.get(key)) is None:
             axes = self.axes_of(mesh, around)
@@ -289,7 +294,7 @@ class _Mapped:
     ) -> tuple[Specs, Specs, UserCall]:
         """The spec of each array in `args`, checked; its part on auto axes, if any array is split there; the call."""
         static = _show_static(leaves) if self.has_static and where.mesh.backend != "simulated" else ""
-        key = structure, static, *map(key_of, values)
+        key = (structure, static, *map(key_of, values))
         if (known := where.known.get(key)) is not None:
             return known
         _check_axes([*self.in_paths, *self.out_paths], where)
@@ -308,36 +313,30 @@ class _Mapped:
         where.known[key] = specs, auto, call
         return specs, auto, call
 
-    def apply_to_blocks(self, blocks: tuple, where: _Place) -> Any:
+    def apply_to_blocks(self, blocks: tuple, where: _Place, scope: Scope) -> Any:
         """The result of the function, in the running body."""
         before = random_state()
-        with _mapping(current_scope(), self.name, where, True):
+        with _mapping(scope, self.name, where, True):
             out = self.f(*blocks)
-        why = "on real ranks each has its own generator, so what types say is the same on all ranks may differ"
-        warn_if_random(before, self.title, why)
+        if random_state() != before:
+            why = "on real ranks each has its own generator, so what types say is the same on all ranks may differ"
+            warn_if_random(before, self.title, why)
         return out
 
-    def checked_results(self, out: Any, where: _Place) -> tuple[list[Value], list[PartitionSpec], tree.Structure]:
+    def checked_results(self, out: Any, where: _Place, scope: Scope) -> tuple[list[Value], Specs, tree.Structure]:
         """The arrays in a result, their specs, and its structure."""
         leaves, structure = tree.flatten(out)
-        outs, specs, scope = (
-            as_values(self.title, leaves, lambda: tree.paths(structure, "the result")),
-            [],
-            current_scope(),
-        )
-        for k, result in enumerate(zip(outs, *self.specs_of_results(out, structure))):
+        outs = as_values(self.title, leaves, lambda: tree.paths(structure, "the result"))
+        latest, given, paths = self.latest
+        if structure is not latest:
+            given = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
+            paths = tree.paths(structure, "the result")
+            self.latest = structure, given, paths
+        specs = []
+        for k, result in enumerate(zip(outs, given, paths)):
             outs[k], spec = _check_result(*result, where.checked, scope)
             specs.append(spec)
-        return outs, specs, structure
-
-    def specs_of_results(self, out: Any, structure: tree.Structure) -> tuple[list[PartitionSpec], list[str]]:
-        """The specs of the arrays in a result, as the user gives them, and the arrays' paths."""
-        latest, specs, paths = self.latest
-        if structure is not latest:
-            specs = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
-            paths = tree.paths(structure, "the result")
-            self.latest = structure, specs, paths
-        return specs, paths
+        return outs, tuple(specs), structure
 
 
 def _auto_spec(x: Value, spec: PartitionSpec, where: _Place) -> PartitionSpec:
@@ -498,6 +497,8 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: _Place) -> None:
 
 def _after_sum(x: Value, spec: PartitionSpec) -> Value:
     """Take the sum, over the axes in `sum=`, of a result outside the body."""
+    if not spec.summed:
+        return x
     sharding = typeof(x).sharding
     left = sharding.spec.with_states(sharding.spec.unreduced.difference(spec.summed), sharding.spec.reduced)
     return sharding._replace(spec=left).reshard(x)

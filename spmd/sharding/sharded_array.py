@@ -130,9 +130,9 @@ class ShardedArray(Tracer):
         self.held = mesh.ranks.sort_axes(spec.held) if held is None else held
 
     @classmethod
-    def of_type(cls, t: ShapedArray, data: Any, held: Axes | None = None) -> ShardedArray:
+    def of_type(cls, t: ShapedArray, data: Any) -> ShardedArray:
         """The array of a type, which says how it is sharded, with these blocks."""
-        return cls(t.sharding.mesh, t.sharding.spec, t, data, t, held)
+        return cls(t.sharding.mesh, t.sharding.spec, t, data, t)
 
     @hide_own_frames
     def __getattr__(self, name: str) -> Any:

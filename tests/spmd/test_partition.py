@@ -2,6 +2,10 @@
 
 import itertools
 import math
+import os
+import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -27,6 +31,15 @@ def test_equality_ignores_how_a_spec_is_written():
     assert P("x") == P(("x",)) == P("x", None)
     assert hash(P("x")) == hash(P("x", None))
     assert P("x", "y") != P("y", "x")
+
+
+def test_a_spec_of_another_process_equals_one_of_this():
+    """Each process has its own hashes of strings."""
+    program = "import pickle, sys, spmd; sys.stdout.buffer.write(pickle.dumps({spmd.P('x', 'y')}))"
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    env = {**os.environ, "PYTHONHASHSEED": seed}
+    found = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, env=env).stdout
+    assert pickle.loads(found) == {P("x", "y")}
 
 
 @pytest.mark.parametrize(

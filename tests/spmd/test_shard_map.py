@@ -12,6 +12,7 @@ from collectives import axis_index, pbroadcast, pmean, psum
 from minidiff.compiler import factorizations
 from spmd import P
 from spmd.shard_map.interpreter import SPMD, UNROLLED
+from spmd.shard_map.shard_map import without_types
 from tests.programs import assert_trees_close
 from tests.samples import check_raises, each
 
@@ -386,6 +387,35 @@ def check_numbers(mesh):
 def test_results_without_dimensions_are_numbers():
     check_numbers(MESH)
     check_numbers(spmd.make_mesh((1,), ("i",), backend="simulated"))
+
+
+def test_results_of_calls_in_turn_may_have_several_structures():
+    f = mapped(lambda x, n: (x, x.sum())[:n] if n else {"a": x}, (P("i"), None), (P("i"), P(sum="i")))
+    g = mapped(lambda x, n: [x] * n if n else x, (P("i"), None), P("i"))
+    x = np.arange(8.0)
+    for n in (2, 3, 0, 2):
+        assert [(y.shape, y.spec) for y in md.tree.leaves(g(x, n))] == [((8,), P("i"))] * (n or 1)
+        assert type(g(x, n)) is (list if n else spmd.ShardedArray)
+    for _ in range(2):
+        assert [float(np.sum(y)) for y in f(x, 2)] == [28.0, 28.0]
+        with pytest.raises(ValueError, match="out_specs has 2 entries for 1 value"):
+            f(x, 1)
+        with pytest.raises(ValueError, match="out_specs is a tuple for a dict"):
+            f(x, 0)
+
+
+def test_one_shard_map_in_several_places():
+    """What it has found about one place, it does not use in another."""
+    total = mapped(lambda x: psum(x, "j"), P(None, "j"), P(), MESH2, axis_names={"j"})
+    split = mapped(total, P("i"), P("i"), MESH2, axis_names={"i"})
+    x = np.arange(16.0).reshape(4, 4)
+    sums = x.reshape(4, 2, 2).sum(1)
+    for _ in range(2):
+        np.testing.assert_array_equal(total(x), sums)
+        np.testing.assert_array_equal(split(x), sums)
+        with without_types():
+            np.testing.assert_array_equal(total(x), sums)
+        np.testing.assert_array_equal(md.vmap(total)(x[None]), sums[None])
 
 
 @pytest.mark.parametrize("checkpoint", [lambda f: f, md.checkpoint])
