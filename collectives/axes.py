@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.core.interpreter import current_interpreter, current_scope
+from minidiff.core.interpreter import current_interpreter
 from minidiff.core.scope import Scope
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
@@ -43,8 +43,10 @@ class CollectiveAxes(NamedTuple):
     @property
     def params(self) -> dict[str, Any]:
         """The parameters `axes`, `size` and (if any) `groups` of a collective."""
-        params = {"axes": self.axes, "size": self.size}
-        return params if self.groups is None else {**params, "groups": self.groups}
+        scope, axes, groups = self
+        if groups is None:
+            return {"axes": axes, "size": size_of(scope, axes)}
+        return {"axes": axes, "size": self.size, "groups": groups}
 
 
 def axes_in_scope(scope: Scope, axes: Collection[str]) -> CollectiveAxes:
@@ -54,7 +56,7 @@ def axes_in_scope(scope: Scope, axes: Collection[str]) -> CollectiveAxes:
 
 def size_of(scope: Scope, axes: Iterable[str]) -> int:
     """The number of ranks along `axes`."""
-    return math.prod(scope.axes[a] for a in axes)
+    return math.prod(map(scope.axes.__getitem__, axes))
 
 
 def rank_count(runs: Sequence[CollectiveAxes]) -> int:
@@ -73,7 +75,8 @@ def collective_axes(
     """
     if groups is not None:
         return [single_axes(name, axis_name, groups, uniform)]
-    scope, vmapped = current_scope(), named_axes(current_interpreter())
+    interpreter = current_interpreter()
+    scope, vmapped = interpreter.scope, named_axes(interpreter)
     if type(axis_name) is str and not vmapped:  # as below, in short
         _check_bound(name, axis_name, axis_name, scope, vmapped)
         return [CollectiveAxes(scope, (axis_name,))]
@@ -203,7 +206,9 @@ def check_splits(name: str, splits: Any, size: int) -> Groups:
 
 def check_perm(name: str, perm: Sequence[tuple[int, int]], axis_name: AxisName, size: int) -> None:
     """Raise ValueError if a source or a destination is out of range or occurs twice."""
-    for what, ranks in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
+    for what, ranks in zip(("source", "destination"), zip(*perm)):
+        if len({*ranks}) == len(ranks) and min(ranks) >= 0 and max(ranks) < size:
+            continue
         for rank in ranks:
             check_rank(name, what, rank, axis_name, size)
         for rank, times in Counter(ranks).items():

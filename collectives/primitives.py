@@ -54,6 +54,7 @@ class Collective(Linear):
     """
 
     operands_agree = False
+    on_ranks = True
 
     def __init__(
         self,
@@ -311,6 +312,8 @@ variadic = functools.cache(Variadic)
 
 class AxisIndex(Primitive):
     """The rank's index along some axes: an integer, varying if the body is typed."""
+
+    on_ranks = True
 
     def __init__(self):
         super().__init__("axis_index", functools.partial(_unbound, "axis_index"))

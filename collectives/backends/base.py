@@ -201,9 +201,9 @@ class OneRank(Backend):
         return numpy.asarray(self.index(axes)), self.sort_axes(axes)
 
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        along = {axes for _, axes in operands}
-        held = along.pop() if len(along) == 1 else self.sort_axes({a for axes in along for a in axes})
-        return primitive.bind(*[x for x, _ in operands], **params), held
+        data, along = zip(*operands) if operands else ((), ())
+        held = along[0] if len({*along}) == 1 else self.sort_axes({a for axes in along for a in axes})
+        return primitive.bind(*data, **params), held
 
     def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
         return x.shape
