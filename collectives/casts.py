@@ -8,7 +8,7 @@ those of `minidiff.core.states`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy
@@ -39,22 +39,35 @@ def insert_casts(primitive: Primitive, args: Sequence[Value], written: bool = Fa
     With `written` (`auto_pbroadcast=False`) the user writes casts: cast only constants, and raise VarianceError where
     traced values disagree.
     """
-    given = [x.states if isinstance(x, Tracer) else None if is_scalar_constant(x) else ALL_INVARIANT for x in args]
-    distinct = {*given} - {None}
-    if len(distinct) <= 1:
+    given = tuple(
+        [x.states if isinstance(x, Tracer) else None if is_scalar_constant(x) else ALL_INVARIANT for x in args]
+    )
+    casts = _casts(given)
+    if casts is None:
         return args
     args = list(args)
-    if combine_states(*distinct).unreduced:
-        _cast_zeros(primitive, args, combine_states(*distinct))
+    if (combined := combine_states(*filter(None, given))).unreduced:
+        _cast_zeros(primitive, args, combined)
         check_unreduced(primitive, list(map(operand_type, args)))
-        given = [None if states is None else states_of(x) for x, states in zip(args, given)]
+        casts = _casts(tuple([states and states_of(x) for x, states in zip(args, given)]))
     if written:
         check_operands(primitive.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
-    wanted = iter(common_states(tuple([states for states in given if states is not None])))
-    for i, states in enumerate(given):
-        if states is not None and states != (new := next(wanted)):
-            args[i] = cast(args[i], new)
+    for i, states in casts or ():
+        args[i] = cast(args[i], states)
     return args
+
+
+@functools.lru_cache(maxsize=4096)
+def _casts(given: tuple[AxisStates | None, ...]) -> list[tuple[int, AxisStates]] | None:
+    """The operands to cast, by position, and their new states; None if operands in these states agree.
+
+    Numbers, whose states are None, agree with anything.
+    """
+    known = {i: states for i, states in enumerate(given) if states is not None}
+    if len({*known.values()}) <= 1:
+        return None
+    wanted = common_states(tuple(known.values()))
+    return [(i, new) for (i, states), new in zip(known.items(), wanted) if new != states]
 
 
 def _cast_zeros(primitive: Primitive, args: list[Value], states: AxisStates) -> None:
@@ -84,11 +97,9 @@ def cast(x: Value, states: AxisStates) -> Value:
     key = (id(x), states)
     if key not in owner.casts:
         with running(owner):
-            for old, new in _insert_cast(x, states, scope):
-                owner.casts[id(old), states] = old, new
-    return interpreter.adopt(
-        owner.casts[key][1]
-    )  # in a branch that some ranks take, that of a constant comes from outside
+            _insert_cast(x, states, scope, owner.casts)
+    # In a branch that some ranks take, the cast of a constant comes from outside.
+    return interpreter.adopt(owner.casts[key][1])
 
 
 def record_view(scope: Scope, outs: Sequence[Value], primitive: Primitive, x: Value, params: dict) -> None:
@@ -105,14 +116,16 @@ def record_view(scope: Scope, outs: Sequence[Value], primitive: Primitive, x: Va
             scope.views[id(out)] = outs, primitive, x, params
 
 
-def _insert_cast(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
-    """Pair `x` with its cast; if it is a view, pair all results of the viewing operation with theirs."""
+def _insert_cast(x: Value, states: AxisStates, scope: Scope, casts: dict) -> None:
+    """Cast `x`, and add it to the `casts`; if it is a view, all results of the viewing operation."""
     view = scope.views.get(id(x))
     if view is None or view[1] in CASTS:
-        return [(x, _cast(x, states, scope))]
+        casts[id(x), states] = x, _cast(x, states, scope)
+        return
     views, primitive, operand, params = view
     found = primitive.bind(cast(operand, states), **params)
-    return zip(views, found if primitive.multiple_results else [found])
+    for old, new in zip(views, found if primitive.multiple_results else [found]):
+        casts[id(old), states] = old, new
 
 
 def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:

@@ -367,6 +367,8 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.uniform:
         return as_plain(x, tree.class_names) * as_factor(run.size, x)
     x = convert_booleans(array_of(x))
+    if run.groups is None and states_of(x).varying.issuperset(run.axes):  # most sums are of such a value
+        return bind_over(psum_p, x, run)
     varying = varying_axes(x, run)
     if not varying and run.uniform:
         return sum_copies(x, run.size)
@@ -789,13 +791,16 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
 
 def _permutation(name: str, axis_name: AxisName, perm: Any) -> tuple[CollectiveAxes, tuple[tuple[int, int], ...]]:
     run = single_axes(name, axis_name)
-    pairs = [tuple(pair) if numpy.iterable(pair) else () for pair in perm] if numpy.iterable(perm) else [()]
+    try:
+        pairs = tuple(map(tuple, perm))
+    except TypeError:  # not iterable
+        pairs = ((),)
     if {*map(len, pairs)} - {2}:
         raise TypeError(
             f"{name}: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
         )
     ranks = tuple([(int(source), int(destination)) for source, destination in pairs])
-    check_perm(name, ranks, axis_name, run.size)
+    check_perm(name, ranks, axis_name if isinstance(axis_name, str) else run.axes, run.size)
     return run, ranks
 
 

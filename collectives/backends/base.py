@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy
 
+from minidiff.core.interpreter import current_interpreter
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer
 
@@ -202,8 +203,9 @@ class OneRank(Backend):
 
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
         data, along = zip(*operands) if operands else ((), ())
-        held = along[0] if len({*along}) == 1 else self.sort_axes({a for axes in along for a in axes})
-        return primitive.bind(*data, **params), held
+        distinct = {*along} - {()}
+        held = next(iter(distinct), ()) if len(distinct) < 2 else self.sort_axes({a for axes in along for a in axes})
+        return current_interpreter().process(primitive, data, params), held
 
     def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
         return x.shape

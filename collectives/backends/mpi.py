@@ -42,7 +42,7 @@ from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noter, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.types import ShapedArray
-from minidiff.values.dtypes import accumulator_dtype, is_bfloat16, is_real_float
+from minidiff.values.dtypes import accumulator_dtype, check_dtype, is_bfloat16, is_real_float
 
 
 def _mpi4py() -> Any:
@@ -206,6 +206,8 @@ class MPIRanks(OneRank):
         self, key: tuple, name: str, operands: Sequence[tuple], communicates: bool, params: dict, several: bool
     ) -> tuple[Run, list[Axes]]:
         """Keep what runs a collective on operands of these types, and the axes that its results vary along."""
+        for x, _ in operands:
+            check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
         if len(self._kept) >= MANY:
             self._kept.clear()
         run = _operand if name in CASTS else self.prepare(name, operands, communicates, params, several)

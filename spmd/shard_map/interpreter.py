@@ -32,7 +32,7 @@ from minidiff.higher_order.cond import Cond, communications, run_if
 from minidiff.higher_order.effects import has_effects
 from minidiff.ops.reduction import any as any_of
 from minidiff.values.aliasing import owner_of
-from minidiff.values.dtypes import check_dtype
+from minidiff.values.dtypes import PLAIN, check_dtype
 from spmd.checks.agreement import check_blocks
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
@@ -176,22 +176,18 @@ class SPMD(Interpreter):
         self, primitive: Any, args: Sequence[Value], operands: Sequence[tuple], params: dict, recorded: bool
     ) -> Value:
         """Run a collective, or `axis_index`."""
-        ranks = self.mesh.ranks
-        for x, _ in operands:
-            check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
+        ranks, name = self.mesh.ranks, primitive.name
         if primitive is axis_index_p:
             axes = params["axes"]
             return RankTracer(self, *(bind_index(axes, ranks) if recorded else ranks.axis_index(axes)))
-        several = primitive.multiple_results
+        several, each = primitive.multiple_results, primitive.each or primitive
         if not recorded and not several:
-            (x, held), communicates = operands[0], primitive.sends(params)
-            place = ranks.collective(primitive.name, x, held, communicates, params)
+            place = ranks.collective(name, *operands[0], primitive.sends(params), params)
             return RankTracer(self, *place, self._result_states(primitive, args, params))
         if recorded:
             found = run_lowered(primitive, operands, ranks, params)
         else:
-            found = ranks.variadic(primitive.name, operands, primitive.sends(params), params)
-        each = primitive.each or primitive
+            found = ranks.variadic(name, operands, primitive.sends(params), params)
         results = [RankTracer(self, *place, self._result_states(each, [x], params)) for place, x in zip(found, args)]
         return results if several else results[0]
 
@@ -390,7 +386,7 @@ class SPMD(Interpreter):
         if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
             self.compared[id(x)] = x
             check_blocks(self.mesh, [("an array that the body closes over", x, ())])
-        return as_plain_operand(x), ()
+        return x if type(x) in PLAIN else as_plain_operand(x), ()
 
 
 _varying = functools.lru_cache(maxsize=4096)(AxisStates.of)
