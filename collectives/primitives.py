@@ -54,7 +54,6 @@ class Collective(Linear):
     """
 
     operands_agree = False
-    on_ranks = True
 
     def __init__(
         self,
@@ -312,8 +311,6 @@ variadic = functools.cache(Variadic)
 
 class AxisIndex(Primitive):
     """The rank's index along some axes: an integer, varying if the body is typed."""
-
-    on_ranks = True
 
     def __init__(self):
         super().__init__("axis_index", functools.partial(_unbound, "axis_index"))

@@ -59,7 +59,7 @@ class Primitive(metaclass=Declared):
     `each`
         is, for a variadic operation, the one that it applies to each operand.
 
-    Beside its rules, an operation has nine traits. Both are given by a subclass, or as keywords of the declaration,
+    Beside its rules, an operation has eight traits. Both are given by a subclass, or as keywords of the declaration,
     such as `accumulates=True`. With `multiple_results`, the rules take and return lists in place of one result. An
     operation that runs a body (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args,
     params)`; see `minidiff/higher_order`. A collective also has a rule for the named axis of a vmap, `batch_along`.
@@ -73,7 +73,6 @@ class Primitive(metaclass=Declared):
     is_view = False  # it computes nothing: its result is its operand rearranged or retyped
     shares_memory = False  # its result may share memory with an operand
     has_effect = False  # it has a side effect: see `minidiff/higher_order/effects.py`
-    on_ranks = False  # it is only defined along named axes, and has a rule `batch_along`
 
     fits: Callable[..., bool] | None = None
     sharding: Any = None
@@ -102,9 +101,7 @@ class Primitive(metaclass=Declared):
         if interpreter.scope is None:
             return interpreter.process(self, args, params)
         values: Sequence[Value] = self.strong(args) if WeakTracer in map(type, args) else args
-        values = [
-            interpreter.adopt(x) if isinstance(x, Tracer) and x.interpreter is not interpreter else x for x in values
-        ]
+        values = [x if getattr(x, "interpreter", interpreter) is interpreter else interpreter.adopt(x) for x in values]
         if interpreter.scope.checks:
             return self.apply_checked(interpreter, values, params)
         if self.operands_agree and len(values) > 1:
@@ -167,6 +164,11 @@ class Primitive(metaclass=Declared):
         """
         if self.fits is not None and not self.fits(*types, **params):
             raise ValueError(f"they do not fit {self.show_params(params) or 'each other'}")
+
+    @property
+    def on_ranks(self) -> bool:
+        """Whether it is only defined along named axes."""
+        return self.batch_along is not None
 
     def body_scope(self, params: dict) -> Scope | None:
         """The scope of its body, which runs on ranks; None for all operations but `shard_map`."""

@@ -21,7 +21,7 @@ from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_int
 from minidiff.core.operation import Primitive
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
-from minidiff.core.states import REDUCED, UNREDUCED, AxisStates
+from minidiff.core.states import REDUCED, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, as_plain_operand, operand_type, typeof
@@ -142,7 +142,7 @@ class SPMD(Interpreter):
         previous = current_interpreter()
         become(self.base)  # as `running` does, which takes longer
         try:
-            if primitive.on_ranks:
+            if primitive.batch_along is not None:  # a collective
                 return self._across(primitive, args, operands, params, recorded)
             try:
                 data, held = ranks.apply(primitive, operands, params)
@@ -155,13 +155,15 @@ class SPMD(Interpreter):
             return [RankTracer(self, x, held, states) for x in data]
         return RankTracer(self, data, held, states)
 
-    def _result_states(self, primitive: Any, args: Sequence[Value], params: dict) -> AxisStates | None:
-        """The states of an operation's results, as `RankTracer` takes them."""
+    def _result_states(
+        self, primitive: Primitive, args: Sequence[Value], params: dict, gives: str = VARYING
+    ) -> AxisStates | None:
+        """The states of an operation's results, as `RankTracer` takes them; a collective `gives` one of them."""
         for x in args:
             if type(x) is RankTracer and x.marked is not None:
                 break
         else:
-            if not primitive.on_ranks or primitive.gives not in (UNREDUCED, REDUCED):
+            if gives not in (UNREDUCED, REDUCED):
                 return None
         return _marks(primitive.result_states(list(map(operand_type, args)), params))
 
@@ -183,12 +185,13 @@ class SPMD(Interpreter):
         several, each = primitive.multiple_results, primitive.each or primitive
         if not recorded and not several:
             place = ranks.collective(name, *operands[0], primitive.sends(params), params)
-            return RankTracer(self, *place, self._result_states(primitive, args, params))
+            return RankTracer(self, *place, self._result_states(primitive, args, params, primitive.gives))
         if recorded:
             found = run_lowered(primitive, operands, ranks, params)
         else:
             found = ranks.variadic(name, operands, primitive.sends(params), params)
-        results = [RankTracer(self, *place, self._result_states(each, [x], params)) for place, x in zip(found, args)]
+        states = [self._result_states(each, [x], params, each.gives) for x in args]
+        results = [RankTracer(self, *place, own) for place, own in zip(found, states)]
         return results if several else results[0]
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
