@@ -209,7 +209,7 @@ def check_splits(name: str, splits: Any, size: int) -> Groups:
     return found
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=16)  # few, as they are long on many ranks
 def check_perm(name: str, perm: tuple[tuple[int, int], ...], axis_name: AxisName, size: int) -> None:
     """Raise ValueError if a source or a destination is out of range or occurs twice."""
     for what, ranks in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
