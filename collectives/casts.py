@@ -16,7 +16,7 @@ import numpy
 from collectives.axes import Axes, axes_in_scope, collective_axes, size_of
 from collectives.ops import CASTS, Tree, array_of, convert_booleans, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
-from minidiff.core.interpreter import current_interpreter, current_scope, running
+from minidiff.core.interpreter import become, current_interpreter, current_scope
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_to
 from minidiff.core.scope import Scope
@@ -96,8 +96,11 @@ def cast(x: Value, states: AxisStates) -> Value:
         x, owner = read_only_copy(x), program if program.scope is scope else owner
     key = (id(x), states)
     if key not in owner.casts:
-        with running(owner):
+        become(owner)  # as `running` does, which takes longer
+        try:
             _insert_cast(x, states, scope, owner.casts)
+        finally:
+            become(interpreter)
     # In a branch that some ranks take, the cast of a constant comes from outside.
     return interpreter.adopt(owner.casts[key][1])
 
