@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections import Counter
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.core.interpreter import current_interpreter, current_scope
+from minidiff.core.interpreter import current_interpreter
 from minidiff.core.scope import Scope
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
@@ -43,8 +44,10 @@ class CollectiveAxes(NamedTuple):
     @property
     def params(self) -> dict[str, Any]:
         """The parameters `axes`, `size` and (if any) `groups` of a collective."""
-        params = {"axes": self.axes, "size": self.size}
-        return params if self.groups is None else {**params, "groups": self.groups}
+        scope, axes, groups = self
+        if groups is None:
+            return {"axes": axes, "size": size_of(scope, axes)}
+        return {"axes": axes, "size": self.size, "groups": groups}
 
 
 def axes_in_scope(scope: Scope, axes: Collection[str]) -> CollectiveAxes:
@@ -54,7 +57,7 @@ def axes_in_scope(scope: Scope, axes: Collection[str]) -> CollectiveAxes:
 
 def size_of(scope: Scope, axes: Iterable[str]) -> int:
     """The number of ranks along `axes`."""
-    return math.prod(scope.axes[a] for a in axes)
+    return math.prod(map(scope.axes.__getitem__, axes))
 
 
 def rank_count(runs: Sequence[CollectiveAxes]) -> int:
@@ -73,10 +76,10 @@ def collective_axes(
     """
     if groups is not None:
         return [single_axes(name, axis_name, groups, uniform)]
-    scope, vmapped = current_scope(), named_axes(current_interpreter())
-    if type(axis_name) is str and not vmapped:  # as below, in short
-        _check_bound(name, axis_name, axis_name, scope, vmapped)
-        return [CollectiveAxes(scope, (axis_name,))]
+    interpreter = current_interpreter()
+    scope, vmapped = interpreter.scope, named_axes(interpreter)
+    if scope is not None and not vmapped and type(axis_name) is str and axis_name in _mapped(scope):
+        return [CollectiveAxes(scope, (axis_name,))]  # as below, in short
     axes: tuple[str, ...] = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     if isinstance(axis_name, (set, frozenset)):
         bound = [*(scope.axes if scope is not None else ()), *vmapped]  # in this order on all ranks
@@ -100,6 +103,11 @@ def collective_axes(
     return runs
 
 
+def _mapped(scope: Scope) -> Collection[str]:
+    """The axes of the mesh that the body maps over."""
+    return scope.bottom.mapped or scope.axes
+
+
 def check_distinct(name: str, axes: Sequence[str]) -> None:
     """Raise ValueError if an axis is named twice."""
     if len(set(axes)) != len(axes):
@@ -117,7 +125,7 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
             "spmd.shard_map(f, mesh, in_specs, out_specs) runs, over an axis of the mesh, or in that of "
             "vmap(f, axis_name=...)"
         )
-    mesh = () if scope is None else scope.bottom.mapped or tuple(scope.axes)
+    mesh = () if scope is None else tuple(_mapped(scope))
     if axis not in mesh and axis not in vmapped:
         bound = [f"the axes of this shard_map's mesh are {mesh}"] if mesh else []
         bound += [f"those named by a vmap are {tuple(vmapped)}"] if vmapped else []
@@ -201,7 +209,8 @@ def check_splits(name: str, splits: Any, size: int) -> Groups:
     return found
 
 
-def check_perm(name: str, perm: Sequence[tuple[int, int]], axis_name: AxisName, size: int) -> None:
+@functools.lru_cache(maxsize=16)  # few, as they are long on many ranks
+def check_perm(name: str, perm: tuple[tuple[int, int], ...], axis_name: AxisName, size: int) -> None:
     """Raise ValueError if a source or a destination is out of range or occurs twice."""
     for what, ranks in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
         for rank in ranks:

@@ -8,20 +8,20 @@ those of `minidiff.core.states`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy
 
-from collectives.axes import Axes, axes_in_scope, collective_axes
+from collectives.axes import Axes, axes_in_scope, collective_axes, size_of
 from collectives.ops import CASTS, Tree, array_of, convert_booleans, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
-from minidiff.core.interpreter import current_interpreter, current_scope, enter, running
+from minidiff.core.interpreter import become, current_interpreter, current_scope
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_to
 from minidiff.core.scope import Scope
 from minidiff.core.staging import program_around
-from minidiff.core.states import UNREDUCED, VARYING, AxisStates, combine_states, common_states
+from minidiff.core.states import ALL_INVARIANT, UNREDUCED, VARYING, AxisStates, combine_states, common_states
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, operand_type, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
@@ -39,22 +39,35 @@ def insert_casts(primitive: Primitive, args: Sequence[Value], written: bool = Fa
     With `written` (`auto_pbroadcast=False`) the user writes casts: cast only constants, and raise VarianceError where
     traced values disagree.
     """
-    given = [None if is_scalar_constant(x) else states_of(x) for x in args]
-    distinct = {states for states in given if states is not None}
-    if len(distinct) <= 1:
+    given = tuple(
+        [x.states if isinstance(x, Tracer) else None if is_scalar_constant(x) else ALL_INVARIANT for x in args]
+    )
+    casts = _casts(given)
+    if casts is None:
         return args
     args = list(args)
-    if any(states.unreduced for states in distinct):
-        _cast_zeros(primitive, args, combine_states(*distinct))
+    if (combined := combine_states(*filter(None, given))).unreduced:
+        _cast_zeros(primitive, args, combined)
         check_unreduced(primitive, list(map(operand_type, args)))
-        given = [None if states is None else states_of(x) for x, states in zip(args, given)]
+        casts = _casts(tuple([states and states_of(x) for x, states in zip(args, given)]))
     if written:
         check_operands(primitive.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
-    wanted = iter(common_states(tuple([states for states in given if states is not None])))
-    for i, states in enumerate(given):
-        if states is not None and states != (new := next(wanted)):
-            args[i] = cast(args[i], new)
+    for i, states in casts or ():
+        args[i] = cast(args[i], states)
     return args
+
+
+@functools.lru_cache(maxsize=4096)
+def _casts(given: tuple[AxisStates | None, ...]) -> list[tuple[int, AxisStates]] | None:
+    """The operands to cast, by position, and their new states; None if operands in these states agree.
+
+    Numbers, whose states are None, agree with anything.
+    """
+    known = {i: states for i, states in enumerate(given) if states is not None}
+    if len({*known.values()}) <= 1:
+        return None
+    wanted = common_states(tuple(known.values()))
+    return [(i, new) for (i, states), new in zip(known.items(), wanted) if new != states]
 
 
 def _cast_zeros(primitive: Primitive, args: list[Value], states: AxisStates) -> None:
@@ -73,18 +86,23 @@ def cast(x: Value, states: AxisStates) -> Value:
     bottom interpreter does, or the program that is recorded there (`jit` in a body). For a view, cast its base and take
     the view again. Raises VarianceError where only communication leads to the new state.
     """
-    scope = current_scope()
+    interpreter = current_interpreter()
+    scope = interpreter.scope
     if scope is None:
         raise VarianceError(f"{typeof(x)} is to have the states {states}, outside of a shard_map with these axes")
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
-    program = None if isinstance(x, Tracer) else program_around(current_interpreter())
+    program = None if isinstance(x, Tracer) else program_around(interpreter)
     if program is not None:
         x, owner = read_only_copy(x), program if program.scope is scope else owner
     key = (id(x), states)
     if key not in owner.casts:
-        with running(owner):
-            owner.casts.update(((id(old), states), (old, new)) for old, new in _insert_cast(x, states, scope))
-    return enter(owner.casts[key][1])  # in a branch that some ranks take, that of a constant comes from outside
+        become(owner)  # as `running` does, which takes longer
+        try:
+            _insert_cast(x, states, scope, owner.casts)
+        finally:
+            become(interpreter)
+    # In a branch that some ranks take, the cast of a constant comes from outside.
+    return interpreter.adopt(owner.casts[key][1])
 
 
 def record_view(scope: Scope, outs: Sequence[Value], primitive: Primitive, x: Value, params: dict) -> None:
@@ -97,17 +115,20 @@ def record_view(scope: Scope, outs: Sequence[Value], primitive: Primitive, x: Va
     if not scope.typed or len(states_of(x).varying) == len(scope.axes):
         return
     if len({v.interpreter for v in (*outs, x) if isinstance(v, Tracer)}) == 1:
-        scope.views.update((id(out), (outs, primitive, x, params)) for out in outs)
+        for out in outs:
+            scope.views[id(out)] = outs, primitive, x, params
 
 
-def _insert_cast(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
-    """Pair `x` with its cast; if it is a view, pair all results of the viewing operation with theirs."""
+def _insert_cast(x: Value, states: AxisStates, scope: Scope, casts: dict) -> None:
+    """Cast `x`, and add it to the `casts`; if it is a view, all results of the viewing operation."""
     view = scope.views.get(id(x))
     if view is None or view[1] in CASTS:
-        return [(x, _cast(x, states, scope))]
+        casts[id(x), states] = x, _cast(x, states, scope)
+        return
     views, primitive, operand, params = view
     found = primitive.bind(cast(operand, states), **params)
-    return zip(views, found if primitive.multiple_results else [found])
+    for old, new in zip(views, found if primitive.multiple_results else [found]):
+        casts[id(old), states] = old, new
 
 
 def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
@@ -122,17 +143,20 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
                 f"{typeof(x)} is {move[0]} along {show_axes(axes)}, and is needed as {move[1]} there: "
                 f"{_INSTEAD_OF_CAST.get(move[0], _OF_THE_SAME).format(axes=show_axes(axes))}"
             )
-        x = _FREE[move].bind(x, **axes_in_scope(scope, axes).params)
+        x = _FREE[move].bind(x, axes=axes, size=size_of(scope, axes))
     return x
 
 
 @functools.lru_cache(maxsize=4096)
-def _moves(before: AxisStates, states: AxisStates, scope: tuple[str, ...]) -> list[tuple[tuple[str, str], list[str]]]:
+def _moves(
+    before: AxisStates, states: AxisStates, scope: tuple[str, ...]
+) -> list[tuple[tuple[str, str], tuple[str, ...]]]:
     """The pairs of different states along axes, before and after, and the axes of each."""
-    moves: dict[tuple[str, str], list[str]] = {}
+    moves: dict[tuple[str, str], tuple[str, ...]] = {}
     for a in scope:
-        if before.along(a) != states.along(a):
-            moves.setdefault((before.along(a), states.along(a)), []).append(a)
+        move = before.along(a), states.along(a)
+        if move[0] != move[1]:
+            moves[move] = (*moves.get(move, ()), a)
     return [*moves.items()]
 
 

@@ -84,8 +84,9 @@ from collectives.primitives import (
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, enter
 from minidiff.core.operation import Primitive
+from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import cast_to
-from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
+from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
@@ -240,18 +241,20 @@ COLLECTIVES = (psum_p, pprod_p, pmax_p, pmin_p, all_gather_p, all_gather_invaria
 
 def array_of(x: Any) -> Value:
     """Convert a leaf to a value of the running body."""
-    return enter(x) if isinstance(x, Tracer) else as_value(x)
+    if not isinstance(x, Tracer):
+        return as_value(x)
+    return x if x.interpreter is current_interpreter() and type(x) is not WeakTracer else enter(x)
 
 
-def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
-    """Apply a collective to each leaf of a tree; a VarianceError names the leaf."""
+def each_leaf(collective: Callable[..., Value], x: Any, *options: Any) -> Any:
+    """Apply a collective, with these options, to each leaf of a tree; a VarianceError names the leaf."""
     if isinstance(x, Tracer):
-        return collective(x)
+        return collective(x, *options)
     leaves, structure = tree.flatten(x)
     results: list[Value] = []
     try:
         for leaf in leaves:
-            results.append(collective(leaf))
+            results.append(collective(leaf, *options))
     except VarianceError as error:
         path = tree.paths(structure, "x")[len(results)]
         if path == "x":
@@ -267,14 +270,16 @@ def make_varying(x: Value, run: CollectiveAxes) -> Value:
 
 def parts_over(x: Value, run: CollectiveAxes) -> Value:
     """Cast the operand of a sum: to unreduced if it is unreduced along one of the axes, else to varying."""
-    partial = run.scope.typed and not states_of(x).unreduced.isdisjoint(run.axes)
-    return _cast_over(x, run, UNREDUCED if partial and run.groups is None else VARYING)
+    partial = run.groups is None and not states_of(x).unreduced.isdisjoint(run.axes)
+    return _cast_over(x, run, UNREDUCED if partial else VARYING)
 
 
 def _cast_over(x: Value, run: CollectiveAxes, state: str) -> Value:
-    if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
+    scope, axes, _ = run
+    states = states_of(x)
+    if getattr(states, state).issuperset(axes) or not scope.typed or (scope.checks and not is_scalar_constant(x)):
         return x
-    return cast_to(x, states_of(x).with_state(run.axes, state))
+    return cast_to(x, states.with_state(axes, state))
 
 
 def check_written(name: str, x: Value, run: CollectiveAxes) -> None:
@@ -287,14 +292,19 @@ def varying_axes(x: Value, run: CollectiveAxes) -> tuple[str, ...]:
     """The axes of `run` that `x` varies, or is unreduced, along: all if untyped, or if the user writes casts."""
     if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return run.axes
-    return tuple(a for a in run.axes if a in typeof(x).states.held)
+    return _held_among(states_of(x), run.axes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _held_among(states: AxisStates, axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(a for a in axes if a in states.held)
 
 
 def convert_booleans(x: Value) -> Value:
     """Convert booleans to integers, so that sums count them."""
-    if is_scalar_constant(x):
+    if not isinstance(x, Tracer) and is_scalar_constant(x):
         return as_value(int(x)) if isinstance(x, (bool, numpy.bool_)) else x
-    return elementwise.convert(x, int) if x.dtype == bool else x
+    return elementwise.convert(x, int) if x.dtype.kind == "b" else x
 
 
 def sum_copies(x: Value, copies: int) -> Value:
@@ -348,7 +358,7 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     """
     runs = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     if len(runs) == 1:
-        return each_leaf(lambda leaf: _psum(leaf, runs[0]), x)
+        return each_leaf(_psum, x, runs[0])
     return each_leaf(lambda leaf: round_once(lambda x: functools.reduce(_psum, runs, x), array_of(leaf)), x)
 
 
@@ -357,6 +367,8 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.uniform:
         return as_plain(x, tree.class_names) * as_factor(run.size, x)
     x = convert_booleans(array_of(x))
+    if run.groups is None and states_of(x).varying.issuperset(run.axes):  # most sums are of such a value
+        return bind_over(psum_p, x, run)
     varying = varying_axes(x, run)
     if not varying and run.uniform:
         return sum_copies(x, run.size)
@@ -779,13 +791,16 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
 
 def _permutation(name: str, axis_name: AxisName, perm: Any) -> tuple[CollectiveAxes, tuple[tuple[int, int], ...]]:
     run = single_axes(name, axis_name)
-    pairs = [tuple(pair) if numpy.iterable(pair) else () for pair in perm] if numpy.iterable(perm) else [()]
-    if any(len(pair) != 2 for pair in pairs):
+    try:
+        pairs = tuple(map(tuple, perm))
+    except TypeError:  # not iterable
+        pairs = ((),)
+    if {*map(len, pairs)} - {2}:
         raise TypeError(
             f"{name}: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
         )
-    ranks = tuple((int(source), int(destination)) for source, destination in pairs)
-    check_perm(name, ranks, axis_name, run.size)
+    ranks = tuple([(int(source), int(destination)) for source, destination in pairs])
+    check_perm(name, ranks, axis_name if isinstance(axis_name, str) else run.axes, run.size)
     return run, ranks
 
 

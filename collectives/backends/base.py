@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy
 
+from minidiff.core.interpreter import current_interpreter
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer
 
@@ -213,9 +214,10 @@ class OneRank(Backend):
         return numpy.asarray(self.index(axes)), self.sort_axes(axes)
 
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        along = {axes for _, axes in operands}
-        held = along.pop() if len(along) == 1 else self.sort_axes({a for axes in along for a in axes})
-        return primitive.bind(*[x for x, _ in operands], **params), held
+        data, along = zip(*operands) if operands else ((), ())
+        distinct = {*along} - {()}
+        held = next(iter(distinct), ()) if len(distinct) < 2 else self.sort_axes({a for axes in along for a in axes})
+        return current_interpreter().process(primitive, data, params), held
 
     def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
         return x.shape

@@ -43,7 +43,7 @@ from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noting, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.types import ShapedArray
-from minidiff.values.dtypes import accumulator_dtype, is_bfloat16, is_real_float
+from minidiff.values.dtypes import accumulator_dtype, check_dtype, is_bfloat16, is_real_float
 
 
 def _mpi4py() -> Any:
@@ -93,7 +93,7 @@ class MPIRanks(OneRank):
         super().__init__(sizes)
         self._started: list[Started] = []
         self._posted: list = []  # requests of messages that may not have arrived
-        self._runs: dict[tuple, Run] = {}  # what `prepare` has returned
+        self._runs: dict[tuple, tuple[Run, list[Axes]]] = {}  # what runs collectives, and the axes of the results
         self._given = WORLD if comm is None else comm
         self._lease = _communicators(self._given, sizes)
         self._lease.users.add(self)
@@ -192,25 +192,28 @@ class MPIRanks(OneRank):
     # ------------------------------------------------ operations
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
-        if name not in CASTS:
-            x = self._prepared(name, [(x, held)], communicates, params, several=False)(x)
-        return x, self.held_after(name, held, params)
+        key = (name, communicates, *params.values(), held, x.shape, x.dtype)
+        run, after = self._runs.get(key) or self._keep(key, name, [(x, held)], communicates, params, several=False)
+        return run(x), after[0]
 
     def variadic(
         self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], communicates: bool, params: dict
     ) -> list[tuple[numpy.ndarray, Axes]]:
-        outs = self._prepared(name, operands, communicates, params, several=True)(*[x for x, _ in operands])
-        return [(out, self.held_after(name, held, params)) for out, (_, held) in zip(outs, operands)]
+        key = (name, communicates, *params.values(), *[(held, x.shape, x.dtype) for x, held in operands])
+        run, after = self._runs.get(key) or self._keep(key, name, operands, communicates, params, several=True)
+        return [*zip(run(*[x for x, _ in operands]), after)]
 
-    def _prepared(self, name: str, operands: Sequence[tuple], communicates: bool, params: dict, several: bool) -> Run:
-        """What `prepare` returned for operands of these types, if it was called for such ones before."""
-        key = (name, several, communicates, *params.values(), *[(x.shape, x.dtype) for x, _ in operands])
-        found = self._runs.get(key)
-        if found is None:
-            if len(self._runs) >= MANY:
-                self._runs.clear()
-            found = self._runs[key] = self.prepare(name, operands, communicates, params, several)
-        return found
+    def _keep(
+        self, key: tuple, name: str, operands: Sequence[tuple], communicates: bool, params: dict, several: bool
+    ) -> tuple[Run, list[Axes]]:
+        """Keep what runs a collective on operands of these types, and the axes that its results vary along."""
+        for x, _ in operands:
+            check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
+        if len(self._runs) >= MANY:
+            self._runs.clear()
+        run = _operand if name in CASTS else self.prepare(name, operands, communicates, params, several)
+        self._runs[key] = run, [self.held_after(name, held, params) for _, held in operands]
+        return self._runs[key]
 
     def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS or (params["size"] == 1 and _of_one_rank(name, x, params) is _operand)

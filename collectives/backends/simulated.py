@@ -29,7 +29,7 @@ from collectives.backends.base import (
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer
 from minidiff.values.aliasing import read_only_view
-from minidiff.values.dtypes import accumulator_dtype
+from minidiff.values.dtypes import accumulator_dtype, check_dtype
 
 #: The collectives of a value that is the same on all ranks along their axes: x is one copy of it.
 _OF_INVARIANT = frozenset({"pbroadcast", "pscatter", "at_root", "reduced"})
@@ -59,6 +59,7 @@ class Simulated(Backend):
         return (primitive.batch_ranks or primitive.batch)(values, batched, params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
+        check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
         if communicates:
             self.count(name, x.nbytes // self.size(held))
         if "groups" in params:

@@ -101,7 +101,7 @@ class Primitive(metaclass=Declared):
         if interpreter.scope is None:
             return interpreter.process(self, args, params)
         values: Sequence[Value] = self.strong(args) if WeakTracer in map(type, args) else args
-        values = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in values]
+        values = [x if getattr(x, "interpreter", interpreter) is interpreter else interpreter.adopt(x) for x in values]
         if interpreter.scope.checks:
             return self.apply_checked(interpreter, values, params)
         if self.operands_agree and len(values) > 1:

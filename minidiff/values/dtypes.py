@@ -83,6 +83,7 @@ def convert_array(x: Any, dtype: numpy.dtype) -> Any:
     return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind not in "cb" else x).astype(dtype)
 
 
+@functools.cache
 def check_dtype(dtype: numpy.dtype) -> None:
     """Raise TypeError for a non-numeric dtype, with advice on how to convert it."""
     if dtype == HALF or is_bfloat16(dtype):

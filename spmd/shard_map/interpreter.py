@@ -17,11 +17,11 @@ from collectives.ops import axis_index_p
 from collectives.passes.overlap import bind_index, run_lowered
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
-from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, transforming
+from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
-from minidiff.core.states import REDUCED, UNREDUCED, AxisStates
+from minidiff.core.states import REDUCED, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, as_plain_operand, operand_type, typeof
@@ -32,7 +32,7 @@ from minidiff.higher_order.cond import Cond, communications, run_if
 from minidiff.higher_order.effects import has_effects
 from minidiff.ops.reduction import any as any_of
 from minidiff.values.aliasing import owner_of
-from minidiff.values.dtypes import check_dtype
+from minidiff.values.dtypes import PLAIN, check_dtype
 from spmd.checks.agreement import check_blocks
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
@@ -47,29 +47,29 @@ UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_
 
 
 @functools.lru_cache(maxsize=4096)
-def _type_of_blocks(
-    shape: tuple[int, ...], dtype: numpy.dtype, variance: Sequence[str], states: AxisStates | None
-) -> ShapedArray:
-    """The type of values that vary along some axes, or are in these states; cached."""
+def _type_of_blocks(shape: tuple[int, ...], dtype: numpy.dtype, states: AxisStates) -> ShapedArray:
+    """The type of values in these states; cached."""
     check_dtype(dtype)
-    return ShapedArray(shape, dtype, variance, states=states)
+    return ShapedArray(shape, dtype, states=states)
 
 
 class RankTracer(Tracer):
     """A value on the ranks of a mesh.
 
-    `data` is what the backend holds, `held` the axes along which it may vary. `marked` are its states along mesh axes
+    `data` is what the backend holds, `held` the axes along which it may vary. `marked` are its `states` along mesh axes
     if it is unreduced or reduced along one; otherwise they follow from `held`, and it is None.
     """
 
-    __slots__ = ("data", "held", "marked")
+    __slots__ = ("data", "held", "marked", "states")
     interpreter: SPMD
+    states: AxisStates
 
     def __init__(self, interpreter: SPMD, data: Any, held: Axes, states: AxisStates | None = None):
         self.interpreter = interpreter
         self.data = data
         self.held = held
         self.marked = states
+        self.states = states or _varying(held if interpreter.scope.typed else ())
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,13 +81,8 @@ class RankTracer(Tracer):
 
     @property
     def type(self) -> ShapedArray:
-        interpreter, data, held = self.interpreter, self.data, self.held
-        shape = interpreter.mesh.ranks.block_shape(data, held)
-        return _type_of_blocks(shape, data.dtype, held if interpreter.scope.typed else (), self.marked)
-
-    @property
-    def states(self) -> AxisStates:
-        return self.marked or _varying(self.held if self.interpreter.scope.typed else ())
+        shape = self.interpreter.mesh.ranks.block_shape(self.data, self.held)
+        return _type_of_blocks(shape, self.data.dtype, self.states)
 
     def concrete(self, use: str) -> numpy.ndarray:
         self.check_alive()
@@ -144,24 +139,33 @@ class SPMD(Interpreter):
         operands = [
             (x.data, x.held) if type(x) is RankTracer and x.interpreter is self else self.operand(x) for x in args
         ]
-        with running(self.base):
-            if primitive.on_ranks:
+        previous = current_interpreter()
+        become(self.base)  # as `running` does, which takes longer
+        try:
+            if primitive.batch_along is not None:  # a collective
                 return self._across(primitive, args, operands, params, recorded)
             try:
                 data, held = ranks.apply(primitive, operands, params)
             except MisfitError:  # its shapes include the dimensions that count ranks
                 raise MisfitError(primitive, args, _BLOCKS) from None
+        finally:
+            become(previous)
         states = self._result_states(primitive, args, params)
         if primitive.multiple_results:
             return [RankTracer(self, x, held, states) for x in data]
         return RankTracer(self, data, held, states)
 
-    def _result_states(self, primitive: Primitive, args: Sequence[Value], params: dict) -> AxisStates | None:
-        """The states of an operation's results, as `RankTracer` takes them."""
+    def _result_states(
+        self, primitive: Primitive, args: Sequence[Value], params: dict, gives: str = VARYING
+    ) -> AxisStates | None:
+        """The states of an operation's results, as `RankTracer` takes them; a collective `gives` one of them."""
         for x in args:
             if type(x) is RankTracer and x.marked is not None:
-                return _marks(primitive.result_states(list(map(operand_type, args)), params))
-        return None
+                break
+        else:
+            if gives not in (UNREDUCED, REDUCED):
+                return None
+        return _marks(primitive.result_states(list(map(operand_type, args)), params))
 
     def _on_each_rank(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
         """Run an operation with an effect, and no results, on each rank's blocks."""
@@ -174,25 +178,21 @@ class SPMD(Interpreter):
         self, primitive: Any, args: Sequence[Value], operands: Sequence[tuple], params: dict, recorded: bool
     ) -> Value:
         """Run a collective, or `axis_index`."""
-        ranks = self.mesh.ranks
-        for x, _ in operands:
-            check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
+        ranks, name = self.mesh.ranks, primitive.name
         if primitive is axis_index_p:
             axes = params["axes"]
             return RankTracer(self, *(bind_index(axes, ranks) if recorded else ranks.axis_index(axes)))
+        several, each = primitive.multiple_results, primitive.each or primitive
+        if not recorded and not several:
+            place = ranks.collective(name, *operands[0], primitive.sends(params), params)
+            return RankTracer(self, *place, self._result_states(primitive, args, params, primitive.gives))
         if recorded:
             found = run_lowered(primitive, operands, ranks, params)
-        elif primitive.multiple_results:
-            found = ranks.variadic(primitive.name, operands, primitive.sends(params), params)
         else:
-            (x, held) = operands[0]
-            found = [ranks.collective(primitive.name, x, held, primitive.sends(params), params)]
-        results = [RankTracer(self, *x) for x in found]
-        each = primitive.each or primitive
-        if each.gives in (UNREDUCED, REDUCED) or any(type(x) is RankTracer and x.marked is not None for x in args):
-            for x, out in zip(args, results):
-                out.marked = _marks(each.result_states([typeof(x)], params))
-        return results if primitive.multiple_results else results[0]
+            found = ranks.variadic(name, operands, primitive.sends(params), params)
+        states = [self._result_states(each, [x], params, each.gives) for x in args]
+        results = [RankTracer(self, *place, own) for place, own in zip(found, states)]
+        return results if several else results[0]
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
         """Run a body as one compiled program on this process's data; None if there is no such program."""
@@ -388,7 +388,7 @@ class SPMD(Interpreter):
         if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
             self.compared[id(x)] = x
             check_blocks(self.mesh, [("an array that the body closes over", x, ())])
-        return as_plain_operand(x), ()
+        return x if type(x) in PLAIN else as_plain_operand(x), ()
 
 
 _varying = functools.lru_cache(maxsize=4096)(AxisStates.of)

@@ -55,6 +55,23 @@ def test_one_psum_for_all_parameters():
     assert mesh_of(RANKS).calls == ({"psum": 2} if RANKS > 1 else {})  # the loss, and the gradients of both parameters
 
 
+@few
+def test_equal_collectives_of_values_that_vary_along_other_axes():
+    """What runs the first one is kept, and runs the others of its name, shape and dtype."""
+    types = []
+
+    def body(x):
+        sums = [psum(v, "i") for v in (x, psum(x, "j"), x)]
+        types.extend(md.typeof(v) for v in sums)
+        return sums
+
+    x, specs = np.arange(RANKS * 3.0).reshape(RANKS, 3), [P(None, "j"), P(), P(None, "j")]
+    results = mapped(body, P("i", "j"), specs, mesh_of(RANKS, 1))(x)
+    assert [set(t.variance) for t in types] == [{"j"}, set(), {"j"}]
+    for y in results:
+        np.testing.assert_allclose(whole(y), x.sum(0, keepdims=True))
+
+
 @everywhere
 def test_printing_shows_this_rank(capsys):
     mapped(lambda x: print(x) or x)(np.arange(RANKS))
