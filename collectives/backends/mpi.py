@@ -636,7 +636,7 @@ def _exchange_parts(
     comm: Watched, method: str, shape: tuple[int, ...], parts: ShapedArray, axis: int, split: Run, finish: Callable
 ) -> Run:
     """What sends each rank its part of an array of this shape, which `split` makes `parts` of."""
-    part, in_order = ShapedArray(parts.shape[1:], parts.dtype), axis == 0  # its parts lie one after another
+    part, in_order = ShapedArray(parts.shape[1:], parts.dtype), axis == 0  # it is its parts, one after another
     exchange = persistent.exchange(comm, method, shape if in_order else parts.shape, part, True, finish)
     return exchange if in_order else lambda x: exchange(split(x))
 

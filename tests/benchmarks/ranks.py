@@ -4,8 +4,8 @@
 
 Each round times all of a row's programs in turn. A time is that of the slowest rank, and what is shown are medians and
 minima over rounds: ratios within a round say more than times. Every few rounds arrays get another length, so that they
-lie elsewhere: where two lie alone makes a sum of 64 kB up to twice as fast. `--profile` also counts where the Python
-code of one call spends its time, by the parts of the library.
+have other places in memory: these alone make a sum of 64 kB up to twice as fast. `--profile` also counts where the
+Python code of one call spends its time, by the parts of the library.
 """
 
 from __future__ import annotations
