@@ -40,7 +40,7 @@ from collectives.backends.base import (
 from collectives.backends.persistent import PersistentRequests
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
-from collectives.guards.mismatch import DisagreementError, Kind, group_reports, noting, report
+from collectives.guards.mismatch import DisagreementError, Kind, group_reports, note_calls, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.types import ShapedArray
 from minidiff.values.dtypes import accumulator_dtype, check_dtype, is_bfloat16, is_real_float
@@ -238,7 +238,7 @@ class MPIRanks(OneRank):
             run = (self._decide_sums if several else self._sum_in_place)(types, **params)
         else:
             run = self._decide(name, types[0], params)
-        return self._noting(run, name, types, params) if communicates else run
+        return self._note_calls(run, name, types, params) if communicates else run
 
     def _decide(self, name: str, x: ShapedArray, params: dict) -> Run:
         """What runs a collective on blocks of this type, by the method of its name."""
@@ -250,9 +250,9 @@ class MPIRanks(OneRank):
         others = {k: v for k, v in params.items() if k != "groups"}
         return ranks._decide(name, x, {**others, "axes": (GROUP,), "size": ranks.size((GROUP,))})
 
-    def _noting(self, run: Callable, name: str, types: Sequence[ShapedArray], params: dict) -> Callable:
+    def _note_calls(self, run: Callable, name: str, types: Sequence[ShapedArray], params: dict) -> Callable:
         """`run`, with each call counted and noted, so that ranks can compare what they call."""
-        return noting(run, self.along(params["axes"]), name, params, types, self.tallies[name])
+        return note_calls(run, self.along(params["axes"]), name, params, types, self.tallies[name])
 
     # ------------------------------------------------ started now, waited for later
 
@@ -267,7 +267,7 @@ class MPIRanks(OneRank):
             begin(started)
             return started
 
-        return self._noting(start, name, types, params)
+        return self._note_calls(start, name, types, params)
 
     def _start_psum(self, types: Sequence[ShapedArray], **params: Any) -> tuple[Any, Callable[[Started], None]]:
         comm, packing = self._communicator(**params), Packing(types)

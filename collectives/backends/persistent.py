@@ -69,7 +69,7 @@ class PersistentRequests:
 class Spares:
     """The sets of requests that a communicator keeps for one kind of call: `latest` is the one to use if it is free."""
 
-    def __init__(self, comm: Watched, kind: Hashable, make: Callable[[], PersistentRequests]):
+    def __init__(self, comm: Watched, kind: tuple, make: Callable[[], PersistentRequests]):
         self.comm = comm
         self.kind = kind
         self.make = make

@@ -201,7 +201,7 @@ class MismatchCheck:
         self.wait(requests, here)
 
 
-def noting(
+def note_calls(
     run: Callable, comm: Any, name: str, params: Mapping[str, Any], values: Iterable[Any], tally: Any
 ) -> Callable:
     """`run`, which makes such a call on a communicator; each call is counted and noted before it is made.

@@ -347,7 +347,8 @@ class SPMD(Interpreter):
         if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
             return x
         ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
-        low, high = (ranks.collective(name, x.data, x.held, False, params)[0] for name in ("pmin", "pmax"))
+        data = numpy.asarray(x.data)  # raises TracerError if it is recorded
+        low, high = (ranks.collective(name, data, x.held, False, params)[0] for name in ("pmin", "pmax"))
         return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
     # ------------------------------------------------ values that enter and leave the body

@@ -13,7 +13,9 @@ def test_calls_are_timed_beside_mpi4py(tmp_path, capsys):
     path = tmp_path / "numbers.json"
     rows = ranks.main(["--rounds", "1", "--only", "8 B", "512 B", "step", "--json", str(path), "--profile", "2"])
     names = {row["row"] for row in rows}
-    assert names == {"one psum of 8 B", "each further of psums of 8 B", "one ppermute of 512 B", "data-parallel step"}
+    chains = ("psums of 8 B", "all-to-alls of 512 B", "gathers and scatters of 512 B")
+    further = {f"each further of {chain}" for chain in chains}
+    assert names == {"one psum of 8 B", "one ppermute of 512 B", "data-parallel step", *further}
     assert {row["kind"] for row in rows} == {"mpi4py", "compiled", "eager"}
     assert {row["ranks"] for row in rows} == {MPI.COMM_WORLD.size}
     if MPI.COMM_WORLD.rank == 0:

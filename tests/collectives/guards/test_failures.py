@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from collectives.backends.base import Tally
 from collectives.guards.deadlock import COMPARISON, PendingCall, State, stuck
-from collectives.guards.mismatch import OFTEN, Kind, MismatchCheck, calls_agree, mismatch_message, noting
+from collectives.guards.mismatch import OFTEN, Kind, MismatchCheck, calls_agree, mismatch_message, note_calls
 from tests import PATIENCE
 from tests.samples import each
 
@@ -197,7 +197,7 @@ def test_what_notes_a_call_again_does_as_a_call_that_is_looked_up(size):
     x, params = numpy.ones(size), {"axes": ("i",), "size": 2}
     checks = [MismatchCheck(Alone(), [0], wait=None) for _ in range(2)]
     tally = Tally()
-    again = noting(lambda x: x, SimpleNamespace(mismatch_check=checks[0]), "psum", params, [x], tally)
+    again = note_calls(lambda x: x, SimpleNamespace(mismatch_check=checks[0]), "psum", params, [x], tally)
     for k in range(3 * OFTEN):
         assert again(x) is x
         assert (tally.calls, tally.bytes) == (k + 1, (k + 1) * x.nbytes)
