@@ -58,7 +58,7 @@ def read_only_view(x: Any) -> Any:
     if not isinstance(x, numpy.ndarray):
         return x
     view = x.view()
-    view.setflags(False)  # write=False, which takes twice as long
+    view.setflags(False)  # type: ignore[call-arg]  # `write=False` takes twice as long
     return view
 
 
