@@ -212,9 +212,12 @@ class Watchdog:
 
     def _waiting_calls(self) -> tuple[PendingCall, ...]:
         """The calls that threads have been in since the last check; none if a thread runs, or made a new call."""
-        frames, before = sys._current_frames(), self._before
+        before, self._before = self._before, dict([*self.calls.items()])
+        if all(call is None or call is not before.get(t) for t, call in self._before.items()):
+            return ()  # without the frames of running threads, which keep arrays while somebody has them
+        frames = sys._current_frames()
         del frames[get_ident()]  # a frame that refers to itself would keep all others until a collection
-        self._before = {t: call for t, call in list(self.calls.items()) if t in frames}
+        self._before = {t: call for t, call in self._before.items() if t in frames}
         new = {t.ident for t in threading.enumerate() if not (t.daemon or isinstance(t, threading.Timer))}
         waiting = []
         for thread in {*self._before, *(new & frames.keys())}:
