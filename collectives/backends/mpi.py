@@ -500,16 +500,7 @@ class MPIRanks(OneRank):
         comm, route = self.along(axes), self._route(axes, perm)
         if _is_short(comm, x):
             spares = persistent.swap(comm, perm, x, route.requests)
-            wait = comm.watching("Waitall", PersistentRequests.start)
-
-            def run_short(x):
-                messages = spares.latest
-                if messages.in_use:
-                    messages = spares.unused()
-                wait(messages, x)
-                return messages.take()
-
-            return run_short
+            return persistent.sender(comm, "Waitall", spares, PersistentRequests.take)
 
         def run(x):
             out = route.result(x)
@@ -623,6 +614,10 @@ def _reduction(comm: Any, t: ShapedArray, ufunc: numpy.ufunc) -> Run | None:
     """What combines values of this type over ranks by messages; None if MPI's own all-reduce does."""
     if isinstance(comm, Watched) and are_swapped(t, comm.Get_size()):
         return pairs.all_reduce(comm, t, ufunc)
+    return _short_reduction(comm, t, ufunc)
+
+
+def _short_reduction(comm: Any, t: ShapedArray, ufunc: numpy.ufunc) -> Run | None:
     return persistent.all_reduce(comm, t, ufunc) if _is_short(comm, t) else None
 
 
@@ -667,7 +662,7 @@ def _sum_within(comm: Any, t: ShapedArray) -> Run:
         comm.Allreduce(_mpi.IN_PLACE, x, _mpi.SUM)
         return x
 
-    return (persistent.all_reduce(comm, t, numpy.add) if _is_short(comm, t) else None) or run
+    return _short_reduction(comm, t, numpy.add) or run
 
 
 def _operand(x: numpy.ndarray) -> numpy.ndarray:

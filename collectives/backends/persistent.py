@@ -26,6 +26,7 @@ TAG = 3  # message tag
 
 Make = Callable[[numpy.ndarray, numpy.ndarray], list]  # persistent requests for rows of bytes, given and coming
 Run = Callable[[numpy.ndarray], numpy.ndarray]
+Finish = Callable[["PersistentRequests"], numpy.ndarray]
 
 
 class PersistentRequests:
@@ -93,6 +94,26 @@ _NONE = PersistentRequests(numpy.zeros(0), numpy.zeros(0), [])
 _NONE.in_use = True
 
 
+def sender(
+    comm: Watched, method: str, spares: Spares, finish: Finish, start: Callable = PersistentRequests.start
+) -> Run:
+    """What sends its operand by spare requests, and returns what `finish` makes of what came.
+
+    That is in buffers: `finish` must copy. `method` is what MPI calls it.
+    """
+    wait = comm.watching(method, start)
+
+    def run(x):
+        messages = spares.latest
+        if messages.in_use:
+            messages = spares.unused()
+        wait(messages, x)
+        messages.in_use = False
+        return finish(messages)
+
+    return run
+
+
 def swap(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -> Spares:
     """What sends an array of type `t`, and takes one, by the requests that `make` makes for the bytes of both."""
 
@@ -110,17 +131,11 @@ def _buffer(count: int, row: ShapedArray, room: int = ROOM) -> tuple[numpy.ndarr
 
 
 def exchange(
-    comm: Watched,
-    method: str,
-    shape: tuple[int, ...],
-    row: ShapedArray,
-    to_each: bool,
-    finish: Callable[[PersistentRequests], numpy.ndarray],
+    comm: Watched, method: str, shape: tuple[int, ...], row: ShapedArray, to_each: bool, finish: Finish
 ) -> Run:
     """What sends an array of type `row` to each rank: the operand, or `to_each` its own row of it.
 
-    Operands have this `shape`. `finish` makes the result of what came. `out` lacks this rank's row `to_each`; `rows`
-    have it. Both are buffers: it must copy.
+    Operands have this `shape`. `finish` gets `out`, which lacks this rank's row `to_each`, and `rows`, which have it.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [*range(rank), *range(rank + 1, size)]
@@ -136,18 +151,7 @@ def exchange(
         coming = [comm.Recv_init(room[k], k, TAG) for k in others]
         return PersistentRequests(given, out, coming + [comm.Send_init(sent[k], k, TAG) for k in others], rows)
 
-    spares = Spares(comm, (method, to_each, shape, row.shape, row.dtype), make)
-    wait = comm.watching(method, PersistentRequests.start)
-
-    def run(x):
-        messages = spares.latest
-        if messages.in_use:
-            messages = spares.unused()
-        wait(messages, x)
-        messages.in_use = False
-        return finish(messages)
-
-    return run
+    return sender(comm, method, Spares(comm, (method, to_each, shape, row.shape, row.dtype), make), finish)
 
 
 def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | None:
@@ -172,18 +176,11 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
             step.in_use = False
         return messages.start(x)
 
-    wait = comm.watching("Allreduce", start if earlier else PersistentRequests.start)
-
-    def run(x):
-        messages = last.latest
-        if messages.in_use:
-            messages = last.unused()
-        wait(messages, x)
-        messages.in_use = False
+    def finish(messages):
         one, two = (messages.out, messages.given) if is_upper else (messages.given, messages.out)
         return combine(one, two) if shape else combine(one, two, out=empty(shape, dtype))  # not a NumPy scalar
 
-    return run
+    return sender(comm, "Allreduce", last, finish, start if earlier else PersistentRequests.start)
 
 
 def _with_partner(comm: Watched, partner: int) -> Make:
