@@ -7,7 +7,6 @@ are stored is up to the backend.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import signal
 from abc import ABC, abstractmethod
@@ -31,6 +30,7 @@ SAME_ON_ALL = frozenset(
     {"psum", "pprod", "pmax", "pmin", "all_gather_invariant", "all_gather_reduced", "broadcast", "reduced"}
 )
 SWAPPED = 2**14  # bytes: from here on, two ranks send each other what they add up
+MANY = 4096  # things decided once, of each kind, that a backend keeps
 CASTS = ("pbroadcast", "reduced", "unreduced")  # on a rank of its own, they change types alone
 
 
@@ -69,10 +69,25 @@ class Backend(ABC):
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by collective
+        self.decided: dict[tuple, Any] = {}  # what `decided_once` keeps
+        self.places: dict[tuple, tuple] = {}  # of blocks in arrays, by dims and shapes: see `OneRank.place`
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "decided": {}}  # functions that cannot be pickled
 
     def same_ranks(self, other: Backend) -> bool:
         """Whether another backend of the same sizes has the same ranks, so that each can use the other's values."""
         return type(self) is type(other)
+
+    def decided_once(self, decide: Callable, *about: Any) -> Any:
+        """`decide(self, *about)`, which is kept for the next time, and as long as this backend."""
+        key = decide, about
+        found = self.decided.get(key)
+        if found is None:
+            if len(self.decided) >= MANY:
+                self.decided.clear()
+            found = self.decided[key] = decide(self, *about)
+        return found
 
     def size(self, axes: Iterable[str]) -> int:
         """The number of ranks along `axes`."""
@@ -227,7 +242,7 @@ class OneRank(Backend):
 
     def place(self, x: Any, dims: Dims) -> tuple[Any, Axes]:
         x = x if isinstance(x, Tracer) else numpy.asarray(x)
-        index, held = _place_of_block(self, tuple(dims), x.shape)
+        index, held = self.decided_once(_place_of_block, tuple(dims), x.shape)
         return x[index], held
 
     def reshard_data(self, x: Any, held: Axes, wanted: Axes) -> Any:
@@ -246,7 +261,6 @@ class OneRank(Backend):
 # ---------------------------------------------------------------- blocks
 
 
-@functools.lru_cache(maxsize=4096)
 def _place_of_block(ranks: OneRank, dims: tuple[Axes, ...], shape: tuple[int, ...]) -> tuple[tuple[slice, ...], Axes]:
     """Where a rank's block is in an array of this shape, as an index; and the axes that it varies along."""
     index = []

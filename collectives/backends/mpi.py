@@ -27,6 +27,7 @@ from collectives.backends import pairs, persistent
 from collectives.backends.base import (
     CASTS,
     GROUP,
+    MANY,
     Axes,
     Backend,
     LauncherError,
@@ -74,7 +75,6 @@ def _name(version: str) -> str:
 
 
 Run = Callable[..., Any]  # what runs a collective on blocks of known types
-MANY = 4096  # of these that a mesh keeps
 
 _mpi = _mpi4py()
 BYTE = _mpi.BYTE

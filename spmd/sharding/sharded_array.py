@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -207,11 +206,16 @@ class ShardedArray(Tracer):
         return str(self.gather()) if self.mesh.ranks.is_here(self.held) else repr(self)
 
 
-@functools.lru_cache(maxsize=4096)
 def array_maker(
     mesh: Mesh, spec: PartitionSpec, held: Axes, block: tuple[int, ...], dtype: numpy.dtype
 ) -> Callable[[Any], Value]:
     """What makes an array, plain or sharded, of this process's data: blocks of this shape that vary along `held`."""
+    return mesh.ranks.decided_once(_maker, mesh, spec, held, block, dtype)
+
+
+def _maker(
+    _: Any, mesh: Mesh, spec: PartitionSpec, held: Axes, block: tuple[int, ...], dtype: numpy.dtype
+) -> Callable[[Any], Value]:
     wanted = mesh.ranks.sort_axes(spec.held)
     make: Callable[[Any], Value] = _plain_array
     if not spec.is_trivial:

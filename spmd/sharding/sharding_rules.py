@@ -226,9 +226,14 @@ def plan_of(
     primitive: Primitive, args: Sequence[Value], dims: Sequence[Dims], params: dict, sizes: dict[str, int]
 ) -> BlockPlan:
     """The plan for these operands, which are sharded as `dims` says, on a mesh of these sizes."""
-    operands = tuple((type(x) if type(x) in _WEAK else typeof(x), split) for x, split in zip(args, dims))
+    operands = tuple((type(x) if type(x) in _WEAK else _type_alone(typeof(x)), split) for x, split in zip(args, dims))
     what = primitive, operands, tuple(params.items()), tuple(sizes.items())
     return (_known_plan if _can_be_hashed(what) else _plan)(*what)
+
+
+def _type_alone(t: ShapedArray) -> ShapedArray:
+    """The type without its sharding: with it, the plans that are kept would keep meshes."""
+    return t if t.sharding is None else ShapedArray(t.shape, t.dtype, states=t.states)
 
 
 def _can_be_hashed(x: Any) -> bool:

@@ -1,14 +1,16 @@
 """Meshes, and how their backend is chosen."""
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
 
 import minidiff as md
 import spmd
-from collectives import axis_index
+from collectives import axis_index, psum
 from collectives.backends.base import LauncherError
 from spmd import P
 from spmd.mesh import launch
@@ -170,3 +172,22 @@ def test_the_first_process_without_mpi4py_shows_where():
     assert "Traceback" in first.stderr
     assert other.stderr.startswith("[rank 2] ImportError: an MPI launcher started this process as one of 4, but mpi4py")
     assert other.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("backend", ["simulated", "mpi"])
+def test_a_mesh_is_freed_with_its_last_user(backend, jit):
+    """MPI has a few thousand communicators, and a script may make meshes in each step."""
+
+    def use():
+        mesh = spmd.make_mesh((1,) if backend == "mpi" else (2,), ("i",), backend=backend)
+        f = spmd.shard_map(lambda x: (psum(x * 2, "i"), x), mesh=mesh, in_specs=P("i"), out_specs=(P(), P("i")))
+        f = md.jit(f) if jit else f
+        for x in (np.ones(4), spmd.distribute(np.ones(4), mesh, P("i"))):
+            (f(x)[1] * 2).sum()
+            md.grad(lambda x: f(x)[0].sum())(x)
+        return weakref.ref(mesh), weakref.ref(mesh.ranks)
+
+    references = use()
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
