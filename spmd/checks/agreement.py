@@ -67,7 +67,7 @@ def compare_call(mesh: Mesh, call: UserCall) -> None:
 
 def fused_call(params: Sequence[dict]) -> UserCall:
     """One call for several fused ones, whose descriptions are compared at once."""
-    rest = {id(call): call for call in (p["call"] for p in params) if not call.agreed}.values()
+    rest = {id(call): call for call in (p.get("call", NO_CALL) for p in params) if not call.agreed}.values()
     names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
     return UserCall(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
 

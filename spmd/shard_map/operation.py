@@ -107,7 +107,7 @@ class ShardMap(HigherOrder, DecidedOnce):
 
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply the operation, resharding sharded arguments to their specs first."""
-        mesh, call = params["mesh"], params["call"]
+        mesh, call = params["mesh"], params.get("call", NO_CALL)
         if not call.agreed and current_interpreter() is EVALUATE:
             compare_call(mesh, call)  # before anything is resharded
         return super().bind(*[_reshard_argument(x, mesh, spec) for x, spec in zip(args, params["in_specs"])], **params)
@@ -116,8 +116,7 @@ class ShardMap(HigherOrder, DecidedOnce):
 
     @restore_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
-        if not params["call"].agreed:
-            compare_call(params["mesh"], params["call"])
+        compare_call(params["mesh"], params.get("call", NO_CALL))
         interpreter, in_specs = body_interpreter(params), params["in_specs"]
         blocks = list(map(interpreter.enter, args, in_specs))
         if checks_values():
@@ -130,7 +129,7 @@ class ShardMap(HigherOrder, DecidedOnce):
 
     def decide(self, operands: Sequence[Value], params: dict) -> Callable[..., list[Value]]:
         """What runs it in a compiled program."""
-        compare_call(params["mesh"], params["call"])
+        compare_call(params["mesh"], params.get("call", NO_CALL))
         return decide_call(operands, params, self.evaluate)
 
     # ------------------------------------------------ forward mode

@@ -232,8 +232,8 @@ def plan_of(
 
 
 def _type_alone(t: ShapedArray) -> ShapedArray:
-    """The type without its sharding: with it, the plans that are kept would keep meshes."""
-    return t if t.sharding is None else ShapedArray(t.shape, t.dtype, states=t.states)
+    """The type without its sharding: with it, the plans that are kept would keep meshes. (Errors need it.)"""
+    return t if t.sharding is None or t.unreduced else ShapedArray(t.shape, t.dtype, states=t.states)
 
 
 def _can_be_hashed(x: Any) -> bool:
