@@ -327,7 +327,7 @@ def main(arguments: list[str] | None = None) -> list[dict]:
     mesh, result = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi"), []
     say = print if MPI.COMM_WORLD.rank == 0 else lambda *_: None
     say(f"{MPI.Get_library_version().splitlines()[0].strip()}, {MPI.COMM_WORLD.size} ranks; microseconds")
-    say(f"{'':38}{'':10}{'minimum':>10}{'median':>10}{'over':>10}{'ratio':>8}")
+    say(f"{'':47}{'':10}{'minimum':>10}{'median':>10}{'over':>10}{'ratio':>8}")
     for name, (make, seconds) in ROWS.items():
         if not any(part in name for part in options.only):
             continue
@@ -339,7 +339,7 @@ def main(arguments: list[str] | None = None) -> list[dict]:
         for line in lines(name, found):
             result.append(line)
             numbers = "".join(f"{line[key]:10.1f}" for key in ("minimum", "median", "over"))
-            say(f"{line['row']:38}{line['kind']:10}{numbers}{line['ratio']:8.2f}")
+            say(f"{line['row']:47}{line['kind']:10}{numbers}{line['ratio']:8.2f}")
         for kind in [k for k in runs if options.profile and k in ("compiled", "eager")]:
             for part, took in sorted(profile(runs[kind], options.profile).items(), key=lambda item: -item[1]):
                 say(f"    {kind}: {part:30}{took:8.1f}")
