@@ -257,12 +257,12 @@ class MPIRanks(OneRank):
     # ------------------------------------------------ started now, waited for later
 
     def prepare_start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Callable[..., Started]:
-        types = [ShapedArray(x.shape, x.dtype) for x, _ in operands]
+        types = [ShapedArray(x.shape, x.dtype.newbyteorder("=")) for x, _ in operands]
         comm, begin = getattr(self, f"_start_{name}")(types, **params)
         under_way = self._started
 
         def start(*xs):
-            started = Started(comm, [*map(_sendable, xs)])
+            started = Started(comm, xs)
             under_way.append(started)  # first: `finish` must know of it even if Ctrl-C comes next
             begin(started)
             return started
@@ -294,9 +294,10 @@ class MPIRanks(OneRank):
         else:
 
             def begin(started):
-                out = route.result(*started.given)
+                x = started.given = _sendable(*started.given)
+                out = route.result(x)
                 started.results = lambda: [out]
-                started.requests.extend(route.messages(*started.given, out))
+                started.requests.extend(route.messages(x, out))
 
         return comm, begin
 
@@ -513,7 +514,7 @@ class MPIRanks(OneRank):
         comm, begin = self._start_ppermute([x], axes, size, perm, again=False)
 
         def run(x):
-            started = Started(comm, [_sendable(x)])
+            started = Started(comm, [x])
             self._started.append(started)
             begin(started)
             return started.results()[0]  # into which MPI writes: `_ppermute_wait` knows it by its identity

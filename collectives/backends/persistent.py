@@ -78,6 +78,8 @@ class Spares:
 
     def unused(self) -> PersistentRequests:
         """A set that is not in use, from now on the latest."""
+        if not self.latest.in_use:
+            return self.latest
         known = self.comm.persistent
         if self.kind not in known and len(known) == MANY:
             self.comm.free_oldest()
@@ -105,7 +107,7 @@ def sender(
 
     def run(x):
         messages = spares.latest
-        if messages.in_use:
+        if messages.in_use:  # a call that is not needed takes longer than to look here
             messages = spares.unused()
         wait(messages, x)
         messages.in_use = False
@@ -170,7 +172,7 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
 
     def start(messages, x):
         for spares, is_upper in zip(earlier, uppers):
-            step = spares.unused() if spares.latest.in_use else spares.latest
+            step = spares.unused()
             wait_for(step.start(x))
             x = combine(step.out, step.given) if is_upper else combine(step.given, step.out)
             step.in_use = False
