@@ -30,7 +30,7 @@ SAME_ON_ALL = frozenset(
     {"psum", "pprod", "pmax", "pmin", "all_gather_invariant", "all_gather_reduced", "broadcast", "reduced"}
 )
 SWAPPED = 2**14  # bytes: from here on, two ranks send each other what they add up
-MANY = 4096  # things decided once, of each kind, that a backend keeps
+MANY = 4096  # things decided once that a backend keeps
 CASTS = ("pbroadcast", "reduced", "unreduced")  # on a rank of its own, they change types alone
 
 
@@ -69,7 +69,7 @@ class Backend(ABC):
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by collective
-        self.decided: dict[tuple, Any] = {}  # what `decided_once` keeps
+        self.decided: dict[tuple, Any] = {}  # what is decided once, by what it depends on
         self.places: dict[tuple, tuple] = {}  # of blocks in arrays, by dims and shapes: see `OneRank.place`
 
     def __getstate__(self) -> dict:
@@ -83,10 +83,13 @@ class Backend(ABC):
         """`decide(self, *about)`, which is kept for the next time, and as long as this backend."""
         key = decide, about
         found = self.decided.get(key)
-        if found is None:
-            if len(self.decided) >= MANY:
-                self.decided.clear()
-            found = self.decided[key] = decide(self, *about)
+        return self.keep(key, decide(self, *about)) if found is None else found
+
+    def keep(self, key: tuple, found: Any) -> Any:
+        """Keep what has been decided, and return it."""
+        if len(self.decided) >= MANY:
+            self.decided.clear()
+        self.decided[key] = found
         return found
 
     def size(self, axes: Iterable[str]) -> int:

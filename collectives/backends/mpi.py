@@ -27,7 +27,6 @@ from collectives.backends import pairs, persistent
 from collectives.backends.base import (
     CASTS,
     GROUP,
-    MANY,
     Axes,
     Backend,
     LauncherError,
@@ -93,7 +92,6 @@ class MPIRanks(OneRank):
         super().__init__(sizes)
         self._started: list[Started] = []
         self._posted: list = []  # requests of messages that may not have arrived
-        self._runs: dict[tuple, tuple[Run, list[Axes]]] = {}  # what runs collectives, and the axes of the results
         self._given = WORLD if comm is None else comm
         self._lease = _communicators(self._given, sizes)
         self._lease.users.add(self)
@@ -193,14 +191,14 @@ class MPIRanks(OneRank):
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
         key = (name, communicates, *params.values(), held, x.shape, x.dtype)
-        run, after = self._runs.get(key) or self._keep(key, name, [(x, held)], communicates, params, several=False)
+        run, after = self.decided.get(key) or self._keep(key, name, [(x, held)], communicates, params, several=False)
         return run(x), after[0]
 
     def variadic(
         self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], communicates: bool, params: dict
     ) -> list[tuple[numpy.ndarray, Axes]]:
         key = (name, communicates, *params.values(), *[(held, x.shape, x.dtype) for x, held in operands])
-        run, after = self._runs.get(key) or self._keep(key, name, operands, communicates, params, several=True)
+        run, after = self.decided.get(key) or self._keep(key, name, operands, communicates, params, several=True)
         return [*zip(run(*[x for x, _ in operands]), after)]
 
     def _keep(
@@ -209,11 +207,8 @@ class MPIRanks(OneRank):
         """Keep what runs a collective on operands of these types, and the axes that its results vary along."""
         for x, _ in operands:
             check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
-        if len(self._runs) >= MANY:
-            self._runs.clear()
         run = _operand if name in CASTS else self.prepare(name, operands, communicates, params, several)
-        self._runs[key] = run, [self.held_after(name, held, params) for _, held in operands]
-        return self._runs[key]
+        return self.keep(key, (run, [self.held_after(name, held, params) for _, held in operands]))
 
     def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS or (params["size"] == 1 and _of_one_rank(name, x, params) is _operand)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from minidiff.core.python_numbers import WeakTracer
+from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import as_plain_operand
@@ -78,9 +78,10 @@ class Interpreter:
         """
         if not isinstance(x, Tracer) or x.interpreter is self or self.knows(x):
             return x
-        if id(x) not in self._adopted:
-            self._adopted[id(x)] = x, self._adopt(x)
-        return self._adopted[id(x)][1]
+        known = self._adopted.get(id(x))
+        if known is None:
+            known = self._adopted[id(x)] = (x, self._adopt(x))
+        return known[1]
 
     def knows(self, x: Tracer) -> bool:
         """Whether `x` is a value of the body that this interpreter works in."""
@@ -182,7 +183,7 @@ class transforming(running):
     __slots__ = ()
 
     def __exit__(self, *exc) -> None:
-        become(self.previous)
+        super().__exit__(*exc)
         self.interpreter.end()
 
 
@@ -197,5 +198,4 @@ def current_scope() -> Any:
 
 def enter(x: Value) -> Value:
     """Make a tracer that the `shard_map` body closes over an unmapped input."""
-    x, interpreter = x.value if type(x) is WeakTracer else x, current_interpreter()
-    return interpreter.adopt(x) if isinstance(x, Tracer) and x.interpreter is not interpreter else x
+    return current_interpreter().adopt(unwrap_weak(x)) if isinstance(x, Tracer) else x

@@ -26,7 +26,7 @@ from minidiff import tree
 from minidiff.compiler.jit import key_of
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, current_scope
 from minidiff.core.ranks import cast_to, ranks
-from minidiff.core.scope import Scope
+from minidiff.core.scope import Scope, checking
 from minidiff.core.states import INVARIANT, NONE, REDUCED, UNREDUCED, VARYING, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
@@ -245,7 +245,7 @@ class _Mapped:
         else:
             if scope.bottom.base is EVALUATE:
                 compare_call(where.mesh, call)
-            with _mapping(scope, self.name, where, False):  # values are whole along its axes
+            with checking(scope, False), _mapping(scope, self.name, where):  # values are whole along its axes
                 blocks, _ = body(*map(_split_by_spec, values, specs))
                 results = list(map(_join_by_spec, blocks, result_specs))
         return out_structure.build(results)
@@ -316,11 +316,10 @@ class _Mapped:
     def apply_to_blocks(self, blocks: tuple, where: _Place, scope: Scope) -> Any:
         """The result of the function, in the running body."""
         before = random_state()
-        with _mapping(scope, self.name, where, True):
+        with _mapping(scope, self.name, where), checking(scope, True):
             out = self.f(*blocks)
-        if random_state() != before:
-            why = "on real ranks each has its own generator, so what types say is the same on all ranks may differ"
-            warn_if_random(before, self.title, why)
+        why = "on real ranks each has its own generator, so what types say is the same on all ranks may differ"
+        warn_if_random(before, self.title, why)
         return out
 
     def checked_results(self, out: Any, where: _Place, scope: Scope) -> tuple[list[Value], Specs, tree.Structure]:
@@ -404,29 +403,25 @@ def batch_axes(interpreter: Any) -> frozenset[str]:
 
 
 class _mapping:
-    """`with _mapping(scope, function, where, yes):` make the running body that of `function`, with further axes.
+    """`with _mapping(scope, function, where):` make the running body that of `function`, with further axes."""
 
-    In an explicit scope, also turn checks on or off, as `checking` does.
-    """
+    __slots__ = ("scope", "bottom", "function", "where", "before")
 
-    __slots__ = ("scope", "bottom", "function", "where", "checks", "before")
-
-    def __init__(self, scope: Scope, function: str, where: _Place, yes: bool):
+    def __init__(self, scope: Scope, function: str, where: _Place):
         self.scope = scope
         self.bottom = scope.bottom
         self.function = function
         self.where = where
-        self.checks = yes and not where.auto_pbroadcast
 
     def __enter__(self) -> None:
         scope = self.scope
-        self.before = self.bottom.mapped, scope.function or self.function, scope.explicit, scope.checks
+        self.before = self.bottom.mapped, scope.function or self.function, scope.explicit
         self.bottom.mapped, scope.function = self.where.mapped, self.function
-        scope.explicit, scope.checks = not self.where.auto_pbroadcast, self.checks
+        scope.explicit = not self.where.auto_pbroadcast
 
     def __exit__(self, *exc) -> None:
         scope = self.scope
-        self.bottom.mapped, scope.function, scope.explicit, scope.checks = self.before
+        self.bottom.mapped, scope.function, scope.explicit = self.before
 
 
 def _split_by_spec(x: Value, spec: PartitionSpec) -> Value:
