@@ -70,7 +70,6 @@ class Backend(ABC):
         self.sizes = dict(sizes)
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by collective
         self.decided: dict[tuple, Any] = {}  # what is decided once, by what it depends on
-        self.places: dict[tuple, tuple] = {}  # of blocks in arrays, by dims and shapes: see `OneRank.place`
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "decided": {}}  # functions that cannot be pickled

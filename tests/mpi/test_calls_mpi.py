@@ -76,7 +76,7 @@ def watched(monkeypatch):
     along(("i",))  # communicators are made at first use, which is no collective of the program's
     monkeypatch.setattr(mesh.ranks, "along", lambda axes: Watched(along(axes), calls), raising=False)
     monkeypatch.setattr(mesh.ranks, "comm", Watched(mesh.ranks.comm, calls))
-    monkeypatch.setattr(mesh.ranks, "_runs", {})  # what was decided with the communicators themselves
+    monkeypatch.setattr(mesh.ranks, "decided", {})  # what was decided with the communicators themselves
     mesh.reset_calls()
     return mesh, calls
 
