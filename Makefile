@@ -2,7 +2,7 @@
 # make lab        sets up, and opens the notebooks in JupyterLab
 # make test       sets up, and runs the tests, those on MPI ranks too, within 5 minutes on two processors, without those
 #                 that tests/slow.txt lists; in random order: make test ARGS="--shuffle 1"
-# make test-all   the same with the slow tests, which takes four times as long
+# make test-all   the same with the slow tests, which takes four times as long; make test-slow runs these alone
 # make test-versions  the same on each Python of VERSIONS, and on the oldest NumPy: make test-versions VERSIONS=3.13
 # make quick      sets up, and runs a sample of the tests, within a minute on two processors
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
@@ -23,7 +23,8 @@ MPI ?= mpich
 BUILDER ?= html
 TIMEOUT ?= 3600
 VERSIONS ?= 3.10 3.11 3.12 3.13
-WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
+# The variable would limit what nproc counts, in a make that another one starts.
+WORKERS ?= $(shell expr $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 
 VENV := .venv
 comma := ,
@@ -37,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: demo test test-all test-versions test-site quick lab notebooks docs site bench lint clean
+.PHONY: demo test test-all test-slow test-versions test-site quick lab notebooks docs site bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel --jit $(ARGS)
@@ -47,8 +48,8 @@ demo: $(VENV)/.installed-$(MPI)
 test: $(VENV)/.installed-$(MPI)-test-notebooks
 	python -m tests.run_all --workers $(WORKERS) --limit $(TIMEOUT) $(ARGS)
 
-test-all:
-	$(MAKE) test ARGS="--all $(ARGS)"
+test-all test-slow: test-%:
+	$(MAKE) test ARGS="--$* $(ARGS)"
 
 quick: $(VENV)/.installed-$(MPI)-test-notebooks
 	python -m tests.run_all --quick --workers $(WORKERS) --limit $(TIMEOUT) $(ARGS)

@@ -56,6 +56,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser):
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order, drawn from a seed")
     parser.addoption("--fast", action="store_true", help="leave out the tests that tests/slow.txt lists")
+    parser.addoption("--slow", action="store_true", help="run only the tests that tests/slow.txt lists")
     parser.addoption("--site", metavar="FOLDER", help="test the site that is built there, in Chromium (tests/site)")
 
 
@@ -67,20 +68,20 @@ LONG += ("test_benchmarks", "test_environment", "test_checkpoint", "test_example
 def pytest_collection_modifyitems(config, items):
     """No test may need another one to have run before it: the order may be random."""
     expect_copies(items)
-    if config.getoption("fast"):
-        leave_out_slow(config, items)
+    if config.getoption("fast") or config.getoption("slow"):
+        select(config, items, slow=config.getoption("slow"))
     if (seed := config.getoption("shuffle")) is not None:
         random.Random(seed).shuffle(items)
     elif config.pluginmanager.hasplugin("dsession") or hasattr(config, "workerinput"):
         items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
-def leave_out_slow(config, items):
-    """Deselect the tests that `slow.txt` names: cases of a test one by one, or all of them by the test's name."""
-    slow = {*(_HERE / "slow.txt").read_text().splitlines()}
-    left_out = [item for item in items if slow & {item.nodeid, item.nodeid.partition("[")[0]}]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+def select(config, items, slow):
+    """Keep the tests that `slow.txt` names, case by case or by a test's name, or all others; deselect the rest."""
+    names = {*(_HERE / "slow.txt").read_text().splitlines()}
+    is_slow = {item: bool(names & {item.nodeid, item.nodeid.partition("[")[0]}) for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if is_slow[item] != slow])
+    items[:] = [item for item in items if is_slow[item] == slow]
 
 
 # ---------------------------------------------------------------- copies of a result

@@ -1,8 +1,9 @@
 """Run the tests in groups: the style, those in one process, and those on MPI ranks.
 
-By default, tests that `tests/slow.txt` lists are left out; with --all they are not; with --quick, a sample is run.
+By default, tests that `tests/slow.txt` lists are left out; with --all they are not; with --slow they are all that runs;
+with --quick, a sample is run.
 
-All groups run, whichever fail. What became of each, and how long it took, is printed at the end.
+All groups run, whichever fail. A summary at the end says which failed, and how long each took.
 """
 
 import argparse
@@ -61,18 +62,19 @@ def outcome(command: list[str], limit: float, no_tests: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.run_all",
-        usage="%(prog)s [--all | --quick] [--workers N] [--limit SECONDS] [options of pytest]",
+        usage="%(prog)s [--all | --slow | --quick] [--workers N] [--limit SECONDS] [options of pytest]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--quick", action="store_true", help="run a sample of the tests, within a minute")
     parser.add_argument("--all", action="store_true", help="run all tests, the slow ones, too")
+    parser.add_argument("--slow", action="store_true", help="run the slow tests alone")
     parser.add_argument("--workers", type=int, default=2, help="how many run the tests in one process")
     parser.add_argument("--limit", type=float, default=3600, help="seconds that a group may take")
     ours, options = parser.parse_known_args()
-    no_tests = "no such tests" if options else "FAILED: no tests"
-    options += [] if ours.all else ["--fast"]
+    no_tests = "no such tests" if options or ours.slow else "FAILED: no tests"
+    options += ["--slow"] if ours.slow else [] if ours.all else ["--fast"]
     outcomes = {}
     for name, command in groups(ours.workers, options, ours.quick).items():
         print(f"\n{name}: {' '.join(command)}", flush=True)

@@ -65,10 +65,22 @@ def test_what_is_slow_exists():
         assert f"def {test.partition('[')[0]}(" in source or test.startswith(path[:-3].replace("/", ".")), line
 
 
-def test_slow_tests_are_left_out_if_that_is_asked_for():
+def test_slow_tests_are_left_out_or_run_alone():
     slow = "tests/test_names.py::test_functions_that_modules_share_are_verbs_or_nouns"
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", slow.partition("::")[0]]
-    everything, fast = (
-        subprocess.run([*command, *options], capture_output=True, text=True).stdout for options in ([], ["--fast"])
-    )
-    assert slow in everything and slow not in fast and "::" in fast
+
+    def collected(*options):
+        shown = subprocess.run([*command, *options], capture_output=True, text=True).stdout
+        return {line for line in shown.splitlines() if "::" in line}
+
+    everything, fast, only_slow = collected(), collected("--fast"), collected("--slow")
+    assert slow in only_slow and fast and fast == everything - only_slow
+
+
+def test_ci_runs_the_commands_of_the_first_screen():
+    """The commands are those of README's first screen, as they are written there; CI runs the one that tests."""
+    root = Path(__file__).parent.parent
+    first_screen = "".join((root / "README.md").read_text().splitlines(True)[:40])
+    commands = re.findall(r"^\$ (make \S+)", first_screen, re.M)
+    assert commands[:2] == ["make demo", "make test"]
+    assert "make test\n" in (root / ".ci" / "run").read_text()
