@@ -11,7 +11,7 @@ from minidiff.core.interpreter import Interpreter, restore_interpreter, running,
 from minidiff.core.operation import Primitive
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, typeof, zeros_like
+from minidiff.core.types import ShapedArray, as_plain_operand, typeof, zeros_like
 from minidiff.diagnostics.errors import TracerError, lost_derivative_message
 from minidiff.values.dtypes import PLAIN, float0, is_differentiable
 
@@ -66,6 +66,7 @@ class JVP(Interpreter):
         if not [t for t in tangents if t is not None]:
             return primitive.apply(below, args, params)
         if not PLAIN.issuperset(map(type, primals)):
+            primals = list(map(as_plain_operand, primals))
             sharded = ranks.dispatch(self, primitive, args, params)
             if sharded is not None:
                 return sharded

@@ -150,12 +150,12 @@ def operand_type(x: Any) -> Any:
 
 
 def as_plain_operand(x: Any) -> Any:
-    """Apply `as_plain` to an operand, which may also be a tracer, a type, or a list."""
-    if isinstance(x, (list, tuple)):
-        for item in x:
+    """Apply `as_plain` to an operand, which may also be a tracer or a type; make lists of numbers an array."""
+    if isinstance(x, (list, tuple, range)):
+        for item in x if type(x) is not range else ():
             as_plain_operand(item)
-        return x
-    return x if isinstance(x, (Typed, ShapedArray, range)) else as_plain(x)
+        return numpy.asarray(x)
+    return x if isinstance(x, (Typed, ShapedArray)) else as_plain(x)
 
 
 def zeros_like(x: Any) -> numpy.ndarray:

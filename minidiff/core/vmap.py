@@ -60,9 +60,7 @@ class Batch(Interpreter):
             if self.axis_name is not None and self.runs_along(primitive, params):
                 return primitive.batch_along(self, args, params)
             batched = [self.owns(x) for x in args]
-            for x, yes in zip(args, batched):
-                if not yes and type(x) not in PLAIN:  # rules read shapes
-                    as_plain_operand(x)
+            args = [x if yes or type(x) in PLAIN else as_plain_operand(x) for x, yes in zip(args, batched)]
             if not any(batched):
                 return self.below.process(primitive, args, params)
             values = list(map(self.in_front, args))

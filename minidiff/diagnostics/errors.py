@@ -112,10 +112,10 @@ def batched_message(x: Any, use: str) -> str:
 
 
 def lost_derivative_message(x: Any, use: str) -> str:
-    number = "x.item()" if x.size == 1 else "x[i].item(), for a list of them x.tolist()"
+    number = "item()" if x.size == 1 else "tolist()"
     return (
-        f"{use} of a value that is being differentiated ({x.type}) would lose its derivative. For the plain "
-        f"number take {number}; to build an array use minidiff.numpy.array or np.stack; instead of math.sin, np.sin"
+        f"{use} of a value that is being differentiated ({x.type}) would lose its derivative. For a plain "
+        f"number, to print or to log, take md.stop_gradient(x).{number}; to build an array use minidiff.numpy.array or np.stack; instead of math.sin, np.sin"
     )
 
 

@@ -22,7 +22,7 @@ from minidiff.core.ranks import ranks
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Atom, Equation, RecordedTracer, Tape
 from minidiff.core.tracer import OPERATIONS, Tracer, Value
-from minidiff.core.types import ShapedArray, Var, array_type, typeof
+from minidiff.core.types import ShapedArray, Var, array_type, as_plain_operand, typeof
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.ops import elementwise
@@ -244,6 +244,7 @@ class Sweep(JVP):
         """Run an operation, and record its derivative as a step; one on sharded arrays is a `shard_map` of it."""
         primals = [x.primal if yes else x for x, yes in zip(args, mine)]
         if not PLAIN.issuperset(map(type, primals)):
+            primals = list(map(as_plain_operand, primals))
             sharded = ranks.dispatch(self, primitive, args, params)
             if sharded is not None:
                 return sharded

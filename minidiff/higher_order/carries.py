@@ -23,7 +23,7 @@ from minidiff.diagnostics.errors import TracerError, VarianceError, divergence_e
 from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.partial_eval import TracedBody, concrete_value, enter_value, interpreters
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
-from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument, python_type
+from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument, python_type, restore_weak
 from minidiff.ops.base import convert_number
 from minidiff.values.dtypes import is_scalar_constant, result_type
 
@@ -111,10 +111,10 @@ def all_vary_everywhere(values: Iterable[Value]) -> bool:
 # ---------------------------------------------------------------- carries
 
 
-def _carry_type(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
+def _carry_type(what: str, path: str, old: Any, new: Any, start: Any = None) -> ShapedArray:
     """The type of a carry: `old` (a value or type) before a step, `new` after it.
 
-    A `number` takes any states, as numbers do everywhere.
+    One that starts as a number takes any states, as numbers do everywhere; a Python number also takes larger dtypes.
     """
     try:
         a, b = typeof(old), typeof(new)
@@ -122,13 +122,13 @@ def _carry_type(what: str, path: str, old: Any, new: Any, number: bool = False) 
         as_named_value(new, f"{what}: the step's result for {path}")
         raise
     states = combine_states(a.states, b.states)
-    if not number:
+    if not is_scalar_constant(start):
         labels = f"the initial {path}", "the step's result"
         states = joint_states(f"{what}: {path} has type {a}, a step returns {b}; these", labels, (old, new))
     if a.shape == b.shape:
         if a.dtype == b.dtype or fits_weakly(new, a.dtype):
             return a.update(states=states)
-        if fits_weakly(old, b.dtype):
+        if fits_weakly(old, b.dtype) or (fits_weakly(start, b.dtype) and result_type(a.dtype, b.dtype) == b.dtype):
             return b.update(states=states)
     raise TypeError(
         f"{what} must keep the types of its carries: {path} has type {a}, but a step returns {b}; convert one of them "
@@ -155,12 +155,17 @@ class Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if is_weak(x) else enter_value(x) for _, x in leaves]
+        self.weak = list(map(is_weak, self.init))  # which carries are Python numbers; later, which ones steps leave so
         self.seen: Any = None  # the joint types of all concrete carries so far, once the first step has run
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
         self.cast = False  # whether the carries are cast to their types before every step, the first included
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
+
+    def weak_tree(self, carry: Any) -> Any:
+        """Make those leaves of a last carry Python numbers that steps leave so."""
+        return self.tree(restore_weak(self.weak, tree.leaves(carry)))
 
     def leaves(self, new: Any) -> list:
         """The leaves of the carry that a step returns."""
@@ -173,15 +178,14 @@ class Carry:
         return leaves
 
     def types(self, old: Sequence[Any], new: Sequence[Any]) -> list[ShapedArray]:
-        numbers = map(is_scalar_constant, self.init)
-        return [_carry_type(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
+        return [_carry_type(self.what, *entry) for entry in zip(self.paths, old, new, self.init)]
 
     def advance(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Value], list[Value], Any]:
         """Run a step; return the carries that it got, those that it returns, and its other results."""
         if self.seen is None:
             values, new, rest = self.first_step(step, *args)
         else:
-            new, rest = step(values, *args)
+            new, rest = step(values, *args) if True not in self.weak else self.weak_step(step, values, *args)
         new = self.checked(new)
         if current_scope() is not None:
             seen = [_carry_type(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
@@ -192,22 +196,21 @@ class Carry:
     def first_step(self, step: Callable, *args: Any) -> tuple[list[Value], Sequence[Any], Any]:
         """Run the first step, and find the types of the carries.
 
-        Only the result shows which dtype a Python number needs; if it differs, run the step again. Also run it again if
-        it takes derivatives, which depend on variance, and the carries turn out to vary along more axes.
+        Only the result shows which dtype a Python number needs; if it differs, run the step again, until nothing
+        changes. Also run it again if it takes derivatives, which depend on variance, and the carries turn out to vary
+        along more axes.
         """
-        start, scope = self.init, current_scope()
+        init, scope = self.init, current_scope()
         before = scope and scope.transposed
-        try:
-            new, rest = step(start, *args)
-        except (AttributeError, TypeError):  # a step may use attributes that only arrays have
-            if not any(map(is_weak, start)):
-                raise
-            start = list(map(as_value, start))
-            new, rest = step(start, *args)
-        types = self.types(start, new)
-        init = [convert_python_number(x, t) for x, t in zip(start, types)]
-        if any(typeof(x).dtype != t.dtype for x, t in zip(start, types)):
-            new, rest = step(init, *args)
+        while True:
+            start = init
+            new, rest = self.run(step, start, *args)
+            types = self.types(start, new)
+            self.weak = [yes and is_weak(x) for yes, x in zip(self.weak, new)]
+            init = [convert_python_number(x, t) for x, t in zip(self.init, types)]
+            if all(typeof(x).dtype == t.dtype for x, t in zip(start, types)):
+                break
+            init = list(restore_weak(self.weak, init))
         if scope is not None and scope.typed and scope.transposed != before:
             while any(typeof(x).states != t.states for x, t in zip(init, types)):
                 with ignore_tracing_errors():
@@ -218,6 +221,27 @@ class Carry:
                 types = self.types(init, new)
         self.seen = types
         return init, new, rest
+
+    def weak_step(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Any], Any]:
+        """Run a later step, some of whose carries are Python numbers: what they meet may first come now."""
+        carry = restore_weak(self.weak, values)
+        new, rest = self.run(step, carry, *args)
+        self.seen = self.types(carry, new)
+        self.weak = [yes and is_weak(x) for yes, x in zip(self.weak, new)]
+        return new, rest
+
+    def run(self, step: Callable, carry: Sequence[Value], *args: Any) -> tuple[Sequence[Any], Any]:
+        """Run a step. Where Python's numbers do not do, it takes NumPy's: for their attributes, infinities and sizes."""
+        try:
+            new, rest = step(carry, *args)
+            for x in new:
+                if type(x) is int:
+                    numpy.int64(x)  # raises OverflowError
+            return new, rest
+        except (ArithmeticError, AttributeError, TypeError):
+            if True not in self.weak:
+                raise
+        return step(list(map(as_value, carry)), *args)
 
     def checked(self, new: Sequence[Any]) -> list[Value]:
         """Check a step's results against the types of the carries; cast if needed."""
@@ -247,26 +271,22 @@ class Carry:
 
         A sharded carry takes the sharding of the first step's result; results of later steps are resharded like it.
         """
-        current: list[Any] = [x if is_weak(x) else typeof(x) for x in self.init]
-        resharded = False
+        current, count = list(map(typeof, self.init)), len(self.init)
+        weak, resharded = list(map(is_weak, self.init)), False
         while True:
+            carry: list[Value] = []
 
-            def f(*values, current=current):
-                values = iter(values)
-                carry = [x if is_weak(x) else next(values) for x in current]
-                return step(carry, *values)
+            def f(*values, weak=weak, carry=carry):
+                carry[:] = restore_weak(weak, values[:count])
+                return step(carry, *values[count:])
 
-            try:
-                traced_body = TracedBody(f, [t for t in [*current, *others] if not is_weak(t)], self.origin)
-            except (AttributeError, TypeError):  # a step may use attributes that only arrays have
-                if not any(map(is_weak, current)):
-                    raise
-                current = list(map(typeof, current))
-                continue
-            types = self.types(current, traced_body.result[0])
-            before = [typeof(x).sharding for x in current]
-            for t, x, sharding in zip(types, traced_body.result[0], before):
+            traced_body = TracedBody(f, [*current, *others], self.origin)
+            new = traced_body.result[0]
+            types, before = self.types(carry, new), [t.sharding for t in current]
+            for t, x, sharding in zip(types, new, before):
                 t.sharding = sharding if resharded else typeof(x).sharding
-            if types == current and before == [t.sharding for t in types]:
+            still_weak = [yes and is_weak(x) for yes, x in zip(weak, new)]
+            if types == current and weak == still_weak and before == [t.sharding for t in types]:
+                self.weak = weak
                 return traced_body, types
-            current, resharded = types, types == current
+            current, weak, resharded = types, still_weak, types == current

@@ -44,6 +44,10 @@ class KnownTracer(JVPTracer):
     __slots__ = ()
     variable: Any = vars(JVPTracer)["tangent"]
 
+    def number(self, use: str) -> Any:
+        """The number, unless it is being differentiated outside of the checkpoint."""
+        return self.primal.number(use) if isinstance(self.primal, Tracer) else self.concrete(use)
+
 
 class Known(Stage):
     """Run operations below and record them; keep results that the policy saves."""

@@ -15,13 +15,23 @@ from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.carries import Carry, cast_and_reshard, check_functions, copy_overwritten, is_staging
+from minidiff.higher_order.carries import (
+    Carry,
+    cast_and_reshard,
+    check_functions,
+    convert_python_number,
+    copy_overwritten,
+    is_staging,
+    is_weak,
+)
 from minidiff.higher_order.masks import split_list
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, enter_value, zeros
 from minidiff.inputs.arguments import result_values
 from minidiff.inputs.keywords import explain_keywords
+from minidiff.inputs.promotion import promotion_argument, restore_weak
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
 from minidiff.transforms.recording import jit_is_disabled
+from minidiff.values.dtypes import result_type
 
 # ---------------------------------------------------------------- unstacking and stacking elements
 
@@ -42,6 +52,10 @@ def _elements(x: Value) -> list[Value]:
 
 
 def _stack_elements(elements: Sequence[Value]) -> Value:
+    """Stack elements, of which Python numbers take the dtype of the others."""
+    if any(map(is_weak, elements)):
+        dtype = result_type(*map(promotion_argument, elements))
+        elements = [convert_python_number(x, typeof(x).update(dtype=dtype)) for x in elements]
     return stack_p.bind(*elements, axis=0) if any(isinstance(x, Tracer) for x in elements) else numpy.stack(elements)
 
 
@@ -157,7 +171,8 @@ def scan(
     """Loop over the first axis of `xs`: `carry, y = f(carry, x)`.
 
     Returns `(carry, ys)`. `xs` and `ys` are trees of arrays; `ys` are the steps' results, stacked. `carry` starts as
-    `init`, a tree whose structure and types must not change (a Python number takes the dtype that a step gives it).
+    `init`, a tree whose structure and types must not change (a Python number takes the dtype that it has in a Python
+    loop).
     With `xs=None`, `length` is the number of steps. `reverse` goes from the last element to the first. A recorded loop
     (under `make_tape`, `jit`) is one operation, whose body is one step, or `unroll` steps; True records all steps, and
     no loop. (In a typed `shard_map` the first step runs again if it took derivatives, and made a carry vary that was
@@ -253,7 +268,7 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
 
         def run(values, elements):
             _, values, row = carry.advance(step, values, *elements)
-            return values, step.ys(row)
+            return values, restore_weak(list(map(is_weak, row)), step.ys(row))
 
         values, ys = _run(run, [], arrays, length, reverse)
         values, ys = carry.results(step, values, element_types, ys)
@@ -275,12 +290,14 @@ def _scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool,
     blocks, rest = (slice(cut, None), slice(cut)) if reverse else (slice(cut), slice(cut, None))
 
     def run(init: Any, xs: Any, count: int = size) -> tuple[Any, Any]:
-        return scan_steps(f, Carry(carry.what, f, carry.name, init), xs, count, reverse, count + 1)
+        inner = Carry(carry.what, f, carry.name, init)
+        last, ys = scan_steps(f, inner, xs, count, reverse, count + 1)
+        return inner.weak_tree(last), ys
 
     stacked = tree.map(lambda x: x[blocks].reshape((steps, size, *x.shape[1:])), xs)
     last, ys = scan_steps(run, carry, stacked, steps, reverse)
     ys = tree.map(lambda y: y.reshape((steps * size, *y.shape[2:])), ys)
     if not left:
         return last, ys
-    last, more = run(last, tree.map(lambda x: x[rest], xs), left)
+    last, more = run(carry.weak_tree(last), tree.map(lambda x: x[rest], xs), left)
     return last, tree.map(lambda *parts: concatenate(parts[::-1] if reverse else parts), ys, more)

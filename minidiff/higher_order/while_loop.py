@@ -41,6 +41,7 @@ from minidiff.higher_order.partial_eval import (
 from minidiff.higher_order.scan import scan_steps, steps_per_body
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.keywords import explain_keywords
+from minidiff.inputs.promotion import restore_weak
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
 
@@ -187,7 +188,7 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
     while not is_staging():
         going = test(values)
         if isinstance(going, BatchTracer):  # elements finish at different steps: from here on it is recorded
-            carry.init = list(values)
+            carry.init = list(restore_weak(carry.weak, values))
             break
         if typeof(going).variance:
             _checked_condition(carry, test, list(map(typeof, values)))

@@ -201,7 +201,7 @@ _METHODS: dict[str, Callable] = {
     "__deepcopy__": lambda x, memo: x,
     "__reduce_ex__": _refusing(
         "a traced value ({}) cannot be pickled: it is only valid within its transformation. "
-        "Return it from the function, and pickle the result; or, for its plain number, x.item()",
+        "Return it from the function, and pickle the result; or, for its plain number, md.stop_gradient(x).item()",
         TracerError,
     ),
     "__setitem__": _refusing(
@@ -223,8 +223,8 @@ _METHODS: dict[str, Callable] = {
     "reshape": lambda x, *dims, order="C", copy=None: shape.reshape(x, _as_arguments(dims), order),
     "transpose": lambda x, *axes: shape.transpose(x, _as_arguments(axes) if axes else None),
     "compress": lambda x, condition, axis=None: indexing.compress(condition, x, axis),
-    "item": lambda x: numpy.asarray(x.concrete("item()")).item(),
-    "tolist": lambda x: numpy.asarray(x.concrete("tolist()")).tolist(),
+    "item": lambda x: numpy.asarray(x.number("item()")).item(),
+    "tolist": lambda x: numpy.asarray(x.number("tolist()")).tolist(),
     "view": _refusing("x.view() would read the bytes of a traced value ({}) as another type; convert it with .astype"),
     "fill": _in_place("fill", "x = np.full_like(x, value), or x = x.at[...].set(value)"),
     "put": _in_place("put", "x = x.at[index].set(values)"),

@@ -131,10 +131,25 @@ def test_python_sees_the_values_under_a_derivative(transformation):
 
 
 @each("transformation", KNOWN)
-@each("use", [float, math.sin, math.floor, complex])
+@each("use", [float, math.sin, math.floor, complex, lambda x: x.item(), lambda x: x.tolist(), "%.2f".__mod__])
 def test_what_would_lose_a_derivative(use, transformation):
-    with pytest.raises(md.TracerError, match=r"would lose its derivative.*x\.item\(\).*instead of math\.sin, np\.sin"):
+    with pytest.raises(
+        md.TracerError, match=r"would lose its derivative.*stop_gradient\(x\)\.item\(\).*instead of math\.sin, np\.sin"
+    ):
         RUN[transformation](lambda x: use(x[0]))
+
+
+@each("transformation", KNOWN)
+def test_numbers_without_a_derivative_are_taken(transformation):
+    """Those to print or to log, and those that are integers or booleans, whose derivative is zero."""
+
+    def f(x):
+        y = md.stop_gradient(x)
+        assert (y[0].item(), y.tolist(), float(y[1]), complex(y[2])) == (1.0, [1.0, 2.0, 3.0], 2.0, 3 + 0j)
+        assert (x > 1).tolist() == [False, True, True] and np.argmax(x).item() == 2
+        return x.sum() * (x[1] > 0).item()
+
+    RUN[transformation](f)
 
 
 @pytest.mark.parametrize("transformation", RUN)

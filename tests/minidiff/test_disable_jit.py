@@ -164,7 +164,7 @@ def check_on_ranks(mesh):
 
     def body(w, x):
         loss = psum(np.sum(np.tanh(x * w)), "i")
-        seen.append(loss.item())  # a value that is the same on all ranks is one number
+        seen.append(md.stop_gradient(loss).item())  # a value that is the same on all ranks is one number
         return md.cond(loss > 0, lambda: loss, lambda: -loss)
 
     specs = {"mesh": mesh, "in_specs": (P(), P("i")), "out_specs": P()}

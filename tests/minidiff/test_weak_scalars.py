@@ -317,6 +317,75 @@ def test_a_carry_that_starts_as_a_traced_number():
         assert (carried.dtype, rows.dtype) == ("f4", "f4")
 
 
+#: Steps from carries that begin as Python numbers: what they meet decides on their dtypes, in whichever step.
+CARRIES = {
+    "one after the other": (lambda c, x: (c[0] + x, c[1] + c[0], c[2] * 1.5 + c[1]), (0.0, 0, 1.0)),
+    "a counter beside": (lambda c, x: (c[0] + 1, c[1] + x * c[0]), (0, 0.0)),
+    "an integer becomes a float": (lambda c, x: (c[0] + 0.5, c[1] + c[0] * x), (0, 0)),
+    "a float becomes complex": (lambda c, x: (c[0] + 1j, c[1] + c[0] * x), (0.0, 0)),
+    "none meets an array": (lambda c, x: (c[0] * 2, c[1] + c[0]), (1, 0.0)),
+    "a constant": (lambda c, x: (0.5, c[1] + x * c[0]), (1.0, 0.0)),
+    "an array of float64": (lambda c, x: (c[0] + x, c[1] + c[0]), (np.float64(0), 0.0)),
+    "another": (lambda c, x: (c[0] + x, c[1] + c[0]), (0.0, np.float64(0))),
+    "a dict": (lambda c, x: {"a": c["a"] + c["b"], "b": c["b"] * x}, {"a": 0.0, "b": 1}),
+    "functions": (lambda c, x: (np.maximum(c[0], x), np.where(x > 0.3, c[0], c[1])), (-1.0, 3)),
+}
+ROWS = np.arange(1, 6, dtype=np.float32) / 8
+
+
+def loops_of(step, init):
+    """The loop of these steps, by every route: functions without arguments that return the last carry."""
+    pair = lambda c, x: (step(c, x), None)  # noqa: E731
+    scan = lambda rows: md.scan(pair, init, rows)[0]  # noqa: E731
+    indexed = lambda i, c: step(c, md.dynamic_index_in_dim(ROWS, i, keepdims=False))  # noqa: E731
+    fori = lambda: md.fori_loop(0, 5, indexed, init)  # noqa: E731
+    going, advance = lambda s: s[0] < 5, lambda s: (s[0] + 1, indexed(*s))
+    repeat = lambda: md.while_loop(going, advance, (0, init))[1]  # noqa: E731
+    yield from (lambda: scan(ROWS), lambda: md.jit(scan)(ROWS), fori, md.jit(fori), repeat, md.jit(repeat))
+    yield lambda: md.jit(lambda rows: md.scan(pair, init, rows, unroll=2)[0])(ROWS)
+    yield lambda: md.jit(lambda init: md.scan(pair, init, ROWS)[0])(init)
+    yield lambda: md.jvp(scan, (ROWS,), (ROWS,))[0]
+    yield lambda: md.vjp(scan, ROWS)[0]
+    yield lambda: md.vjp(lambda init: md.scan(pair, init, ROWS)[0], init)[0]
+    yield lambda: md.tree.map(lambda y: y[1], md.vmap(scan)(np.stack([-ROWS, ROWS])))
+    yield lambda: shard_map(scan, mesh=MESH, in_specs=P(), out_specs=md.tree.map(lambda _: P(), init))(ROWS)
+
+
+@each("name", CARRIES)
+def test_carries_that_begin_as_python_numbers(name):
+    """They end with the dtypes of a Python loop."""
+    step, init = CARRIES[name]
+    expected = init
+    for x in ROWS:
+        expected = step(expected, x)
+    for loop in loops_of(step, init):
+        for x, e in zip(md.tree.leaves(loop()), md.tree.leaves(expected), strict=True):
+            x = x.gather() if hasattr(x, "gather") else x
+            assert np.asarray(x).dtype == np.asarray(e).dtype
+            np.testing.assert_allclose(x, e, rtol=1e-6)
+
+
+def test_python_numbers_that_meet_an_array_late():
+    """In a branch that is first taken in the third step; results of steps are stacked likewise."""
+    one = np.float32(1)
+
+    def f(k):
+        step = lambda c, i: (md.cond(i > k, lambda c: c + one, lambda c: 2 * c, c), c)  # noqa: E731
+        return md.scan(step, 1, np.arange(5))
+
+    for last, values in (f(2), md.jit(f)(2), md.tree.map(lambda y: y[0], md.vmap(f)(np.array([2, 4])))):
+        assert (last.dtype, values.dtype) == ("f4", "f4")
+        assert (float(last), values.tolist()) == (10.0, [1.0, 2.0, 4.0, 8.0, 9.0])
+
+
+def test_steps_that_python_numbers_cannot_do():
+    """They take NumPy's, which divide by zero, wrap around, and have methods."""
+    with np.errstate(all="ignore"):
+        for step, start in ((lambda i, c: c / 0, 1.0), (lambda i, c: c * 3 + 1, 1), (lambda i, c: c.sum() * 2, 1.0)):
+            loop = lambda step=step, start=start: md.fori_loop(0, 70, step, start)  # noqa: E731
+            same(loop(), md.jit(loop)())
+
+
 def test_rules_of_ones_own():
     """Rules take a Python number as the function does, and a cotangent of it has any precision."""
     f = md.custom_vjp(lambda s, x: s * x)

@@ -137,6 +137,20 @@ def test_branching_on_what_all_ranks_know():
 
 
 @everywhere
+def test_carries_that_begin_as_python_numbers():
+    """They take float32 from what they meet, in whichever step."""
+
+    def body(x):
+        step = lambda c, x: ((c[0] + x, c[1] + psum(c[0], "i"), c[2] * 0.5), c[2] * x)  # noqa: E731
+        (a, b, c), rows = md.scan(step, (0.0, 0, 1.0), x)
+        return a.reshape(1), b, c, rows
+
+    x, y, z, rows = mapped(body, P("i"), (P("i"), P(), P(), P("i")))(np.ones(4 * RANKS, "f4"))
+    assert (x.dtype, y.dtype, z.dtype, rows.dtype) == ("f4", "f4", "f8", "f4")
+    assert (x.gather().tolist(), y, z) == ([4.0] * RANKS, 6.0 * RANKS, 1 / 16)
+
+
+@everywhere
 def test_an_error_on_all_ranks_leaves_the_mesh_usable():
     x = numpy.arange(float(RANKS))
     with pytest.raises(md.UnboundAxisError, match="no axis 'nowhere' here"):

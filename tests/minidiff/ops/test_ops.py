@@ -114,6 +114,26 @@ def check_no_derivative(row):
     assert all(not np.any(ct) for ct in pullback(value))
 
 
+def check_lists_are_arrays(row):
+    """In reverse mode, operands given as lists count as the arrays that NumPy makes of them."""
+    for i, x in ((i, row.args[i]) for i in row.active if len(row.args) > 1):
+        lists = [y.tolist() if isinstance(y, np.ndarray) and y.size else y for y in row.args]
+        try:
+            row.f(*lists[:i], x, *lists[i + 1 :])
+        except (AttributeError, IndexError, TypeError, ValueError):
+            continue  # NumPy takes no list there
+
+        def gradient(others, i=i, x=x):
+            value, pullback = md.vjp(lambda x: row.f(*others[:i], x, *others[i + 1 :]), x)
+            return pullback(md.tree.map(np.ones_like, value))[0]
+
+        try:
+            expected = gradient(row.args)
+        except TypeError:
+            continue  # that other operand cannot be traced alone
+        agree(gradient(lists), expected)
+
+
 def check_float32_stays(row):
     f, args = row.closed()
     args = [np.asarray(x, np.complex64 if np.iscomplexobj(x) else np.float32)[()] for x in args]
@@ -213,7 +233,13 @@ def check_transposes(row):
 
 
 CHECKS = [check_values_and_memory, check_tape, check_vmap_of_row]
-DIFFERENTIABLE = [check_derivatives, check_float32_stays, check_tape_of_derivatives, check_vmap_of_derivatives]
+DIFFERENTIABLE = [
+    check_derivatives,
+    check_lists_are_arrays,
+    check_float32_stays,
+    check_tape_of_derivatives,
+    check_vmap_of_derivatives,
+]
 
 
 def checks_of(row: Row) -> list[Callable]:
