@@ -10,9 +10,9 @@ the ranks run programs of `ROUTES` in turn, and the job ends at the first that f
 
 A route is a function `route(rng: random.Random) -> str` in a module of `tests/routes/`, listed in `ROUTES` below. It
 returns the text of a program, indented or not, in which the names of `HEADER` are known: `mesh` has all `SIZE` ranks
-along the axis "i", and `rank` is this process's. All ranks get the same text, since their `rng` has the same seed; what
-is to differ between ranks, the program computes from `rank`. It raises on at least one rank if something is wrong. (What
-should be refused, the program catches itself; all ranks must reach its end.) Many programs share one launch.
+along the axis "i", and `rank` is this process's. All ranks get the same text, as their `rng` has the same seed; what
+is to differ between ranks, the program computes from `rank`. It raises on at least one rank if something is wrong.
+(What should be refused, the program catches itself; all ranks must reach its end.) Many programs share one launch.
 
 A program after which ranks cannot go on is one of a route in `ALONE`: it has a launch of its own. Such a job passes if
 all ranks reach its end, or if it ends with one of the texts in `REFUSALS`. A program prints `WRONG` and what is wrong.

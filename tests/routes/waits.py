@@ -33,7 +33,8 @@ def check(step, y, expected):
     expected = [numpy.asarray(e) for e in expected]
     found = numpy.asarray(y.data)
     if found.shape != expected[rank].shape or not numpy.array_equal(found, expected[rank].astype(found.dtype)):
-        print(f"WRONG sums: rank {rank}, step {step}: {found.ravel()[:4]}, not {expected[rank].ravel()[:4]}", flush=True)
+        shown = found.ravel()[:4], expected[rank].ravel()[:4]
+        print(f"WRONG sums: rank {rank}, step {step}: {shown[0]}, not {shown[1]}", flush=True)
         raise AssertionError("WRONG")
 """
 
@@ -41,7 +42,7 @@ def check(step, y, expected):
 def draw_steps(rng: random.Random, count: int) -> str:
     """The text of a list of steps: a compiled or eager function of one to three collectives, and its reference."""
     lines = ["STEPS = []"]
-    for k in range(count):
+    for _ in range(count):
         dtype, n = rng.choice(DTYPES), rng.choice(SIZES)
         complexes = dtype.startswith("complex")
         names = [rng.choice([c for c in CALLS if not (complexes and c in ("pmax", "pmin"))])]
