@@ -175,8 +175,8 @@ class Backend(ABC):
         """Wait for what has been started, and return the data of the results."""
 
     @abstractmethod
-    def finish(self) -> None:
-        """Wait for everything started: an error must leave nothing in flight."""
+    def finish(self, error: BaseException | None = None) -> None:
+        """Wait for everything started at the end of a body, or where an `error` leaves it: nothing is left in flight."""
 
     @abstractmethod
     def axis_index(self, axes: Axes) -> tuple[Any, Axes]:

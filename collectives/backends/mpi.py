@@ -11,7 +11,6 @@ import itertools
 import math
 import os
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -40,7 +39,14 @@ from collectives.backends.base import (
 from collectives.backends.persistent import PersistentRequests
 from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
-from collectives.guards.mismatch import DisagreementError, Kind, group_reports, note_calls, report
+from collectives.guards.mismatch import (
+    DisagreementError,
+    Kind,
+    group_reports,
+    note_calls,
+    report,
+    unfinished_call,
+)
 from collectives.guards.notebook import Communicator, Session, is_interactive
 from minidiff.core.types import ShapedArray
 from minidiff.values.dtypes import accumulator_dtype, check_dtype, is_bfloat16, is_real_float
@@ -165,8 +171,8 @@ class MPIRanks(OneRank):
         """The seconds by which rank 0's clock is ahead; from the fastest of some messages to it and back."""
         self.comm.mismatch_check.note("comparison of clocks", {"axes": tuple(self.sizes)})
         theirs, found = numpy.zeros(1), []
-        for other in range(1, self.comm.Get_size()):
-            for _ in range(ROUND_TRIPS):
+        with self.comm.mismatch_check.whole():
+            for other, _ in itertools.product(range(1, self.comm.Get_size()), range(ROUND_TRIPS)):
                 if self.rank == 0:
                     self.comm.Recv(theirs, other)
                     self.comm.Send(numpy.array([time.perf_counter()]), other)
@@ -258,9 +264,8 @@ class MPIRanks(OneRank):
 
         def start(*xs):
             started = Started(comm, xs)
-            under_way.append(started)  # first: `finish` must know of it even if Ctrl-C comes next
-            begin(started)
-            return started
+            under_way.append(started)  # first: `finish` must know of it even if an exception comes next
+            return _begin(begin, started)
 
         return self._note_calls(start, name, types, params)
 
@@ -303,17 +308,20 @@ class MPIRanks(OneRank):
         return []
 
     def wait(self, started: Started) -> list[numpy.ndarray]:
-        self._started.remove(started)
         started.comm.wait_for(started.requests)
+        self._started.remove(started)  # last: so long MPI may write into its buffers
         return started.results()
 
-    def finish(self) -> None:
-        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # do not make the user wait
+    def finish(self, error: BaseException | None = None) -> None:
+        for comm in self._lease.comms.values() if error is not None else ():
+            if isinstance(comm, Watched):  # in a session, ranks compare all calls
+                comm.mismatch_check.compare_next(error)
         while self._started:
             started = self._started.pop(0)
-            if interrupted:
+            if isinstance(error, KeyboardInterrupt):  # do not make the user wait
+                WATCHDOG.unfinished.append(unfinished_call(error, "a collective that started", None))
+            if WATCHDOG.unfinished:
                 abandoned.append(started)
-                WATCHDOG.unfinished.add(threading.get_ident())
             else:
                 started.comm.wait_for(started.requests)
                 started.results()
@@ -511,8 +519,9 @@ class MPIRanks(OneRank):
         def run(x):
             started = Started(comm, [x])
             self._started.append(started)
-            begin(started)
-            return started.results()[0]  # into which MPI writes: `_ppermute_wait` knows it by its identity
+            return _begin(begin, started).results()[
+                0
+            ]  # into which MPI writes: `_ppermute_wait` knows it by its identity
 
         return run
 
@@ -549,6 +558,17 @@ class Started:
         self.comm = comm
         self.given = given
         self.requests: list = []
+
+
+def _begin(begin: Callable[[Started], None], started: Started) -> Started:
+    """Begin what is to be waited for later; if an exception leaves it half begun, there are no further calls."""
+    started.comm.mismatch_check.check_finished()
+    try:
+        begin(started)
+    except BaseException as error:
+        WATCHDOG.unfinished.append(unfinished_call(error, "a collective that started", None))
+        raise
+    return started
 
 
 class Route(NamedTuple):

@@ -18,9 +18,8 @@ from minidiff.core.types import ShapedArray
 
 SHORT = 4096  # the most bytes of an operand; copying more costs more than it saves
 FEW = 4  # the most ranks of which each sends messages to all others
-ROOM = (
-    4096  # bytes for a message that comes, at least: if ranks mismatch calls, another one comes than the one expected
-)
+#: Bytes for a message that comes, at least: if ranks mismatch calls, another one comes than the one expected.
+ROOM = SHORT + 1
 MANY = 256  # kinds of calls that a communicator keeps
 TAG = 3  # message tag
 
@@ -32,11 +31,15 @@ Finish = Callable[["PersistentRequests"], numpy.ndarray]
 class PersistentRequests:
     """The requests of one kind of call, and the buffers that they read and write: a number of equal messages.
 
-    They are `in_use` until the result is taken; and for good if Ctrl-C interrupted the wait for it. `rows` are views of
-    what comes from each rank.
+    They are `in_use` until the result is taken; and for good if an exception left the wait for it. `rows` are views of
+    what comes from each rank. In an all-reduce, `sends` and `comes` are a byte of the messages, which is not 0 if
+    arithmetic has failed: see `ERRORS`; `error` is this rank's own.
     """
 
     in_use = False
+    error: Exception | None = None
+    sends: memoryview
+    comes: memoryview
 
     def __init__(self, given: numpy.ndarray, out: numpy.ndarray, requests: list, rows: Sequence[numpy.ndarray] = ()):
         self.given = given
@@ -116,12 +119,17 @@ def sender(
     return run
 
 
-def swap(comm: Watched, kind: Hashable, t: ShapedArray, make: Make) -> Spares:
-    """What sends an array of type `t`, and takes one, by the requests that `make` makes for the bytes of both."""
+def swap(comm: Watched, kind: Hashable, t: ShapedArray, make: Make, more: int = 0) -> Spares:
+    """A pool of requests that send an array of type `t`, and `more` bytes, and take as much.
+
+    `make` makes the requests for the bytes of both.
+    """
 
     def make_one():
-        (sent, given), (room, out) = _buffer(1, t, t.nbytes), _buffer(1, t)
-        return PersistentRequests(given.reshape(t.shape), out.reshape(t.shape), make(sent, room))
+        (sent, given), (room, out) = _buffer(1, t, t.nbytes + more), _buffer(1, t)
+        messages = PersistentRequests(given.reshape(t.shape), out.reshape(t.shape), make(sent, room))
+        messages.sends, messages.comes = (memoryview(rows[0, t.nbytes :]) for rows in (sent, room))
+        return messages
 
     return Spares(comm, (kind, t.shape, t.dtype), make_one)
 
@@ -156,33 +164,56 @@ def exchange(
     return sender(comm, method, Spares(comm, (method, to_each, shape, row.shape, row.dtype), make), finish)
 
 
+#: The errors of arithmetic, under `numpy.errstate(all="raise")` or where warnings are errors.
+ERRORS = (FloatingPointError, RuntimeWarning)
+
+
 def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | None:
     """What combines the values of 2, 4, 8, … ranks, of type `t`; None if there are not so many.
 
     In step k, ranks whose numbers differ in bit k exchange what they have so far. The lower rank's comes first, so
-    that all ranks get the same bits. A rank that Ctrl-C interrupts before the last step can make no further calls.
+    that all ranks get the same bits. If the arithmetic of a step raises an error, the messages are sent all the same,
+    and say so: then all ranks raise it at the end, and stay in step.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     bits = [1 << k for k in range(size.bit_length() - 1)]
     if 1 << len(bits) != size:
         return None
-    *earlier, last = [swap(comm, ("all_reduce", bit), t, _with_partner(comm, rank ^ bit)) for bit in bits]
+    *earlier, last = [swap(comm, ("all_reduce", bit), t, _with_partner(comm, rank ^ bit), 1) for bit in bits]
     uppers = [bool(rank & bit) for bit in bits]
     is_upper, shape, dtype, empty = uppers[-1], t.shape, t.dtype, numpy.empty
 
     def start(messages, x):
+        failed, error = 0, None
         for spares, is_upper in zip(earlier, uppers):
             step = spares.unused()
+            step.sends[0] = failed
             wait_for(step.start(x))
-            x = combine(step.out, step.given) if is_upper else combine(step.given, step.out)
+            operands = (step.out, step.given) if is_upper else (step.given, step.out)
+            try:
+                x = combine(*operands)
+            except ERRORS as raised:
+                with numpy.errstate(all="ignore"):
+                    x = combine(*operands)
+                error, failed = raised, 1 + isinstance(raised, ERRORS[1])
+            failed |= step.comes[0]
             step.in_use = False
+        messages.sends[0], messages.error = failed, error
         return messages.start(x)
 
     def finish(messages):
         one, two = (messages.out, messages.given) if is_upper else (messages.given, messages.out)
         return combine(one, two) if shape else combine(one, two, out=empty(shape, dtype))  # not a NumPy scalar
 
-    return sender(comm, "Allreduce", last, finish, start if earlier else PersistentRequests.start)
+    def finish_or_raise(messages):
+        if failed := messages.sends[0] | messages.comes[0]:
+            error, messages.error = messages.error, None
+            raise error or ERRORS[failed >> 1]("in the arithmetic of other ranks, which add up a part of the operands")
+        return finish(messages)
+
+    if not earlier:  # both ranks compute the same, and raise the same
+        return sender(comm, "Allreduce", last, finish)
+    return sender(comm, "Allreduce", last, finish_or_raise, start)
 
 
 def _with_partner(comm: Watched, partner: int) -> Make:

@@ -112,7 +112,7 @@ class Simulated(Backend):
     def wait(self, started: Sequence) -> list[numpy.ndarray]:
         return list(started)
 
-    def finish(self) -> None:
+    def finish(self, error: BaseException | None = None) -> None:
         pass
 
     def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 
 from collectives.guards.mismatch import (
     OFTEN,
-    UNFINISHED,
     MismatchCheck,
     calls_agree,
     describe_ranks,
     displayed_call,
     mismatch_message,
+    unfinished_call,
 )
 from minidiff.diagnostics.location import location_of
 
@@ -52,7 +52,7 @@ abandoned: list = []
 
 
 def wait_for(requests: Sequence[Any]) -> None:
-    """Wait for all `requests`; Ctrl-C interrupts at once."""
+    """Wait for all `requests`; Ctrl-C, or an exception of another signal's handler, interrupts at once."""
     # Poll without sleeping: some MPI libraries make progress on long messages only while they are called.
     try:
         for request in requests:
@@ -93,7 +93,7 @@ class PendingCall(NamedTuple):
 
 
 class State(NamedTuple):
-    """A rank's report: the calls its threads wait in, or None once it has ended."""
+    """A rank's report: the calls its threads wait in, or None once it has ended; () if it makes no further ones."""
 
     rank: int
     calls: tuple[PendingCall, ...] | None
@@ -102,6 +102,7 @@ class State(NamedTuple):
     code: int = 0  # at the end: the exit code
     tick: int = 0
     recent: Mapping[tuple, Mapping[int, tuple[str, str]]] = {}  # the method and collective of calls that it began
+    unfinished: str = ""  # the call that an exception left: it makes no further ones
 
     def has_come_to(self, call: PendingCall) -> bool:
         for waiting in self.calls or ():
@@ -113,15 +114,18 @@ class State(NamedTuple):
         return self.begun.get(call.on, 0) >= call.number
 
     def __str__(self) -> str:
+        unfinished = f" makes no further calls, since {self.unfinished}" if self.unfinished else ""
         if self.calls is None:
             code = f", with exit code {self.code}" if self.code else ""
-            return f"rank {self.rank} has come to the end of its program{code}"
+            return f"rank {self.rank} has come to the end of its program{code}" + f"; it{unfinished}" * bool(unfinished)
+        if unfinished:
+            return f"rank {self.rank}{unfinished}"
         return f"rank {self.rank} {', and '.join(map(str, self.calls))}"
 
 
 def stuck(states: Mapping[int, State]) -> list[int]:
     """The ranks that wait forever. A rank without a state is running, and may reach any call."""
-    waits = {r: [_missing_ranks(call, r, states) for call in s.calls] for r, s in states.items() if s.calls is not None}
+    waits = {r: [_missing_ranks(call, r, states) for call in s.calls] for r, s in states.items() if s.calls}
     blocked = set(states)
     while free := [r for r, calls in waits.items() if any(blocked.isdisjoint(missing) for missing in calls)]:
         blocked.difference_update(free)
@@ -179,7 +183,7 @@ class Watchdog:
         self.calls: dict[int, tuple | None] = {}  # thread -> the call that it is in; None between calls
         self.communicators: list[Watched] = []
         self.channels: list[Channel] = []
-        self.unfinished: set[int] = set()  # threads within an exchange with other ranks; see `MismatchCheck.whole`
+        self.unfinished: list[str] = []  # calls that an exception left before they were complete: there are no others
         self._heard: dict[int, Heard] = {}
         self._looked = time.monotonic()
         self._ticks = itertools.count()
@@ -205,8 +209,8 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._leaving.wait(TICK):
-            waiting = self._waiting_calls()
-            self._tick(self._state(waiting) if waiting else None)
+            waiting = () if self.unfinished else self._waiting_calls()
+            self._tick(self._state(waiting) if waiting or self.unfinished else None)
 
     # ------------------------------------------------ this rank
 
@@ -235,10 +239,11 @@ class Watchdog:
 
     def _state(self, calls: tuple[PendingCall, ...] | None, code: int = 0) -> State:
         begun = {comm.name: comm.begun for comm in self.communicators}
-        ended = [] if calls else self.communicators
+        ended = self.communicators if calls is None else []
         since = {(comm.name, comm.ranks): [*map(str, comm.mismatch_check.since)] for comm in ended}
         recent = {comm.name: comm.recent_calls() for comm in self.communicators}
-        return State(self.rank, calls, begun, since, code, next(self._ticks), recent)
+        unfinished = next(iter(self.unfinished), "")
+        return State(self.rank, calls, begun, since, code, next(self._ticks), recent, unfinished)
 
     # ------------------------------------------------ all ranks
 
@@ -380,16 +385,16 @@ class Watched:
     def watching(self, method: str, start: Callable) -> Callable[..., None]:
         """What starts a nonblocking call, and waits; `start` returns its request, or a list of them.
 
-        Once the call has started, this rank has taken part in it, so Ctrl-C may interrupt the wait. All that does not
-        change is looked up here, because programs make many short calls.
+        An exception may leave the wait, such as Ctrl-C's. Then this process makes no further calls: others, which may
+        complete this one, go on with those that the exception has skipped. All that does not change is looked up here,
+        because programs make many short calls.
         """
         calls, recent, unfinished, check = self._calls, self._recent, self._unfinished, self.mismatch_check
-        compares = method is COMPARISON
 
         def call(*args):
             thread, requests = get_ident(), None
-            if thread in unfinished and not compares:
-                raise RuntimeError(UNFINISHED)
+            if unfinished:
+                check.check_finished()
             try:
                 self.begun = number = self.begun + 1
                 calls[thread] = recent[number % KEPT] = self, number, method, check.latest
@@ -401,10 +406,9 @@ class Watched:
                         wait_for((request,))
             except BaseException as error:
                 abandoned.append(args)
-                if isinstance(error, Exception):
-                    unfinished.discard(thread)
-                elif requests is None:  # Ctrl-C: the call may have started
-                    unfinished.add(thread)
+                if not self._misused:
+                    unfinished.append(unfinished_call(error, f"MPI {method}", check.latest))
+                    self.begun -= requests is None  # ranks that wait for it may wait forever
                 raise
             finally:
                 calls[thread] = None

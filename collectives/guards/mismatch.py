@@ -19,7 +19,6 @@ import hashlib
 import itertools
 import operator
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,11 +34,11 @@ ALONE = {"ppermute", "ppermute_start"}  # calls in which a rank does not wait fo
 MANY = 2**12  # the number of kinds that are remembered; then all ranks forget theirs at the same call
 TAG = 2  # message tag of comparisons
 
-#: The error of a thread that Ctrl-C has interrupted within an exchange, which other ranks may have completed.
+#: The error of a rank that an exception took out of a call, which other ranks may have completed.
 UNFINISHED = (
-    "Ctrl-C interrupted this rank while it was beginning a collective, which other ranks may have completed. The ranks "
-    "are no longer in step, so it can make no further calls. Do not catch KeyboardInterrupt around collectives: let it "
-    "end the program, which ends all ranks"
+    "{} on this rank, so this rank makes no further calls: other ranks may have completed that call, or wait in it, and "
+    "the ranks are no longer in step. Let such an exception end the program, which ends all ranks: do not catch it "
+    "around collectives"
 )
 _TYPE = operator.attrgetter("shape", "dtype")
 _IS_TYPE = re.compile(r": \w+\[[\d,]*\]")  # a line of a description that has the type of an argument
@@ -73,8 +72,8 @@ class MismatchCheck:
 
     `comm` is the communicator, which also carries the comparisons, under their own tag. `ranks` are the names of its
     ranks in messages. `wait(requests, here)` waits for messages; `here` says whether all ranks are known to have
-    reached the comparison. With `each`, every call that waits for all ranks is compared. A thread is in `unfinished`
-    while it compares, and stays there if Ctrl-C interrupts it.
+    reached the comparison. With `each`, every call that waits for all ranks is compared. `unfinished` lists the calls,
+    of this process, that an exception left before they were complete: after one there are no others.
     """
 
     def __init__(
@@ -83,17 +82,18 @@ class MismatchCheck:
         ranks: Sequence[int],
         wait: Callable[[list, bool], None],
         each: bool = False,
-        unfinished: set[int] | None = None,
+        unfinished: list[str] | None = None,
     ):
         self.comm = comm
         self.ranks = ranks
         self.wait = wait
         self.latest: Kind | None = None  # the kind of the latest call
         self.each = each
-        self.unfinished = set() if unfinished is None else unfinished
+        self.unfinished: list[str] = [] if unfinished is None else unfinished
         self.kinds: dict[tuple, Kind] = {}
         self.since: list[Kind] = []
         self._due = 0
+        self._left = ""  # an exception that left a body, until the next comparison
 
     def note(self, name: str, params: Mapping[str, Any], *values: Any) -> None:
         """Record a call on `values`, or types, which all ranks make, and compare calls if due.
@@ -118,6 +118,11 @@ class MismatchCheck:
         self._due += kind.weight
         if self._due >= OFTEN:
             self._compare()
+            self.latest = kind
+
+    def compare_next(self, error: BaseException) -> None:
+        """Compare the next call, since an exception leaves a body: ranks that it does not leave may be elsewhere."""
+        self._due, self._left = OFTEN, type(error).__name__
 
     def compare_once(self, name: str, sizes: Mapping[str, int], lines: Sequence[str]) -> dict[int, str]:
         """Compare the `lines` that describe a call, at the first call with these lines.
@@ -151,16 +156,25 @@ class MismatchCheck:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Let this thread make no further calls if Ctrl-C interrupts what is in the `with` statement."""
-        thread = threading.get_ident()
-        if thread in self.unfinished:
-            raise RuntimeError(UNFINISHED)
-        self.unfinished.add(thread)
-        yield
-        self.unfinished.discard(thread)
+        """Let this process make no further calls if an exception leaves the `with` statement."""
+        self.check_finished()
+        try:
+            yield
+        except BaseException as error:
+            self.unfinished.append(unfinished_call(error, "a comparison of calls", self.latest))
+            raise
+
+    def check_finished(self) -> None:
+        """Raise RuntimeError if an exception has left a call before it was complete."""
+        if self.unfinished:
+            raise RuntimeError(UNFINISHED.format(self.unfinished[0]))
 
     def _compare(self) -> None:
-        calls = {}
+        self.check_finished()
+        calls: dict[int, list[str]] = {}
+        if self._left and self.latest:
+            reason = f" (now, because {self._left} left a body on this mesh)"
+            self.latest = self.latest._replace(text=self.latest.text + reason)
         with self.whole():
             low, high = self._extremes(_number(b"".join([kind.digest for kind in self.since])))
             if low != high:
@@ -168,7 +182,7 @@ class MismatchCheck:
                 said = self._texts("\n".join([*map(str, before), str(last._replace(place=_place()))]))
                 calls = {rank: text.split("\n") for rank, text in zip(self.ranks, said)}
                 self.kinds = {}
-            self.since, self._due = [], 0
+            self.since, self._due, self._left = [], 0, ""
         if calls:
             raise DisagreementError(mismatch_message(calls), calls)
 
@@ -199,6 +213,11 @@ class MismatchCheck:
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
         requests = [self.comm.Irecv(coming, (rank - by) % size, TAG), self.comm.Isend(given, (rank + by) % size, TAG)]
         self.wait(requests, here)
+
+
+def unfinished_call(error: BaseException, call: str, kind: Kind | None) -> str:
+    """A call that an exception left before it was complete, as text."""
+    return f"{type(error).__name__} left {call}" + f" ({displayed_call(str(kind))})" * bool(kind)
 
 
 def note_calls(

@@ -74,8 +74,8 @@ def _source_of_call(sharded: Sequence[bool], enters: Sequence[bool], plain: Sequ
             return otherwise([a0, a1])
         try:
             [r0] = program(a0.data, enter1(a1))
-        except BaseException:
-            finish()
+        except BaseException as error:
+            finish(error)
             raise
         return separate([leave0(r0)], [a1])
     """
@@ -99,8 +99,8 @@ def _source_of_call(sharded: Sequence[bool], enters: Sequence[bool], plain: Sequ
         f"        return otherwise([{', '.join(args)}])",
         "    try:",
         f"        [{', '.join(outs)}] = program({', '.join(blocks)})",
-        "    except BaseException:",
-        "        finish()",
+        "    except BaseException as error:",
+        "        finish(error)",
         "        raise",
         f"    return {made}",
     ]

@@ -205,8 +205,8 @@ class SPMD(Interpreter):
         try:
             with running(self.base):  # the remaining branches and loops are on data
                 results = source.results(*[self.operand(x)[0] for x in values])
-        except BaseException:
-            self.mesh.ranks.finish()
+        except BaseException as error:
+            self.mesh.ranks.finish(error)
             raise
         return [RankTracer(self, x, *place) for x, place in zip(results, places)]
 

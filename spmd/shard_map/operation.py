@@ -121,8 +121,12 @@ class ShardMap(HigherOrder, DecidedOnce):
         blocks = list(map(interpreter.enter, args, in_specs))
         if checks_values():
             interpreter.compare_unmapped(blocks, in_specs)
-        with transforming(interpreter):
-            outs, out_specs = run_body(params, blocks)
+        try:
+            with transforming(interpreter):
+                outs, out_specs = run_body(params, blocks)
+        except BaseException as error:
+            interpreter.mesh.ranks.finish(error)
+            raise
         interpreter.mesh.ranks.finish()  # what was started, and never waited for
         results = list(map(interpreter.leave, outs, out_specs))
         return copy_shared_results(results, interpreter.plain)
