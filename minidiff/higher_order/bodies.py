@@ -218,6 +218,7 @@ class BodyOperation(HigherOrder):
         primals, tangents = outside.split(args)
         if all(t is None for t in tangents):
             return self.bind(*primals, **params)
+        tangents = [t if t is None else reshard_like(t, typeof(x)) for t, x in zip(tangents, primals)]
         (own, primals), (_, tangents) = (
             split_list(values, self.leading_count(params)) for values in (primals, tangents)
         )
