@@ -22,25 +22,32 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy
 
 from minidiff import tree
 from minidiff.compiler.codegen import CompiledProgram
-from minidiff.compiler.simplify import check_options, settings_of_passes
-from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
+from minidiff.compiler.simplify import check_options, optimize, settings_of_passes
+from minidiff.core.interpreter import EVALUATE, Evaluate, current_interpreter, current_scope
 from minidiff.core.ranks import ranks
+from minidiff.core.staging import Stage
+from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.text import PrintedText, did_you_mean, name_of
 from minidiff.diagnostics.tracebacks import prepare_to_leave
+from minidiff.higher_order.partial_eval import interpreters
 from minidiff.inputs.arguments import as_value, check_function, close_over
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.recording import jit_is_disabled, stage_flat
 from minidiff.transforms.vmap import named_axes
 from minidiff.values.settings import types_in
+
+#: Whether a tape has the programs of jitted functions, where these run as such, and not what they are compiled from.
+records_programs: ContextVar[bool] = ContextVar("records_programs", default=False)
 
 # ---------------------------------------------------------------- static arguments
 
@@ -286,11 +293,15 @@ class Jitted:
 
     def _inline(self, f: Callable, example: Any, key: Any) -> Callable[[list[Value]], Any]:
         """The function recorded for given types, whose operations run one by one, under another transformation."""
-        if key in self.inlined:
-            return self.inlined[key]
         scope = current_scope()
+        is_program = records_programs.get() and all(
+            isinstance(x, (Stage, Evaluate)) and x.scope is None for x in interpreters(current_interpreter())
+        )
+        if (key := (key, is_program)) in self.inlined:
+            return self.inlined[key]
         before = scope and scope.transposed
         tape, _, structure = stage_flat(f, example, f"jit of {self.name}")
+        tape = optimize(tape, **self.options) if is_program else tape
         transposes = scope is not None and scope.transposed != before
 
         def run(values: list[Value]) -> Any:
@@ -348,6 +359,11 @@ class Jitted:
     def llvm(self, *args: Any, **kwargs: Any) -> str:
         """The fused loops for arguments of these types in LLVM's intermediate representation, as a string."""
         return PrintedText(self.program(*args, **kwargs).source.llvm)
+
+    def rewritten(self, *args: Any, **kwargs: Any) -> Tape:
+        """The tape of the program for arguments of these types, after its rewrites. Nothing is compiled."""
+        f, dynamic, *_ = self._prepare_recording(args, kwargs, types_too=True)
+        return optimize(stage_flat(f, dynamic, f"jit of {self.name}")[0], **self.options)
 
     def program(self, *args: Any, **kwargs: Any) -> CompiledProgram:
         """The program compiled for arguments of these types: its `tape` and its `source`."""

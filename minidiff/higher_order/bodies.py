@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import Interpreter, running
 from minidiff.core.operation import Primitive
-from minidiff.core.ranks import reshard_cotangent
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
 from minidiff.core.states import NONE
@@ -43,7 +42,10 @@ from minidiff.higher_order.partial_eval import (
     jvp_of_body,
     merge,
     partial_eval,
+    reshard_like,
     trace_batched,
+    type_of_batch,
+    type_of_element,
 )
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
@@ -59,12 +61,33 @@ class LinearPart(NamedTuple):
     results: list[int]  # the index of each result among the original results
 
 
-def complete(values: Sequence[Value | None], types: Sequence[ShapedArray], groups: Sequence[int]) -> list[Value]:
-    """Convert values to these types: zeros for None, pbroadcasts, carries' sharding."""
-    values = cast_to_types(
-        [x if isinstance(x, ShapedArray) else instantiate(x, t) for x, t in zip(values, types)], types
-    )
-    return [reshard_cotangent(x, t) if group == CARRIED else x for x, t, group in zip(values, types, groups)]
+def complete(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Value]:
+    """Convert values to these types: zeros for None, pbroadcasts, shardings."""
+    values = [x if isinstance(x, ShapedArray) else instantiate(x, t) for x, t in zip(values, types)]
+    return list(map(reshard_like, cast_to_types(values, types), types))
+
+
+#: The types of an operand of a body: if it is not batched, and if it is.
+TypePair = tuple[ShapedArray, ShapedArray]
+
+
+class Vectorized(NamedTuple):
+    """The bodies of an operation, traced on batches, and what it takes to bind the operation to them."""
+
+    own: list[Value]  # the operands that the operation reads itself
+    more: list[Operand]  # further ones, which the bodies take first
+    traced: list[TracedBody]
+    batched: list[bool]  # of the operands, with the carries that become so
+    out_batched: list[bool]
+    params: dict
+
+    def in_front(self, result: tuple, size: int) -> list[Value]:
+        """The results of a body, as batches where they are batched in any."""
+        return broadcast_unbatched(*result, self.out_batched, size)
+
+    def result_types(self, body: TracedBody, size: int) -> list[ShapedArray]:
+        types = zip(map(typeof, body.result[0]), body.result[1], self.out_batched)
+        return [type_of_batch(t, size) if wanted and not b else t for t, b, wanted in types]
 
 
 class HigherOrder(Primitive):
@@ -178,8 +201,11 @@ class BodyOperation(HigherOrder):
         operands, params, order = self.sort_by_group(tapes, [*constants, *operands], results, params)
         if not (order or any(has_effects(eqn) for tape in tapes_of(params) for eqn in tape.equations)):
             return []
-        types = self.alternatives(params)[0].in_types
-        args = complete([x.value for x in operands], types, [x.group for x in operands])
+        types = [  # an array of elements keeps its sharding
+            t if x.group != ELEMENT else t.update(states=t.states, sharding=typeof(x.value).sharding)
+            for x, t in zip(operands, self.alternatives(params)[0].in_types)
+        ]
+        args = complete([x.value for x in operands], types)
         outs = dict(zip(order, self.bind(*own, *args, **params)))
         return [outs[i] for i in range(len(results))]
 
@@ -192,6 +218,7 @@ class BodyOperation(HigherOrder):
         primals, tangents = outside.split(args)
         if all(t is None for t in tangents):
             return self.bind(*primals, **params)
+        tangents = [t if t is None else reshard_like(t, typeof(x)) for t, x in zip(tangents, primals)]
         (own, primals), (_, tangents) = (
             split_list(values, self.leading_count(params)) for values in (primals, tangents)
         )
@@ -204,7 +231,7 @@ class BodyOperation(HigherOrder):
 
         traced, moving, out_moving = self.change_alternatives(params, [t is not None for t in tangents], change)
         types, moved = choose(self.alternatives(params)[0].out_types, out_moving), choose(results, out_moving)
-        closed = [b.close(lambda r: [*r[0], *complete(choose(r[1], out_moving), types, moved)]) for b in traced]
+        closed = [b.close(lambda r: [*r[0], *complete(choose(r[1], out_moving), types)]) for b in traced]
         operands = self.operands_of(primals, params)
         operands += [Operand(t, group) for t, group in choose(zip(tangents, groups), moving)]
         outs, out_tangents = split_list(self.rebind(own, closed, operands, [*results, *moved], params), len(results))
@@ -268,7 +295,7 @@ class BodyOperation(HigherOrder):
         traced, types = self._transposed_bodies(linear, summed, cts_given, params)
         wanted = [group == CARRIED or any(b.result[i] is not None for b in traced) for i, group in enumerate(in_groups)]
         types, in_groups = choose(types, wanted), choose(in_groups, wanted)
-        closed = [b.close(lambda r: complete(choose(r, wanted), types, in_groups), prune=True) for b in traced]
+        closed = [b.close(lambda r: complete(choose(r, wanted), types), prune=True) for b in traced]
         values = [
             *[Operand(None, CARRIED)] * sum(summed),
             *choose(self.operands_of(operands, params), fixed),
@@ -321,36 +348,54 @@ class BodyOperation(HigherOrder):
         batched = list(map(outside.owns, args))
         if not (any(batched) or _runs_along(outside, params)):
             return self.bind(*args, **params)
-        own, args = split_list(args, self.leading_count(params))
-        own, more, traced, batched, out_batched, new = self.vectorize(outside, own, batched, params)
+        (own, args), (_, owned) = (split_list(values, self.leading_count(params)) for values in (args, batched))
+        size, results = outside.size_of_batch, self.groups(params)[1]
 
         def in_front(x):
             """The batch axis is the first; in an array of elements, it is the second."""
-            if not outside.owns(x.value):
-                return broadcast_in_front(x.value, outside.size_of_batch)
             value = outside.in_front(x.value)
-            return moveaxis(value, 0, 1) if x.group == ELEMENT else value
+            return x._replace(value=moveaxis(value, 0, 1) if x.group == ELEMENT else value)
 
+        operands = [in_front(x) if yes else x for x, yes in zip(self.operands_of(args, params), owned)]
+        types = [
+            (t, type_of_batch(t, size) if not yes else _type_of_run(x))
+            for t, x, yes in zip(self.alternatives(params)[0].in_types, operands, owned)
+        ]
+        new, out_types = self._vectorize_sharded(outside, own, batched, types, params)
         operands = [
-            x._replace(value=in_front(x)) if yes else x for x, yes in zip(self.operands_of(args, params), batched)
+            x._replace(value=broadcast_in_front(x.value, size)) if b and not yes else x
+            for x, b, yes in zip(operands, new.batched, owned)
         ]
-        closed = [
-            b.close(lambda r: broadcast_unbatched(r[0], r[1], out_batched, outside.size_of_batch)) for b in traced
-        ]
-        groups = self.groups(params)[1]
-        results = zip(self.rebind(own, closed, [*more, *operands], groups, new), groups, out_batched)
-        return [BatchTracer(outside, x, int(group == ELEMENT)) if yes else x for x, group, yes in results]
+        closed = [b.close(lambda r: complete(new.in_front(r, size), out_types)) for b in new.traced]
+        outs = self.rebind(new.own, closed, [*new.more, *operands], results, new.params)
+        axes = [int(group == ELEMENT) for group in results]
+        return [BatchTracer(outside, x, axis) if yes else x for x, axis, yes in zip(outs, axes, new.out_batched)]
+
+    def _vectorize_sharded(
+        self, outside: Batch, own: list[Value], batched: Sequence[bool], types: Sequence[TypePair], params: dict
+    ) -> tuple[Vectorized, list[ShapedArray]]:
+        """Vectorize the bodies, and return the types to which the results of each are resharded.
+
+        As in a loop that is recorded, a sharded carry takes the sharding of the first step's result.
+        """
+        carried = positions(group == CARRIED for group in self.groups(params)[0])
+        for first in (True, False):
+            new = self.vectorize(outside, own, batched, types, params)
+            columns = zip(*[new.result_types(body, outside.size_of_batch) for body in new.traced])
+            out_types = [next((t for t in column if t.sharding is not None), column[0]) for column in columns]
+            results = dict(zip(carried, out_types))
+            like = [(alone, results.get(i, batch) if new.batched[i] else batch) for i, (alone, batch) in enumerate(types)]
+            if not first or [t.sharding for _, t in like] == [t.sharding for _, t in types]:
+                break
+            types = like
+        return new, [*[types[i][new.batched[i]] for i in carried], *out_types[len(carried) :]]
 
     def vectorize(
-        self, outside: Batch, own: list[Value], batched: Sequence[bool], params: dict
-    ) -> tuple[list[Value], list[Operand], list[TracedBody], list[bool], list[bool], dict]:
-        """Vectorize the bodies: trace them on batches.
-
-        Returns the operation's own operands and further ones of the bodies, the bodies, which operands and which
-        results are batched, and the parameters.
-        """
-        change = lambda body, mask: trace_batched(body, body.in_types, outside, mask)  # noqa: E731
-        return own, [], *self.change_alternatives(params, batched[len(own) :], change), params
+        self, outside: Batch, own: list[Value], batched: Sequence[bool], types: list[TypePair], params: dict
+    ) -> Vectorized:
+        """Vectorize the bodies: trace them on batches."""
+        change = lambda body, mask: trace_batched(body, types, outside, mask)  # noqa: E731
+        return Vectorized(own, [], *self.change_alternatives(params, batched[len(own) :], change), params)
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """Drop unused results, carries that no used one needs, and unused operands."""
@@ -372,6 +417,11 @@ class BodyOperation(HigherOrder):
         tapes = [Tape(choose(t.inputs, kept), t.equations, t.outputs) for t in tapes]
         operands, params, _ = self.sort_by_group(tapes, operands, choose(results, wanted), eqn.params)
         return Equation(self, [*own, *[x.value for x in operands]], params, choose(eqn.outputs, wanted), eqn.source)
+
+
+def _type_of_run(x: Operand) -> ShapedArray:
+    """The type of an operand in one run of a body."""
+    return type_of_element(typeof(x.value)) if x.group == ELEMENT else typeof(x.value)
 
 
 def _runs_along(batch: Batch, params: dict) -> bool:

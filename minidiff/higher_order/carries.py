@@ -21,7 +21,7 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError, divergence_error
 from minidiff.diagnostics.text import name_of
-from minidiff.higher_order.partial_eval import TracedBody, concrete_value, enter_value, interpreters
+from minidiff.higher_order.partial_eval import TracedBody, concrete_value, enter_value, interpreters, reshard_like
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
 from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument, python_type, restore_weak
 from minidiff.ops.base import convert_number
@@ -138,11 +138,7 @@ def _carry_type(what: str, path: str, old: Any, new: Any, start: Any = None) -> 
 
 def cast_and_reshard(x: Any, t: ShapedArray) -> Value:
     """Cast `x` to the type `t`, then reshard it like `t`."""
-    x = as_type(x, t)
-    have = typeof(x).sharding
-    if have == t.sharding or (have is not None and have.is_element):
-        return x
-    return have.gather(x) if t.sharding is None else t.sharding.reshard(x)
+    return reshard_like(as_type(x, t), t)
 
 
 class Carry:

@@ -27,6 +27,7 @@ from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
     all_vary_everywhere,
     as_type,
+    cast_and_reshard,
     check_functions,
     fits_weakly,
     ignore_tracing_errors,
@@ -361,7 +362,8 @@ def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> 
         shown = ", ".join(f"{t} of {name}" for name, t in zip(names, found))
         labels = [f"that of {name}" for name in names]
         states = joint_states(f"{what}: the results{at} {shown}", labels, [x for _, x in entries])
-        types.append(ShapedArray(found[0].shape, dtype, states=states))
+        sharding = next((t.sharding for t in found if t.sharding is not None), None)
+        types.append(ShapedArray(found[0].shape, dtype, sharding=sharding, states=states))
     return types
 
 
@@ -402,7 +404,7 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     if by_rank:
         axes = typeof(selector).variance
         types = [t.update(states=t.states.with_state(axes - t.unreduced, VARYING)) for t in types]
-    closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
+    closed = [d.close(lambda r: [cast_and_reshard(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
     if batch:
         tapes, shared = merge([(tape, [Operand(x, SHARED) for x in values]) for tape, values in closed])
         with checking(scope, False):

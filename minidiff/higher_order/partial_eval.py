@@ -267,13 +267,33 @@ def broadcast_in_front(x: Value, size: int) -> Value:
 
 
 def trace_batched(
-    body: Callable, types: Sequence[ShapedArray], outside: Batch, batched: Sequence[bool]
+    body: Callable, types: Sequence[tuple[ShapedArray, ShapedArray]], outside: Batch, batched: Sequence[bool]
 ) -> tuple[TracedBody, list[bool]]:
-    """Trace a body on batched values: see `run_batched`. Also which results are batched."""
-    size = outside.size_of_batch
-    types = [t.update(shape=(size, *t.shape)) if b else t for t, b in zip(types, batched)]
-    traced_body = TracedBody(lambda *values: run_batched(outside, body, values, batched), types)
+    """Trace a body on batched values: see `run_batched`. Also which results are batched.
+
+    For each operand, `types` has its type if it is not batched, and that of a batch.
+    """
+    chosen = [batch if b else alone for (alone, batch), b in zip(types, batched)]
+    traced_body = TracedBody(lambda *values: run_batched(outside, body, values, batched), chosen)
     return traced_body, traced_body.result[1]
+
+
+def type_of_batch(t: ShapedArray, size: int) -> ShapedArray:
+    """The type of an array of `size` elements of type t, along a new first axis."""
+    return t.update(shape=(size, *t.shape), sharding=t.sharding and t.sharding.of_stack())
+
+
+def type_of_element(t: ShapedArray) -> ShapedArray:
+    """The type of an array's elements along its first axis, which is whole."""
+    return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
+
+
+def reshard_like(x: Value, t: ShapedArray) -> Value:
+    """Reshard `x` like the type t; an element of a batch stays as it is."""
+    have = typeof(x).sharding
+    if have == t.sharding or (have is not None and have.is_element):
+        return x
+    return have.gather(x) if t.sharding is None else t.sharding.reshard(x)
 
 
 def broadcast_unbatched(

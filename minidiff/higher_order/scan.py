@@ -25,7 +25,17 @@ from minidiff.higher_order.carries import (
     is_weak,
 )
 from minidiff.higher_order.masks import split_list
-from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, enter_value, zeros
+from minidiff.higher_order.partial_eval import (
+    CARRIED,
+    ELEMENT,
+    SHARED,
+    Operand,
+    concrete_value,
+    enter_value,
+    type_of_batch,
+    type_of_element,
+    zeros,
+)
 from minidiff.inputs.arguments import result_values
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.inputs.promotion import promotion_argument, restore_weak
@@ -34,11 +44,6 @@ from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import result_type
 
 # ---------------------------------------------------------------- unstacking and stacking elements
-
-
-def _of_element(t: ShapedArray) -> ShapedArray:
-    """The type of an array's elements along its first axis."""
-    return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
 
 
 def _gather_first_axis(x: Value) -> Value:
@@ -95,13 +100,13 @@ class Scan(BodyOperation):
         for t in types[n + m :]:
             if t.shape[:1] != (length,):
                 raise TypeError(f"scan: {length} steps over an array of type {t}")
-        self._check_operands([*types[: n + m], *map(_of_element, types[n + m :])], body.in_types)
+        self._check_operands([*types[: n + m], *map(type_of_element, types[n + m :])], body.in_types)
         carry, ys = split_list(body.out_types, m)
         if carry != body.in_types[n : n + m]:
             raise TypeError(f"scan: its body takes the carries {body.in_types[n : n + m]}, and gives {carry}")
         return [
             *carry,
-            *[t.update(shape=(length, *t.shape), sharding=t.sharding and t.sharding.of_stack()) for t in ys],
+            *[type_of_batch(t, length) for t in ys],
         ]
 
     def show_params(self, params):
@@ -261,7 +266,7 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
         return _scan_blocks(f, carry, xs, length, reverse, unroll)
     arrays, xs_structure = tree.flatten(xs)
     arrays = [_gather_first_axis(x) for x in arrays]
-    element_types = [_of_element(typeof(x)) for x in arrays]
+    element_types = [type_of_element(typeof(x)) for x in arrays]
     step = _Step(f, carry, xs_structure)
 
     if length and (1 < unroll >= length or not recorded):

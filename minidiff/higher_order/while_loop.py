@@ -12,7 +12,7 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import BatchTracer
-from minidiff.higher_order.bodies import BodyOperation, LinearPart, label_operation
+from minidiff.higher_order.bodies import BodyOperation, LinearPart, Vectorized, label_operation
 from minidiff.higher_order.carries import (
     Carry,
     cast_and_reshard,
@@ -120,16 +120,18 @@ class While(BodyOperation):
 
     transpose: Any = _no_reverse
 
-    def vectorize(self, outside, own, batched, params):
+    def vectorize(self, outside, own, batched, types, params):
         """If elements may finish at different steps, keep the carries of those that have finished.
 
         These are lent the operands of one that goes on, since a step that they never take might raise.
         """
         cond, body, k, n = params["cond"], params["body"], params["cond_consts"], params["body_consts"]
+        own, more = [outside.in_front(x) for x in own], list[Operand]()
+        own_types = [(t, t) for t in map(typeof, own)]
 
         def change(body, mask):
-            test, (apart,) = trace_batched(cond, cond.in_types, outside, [*batched[:k], *mask[n:]])
-            step, out_batched = trace_batched(body, body.in_types, outside, mask)
+            test, (apart,) = trace_batched(cond, [*own_types, *types[n:]], outside, [*batched[:k], *mask[n:]])
+            step, out_batched = trace_batched(body, types, outside, mask)
             return (test, step, apart), [True] * len(out_batched) if apart else out_batched
 
         def kept(*values):
@@ -139,13 +141,12 @@ class While(BodyOperation):
             return [where(going, x, old) for x, old in zip(new, carry)]
 
         ((test, step, apart),), mask, out_batched = self.change_alternatives(params, batched[k:], change)
-        own, more = [outside.in_front(x) for x in own], []
         if apart:
             more = [Operand(x, SHARED) for x in own]
-            step, _ = trace_batched(kept, [*cond.in_types[:k], *body.in_types], outside, [*batched[:k], *mask])
+            step, _ = trace_batched(kept, [*own_types, *types], outside, [*batched[:k], *mask])
         test, constants = test.close(lambda r: [greater(sum_of(r[0][0]), 0)] if apart else r[0])
         own = [*constants, *own]
-        return own, more, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(own)}
+        return Vectorized(own, more, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(own)})
 
     def without_unused_results(self, eqn, used):
         return eqn  # its condition may need them

@@ -13,9 +13,12 @@ from typing import Any
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import Evaluate, Interpreter, current_scope, running
 from minidiff.core.operation import Primitive
+from minidiff.core.staging import Stage
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
+from minidiff.core.vmap import Batch
 from minidiff.diagnostics.errors import LeakedTracerError, leak_message
+from minidiff.higher_order.partial_eval import interpreters
 from minidiff.values.dtypes import is_scalar_constant
 from spmd.arrays.reshard import redistribute
 from spmd.mesh.mesh import Mesh
@@ -34,24 +37,26 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
     if interpreter.scope is not None:
         return None
     shardings = [typeof(x).sharding if isinstance(x, Tracer) else None for x in args]
-    if any(sharding is not None and sharding.is_element for sharding in shardings):
+    sharded = [sharding for sharding in shardings if sharding is not None]
+    if any(sharding.is_element for sharding in sharded) or (
+        (sharded or primitive is reshard_p) and _is_of_element(interpreter)
+    ):
         return None  # `vmap`, beneath, runs it on all elements at once
     if primitive is reshard_p:  # its operand was found not to be batched
         with running(interpreter):
             return redistribute(*args, **params)
     if primitive.has_effect and not isinstance(interpreter, Evaluate):
         return None
-    meshes = [sharding.mesh for sharding in shardings if sharding is not None]
     if isinstance(interpreter, Evaluate):
         for x in args:
             if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
                 raise LeakedTracerError(leak_message(x))
         if primitive.has_effect:  # it sees sharded arrays as the user does
             return primitive.impl(*args, **params)
-    if not meshes:
+    if not sharded:
         return None
-    mesh = meshes[0]
-    if not all(other.is_like(mesh) for other in meshes):
+    mesh = sharded[0].mesh
+    if not all(other.mesh.is_like(mesh) for other in sharded):
         here = [t is None or t.mesh.is_like(mesh) for t in shardings]
         with running(interpreter):
             args = [x if yes or t is None else t.gather(x) for x, t, yes in zip(args, shardings, here)]
@@ -65,6 +70,11 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
         if plan.decomposed:
             return primitive.decomposed(*args, **params)
         return _map_over_shards(primitive, args, mesh, specs, plan)
+
+
+def _is_of_element(interpreter: Interpreter) -> bool:
+    """Whether the interpreter records the body of a loop, or a branch, for the elements of a batch."""
+    return isinstance(interpreter, Stage) and any(isinstance(x, Batch) for x in interpreters(interpreter))
 
 
 def _map_over_shards(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from minidiff import make_tape, tree
+from minidiff import tree
 from minidiff.core.tape import Tape
 from minidiff.diagnostics.location import Location, lines_of, merge_locations
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
@@ -16,7 +16,7 @@ from minidiff.inputs.arguments import as_value, check_function
 from minidiff.ops.costs import Work
 from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.report.measured import MeasuredStep, check_runs, measure
-from spmd.report.rewritten import apply_to_tape, meshes_of
+from spmd.report.rewritten import apply_to_tape, meshes_of, tape_of, without_static
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import ATTENTION, PRODUCTS, Prices
 from spmd.report.walk import LONGEST_BRANCH, ONE_STEP, Walk
@@ -272,13 +272,14 @@ def compare(f: Callable, *args: Any) -> Comparison:
         raise TypeError(
             f"compare takes a function, to type it both ways; got {type(f).__name__}: write compare(f, *args)"
         )
-    typed = make_tape(f)(*args)
+    typed = tape_of(f)(*args)
     untyped: Any = None
-    why = _not_runnable(typed, args)
-    values = [] if why else list(map(as_value, tree.leaves(args)))
+    leaves = tree.leaves(without_static(f, args))
+    why = _not_runnable(typed, leaves)
+    values = [] if why else list(map(as_value, leaves))
     try:
         with without_types():
-            untyped = make_tape(f)(*args)
+            untyped = tape_of(f)(*args)
         other = [] if why else untyped(*values)
     except Exception as error:  # any: the program may not be written to run without types
         why = f"without types it does not run: {type(error).__name__}: {error}"
@@ -289,9 +290,9 @@ def compare(f: Callable, *args: Any) -> Comparison:
     return Comparison(with_types, without, same, "" if same else "the two do not give the same numbers")
 
 
-def _not_runnable(tape: Tape, args: tuple) -> str:
+def _not_runnable(tape: Tape, leaves: Sequence[Any]) -> str:
     """Why `compare` cannot run a program; empty if it can."""
-    if any(not (hasattr(x, "__array__") or isinstance(x, (int, float, complex))) for x in tree.leaves(args)):
+    if any(not (hasattr(x, "__array__") or isinstance(x, (int, float, complex))) for x in leaves):
         return "not run: the arguments are types, not values"
     if any(mesh.backend != "simulated" for mesh in meshes_of(tape)):
         return "not run: that is done on simulated ranks only"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from collectives import pbroadcast
-from minidiff import make_tape, tree
+from minidiff import tree
 from minidiff.core.tape import Equation, Tape, evaluate_equation, read
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
@@ -22,6 +22,7 @@ from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec
 from spmd.report.communication import direction_of, show_line
 from spmd.report.page import Page, PageRow
+from spmd.report.rewritten import tape_of, without_static
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.shard_map import shard_map
 from spmd.sharding.sharded_array import ShardedArray
@@ -80,7 +81,7 @@ def explore(f: Callable | Tape) -> Callable[..., Exploration]:
 
     @hide_own_frames
     def explored(*args: Any) -> Exploration:
-        tape = f if isinstance(f, Tape) else make_tape(f)(*args)
+        tape = f if isinstance(f, Tape) else tape_of(f)(*args)
         count = _count(tape)
         if count > MOST_EQUATIONS:
             raise ValueError(
@@ -88,7 +89,7 @@ def explore(f: Callable | Tape) -> Callable[..., Exploration]:
                 "such as one layer, or a step of its loop"
             )
         known = names_of(tape, letters())
-        values = [as_value(x) for x in tree.leaves(args)]
+        values = [as_value(x) for x in tree.leaves(without_static(f, args))]
         steps = [ExploredStep(declare(v, known), [[_array(x)]], None, "forward") for v, x in zip(tape.inputs, values)]
         steps += _steps_of(tape, values, known)
         size = max([len(blocks) for step in steps for blocks in step.blocks], default=1)

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 from collectives.backends.base import coordinates_of
 from minidiff.compiler.clock import Clock, Span
-from minidiff.compiler.jit import jit
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var
 from minidiff.diagnostics.location import Location, merge_locations
 from minidiff.inputs.arguments import check_function
 from spmd.mesh.mesh import Mesh
-from spmd.report.rewritten import meshes_of
+from spmd.report.rewritten import as_jitted, meshes_of
 
 START, WAIT = "_start", "_wait"
 CALL = "call"  # what comes before the first line of a function: a shard_map splits its arguments
@@ -53,16 +52,17 @@ def measure(f: Callable, args: Sequence[Any]) -> list[list[MeasuredStep]]:
     it.
     """
     clock = Clock()
-    program = jit(f)
+    program, first, named = as_jitted(f)
+    args = *first, *args
     with clock.in_programs():
-        program(*args)  # compiles
-    mesh = max(meshes_of(program.program(*args).tape), key=lambda mesh: mesh.size, default=None)
+        program(*args, **named)  # compiles
+    mesh = max(meshes_of(program.program(*args, **named).tape), key=lambda mesh: mesh.size, default=None)
     offset = 0.0
     if mesh is not None:
         offset = mesh.ranks.clock_offset()
         mesh.ranks.barrier()
     clock.start()
-    program(*args)
+    program(*args, **named)
     own = [step._replace(start=step.start + offset, end=step.end + offset) for step in _steps([*clock.spans()])]
     texts = [json.dumps(own)] if mesh is None else mesh.ranks.texts(json.dumps(own))
     found = [list(map(_read, json.loads(text))) for text in texts]

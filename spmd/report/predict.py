@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from minidiff import make_tape, tree
+from minidiff import tree
 from minidiff.core.tape import Tape
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
@@ -21,7 +21,7 @@ from spmd.report.memory import MemoryUse, memory_in_place, nbytes_of_blocks
 from spmd.report.memory import memory as memory_of
 from spmd.report.memory_walk import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, nbytes_of
 from spmd.report.plots import Bar, bars_in_rows
-from spmd.report.rewritten import meshes_of, rewritten
+from spmd.report.rewritten import meshes_of, tape_of, without_static
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import BUBBLE, Amount, Prices, TapeCost
 from spmd.report.walk import Walk
@@ -211,8 +211,7 @@ def predict(
 
     def run(*args: Any) -> Prediction:
         with types_alone():
-            tape = (rewritten if optimized else make_tape)(step)(*args)
-            return read(tape, args, names)
+            return read(tape_of(step, optimized)(*args), without_static(step, args), without_static(step, names))
 
     return hide_own_frames_of_lambda(run)
 

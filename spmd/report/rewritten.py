@@ -2,32 +2,75 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from minidiff.compiler.simplify import check_options, optimize
+from minidiff.compiler.jit import Jitted, Static, jit, records_programs
+from minidiff.compiler.simplify import check_options
 from minidiff.core.tape import Tape
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.transforms.recording import make_tape
+from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
 from spmd.shard_map.operation import shard_map_p
 
 
 def apply_to_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) -> Any:
-    """Apply `read` to a tape, or to the tape of a function.
-
-    For a function, return a function of its arguments. With `optimized`, the tape is the one that `jit` compiles.
-    """
+    """Apply `read` to a tape, or to the tape of a function: return a function of its arguments (see `tape_of`)."""
     if isinstance(f, Tape):
         return read(f)
-    tape_of = rewritten(f) if optimized else make_tape(f)
-    return hide_own_frames_of_lambda(lambda *args: read(tape_of(*args)))
+    return hide_own_frames_of_lambda(lambda *args: read(tape_of(f, optimized)(*args)))
+
+
+def tape_of(f: Callable, optimized: bool = False) -> Callable[..., Tape]:
+    """Return a function that returns the tape of the program that `f` runs.
+
+    That of a jitted function is the one that it compiles, with its options. Any other function runs op by op, and the
+    jitted ones that it calls as their programs; or with `optimized`, it is compiled.
+    """
+    if optimized or is_jitted(f):
+        return rewritten(f)
+
+    def record(*args: Any) -> Tape:
+        with override(records_programs, True):
+            return make_tape(f)(*args)
+
+    return record
+
+
+def is_jitted(f: Any) -> bool:
+    """Whether `f` is a jitted function, or one with some of its arguments: a method, or a `functools.partial`."""
+    return isinstance(_split_bound(f)[0], Jitted)
+
+
+def as_jitted(f: Callable, without: Sequence[str] = (), **settings: Any) -> tuple[Jitted, tuple, dict]:
+    """A jitted function with no donated arguments, its first arguments, and those by name: `f`, with these options."""
+    function, first, named = _split_bound(f)
+    if not isinstance(function, Jitted):
+        return jit(f, without=without, **settings), (), {}
+    check_options(without, settings)
+    options = {**function.options, **settings, "without": (*function.options["without"], *without)}
+    return Jitted(function.f, function.static, options, Static()), first, named
+
+
+def _split_bound(f: Any) -> tuple[Any, tuple, dict]:
+    if isinstance(f, functools.partial):
+        return f.func, f.args, f.keywords
+    return (f.__func__, (f.__self__,), {}) if isinstance(f, types.MethodType) else (f, (), {})
+
+
+def without_static(f: Callable, args: Sequence[Any]) -> list[Any]:
+    """Drop static arguments, which are not on the tape, from the arguments of a function, or from a list like them."""
+    fixed = f.static.among((*args,), {}, f.name) if isinstance(f, Jitted) else {}
+    return [x for k, x in enumerate(args) if k not in fixed]
 
 
 def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Callable[..., Tape]:
     """A function that returns the tape that `jit` compiles for `f`.
 
-    So `rewritten(f)(*args)` is a Tape. Rewrites named in `without` are skipped; `bucket_bytes` is the most that one
+    So `rewritten(f)(*args)` is a Tape. A jitted function keeps its own options. Rewrites named in `without` are skipped; `bucket_bytes` is the most that one
     all-reduce sums (by default a sixteenth of the gradients, from 256 KiB to 25 MiB).
     `minidiff.compiler.simplify.rewrites()` has all names: an
     unknown rewrite raises ValueError, an unknown setting TypeError.
@@ -48,8 +91,8 @@ def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Call
     >>> str(rewritten(f, without=("fuse psums",))(np.arange(8.0))).count("psum")
     2
     """
-    check_options(without, settings)
-    return hide_own_frames_of_lambda(lambda *args: optimize(make_tape(f)(*args), without=without, **settings))
+    jitted, first, named = as_jitted(f, without, **settings)
+    return hide_own_frames_of_lambda(lambda *args: jitted.rewritten(*first, *args, **named))
 
 
 def tapes_in(tape: Tape) -> Iterator[Tape]:

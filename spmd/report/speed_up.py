@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import make_tape
 from spmd.arrays.reshard import gather
 from spmd.checks.agreement import make_and_compare
 from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import maximum, seconds_of
 from spmd.report.forecast import CostModel, Forecast, show_number
-from spmd.report.rewritten import meshes_of
+from spmd.report.rewritten import meshes_of, tape_of
 from spmd.report.table import Table, show_seconds
 
 
@@ -92,7 +91,7 @@ def speed_up(
             raise ValueError(
                 f"speed_up: `one` is a function or its seconds, repeats at least 1; got {one!r}, {repeats!r}"
             )
-        tape = make_tape(f)(*args)
+        tape = tape_of(f)(*args)
         if not any(mesh.is_like(other) for other in meshes_of(tape)):
             raise ValueError(f"speed_up: the function has no shard_map and no sharded array on {mesh}")
         numbers = sorted({mesh.size, *ranks} - {1})
