@@ -22,14 +22,13 @@ SIZES: dict[str, int] = {}
 COMMUNICATORS: dict[tuple, Any] = {}
 
 
-def lines_for(sizes: Mapping[str, int]) -> list[str]:
-    """How the file of a program on a mesh begins; on one rank, it needs no MPI."""
-    alone = math.prod(sizes.values()) == 1
-    world = "WORLD = None" if alone else "from mpi4py.MPI import COMM_WORLD as WORLD"
-    return [world, f"SIZES = {dict(sizes)}", "COMMUNICATORS = {}"]
+def variables_for(sizes: Mapping[str, int]) -> dict[str, str]:
+    """Return the expressions of the file's variables for a program on a mesh; on one rank, it needs no MPI."""
+    world = "None" if math.prod(sizes.values()) == 1 else "mpi4py.MPI.COMM_WORLD"
+    return {"SIZES": str({"".join(name): size for name, size in sizes.items()}), "WORLD": world, "COMMUNICATORS": "{}"}
 
 
-Form = tuple[Callable, dict[str, Any], Sequence[str]]
+Form = tuple[Callable, dict[str, Any], Mapping[str, str]]
 
 
 def exported_collective(eqn: Equation) -> Form | None:
@@ -41,8 +40,8 @@ def exported_collective(eqn: Equation) -> Form | None:
         raise TypeError(f"export: {name} ({eqn.source}) is not among the collectives of files: {', '.join(EXPORTED)}")
     if params.get("size") == 1 and name != "psum":
         nothing = params.get("perm") == () or params.get("exclusive", False)
-        return of_one_rank, {"shape": eqn.outputs[0].type.shape, "nothing": nothing}, ()
-    return (psum_several if eqn.primitive.multiple_results else EXPORTED[name]), params, ()
+        return of_one_rank, {"shape": eqn.outputs[0].type.shape, "nothing": nothing}, {}
+    return (psum_several if eqn.primitive.multiple_results else EXPORTED[name]), params, {}
 
 
 # ---------------------------------------------------------------- ranks

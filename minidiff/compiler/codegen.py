@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import keyword
 import math
 import textwrap
 from collections.abc import Callable, Collection, Sequence
@@ -33,6 +32,7 @@ from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
+from minidiff.diagnostics.text import is_identifier, printable
 from minidiff.higher_order.dead_code import count_uses, dependents
 from minidiff.higher_order.masks import choose
 from minidiff.higher_order.scan import run_count
@@ -75,6 +75,9 @@ class Source:
     `optimize`, for programs compiled from the tape's bodies when they run.
     """
 
+    #: Names that values must not take, besides those of functions that operations run.
+    reserved = frozenset({"add", "inf", "nan", "mark", "now"})
+
     def __init__(
         self,
         tape: Tape,
@@ -97,14 +100,14 @@ class Source:
         if given and given_up:
             tape = copy_views(tape, {v.type for v in given} - {v.type for v in self.foreign})
         self.tape = tape
-        reserved = _reserved_names(tape)
+        reserved = self.reserved.union(_names_of_operations(tape))
         self.bodies = {} if bodies is None else bodies
         self.names = names_of(tape, letters(reserved))
         self.constants = tape.constants
         self.names.update(self._names_of_constants())
-        name = name if name.isidentifier() else "f"
+        name = name if is_identifier(name) else "f"
         taken = {*reserved, *(self.names[id(c)] for c in self.constants)}
-        self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
+        self.name = f"{name}_" if name in taken else name
         self.given_up = {*given} if given_up else set()  # with the results that took their memory
         self.memory = Memory(tape, given)
         #: Values of REUSED_BYTES or more, and those that may be views of such.
@@ -239,7 +242,7 @@ class Source:
             more = {"donated": given_up} if any(given_up) else {"in_place": True} if in_place else {}
             function = Undecided(primitive, {**params, **more})
         else:
-            shown = {k: tapes.get(k) or repr(v) for k, v in params.items() if _is_shown(v)}
+            shown = {k: tapes.get(k) or repr(v) for k, v in params.items() if _is_shown(v) and is_identifier(k)}
             bound = {k: v for k, v in params.items() if k not in shown}
         name = self._bind(name, functools.partial(function, **bound) if bound else function)
         call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
@@ -260,8 +263,8 @@ class Source:
         return compiled
 
     def _name_of_body(self, first: str) -> str:
-        name = first
-        while name in self.bodies or name == self.name:
+        name = first = first if is_identifier(first) else "body"
+        while name in self.bodies or name in self.namespace or name == self.name:
             name = f"{first}_{self._next(first)}"
         return name
 
@@ -293,8 +296,8 @@ class Source:
 
     def _bind(self, name: str, value: Any) -> str:
         """Bind a value to `name`, or to `name` with a number if another value has it."""
-        first = name = name if name.isidentifier() else "function"
-        while self.namespace.setdefault(name, value) is not value:
+        first = name = name if is_identifier(name) else "function"
+        while name == self.name or self.namespace.setdefault(name, value) is not value:
             name = f"{first}_{self._next(first)}"
         return name
 
@@ -409,11 +412,10 @@ def _chooses_one(eqn: Equation) -> bool:
     return typeof(condition).shape == () != t.shape and all(isinstance(a, Var) and a.type == t for a in arrays)
 
 
-def _reserved_names(tape: Tape) -> frozenset[str]:
-    """Names that values must not take: those of functions in the source."""
-    bodies = [_reserved_names(body) for eqn in tape.equations for body in eqn.bodies]
-    own = frozenset({"add", "inf", "nan", "mark", "now"})
-    return own.union({eqn.primitive.name for eqn in tape.equations}, *bodies)
+def _names_of_operations(tape: Tape) -> frozenset[str]:
+    """The names of the operations of a tape, bodies included."""
+    bodies = [_names_of_operations(body) for eqn in tape.equations for body in eqn.bodies]
+    return frozenset({eqn.primitive.name for eqn in tape.equations}).union(*bodies)
 
 
 def _comment(eqn: Equation) -> str:
@@ -421,7 +423,8 @@ def _comment(eqn: Equation) -> str:
     params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)} if eqn.params else {}
     if eqn.primitive in SOURCES or all(map(_is_shown, params.values())):
         return types_of(eqn.outputs)
-    return "; ".join(filter(None, [types_of(eqn.outputs), textwrap.shorten(eqn.primitive.show_params(params), 80)]))
+    shown = printable(textwrap.shorten(eqn.primitive.show_params(params), 80))
+    return "; ".join(filter(None, [types_of(eqn.outputs), shown]))
 
 
 def _is_shown(value: Any) -> bool:

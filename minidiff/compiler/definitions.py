@@ -8,8 +8,10 @@ import functools
 import inspect
 import linecache
 import math
+import re
 import sys
 import types
+import unicodedata
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -18,12 +20,15 @@ import numpy
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer
 
+#: Parts of functions that bind a name, if they have one.
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 #: Functions of these packages are imported; others, ours and users', are written out.
 _IMPORTED = frozenset({*sys.stdlib_module_names, "numpy", "scipy"})
-_OURS = ("minidiff", "collectives", "spmd")
+_OURS = ("minidiff.", "collectives.", "spmd.")
 #: Ours that need the engine: a file of NumPy calls has no types, and no interpreters.
 _ENGINE = ("minidiff.core.", "minidiff.diagnostics.", "minidiff.debug.", "minidiff.inputs.")
-_LITERALS = (type(None), bool, int, str, types.EllipsisType)
+_LONG = (numpy.longdouble, numpy.clongdouble)
+_LITERALS = (type(None), bool, int, str, bytes, types.EllipsisType)
 _COLLECTIONS: dict[type, str] = {tuple: "({},)", list: "[{}]", set: "{{{}}}", frozenset: "frozenset([{}])"}
 _UFUNCS = ("numpy", "numpy.linalg", "scipy.special")  # where a ufunc may be, which does not say
 
@@ -36,11 +41,15 @@ class Definitions:
     """Definitions of what a program calls, each once, in the order in which Python needs them.
 
     `text(value)` is an expression for a value; it adds the definitions, imports (`modules`) and `constants`, arrays by
-    name, that the expression needs. `given` are names that the program assigns itself.
+    name, that the expression needs. `given` has names that the program assigns itself, by the names that the functions
+    of this package call them. They and the `hidden` names are never those of other objects.
     """
 
-    def __init__(self, given: Collection[str]):
+    def __init__(self, given: Mapping[str, str], hidden: Collection[str] = ()):
         self.given = given
+        self.hidden = {*given.values(), *hidden}
+        self.aliases: dict[str, str] = {}
+        self.first: dict[str, str] = {}  # aliases of modules and builtins
         self.texts: dict[str, str] = {}
         self.modules: dict[str, None] = {"numpy": None}
         self.constants: dict[str, numpy.ndarray] = {}
@@ -48,8 +57,30 @@ class Definitions:
 
     def text(self, value: Any, name: str = "") -> str:
         """An expression for a value, with a `name` for a function without one. Raises NotWrittenError."""
-        if isinstance(value, _LITERALS):
-            return repr(value)
+        return ast.unparse(self.expression(value, self.hidden, name))
+
+    def expression(self, value: Any, hidden: Collection[str], name: str = "") -> ast.expr:
+        """The same as a syntax tree, where the names in `hidden` have other meanings."""
+        return _Unhide(self, hidden).visit(ast.parse(self._text(value, name), mode="eval").body)
+
+    def alias(self, name: str, hidden: Collection[str]) -> str:
+        """Another name for a module, a builtin, a constant or a definition of the program."""
+        if name not in self.aliases or self.aliases[name] in hidden:
+            self.aliases[name] = other = self._name(object(), f"_{name.strip('_')}", hidden)
+            if name in self.constants:
+                self.constants[other] = self.constants[name]
+            elif name not in self.texts:
+                del self.texts[other]
+                self.first[other] = f"{other} = {name}"
+            elif self.texts[name]:
+                self.texts[other] = f"{other} = {name}"
+            else:
+                raise NotWrittenError(f"{name} is a variable of a function that it calls: rename that")
+        return self.aliases[name]
+
+    def _text(self, value: Any, name: str) -> str:
+        if kind := next((t for t in _LITERALS if isinstance(value, t)), None):
+            return kind.__repr__(value)  # also of subclasses, such as enumerations
         if type(value) in (float, complex):
             plain = type(value) is float and math.isfinite(value)
             return repr(value) if plain else f"{type(value).__name__}('{value}')"
@@ -62,12 +93,16 @@ class Definitions:
             return f"{{{', '.join(f'{self.text(k)}: {self.text(v)}' for k, v in value.items())}}}"
         if isinstance(value, numpy.dtype) and value.isbuiltin == 1:
             return f"numpy.dtype({value.str!r})"
-        if isinstance(value, numpy.generic) and value.dtype.isbuiltin == 1:
+        if isinstance(value, numpy.generic) and value.dtype.isbuiltin == 1 and not isinstance(value, _LONG):
             kind = "bool_" if value.dtype == bool else type(value).__name__
             return f"numpy.{kind}({self.text(value.item())})"
         if id(value) in self._names:
             return self._names[id(value)][0]
+        if isinstance(value, _LONG):  # Python has no such number
+            return f"{self._text(numpy.asarray(value), name)}[()]"
         if isinstance(value, numpy.ndarray):
+            if value.dtype.isbuiltin != 1 or value.dtype.hasobject:
+                raise NotWrittenError(f"a file of NumPy's has no arrays of {value.dtype}")
             name = self._name(value, f"constant_{len(self.constants)}")
             self.constants[name] = value
             return name
@@ -80,7 +115,7 @@ class Definitions:
             return value.__name__
         if isinstance(value, functools.partial):
             texts = [*map(self.text, (value.func, *value.args))]
-            texts += [f"{k}={self.text(v)}" for k, v in value.keywords.items()]
+            texts += [f"**{self.text(value.keywords)}"] if value.keywords else []
             return f"{self.text(functools)}.partial({', '.join(texts)})"
         if isinstance(value, functools._lru_cache_wrapper):
             return self.text(value.__wrapped__)
@@ -88,7 +123,7 @@ class Definitions:
         if getattr(builtins, name, None) is value:
             return name
         for place in (*_UFUNCS, *[module] * (module.split(".")[0] in _IMPORTED)):
-            if getattr(sys.modules.get(place), name, None) is value:
+            if getattr(sys.modules.get(place), "__dict__", {}).get(name) is value:
                 return f"{self.text(sys.modules[place])}.{name}"
         if isinstance(value, type) and issubclass(value, BaseException):
             return next(c.__name__ for c in value.__mro__ if c.__module__ == "builtins")
@@ -98,10 +133,11 @@ class Definitions:
             return self._define(value, called if name == "<lambda>" else name)
         raise NotWrittenError(f"{name}{f' of {module}' * bool(module)} is not written in NumPy")
 
-    def _name(self, value: Any, first: str) -> str:
+    def _name(self, value: Any, first: str, hidden: Collection[str] = ()) -> str:
         """A name for an object that no other one has."""
-        name, number = first, 1
-        while name in self.texts or name in self.given:
+        first = name = re.sub(r"\W", "_", unicodedata.normalize("NFKC", first))
+        number = 1
+        while any(name in names for names in (self.texts, self.first, self.hidden, hidden)):
             number += 1
             name = f"{first}_{number}"
         self._names[id(value)] = name, value
@@ -110,10 +146,12 @@ class Definitions:
 
     def _define(self, f: types.FunctionType, name: str) -> str:
         node = _node_of(f.__code__)
-        name = self._name(f, f"_{name.strip('_') or 'function'}")  # no value of a program, or variable, has such a name
         scope = {**builtins.__dict__, **f.__globals__, **inspect.getclosurevars(f).nonlocals}
         node.args.defaults, node.args.kw_defaults, named = [], [], f.__kwdefaults__ or {}
-        resolve = _Resolve(self, scope, node)
+        given = self.given if f"{f.__module__}.".startswith(_OURS) else {}
+        resolve = _Resolve(self, scope, node, given)
+        first = f"_{name.strip('_') or 'function'}"  # no value of a program has such a name
+        name = self._name(f, first, resolve.bound)
         node = resolve.visit(node)
         node.args.defaults = [*map(resolve.expression, f.__defaults__ or ())]
         node.args.kw_defaults = [
@@ -137,17 +175,21 @@ def _run(primitive: Primitive) -> Any:
 class _Resolve(ast.NodeTransformer):
     """Replace names and attributes that a function does not bind by what they are, and leave out types and tracers."""
 
-    def __init__(self, definitions: Definitions, scope: Mapping[str, Any], function: ast.AST):
+    def __init__(self, definitions: Definitions, scope: Mapping[str, Any], function: ast.AST, given: Mapping[str, str]):
         self.definitions = definitions
         self.scope = scope
+        self.given = given
         inside = [*ast.walk(function)]
         bound = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-        bound |= {n.name for n in inside if isinstance(n, ast.FunctionDef) and n is not function}
-        bound |= {n.name for n in inside if isinstance(n, ast.ExceptHandler) and n.name}
-        self.bound = {*bound, *[n.arg for n in inside if isinstance(n, ast.arg)], *definitions.given}
+        bound |= {n.name for n in inside if isinstance(n, _NAMED) and n.name and n is not function}
+        bound |= {n.asname or n.name.split(".")[0] for n in inside if isinstance(n, ast.alias)}
+        self.bound = {*bound, *[n.arg for n in inside if isinstance(n, ast.arg)]}
+        self.hidden = {*self.bound, *definitions.hidden}
 
     def visit_Name(self, node):
-        return node if node.id in self.bound else self.expression(self._value(node))
+        if node.id in self.bound:
+            return node
+        return ast.Name(self.given[node.id]) if node.id in self.given else self.expression(self._value(node))
 
     def visit_Attribute(self, node):
         try:
@@ -185,7 +227,7 @@ class _Resolve(ast.NodeTransformer):
             if isinstance(owner, Primitive) and node.attr == "bind":
                 return _run(owner)
             module = getattr(owner, "__name__" if isinstance(owner, types.ModuleType) else "__module__", "")
-            if isinstance(owner, Primitive) or str(module).split(".")[0] in _OURS:
+            if isinstance(owner, Primitive) or f"{module}.".startswith(_OURS):
                 return getattr(owner, node.attr)
         raise LookupError
 
@@ -197,7 +239,18 @@ class _Resolve(ast.NodeTransformer):
         return isinstance(kind, ast.Name) and kind.id not in self.bound and self._value(kind) is Tracer
 
     def expression(self, value: Any) -> ast.expr:
-        return ast.parse(self.definitions.text(value), mode="eval").body
+        return self.definitions.expression(value, self.hidden)
+
+
+class _Unhide(ast.NodeTransformer):
+    """Replace names in an expression that would have another meaning where it is written."""
+
+    def __init__(self, definitions: Definitions, hidden: Collection[str]):
+        self.definitions = definitions
+        self.hidden = hidden
+
+    def visit_Name(self, node):
+        return ast.Name(self.definitions.alias(node.id, self.hidden)) if node.id in self.hidden else node
 
 
 @functools.cache

@@ -1,22 +1,30 @@
 """`export`: write a compiled program as one Python file that needs NumPy alone.
 
 `ranks.exported(eqn)` says how the file runs an operation on ranks: by a function, with these parameters (tapes among
-them), and lines that the file begins with. For other operations it is None.
+them), and the expressions of variables that the file assigns first. For other operations it is None.
+
+A name of the user's is written as it is where Python reads it as that name, and as a string elsewhere; the file's own
+names avoid those of the function and its parameters. `verification.py` parses each file, and compares it with the tape.
 """
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import inspect
 import io
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import keyword
+import math
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy
 
 from minidiff import tree
-from minidiff.compiler import standalone
+from minidiff.compiler import standalone, verification
 from minidiff.compiler.codegen import Source
 from minidiff.compiler.definitions import Definitions, NotWrittenError
 from minidiff.compiler.jit import Jitted, jit
@@ -24,10 +32,11 @@ from minidiff.compiler.simplify import optimize
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.text import PrintedText
+from minidiff.diagnostics.text import PrintedText, is_identifier, printable
 from minidiff.higher_order.bodies import Call
 from minidiff.inputs.arguments import check_function
 from minidiff.inputs.keywords import make_decorator
+from minidiff.ops.base import sum_p
 from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import NARROW
 
@@ -47,11 +56,7 @@ Written by minidiff.export. It needs {needs}.
 
 {imports}
 
-CHECKSUM = "{checksum}"
-TYPES = {types}
-RESULTS = {results}
-CONSTANTS = {constants}
-{lines}
+{variables}
 
 
 {definitions}
@@ -59,27 +64,32 @@ CONSTANTS = {constants}
 
 def {name}({parameters}):
     """Return {returned}."""
-    [{leaves}] = _program({arguments})
+{checks}    [{leaves}] = {program}({arguments})
     return {result}
 
 
-[{loaded}] = _load_constants(__file__)
+[{loaded}] = {load}(__file__)
 
 if __name__ == "__main__":
-    _run_file(sys.argv[1:])
+    {run}({sys}.argv[1:])
 '''
 
 
 class ExportedSource(Source):
     """The source of a tape, which calls nothing but NumPy and what `definitions` has the text of.
 
-    `lines` are those that its file begins with.
+    `variables` are expressions of those that its file assigns first.
     """
 
-    def __init__(self, tape: Tape, name: str, definitions: Definitions, lines: dict[str, None], bodies: dict[str, str]):
+    reserved = Source.reserved.union(dir(builtins), sys.stdlib_module_names, ("numpy", "scipy", "mpi4py"))
+
+    def __init__(
+        self, tape: Tape, name: str, definitions: Definitions, variables: dict[str, str], bodies: dict[str, str]
+    ):
         self.definitions = definitions
-        self.lines = lines
+        self.variables = variables
         super().__init__(tape, name, bodies=bodies, options={"kernels": False})
+        verification.compare_with_tape(self.list_text, self.name, self.tape, self.names)
 
     def _names_of_constants(self) -> dict[Any, str]:
         return {id(c): self.definitions.text(c) for c in self.constants}
@@ -87,11 +97,19 @@ class ExportedSource(Source):
     def _bind(self, name: str, value: Any) -> str:
         return self.definitions.text(value, name)
 
+    def _name_of_body(self, first: str) -> str:
+        name = super()._name_of_body(first)
+        return self._name_of_body(f"{name}_") if name in self.definitions.hidden else name
+
+    def _operand(self, a: Any) -> str:
+        return self.definitions.text(a) if type(a) is float and not math.isfinite(a) else super()._operand(a)
+
     def _expression(self, eqn: Equation, k: int) -> str:
         try:
             if any(t.dtype in NARROW for t in map(typeof, (*eqn.inputs, *eqn.outputs))):
                 raise NotWrittenError("16-bit floats are computed in float32, operation by operation")
-            return super()._expression(eqn, k)
+            text = super()._expression(eqn, k)
+            return f"{self.definitions.text(numpy)}.{text}" if eqn.primitive is sum_p else text
         except NotWrittenError as error:
             line = f" ({eqn.source})" if eqn.source else ""
             raise TypeError(f"export: {eqn.primitive}{line} needs more than NumPy: {error}") from None
@@ -103,8 +121,10 @@ class ExportedSource(Source):
             numbers = [a if isinstance(a, Var) or hasattr(a, "dtype") else numpy.asarray(a)[()] for a in eqn.inputs]
             operands = [self._operand(a) for a in numbers]
         if found := ranks.exported(eqn):
-            function, params, lines = found
-            self.lines.update(dict.fromkeys(lines))
+            function, params, variables = found
+            for name, text in variables.items():
+                if (other := self.variables.setdefault(name, text)) != text:
+                    raise TypeError(f"export: one program runs on one mesh, and this one on {other} and {text}")
         elif primitive.name in _LOOPS and params.get("length") != 0:
             function = _LOOPS[primitive.name]
         elif isinstance(primitive, Call) and isinstance(params["body"], Tape):
@@ -117,7 +137,7 @@ class ExportedSource(Source):
             return self.definitions.text(value)
         name = self._name_of_body(name)
         self.bodies[name] = ""
-        text = ExportedSource(value, name, self.definitions, self.lines, self.bodies).list_text
+        text = ExportedSource(value, name, self.definitions, self.variables, self.bodies).list_text
         del self.bodies[name]  # nested bodies come first
         self.bodies[name] = text
         return name
@@ -126,14 +146,14 @@ class ExportedSource(Source):
 class Exported:
     """An exported program: its `code`, its `constants`, the `checksum` of both, and the packages that it `needs`."""
 
-    def __init__(self, code: str, constants: dict[str, numpy.ndarray], needs: Sequence[str]):
+    def __init__(self, code: str, constants: dict[str, numpy.ndarray], needs: Sequence[str], variable: str):
         self.needs = tuple(needs)
         self.constants = constants
         buffer = io.BytesIO()
         numpy.savez(buffer, **constants)  # type: ignore[arg-type]
         self._data = buffer.getvalue() if constants else b""
         self.checksum = hashlib.sha256(code.encode() + self._data).hexdigest()
-        self.code = PrintedText(code.replace('CHECKSUM = ""', f'CHECKSUM = "{self.checksum}"', 1))
+        self.code = PrintedText(code.replace(f'\n{variable} = ""\n', f'\n{variable} = "{self.checksum}"\n', 1))
 
     def save(self, path: Any) -> None:
         """Write the file `path`, and the constants, if there are any, beside it as .npz.
@@ -176,75 +196,155 @@ def export(f: Callable) -> Callable[..., Exported]:
 
     def of_types(*args: Any, **kwargs: Any) -> Exported:
         function, dynamic, *_ = jitted._prepare_recording(args, kwargs, types_too=True)
-        try:
-            parameters: Any = inspect.signature(jitted.f).parameters.values()
-        except (TypeError, ValueError):  # of a function written in C
-            parameters = ()
-        known = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][: len(args)]
-        names = [*known, *[f"argument_{k}" for k in range(len(known), len(args))]]
-        fixed = jitted.static.among(args, kwargs, jitted.name)
-        given = dict(zip([name for k, name in enumerate(names) if k not in fixed], dynamic[0]))
-        return _write(jitted, function, dynamic, {**given, **dict(sorted(dynamic[1].items()))})
+        return _write(jitted, function, dynamic, _Parameters(jitted, args, kwargs))
 
     return of_types
 
 
-def _write(jitted: Jitted, f: Callable, dynamic: Any, given: dict[str, Any]) -> Exported:
-    """Export `f` of the arguments `dynamic`, which the file's function takes by the names in `given`."""
+class _Parameters:
+    """The parameters of a file's function: those of the exported one that take arrays.
+
+    Keywords that Python does not read as names, as in `f(**{"a b": x})`, are in a dict.
+    """
+
+    def __init__(self, jitted: Jitted, args: tuple, kwargs: dict):
+        try:
+            declared: Any = inspect.signature(jitted.f).parameters.values()
+        except (TypeError, ValueError):  # of a function written in C
+            declared = ()
+        static = jitted.static.among(args, kwargs, jitted.name)
+        ordered = [p for p in declared if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        names = [p.name for p in ordered[: len(args)]] + [f"argument_{k}" for k in range(len(ordered), len(args))]
+        only = sum(p.kind is p.POSITIONAL_ONLY for p in ordered[: len(args)])
+        only = len(args) if len(args) > len(ordered) else only
+        named = {name for name in kwargs if name not in static}
+        following = [p.name for p in ordered[len(args) :] if p.name not in static]
+        self.either = [name for k, name in enumerate(names) if k >= only and k not in static]
+        self.either += itertools.takewhile(named.__contains__, following)
+        self.first: list[str] = []
+        for k, name in enumerate(names[:only]):
+            self.first += [_fresh_name(name, {*self.first, *self.either, *kwargs})] * (k not in static)
+        self.named = [name for name in sorted(named) if name not in self.either and is_identifier(name)]
+        self.others = [name for name in sorted(named) if name not in self.either and not is_identifier(name)]
+        self.names = [*self.first, *self.either, *self.named]
+        self.names += [_fresh_name("keywords", self.names)] * bool(self.others)
+
+    def __str__(self) -> str:
+        last = [f"**{self.names[-1]}"] if self.others else []
+        words = [*self.first, *["/"] * bool(self.first), *self.either, *["*"] * bool(self.named), *self.named, *last]
+        return ", ".join(words)
+
+    def arguments(self, dynamic: tuple) -> dict[str, Any]:
+        """The arguments, positional ones and named ones, by their expressions in the function."""
+        values, named = dynamic
+        expressions = {name: f"{self.names[-1]}[{str.__repr__(name)}]" for name in self.others}
+        by_name = {expressions.get(name, name): named[name] for name in sorted(named)}
+        return {**dict(zip([*self.first, *self.either], values)), **by_name}
+
+
+def _fresh_name(name: str, taken: Collection[str]) -> str:
+    return _fresh_name(f"{name}_", taken) if name in taken else name
+
+
+def _public_name(name: str) -> str:
+    """The name of the exported function, or one like it that Python takes."""
+    return name if is_identifier(name) else f"{name}_" if keyword.iskeyword(name) else "function"
+
+
+def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -> Exported:
+    """Export `f` of the arguments `dynamic`, which the file's function takes by these parameters."""
     tape, _, structure = stage_flat(f, dynamic, f"export of {jitted.name}")
-    definitions, lines, bodies = Definitions(_GIVEN), dict[str, None](), dict[str, str]()
+    name, variables, bodies = _public_name(jitted.name), dict[str, str](), dict[str, str]()
+    hidden = {name, *parameters.names}
+    given = {first: _fresh_name(first, hidden) for first in _GIVEN}
+    definitions = Definitions(given, hidden)
     tape = optimize(tape, **{**jitted.options, "kernels": False})
-    source = ExportedSource(tape, "_program", definitions, lines, bodies)
-    if len([line for line in lines if line.startswith("SIZES")]) > 1:
-        raise TypeError(f"export: one program runs on one mesh, and this one on {'; '.join(lines)}")
-    for function in (standalone.load_constants, standalone.as_argument, standalone.run_file):
-        definitions.text(function)
-    paths = [path for name, x in given.items() for path in _paths(tree.structure(x).nested, name)]
+    source = ExportedSource(tape, given["_program"], definitions, variables, bodies)
+    as_argument, load, run = map(
+        definitions.text, (standalone.as_argument, standalone.load_constants, standalone.run_file)
+    )
+    others = f"{parameters.names[-1]}, {definitions.text(parameters.others)}" if parameters.others else ""
+    checks = f"    {definitions.text(standalone.check_keywords)}({others})\n" if others else ""
+    paths = [path for root, x in parameters.arguments(dynamic).items() for path in _paths(x, root, definitions)]
     types = {path: v.type for path, v in zip(paths, tape.inputs)}
     outs = [f"result_{k}" for k in range(structure.size)]
-    needs = [name for name in ("numpy", "scipy") if any(m.split(".")[0] == name for m in definitions.modules)]
-    needs += ["mpi4py"] * any("mpi4py" in line for line in lines)
-    name = jitted.name if jitted.name.isidentifier() else "function"
+    system = definitions.text(sys)
+    if "mpi4py" in variables.get("WORLD", ""):
+        definitions.modules["mpi4py.MPI"] = None
+    results, result = _paths(structure, "result", definitions), _tree_text(structure.nested, iter(outs), definitions)
+    variables = {
+        "CHECKSUM": '""',
+        "TYPES": definitions.text({path: (t.shape, t.dtype) for path, t in types.items()}),
+        "RESULTS": definitions.text(results),
+        "CONSTANTS": definitions.text([*definitions.constants]),
+        **variables,
+    }
+    packages = {m.split(".")[0] for m in definitions.modules}
+    needs = [package for package in ("numpy", "scipy", "mpi4py") if package in packages]
+    texts = [*filter(None, definitions.texts.values()), *bodies.values(), source.list_text]
     code = _FILE.format(
-        title=f"{name}({', '.join(f'{path}: {t}' for path, t in types.items())})",
+        title=_documented(f"{name}({', '.join(f'{path}: {t}' for path, t in types.items())})"),
         needs=" and ".join(needs),
         imports="\n".join(f"import {m}" for m in sorted({*definitions.modules, "sys"})),
-        checksum="",
-        types=definitions.text({path: (t.shape, t.dtype) for path, t in types.items()}),
-        results=_paths(structure.nested, "result"),
-        constants=[*definitions.constants],
-        lines="\n".join(["from numpy import add, inf, nan", *lines]),
-        definitions="\n\n\n".join([*filter(None, definitions.texts.values()), *bodies.values(), source.list_text]),
-        name=f"{name}_" if name in definitions.texts or name in bodies or name in _GIVEN else name,
-        parameters=", ".join(given),
-        returned=", ".join(str(t) for t in tape.out_types) or "nothing",
+        variables="\n".join([*definitions.first.values(), *[f"{given[k]} = {text}" for k, text in variables.items()]]),
+        definitions="\n\n\n".join(texts),
+        name=name,
+        parameters=parameters,
+        returned=_documented(", ".join(str(t) for t in tape.out_types) or "nothing"),
+        checks=checks,
         leaves=", ".join(outs),
-        arguments=", ".join(f"_as_argument({path!r}, {path})" for path in types),
-        result=_tree_text(structure.nested, iter(outs)),
+        program=source.name,
+        arguments=", ".join(f"{as_argument}({path!r}, {path})" for path in types),
+        result=result,
         loaded=", ".join(definitions.constants),
+        load=load,
+        run=run,
+        sys=system,
     )
-    return Exported(code, definitions.constants, needs)
+    assigned = [*definitions.first, *[given[variable] for variable in variables]]
+    verification.check_names(code, [*assigned, *definitions.texts, *bodies, source.name, name])
+    return Exported(code, definitions.constants, needs, given["CHECKSUM"])
 
 
-def _paths(nested: Any, root: str) -> list[str]:
+def _documented(text: str) -> str:
+    """A text as docstrings have it."""
+    return printable(text).replace("\\", r"\\").replace('"', r"\"")
+
+
+def _paths(x: Any, root: str, definitions: Definitions) -> list[str]:
     """How Python reads each leaf of a tree. Raises TypeError for a class that a file without packages does not have."""
-    if nested is None:
-        return [root]
-    kind, keys, _, children = nested
-    if not issubclass(kind, (tuple, list, dict, type(None))):
-        raise TypeError(f"export: {root} is a {kind.__name__}: the trees of exported programs are tuples, lists, dicts")
-    steps = keys if issubclass(kind, dict) else range(len(children))
-    return [path for k, child in zip(steps, children) for path in _paths(child, f"{root}[{k!r}]")]
+
+    def paths(nested: Any, root: str) -> list[str]:
+        if nested is None:
+            return [root]
+        kind, keys, _, children = nested
+        if not issubclass(kind, (tuple, list, dict, type(None))):
+            raise TypeError(
+                f"export: {root} is a {kind.__name__}: the trees of exported programs are tuples, lists, dicts"
+            )
+        steps = [_key_text(k, root, definitions) for k in keys] if issubclass(kind, dict) else range(len(children))
+        return [path for k, child in zip(steps, children) for path in paths(child, f"{root}[{k}]")]
+
+    return paths((x if isinstance(x, tree.Structure) else tree.structure(x)).nested, root)
 
 
-def _tree_text(nested: Any, leaves: Iterator[str]) -> str:
+def _key_text(key: Any, root: str, definitions: Definitions) -> str:
+    try:
+        if key == key:
+            return definitions.text(key)
+    except NotWrittenError:
+        pass
+    raise TypeError(f"export: {root} has the key {key!r}: keys are strings, numbers, and tuples of these")
+
+
+def _tree_text(nested: Any, leaves: Iterator[str], definitions: Definitions) -> str:
     """The expression that builds a tree from its leaves; named tuples are tuples."""
     if nested is None:
         return next(leaves)
     kind, keys, _, children = nested
-    inside = [_tree_text(child, leaves) for child in children]
+    inside = [_tree_text(child, leaves, definitions) for child in children]
     if issubclass(kind, dict):
-        return f"{{{', '.join(f'{k!r}: {x}' for k, x in zip(keys, inside))}}}"
+        return f"{{{', '.join(f'{definitions.text(k)}: {x}' for k, x in zip(keys, inside))}}}"
     if issubclass(kind, list):
         return f"[{', '.join(inside)}]"
     return f"({''.join(f'{x}, ' for x in inside)})" if kind is not type(None) else "None"

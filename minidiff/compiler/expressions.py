@@ -11,6 +11,7 @@ from minidiff.compiler.layout import PIECES, group_shape, pieces_of
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
+from minidiff.diagnostics.text import printable
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.ops import elementwise, indexing, linalg, shape
 from minidiff.ops.base import sum_p
@@ -61,7 +62,7 @@ SOURCES: dict[Primitive, Callable[..., str]] = {
 
 
 def types_of(outputs: Sequence[Var]) -> str:
-    return ", ".join([str(v.type) for v in outputs])
+    return printable(", ".join([str(v.type) for v in outputs]))
 
 
 def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:

@@ -57,6 +57,12 @@ def as_argument(name: str, x: Any) -> Any:
     return given[()]
 
 
+def check_keywords(keywords: dict[str, Any], names: Sequence[str]) -> None:
+    """Raise TypeError unless a call has all keywords with these names, and no others."""
+    if {*keywords} != {*names}:
+        raise TypeError(f"this program takes the keywords {names}, and got {[*keywords]}")
+
+
 def load_constants(path: str) -> list:
     """The arrays beside the file; ValueError unless both are as they were saved."""
     beside = Path(path).with_suffix(".npz")

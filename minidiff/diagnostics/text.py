@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +25,25 @@ class PrintedText(str):
 def name_of(f: Any) -> str:
     """The name of a function in error messages."""
     return getattr(f, "__name__", "f")
+
+
+def is_identifier(text: str) -> bool:
+    """Return whether a program may assign a text as a name, and Python reads it as no other name.
+
+    >>> [is_identifier(name) for name in ('loss', 'class', '__file__', 'a=1', 'ﬁt')]  # Python reads the last as 'fit'
+    [True, False, False, False, False]
+    """
+    reserved = keyword.iskeyword(text) or (text.startswith("__") and text.endswith("__"))
+    return text.isidentifier() and not reserved and unicodedata.normalize("NFKC", text) == text
+
+
+def printable(text: str) -> str:
+    """Escape what does not print, such as line breaks, so that a text fits into a comment.
+
+    >>> printable('one\\ntwo')
+    'one\\\\ntwo'
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:

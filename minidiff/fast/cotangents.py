@@ -60,7 +60,9 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], wh
         uses = sum(a is v for e in tape.equations for a in e.inputs for v in eqn.outputs)
         if eqn.params or eqn.primitive.impl is None or uses > 1:
             return None
-        functions[eqn.primitive.name] = impl = eqn.primitive.impl
+        impl = eqn.primitive.impl
+        name = next((n for n, f in functions.items() if f is impl), f"f{len(functions)}")
+        functions[name] = impl
         sign = _SIGNS.get(impl)
         arguments = [texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs]
         if "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
@@ -72,8 +74,6 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], wh
         if not wide.isdisjoint(eqn.inputs):
             wide.update(eqn.outputs)
             made.update(eqn.outputs)
-        texts[eqn.outputs[0]] = (
-            f"{eqn.primitive.name}({', '.join(arguments)})" if sign is None else f"({sign.join(arguments)})"
-        )
+        texts[eqn.outputs[0]] = f"{name}({', '.join(arguments)})" if sign is None else f"({sign.join(arguments)})"
     (result,) = tape.outputs
     return texts.get(result)

@@ -23,7 +23,9 @@ Breaking the GPU memory wall for extreme scale deep learning".
 
 from __future__ import annotations
 
+import itertools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -45,12 +47,20 @@ from spmd.parallel.network import axes_of
 from spmd.parallel.zero import shards_of, specs_of
 from spmd.sharding.sharded_array import ShardedArray
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 class StoredTree:
-    """A tree of arrays in a file, or in memory if `file` is None. If it cannot be written, `read` raises OSError."""
+    """A tree of arrays in a file, or in memory if `file` is None. If it cannot be written, `read` raises OSError.
 
-    def __init__(self, file: Path | None, tree: Any, thread: ThreadPoolExecutor):
-        self._file, self._thread = file, thread
+    It shares no memory with the trees that are written and read. The `folder` of its file is locked while it exists.
+    """
+
+    def __init__(self, file: Path | None, tree: Any, thread: ThreadPoolExecutor, folder: _Folder | None = None):
+        self._file, self._thread, self._folder = file, thread, folder
         self.write(tree).result()
 
     def write(self, tree: Any) -> Future:
@@ -69,29 +79,53 @@ class StoredTree:
 
     def read(self) -> Any:
         """Wait until the tree is in memory, and return it."""
-        data = self.writing.result() or self.prefetch().result()
+        self.writing.result()
+        data = self.prefetch().result()
         self._reading = None
         leaves = [ShardedArray.of_type(t, x) if t.sharding else x for t, x in zip(self._types, data)]
         return md.tree.unflatten(self._structure, leaves)
 
-    def _put(self, data: list[numpy.ndarray]) -> list | None:
+    def _put(self, data: list[numpy.ndarray]) -> None:
         self._blocks = [(x.nbytes, x.dtype, x.shape) for x in data]
         if self._file is None:
-            return data
+            self._memory = [numpy.array(x, order="C") for x in data]
+            return
         with self._file.open("wb") as file:  # on a full disk, writing to a memory map would kill the process
             for x in data:
                 x.tofile(file)
             file.write(b"\n")  # an empty file has no memory map
-        return None
 
     def _get(self) -> list[numpy.ndarray]:
         if self._file is None:
-            return []
+            return [x.copy() for x in self._memory]
         mapped, ends = numpy.memmap(self._file, numpy.uint8, "r"), accumulate(n for n, _, _ in self._blocks)
         return [
             numpy.array(mapped[end - n : end]).view(dtype).reshape(shape)
             for end, (n, dtype, shape) in zip(ends, self._blocks)
         ]
+
+
+class _Folder:
+    """A rank's folder for the files of one network, which is locked while this object exists.
+
+    A network of this or another process that uses the same `folder` gets another one: `rank-0`, `rank-0-2`, …
+    """
+
+    def __init__(self, folder: Path, rank: int):
+        for number in itertools.count(1):
+            self.path = folder / f"rank-{rank}{f'-{number}' * (number > 1)}"
+            self.path.mkdir(parents=True, exist_ok=True)
+            if fcntl is None:
+                return
+            lock = os.open(self.path, os.O_RDONLY)
+            weakref.finalize(self, os.close, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            except OSError:  # this file system has no locks
+                return
+            return
 
 
 def offload(
@@ -107,9 +141,10 @@ def offload(
     `layers[k](params[k], x)` returns the next x; `loss(x, targets)` is a mean over examples, of one rank's block. The
     batch is split along the mesh's axis. `init` takes a tree of arrays for each layer, one after the other, as from a
     generator. It returns lists of stored trees, which a step changes; their `read()` returns the trees. Stage 2 stores
-    states in files of `folder`, stage 3 parameters too; with None all stay in memory. The optimizer sees one layer at a
-    time: `clip_by_global_norm` takes a layer's norm. Raises ValueError for another stage, and on all ranks if one
-    cannot make its folder or write its files.
+    states in files of `folder`, stage 3 parameters too; with None all stay in memory. Several networks may have one
+    folder: each has files of its own. The optimizer sees one layer at a time: `clip_by_global_norm` takes a layer's
+    norm. Raises ValueError for another stage, for more or fewer trees than layers, and on all ranks if one cannot make
+    its folder or write its files.
 
     >>> import minidiff.numpy as np, tempfile
     >>> mesh, folder = spmd.make_mesh((2,), ('batch',), backend='simulated'), tempfile.TemporaryDirectory()
@@ -129,15 +164,19 @@ def offload(
     on_all_ranks = lambda act: make_and_compare("offload", mesh, lambda: (act(), ["no error"]))  # noqa: E731
 
     def init(params: Iterable) -> tuple[list[StoredTree], list[StoredTree]]:
-        here = None if folder is None else Path(folder) / f"rank-{mesh.rank}"
-        on_all_ranks(lambda: here and here.mkdir(parents=True, exist_ok=True))  # type: ignore[func-returns-value]
+        files = on_all_ranks(lambda: None if folder is None else _Folder(Path(folder), mesh.rank))
         stored: tuple[list[StoredTree], list[StoredTree]] = [], []
-        for k, tree in zip(range(len(layers)), params):
+        trees = iter(params)
+        for k, tree in zip(range(len(layers)), trees):
             shards = shards_of(tree, mesh)
-            stored[0].append(StoredTree(here / f"params-{k}" if here and stage == 3 else None, place(shards), thread))
-            stored[1].append(StoredTree(here and here / f"states-{k}", optimizer.init(shards), thread))
-        if len(stored[0]) < len(layers):
-            raise ValueError(f"offload: {len(layers)} layers need as many trees of parameters, got {len(stored[0])}")
+            file = files.path / f"params-{k}" if files and stage == 3 else None
+            stored[0].append(StoredTree(file, place(shards), thread, files))
+            file = files and files.path / f"states-{k}"
+            stored[1].append(StoredTree(file, optimizer.init(shards), thread, files))
+        count = len(stored[0]) + sum(1 for _ in itertools.islice(trees, 1))
+        if count != len(layers):
+            count = "more" if count > len(layers) else count
+            raise ValueError(f"offload: {len(layers)} layers need as many trees of parameters, got {count}")
         return stored
 
     def on_ranks(k: int, tree: Any, *args: Any) -> Any:

@@ -344,7 +344,7 @@ def exported_on_mesh(eqn: Equation) -> exported.Form | None:
         "gathered": [spec.dims(len(t.shape)) for spec, t in zip(out_specs, body.out_types)],
         "summed": [mesh.ranks.sort_axes(spec.unreduced) for spec in out_specs],
     }
-    return exported.map_over_ranks, shown, exported.lines_for(mesh.shape)
+    return exported.map_over_ranks, shown, exported.variables_for(mesh.shape)
 
 
 # ---------------------------------------------------------------- the old recipe: divide on entry, sum on exit

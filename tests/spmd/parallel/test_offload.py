@@ -1,6 +1,7 @@
 """Networks larger than memory: what a process holds, when it reads and writes, and what happens if it cannot."""
 
 import re
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +10,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 import spmd
-from minidiff import optim
+from minidiff import optim, tree
 from minidiff.nn import relu
 from spmd.parallel.offload import StoredTree, offload
 from tests.collectives.guards.test_failures import mpiexec
@@ -119,5 +120,52 @@ def test_what_does_not_fit(tmp_path):
     params[0].write({"W": np.eye(8)})
     with pytest.raises(IsADirectoryError):
         step(params, states, batch)
-    with pytest.raises(ValueError, match="3 layers need as many trees of parameters, got 2"):
-        offload([relu] * 3, mean_error, OPTIMIZERS["adam"], MESH, None)[0]([{}, {}])
+    init, _ = offload([relu] * 3, mean_error, OPTIMIZERS["adam"], MESH, None)
+    for count, trees in ((2, [{}, {}]), ("more", [{}] * 4), ("more", iter([{}] * 5))):
+        with pytest.raises(ValueError, match=f"3 layers need as many trees of parameters, got {count}"):
+            init(trees)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_networks_in_one_folder(stage, tmp_path):
+    """Each has its files, and they are used again when it is gone; those of another process are left alone."""
+    make = lambda: offload([lambda W, x: x @ W], mean_error, OPTIMIZERS["adam"], MESH, tmp_path, stage)  # noqa: E731
+    batch = np.ones((4, 8)), np.zeros((4, 8))
+    first, second = make(), make()
+    networks = [first[0]([np.eye(8)]), second[0]([2 * np.eye(8)]), first[0]([3 * np.eye(8)])]
+    for k, (params, states) in enumerate(networks, 1):
+        np.testing.assert_array_equal(params[0].read(), k * np.eye(8))
+        assert not np.asarray(states[0].read()[0].mu).any()
+    assert [float(step(*network, batch)) for step, network in zip((first[1], second[1], first[1]), networks)] == [
+        1,
+        4,
+        9,
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0", "rank-0-2", "rank-0-3"]
+    del params, states
+    networks.pop(0)
+    again = make()[0]([np.eye(8)])
+    assert len([*tmp_path.iterdir()]) == 3
+    program = "import sys, fcntl, os; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    run = subprocess.run([sys.executable, "-c", program, str(tmp_path / "rank-0")], capture_output=True, text=True)
+    assert "BlockingIOError" in run.stderr
+    np.testing.assert_array_equal(again[0][0].read(), np.eye(8))
+
+
+@pytest.mark.parametrize("folder", [None, "files"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_is_stored_is_a_copy(stage, folder, tmp_path):
+    """Neither what was given to `init` nor what `read` returns is what the next step takes."""
+    where = folder and tmp_path / folder
+    init, step = offload([lambda W, x: x @ W], mean_error, OPTIMIZERS["momentum"], MESH, where, stage)
+    W, batch = np.eye(8), (np.ones((4, 8)), np.zeros((4, 8)))
+    params, states = init([W])
+    expected = spmd.gather((params[0].read(), states[0].read()))
+    W[...] = 7
+    for stored in (*params, *states):
+        for x in tree.leaves(stored.read()):
+            block = x if isinstance(x, np.ndarray) else x.data
+            block.flags.writeable and block.fill(7)
+    for x, y in zip(*map(tree.leaves, (spmd.gather((params[0].read(), states[0].read())), expected)), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert float(step(params, states, batch)) == 1
