@@ -10,6 +10,7 @@ import linecache
 import math
 import sys
 import types
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -17,12 +18,15 @@ import numpy
 
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer
+from minidiff.diagnostics.location import warn_here
 
 #: Functions of these packages are imported; others, ours and users', are written out.
 _IMPORTED = frozenset({*sys.stdlib_module_names, "numpy", "scipy"})
 _OURS = ("minidiff", "collectives", "spmd")
 #: Ours that need the engine: a file of NumPy calls has no types, and no interpreters.
 _ENGINE = ("minidiff.core.", "minidiff.diagnostics.", "minidiff.debug.", "minidiff.inputs.")
+#: Ours -> what exported programs call in their place.
+_INSTEAD: dict[Any, Any] = {warn_here: warnings.warn}
 _LITERALS = (type(None), bool, int, str, types.EllipsisType)
 _COLLECTIONS: dict[type, str] = {tuple: "({},)", list: "[{}]", set: "{{{}}}", frozenset: "frozenset([{}])"}
 _UFUNCS = ("numpy", "numpy.linalg", "scipy.special")  # where a ufunc may be, which does not say
@@ -75,6 +79,7 @@ class Definitions:
         return self.text(_run(value), value.name) if isinstance(value, Primitive) else self._of_callable(value, name)
 
     def _of_callable(self, value: Any, called: str) -> str:
+        value = _INSTEAD.get(value, value) if isinstance(value, types.FunctionType) else value
         if isinstance(value, types.ModuleType):
             self.modules[value.__name__] = None
             return value.__name__
