@@ -12,6 +12,7 @@ import re
 import sys
 import types
 import unicodedata
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy
 
 from minidiff.core.operation import Primitive
 from minidiff.core.tracer import Tracer
+from minidiff.diagnostics.location import warn_here
 
 #: Parts of functions that bind a name, if they have one.
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
@@ -27,6 +29,8 @@ _IMPORTED = frozenset({*sys.stdlib_module_names, "numpy", "scipy"})
 _OURS = ("minidiff.", "collectives.", "spmd.")
 #: Ours that need the engine: a file of NumPy calls has no types, and no interpreters.
 _ENGINE = ("minidiff.core.", "minidiff.diagnostics.", "minidiff.debug.", "minidiff.inputs.")
+#: Ours -> what exported programs call in their place.
+_INSTEAD: dict[Any, Any] = {warn_here: warnings.warn}
 _LONG = (numpy.longdouble, numpy.clongdouble)
 _LITERALS = (type(None), bool, int, str, bytes, types.EllipsisType)
 _COLLECTIONS: dict[type, str] = {tuple: "({},)", list: "[{}]", set: "{{{}}}", frozenset: "frozenset([{}])"}
@@ -110,6 +114,7 @@ class Definitions:
         return self.text(_run(value), value.name) if isinstance(value, Primitive) else self._of_callable(value, name)
 
     def _of_callable(self, value: Any, called: str) -> str:
+        value = _INSTEAD.get(value, value) if isinstance(value, types.FunctionType) else value
         if isinstance(value, types.ModuleType):
             self.modules[value.__name__] = None
             return value.__name__

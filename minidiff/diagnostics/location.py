@@ -207,6 +207,11 @@ def warn_at(source: Location | None, message: str | Warning, category: type[Warn
         warnings.warn_explicit(message, category, source.filename, source.line, registry=_warned[source.filename])
 
 
+def warn_here(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the program whose operation is running. Exported programs call `warnings.warn` in its place."""
+    warn_at(location_of(sys._getframe(1)), message, category)
+
+
 def not_linear_message(primitive: Any, type: Any) -> str:
     """Why an operation cannot be transposed in an operand of this type, and where it was applied."""
     source = current_location()

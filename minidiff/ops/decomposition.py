@@ -38,6 +38,7 @@ from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, ro
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
+from minidiff.ops.ties import basis_p, divisors_of, quotient_p, rounding_of, split_p, table_of
 
 
 @functools.cache
@@ -139,17 +140,6 @@ def _diagonal(x: Value) -> Value:
 def _along(u: Value, t: Value, v: Value) -> Value:
     """The diagonal of u^H t v."""
     return reduction.sum(conj(u) * matmul(t, v), -2)
-
-
-def _reciprocal(x: Value) -> Value:
-    """1 / x, and 0 where x is 0."""
-    zero = x == 0
-    return where(zero, 0.0, 1 / where(zero, 1.0, x))
-
-
-def _gaps(w: Value) -> Value:
-    """The matrix of 1 / (w_j - w_i); 0 where they are equal."""
-    return _reciprocal(w[..., None, :] - w[..., None])
 
 
 def _complete_tangent(q: Value, dq: Value, rest: Value) -> Value:
@@ -519,8 +509,11 @@ def qr(a: Value, mode: str = "reduced") -> Any:
 
 def _eigh_rule(x, t, UPLO):
     w, v = eigh_p.bind(x, UPLO=UPLO)
-    inner = matmul(adjoint(v), matmul(_hermitian(t), v))
-    return [w, v], [_real(_diagonal(inner)), matmul(v, _gaps(w) * inner)]
+    table = table_of(w)
+    dw, inner = split_p.bind(table, matmul(adjoint(v), matmul(_hermitian(t), v)), of="eigh")
+    moved = matmul(v, divisors_of(table) * inner)
+    v, dv = (basis_p.bind(table, y, moved, of="eigh", side=0) for y in (v, moved))
+    return [w, v], [dw, dv]
 
 
 def _eigvalsh_rule(x, t, UPLO):
@@ -530,9 +523,12 @@ def _eigvalsh_rule(x, t, UPLO):
 
 def _eig_rule(x, t):
     w, v = eig_p.bind(x)
-    inner = matmul(inverse_p.bind(v), matmul(t, v))
-    moved = matmul(v, _gaps(w) * inner)
-    return [w, v], [_diagonal(inner), moved - v * reduction.sum(conj(v) * moved, -2, keepdims=True)]
+    table = table_of(w)
+    v = basis_p.bind(table, v, t, of="eig", side=0)
+    v = v / root(reduction.sum(_square(v), -2, keepdims=True))
+    dw, inner = split_p.bind(table, matmul(inverse_p.bind(v), matmul(t, v)), of="eig")
+    moved = matmul(v, divisors_of(table) * inner)
+    return [w, v], [dw, moved - v * reduction.sum(conj(v) * moved, -2, keepdims=True)]
 
 
 def _eigvals_rule(x, t):
@@ -599,27 +595,37 @@ def _svd_shape(x: ShapedArray, full_matrices: bool, hermitian: bool):
 def _svd_rule(x, t, full_matrices, hermitian):
     outs = svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian)
     s, t = outs[1], _hermitian(t) if hermitian else t
-    k = s.shape[-1]
+    k, table = s.shape[-1], table_of(s)
+    of = "svd" if x.shape[-1] == x.shape[-2] and not _is_complex(x) else "svd with other vectors of 0"
     u, v = outs[0][..., :k], adjoint(outs[2])[..., :k]
     inner = matmul(adjoint(u), matmul(t, v))
-    row, column = s[..., None, :], s[..., None]
-    gaps = _reciprocal((row - column) * (row + column))
-    right, left = inner * row, column * inner
-    turn_u, turn_v = gaps * (right + adjoint(right)), gaps * (left + adjoint(left))
-    if _is_complex(x):  # split the phase of a pair of vectors equally between them
-        factor = _eye(k, x) * (0.5j * imag(_diagonal(inner)) * _reciprocal(s))[..., None, :]
-        turn_u, turn_v = turn_u + factor, turn_v - factor
-    du = _singular_vectors(outs[0], u, turn_u, t, v, inner, s)
-    dv = _singular_vectors(adjoint(outs[2]), v, turn_v, adjoint(t), u, adjoint(inner), s)
-    return outs, [du, _real(_diagonal(inner)), adjoint(dv)]
+    # The Hermitian part turns u and v alike, by differences of singular values; the other part by their sums.
+    ds, alike = split_p.bind(table, _hermitian(inner), of=of)
+    alike = divisors_of(table) * alike
+    size = _maximum(s, -1, keepdims=True)
+    zero = s <= rounding_of(s) * size
+    sums = where(zero[..., None, :] & zero[..., None], 0, s[..., None, :] + s[..., None])
+    apart = quotient_p.bind(sums, 0.5 * (inner - adjoint(inner)), turns=True, transposed=False)
+    s = where(zero, 0, s)[..., None, :]
+    left, right = (lambda y, t, i=i: basis_p.bind(table, y, t, of=of, side=i) for i in (0, 1))
+    all_u, du = _singular_vectors(outs[0], matmul(u, alike + apart), (s, t, v, inner), left)
+    all_v, dv = _singular_vectors(adjoint(outs[2]), matmul(v, alike - apart), (s, adjoint(t), u, adjoint(inner)), right)
+    return [all_u, outs[1], adjoint(all_v)], [du, ds, adjoint(dv)]
 
 
-def _singular_vectors(all_u, u, turn, t, v, inner, s):
-    """The tangents of u and of the columns that complete it to a unitary matrix."""
-    du = matmul(u, turn)
-    if u.shape[-2] > s.shape[-1]:
-        du = du + (matmul(t, v) - matmul(u, inner)) * _reciprocal(s)[..., None, :]
-    return _complete_tangent(u, du, all_u[..., s.shape[-1] :]) if all_u.shape[-1] > s.shape[-1] else du
+def _singular_vectors(all_u, du, moves, basis):
+    """Singular vectors in a general basis, with the columns that complete them, and their tangents.
+
+    `moves` are the singular values s, a tangent t of the matrix, the other vectors v, and u^H t v.
+    """
+    k = du.shape[-1]
+    u, rest = all_u[..., :k], all_u[..., k:]
+    if u.shape[-2] > k:
+        s, t, v, inner = moves
+        out = quotient_p.bind(s, matmul(t, v) - matmul(u, inner), turns=False, transposed=False)
+        du = du + out - matmul(u, matmul(adjoint(u), out))
+    u, du = basis(u, du), basis(du, du)
+    return (concatenate([u, rest], -1), _complete_tangent(u, du, rest)) if rest.shape[-1] else (u, du)
 
 
 def _svdvals_rule(x, t, hermitian):

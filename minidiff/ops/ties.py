@@ -1,0 +1,332 @@
+"""Equal eigenvalues and singular values: where derivatives of their vectors exist, and where they are NaN.
+
+The vectors v_i, v_j of equal values w_i = w_j are any basis of the space that they span. As a matrix moves by t, the
+basis turns by (v^H t v)_ij / (w_j - w_i). Derivatives that do not depend on the basis come in two kinds:
+
+- Functions of the space alone, such as a projector: the turn is taken to be 0, and nothing depends on it.
+- Functions of a matrix, such as v f(w) v^H: they move by f'(w) (v^H t v)_ij, the limit of a quotient that is 0 / 0. No
+  rule that sees the values and vectors can tell f', so the derivative is NaN, with a warning.
+
+In forward mode, a tangent (v^H t v)_ij that is not 0 makes the tangents of the vectors i and j NaN. In reverse mode,
+the cotangents tell both kinds apart. Let m be the derivative of the function as one of the matrix, seen in the basis:
+the cotangent of w_i is m_ii. The answer is right if m is a multiple of the identity among the equal values. In a
+general basis that is the case if the numbers m_ii are equal; in a special one, such as LAPACK's of a diagonal matrix,
+they may be equal although m_ij is not 0. So in reverse mode the vectors of equal values are a general basis of their
+space, always the same one, and not NumPy's.
+
+The operations get the values and their differences as one matrix, `table_of(w)`.
+
+Source: M. T. Jones and R. B. Lehoucq, "Derivatives of eigenvectors with repeated eigenvalues", 1999; J. R. Magnus, "On
+differentiating eigenvalues and eigenvectors", 1985.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core.interpreter import current_interpreter
+from minidiff.core.reverse import Linearize
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray
+from minidiff.diagnostics.location import warn_here
+from minidiff.ops import dimensions
+from minidiff.ops.base import General, add_all, convert, match
+from minidiff.ops.discrete import Discrete
+from minidiff.ops.elementwise import real_dtype, where
+
+#: Values are equal, and numbers are 0, up to this many units of rounding of the largest one.
+ROUNDING = 64
+
+WAYS_OUT = {
+    "eigh": "md.scipy.linalg.expm, sqrtm, logm, and matrix_function for others",
+    "eig": "md.scipy.linalg.expm, sqrtm and logm",
+    "svd": "md.scipy.linalg.polar for the factor u @ vh, and np.linalg.pinv for the inverse",
+}
+
+
+def rounding_of(x: Value) -> float:
+    """The ratio to the largest number up to which others count as 0."""
+    return ROUNDING * float(numpy.finfo(x.dtype).eps)
+
+
+def _blocks_impl(w: numpy.ndarray) -> numpy.ndarray:
+    size = numpy.abs(w).max(-1, keepdims=True, initial=0)
+    if w.dtype.kind == "f":  # in order
+        return numpy.cumsum(numpy.abs(numpy.diff(w, prepend=w[..., :1])) > rounding_of(w) * size, -1)
+    near = numpy.abs(w[..., None, :] - w[..., None]) <= 16 * rounding_of(w) * size[..., None]
+    blocks = numpy.arange(w.shape[-1])
+    for _ in range(w.shape[-1]):
+        blocks = numpy.where(near, blocks[..., None, :], w.shape[-1]).min(-1, initial=w.shape[-1])
+    return blocks
+
+
+#: For each value, the number of its block of equal ones.
+blocks_p = Discrete("equal_values", _blocks_impl, lambda w: (w.shape, numpy.int64), sharding=dimensions.batch(1))
+
+
+def table_of(w: Value) -> Value:
+    """The matrix of the differences w_j - w_i, 0 for equal values; w itself on its diagonal."""
+    blocks = blocks_p.bind(w)
+    same = numpy.equal(blocks[..., None, :], blocks[..., None])
+    eye = numpy.eye(w.shape[-1], dtype=bool)
+    return where(eye, w[..., None], where(same, 0, w[..., None, :] - w[..., None]))
+
+
+def divisors_of(table: Value) -> Value:
+    """The matrix of 1 / (w_j - w_i); 1 for equal values, and 0 on the diagonal."""
+    eye = numpy.eye(table.shape[-1], dtype=bool)
+    return where(eye, 0, 1 / where(eye | (table == 0), 1, table))
+
+
+# ---------------------------------------------------------------- which pairs have no derivative
+
+
+def _size(x: numpy.ndarray) -> numpy.ndarray:
+    """The Frobenius norm of matrices."""
+    return numpy.sqrt(numpy.sum(numpy.abs(x) ** 2, (-2, -1), keepdims=True))
+
+
+def _values_of(table: numpy.ndarray) -> numpy.ndarray:
+    return numpy.diagonal(table, 0, -2, -1)
+
+
+def _tied(table: numpy.ndarray, of: str) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Pairs of equal values; and of singular values 0, whose vectors on the left and on the right turn apart.
+
+    Among the latter is a value with itself, if there are other vectors that it turns to.
+    """
+    eye = numpy.eye(table.shape[-1], dtype=bool)
+    tied = (table == 0) & ~eye
+    if not of.startswith("svd"):
+        return tied, numpy.zeros_like(tied)
+    s = _values_of(table)
+    zero = s <= rounding_of(table) * s.max(-1, keepdims=True, initial=0)
+    zeros = zero[..., None, :] & zero[..., None] & (tied | (eye & (of != "svd")))
+    return tied, zeros
+
+
+def _refuse(out: numpy.ndarray, wrong: numpy.ndarray, table: numpy.ndarray, of: str) -> numpy.ndarray:
+    """Write NaN where the derivative is wrong, and warn of the first pair."""
+    if wrong.any():
+        out[wrong] = numpy.nan
+        *stack, i, j = numpy.argwhere(wrong)[0].tolist()
+        name, kind = of.split()[0], "singular values" if of.startswith("svd") else "eigenvalues"
+        pair = f"{kind} {i} and {j} are equal" if i != j else f"singular value {i} is 0"
+        value = table[(*stack, i, i)]
+        warn_here(
+            f"{name}: {pair} ({value:.6g}), and this derivative depends on how they part, or on the choice of their "
+            f"vectors: it is NaN. Functions of a matrix that have it: {WAYS_OUT[name]}",
+            RuntimeWarning,
+        )
+    return out
+
+
+def _apart(d: numpy.ndarray, zeros: numpy.ndarray) -> numpy.ndarray:
+    """By how much numbers differ for each pair; where singular values are 0, how large they are."""
+    row, column = d[..., None, :], d[..., None]
+    return numpy.where(zeros, numpy.abs(row) + numpy.abs(column), numpy.abs(row - column))
+
+
+def _split_impl(table: numpy.ndarray, x: numpy.ndarray, of: str, general: bool) -> list[numpy.ndarray]:
+    values, out = _values_of(x), x.copy()
+    tied, zeros = _tied(table, of)
+    if tied.any() or zeros.any():
+        small = rounding_of(x) * _size(x)
+        apart = general & (_apart(values, zeros) > small)
+        out[tied] = 0
+        out = _refuse(out, (tied & (apart | (numpy.abs(x) > small))) | (zeros & apart), table, of)
+    return [values.copy() if of == "eig" else values.real.copy(), out]
+
+
+def _join_impl(table: numpy.ndarray, x: numpy.ndarray, *values: numpy.ndarray, of: str) -> numpy.ndarray:
+    out = x.astype(numpy.result_type(x, *values))
+    tied, zeros = _tied(table, of)
+    if tied.any() or zeros.any():
+        out[tied] = 0
+        out = _refuse(out, _depends(table, x, values, (tied, zeros), of), table, of)
+    n = numpy.arange(x.shape[-1])
+    for d in values:
+        out[..., n, n] += d
+    return out
+
+
+def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tuple, of: str) -> numpy.ndarray:
+    """The pairs of equal values on whose basis, or on whose parting, the function of these cotangents depends."""
+    tied, zeros = pairs
+    eye, eps = numpy.eye(table.shape[-1], dtype=bool), rounding_of(x)
+    turn = x * numpy.where(eye | tied, 1, numpy.abs(table))  # the cotangent of what is divided by differences
+    largest = numpy.abs(_values_of(table)).max(-1)[..., None, None]
+    size, moves = _size(turn), sum(numpy.abs(d).max(-1)[..., None, None] for d in values)
+    basis = turn if of == "eig" else turn - numpy.conjugate(numpy.swapaxes(turn, -1, -2))
+    wrong = tied & (numpy.abs(basis) > eps * (size + moves * largest))
+    for d in values:
+        # A residual of rounding, squared, has cotangents of the size of the rounding of the values.
+        scale = moves + largest + size / numpy.where(largest == 0, numpy.inf, largest)
+        wrong = wrong | ((tied | zeros) & (_apart(d, zeros) > eps * scale))
+    return wrong
+
+
+# ---------------------------------------------------------------- operations
+
+
+def _is_recorded(t: Value) -> bool:
+    """Whether t is a tangent without a value, as reverse mode records it."""
+    interpreter = current_interpreter()
+    return isinstance(interpreter, Linearize) and interpreter.owns(t)
+
+
+class Split(General):
+    """The diagonal of a matrix, real but for `eig`; and the matrix, 0 where values are equal, or NaN.
+
+    In a `general` basis there is no derivative where the diagonal moves equal values apart, either.
+    """
+
+    def bind(self, table: Value, x: Value, of: str, general: bool = False) -> list[Value]:
+        return super().bind(table, x, of=of, general=general or _is_recorded(x))
+
+
+class Basis(General):
+    """The vectors as they are; the general basis, where reverse mode records the tangent t."""
+
+    def bind(self, table: Value, v: Value, t: Value, **params: Any) -> Value:
+        if _is_recorded(t):
+            return rotate_p.bind(table, v, **params, transposed=False)
+        return super().bind(table, v, t, **params)
+
+
+def _split_tangent(out: Sequence, primals: Sequence, tangents: Sequence, params: dict) -> list:
+    return [None, None] if tangents[1] is None else split_p.bind(primals[0], tangents[1], **params)
+
+
+def _split_transpose(cts: Sequence[Value | None], operands: Sequence, of: str, general: bool) -> list[Value]:
+    values, x = cts
+    if x is None:
+        return [match(numpy.eye(values.shape[-1]) * values[..., None], operands[1])]
+    return [match(join_p.bind(operands[0], x, *[] if values is None else [values], of=of), operands[1])]
+
+
+def _join_tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value | None:
+    moved = [t for t in tangents[1:] if t is not None]
+    if not moved:
+        return None
+    if tangents[1] is None:
+        return convert(numpy.eye(out.shape[-1]) * tangents[2][..., None], out.dtype)
+    return join_p.bind(primals[0], *moved, **params)
+
+
+def _join_transpose(ct: Value, operands: Sequence, of: str) -> list[Value | None]:
+    values, x = split_p.bind(operands[0], ct, of=of, general=True)
+    cts = [match(y, t) if isinstance(t, ShapedArray) else None for y, t in zip((x, values), operands[1:])]
+    return cts
+
+
+split_p = Split(
+    "split_equal_values",
+    _split_impl,
+    lambda table, x, of, general: [
+        (x.shape[:-1], x.dtype if of == "eig" else real_dtype(x.dtype)),
+        (x.shape, x.dtype),
+    ],
+    _split_tangent,
+    transpose_rule=_split_transpose,
+    multiple_results=True,
+    sharding=dimensions.batch(2),
+)
+#: The transpose of `split_p`: from cotangents of the matrix, and of the diagonal unless it is not used.
+join_p = General(
+    "join_equal_values",
+    _join_impl,
+    lambda table, x, *values, of: (x.shape, numpy.result_type(x.dtype, *[v.dtype for v in values])),
+    _join_tangent,
+    transpose_rule=_join_transpose,
+    sharding=dimensions.batch(2),
+)
+
+
+def _general_basis(n: int, side: int, dtype: numpy.dtype) -> numpy.ndarray:
+    """A unitary matrix that is in no special position, always the same one."""
+    re, im = numpy.random.default_rng([n, side]).normal(size=(2, n, n))
+    return numpy.linalg.qr(re + 1j * im if dtype.kind == "c" else re)[0].astype(dtype)
+
+
+def _rotate_impl(table: numpy.ndarray, v: numpy.ndarray, of: str, side: int, transposed: bool) -> numpy.ndarray:
+    tied, zeros = _tied(table, of)
+    turned, out = tied.any(-1) | (zeros.any(-1) & (v.dtype.kind == "c")), numpy.array(v)
+    for *stack, i in numpy.argwhere(turned).tolist():
+        at = tuple(stack)
+        block = numpy.union1d(numpy.flatnonzero(tied[(*at, i)]), [i])
+        if block[0] == i:  # once for each block
+            basis = _general_basis(len(block), side * int(zeros[(*at, i)].any()), v.dtype)
+            out[at][:, block] = v[at][:, block] @ (basis.T if transposed else basis)
+    return out
+
+
+def _rotate_tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value | None:
+    return None if tangents[1] is None else rotate_p.bind(primals[0], tangents[1], **params)
+
+
+#: Vectors, those of equal values in a general basis. Linear in the vectors.
+rotate_p = General(
+    "rotate_equal_values",
+    _rotate_impl,
+    lambda table, v, **params: (v.shape, v.dtype),
+    _rotate_tangent,
+    transpose_rule=lambda ct, operands, of, side, transposed: [
+        match(rotate_p.bind(operands[0], ct, of=of, side=side, transposed=not transposed), operands[1])
+    ],
+    sharding=dimensions.batch(2),
+)
+basis_p = Basis(
+    "basis_of_equal_values",
+    lambda table, v, t, of, side: numpy.array(v),
+    lambda table, v, t, of, side: (v.shape, v.dtype),
+    lambda out, primals, tangents, params: (
+        None if tangents[1] is None else basis_p.bind(primals[0], tangents[1], primals[2], **params)
+    ),
+    transpose_rule=lambda ct, operands, **params: [match(ct, operands[1]), None],
+    sharding=dimensions.batch(2),
+)
+
+
+# ---------------------------------------------------------------- singular values of 0
+
+
+def _quotient_impl(d: numpy.ndarray, x: numpy.ndarray, turns: bool, transposed: bool) -> numpy.ndarray:
+    zero = numpy.broadcast_to(d == 0, x.shape)
+    out = x / numpy.where(d == 0, 1, d)
+    if zero.any():
+        out[zero] = 0
+        counted = x - numpy.conjugate(numpy.swapaxes(x, -1, -2)) if turns else x
+        checked = zero if transposed else zero & ~numpy.eye(*x.shape[-2:], dtype=bool) & turns
+        wrong = checked & (numpy.abs(counted) > rounding_of(x) * _size(x))
+        if wrong.any():
+            out[wrong] = numpy.nan
+            warn_here(
+                "svd: a singular value is 0, and this derivative depends on the choice of its vectors: it is NaN. "
+                f"Functions of a matrix that have it: {WAYS_OUT['svd']}",
+                RuntimeWarning,
+            )
+    return out
+
+
+def _quotient_tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value | None:
+    d, (td, tx) = primals[0], tangents
+    terms = [] if td is None else [-out * td]
+    return quotient_p.bind(d, add_all(terms if tx is None else [*terms, tx]), **params)
+
+
+#: x / d; 0 where d is 0. Linear in x. Of x that `turns` vectors of two values 0 against each other, the skew-Hermitian
+#: part must be 0 there, else the result is NaN. For the transpose, all of x must be.
+quotient_p = General(
+    "quotient_or_nan",
+    _quotient_impl,
+    lambda d, x, **params: (x.shape, x.dtype),
+    _quotient_tangent,
+    transpose_rule=lambda ct, operands, turns, transposed: [
+        match(quotient_p.bind(operands[0], ct, turns=turns, transposed=not transposed), operands[1])
+    ],
+    sharding=dimensions.batch(2),
+)
