@@ -1,0 +1,1 @@
+"""Routes of the fuzzer, one topic per file."""
