@@ -115,7 +115,8 @@ def lost_derivative_message(x: Any, use: str) -> str:
     number = "item()" if x.size == 1 else "tolist()"
     return (
         f"{use} of a value that is being differentiated ({x.type}) would lose its derivative. For a plain "
-        f"number, to print or to log, take md.stop_gradient(x).{number}; to build an array use minidiff.numpy.array or np.stack; instead of math.sin, np.sin"
+        f"number, to print or to log, take md.stop_gradient(x).{number}; to build an array use minidiff.numpy.array or "
+        "np.stack; instead of math.sin, np.sin"
     )
 
 

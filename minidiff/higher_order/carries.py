@@ -227,7 +227,7 @@ class Carry:
         return new, rest
 
     def run(self, step: Callable, carry: Sequence[Value], *args: Any) -> tuple[Sequence[Any], Any]:
-        """Run a step. Where Python's numbers do not do, it takes NumPy's: for their attributes, infinities and sizes."""
+        """Run a step. Where it fails on Python numbers, it takes NumPy's, which have attributes, infinities, sizes."""
         try:
             new, rest = step(carry, *args)
             for x in new:

@@ -177,11 +177,10 @@ def scan(
 
     Returns `(carry, ys)`. `xs` and `ys` are trees of arrays; `ys` are the steps' results, stacked. `carry` starts as
     `init`, a tree whose structure and types must not change (a Python number takes the dtype that it has in a Python
-    loop).
-    With `xs=None`, `length` is the number of steps. `reverse` goes from the last element to the first. A recorded loop
-    (under `make_tape`, `jit`) is one operation, whose body is one step, or `unroll` steps; True records all steps, and
-    no loop. (In a typed `shard_map` the first step runs again if it took derivatives, and made a carry vary that was
-    invariant.)
+    loop). With `xs=None`, `length` is the number of steps. `reverse` goes from the last element to the first. A
+    recorded loop (under `make_tape`, `jit`) is one operation, whose body is one step, or `unroll` steps; True records
+    all steps, and no loop. (In a typed `shard_map` the first step runs again if it took derivatives, and made a carry
+    vary that was invariant.)
 
     Raises TypeError for a carry that does not keep its type, ValueError if lengths are missing or differ, or if
     `unroll` is not positive.

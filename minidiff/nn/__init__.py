@@ -21,13 +21,13 @@ from minidiff.nn.convolution import avg_pool, conv, conv_transpose, max_pool  # 
 from minidiff.nn.initializers import initializers  # noqa: F401
 from minidiff.nn.normalization import batch_norm, group_norm, layer_norm, rms_norm, standardize  # noqa: F401
 from minidiff.ops import dimensions, elementwise, reduction
-from minidiff.ops.base import Elementwise, General, reduced_shape
+from minidiff.ops.base import Elementwise, General, in_float32, reduced_shape
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes
 from minidiff.ops.special import erf_p, erfc_of, erfc_p
 from minidiff.random import Shape, bernoulli
-from minidiff.values.dtypes import is_differentiable
+from minidiff.values.dtypes import is_differentiable, result_type
 
 __all__ = [
     *("avg_pool", "batch_norm", "celu", "conv", "conv_transpose", "dot_product_attention", "dropout", "elu", "erf"),
@@ -361,6 +361,7 @@ logsumexp_p = _along_axes(
 )
 
 
+@in_float32
 def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     """`exp(x) / sum(exp(x))` along an axis, several, or all (None).
 
@@ -373,6 +374,7 @@ def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     return _along(softmax_p, x, axis, where, 0.0)
 
 
+@in_float32
 def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     """`log(softmax(x))` along an axis, several, or all (None).
 
@@ -385,6 +387,7 @@ def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     return _along(log_softmax_p, x, axis, where, -numpy.inf)
 
 
+@in_float32
 def logsumexp(
     a: Value,
     axis: Any = None,
@@ -543,8 +546,8 @@ def _attend(
         logits = where(mask, logits, lowest)
     if min(reach) < math.inf:
         logits = where(_band(types[0].shape[1], types[1].shape[1], *reach), logits, lowest)
-    weights = elementwise.convert(softmax(logits), numpy.result_type(types[0].dtype, types[2].dtype))
-    return numpy.einsum("bnts,bsnh->btnh", weights, value)
+    mixed = numpy.einsum("bnts,bsnh->btnh", softmax(logits), value)
+    return elementwise.convert(mixed, result_type(types[0].dtype, types[2].dtype))
 
 
 def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -> None:

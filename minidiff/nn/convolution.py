@@ -17,6 +17,7 @@ import numpy
 
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.ops.base import in_float32
 from minidiff.ops.linalg import einsum
 from minidiff.ops.rearranging import pairs_per_axis, unwindows_p, windows_p, windows_shape
 
@@ -60,6 +61,7 @@ def conv(
     return numpy.reshape(out, (*typeof(out).shape[:-2], features))
 
 
+@in_float32
 def conv_transpose(
     x: Value,
     kernel: Value,
@@ -128,6 +130,7 @@ def max_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, paddi
     return functools.reduce(numpy.maximum, _elements("max_pool", x, window, stride, padding, lowest))
 
 
+@in_float32
 def avg_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, padding: Any = "valid") -> Value:
     """The mean of each window, where zeros around x count. See `max_pool`.
 

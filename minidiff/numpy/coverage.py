@@ -33,6 +33,14 @@ CREATION = _names(
     mask_indices bartlett blackman hanning hamming kaiser fft.fftfreq fft.rfftfreq"""
 )
 
+#: Functions that add or multiply many numbers: of plain 16-bit floats, as of traced ones, they accumulate in float32.
+SUMS = _names(
+    """sum nansum prod nanprod mean nanmean average var nanvar std nanstd cumsum nancumsum cumprod nancumprod
+    cumulative_sum cumulative_prod trace dot vdot inner tensordot einsum matmul vecdot matvec vecmat convolve correlate
+    cov corrcoef trapezoid polymul polyval linalg.norm linalg.vector_norm linalg.matrix_norm linalg.trace linalg.matmul
+    linalg.tensordot linalg.vecdot linalg.multi_dot linalg.matrix_power"""
+)
+
 _WRITES = "it writes into its argument, which the computation may have used already. Build the new value instead: "
 _AT = "x = np.at(x)[index].set(values), where np is minidiff.numpy"
 _SAVES = "save concrete values: return the traced value from the function first"

@@ -61,7 +61,7 @@ def array_function(self: Tracer, func, types, args, kwargs):
             return function(*args, **kwargs)
         except (AttributeError, TypeError) as error:
             args, kwargs = _convert_arguments(error, func, function, args, kwargs)
-        return self.__array_function__(func, types, args, kwargs)
+        return array_function(self, func, types, args, kwargs)
     except BaseException as error:
         prepare_to_leave(error)
         raise

@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy
 
+from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.tracebacks import hide_own_frames, prepare_to_leave
-from minidiff.numpy.coverage import CREATION, FROM_VALUES, full_name
+from minidiff.numpy.coverage import CREATION, FROM_VALUES, SUMS, full_name
 from minidiff.ops import declare_all
-from minidiff.ops.arrays import as_array
+from minidiff.ops.arrays import as_array, holds_tracer
+from minidiff.values.dtypes import accumulator_dtype
 
 _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 
@@ -69,14 +71,48 @@ def accept_lists(numpy_function: Callable) -> Callable:
     return function
 
 
+def _add_in_float32(numpy_function: Callable, ufunc: numpy.ufunc | None = None) -> Callable:
+    """Wrap a function that adds numbers (of a ufunc: a method of it) to add plain 16-bit floats as traced ones are."""
+
+    @functools.wraps(numpy_function)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values())
+        if not any(map(_has_16_bits, values)) or holds_tracer(values):
+            return numpy_function(*args, **kwargs)
+        dispatch = importlib.import_module("minidiff.numpy.dispatch")  # which imports this module
+        out = kwargs.pop("out", None)
+        with running(EVALUATE):
+            if ufunc is None:
+                y = dispatch.array_function(None, numpy_function, (), args, kwargs)
+            else:
+                name = numpy_function.__name__
+                y = dispatch.call_ufunc(ufunc, "__call__" if numpy_function is ufunc else name, args, kwargs)
+        if out is None:
+            return y[()] if getattr(y, "shape", None) == () else y
+        (out,) = out if isinstance(out, tuple) else (out,)
+        numpy.copyto(out, y, "same_kind")
+        return out
+
+    return plain
+
+
+def _has_16_bits(x: Any) -> bool:
+    """Whether `x` is an array of 16-bit floats, or a list of arrays that begins with one."""
+    x = x[0] if isinstance(x, (list, tuple)) and x else x
+    dtype = getattr(x, "dtype", None)
+    return isinstance(dtype, numpy.dtype) and dtype.itemsize == 2 and accumulator_dtype(dtype) != dtype
+
+
 def _of_function(numpy_function: Callable) -> Callable:
+    plain = _add_in_float32(numpy_function) if full_name(numpy_function)[3:] in SUMS else numpy_function
+
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         try:
             if args and type(args[0]) is not numpy.ndarray and isinstance(args[0], Tracer):
                 return args[0].__array_function__(numpy_function, (), args, kwargs)
             try:
-                return numpy_function(*args, **kwargs)
+                return plain(*args, **kwargs)
             except TracerError:
                 x = _tracer_in_lists((*args, *kwargs.values()))
                 if x is None:
@@ -130,7 +166,9 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
     Calls of one or two operands without keywords, the common case, have a fast path, since ufuncs are fast; those of
     plain arrays come first.
     """
-    general = _retry_with_arrays(numpy_function)
+    sums = full_name(numpy_function)[3:] in SUMS
+    plain: Callable = _add_in_float32(numpy_function, numpy_function) if sums else numpy_function
+    general = _retry_with_arrays(plain)
     ndarray = numpy.ndarray  # a name of this function is found faster than one of a module
 
     def unary(x: Any, /, *out: Any, **kwargs: Any) -> Any:
@@ -152,7 +190,7 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
     def binary(x: Any, y: Any, /, *out: Any, **kwargs: Any) -> Any:
         try:
             if type(x) is type(y) is ndarray and not (out or kwargs):
-                return numpy_function(x, y)
+                return plain(x, y)
             if out or kwargs:
                 return general(x, y, *out, **kwargs)
             if isinstance(x, Tracer):
@@ -170,7 +208,9 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
     vars(function).update(
         {name: getattr(numpy_function, name) for name in dir(numpy_function) if not name.startswith("_")}
     )
-    vars(function).update({name: _retry_with_arrays(getattr(numpy_function, name)) for name in _METHODS})
+    methods = {name: getattr(numpy_function, name) for name in _METHODS}
+    wide = {name: _add_in_float32(methods[name], numpy_function) for name in _METHODS[:3]}
+    vars(function).update({name: _retry_with_arrays(method) for name, method in (methods | wide).items()})
     return function
 
 
@@ -208,8 +248,8 @@ def arguments_as_arrays(operation: Callable, args: tuple, kwargs: dict) -> tuple
     """
     positional, rest, names = _array_parameters(operation)
     places = [i for i in range(len(args)) if (positional[i] if i < len(positional) else rest)]
-    places = [i for i in places if isinstance(args[i], (list, tuple))]
-    keys = [k for k, x in kwargs.items() if k in names and isinstance(x, (list, tuple))]
+    places = [i for i in places if isinstance(args[i], (list, tuple, range))]
+    keys = [k for k, x in kwargs.items() if k in names and isinstance(x, (list, tuple, range))]
     if not places and not keys:
         return None
     arrays = {i: as_array(args[i]) for i in places}

@@ -35,14 +35,14 @@ def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
     Operations call this only after a list has caused an error, so that calls with arrays alone need no search.
     """
     values = list(values)
-    if not any(isinstance(x, (list, tuple)) for x in values):
+    if not any(isinstance(x, (list, tuple, range)) for x in values):
         return None
     return list(map(list_as_array, values))
 
 
 def list_as_array(x: Any) -> Any:
     """Convert a list or tuple to an array; return any other argument as it is."""
-    return as_array(x) if isinstance(x, (list, tuple)) else x
+    return as_array(x) if isinstance(x, (list, tuple, range)) else x
 
 
 def _collect(x: Any, parts: list[Value]) -> tuple[int, ...]:

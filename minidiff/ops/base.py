@@ -17,7 +17,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy
 
@@ -26,7 +26,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Equation
-from minidiff.core.tracer import Tracer, Value
+from minidiff.core.tracer import Function, Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.promotion import WEAK_TYPES, python_type
 from minidiff.ops import dimensions
@@ -548,6 +548,32 @@ def round_once(add: Callable[[Value], Value], x: Value) -> Value:
     dtype = typeof(x).dtype
     wide = accumulator_dtype(dtype)
     return add(x) if wide == dtype else convert(add(convert(x, wide)), dtype)
+
+
+def in_float32(function: Function) -> Function:
+    """Decorate a function of several operations, among them sums: 16-bit floats are float32 in between.
+
+    Its results are rounded once, to the dtype that they have otherwise.
+    """
+
+    @functools.wraps(function)
+    def widened(*args: Any, **kwargs: Any) -> Any:
+        given = [x.dtype for x in (*args, *kwargs.values()) if hasattr(x, "dtype") and not isinstance(x, type)]
+        if not any(t.itemsize == 2 and accumulator_dtype(t) != t for t in given):
+            return function(*args, **kwargs)
+        if kwargs.get("dtype") is not None:
+            given.append(numpy.dtype(kwargs["dtype"]))
+            kwargs["dtype"] = accumulator_dtype(given[-1])
+
+        def widen(x: Any) -> Any:
+            wide = accumulator_dtype(x.dtype) if hasattr(x, "dtype") and not isinstance(x, type) else None
+            return x if wide is None else convert(x, wide)
+
+        out = function(*map(widen, args), **{k: widen(x) for k, x in kwargs.items()})
+        rounded = [convert(y, rounded_dtype(y.dtype, given)) for y in (out if isinstance(out, tuple) else (out,))]
+        return tuple(rounded) if isinstance(out, tuple) else rounded[0]
+
+    return cast(Function, widened)
 
 
 def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:

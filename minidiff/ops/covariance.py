@@ -10,7 +10,7 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import convert
+from minidiff.ops.base import convert, in_float32
 from minidiff.ops.linalg import adjoint, matmul
 from minidiff.ops.shape import concatenate, reshape, squeeze
 
@@ -25,6 +25,7 @@ def _variables(m: Any, rowvar: bool, dtype: Any) -> Value:
 
 
 @implements(numpy.cov)
+@in_float32
 def cov(
     m: Value,
     y: Value | None = None,
@@ -54,6 +55,7 @@ def cov(
 
 
 @implements(numpy.corrcoef)
+@in_float32
 def corrcoef(x: Value, y: Value | None = None, rowvar: bool = True, *, dtype: Any = None) -> Value:
     """`numpy.corrcoef`: correlations of variables, given as for `cov`."""
     c = cov(x, y, rowvar, dtype=dtype)

@@ -32,7 +32,7 @@ from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import General, add_all, align, convert, match
+from minidiff.ops.base import General, add_all, align, convert, in_float32, match
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
 from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, root, square, where
 from minidiff.ops.linalg import adjoint, conj, matmul
@@ -353,6 +353,7 @@ def tensorsolve(a: Value, b: Value, axes: Any = None) -> Value:
 
 
 @implements(numpy.linalg.matrix_power)
+@in_float32
 def matrix_power(a: Value, n: int) -> Value:
     """`numpy.linalg.matrix_power` by repeated squaring; n < 0 uses the inverse."""
     t = typeof(a)
@@ -703,6 +704,7 @@ def cond(x: Value, p: Any = None) -> Value:
 
 
 @implements(numpy.linalg.norm)
+@in_float32
 def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Value:
     """`numpy.linalg.norm` of vectors (1 axis), matrices (2) or all elements.
 
@@ -725,6 +727,7 @@ def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
 
 
 @implements(numpy.linalg.vector_norm)
+@in_float32
 def vector_norm(x: Value, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
     """`numpy.linalg.vector_norm`: the norm of the elements along any number of axes."""
     x = reduction.as_inexact(x)
@@ -732,6 +735,7 @@ def vector_norm(x: Value, /, *, axis: Any = None, keepdims: bool = False, ord: A
 
 
 @implements(numpy.linalg.matrix_norm)
+@in_float32
 def matrix_norm(x: Value, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
     """`numpy.linalg.matrix_norm`: the norm of the matrices in the last two axes."""
     x = reduction.as_inexact(x)

@@ -11,6 +11,7 @@ from minidiff.core.types import typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import elementwise
 from minidiff.ops.arrays import as_array
+from minidiff.ops.base import in_float32
 from minidiff.ops.indexing import slice_along
 from minidiff.ops.reduction import as_inexact, sum
 from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, resized_shape
@@ -42,6 +43,7 @@ def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
 
 
 @implements(numpy.trapezoid)
+@in_float32
 def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -> Value:
     """`numpy.trapezoid`: the integral of values at points `x`, or spaced by `dx`."""
     y = as_array(y)

@@ -29,7 +29,7 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
-from minidiff.values.dtypes import accumulator_dtype, result_type
+from minidiff.values.dtypes import result_type
 
 # ---------------------------------------------------------------- slices: the index is known
 
@@ -168,7 +168,7 @@ unslice_p = Linear(
 
 
 def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    out = numpy.zeros(shape, accumulator_dtype(x.dtype))
+    out = numpy.zeros(shape, x.dtype)
     if len(indices) == len(shape) or x.size < 500:
         numpy.add.at(out, indices, x)
     elif are_unique(indices, shape):  # `add.at` is fast on scalars, but slow on rows
@@ -176,7 +176,7 @@ def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, .
     else:
         places = numpy.arange(out.size).reshape(shape)[indices]
         numpy.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
-    return out.astype(x.dtype, copy=False)
+    return out
 
 
 def are_unique(indices: Sequence[numpy.ndarray], shape: tuple[int, ...]) -> bool:
@@ -271,6 +271,7 @@ scatter_add_p = Linear(
     linear_operands=1,
     fits=lambda x, *indices, shape: indices_fit(x.update(shape=shape), x, *indices),
     sharding=_scatter_add_dimensions,
+    accumulates=True,
 )
 
 

@@ -18,14 +18,14 @@ import numpy
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.arrays import as_array, lists_as_arrays
-from minidiff.ops.base import Multilinear, align, bind_aligned, convert, defers_to, match, reshape_p
+from minidiff.ops.base import Multilinear, align, bind_aligned, convert, defers_to, in_float32, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, gather, products
 from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.reduction import sum
 from minidiff.ops.shape import expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, stack, transpose
-from minidiff.values.dtypes import result_type
+from minidiff.values.dtypes import accumulator_dtype, result_type
 
 
 def conj(x: Value) -> Value:
@@ -281,7 +281,8 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
     if as_it_stands:
         return einsum_p.bind(*values, subscripts=as_it_stands)
     common = result_type(*[x.dtype for x in values])
-    values = [convert(x, common) for x in values]  # before contracting, since partial results might overflow
+    wide = accumulator_dtype(common)
+    values = [convert(x, wide) for x in values]  # before contracting, since partial results might overflow
     sizes = {i: n for term, x in zip(terms, values) for i, n in zip(term, x.shape) if n != 1}
     todo = [_with_labels_once(x, term, sizes) for x, term in zip(values, terms)]
     todo = [_with_labels_of(x, term, out + _labels(todo[:k] + todo[k + 1 :])) for k, (x, term) in enumerate(todo)]
@@ -528,7 +529,8 @@ def multi_dot(arrays: Sequence[Value]) -> Value:
     if {len(s) for s in shapes[1:-1]} - {2} or not {len(shapes[0]), len(shapes[-1])} <= {1, 2}:
         raise numpy.linalg.LinAlgError(f"multi_dot: operands are matrices (the ends may be vectors), got {shapes}")
     first = shapes[0] if len(shapes[0]) == 2 else (1, *shapes[0])
-    return _multiply_in_order(arrays, (*first, *(s[1] if len(s) == 2 else 1 for s in shapes[1:])))
+    sizes = (*first, *(s[1] if len(s) == 2 else 1 for s in shapes[1:]))
+    return in_float32(lambda *arrays: _multiply_in_order(arrays, sizes))(*arrays)
 
 
 @functools.lru_cache(1 << 16)
@@ -540,7 +542,7 @@ def _cheapest_order(sizes: tuple[int, ...]) -> tuple[int, int]:
     return min((cost + sizes[0] * sizes[k] * sizes[-1], k) for k, cost in enumerate(costs, 1))
 
 
-def _multiply_in_order(arrays: list, sizes: tuple[int, ...]) -> Value:
+def _multiply_in_order(arrays: Sequence, sizes: tuple[int, ...]) -> Value:
     if len(arrays) == 1:
         return arrays[0]
     _, k = _cheapest_order(sizes)
@@ -615,10 +617,10 @@ def _full_convolution(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
     n, m = x.shape[-1], y.shape[-1]
     dtype = numpy.result_type(x, y)
     batch = numpy.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    total = numpy.zeros((*batch, n + m - 1), numpy.float32 if dtype == numpy.float16 else dtype)
+    total = numpy.zeros((*batch, n + m - 1), dtype)
     for k in range(m):
-        total[..., k : k + n] += numpy.multiply(x, y[..., k : k + 1], dtype=total.dtype)
-    return total.astype(dtype, copy=False)
+        total[..., k : k + n] += x * y[..., k : k + 1]
+    return total
 
 
 def reverse(x: Value, ndim: int = 1) -> Value:
@@ -645,7 +647,7 @@ def convolution(impl: Callable) -> Multilinear:
         x = reverse(operands[0], params.get("ndim", 1))
         return match(primitive.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid", **params), operands[1])
 
-    primitive = Multilinear("convolve", impl, shape, (left, right), bind_aligned, sharding=gather)
+    primitive = Multilinear("convolve", impl, shape, (left, right), bind_aligned, sharding=gather, accumulates=True)
     return primitive
 
 

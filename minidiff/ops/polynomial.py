@@ -14,7 +14,7 @@ from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof, zeros_like
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import General, convert
+from minidiff.ops.base import General, convert, in_float32
 from minidiff.ops.elementwise import copy
 from minidiff.ops.linalg import convolve
 from minidiff.ops.shape import expand_dims, moveaxis, stack
@@ -34,6 +34,7 @@ def _zeros(n: int, like: Value) -> numpy.ndarray:
 
 
 @implements(numpy.polyval)
+@in_float32
 def polyval(p: Value, x: Value) -> Value:
     """`numpy.polyval`: the polynomial at each element of x, by Horner's scheme.
 

@@ -87,9 +87,13 @@ def _total(primitive: Primitive, of_two: Callable, identity: int, numpy_function
 
     @implements(numpy_function)
     def total(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-        y = bind_reduction(primitive, operand_of(a, dtype, where, identity), axis, keepdims)
-        y = y if dtype is None else elementwise.convert(y, dtype)  # NumPy accumulates in a larger one
-        return y if initial is None else of_two(y, _number(initial, y.dtype))
+        def reduced(x: Value) -> Value:
+            y = bind_reduction(primitive, x, axis, keepdims)
+            return y if initial is None else of_two(y, _number(initial, y.dtype))
+
+        x = operand_of(a, dtype, where, identity)
+        y = reduced(x) if primitive.accumulates and initial is None else round_once(reduced, x)
+        return y if dtype is None else elementwise.convert(y, dtype)  # NumPy accumulates in a larger one
 
     @implements(ignoring_nans)
     def of_numbers(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where=True):
@@ -113,6 +117,7 @@ mean_p = Linear(
     ],
     fits=lambda x, axes, **params: axes_fit(x, axes=axes) and is_differentiable(x.dtype),
     sharding=dimensions.reduction("mean"),
+    accumulates=True,
 )
 
 
@@ -124,12 +129,14 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
         count = count_of(as_array(a), axis, where, keepdims, "mean")
         return elementwise.convert(elementwise.divide(total, count), dtype)
     x = as_inexact(operand_of(a, dtype, where, 0))
-    if x.dtype.char == "e":  # as NumPy does, sum in single precision
-        return elementwise.convert(mean(a, axis, numpy.float32, keepdims=keepdims, where=where), x.dtype)
     if where is True:
         return bind_reduction(mean_p, x, normalize_axes(axis, len(x.shape), "mean"), keepdims)
-    count = elementwise.convert(count_of(x, axis, where, keepdims, "mean"), x.dtype)
-    return elementwise.divide(bind_reduction(sum_p, x, axis, keepdims), count)
+
+    def divided(x: Value) -> Value:
+        count = elementwise.convert(count_of(x, axis, where, keepdims, "mean"), x.dtype)
+        return elementwise.divide(bind_reduction(sum_p, x, axis, keepdims), count)
+
+    return round_once(divided, x)
 
 
 @implements(numpy.nanmean)
@@ -250,7 +257,8 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
 
     def bound(a: Value, axis: int | None, dtype: Any, where: Any = True) -> Value:
         x, axis = array_and_axis(operand_of(a, dtype, where, initial), axis, name)
-        y = primitive.bind(x, axis=axis)
+        bind = functools.partial(primitive.bind, axis=axis)
+        y = bind(x) if primitive.accumulates else round_once(bind, x)
         return y if dtype is None else elementwise.convert(y, dtype)
 
     @implements(numpy_function)

@@ -14,7 +14,7 @@ from minidiff.core.types import typeof
 from minidiff.inputs.promotion import WEAK_TYPES
 from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import General, axes_fit, reduced_shape
+from minidiff.ops.base import General, axes_fit, in_float32, reduced_shape
 from minidiff.ops.discrete import make_concrete
 from minidiff.ops.reduction import (
     as_inexact,
@@ -34,6 +34,7 @@ from minidiff.values.dtypes import is_differentiable, is_real_float, result_type
 
 
 @implements(numpy.average)
+@in_float32
 def average(a: Value, axis: Any = None, weights: Value | None = None, returned: bool = False, *, keepdims=False):
     """`numpy.average`, differentiable in the weights; not finite if they sum to 0."""
     a = as_array(a)
@@ -110,6 +111,7 @@ def _ddof(ddof: Any, correction: Any, what: str) -> Any:
 
 
 @implements(numpy.var)
+@in_float32
 def var(
     a: Value,
     axis: Any = None,
@@ -140,6 +142,7 @@ def _var_about(about: Value, x: Value, axis: Any, ddof: Any, keepdims: bool, whe
 
 
 @implements(numpy.nanvar)
+@in_float32
 def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, correction: Any = None, **options: Any):
     """`numpy.nanvar`: ignores NaNs; NaN where at most `ddof` elements are left."""
     if not is_differentiable(typeof(a).dtype):
@@ -152,12 +155,14 @@ def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, corr
 
 
 @implements(numpy.std)
+@in_float32
 def std(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
     """`numpy.std`: the root of `var`; where it is 0, so is its derivative."""
     return elementwise.root(var(a, axis, dtype, **options))
 
 
 @implements(numpy.nanstd)
+@in_float32
 def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
     """`numpy.nanstd`: the root of `nanvar`; where 0, so is its derivative."""
     return elementwise.root(nanvar(a, axis, dtype, **options))

@@ -16,7 +16,7 @@ from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import convert, reduced_shape
+from minidiff.ops.base import convert, in_float32, reduced_shape
 from minidiff.ops.elementwise import copy, exp, isfinite, log, where
 from minidiff.ops.indexing import getitem
 from minidiff.ops.reduction import max as maximum_of
@@ -45,6 +45,7 @@ REDUCTIONS: dict[numpy.ufunc, Callable] = {
 ACCUMULATIONS: dict[numpy.ufunc, Callable] = {numpy.add: numpy.cumsum, numpy.multiply: numpy.cumprod}
 
 
+@in_float32
 def reduce(
     ufunc: numpy.ufunc, array: Value, axis: Any = 0, dtype: Any = None, *, keepdims=False, initial=None, where=True
 ) -> Value:
@@ -83,6 +84,7 @@ def _mask(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
     return convert(where(mask, array, neutral), array.dtype)
 
 
+@in_float32
 def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = None) -> Value:
     """`np.<ufunc>.accumulate`: reduce the elements up to each along an axis."""
     _check_binary(ufunc, "accumulate")
@@ -100,6 +102,7 @@ def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = Non
     return stack(sums, axis)
 
 
+@in_float32
 def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int = 0, dtype: Any = None) -> Value:
     """`np.<ufunc>.reduceat`: reduce from each index to the next.
 

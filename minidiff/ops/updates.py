@@ -19,7 +19,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import General, Linear, add_all, convert
+from minidiff.ops.base import General, Linear, add_all, convert, in_float32
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.ops.elementwise import add, divide, maximum, minimum, multiply, negative, power, subtract, where
 from minidiff.ops.indexing import (
@@ -231,6 +231,16 @@ def _products(v: Value, places: Value, size: int) -> Value:
     return scatter_set_p.bind(numpy.ones(size, v.dtype), v, places)
 
 
+@in_float32
+def _apply_products(function: Callable, x: Value, v: Value, places: Value) -> Value:
+    return function(x, reshape(_products(ravel(v), places, typeof(x).size), typeof(x).shape))
+
+
+@in_float32
+def _add_at(x: Value, v: Value, *indices: Value) -> Value:
+    return add(x, scatter_add_p.bind(v, *indices, shape=typeof(x).shape))
+
+
 # ---------------------------------------------------------------- x.at[index]
 
 
@@ -382,7 +392,7 @@ class IndexUpdate:
     def _add(self, v: Value) -> Value:
         if not self.plan.arrays:
             return add(self.x, unslice_p.bind(v, index=self.plan.basic, shape=self.t.shape))
-        return self._scatter(lambda x, v, *i: add(x, scatter_add_p.bind(v, *i, shape=typeof(x).shape)), v)
+        return self._scatter(_add_at, v)
 
     def _combine(self, function: Callable, values: Value, what: str, repeated: Callable) -> Value:
         """Apply `function(x[index], values)`; `repeated(function, values)` if an element may be named twice."""
@@ -394,7 +404,7 @@ class IndexUpdate:
         return repeated(function, v)
 
     def _by_products(self, function: Callable, v: Value) -> Value:
-        return function(self.x, reshape(_products(ravel(v), self._places(), self.t.size), self.t.shape))
+        return _apply_products(function, self.x, v, self._places())
 
     def _where(self, function: Callable, values: Value, what: str) -> Value:
         """Update by `where` for a traced mask, as `x[index]` has no known shape."""

@@ -6,6 +6,7 @@ import numpy
 
 from minidiff.core.tracer import Value
 from minidiff.nn import log_softmax, logsumexp, softplus
+from minidiff.ops.base import in_float32, round_once
 from minidiff.ops.elementwise import where
 
 __all__ = [
@@ -53,6 +54,7 @@ def sigmoid_binary_cross_entropy(logits: Value, labels: Value) -> Value:
     return softplus(logits) - labels * logits
 
 
+@in_float32
 def softmax_cross_entropy(logits: Value, labels: Value, axis: int = -1) -> Value:
     """`-sum(labels * log_softmax(logits))` along an axis; a label of 0 has no part, even at a probability of 0.
 
@@ -68,5 +70,9 @@ def softmax_cross_entropy_with_integer_labels(logits: Value, labels: Value) -> V
     >>> numpy.round(softmax_cross_entropy_with_integer_labels(numpy.zeros((2, 4)), numpy.array([3, 0])), 6)
     array([1.386294, 1.386294])
     """
-    chosen = numpy.take_along_axis(logits, numpy.expand_dims(labels, -1), axis=-1)
-    return logsumexp(logits, axis=-1) - numpy.squeeze(chosen, -1)
+
+    def loss(logits: Value) -> Value:
+        chosen = numpy.take_along_axis(logits, numpy.expand_dims(labels, -1), axis=-1)
+        return logsumexp(logits, axis=-1) - numpy.squeeze(chosen, -1)
+
+    return round_once(loss, logits)

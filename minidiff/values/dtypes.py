@@ -188,7 +188,8 @@ def rounded_dtype(dtype: numpy.dtype, given: Iterable[Any]) -> numpy.dtype:
     if dtype != SINGLE or SINGLE in given or len(narrow) != 1:
         return dtype
     (found,) = narrow
-    return found if found != HALF or numpy.result_type(*given) == HALF else dtype
+    # Indices are integers of other sizes, which take no part: with them, float32 would have become float64.
+    return found if found != HALF or numpy.result_type(*given) != SINGLE else dtype
 
 
 def is_scalar_constant(x: Any) -> bool:
