@@ -385,6 +385,8 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
 
 
 def _warn_of_copies(axes: tuple[str, ...], copies: int) -> None:
+    if copies == 1:
+        return
     along, names = show_axes(axes), repr(axes[0] if len(axes) == 1 else axes)
     ranks.warn(
         f"psum of a value that is the same on all ranks along {along} already: the result is {copies} times the value. "
