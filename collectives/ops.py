@@ -85,11 +85,11 @@ from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, enter
 from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import WeakTracer
-from minidiff.core.ranks import cast_to
+from minidiff.core.ranks import cast_to, ranks
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import VarianceError, show_axes
+from minidiff.diagnostics.errors import VarianceError, VarianceWarning, show_axes
 from minidiff.inputs.arguments import as_value, normalize_axis
 from minidiff.ops import elementwise, indexing, reduction
 from minidiff.ops.base import round_once
@@ -337,9 +337,10 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     It transposes to `pbroadcast` for a varying value, to `reduced` for an unreduced one; neither communicates.
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
-    `psum(1, 'i')` is the number of ranks. (In a `shard_map` with `auto_pbroadcast=False` this raises VarianceError,
-    except for Python numbers.) Pass several axes as a tuple or a set, as in `psum(x, md.typeof(x).variance)`. Raises
-    UnboundAxisError if no enclosing `shard_map` or `vmap` has such an axis.
+    `psum(1, 'i')` is the number of ranks. Of a traced value that is seldom meant: a VarianceWarning says so. (In a
+    `shard_map` with `auto_pbroadcast=False` this raises VarianceError, except for Python numbers.) Pass several axes
+    as a tuple or a set, as in `psum(x, md.typeof(x).variance)`. Raises UnboundAxisError if no enclosing `shard_map` or
+    `vmap` has such an axis.
 
     >>> f = lambda x: psum(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -371,6 +372,7 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
         return bind_over(psum_p, x, run)
     varying = varying_axes(x, run)
     if not varying and run.uniform:
+        _warn_of_copies(run.axes, run.size)
         return sum_copies(x, run.size)
     if not scope.typed or run.groups is not None:
         return bind_over(untyped_psum_p, make_varying(x, run), run)
@@ -378,7 +380,20 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
     copies = 1 if part is run else run.size // part.size
     if copies == 1:
         return bind_over(psum_p, parts_over(x, part), part)
+    _warn_of_copies(tuple(a for a in run.axes if a not in varying), copies)
     return round_once(lambda x: bind_over(psum_p, sum_copies(parts_over(x, part), copies), part), x)
+
+
+def _warn_of_copies(axes: tuple[str, ...], copies: int) -> None:
+    if copies == 1:
+        return
+    along, names = show_axes(axes), repr(axes[0] if len(axes) == 1 else axes)
+    ranks.warn(
+        f"psum of a value that is the same on all ranks along {along} already: the result is {copies} times the value. "
+        "The gradient of parameters that are the same on all ranks is summed already, in the backward pass: leave this "
+        f"psum out. To add up the copies, write x * axis_size({names})",
+        VarianceWarning,
+    )
 
 
 def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
@@ -388,8 +403,9 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
         pmean(x, 'i'):  [(a+b)/2]  [(a+b)/2]
         backward:       [u]        [u]  ->  [u/2]  [u/2]  {i}
 
-    `axis_index_groups` are as in `psum`, but all of the same size. Raises UnboundAxisError and ValueError as `psum`
-    does.
+    Integers and booleans become float64 before they are summed, as in `np.mean`. A value that does not vary along an
+    axis is its own mean there. `axis_index_groups` are as in `psum`, but all of the same size. Raises UnboundAxisError
+    and ValueError as `psum` does.
 
     >>> f = lambda x: pmean(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3.0, 1.0, 4.0, 1.0]))
@@ -399,12 +415,23 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     """
     runs = collective_axes("pmean", axis_name, axis_index_groups, ordered=False)
 
-    def mean(leaf):
+    def mean(x):
+        count = 1
         for run in runs:
-            check_written("pmean", array_of(leaf), run)
-        return round_once(lambda x: functools.reduce(_psum, runs, x) / rank_count(runs), leaf)
+            if axes := varying_axes(x, run):
+                part = run._replace(axes=axes) if run.groups is None else run
+                x, count = _psum(x, part), count * part.size
+        return x if count == 1 else x / count
 
-    return each_leaf(mean, x)
+    def mean_of_leaf(leaf):
+        if is_scalar_constant(leaf):
+            return as_plain(leaf, tree.class_names) * 1.0
+        leaf = array_of(leaf)
+        for run in runs:
+            check_written("pmean", leaf, run)
+        return round_once(mean, elementwise.convert(leaf, float) if leaf.dtype.kind in "iub" else leaf)
+
+    return each_leaf(mean_of_leaf, x)
 
 
 def pmax(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:

@@ -45,12 +45,12 @@ def psum_ref(blocks: Blocks) -> list:
 
 
 def pmean_ref(blocks: Blocks) -> list:
-    """The mean, on every rank.
+    """The mean, on every rank; of integers, in float64.
 
     >>> pmean_ref([3, 1, 4, 2])
     [2.5, 2.5, 2.5, 2.5]
     """
-    return [sum(blocks) / len(blocks)] * len(blocks)
+    return [sum(block * 1.0 for block in blocks) / len(blocks)] * len(blocks)
 
 
 def pmax_ref(blocks: Blocks) -> list:

@@ -345,6 +345,16 @@ def _summed(n, on):
     yield from all_of(summed_programs.check_no_copies, [mesh], summed_programs.NO_COPIES, around)
 
 
+def _same_on_all(n, on):
+    mesh, around = line(on, n), list(summed_programs.AROUND)
+    yield from all_of(summed_programs.check_sum_of_the_same, [mesh], summed_programs.TWICE, around[:2])
+    yield from all_of(summed_programs.check_mean_of_the_same, [mesh], summed_programs.NOT_SENT, around[:2])
+    yield from all_of(summed_programs.check_mean_of_integers, [mesh], summed_programs.INTEGERS, (False, True))
+    yield from all_of(summed_programs.check_direction, [mesh], summed_programs.DIRECTIONS, around[:2])
+    yield from all_of(summed_programs.check_direction_by_hand, [mesh], (True, False))
+    yield from all_of(summed_programs.check_direction_that_the_user_casts, [mesh])
+
+
 def _aliasing(n, on):
     mesh = mesh_of(on, *((n, 1) if on == MPI or n < 4 else (2, 2)))
     yield from all_of(sharded_aliasing.check_made, sharded_aliasing.MADE, [mesh])
@@ -403,6 +413,7 @@ TABLES = {
         (4,),
     ),
     "gradients that are sums": Table(_summed, (1, 4), (2,)),
+    "what is the same on all ranks": Table(_same_on_all, (1, 4), (2,)),
     "aliasing": Table(_aliasing, (1, 2, 4), (1, 2, 4)),
     "random numbers": Table(_random_numbers, (2, 4)),
     "scipy": Table(_scipy, (2, 3), (2,)),

@@ -8,7 +8,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import axis_index, pbroadcast, pmean, psum, reduced, unreduced
+from collectives import axis_index, pbroadcast, pmax, pmean, pmin, psum, reduced, unreduced
 from minidiff import VarianceWarning
 from spmd import P
 
@@ -163,3 +163,137 @@ def check_copies(mesh, name, around):
 
 def check_no_copies(mesh, name, around):
     assert warned(lambda: AROUND[around](split(NO_COPIES[name], mesh))(W, data(mesh)))[0] == []
+
+
+# ---------------------------------------------------------------- sums and means of what is the same already
+
+
+@md.custom_vjp
+def of_a_rule(w):
+    return np.sum(w**2)
+
+
+of_a_rule.defvjp(lambda w: (np.sum(w**2), w), lambda w, ct: (psum(2 * w * ct, "i"),))
+
+
+@md.custom_jvp
+def of_a_tangent(w):
+    return np.sum(w**2)
+
+
+of_a_tangent.defjvp(lambda primals, tangents: (of_a_tangent(*primals), psum(np.sum(2 * primals[0] * tangents[0]), "i")))
+
+#: Sums of a traced value that is the same on all ranks, and the value.
+TWICE = {
+    "a gradient": (lambda w, x: psum(md.grad(lambda w: np.sum(np.sin(w)))(w), "i"), numpy.cos(W)),
+    "an argument": (lambda w, x: psum(w, "i"), W),
+    "a sum": (lambda w, x: psum(psum(0 * x.sum(0), "i") + w, "i"), W),
+    "a tree": (lambda w, x: psum({"a": w, "b": w[0]}, "i")["a"], W),
+    "vmap": (lambda w, x: md.vmap(lambda v: psum(v, "i"))(w), W),
+    "a rule of custom_vjp": (lambda w, x: md.grad(of_a_rule)(w), 2 * W),
+    "a rule of custom_jvp": (lambda w, x: md.jvp(of_a_tangent, (w,), (w,))[1], 2 * numpy.sum(W**2)),
+}
+#: What is not warned of, and the result for n ranks. Nothing is sent.
+NOT_SENT = {
+    "a count": (lambda w, x: w * psum(1, "i"), lambda n: n * W),
+    "a constant": (lambda w, x: w * psum(np.ones(3), "i"), lambda n: n * W),
+    "pmean": (lambda w, x: pmean(w, "i"), lambda n: W),
+    "pmean of a constant": (lambda w, x: w * pmean(np.full(3, 200, np.uint8), "i"), lambda n: 200 * W),
+    "pmean of a number": (lambda w, x: w * pmean(3, "i"), lambda n: 3 * W),
+    "pmax": (lambda w, x: pmax(w, "i"), lambda n: W),
+    "pmin": (lambda w, x: pmin(w, "i"), lambda n: W),
+}
+
+
+def check_sum_of_the_same(mesh, name, around):
+    """It is warned of once, in the user's line."""
+    body, value = TWICE[name]
+    found, result = warned(lambda: AROUND[around](mapped(mesh, body))(W, data(mesh)))
+    assert [file for file, _ in found] == ([__file__] if mesh.rank == 0 and mesh.size > 1 else [])
+    for _, text in found:
+        assert f"along 'i' already: the result is {mesh.size} times the value" in text
+        assert "is summed already" in text and "x * axis_size('i')" in text
+    numpy.testing.assert_allclose(result, mesh.size * value, rtol=1e-12)
+
+
+def check_mean_of_the_same(mesh, name, around):
+    body, expected = NOT_SENT[name]
+    f = mapped(mesh, body)
+    found, result = warned(lambda: AROUND[around](f)(W, data(mesh)))
+    assert found == []
+    numpy.testing.assert_array_equal(result, expected(mesh.size))
+    assert spmd.communication(f)(W, data(mesh)).counts == {}
+
+
+INTEGERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+def check_mean_of_integers(mesh, dtype, compiled):
+    """It is NumPy's, for numbers whose sum the dtype does not have."""
+    largest = True if dtype == "bool" else numpy.iinfo(dtype).max // 8 * 7
+    x = numpy.full((mesh.size, 2), largest, dtype)
+    x[0, 0] = 0
+    bodies = [
+        lambda x: pmean(x, "i"),
+        lambda x: pmean(pmean(x, "i"), "i"),
+        lambda x: pmean(x, "i", axis_index_groups=[[*range(mesh.size)]]),
+        lambda x: md.vmap(lambda v: pmean(v, ("i", "v")), axis_name="v")(x[:, :1])[0],
+    ]
+    for k, body in enumerate(bodies):
+        f = spmd.shard_map(body, mesh, in_specs=P("i"), out_specs=P("i"), check_rep=False)
+        result = spmd.gather((md.jit(f) if compiled else f)(x))
+        assert result.dtype == numpy.float64, body
+        expected = x.mean(0)[:1] if k == 3 else x.mean(0)
+        numpy.testing.assert_allclose(result.reshape(-1, len(expected)), [expected] * mesh.size, rtol=1e-15)
+
+
+# ---------------------------------------------------------------- directions that vary, of a point that does not
+
+
+@md.custom_jvp
+def cubes(w):
+    return np.sum(w**3)
+
+
+cubes.defjvp(lambda primals, tangents: (cubes(*primals), np.sum(3 * primals[0] ** 2 * tangents[0])))
+
+#: Derivatives at w in the direction a, which is each rank's own.
+DIRECTIONS = {
+    "jvp": lambda w, a: md.jvp(lambda w: np.sin(w) * np.sum(w), (w,), (a,))[1],
+    "jvp's value": lambda w, a: md.jvp(lambda w: np.sin(w), (w,), (a,))[0],
+    "jvp of a mean": lambda w, a: md.jvp(lambda w: pmean(w**2, "i"), (w,), (a,))[1] + a,
+    "jvp of a tree": lambda w, a: md.jvp(lambda p: p["w"] * p["s"], ({"w": w, "s": 2.0},), ({"w": a, "s": a[0]},))[1],
+    "jvp of a rule": lambda w, a: md.jvp(cubes, (w,), (a,))[1] + a,
+    "jvp of a jvp": lambda w, a: md.jvp(lambda w: md.jvp(np.sin, (w,), (a,))[1], (w,), (a,))[1],
+    "jvp in a vmap": lambda w, a: md.vmap(lambda a: md.jvp(lambda w: w**3, (w[0],), (a,))[1])(a),
+    "linearize": lambda w, a: md.linearize(lambda w: np.sin(w) * np.sum(w), w)[1](a),
+    "linearize a mean": lambda w, a: md.linearize(lambda w: pmean(w**2, "i"), w)[1](a) + a,
+    "linearize, with aux": lambda w, a: md.linearize(lambda w: (np.sin(w), 1), w, has_aux=True)[1](a),
+    "linearize in a vmap": lambda w, a: (
+        md.vmap(md.linearize(lambda w: np.sum(w**2), w)[1])(np.stack([a, 2 * a]))[0] + a
+    ),
+    "hvp": lambda w, a: md.hvp(lambda w: np.sum(w**3), (w,), (a,)),
+    "hvp of a sum": lambda w, a: md.hvp(lambda w: psum(np.sum(w**3 * a), "i"), (w,), (a,)),
+}
+
+
+def check_direction(mesh, name, around):
+    """It is that at the pbroadcast of the point."""
+    f = DIRECTIONS[name]
+    body, written = (lambda w, x: f(w, x[0])), (lambda w, x: f(pbroadcast(w, "i"), x[0]))
+    given = W, data(mesh)
+    for program in (body, written):
+        results = [spmd.gather(AROUND[around](split(p, mesh))(*given)) for p in (program, written)]
+        numpy.testing.assert_allclose(results[0], results[1], rtol=1e-12)
+
+
+def check_direction_by_hand(mesh, typed):
+    f = lambda w, x: md.jvp(lambda w: np.sin(w), (w,), (x[0],))[1]  # noqa: E731
+    result = spmd.gather(split(f, mesh, check_rep=typed)(W, data(mesh)))
+    numpy.testing.assert_allclose(result, (numpy.cos(W) * data(mesh)[::2]).ravel(), rtol=1e-12)
+
+
+def check_direction_that_the_user_casts(mesh):
+    f = split(lambda w, x: md.jvp(np.sin, (w,), (x[0],))[1], mesh, auto_pbroadcast=False)
+    with pytest.raises(md.VarianceError, match=r"jvp: a primal and its tangent .* pbroadcast\(x, 'i'\) for the primal"):
+        f(W, data(mesh))

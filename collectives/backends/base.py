@@ -176,7 +176,7 @@ class Backend(ABC):
 
     @abstractmethod
     def finish(self, error: BaseException | None = None) -> None:
-        """Wait for everything started at the end of a body, or where an `error` leaves it: nothing is left in flight."""
+        """Wait for all that has started, at the end of a body or when an `error` leaves it: nothing stays in flight."""
 
     @abstractmethod
     def axis_index(self, axes: Axes) -> tuple[Any, Axes]:

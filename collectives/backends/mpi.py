@@ -341,6 +341,8 @@ class MPIRanks(OneRank):
         def run(x):
             out = numpy.empty(wide.shape, wide.dtype)
             comm.Allreduce(_sendable(x), out, op)
+            if _raised_in_reductions:
+                raise _raised_in_reductions.pop()
             return out
 
         return _as_reducible(_reduction(comm, wide, ufunc) or run, x.dtype)
@@ -885,12 +887,20 @@ def _as_reducible(run: Run, dtype: numpy.dtype) -> Run:
     return lambda x: run(x.astype(wide)).astype(dtype)  # it has no 16-bit floats
 
 
+_raised_in_reductions: list[BaseException] = []  # on this rank, to be raised once the call is complete
+
+
 def _as_numpy(ufunc: numpy.ufunc) -> Any:
     """An MPI reduction operation that applies a ufunc of two floating-point arrays."""
 
     def combine(one, two, datatype):
-        one, two = (numpy.frombuffer(x, datatype.typestr) for x in (one, two))
-        ufunc(one, two, out=two)
+        try:
+            one, two = (numpy.frombuffer(x, datatype.typestr) for x in (one, two))
+            ufunc(one, two, out=two)
+        except BaseException as error:  # MPI would end the job: finish, and raise it later
+            _raised_in_reductions.append(error)
+            with numpy.errstate(all="ignore"):
+                combine(one, two, datatype)
 
     return _mpi.Op.Create(combine, commute=True)
 

@@ -392,7 +392,7 @@ class Watched:
         calls, recent, unfinished, check = self._calls, self._recent, self._unfinished, self.mismatch_check
 
         def call(*args):
-            thread, requests = get_ident(), None
+            thread = get_ident()
             if unfinished:
                 check.check_finished()
             try:
@@ -408,7 +408,7 @@ class Watched:
                 abandoned.append(args)
                 if not self._misused:
                     unfinished.append(unfinished_call(error, f"MPI {method}", check.latest))
-                    self.begun -= requests is None  # ranks that wait for it may wait forever
+                    self.begun -= 1  # others may wait in it forever: MPI makes progress while its requests are tested
                 raise
             finally:
                 calls[thread] = None

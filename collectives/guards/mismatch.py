@@ -36,9 +36,8 @@ TAG = 2  # message tag of comparisons
 
 #: The error of a rank that an exception took out of a call, which other ranks may have completed.
 UNFINISHED = (
-    "{} on this rank, so this rank makes no further calls: other ranks may have completed that call, or wait in it, and "
-    "the ranks are no longer in step. Let such an exception end the program, which ends all ranks: do not catch it "
-    "around collectives"
+    "{} on this rank, so this rank makes no further calls: others may have completed that call, or wait in it, and the "
+    "ranks are no longer in step. Do not catch exceptions around collectives: let them end the program, on all ranks"
 )
 _TYPE = operator.attrgetter("shape", "dtype")
 _IS_TYPE = re.compile(r": \w+\[[\d,]*\]")  # a line of a description that has the type of an argument

@@ -13,9 +13,9 @@ import numpy
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, current_scope, enter
 from minidiff.core.python_numbers import unwrap_weak
-from minidiff.core.ranks import cast_like, ranks
+from minidiff.core.ranks import cast_like, ranks, vary_along
 from minidiff.core.states import AxisStates, combine_states
-from minidiff.core.tracer import Tracer, Value
+from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import (
     LeakedTracerError,
@@ -204,6 +204,22 @@ def check_sequences(what: str, primals: Any, tangents: Any) -> None:
             f"{what}: primals and tangents are tuples with an entry for each argument, as in {what}(f, (x,), (t,)); "
             f"got {type(primals).__name__} and {type(tangents).__name__}"
         )
+
+
+def vary_point(name: str, primals: Sequence[Value], tangents: Sequence[Any]) -> list[Value]:
+    """Insert the pbroadcasts by which primals vary along mesh axes where their tangents do.
+
+    With `auto_pbroadcast=False` the user writes them: raise VarianceError.
+    """
+    varied = list(primals)
+    for i, (p, t) in enumerate(zip(primals, tangents)):
+        if isinstance(t, Tracer) and (axes := t.states.varying - states_of(p).held):
+            if current_scope().checks:
+                raise disagreement(
+                    f"{name}: a primal and its tangent", ["the primal", "its tangent"], [typeof(p), typeof(t)]
+                )
+            varied[i] = vary_along(p, axes)
+    return varied
 
 
 def check_tangent(path: str, primal: Value, tangent: Any) -> Value | None:

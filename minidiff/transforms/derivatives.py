@@ -10,10 +10,10 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.forward import JVP, instantiate, push_forward
-from minidiff.core.interpreter import EVALUATE, current_interpreter
+from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
 from minidiff.core.reverse import as_cotangent, engine, pull_back
 from minidiff.core.tape import Equation, Once, Tape
-from minidiff.core.tracer import Tracer
+from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import typeof
 from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import (
@@ -31,6 +31,7 @@ from minidiff.inputs.arguments import (
     describe_argument,
     normalize_argnums,
     not_differentiable_message,
+    vary_point,
     warn_if_summed,
 )
 from minidiff.inputs.keywords import make_decorator
@@ -44,9 +45,10 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
     """The value and directional derivative: `(f(*primals), df(*primals) · tangents)`.
 
     `primals` and `tangents` are sequences with one tree of arrays per argument of `f`, with the same structures,
-    shapes and dtypes. The results have the structure of the result of `f`. Integers have tangents of dtype `float0`,
-    which holds no data. With `has_aux`, `f` returns a pair `(value, aux)`, where aux is anything that is not
-    differentiated, and the result is `(value, tangent, aux)`. Raise TypeError if primals and tangents do not match.
+    shapes and dtypes. The results have the structure of the result of `f`. A primal whose tangent varies along a mesh
+    axis varies there too, by a `pbroadcast`. Integers have tangents of dtype `float0`, which holds no data. With
+    `has_aux`, `f` returns a pair `(value, aux)`, where aux is anything that is not differentiated, and the result is
+    `(value, tangent, aux)`. Raise TypeError if primals and tangents do not match.
 
     >>> import numpy as np
     >>> value, tangent = jvp(np.sin, (0.0,), (2.0,))
@@ -60,6 +62,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
     if structure != tangent_structure:
         raise TypeError(f"jvp: primals and tangents differ in structure: {structure} and {tangent_structure}")
     flat_primals = as_values("jvp", [x for _, x in paths], lambda: [path for path, _ in paths])
+    flat_primals = vary_point("jvp", flat_primals, flat_tangents)
     flat_tangents = [check_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
     flat = Flat(f, structure, has_aux, are_weak(x for _, x in paths))
     forward = JVP(current_interpreter())
@@ -79,7 +82,9 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     values that it needs, so it does not run `f` again. It copies those that you may write into (arguments, results,
     arrays that `f` closes over), so it remains the derivative at the point of linearization. It is a tree of the values
     that it stores. With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
-    `f_linear` raises TypeError for tangents whose structure, shapes or dtypes are not those of the primals.
+    `f_linear` raises TypeError for tangents whose structure, shapes or dtypes are not those of the primals. In a body,
+    for tangents that vary along a mesh axis where their primals do not, it is the `jvp` at the `pbroadcast` of these,
+    which runs `f` once more.
 
     >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)
@@ -96,17 +101,25 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     types, tape.outputs = [typeof(x) for x in outs], tape.outputs[: len(outs)]
     keep_residuals(tape)
     primal_types, out_structure = [(path, typeof(x)) for (path, _), x in zip(leaves, values)], flat.out_structure
+    point = None if current_scope() is None else (f, primals, values)
 
     def f_linear(tape: Tape, *tangents: Any) -> Any:
         flat_tangents, given = tree.flatten(tangents)
         if given != structure:
             raise TypeError(f"f_linear: tangents have the structure {given}, the primals {structure}")
+        if point is not None and _vary(flat_tangents, point[2]):
+            return jvp(point[0], point[1], tangents, has_aux)[1]
         checked = [check_tangent(path, p, t) for (path, p), t in zip(primal_types, flat_tangents)]
         results = tape(*[t for t, yes in zip(checked, active) if yes])
         results = [instantiate(t, x) for t, x in zip(results, types)]
         return tree.unflatten(out_structure, copy_shared(results, checked))
 
     return tree.unflatten(out_structure, outs), LinearFunction(f_linear, tape), *aux
+
+
+def _vary(tangents: Sequence[Any], primals: Sequence[Value]) -> bool:
+    """Whether a tangent varies along a mesh axis where its primal does not."""
+    return any(isinstance(t, Tracer) and t.states.varying - states_of(p).held for t, p in zip(tangents, primals))
 
 
 def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:

@@ -70,6 +70,10 @@ IJ = simulated(2, 3, names=("i", "j"))
 # ---------------------------------------------------------------- values
 
 
+COPIES_ARE_MEANT = "ignore:psum of a value that is the same on all ranks"
+
+
+@pytest.mark.filterwarnings(COPIES_ARE_MEANT)
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_copies_of_small_integers_wrap_around(dtype):
     """More ranks than the dtype has numbers: the sum of as many copies is what ranks that each have one add up."""
@@ -300,6 +304,7 @@ def variance_on_ij(body):
 ARGUMENTS = (random(36, "float64"), random(18, "float64"), random(6, "float64"))
 
 
+@pytest.mark.filterwarnings(COPIES_ARE_MEANT)
 @each("program", TYPES)
 def test_types(program):
     body = eval(f"lambda x, u, w: {program}", {**vars(collectives), **globals()})

@@ -53,11 +53,33 @@ WAITS = r"rank {} waits in {} \(MPI {}\) with ranks "
 FAILED = r"\[rank {}\] rank {} of \d failed; the job ends\."
 
 LEFT = r"\[rank {}\] RuntimeError: {} left {} on this rank, so this rank makes no further calls: .* no longer in step"
+INTERRUPTED_SUM = LEFT.format(1, "KeyboardInterrupt", r"MPI Allreduce \(psum over 'i' of f64\[1\]; .*\)")
 #: A compiled program that has run, so that all that can be decided has been.
 COMPILED = "import minidiff as md\nf = md.jit(sums(mesh))\nf(x), f(x)\n"
 #: What ranks say at Ctrl-C. The launcher of Open MPI does not pass it on: it ends them itself, and they say nothing.
 INTERRUPTED = () if "Open MPI" in Get_library_version() else (r"\[rank [01]\] KeyboardInterrupt",)
 
+#: A sum that overflows in the arithmetic of ranks 0 and 1, which every rank raises and skips.
+OVERFLOWS = """
+import warnings
+warnings.simplefilter({0})
+f = on(mesh, lambda x: psum(x, "i") + 0 * psum(x[:1], "i"))
+steps = []
+for x in ([1] * SIZE, [3e38, 3e38, 5, 5][:SIZE], [10] * SIZE, [100] * SIZE):
+    try:
+        with np.errstate(over="warn" if {0} == "error" else "raise"):
+            steps.append(f(np.repeat(np.array(x, "f4"), {1})).gather()[0])
+    except (FloatingPointError, RuntimeWarning) as error: steps.append("skipped")
+assert steps == [SIZE, "skipped", 10 * SIZE, 100 * SIZE], steps
+print("done")
+"""
+#: An exception on rank 0, one second from now.
+ALARM = """
+def raise_timeout(*_): raise TimeoutError
+if rank == 0:
+    signal.signal(signal.SIGALRM, raise_timeout)
+    signal.setitimer(signal.ITIMER_REAL, 1)
+"""
 THREADS = """
 def run(*works):
     threads = [threading.Thread(target=work) for work in works]
@@ -285,6 +307,93 @@ FAULTS = {
             INTERRUPTED,
             code=None,
             interrupt=True,
+        ),
+    },
+    "exceptions that are caught": {
+        "a short sum that overflows on two of four ranks": goes_on(OVERFLOWS.format("'ignore'", 1), ranks=4),
+        "a short sum that overflows, where warnings are errors": goes_on(OVERFLOWS.format("'error'", 1), ranks=4),
+        "a long sum of two ranks that overflows": goes_on(OVERFLOWS.format("'ignore'", 10000)),
+        "arithmetic of one rank, before a sum": Fault(
+            "f = on(mesh, lambda x: psum(1 / x, 'i'))\n"
+            "with np.errstate(divide='raise'):\n"
+            "    try: f(x)\n"
+            "    except FloatingPointError: pass\n"
+            "    f(x + 1)",
+            (
+                DEADLOCK,
+                r"rank 0 compares its next call, psum .* \(now, because FloatingPointError left a body on this mesh\)",
+                WAITS.format(1, "psum .*", "Allreduce"),
+            ),
+        ),
+        "the same exception in a body on all ranks": goes_on(
+            "def body(x):\n"
+            "    y = psum(x, 'i')\n"
+            "    if bad: raise OSError('no file')\n"
+            "    return psum(y, 'i')\n"
+            "f, bad = on(mesh, body), False\n"
+            "f(x)\n"
+            "for k in range(30):\n"
+            "    bad = k % 3 == 1\n"
+            "    try: assert f(x).gather()[0] == SIZE * x.sum()\n"
+            "    except OSError: assert bad\n"
+            "print('done')",
+            ranks=4,
+        ),
+        "an argument that one rank alone gets wrong": goes_on(
+            "if rank == 1:\n"
+            "    try: total(np.ones(7))\n"
+            "    except ValueError: pass\n"
+            "assert total(x).gather()[0] == x.sum()\n"
+            "print('done')"
+        ),
+        "of an alarm, while a rank waits": Fault(
+            ALARM + "if rank == 1: time.sleep(3)\n"
+            "try: total(x)\n"
+            "except TimeoutError: pass\n"
+            "try: total(x)\n"
+            "except RuntimeError as error: print(error, file=sys.stderr)\n"
+            "time.sleep(3600 * (rank == 0))",
+            (
+                r"^TimeoutError left MPI Allreduce .* so this rank makes no further calls: ",
+                DEADLOCK,
+                r"rank 0 makes no further calls, since TimeoutError left MPI Allreduce \(psum over .i. of ",
+            ),
+            ranks=4,
+        ),
+        "of an alarm, while a compiled program waits for overlapped messages": Fault(
+            "import minidiff as md\n"
+            "body = lambda x: ppermute(x, 'i', [(0, 1), (1, 0)]) + 0 * (x @ x)\n"
+            "f = md.jit(on(mesh, body))\n"
+            "f(x), f(x)\n" + ALARM + "if rank == 1: time.sleep(3)\n"
+            "for _ in range(2):\n"
+            "    try: f(x)\n"
+            "    except TimeoutError: pass",
+            (LEFT.format(0, "TimeoutError", r"MPI Waitall .*"), FAILED.format(0, 0)),
+            tracebacks=1,
+        ),
+        "between two messages": Fault(
+            "from collectives.backends import persistent\n"
+            "wait_for = persistent.wait_for\n"
+            "def interrupted(requests):\n"
+            "    wait_for(requests)\n"
+            "    raise MemoryError\n"
+            "if rank == 3: persistent.wait_for = interrupted\n"
+            "for _ in range(2):\n"
+            "    try: total(x)\n"
+            "    except MemoryError: pass",
+            (LEFT.format(3, "MemoryError", r"MPI Allreduce .*"), FAILED.format(3, 3)),
+            ranks=4,
+            tracebacks=1,
+        ),
+        "in another thread, on another mesh": Fault(
+            THREADS + "grid = spmd.make_mesh((SIZE, 1), ('i', 'j'))\n"
+            "on_grid = sums(grid)\n"
+            "on_grid(x)\n" + ALARM + "if rank == 1: time.sleep(3)\n"
+            "try: total(x)\n"
+            "except TimeoutError: run(lambda: on_grid(x))\n"
+            "total(x)",
+            (r"RuntimeError: TimeoutError left MPI Allreduce .* no further calls", FAILED.format(0, 0)),
+            tracebacks=None,
         ),
     },
     "the order of collectives": {

@@ -19,6 +19,13 @@ CALLS = {
     "broadcast": (", root=SIZE - 1", "dict(root=SIZE - 1)"),
     "reduce": ("", "{}"),
 }
+#: Other forms of calls that keep the shape of x, by the name of their reference.
+FORMS = [
+    ("psum", "psum((x, x + 1), 'i')[0]"),
+    ("ppermute", "ppermute_start(x, 'i', TURN).wait()"),
+    ("psum", "psum(x, 'i') + 0 * (x[:2] @ x[:2])"),  # compiled, the product is computed meanwhile
+    ("ppermute", "ppermute(x, 'i', TURN) + 0 * (x[:2] @ x[:2])"),
+]
 SAME_SHAPE = ["psum", "pmax", "pmin", "ppermute", "pscan", "broadcast"]
 SIZES = [1, 1, 3, 40, 600, 5000]
 
@@ -29,6 +36,13 @@ def blocks_of(k, n, dtype):
     return [rng.integers(0, 3, n * SIZE).astype(dtype) + numpy.array(k % 5, dtype) for _ in range(SIZE)]
 def on_ranks(body):
     return spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_rep=False)
+def on_grid(axes):
+    axes = axes if SIZE == 4 else ("a",)
+    grid = spmd.make_mesh((2, 2) if SIZE == 4 else (SIZE,), ("a", "b")[:1 + (SIZE == 4)])
+    def body(x):
+        for a in axes: x = psum(x, a)
+        return x
+    return spmd.shard_map(body, mesh=grid, in_specs=P(grid.axis_names), out_specs=P(grid.axis_names), check_rep=False)
 def check(step, y, expected):
     expected = [numpy.asarray(e) for e in expected]
     found = numpy.asarray(y.data)
@@ -53,8 +67,16 @@ def draw_steps(rng: random.Random, count: int) -> str:
             options, ref = CALLS[name]
             body = f"{name}({body}, 'i'{options})"
             reference = f"collective_ref({name!r}, {reference}, **{ref})"
-        jit = rng.choice(["md.jit", "not_jitted"])
-        lines.append(f"STEPS.append(({jit}(on_ranks(lambda x: {body})), lambda b: {reference}, {n}, {dtype!r}))")
+        f = f"on_ranks(lambda x: {body})"
+        if rng.random() < 0.3:
+            name, body = rng.choice(FORMS)
+            f = f"on_ranks(lambda x: {body})"
+            reference = f"collective_ref({name!r}, b, **{CALLS[name][1]})"
+        elif rng.random() < 0.2:
+            f, reference = f"on_grid({rng.choice(['ab', 'ba'])!r})", "collective_ref('psum', b)"
+        lines.append(
+            f"STEPS.append(({rng.choice(['md.jit', 'not_jitted'])}({f}), lambda b: {reference}, {n}, {dtype!r}))"
+        )
     return "\n".join(lines)
 
 
