@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,21 @@ import numpy
 
 from collectives.cost import Number
 from minidiff.ops.costs import ProductSize, Work
+from spmd.checks.ranges import (
+    CAPACITY,
+    COUNT,
+    FACTOR,
+    FLAG,
+    MANY,
+    RATE,
+    SECONDS,
+    SHARE,
+    SIZE,
+    TEXT,
+    Range,
+    check_ranges,
+    instance_of,
+)
 from spmd.report.forecast import FASTEST, CostModel
 
 
@@ -29,6 +44,9 @@ class Efficiency:
     best: float = 1.0
     half: float = 0.0
     power: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_ranges("Efficiency", {"best": SHARE, "half": SIZE, "power": FACTOR}, vars(self))
 
     def of(self, product: ProductSize) -> float:
         return self.best / (1 + (self.half / self.size(product)) ** self.power)
@@ -54,6 +72,10 @@ class Link:
     model: CostModel
     source: str = ""
 
+    def __post_init__(self) -> None:
+        ranges = {"name": TEXT, "ranks": MANY, "model": instance_of(CostModel), "source": TEXT}
+        check_ranges("Link", ranges, vars(self))
+
 
 def link(name: str, ranks: float, latency: float, bandwidth: float, source: str = "") -> Link:
     """A link by its latency in seconds and its bandwidth in bytes a second, one way; algorithms are the fastest.
@@ -61,7 +83,35 @@ def link(name: str, ranks: float, latency: float, bandwidth: float, source: str 
     >>> print(link("wire", 4, latency=1e-6, bandwidth=1e9).model)
     1.00 µs a step, 1.00 ns a byte (1 GB/s)
     """
+    given = {"latency": latency, "bandwidth": bandwidth}
+    check_ranges(f"link {name!r}", {"latency": SECONDS, "bandwidth": RATE}, given)
     return Link(name, ranks, CostModel(latency, 1 / bandwidth, algorithms=FASTEST), source)
+
+
+def _are_caches(x: Any) -> bool:
+    """Whether `x` is a tuple of pairs of bytes, fewer ones first, and bytes a second."""
+    pairs = isinstance(x, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in x)
+    return (
+        pairs
+        and all(CAPACITY.contains(size) and RATE.contains(rate) for size, rate in x)
+        and sorted({size for size, _ in x}) == [size for size, _ in x]
+    )
+
+
+def _are_instances(kinds: type | tuple[type, ...], of: type) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, kinds) and all(isinstance(each, of) for each in x)
+
+
+#: What the fields of a `Machine` may be.
+_RANGES = {
+    **{"name": TEXT, "flops": RATE.each, "elementwise": RATE, "bandwidth": RATE, "memory": CAPACITY},
+    **{"launch": SECONDS, "issue": SECONDS, "efficiency": instance_of(Efficiency)},
+    **{"steps": FACTOR.each, "steps_in_loops": FACTOR.each, "sources": TEXT.each},
+    **{"hides_memory": FLAG, "overlap": FLAG},
+    "links": Range("a tuple of Links", "link(name, ranks, latency, bandwidth), ...", _are_instances(tuple, Link)),
+    "fuses": Range("a frozenset of operations' names", "those, or None", lambda x: x is None or _are_instances((frozenset, set), str)(x)),
+    "caches": Range("a tuple of pairs", "(bytes, bytes a second), ..., fewer bytes first, all above 0", _are_caches),
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +129,8 @@ class Machine:
     many threads do; `overlap` whether messages travel beside computation: not where the processors that compute move
     them. `sources` says where each number is from.
 
-    Raises ValueError for a machine without links, or with links that do not join more and more devices.
+    Raises ValueError for a machine without links, or with links that do not join more and more devices; and for numbers
+    that make no sense, such as a negative time. A time may be zero, and a rate infinite: those of an ideal machine.
 
     >>> from spmd.machines import A100
     >>> work = Work(flops=2 * 8192**3, bytes=3 * 2 * 8192**2, product=ProductSize(1, 8192, 8192, 8192))
@@ -106,6 +157,7 @@ class Machine:
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_ranges(f"Machine {self.name!r}", _RANGES, vars(self))
         reaches = [link.ranks for link in self.links]
         if not reaches or sorted({*reaches}) != reaches:
             raise ValueError(f"{self.name}: each link joins more devices than the one before; got {reaches}")
@@ -139,7 +191,10 @@ class Machine:
         By default the last axis of the mesh is the nearest. Raises ValueError for an axis that the mesh does not have,
         and for one along which no link joins all ranks.
         """
+        check_ranges(f"{self.name}: the mesh", dict.fromkeys(shape, COUNT), shape)
         order = tuple([*shape][::-1] if nearest is None else nearest)
+        if len({*order}) < len(order):
+            raise ValueError(f"{self.name}: nearest names an axis twice; got {nearest!r}: write each axis once")
         if unknown := [axis for axis in order if axis not in shape]:
             raise ValueError(f"{self.name}: the mesh has no axis {unknown[0]!r}, only {', '.join(shape)}")
         order += tuple(axis for axis in [*shape][::-1] if axis not in order)
@@ -160,6 +215,7 @@ class Placement:
     axes: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
+        check_ranges("Placement", dict.fromkeys(dict(self.axes), COUNT), dict(self.axes))
         for axis, size in self.axes:
             if size > 1:
                 self.levels((axis,))

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
 from minidiff.core.tape import Tape
+from spmd.checks.ranges import COUNT, FACTOR, NBYTES, SECONDS, TEXT, Range, check_ranges
 from spmd.mesh.mesh import Mesh
 from spmd.report.communication import Row, communication
 from spmd.report.plots import Curve, logarithmic_curves
@@ -60,6 +61,18 @@ class Residual(NamedTuple):
 
 
 FASTEST = "fastest"  # as `algorithms` of a model
+_TIMES = "alpha", "beta", "gamma"
+
+
+def _is_measurement(m: Any) -> bool:
+    return isinstance(m, Measurement) and all(r.contains(x) for r, x in zip((COUNT, NBYTES, FACTOR), m[1:]))
+
+
+_MEASURED = Range(
+    "a tuple of Measurements",
+    "Measurement(collective, ranks, nbytes, seconds, axes), ..., with a time above 0",
+    lambda x: isinstance(x, tuple) and all(map(_is_measurement, x)),
+)
 
 
 @dataclass(frozen=True)
@@ -101,16 +114,16 @@ class CostModel:
     source: str = ""
 
     def __post_init__(self):
-        for name in ("alpha", "beta", "algorithms", "factors"):
+        for name in ("alpha", "beta", "gamma", "algorithms", "factors"):
             if isinstance(getattr(self, name), Mapping):  # a copy, so that later changes do not matter
                 object.__setattr__(self, name, dict(getattr(self, name)))
-        for name in ("alpha", "beta", "gamma"):
+        ranges = {name: SECONDS.each if isinstance(getattr(self, name), dict) else SECONDS for name in _TIMES}
+        check_ranges("CostModel", {**ranges, "factors": FACTOR.each, "source": TEXT, "measurements": _MEASURED}, vars(self))
+        for name in _TIMES:
             given = getattr(self, name)
-            if not all(x >= 0 for x in (given.values() if isinstance(given, dict) else [given])):
-                raise ValueError(f"CostModel: {name} is in seconds, not negative; got {given!r}")
             if isinstance(given, dict) and (not given or {*given} != {*self.axes}):
                 raise ValueError(f"CostModel: {name} has no axes, or other axes than alpha; got {given!r}")
-        if isinstance(self.algorithms, str) and self.algorithms != FASTEST:
+        if not isinstance(self.algorithms, dict) and self.algorithms != FASTEST:
             raise ValueError(f"CostModel: algorithms is a dict, or {FASTEST!r}; got {self.algorithms!r}")
         named = {} if self.algorithms == FASTEST else self.algorithms
         for collective in {**self.factors, **named}:

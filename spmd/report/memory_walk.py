@@ -107,8 +107,10 @@ class MemoryWalk(Walk):
     `every_rank`, this process holds what all ranks do.
     """
 
-    def __init__(self, compiled=False, in_place=False, lifetimes: Any = None, every_rank=False, place: Any = None):
-        super().__init__(Prices(), fused=False, asynchronous=False)
+    def __init__(
+        self, compiled=False, in_place=False, lifetimes: Any = None, every_rank=False, place: Any = None, kernels=True
+    ):
+        super().__init__(Prices(), fused=False, asynchronous=False, kernels=kernels)
         self.compiled, self.in_place, self.every_rank, self.place = compiled, in_place, every_rank, place
         self.ended: dict[Var, int] = {**lifetimes.ended} if lifetimes else {}
         self.eager = lifetimes is not None
@@ -213,7 +215,8 @@ class MemoryRun(TapeRun):
         self.around, self.source, given = around, None, tape
         if walk.compiled and not around.stepwise:
             foreign = [v.type.sharding is not None for v in tape.inputs]
-            self.source = Source(tape, foreign=foreign, donated=around.donated, given_up=True, runs=around.runs)
+            donated, options, runs = around.donated, {"kernels": walk.kernels}, around.runs
+            self.source = Source(tape, foreign=foreign, options=options, donated=donated, given_up=True, runs=runs)
             tape = self.source.tape
             if around.eqn is not None:
                 walk.written[around.eqn] = [a in self.source.given_up for a in tape.outputs]

@@ -21,7 +21,7 @@ from spmd.report.memory import MemoryUse, memory_in_place, nbytes_of_blocks
 from spmd.report.memory import memory as memory_of
 from spmd.report.memory_walk import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, nbytes_of
 from spmd.report.plots import Bar, bars_in_rows
-from spmd.report.rewritten import meshes_of, tape_of, without_static
+from spmd.report.rewritten import has_kernels, is_jitted, meshes_of, tape_of, without_static
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import BUBBLE, Amount, Prices, TapeCost
 from spmd.report.walk import Walk
@@ -203,15 +203,26 @@ def predict(
     128 × A100 80 GB SXM: MFU 64.2%, HFU 64.2%
     memory at the peak 0.422 GiB of 80: fits (up 0.0625, down 0.0625, x 0.0312, buffers 0.266)
     """
-    read = lambda tape, args, names: _predict(tape, machine, nearest, overlap, optimized, args, names)  # noqa: E731
+    jitted = is_jitted(step)
+    compiled = optimized or jitted
+    beside = machine.overlap if overlap is None else overlap
+
+    def read(tape: Tape, named: Sequence[tuple[str, Any]] | None = None, use: MemoryUse | None = None) -> Prediction:
+        shape, prices = prices_of(tape, machine, nearest)
+        walk = Walk(prices, beside, fused=compiled, kernels=has_kernels(step))
+        if compiled and machine.fuses:
+            use = memory_in_place(tape)
+        return _predict(tape, walk, math.prod(shape.values()), use or memory_of(tape, optimized=compiled), named)
+
     if isinstance(step, Tape):
-        return read(step, None, ())
+        return read(step)
     check_function("predict", step)
     names = _parameter_names(step)
 
     def run(*args: Any) -> Prediction:
         with types_alone():
-            return read(tape_of(step, optimized)(*args), without_static(step, args), without_static(step, names))
+            named = [*zip(without_static(step, names), without_static(step, args))]
+            return read(tape_of(step, optimized)(*args), named, memory_of(step)(*args) if jitted else None)
 
     return hide_own_frames_of_lambda(run)
 
@@ -232,31 +243,27 @@ def _parameter_names(step: Callable) -> Sequence[str]:
 
 
 def _predict(
-    tape: Tape, machine: Machine, nearest: Any, overlap: Any, optimized: bool, args: Any, names: Sequence[str]
+    tape: Tape, walk: Walk, ranks: int, use: MemoryUse, named: Sequence[tuple[str, Any]] | None
 ) -> Prediction:
-    shape, prices = prices_of(tape, machine, nearest)
-    walk = Walk(prices, machine.overlap if overlap is None else overlap, fused=optimized)
+    prices: Any = walk.prices
     span = walk.price(tape, whole=True)
-    use = memory_in_place(tape) if optimized and machine.fuses else memory_of(tape, optimized=optimized)
     dtype = max(prices.dtypes, key=prices.dtypes.__getitem__, default="float32")
-    held = _by_argument(tape, use, args, names)
-    return Prediction(
-        machine, math.prod(shape.values()), span.seconds, span, held, dtype, walk.schedules, [*walk.notes]
-    )
+    memory = _by_argument(tape, use, named)
+    return Prediction(prices.machine, ranks, span.seconds, span, memory, dtype, walk.schedules, [*walk.notes])
 
 
-def _by_argument(tape: Tape, use: MemoryUse, args: Any, names: Sequence[str]) -> dict[str, int]:
+def _by_argument(tape: Tape, use: MemoryUse, named: Sequence[tuple[str, Any]] | None) -> dict[str, int]:
     """The bytes at the peak: of each argument by its name, of gradients, of activations, and of all other buffers."""
     blocks = [nbytes_of_blocks(tape, v) for v in tape.inputs]
     sizes = [nbytes_of(v.type) if block is None else block for v, block in zip(tape.inputs, blocks)]
     found: dict[str, int] = {}
     first = 0
-    for i, arg in enumerate(args or ()):
+    for name, arg in named or ():
         count = len(tree.leaves(arg))
-        found[names[i] if i < len(names) else f"argument {i}"] = sum(sizes[first : first + count])
+        found[name] = found.get(name, 0) + sum(sizes[first : first + count])
         first += count
-    if args is None:
-        found[ARGUMENTS] = sum(sizes)
+    if first < len(sizes):
+        found[ARGUMENTS] = sum(sizes[first:])
     kinds = {GRADIENTS: GRADIENTS, RESIDUALS: ACTIVATIONS}
     for kind in KINDS:
         if kind != ARGUMENTS:

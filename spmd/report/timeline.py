@@ -18,7 +18,7 @@ from spmd.report.forecast import CostModel
 from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.predict import prices_of
-from spmd.report.rewritten import apply_to_tape
+from spmd.report.rewritten import apply_to_tape, has_kernels
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import Operation, Prices
 from spmd.report.walk import Walk
@@ -188,7 +188,7 @@ def timeline(
 
     if not measured and model is None:
         raise TypeError("timeline needs a cost model, such as spmd.CostModel(alpha=1e-6, beta=1e-9), or measured=True")
-    read = lambda tape: _predicted(tape, model, flops_per_second)  # noqa: E731
+    read = lambda tape: _predicted(tape, model, flops_per_second, has_kernels(f))  # noqa: E731
     predict: Any = None if model is None else apply_to_tape(read, f, optimized)
     if not measured:
         return predict
@@ -196,11 +196,11 @@ def timeline(
     return hide_own_frames_of_lambda(lambda *args: _side_by_side(predict and predict(*args), measure(f, args)))
 
 
-def _predicted(tape: Tape, model: Any, flops_per_second: float) -> Lanes:
+def _predicted(tape: Tape, model: Any, flops_per_second: float, kernels: bool) -> Lanes:
     if isinstance(model, CostModel):
         walk = Walk(Rates(model, flops_per_second), fused=False, asynchronous=False, keep=True)
     else:
-        walk = Walk(prices_of(tape, model)[1], model.overlap, asynchronous=False, keep=True)
+        walk = Walk(prices_of(tape, model)[1], model.overlap, asynchronous=False, keep=True, kernels=kernels)
     operations = walk.price(tape).operations
     lanes = tuple(x._replace(lane=COMPUTE if x.lane == KINDS[COMPUTE] else NETWORK) for x in operations)
     return Lanes(lanes, KINDS)

@@ -57,7 +57,8 @@ class Walk:
     """A walk along a tape, by `prices`.
 
     `overlap` says which axes' collectives run beside computation: those of all (True), of none (False), or of some.
-    `fused` says whether elementwise operations are one loop, as a compiler makes of them; `asynchronous` whether the
+    `fused` says whether elementwise operations are one loop, as a compiler makes of them, and `kernels` whether `jit`
+    compiles such loops to machine code; `asynchronous` whether the
     stages of a schedule wait for what they need alone, not for each tick; `keep` whether spans have their operations.
     """
 
@@ -68,8 +69,9 @@ class Walk:
         fused: bool = True,
         asynchronous: bool = True,
         keep: bool = False,
+        kernels: bool = True,
     ):
-        self.prices, self.overlap, self.fused = prices, overlap, fused
+        self.prices, self.overlap, self.fused, self.kernels = prices, overlap, fused, kernels
         self.asynchronous, self.keep = asynchronous, keep
         self.notes: dict[str, None] = {}
         self.coordinates: dict[str, int] = {}  # of the rank whose stage is priced, along the axis of a schedule
@@ -124,7 +126,7 @@ class TapeRun:
         self.ready.update(zip(tape.inputs, ready))
         attention = _attention_shapes(tape)
         if self.is_jitted:
-            tape = group_operations(tape, (), runs=self.runs)
+            tape = group_operations(tape, (), self.walk.kernels, self.runs)
         for group, used in _groups(tape, self.walk.prices.fuses if self.walk.fused else None):
             if len(group) > 1:
                 self.compute(group, attention, used)
