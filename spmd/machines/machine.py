@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,21 +12,8 @@ import numpy
 
 from collectives.cost import Number
 from minidiff.ops.costs import ProductSize, Work
-from spmd.checks.ranges import (
-    CAPACITY,
-    COUNT,
-    FACTOR,
-    FLAG,
-    MANY,
-    RATE,
-    SECONDS,
-    SHARE,
-    SIZE,
-    TEXT,
-    Range,
-    check_ranges,
-    instance_of,
-)
+from spmd.checks import ranges
+from spmd.checks.ranges import Range, by_name, check_ranges, instance_of
 from spmd.report.forecast import FASTEST, CostModel
 
 
@@ -46,7 +33,7 @@ class Efficiency:
     power: float = 1.0
 
     def __post_init__(self) -> None:
-        check_ranges("Efficiency", {"best": SHARE, "half": SIZE, "power": FACTOR}, vars(self))
+        check_ranges("Efficiency", {"best": ranges.SHARE, "half": ranges.SIZE, "power": ranges.FACTOR}, vars(self))
 
     def of(self, product: ProductSize) -> float:
         return self.best / (1 + (self.half / self.size(product)) ** self.power)
@@ -73,8 +60,8 @@ class Link:
     source: str = ""
 
     def __post_init__(self) -> None:
-        ranges = {"name": TEXT, "ranks": MANY, "model": instance_of(CostModel), "source": TEXT}
-        check_ranges("Link", ranges, vars(self))
+        fields = {"name": ranges.TEXT, "ranks": ranges.MANY, "model": instance_of(CostModel), "source": ranges.TEXT}
+        check_ranges("Link", fields, vars(self))
 
 
 def link(name: str, ranks: float, latency: float, bandwidth: float, source: str = "") -> Link:
@@ -84,33 +71,28 @@ def link(name: str, ranks: float, latency: float, bandwidth: float, source: str 
     1.00 µs a step, 1.00 ns a byte (1 GB/s)
     """
     given = {"latency": latency, "bandwidth": bandwidth}
-    check_ranges(f"link {name!r}", {"latency": SECONDS, "bandwidth": RATE}, given)
+    check_ranges(f"link {name!r}", {"latency": ranges.SECONDS, "bandwidth": ranges.RATE}, given)
     return Link(name, ranks, CostModel(latency, 1 / bandwidth, algorithms=FASTEST), source)
 
 
 def _are_caches(x: Any) -> bool:
     """Whether `x` is a tuple of pairs of bytes, fewer ones first, and bytes a second."""
-    pairs = isinstance(x, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in x)
-    return (
-        pairs
-        and all(CAPACITY.contains(size) and RATE.contains(rate) for size, rate in x)
-        and sorted({size for size, _ in x}) == [size for size, _ in x]
-    )
-
-
-def _are_instances(kinds: type | tuple[type, ...], of: type) -> Callable[[Any], bool]:
-    return lambda x: isinstance(x, kinds) and all(isinstance(each, of) for each in x)
+    if not (isinstance(x, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in x)):
+        return False
+    sizes = [size for size, _ in x]
+    fit = all(ranges.CAPACITY.contains(size) and ranges.RATE.contains(rate) for size, rate in x)
+    return fit and sorted({*sizes}) == sizes
 
 
 #: What the fields of a `Machine` may be.
 _RANGES = {
-    **{"name": TEXT, "flops": RATE.each, "elementwise": RATE, "bandwidth": RATE, "memory": CAPACITY},
-    **{"launch": SECONDS, "issue": SECONDS, "efficiency": instance_of(Efficiency)},
-    **{"steps": FACTOR.each, "steps_in_loops": FACTOR.each, "sources": TEXT.each},
-    **{"hides_memory": FLAG, "overlap": FLAG},
-    "links": Range("a tuple of Links", "link(name, ranks, latency, bandwidth), ...", _are_instances(tuple, Link)),
-    "fuses": Range("a frozenset of operations' names", "those, or None", lambda x: x is None or _are_instances((frozenset, set), str)(x)),
-    "caches": Range("a tuple of pairs", "(bytes, bytes a second), ..., fewer bytes first, all above 0", _are_caches),
+    **{"name": ranges.TEXT, "sources": by_name(ranges.TEXT), "efficiency": instance_of(Efficiency)},
+    **{"flops": by_name(ranges.RATE), "elementwise": ranges.RATE, "bandwidth": ranges.RATE, "memory": ranges.CAPACITY},
+    **{"launch": ranges.SECONDS, "issue": ranges.SECONDS, "hides_memory": ranges.FLAG, "overlap": ranges.FLAG},
+    **{"steps": by_name(ranges.FACTOR), "steps_in_loops": by_name(ranges.FACTOR)},
+    "links": instance_of(Link, "link(name, ranks, latency, bandwidth)", of=tuple),
+    "caches": Range("a tuple of pairs", "(bytes, bytes a second), ..., above 0, fewer bytes first", _are_caches),
+    "fuses": Range("a frozenset of names", "one, or None", lambda x: x is None or isinstance(x, (frozenset, set))),
 }
 
 
@@ -191,13 +173,11 @@ class Machine:
         By default the last axis of the mesh is the nearest. Raises ValueError for an axis that the mesh does not have,
         and for one along which no link joins all ranks.
         """
-        check_ranges(f"{self.name}: the mesh", dict.fromkeys(shape, COUNT), shape)
-        order = tuple([*shape][::-1] if nearest is None else nearest)
-        if len({*order}) < len(order):
-            raise ValueError(f"{self.name}: nearest names an axis twice; got {nearest!r}: write each axis once")
+        order = tuple(shape)[::-1] if nearest is None else nearest
+        check_ranges(self.name, {"nearest": ranges.NAMES}, {"nearest": order})
         if unknown := [axis for axis in order if axis not in shape]:
             raise ValueError(f"{self.name}: the mesh has no axis {unknown[0]!r}, only {', '.join(shape)}")
-        order += tuple(axis for axis in [*shape][::-1] if axis not in order)
+        order = *order, *(axis for axis in [*shape][::-1] if axis not in order)
         return Placement(self, tuple((axis, shape[axis]) for axis in order))
 
 
@@ -215,7 +195,7 @@ class Placement:
     axes: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        check_ranges("Placement", dict.fromkeys(dict(self.axes), COUNT), dict(self.axes))
+        check_ranges("Placement", {"axes": by_name(ranges.COUNT)}, {"axes": dict(self.axes)})
         for axis, size in self.axes:
             if size > 1:
                 self.levels((axis,))

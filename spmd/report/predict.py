@@ -16,13 +16,14 @@ from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
 from minidiff.ops.costs import Work
 from minidiff.values.aliasing import types_alone
+from spmd.checks.ranges import FLAG, NAMES, check_ranges
 from spmd.report.communication import direction_of, show_line
 from spmd.report.memory import MemoryUse, memory_in_place, nbytes_of_blocks
 from spmd.report.memory import memory as memory_of
 from spmd.report.memory_walk import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, nbytes_of
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import has_kernels, is_jitted, meshes_of, tape_of, without_static
-from spmd.report.table import Table, show_seconds
+from spmd.report.table import Table, show_nbytes, show_seconds, show_share
 from spmd.report.tape_cost import BUBBLE, Amount, Prices, TapeCost
 from spmd.report.walk import Walk
 
@@ -70,7 +71,7 @@ class Prediction(Table):
 
     def _cells(self, entry: Amount) -> list[str]:
         exposed = show_seconds(entry.exposed) if entry.exposed else ""
-        share = f"{entry.seconds / self.seconds:.1%}" if self.seconds else ""
+        share = show_share(entry.seconds / self.seconds) if self.seconds else ""
         return [show_seconds(entry.seconds), exposed, share, f"{entry.flops:.3g}" if entry.flops else ""]
 
     def _sums(self, of: Callable) -> dict:
@@ -116,11 +117,11 @@ class Prediction(Table):
 
     def _remarks(self) -> list[str]:
         total = sum(self.memory.values())
-        held = ", ".join(f"{kind} {n / 2**30:.3g}" for kind, n in self.memory.items() if n)
+        held = ", ".join(f"{kind} {show_nbytes(n)}" for kind, n in self.memory.items() if n)
         fits = "fits" if total <= self.machine.memory else "does not fit"
         return [
-            f"{self.ranks:,} × {self.machine.name}: MFU {self.mfu:.1%}, HFU {self.hfu:.1%}",
-            f"memory at the peak {total / 2**30:.3g} GiB of {self.machine.memory / 2**30:.3g}: {fits} ({held})",
+            f"{self.ranks:,} × {self.machine.name}: MFU {show_share(self.mfu)}, HFU {show_share(self.hfu)}",
+            f"memory at the peak {show_nbytes(total)} of {show_nbytes(self.machine.memory)}: {fits} ({held})",
             *[f"({note})" for note in self.notes],
         ]
 
@@ -131,7 +132,7 @@ class Prediction(Table):
             hidden = entry.seconds - entry.exposed if entry.exposed else 0.0
             bars.append(Bar(row, 0.0, entry.seconds - hidden, f"C{row % 10}"))
             bars += [Bar(row, entry.seconds - hidden, hidden, f"C{row % 10}", alpha=0.3)] if hidden > 0 else []
-        title = f"{show_seconds(self.seconds)} a step, MFU {self.mfu:.0%}"
+        title = f"{show_seconds(self.seconds)} a step, MFU {show_share(self.mfu)}"
         return bars_in_rows(ax, [*self.kinds], bars, {}, "seconds", title)
 
 
@@ -201,14 +202,18 @@ def predict(
     ----------------  -------  -------  -----------  --------
     step              1.37 ms   220 µs               2.75e+11
     128 × A100 80 GB SXM: MFU 64.2%, HFU 64.2%
-    memory at the peak 0.422 GiB of 80: fits (up 0.0625, down 0.0625, x 0.0312, buffers 0.266)
+    memory at the peak 432 MiB of 80 GiB: fits (up 64 MiB, down 64 MiB, x 32 MiB, buffers 272 MiB)
     """
     jitted = is_jitted(step)
     compiled = optimized or jitted
-    beside = machine.overlap if overlap is None else overlap
 
     def read(tape: Tape, named: Sequence[tuple[str, Any]] | None = None, use: MemoryUse | None = None) -> Prediction:
         shape, prices = prices_of(tape, machine, nearest)
+        beside = machine.overlap if overlap is None else overlap
+        if not FLAG.contains(beside):
+            check_ranges("predict", {"overlap": NAMES}, {"overlap": beside})
+            if unknown := [axis for axis in beside if axis not in shape]:
+                raise ValueError(f"predict: overlap: the mesh has no axis {unknown[0]!r}, only {', '.join(shape)}")
         walk = Walk(prices, beside, fused=compiled, kernels=has_kernels(step))
         if compiled and machine.fuses:
             use = memory_in_place(tape)
@@ -229,10 +234,12 @@ def predict(
 
 def prices_of(tape: Tape, machine: Machine, nearest: Sequence[str] | None = None) -> tuple[dict[str, int], OnMachine]:
     """The sizes of a program's mesh axes, and the prices of a machine with such a mesh on it."""
+    if not hasattr(machine, "peak"):
+        raise TypeError(f"a machine is one of spmd.machines; got {machine!r}: write spmd.machines.A100, or a Machine")
     shape: dict[str, int] = {}
     for mesh in meshes_of(tape):
         shape.update(mesh.shape)
-    return shape, OnMachine(machine, machine.on(shape, nearest) if shape else None)
+    return shape, OnMachine(machine, machine.on(shape, nearest) if shape or nearest else None)
 
 
 def _parameter_names(step: Callable) -> Sequence[str]:
