@@ -92,6 +92,10 @@ class Walk:
         """What follows a tape: it counts seconds. A walk that counts something else has another one."""
         return TapeRun(self, tape)
 
+    def body_of(self, eqn: Equation) -> Tape:
+        """The body of an operation that runs it once."""
+        return eqn.bodies[0]
+
     def runs_beside(self, axes: Sequence[str]) -> bool:
         """Whether a collective over these axes does not stop computation."""
         return self.overlap if isinstance(self.overlap, bool) else bool(axes) and {*axes} <= {*self.overlap}
@@ -141,7 +145,7 @@ class TapeRun:
                 self.compute(body.equations, attention, body.outputs)
         elif eqn.bodies:
             self.run_bodies(eqn)
-        elif primitive.on_ranks and primitive.sends(eqn.params):
+        elif primitive.sends(eqn.params):
             self.send(eqn)
         else:
             if primitive.name in ("schedule", "axis_index"):
@@ -195,7 +199,7 @@ class TapeRun:
 
     def work(self, eqn: Equation) -> Work:
         """The work of an equation on one rank, where views of small arrays are read as those."""
-        if self.is_address(eqn):
+        if self.is_address(eqn) or "ranks" in eqn.params:  # or a lowered collective that sends nothing
             return Work(0, 0)
         inputs, outputs = [*map(local_type, eqn.inputs)], [*map(local_type, eqn.outputs)]
         work = work_of(eqn.primitive, inputs, outputs, eqn.params, in_place=self.walk.fused)
@@ -250,13 +254,13 @@ class TapeRun:
 
     def send(self, eqn: Equation) -> None:
         """Place a collective in the lane of its link."""
-        axes, size = eqn.params["axes"], eqn.params["size"]
-        types = [*map(local_type, eqn.inputs)]
-        nbytes = sum(t.nbytes for t in types)
-        seconds, lane = self.walk.prices.send(eqn.primitive.name, size, nbytes, axes)
+        params = eqn.params.get("params", eqn.params)  # its own, if it is lowered
+        axes, size, name = params["axes"], params["size"], eqn.primitive.name.removesuffix("_start")
+        nbytes = sum(t.nbytes for t in map(local_type, eqn.inputs))
+        seconds, lane = self.walk.prices.send(name, size, nbytes, axes)
         ready = max(self.times(eqn.inputs), default=0.0)
         self.mark_updates(eqn)
-        key = Category(f"{eqn.primitive.name} along {', '.join(axes)}", eqn.primitive.name, axes, eqn.source, size)
+        key = Category(f"{name} along {', '.join(axes)}", name, axes, eqn.source, size)
         self.span.entries[key].add(Amount(1, seconds, 0.0, 0, 0, nbytes))
         if any(axis in self.walk.coordinates for axis in axes):  # between two steps of a schedule
             self.span.sends = max(self.span.sends, seconds)
@@ -303,8 +307,7 @@ class TapeRun:
         elif getattr(primitive, "repeats", False) or isinstance(primitive, While):
             self.loop(eqn, max(ready, default=0.0))
         else:
-            (body, *_) = bodies
-            self.inline(eqn, body, eqn.inputs)
+            self.inline(eqn, self.walk.body_of(eqn), eqn.inputs)
 
     def inline(self, eqn: Equation, body: Tape, inputs: Sequence[Atom]) -> None:
         """Follow a body as if it were here."""
