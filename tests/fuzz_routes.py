@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy
 
 from tests.routes.numbers import list_operands, python_carries, sums_by_route
+from tests.routes.reports import reports
 
 HEADER = """\
 import numpy
@@ -424,6 +425,7 @@ ROUTES = {
     for f in (
         *(axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops),
         *(sums_by_route, python_carries, list_operands),
+        reports,
     )
 }
 

@@ -11,7 +11,7 @@ import numpy
 
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates
 from minidiff.values.aliasing import uniform
-from minidiff.values.dtypes import ARRAYS, array_name, as_plain, check_dtype
+from minidiff.values.dtypes import ARRAYS, array_name, as_plain, as_shape, check_dtype
 
 
 class Typed:
@@ -50,6 +50,9 @@ class ShapedArray:
         states: AxisStates | None = None,
     ):
         self.shape = tuple(shape)
+        for n in self.shape:
+            if type(n) is not int or n < 0:
+                self.shape = as_shape(self.shape)
         self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
         if self.dtype.itemsize == 2:
             check_dtype(self.dtype)  # from now on, operations look for 16-bit floats

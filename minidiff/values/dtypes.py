@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy
@@ -84,6 +85,14 @@ def convert_array(x: Any, dtype: numpy.dtype) -> Any:
 
 
 @functools.cache
+def as_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes of a shape as integers. Raises ValueError for one that is no size."""
+    for axis, n in enumerate(sizes):
+        if isinstance(n, (bool, numpy.bool_)) or not hasattr(n, "__index__") or n < 0:
+            raise ValueError(f"shape[{axis}] is a size; got {n!r}: write an integer of at least 0")
+    return tuple(map(operator.index, sizes))
+
+
 def check_dtype(dtype: numpy.dtype) -> None:
     """Raise TypeError for a non-numeric dtype, with advice on how to convert it."""
     if dtype == HALF or is_bfloat16(dtype):

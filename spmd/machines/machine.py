@@ -12,6 +12,8 @@ import numpy
 
 from collectives.cost import Number
 from minidiff.ops.costs import ProductSize, Work
+from spmd.checks import ranges
+from spmd.checks.ranges import Range, by_name, check_ranges, instance_of
 from spmd.report.forecast import FASTEST, CostModel
 
 
@@ -29,6 +31,9 @@ class Efficiency:
     best: float = 1.0
     half: float = 0.0
     power: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_ranges("Efficiency", {"best": ranges.SHARE, "half": ranges.SIZE, "power": ranges.FACTOR}, vars(self))
 
     def of(self, product: ProductSize) -> float:
         return self.best / (1 + (self.half / self.size(product)) ** self.power)
@@ -54,6 +59,10 @@ class Link:
     model: CostModel
     source: str = ""
 
+    def __post_init__(self) -> None:
+        fields = {"name": ranges.TEXT, "ranks": ranges.MANY, "model": instance_of(CostModel), "source": ranges.TEXT}
+        check_ranges("Link", fields, vars(self))
+
 
 def link(name: str, ranks: float, latency: float, bandwidth: float, source: str = "") -> Link:
     """A link by its latency in seconds and its bandwidth in bytes a second, one way; algorithms are the fastest.
@@ -61,7 +70,30 @@ def link(name: str, ranks: float, latency: float, bandwidth: float, source: str 
     >>> print(link("wire", 4, latency=1e-6, bandwidth=1e9).model)
     1.00 µs a step, 1.00 ns a byte (1 GB/s)
     """
+    given = {"latency": latency, "bandwidth": bandwidth}
+    check_ranges(f"link {name!r}", {"latency": ranges.SECONDS, "bandwidth": ranges.RATE}, given)
     return Link(name, ranks, CostModel(latency, 1 / bandwidth, algorithms=FASTEST), source)
+
+
+def _are_caches(x: Any) -> bool:
+    """Whether `x` is a tuple of pairs of bytes, fewer ones first, and bytes a second."""
+    if not (isinstance(x, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in x)):
+        return False
+    sizes = [size for size, _ in x]
+    fit = all(ranges.CAPACITY.contains(size) and ranges.RATE.contains(rate) for size, rate in x)
+    return fit and sorted({*sizes}) == sizes
+
+
+#: What the fields of a `Machine` may be.
+_RANGES = {
+    **{"name": ranges.TEXT, "sources": by_name(ranges.TEXT), "efficiency": instance_of(Efficiency)},
+    **{"flops": by_name(ranges.RATE), "elementwise": ranges.RATE, "bandwidth": ranges.RATE, "memory": ranges.CAPACITY},
+    **{"launch": ranges.SECONDS, "issue": ranges.SECONDS, "hides_memory": ranges.FLAG, "overlap": ranges.FLAG},
+    **{"steps": by_name(ranges.FACTOR), "steps_in_loops": by_name(ranges.FACTOR)},
+    "links": instance_of(Link, "link(name, ranks, latency, bandwidth)", of=tuple),
+    "caches": Range("a tuple of pairs", "(bytes, bytes a second), ..., above 0, fewer bytes first", _are_caches),
+    "fuses": Range("a frozenset of names", "one, or None", lambda x: x is None or isinstance(x, (frozenset, set))),
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +111,8 @@ class Machine:
     many threads do; `overlap` whether messages travel beside computation: not where the processors that compute move
     them. `sources` says where each number is from.
 
-    Raises ValueError for a machine without links, or with links that do not join more and more devices.
+    Raises ValueError for a machine without links, or with links that do not join more and more devices; and for numbers
+    that make no sense, such as a negative time. A time may be zero, and a rate infinite: those of an ideal machine.
 
     >>> from spmd.machines import A100
     >>> work = Work(flops=2 * 8192**3, bytes=3 * 2 * 8192**2, product=ProductSize(1, 8192, 8192, 8192))
@@ -106,6 +139,7 @@ class Machine:
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_ranges(f"Machine {self.name!r}", _RANGES, vars(self))
         reaches = [link.ranks for link in self.links]
         if not reaches or sorted({*reaches}) != reaches:
             raise ValueError(f"{self.name}: each link joins more devices than the one before; got {reaches}")
@@ -139,10 +173,11 @@ class Machine:
         By default the last axis of the mesh is the nearest. Raises ValueError for an axis that the mesh does not have,
         and for one along which no link joins all ranks.
         """
-        order = tuple([*shape][::-1] if nearest is None else nearest)
+        order = tuple(shape)[::-1] if nearest is None else nearest
+        check_ranges(self.name, {"nearest": ranges.NAMES}, {"nearest": order})
         if unknown := [axis for axis in order if axis not in shape]:
             raise ValueError(f"{self.name}: the mesh has no axis {unknown[0]!r}, only {', '.join(shape)}")
-        order += tuple(axis for axis in [*shape][::-1] if axis not in order)
+        order = *order, *(axis for axis in [*shape][::-1] if axis not in order)
         return Placement(self, tuple((axis, shape[axis]) for axis in order))
 
 
@@ -160,6 +195,7 @@ class Placement:
     axes: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
+        check_ranges("Placement", {"axes": by_name(ranges.COUNT)}, {"axes": dict(self.axes)})
         for axis, size in self.axes:
             if size > 1:
                 self.levels((axis,))

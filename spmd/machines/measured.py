@@ -16,6 +16,7 @@ from minidiff import jit, make_tape, nn
 from minidiff.compiler import native
 from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.ops.costs import ProductSize, Work, work_of_equation
+from spmd.checks.ranges import COUNT, check_ranges
 from spmd.machines.machine import Efficiency, Link, Machine
 from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import calibrate, maximum, seconds_of
@@ -54,6 +55,8 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
     >>> machine.name, sorted(machine.flops), machine.links[0].name
     ('this machine', ['float32', 'float64'], 'messages')
     """
+
+    check_ranges("this_machine", {"repeats": COUNT}, {"repeats": repeats})
 
     def measure(call: Callable[[], Any]) -> float:
         call()  # compiles

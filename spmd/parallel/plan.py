@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from minidiff.core.types import typeof
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
+from spmd.checks.ranges import CAPACITY, COUNT, FLAG, NAMES, Range, check_ranges, several
 from spmd.parallel import schedules
 from spmd.parallel.decoder_params import AXES
 from spmd.report import plots
@@ -184,6 +185,13 @@ class Plan(Table):
         return ax
 
 
+_RANGES = {
+    **{"devices": COUNT, "tries": COUNT, "count": COUNT, "memory": CAPACITY, "axes": NAMES, "overlap": NAMES},
+    **{"microbatch": several(COUNT), "chunks": several(COUNT)},
+    "zero": several(Range("a stage of ZeRO", "0, 1, 2 or 3", lambda x: x in range(4))),
+}
+
+
 @hide_own_frames
 def plan(
     make_step: Callable[[Choice], tuple[Callable, tuple]],
@@ -240,9 +248,14 @@ def plan(
     check_function("plan", make_step)
     values = microbatch, schedule, chunks, zero, recompute
     options = dict(zip(("microbatch", "schedule", "chunks", "zero", "recompute"), values))
-    if unknown := [axis for axis in axes if axis not in AXES]:
-        raise ValueError(f"plan: no axis is named {unknown[0]!r}; the axes are {', '.join(AXES)}")
+    overlapped = () if FLAG.contains(overlap) or overlap is None else overlap
     limit = machine.memory if memory is None else memory
+    numbers = {"devices": devices, "memory": limit, "tries": tries, "count": count}
+    check_ranges("plan", _RANGES, {**numbers, **options, "axes": axes, "overlap": overlapped})
+    if unknown := [axis for axis in (*axes, *overlapped) if axis not in AXES]:
+        raise ValueError(f"plan: no axis is named {unknown[0]!r}; the axes are {', '.join(AXES)}")
+    if empty := [name for name, values in {"axes": axes, **options}.items() if not values]:
+        raise ValueError(f"plan: {empty[0]} has nothing to try; got {options.get(empty[0], axes)!r}: write a value")
     search = _Search(make_step, machine, limit, overlap, tries)
     complete = search.run(devices, tuple(axes), options)
     found = Plan(tuple(search.predicted.values()), search.rejected, search.too_large, limit, count, complete)
@@ -352,13 +365,15 @@ class _Search:
         shape: dict[str, int] = {}
         for mesh in meshes_of(tape):
             shape.update(mesh.shape)
-        found = [predict(tape, self.machine, overlap=self.overlap)]
+        overlap: Any = self.overlap
+        overlap = [axis for axis in overlap if axis in shape] if isinstance(overlap, Collection) else overlap
+        found = [predict(tape, self.machine, overlap=overlap)]
         orders = [tuple(reversed(shape))]
         volume = bytes_along(found[0])
         orders.append(tuple(sorted(orders[0], key=lambda axis: -volume[axis])))
         used = [[axis for axis in order if shape[axis] > 1] for order in orders]
         if used[0] != used[1]:
-            found.append(predict(tape, self.machine, nearest=orders[1], overlap=self.overlap))
+            found.append(predict(tape, self.machine, nearest=orders[1], overlap=overlap))
         best = min(range(len(found)), key=lambda i: found[i].seconds)
         return Candidate(choice, found[best], self.machine.on(shape, orders[best]) if shape else None)
 

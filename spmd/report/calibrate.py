@@ -22,6 +22,7 @@ import numpy
 
 from collectives.cost import GATHERS, Cost, fastest, price
 from spmd.checks.agreement import make_and_compare
+from spmd.checks.ranges import COUNT
 from spmd.mesh.mesh import Mesh
 from spmd.report.forecast import FASTEST, CostModel, Measurement
 
@@ -115,7 +116,7 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
         raise ValueError(f"calibrate: there is one rank along {axes}; measuring communication needs at least two")
     if wrong := [name for name in collectives if name not in _PARAMETERS]:
         raise ValueError(f"calibrate: {wrong[0]!r} is not a collective that is measured: {', '.join(_PARAMETERS)}")
-    if repeats < 1 or not sizes or min(sizes) < 1:
+    if not sizes or not all(map(COUNT.contains, (repeats, *sizes))):
         raise ValueError(f"calibrate: takes sizes in bytes and repeats, both at least 1; got {sizes!r}, {repeats!r}")
     held, found = mesh.ranks.sort_axes(axes), []
     for name, size in itertools.product(collectives, sizes):

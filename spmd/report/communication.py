@@ -9,17 +9,19 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.tape import Tape
+from minidiff.core.tape import Equation, Tape
 from minidiff.diagnostics.location import Location, lines_of, merge_locations
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.ops.costs import Work
 from minidiff.values.dtypes import finfo, is_differentiable
+from spmd.report.memory_walk import lower_body
 from spmd.report.measured import MeasuredStep, check_runs, measure
-from spmd.report.rewritten import apply_to_tape, meshes_of, tape_of, without_static
+from spmd.report.rewritten import apply_to_tape, is_jitted, meshes_of, tape_of, without_static
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import ATTENTION, PRODUCTS, Prices
 from spmd.report.walk import LONGEST_BRANCH, ONE_STEP, Walk
+from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.shard_map import without_types
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
@@ -152,7 +154,8 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measu
     [(('i',), 'forward')]
     """
     check_function("communication", f, args)
-    report = apply_to_tape(price_tape, f, optimized or measured)
+    optimized = optimized or measured or is_jitted(f)
+    report = apply_to_tape(lambda tape: price_tape(tape, optimized), f, optimized)
     if not measured:
         return report
     check_runs("communication", f)
@@ -170,9 +173,9 @@ def _with_seconds(report: Communication, ranks: Sequence[Sequence[MeasuredStep]]
 # ---------------------------------------------------------------- a view of the walk
 
 
-def price_tape(tape: Tape) -> Communication:
-    """What a rank communicates and multiplies, by the types on a tape."""
-    walk = Walk(_Bytes(), fused=False, asynchronous=False)
+def price_tape(tape: Tape, compiled: bool = False) -> Communication:
+    """What a rank communicates and multiplies, by the types on a tape, which may be that of a compiled program."""
+    walk = (_LoweredWalk if compiled else Walk)(_Bytes(), fused=False, asynchronous=False)
     span = walk.price(tape)
     found = Communication(flops=round(span.total("flops", lambda key: key.kind in (PRODUCTS, ATTENTION))))
     for key, entry in span.entries.items():
@@ -183,6 +186,13 @@ def price_tape(tape: Tape) -> Communication:
     notes = {LONGEST_BRANCH: ONE_BRANCH, ONE_STEP: ONE_STEP} if found.rows else {}
     found.notes += [notes[note] for note in walk.notes if note in notes]
     return found
+
+
+class _LoweredWalk(Walk):
+    """A walk along what `jit` compiles for each body: short loops are unrolled, so that unused sums go, for example."""
+
+    def body_of(self, eqn: Equation) -> Tape:
+        return (eqn.primitive is shard_map_p and lower_body(eqn.params)) or eqn.bodies[0]
 
 
 class _Bytes(Prices):
@@ -283,7 +293,7 @@ def compare(f: Callable, *args: Any) -> Comparison:
         other = [] if why else untyped(*values)
     except Exception as error:  # any: the program may not be written to run without types
         why = f"without types it does not run: {type(error).__name__}: {error}"
-    with_types, without = price_tape(typed), untyped and price_tape(untyped)
+    with_types, without = (tape and price_tape(tape, is_jitted(f)) for tape in (typed, untyped))
     if why:
         return Comparison(with_types, without, None, why)
     same = all(map(_close, typed(*values), other))

@@ -15,6 +15,7 @@ from collectives.backends.base import index_along
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import show_axes
+from minidiff.values.dtypes import as_shape
 from spmd.arrays.reshard import check_mesh
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec, check_sharding, part_count
@@ -257,7 +258,7 @@ def _shape_of(x: Any) -> tuple[tuple[int, ...], numpy.dtype | None]:
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return tuple(x.shape), numpy.dtype(x.dtype)
     if isinstance(x, (tuple, list)) and all(isinstance(n, (int, numpy.integer)) for n in x):
-        return tuple(map(int, x)), None
+        return as_shape(x), None
     raise TypeError(
         "visualize_sharding takes a ShardedArray, a NumPy array, or a shape with a mesh and a spec; got "
         f"{type(x).__name__}"

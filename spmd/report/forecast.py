@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
 from minidiff.core.tape import Tape
+from spmd.checks.ranges import COUNT, FACTOR, NBYTES, SECONDS, TEXT, Range, by_name, check_ranges, several
 from spmd.mesh.mesh import Mesh
 from spmd.report.communication import Row, communication
 from spmd.report.plots import Curve, logarithmic_curves
@@ -60,6 +61,19 @@ class Residual(NamedTuple):
 
 
 FASTEST = "fastest"  # as `algorithms` of a model
+_TIMES = "alpha", "beta", "gamma"
+
+
+def _is_measurement(m: Any) -> bool:
+    return isinstance(m, Measurement) and all(r.contains(x) for r, x in zip((COUNT, NBYTES, FACTOR), m[1:]))
+
+
+_RANGES = {
+    **{"factors": by_name(FACTOR), "source": TEXT},
+    "measurements": Range("a Measurement", "one with ranks and seconds above 0", _is_measurement, tuple),
+}
+#: The numbers that a forecast is for.
+_OF_CALL = {"ranks": COUNT, "nbytes": NBYTES}
 
 
 @dataclass(frozen=True)
@@ -101,16 +115,17 @@ class CostModel:
     source: str = ""
 
     def __post_init__(self):
-        for name in ("alpha", "beta", "algorithms", "factors"):
+        for name in ("alpha", "beta", "gamma", "algorithms", "factors"):
             if isinstance(getattr(self, name), Mapping):  # a copy, so that later changes do not matter
                 object.__setattr__(self, name, dict(getattr(self, name)))
-        for name in ("alpha", "beta", "gamma"):
+        times = {name: by_name(SECONDS) if isinstance(getattr(self, name), dict) else SECONDS for name in _TIMES}
+        names = {"algorithms": by_name(TEXT)} if isinstance(self.algorithms, dict) else {}
+        check_ranges("CostModel", {**times, **names, **_RANGES}, vars(self))
+        for name in _TIMES:
             given = getattr(self, name)
-            if not all(x >= 0 for x in (given.values() if isinstance(given, dict) else [given])):
-                raise ValueError(f"CostModel: {name} is in seconds, not negative; got {given!r}")
             if isinstance(given, dict) and (not given or {*given} != {*self.axes}):
                 raise ValueError(f"CostModel: {name} has no axes, or other axes than alpha; got {given!r}")
-        if isinstance(self.algorithms, str) and self.algorithms != FASTEST:
+        if not isinstance(self.algorithms, dict) and self.algorithms != FASTEST:
             raise ValueError(f"CostModel: algorithms is a dict, or {FASTEST!r}; got {self.algorithms!r}")
         named = {} if self.algorithms == FASTEST else self.algorithms
         for collective in {**self.factors, **named}:
@@ -165,6 +180,7 @@ class CostModel:
 
     def cost(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> Cost:
         """The steps and bytes of a collective, by the model's algorithm for it."""
+        check_ranges("CostModel", _OF_CALL, {"ranks": ranks, "nbytes": nbytes})
         if isinstance(self.algorithms, str):  # FASTEST
             return price(collective, ranks, nbytes, fastest(collective, ranks, nbytes, *self.along(axes), self.gamma))
         return price(collective, ranks, nbytes, self.algorithms.get(collective))
@@ -216,6 +232,8 @@ class CostModel:
 
         Raises ValueError if the mesh cannot have so many ranks, or if it is not clear how the program grows.
         """
+        ranks = None if ranks is None else [*ranks]
+        check_ranges("predict", {"ranks": several(COUNT)}, {"ranks": ranks or ()})
         if scaling not in _SCALING:
             raise ValueError(f"predict: scaling is 'weak' or 'strong', got {scaling!r}")
         return apply_to_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
@@ -232,6 +250,7 @@ class CostModel:
            64           165 µs                         126 µs                      2.65 ms
         """
         ranks, names = tuple(ranks), tuple(algorithms)
+        check_ranges("compare", {"ranks": several(COUNT), "nbytes": NBYTES}, {"ranks": ranks, "nbytes": nbytes})
         if unknown := [name for name in names if name not in ALGORITHMS]:
             raise ValueError(f"compare: no algorithm {unknown[0]!r} is known; those that are: {', '.join(ALGORITHMS)}")
         return Race(ranks, {name: tuple(self.of(ALGORITHMS[name](n, nbytes)) for n in ranks) for name in names})
@@ -416,7 +435,7 @@ def _axis_that_grows(mesh: Mesh, axis: str | None, ranks: Sequence[int]) -> str:
     if axis not in mesh.axis_names:
         raise ValueError(f"predict: {mesh} has no axis {axis!r}")
     rest = mesh.size // mesh.shape[axis]
-    if wrong := [n for n in ranks if n < 1 or n % rest]:
+    if wrong := [n for n in ranks if n % rest]:
         raise ValueError(
             f"predict: {mesh} cannot have {wrong[0]} ranks by growing along {axis!r}: take a multiple of {rest}"
         )

@@ -28,7 +28,7 @@ from spmd.report import plots
 from spmd.report.communication import direction_of, show_line
 from spmd.report.memory_layout import uniform_p
 from spmd.report.memory_walk import ARGUMENTS, CONSTANTS, KINDS, RESULTS, Around, MemoryWalk, Moment, nbytes_of
-from spmd.report.rewritten import is_jitted, meshes_of, rewritten, tapes_in
+from spmd.report.rewritten import has_kernels, is_jitted, meshes_of, rewritten, tapes_in
 from spmd.report.table import Table
 from spmd.report.walk import LONGEST_BRANCH
 from spmd.shard_map.operation import shard_map_p
@@ -156,7 +156,8 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
     def report(*args: Any) -> MemoryUse:
         if optimized or is_jitted(f):
             donated = f.donates(*args) if isinstance(f, Jitted) else ()
-            return _report(rewritten(f)(*args), donated, compiled=True, every_rank=every_rank)
+            kernels = has_kernels(f)
+            return _report(rewritten(f)(*args), donated, compiled=True, every_rank=every_rank, kernels=kernels)
         with watch_lifetimes(uniform_p) as lifetimes, warnings.catch_warnings():  # the steps of scans run one by one
             warnings.filterwarnings("ignore", "a Python loop is recorded")
             tape = make_tape(f)(*args)

@@ -107,8 +107,10 @@ class MemoryWalk(Walk):
     `every_rank`, this process holds what all ranks do.
     """
 
-    def __init__(self, compiled=False, in_place=False, lifetimes: Any = None, every_rank=False, place: Any = None):
-        super().__init__(Prices(), fused=False, asynchronous=False)
+    def __init__(
+        self, compiled=False, in_place=False, lifetimes: Any = None, every_rank=False, place: Any = None, kernels=True
+    ):
+        super().__init__(Prices(), fused=False, asynchronous=False, kernels=kernels)
         self.compiled, self.in_place, self.every_rank, self.place = compiled, in_place, every_rank, place
         self.ended: dict[Var, int] = {**lifetimes.ended} if lifetimes else {}
         self.eager = lifetimes is not None
@@ -140,7 +142,7 @@ class MemoryWalk(Walk):
         if eqn not in self.lowered:
             shape = eqn.params["mesh"].shape
             ranks = Simulated(shape) if self.every_rank else _OneRank(shape, self.place)
-            whole = self.lower(eqn.params, ranks) if self.compiled else None
+            whole = lower_body(eqn.params, ranks) if self.compiled else None
             if whole is not None:
                 self.copied[eqn] = sum(
                     self.cut(*x, ranks) for x in zip(whole.inputs, eqn.inputs, eqn.params["in_specs"])
@@ -154,13 +156,6 @@ class MemoryWalk(Walk):
             data = [self.data.get(a) if isinstance(a, Var) else None for a in eqn.inputs]
             self.strided.update((v, x) for v, x in zip(whole.inputs, data) if x is not None and x.shape == v.type.shape)
         return self.lowered[eqn]
-
-    def lower(self, params: dict, ranks: Simulated) -> Tape | None:
-        """The tape that a `shard_map` compiles for these ranks."""
-        interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
-        body, helds = params["body"], [ranks.sort_axes(spec.held) for spec in params["in_specs"]]
-        operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, helds)]
-        return (_lower(interpreter, body, operands, [_marks(t.states) for t in body.in_types]) or [None])[0]
 
     def cut(self, v: Var, a: Any, spec: Any, ranks: Simulated) -> int:
         """Note the strides of a block that is cut out of a plain argument, and return the bytes that this copies."""
@@ -213,7 +208,8 @@ class MemoryRun(TapeRun):
         self.around, self.source, given = around, None, tape
         if walk.compiled and not around.stepwise:
             foreign = [v.type.sharding is not None for v in tape.inputs]
-            self.source = Source(tape, foreign=foreign, donated=around.donated, given_up=True, runs=around.runs)
+            donated, options, runs = around.donated, {"kernels": walk.kernels}, around.runs
+            self.source = Source(tape, foreign=foreign, options=options, donated=donated, given_up=True, runs=runs)
             tape = self.source.tape
             if around.eqn is not None:
                 walk.written[around.eqn] = [a in self.source.given_up for a in tape.outputs]
@@ -454,6 +450,15 @@ class _OneRank(OneRank, Simulated):
 
     def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS
+
+
+def lower_body(params: dict, ranks: Simulated | None = None) -> Tape | None:
+    """The tape of what a `shard_map` does to the data of these ranks, or of any one, if it is compiled as a whole."""
+    ranks = _OneRank(params["mesh"].shape, None) if ranks is None else ranks
+    interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
+    body, helds = params["body"], [ranks.sort_axes(spec.held) for spec in params["in_specs"]]
+    operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, helds)]
+    return (_lower(interpreter, body, operands, [_marks(t.states) for t in body.in_types]) or [None])[0]
 
 
 program_p = Call("program")

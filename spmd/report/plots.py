@@ -35,8 +35,16 @@ class Curve(NamedTuple):
 def bars_in_rows(
     ax: Any, rows: Sequence[str], bars: Iterable[Bar], legend: Mapping[str, str], xlabel: str, title: str = ""
 ) -> Any:
-    """Draw rows from the top down, and bars from left to right; `legend` has the meaning of each color."""
-    ax = axes_or_new(ax)
+    """Draw rows from the top down, and bars from left to right; `legend` has the meaning of each color.
+
+    An axis of seconds is labeled in the unit that fits.
+    """
+    ax, bars = axes_or_new(ax), [*bars]
+    if xlabel == "seconds":
+        longest = max((bar.start + bar.length for bar in bars), default=0.0)
+        units = (1.0, xlabel), (1e-3, "milliseconds"), (1e-6, "microseconds"), (1e-9, "nanoseconds")
+        size, xlabel = next((unit for unit in units if longest >= unit[0]), units[0])
+        ax.xaxis.set_major_formatter(lambda x, _: f"{x / size:,.10g}")
     for row, start, length, color, text, alpha in bars:
         ax.barh(row, length, 0.85, start, color=color, alpha=alpha, edgecolor="white", linewidth=0.5)
         ax.text(start + length / 2, row, text, ha="center", va="center", fontsize="small")

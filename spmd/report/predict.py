@@ -16,13 +16,14 @@ from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
 from minidiff.ops.costs import Work
 from minidiff.values.aliasing import types_alone
+from spmd.checks.ranges import FLAG, NAMES, check_ranges
 from spmd.report.communication import direction_of, show_line
 from spmd.report.memory import MemoryUse, memory_in_place, nbytes_of_blocks
 from spmd.report.memory import memory as memory_of
 from spmd.report.memory_walk import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, nbytes_of
 from spmd.report.plots import Bar, bars_in_rows
-from spmd.report.rewritten import meshes_of, tape_of, without_static
-from spmd.report.table import Table, show_seconds
+from spmd.report.rewritten import has_kernels, is_jitted, meshes_of, tape_of, without_static
+from spmd.report.table import Table, show_nbytes, show_seconds, show_share
 from spmd.report.tape_cost import BUBBLE, Amount, Prices, TapeCost
 from spmd.report.walk import Walk
 
@@ -70,7 +71,7 @@ class Prediction(Table):
 
     def _cells(self, entry: Amount) -> list[str]:
         exposed = show_seconds(entry.exposed) if entry.exposed else ""
-        share = f"{entry.seconds / self.seconds:.1%}" if self.seconds else ""
+        share = show_share(entry.seconds / self.seconds) if self.seconds else ""
         return [show_seconds(entry.seconds), exposed, share, f"{entry.flops:.3g}" if entry.flops else ""]
 
     def _sums(self, of: Callable) -> dict:
@@ -116,11 +117,11 @@ class Prediction(Table):
 
     def _remarks(self) -> list[str]:
         total = sum(self.memory.values())
-        held = ", ".join(f"{kind} {n / 2**30:.3g}" for kind, n in self.memory.items() if n)
+        held = ", ".join(f"{kind} {show_nbytes(n)}" for kind, n in self.memory.items() if n)
         fits = "fits" if total <= self.machine.memory else "does not fit"
         return [
-            f"{self.ranks:,} × {self.machine.name}: MFU {self.mfu:.1%}, HFU {self.hfu:.1%}",
-            f"memory at the peak {total / 2**30:.3g} GiB of {self.machine.memory / 2**30:.3g}: {fits} ({held})",
+            f"{self.ranks:,} × {self.machine.name}: MFU {show_share(self.mfu)}, HFU {show_share(self.hfu)}",
+            f"memory at the peak {show_nbytes(total)} of {show_nbytes(self.machine.memory)}: {fits} ({held})",
             *[f"({note})" for note in self.notes],
         ]
 
@@ -131,7 +132,7 @@ class Prediction(Table):
             hidden = entry.seconds - entry.exposed if entry.exposed else 0.0
             bars.append(Bar(row, 0.0, entry.seconds - hidden, f"C{row % 10}"))
             bars += [Bar(row, entry.seconds - hidden, hidden, f"C{row % 10}", alpha=0.3)] if hidden > 0 else []
-        title = f"{show_seconds(self.seconds)} a step, MFU {self.mfu:.0%}"
+        title = f"{show_seconds(self.seconds)} a step, MFU {show_share(self.mfu)}"
         return bars_in_rows(ax, [*self.kinds], bars, {}, "seconds", title)
 
 
@@ -201,27 +202,44 @@ def predict(
     ----------------  -------  -------  -----------  --------
     step              1.37 ms   220 µs               2.75e+11
     128 × A100 80 GB SXM: MFU 64.2%, HFU 64.2%
-    memory at the peak 0.422 GiB of 80: fits (up 0.0625, down 0.0625, x 0.0312, buffers 0.266)
+    memory at the peak 432 MiB of 80 GiB: fits (up 64 MiB, down 64 MiB, x 32 MiB, buffers 272 MiB)
     """
-    read = lambda tape, args, names: _predict(tape, machine, nearest, overlap, optimized, args, names)  # noqa: E731
+    jitted = is_jitted(step)
+    compiled = optimized or jitted
+
+    def read(tape: Tape, named: Sequence[tuple[str, Any]] | None = None, use: MemoryUse | None = None) -> Prediction:
+        shape, prices = prices_of(tape, machine, nearest)
+        beside = machine.overlap if overlap is None else overlap
+        if not FLAG.contains(beside):
+            check_ranges("predict", {"overlap": NAMES}, {"overlap": beside})
+            if unknown := [axis for axis in beside if axis not in shape]:
+                raise ValueError(f"predict: overlap: the mesh has no axis {unknown[0]!r}, only {', '.join(shape)}")
+        walk = Walk(prices, beside, fused=compiled, kernels=has_kernels(step))
+        if compiled and machine.fuses:
+            use = memory_in_place(tape)
+        return _predict(tape, walk, math.prod(shape.values()), use or memory_of(tape, optimized=compiled), named)
+
     if isinstance(step, Tape):
-        return read(step, None, ())
+        return read(step)
     check_function("predict", step)
     names = _parameter_names(step)
 
     def run(*args: Any) -> Prediction:
         with types_alone():
-            return read(tape_of(step, optimized)(*args), without_static(step, args), without_static(step, names))
+            named = [*zip(without_static(step, names), without_static(step, args))]
+            return read(tape_of(step, optimized)(*args), named, memory_of(step)(*args) if jitted else None)
 
     return hide_own_frames_of_lambda(run)
 
 
 def prices_of(tape: Tape, machine: Machine, nearest: Sequence[str] | None = None) -> tuple[dict[str, int], OnMachine]:
     """The sizes of a program's mesh axes, and the prices of a machine with such a mesh on it."""
+    if not hasattr(machine, "peak"):
+        raise TypeError(f"a machine is one of spmd.machines; got {machine!r}: write spmd.machines.A100, or a Machine")
     shape: dict[str, int] = {}
     for mesh in meshes_of(tape):
         shape.update(mesh.shape)
-    return shape, OnMachine(machine, machine.on(shape, nearest) if shape else None)
+    return shape, OnMachine(machine, machine.on(shape, nearest) if shape or nearest else None)
 
 
 def _parameter_names(step: Callable) -> Sequence[str]:
@@ -232,31 +250,27 @@ def _parameter_names(step: Callable) -> Sequence[str]:
 
 
 def _predict(
-    tape: Tape, machine: Machine, nearest: Any, overlap: Any, optimized: bool, args: Any, names: Sequence[str]
+    tape: Tape, walk: Walk, ranks: int, use: MemoryUse, named: Sequence[tuple[str, Any]] | None
 ) -> Prediction:
-    shape, prices = prices_of(tape, machine, nearest)
-    walk = Walk(prices, machine.overlap if overlap is None else overlap, fused=optimized)
+    prices: Any = walk.prices
     span = walk.price(tape, whole=True)
-    use = memory_in_place(tape) if optimized and machine.fuses else memory_of(tape, optimized=optimized)
     dtype = max(prices.dtypes, key=prices.dtypes.__getitem__, default="float32")
-    held = _by_argument(tape, use, args, names)
-    return Prediction(
-        machine, math.prod(shape.values()), span.seconds, span, held, dtype, walk.schedules, [*walk.notes]
-    )
+    memory = _by_argument(tape, use, named)
+    return Prediction(prices.machine, ranks, span.seconds, span, memory, dtype, walk.schedules, [*walk.notes])
 
 
-def _by_argument(tape: Tape, use: MemoryUse, args: Any, names: Sequence[str]) -> dict[str, int]:
+def _by_argument(tape: Tape, use: MemoryUse, named: Sequence[tuple[str, Any]] | None) -> dict[str, int]:
     """The bytes at the peak: of each argument by its name, of gradients, of activations, and of all other buffers."""
     blocks = [nbytes_of_blocks(tape, v) for v in tape.inputs]
     sizes = [nbytes_of(v.type) if block is None else block for v, block in zip(tape.inputs, blocks)]
     found: dict[str, int] = {}
     first = 0
-    for i, arg in enumerate(args or ()):
+    for name, arg in named or ():
         count = len(tree.leaves(arg))
-        found[names[i] if i < len(names) else f"argument {i}"] = sum(sizes[first : first + count])
+        found[name] = found.get(name, 0) + sum(sizes[first : first + count])
         first += count
-    if args is None:
-        found[ARGUMENTS] = sum(sizes)
+    if first < len(sizes):
+        found[ARGUMENTS] = sum(sizes[first:])
     kinds = {GRADIENTS: GRADIENTS, RESIDUALS: ACTIVATIONS}
     for kind in KINDS:
         if kind != ARGUMENTS:

@@ -45,6 +45,12 @@ def is_jitted(f: Any) -> bool:
     return isinstance(_split_bound(f)[0], Jitted)
 
 
+def has_kernels(f: Any) -> bool:
+    """Whether the loops of a program may be compiled to machine code: not those of `jit(f, kernels=False)`."""
+    function = _split_bound(f)[0]
+    return not isinstance(function, Jitted) or function.options.get("kernels", True)
+
+
 def as_jitted(f: Callable, without: Sequence[str] = (), **settings: Any) -> tuple[Jitted, tuple, dict]:
     """A jitted function with no donated arguments, its first arguments, and those by name: `f`, with these options."""
     function, first, named = _split_bound(f)
@@ -70,10 +76,10 @@ def without_static(f: Callable, args: Sequence[Any]) -> list[Any]:
 def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Callable[..., Tape]:
     """A function that returns the tape that `jit` compiles for `f`.
 
-    So `rewritten(f)(*args)` is a Tape. A jitted function keeps its own options. Rewrites named in `without` are skipped; `bucket_bytes` is the most that one
-    all-reduce sums (by default a sixteenth of the gradients, from 256 KiB to 25 MiB).
-    `minidiff.compiler.simplify.rewrites()` has all names: an
-    unknown rewrite raises ValueError, an unknown setting TypeError.
+    So `rewritten(f)(*args)` is a Tape. A jitted function keeps its own options. Rewrites named in `without` are
+    skipped; `bucket_bytes` is the most that one all-reduce sums (by default a sixteenth of the gradients, from 256 KiB
+    to 25 MiB). `minidiff.compiler.simplify.rewrites()` has all names: an unknown rewrite raises ValueError, an unknown
+    setting TypeError.
 
     >>> import numpy as np
     >>> from collectives import psum

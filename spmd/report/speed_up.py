@@ -10,6 +10,7 @@ import numpy
 
 from spmd.arrays.reshard import gather
 from spmd.checks.agreement import make_and_compare
+from spmd.checks.ranges import COUNT, FACTOR, check_ranges, several
 from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import maximum, seconds_of
 from spmd.report.forecast import CostModel, Forecast, show_number
@@ -87,10 +88,11 @@ def speed_up(
     """
 
     def plan(args: tuple) -> tuple[Forecast, list[str]]:
-        if repeats < 1 or not (callable(one) or one > 0):
+        if not COUNT.contains(repeats) or not (callable(one) or FACTOR.contains(one)):
             raise ValueError(
                 f"speed_up: `one` is a function or its seconds, repeats at least 1; got {one!r}, {repeats!r}"
             )
+        check_ranges("speed_up", {"ranks": several(COUNT)}, {"ranks": ranks})
         tape = tape_of(f)(*args)
         if not any(mesh.is_like(other) for other in meshes_of(tape)):
             raise ValueError(f"speed_up: the function has no shard_map and no sharded array on {mesh}")

@@ -95,6 +95,18 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
+def show_nbytes(nbytes: float) -> str:
+    """Format a number of bytes with three digits, in the unit that fits: "1.23 MiB"."""
+    units = ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
+    unit, size = next(((unit, size) for unit, size in units if nbytes >= 0.9995 * size), ("bytes", 1))
+    return f"{nbytes / size:.4g} {unit}" if 999.5 <= nbytes / size < 1024 else f"{nbytes / size:.3g} {unit}"
+
+
+def show_share(x: float) -> str:
+    """Format a share as a percentage with one decimal, a small one with one digit: "0.003%"."""
+    return f"{100 * x:.1g}%" if 0 < x < 0.0005 else f"{x:.1%}"
+
+
 def labeled_rows(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of cells: a column of labels, then columns of one width."""
     label = max(len(first) for first, *_ in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import Counter, defaultdict
@@ -13,12 +14,13 @@ from minidiff.core.tape import Tape
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.ops.costs import Work
+from spmd.checks.ranges import RATE, check_ranges
 from spmd.report.communication import direction_of, show_line
 from spmd.report.forecast import CostModel
 from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.predict import prices_of
-from spmd.report.rewritten import apply_to_tape
+from spmd.report.rewritten import apply_to_tape, has_kernels
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import Operation, Prices
 from spmd.report.walk import Walk
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from spmd.machines import Machine
 
 WIDTH = 72  # columns that are printed
+SHORT = 4  # columns in which a name cannot be read
 COMPUTE, NETWORK = 0, 1  # the two lanes of a rank
 KINDS = ("compute", "network")
 PREDICTED = "predicted"
@@ -51,7 +54,15 @@ class Lanes:
 
     def busy(self, lane: int) -> float:
         """The seconds in which there is an operation in a lane."""
-        return sum(x.seconds for x in self.operations if x.lane == lane)
+        return sum(x.seconds for x in self._in_turn(lane))
+
+    def _in_turn(self, lane: int) -> Iterator[Operation]:
+        """The operations in a lane; each begins when those before it have ended, so that no second counts twice."""
+        end = 0.0
+        for x in sorted((x for x in self.operations if x.lane == lane), key=lambda x: (x.start, x.end)):
+            if x.end > end:
+                yield x._replace(start=max(x.start, end))
+                end = x.end
 
     def idle(self, lane: int) -> float:
         """The seconds in which there is no operation in a lane."""
@@ -59,9 +70,12 @@ class Lanes:
 
     @property
     def lines(self) -> LineTimes:
-        """The seconds of each line of the program, those that take most time first: a table to print."""
+        """The seconds of each line of the program, those that take most time first: a table to print.
+
+        While several collectives are under way on a rank, the first one of them counts.
+        """
         by_rank: dict = defaultdict(Counter)
-        for x in self.operations:
+        for x in itertools.chain(*map(self._in_turn, range(len(self.names)))):
             rank, kind = self._place(x.lane)
             if rank != PREDICTED:
                 by_rank[x.source, WAITING if x.name == WAITING else kind][rank] += x.seconds
@@ -94,14 +108,25 @@ class Lanes:
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": self.trace_events(), "displayTimeUnit": "ms"}, file)
 
+    def _cells(self, lane: int) -> list[tuple[int, int, str]]:
+        """The first and the last column of each operation, and its name; neighbors too short for one are counted."""
+        cells: list[tuple[int, int, list[str]]] = []
+        for x in (x for x in self.operations if x.lane == lane):
+            first, last = (min(int(WIDTH * t / (self.seconds or 1.0)), WIDTH) for t in (x.start, x.end))
+            is_short = last - first < SHORT
+            if cells and is_short and cells[-1][1] == first and (len(cells[-1][2]) > 1 or first - cells[-1][0] < SHORT):
+                first, _, names = cells.pop()
+                cells.append((first, last, [*names, x.name]))
+            else:
+                cells.append((first, last, [x.name]))
+        return [(a, b, names[0] if len(names) == 1 else f"{len(names)} ops") for a, b, names in cells]
+
     def __str__(self) -> str:
         lines, label = [], max(map(len, self.names))
         for lane, name in enumerate(self.names):
             line = [" "] * WIDTH
-            for operation in (x for x in self.operations if x.lane == lane):
-                times = operation.start, operation.end
-                first, last = (min(int(WIDTH * t / (self.seconds or 1.0)), WIDTH) for t in times)
-                cell = f"[{operation.name[: max(last - first - 2, 0)]}".ljust(last - first - 1, "-") + "]"
+            for first, last, text in self._cells(lane):
+                cell = f"[{text[: max(last - first - 2, 0)]}".ljust(last - first - 1, "-") + "]"
                 line[first:last] = cell[: last - first]
             lines.append(f"{name.ljust(label)} |{''.join(line)}|")
         return "\n".join([*lines, f"{show_seconds(self.seconds)} in all"])
@@ -188,7 +213,8 @@ def timeline(
 
     if not measured and model is None:
         raise TypeError("timeline needs a cost model, such as spmd.CostModel(alpha=1e-6, beta=1e-9), or measured=True")
-    read = lambda tape: _predicted(tape, model, flops_per_second)  # noqa: E731
+    check_ranges("timeline", {"flops_per_second": RATE}, {"flops_per_second": flops_per_second})
+    read = lambda tape: _predicted(tape, model, flops_per_second, has_kernels(f))  # noqa: E731
     predict: Any = None if model is None else apply_to_tape(read, f, optimized)
     if not measured:
         return predict
@@ -196,11 +222,11 @@ def timeline(
     return hide_own_frames_of_lambda(lambda *args: _side_by_side(predict and predict(*args), measure(f, args)))
 
 
-def _predicted(tape: Tape, model: Any, flops_per_second: float) -> Lanes:
+def _predicted(tape: Tape, model: Any, flops_per_second: float, kernels: bool) -> Lanes:
     if isinstance(model, CostModel):
         walk = Walk(Rates(model, flops_per_second), fused=False, asynchronous=False, keep=True)
     else:
-        walk = Walk(prices_of(tape, model)[1], model.overlap, asynchronous=False, keep=True)
+        walk = Walk(prices_of(tape, model)[1], model.overlap, asynchronous=False, keep=True, kernels=kernels)
     operations = walk.price(tape).operations
     lanes = tuple(x._replace(lane=COMPUTE if x.lane == KINDS[COMPUTE] else NETWORK) for x in operations)
     return Lanes(lanes, KINDS)

@@ -57,7 +57,8 @@ class Walk:
     """A walk along a tape, by `prices`.
 
     `overlap` says which axes' collectives run beside computation: those of all (True), of none (False), or of some.
-    `fused` says whether elementwise operations are one loop, as a compiler makes of them; `asynchronous` whether the
+    `fused` says whether elementwise operations are one loop, as a compiler makes of them, and `kernels` whether `jit`
+    compiles such loops to machine code; `asynchronous` whether the
     stages of a schedule wait for what they need alone, not for each tick; `keep` whether spans have their operations.
     """
 
@@ -68,8 +69,9 @@ class Walk:
         fused: bool = True,
         asynchronous: bool = True,
         keep: bool = False,
+        kernels: bool = True,
     ):
-        self.prices, self.overlap, self.fused = prices, overlap, fused
+        self.prices, self.overlap, self.fused, self.kernels = prices, overlap, fused, kernels
         self.asynchronous, self.keep = asynchronous, keep
         self.notes: dict[str, None] = {}
         self.coordinates: dict[str, int] = {}  # of the rank whose stage is priced, along the axis of a schedule
@@ -89,6 +91,10 @@ class Walk:
     def run_of(self, tape: Tape) -> TapeRun:
         """What follows a tape: it counts seconds. A walk that counts something else has another one."""
         return TapeRun(self, tape)
+
+    def body_of(self, eqn: Equation) -> Tape:
+        """The body of an operation that runs it once."""
+        return eqn.bodies[0]
 
     def runs_beside(self, axes: Sequence[str]) -> bool:
         """Whether a collective over these axes does not stop computation."""
@@ -124,7 +130,7 @@ class TapeRun:
         self.ready.update(zip(tape.inputs, ready))
         attention = _attention_shapes(tape)
         if self.is_jitted:
-            tape = group_operations(tape, (), runs=self.runs)
+            tape = group_operations(tape, (), self.walk.kernels, self.runs)
         for group, used in _groups(tape, self.walk.prices.fuses if self.walk.fused else None):
             if len(group) > 1:
                 self.compute(group, attention, used)
@@ -139,7 +145,7 @@ class TapeRun:
                 self.compute(body.equations, attention, body.outputs)
         elif eqn.bodies:
             self.run_bodies(eqn)
-        elif primitive.on_ranks and primitive.sends(eqn.params):
+        elif primitive.sends(eqn.params):
             self.send(eqn)
         else:
             if primitive.name in ("schedule", "axis_index"):
@@ -193,7 +199,7 @@ class TapeRun:
 
     def work(self, eqn: Equation) -> Work:
         """The work of an equation on one rank, where views of small arrays are read as those."""
-        if self.is_address(eqn):
+        if self.is_address(eqn) or "ranks" in eqn.params:  # or a lowered collective that sends nothing
             return Work(0, 0)
         inputs, outputs = [*map(local_type, eqn.inputs)], [*map(local_type, eqn.outputs)]
         work = work_of(eqn.primitive, inputs, outputs, eqn.params, in_place=self.walk.fused)
@@ -248,13 +254,13 @@ class TapeRun:
 
     def send(self, eqn: Equation) -> None:
         """Place a collective in the lane of its link."""
-        axes, size = eqn.params["axes"], eqn.params["size"]
-        types = [*map(local_type, eqn.inputs)]
-        nbytes = sum(t.nbytes for t in types)
-        seconds, lane = self.walk.prices.send(eqn.primitive.name, size, nbytes, axes)
+        params = eqn.params.get("params", eqn.params)  # its own, if it is lowered
+        axes, size, name = params["axes"], params["size"], eqn.primitive.name.removesuffix("_start")
+        nbytes = sum(t.nbytes for t in map(local_type, eqn.inputs))
+        seconds, lane = self.walk.prices.send(name, size, nbytes, axes)
         ready = max(self.times(eqn.inputs), default=0.0)
         self.mark_updates(eqn)
-        key = Category(f"{eqn.primitive.name} along {', '.join(axes)}", eqn.primitive.name, axes, eqn.source, size)
+        key = Category(f"{name} along {', '.join(axes)}", name, axes, eqn.source, size)
         self.span.entries[key].add(Amount(1, seconds, 0.0, 0, 0, nbytes))
         if any(axis in self.walk.coordinates for axis in axes):  # between two steps of a schedule
             self.span.sends = max(self.span.sends, seconds)
@@ -301,8 +307,7 @@ class TapeRun:
         elif getattr(primitive, "repeats", False) or isinstance(primitive, While):
             self.loop(eqn, max(ready, default=0.0))
         else:
-            (body, *_) = bodies
-            self.inline(eqn, body, eqn.inputs)
+            self.inline(eqn, self.walk.body_of(eqn), eqn.inputs)
 
     def inline(self, eqn: Equation, body: Tape, inputs: Sequence[Atom]) -> None:
         """Follow a body as if it were here."""

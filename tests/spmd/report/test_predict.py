@@ -263,10 +263,12 @@ def test_overlap_hides_communication():
     loss = spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P())
     step = lambda *args: spmd.rewritten(md.grad(loss), bucket_bytes=1 << 20)(*args)  # noqa: E731
     tape = step(types(*[(1024, 1024)] * 6), md.ShapedArray((65536, 1024), "float32"))
-    beside, none, other = (spmd.predict(tape, A100, overlap=overlap) for overlap in (True, False, ["j"]))
+    beside, none, other = (spmd.predict(tape, A100, overlap=overlap) for overlap in (True, False, ()))
     assert beside.hidden > 0
     assert none.hidden == pytest.approx(0, abs=1e-12)
     assert beside.seconds < none.seconds == other.seconds
+    with pytest.raises(ValueError, match="overlap: the mesh has no axis 'j', only i"):
+        spmd.predict(tape, A100, overlap=["j"])
     assert none.seconds == pytest.approx(
         none.exposed + sum(e.seconds for k, e in none.kinds.items() if "psum" not in k)
     )
