@@ -82,7 +82,6 @@ INSTEAD: dict[str, dict[str, str]] = {
             "write spmd.make_mesh and spmd.P": "sharding",
             # autograd
             "write md.vmap(md.grad(f)), or md.grad(lambda x: f(x).sum())": "elementwise_grad",
-            "write md.jacrev, or md.jacfwd": "jacobian",
             "write md.vjp": "make_vjp",
             "write md.jvp": "make_jvp deriv",
             "write md.hvp": "make_hvp hessian_vector_product hessian_tensor_product",
