@@ -35,7 +35,7 @@ ShapeDtypeStruct = ShapedArray  # JAX's name
 
 __all__ = ["ShapeDtypeStruct", "ShapedArray", "Tape", "eval_shape", "make_tape", "typeof"]
 __all__ += ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
-__all__ += ["hessian", "hvp", "jacfwd", "jacrev", "linear_transpose", "transpose"]
+__all__ += ["hessian", "hvp", "jacfwd", "jacobian", "jacrev", "linear_transpose", "transpose"]
 __all__ += ["debug", "debug_nans", "disable_jit", "draw", "export", "jit", "trace_table", "vmap"]
 __all__ += ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
 __all__ += ["checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "remat"]
@@ -62,7 +62,7 @@ _NAMES = {
         "higher_order.over_axis": ["associative_scan", "map"],
         "higher_order.scan": ["scan"],
         "higher_order.while_loop": ["fori_loop", "while_loop"],
-        "jacobian": ["hessian", "hvp", "jacfwd", "jacrev"],
+        "jacobians": ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"],
         "ops.callback": ["pure_callback"],
         "ops.slices": [name for name in __all__ if name.startswith("dynamic_")],
         "show.graph": ["draw"],
@@ -89,7 +89,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff.higher_order.over_axis import associative_scan, map
     from minidiff.higher_order.scan import scan
     from minidiff.higher_order.while_loop import fori_loop, while_loop
-    from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
+    from minidiff.jacobians import hessian, hvp, jacfwd, jacobian, jacrev
     from minidiff.ops.callback import pure_callback
     from minidiff.ops.slices import (
         dynamic_index_in_dim,

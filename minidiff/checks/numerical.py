@@ -12,6 +12,7 @@ equal numbers, and grows as `1/h`. The total error has its minimum between the t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -205,16 +206,24 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
 
     found = {scheme: numpy.array([error(scheme, step) for step in sizes]) for scheme in SCHEMES}
     lost = _precision(leaves) * (_size(value) + _size(leaves) * _size(exact[0]))
-    optimal = {scheme: _optimal(order, lost, _size(exact[order])) for scheme, (_, order) in SCHEMES.items()}
+    least = _precision(leaves) * _size(exact[0])  # of a difference, also where no digits are lost
+    derivatives = [*map(_size, exact)]
+    optimal = {scheme: _optimal(order, lost, least, derivatives) for scheme, (_, order) in SCHEMES.items()}
     best = {scheme: float(sizes[numpy.nanargmin(e)]) for scheme, e in found.items()}
     return Errors(sizes, **found, optimal=optimal, best=best)
 
 
-def _optimal(order: int, lost: float, next_derivative: float) -> float:
-    """The minimizer of `h/2 d2f + 2 lost/h`, or of `h**2/6 d3f + lost/h`."""
-    if not next_derivative:
-        return float("inf")
-    return 2 * (lost / next_derivative) ** 0.5 if order == 1 else (3 * lost / next_derivative) ** (1 / 3)
+def _optimal(order: int, lost: float, least: float, derivatives: Sequence[float]) -> float:
+    """The step at which the first term `c h**p` of the truncation error outgrows what is lost, or the `least` error.
+
+    The terms are `h/2 d2f + h**2/6 d3f` for one-sided differences, which lose `2 lost/h`, and the second one for
+    central ones, which lose `lost/h`. The step is infinite where the derivatives of these terms are 0.
+    """
+    steps = [float("inf")]
+    for p in range(order, len(derivatives)):
+        if c := derivatives[p] / math.factorial(p + 1):
+            steps.append(max((lost * (3 - order) / (p * c)) ** (1 / (p + 1)), (least / c) ** (1 / p)))
+    return min(steps)
 
 
 def _size(x: Any) -> float:

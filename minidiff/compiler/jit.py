@@ -28,7 +28,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.compiler.clock import current_clock
 from minidiff.compiler.codegen import CompiledProgram
+from minidiff.compiler.programs import MOST_PROGRAMS, has_closures, programs_of
 from minidiff.compiler.simplify import check_options, optimize, settings_of_passes
 from minidiff.core.interpreter import EVALUATE, Evaluate, current_interpreter, current_scope
 from minidiff.core.ranks import ranks
@@ -125,9 +127,6 @@ def static_arguments(
 
 # ---------------------------------------------------------------- compiled functions
 
-#: How many programs a jitted function keeps, for as many types and static arguments.
-MOST_PROGRAMS = 256
-
 #: NumPy scalar types for Python numbers: compiled programs take NumPy scalars.
 _SCALARS = {float: numpy.float64, int: numpy.int64, bool: numpy.bool_, complex: numpy.complex128}
 _SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.bool_, numpy.complex128)}
@@ -202,6 +201,8 @@ class Jitted:
         self.static = static
         self.options = options
         self.donated = donated
+        key = static, donated, *[(k, tuple(v) if k == "without" else v) for k, v in sorted(options.items())]
+        self.shared = programs_of(f, key)
         self.programs: dict[Any, CompiledProgram] = {}
         self.inlined: dict[Any, Callable] = {}
         #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays. It is
@@ -247,7 +248,7 @@ class Jitted:
             isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
         ):
             return self._inline(f, dynamic, key)(values)
-        program = self.programs.pop(key, None) or CompiledProgram(f, dynamic, self.name, self.options, donated)
+        program = self.programs.pop(key, None) or self._compile(f, dynamic, donated, key)
         self.programs[key] = program  # the last one used is the last
         if len(self.programs) > MOST_PROGRAMS:
             self._forget()
@@ -256,6 +257,14 @@ class Jitted:
         if not kwargs and not self.static and all(type(x) in _IS_LEAF or isinstance(x, Tracer) for x in args):
             self._remember(args, values, program.function)
         return program.function(*values)
+
+    def _compile(self, f: Callable, dynamic: Any, donated: tuple[bool, ...], key: Any) -> CompiledProgram:
+        def trace() -> tuple[CompiledProgram, bool]:
+            program = CompiledProgram(f, dynamic, self.name, self.options, donated)
+            return program, not (program.source.clock or has_closures(program.tape))
+
+        clock = current_clock.get()
+        return trace()[0] if clock else self.shared.get(self.f, self.shared.compiled, key, trace)
 
     def _forget(self) -> None:
         """Drop the quarter of the programs whose last use is the longest ago, as seen outside the fast path.
@@ -299,10 +308,15 @@ class Jitted:
         )
         if (key := (key, is_program)) in self.inlined:
             return self.inlined[key]
-        before = scope and scope.transposed
-        tape, _, structure = stage_flat(f, example, f"jit of {self.name}")
-        tape = optimize(tape, **self.options) if is_program else tape
-        transposes = scope is not None and scope.transposed != before
+
+        def trace() -> tuple[tuple, bool]:
+            before = scope and scope.transposed
+            tape, _, structure = stage_flat(f, example, f"jit of {self.name}")
+            tape = optimize(tape, **self.options) if is_program else tape
+            shared = not has_closures(tape) and not any(isinstance(c, Tracer) for c in tape.constants)
+            return (tape, structure, scope is not None and scope.transposed != before), shared
+
+        tape, structure, transposes = self.shared.get(self.f, self.shared.inlined, key, trace)
 
         def run(values: list[Value]) -> Any:
             if transposes:
@@ -408,7 +422,10 @@ def jit(
     written out as Python source (`.source(*args)`). Python side effects happen only during tracing. Arrays that `f`
     closes over are constants, with the values that they have when `f` is traced: each is copied once. Python numbers
     promote as in NumPy: there is one program for `2.0`, and another for `np.float64(2.0)`. A Python branch on a traced
-    value raises TracerError. On a method, `self` is the first argument. The 256 programs used last are kept.
+    value raises TracerError. On a method, `self` is the first argument. The 256 programs used last are kept. They are
+    kept as long as `f`: all `jit(f)` of one function, or of one object's method, with the same options share them, so a
+    loop may call `jit(f)(x)`. `jit(f)` traces again if `f` reads another object than before, not if an array that it
+    closes over has changed. Functions that are made anew share nothing: write `jit(grad(f))` before the loop.
 
     Arguments named by `static_argnums` (positions) or `static_argnames` are settings, not arrays. They must be
     hashable. The program is compiled for their values and types (1 and 1.0 differ, also in tuples and dataclasses), and

@@ -75,6 +75,13 @@ class UnboundAxisError(NameError):
 
 
 def leak_message(x: Any) -> str:
+    if not x.interpreter.ended:
+        return (
+            f"a traced value of type {x.type} was used outside the transformation it belongs to ({_origin(x)}), which "
+            "is still running: in another thread, or in a task or callback that does not run within it. What computes "
+            "with traced values runs in the thread of the transformation; others take plain values, such as "
+            "md.stop_gradient(x).item(). Or transform within each thread: let it call md.grad itself."
+        )
     return (
         f"a traced value of type {x.type} was used outside the transformation it belongs to ({_origin(x)}). "
         "It was stored somewhere (a global, a list, an attribute) while that transformation ran; "

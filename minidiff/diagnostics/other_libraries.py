@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -82,7 +82,6 @@ INSTEAD: dict[str, dict[str, str]] = {
             "write spmd.make_mesh and spmd.P": "sharding",
             # autograd
             "write md.vmap(md.grad(f)), or md.grad(lambda x: f(x).sum())": "elementwise_grad",
-            "write md.jacrev, or md.jacfwd": "jacobian",
             "write md.vjp": "make_vjp",
             "write md.jvp": "make_jvp deriv",
             "write md.hvp": "make_hvp hessian_vector_product hessian_tensor_product",
@@ -198,32 +197,28 @@ def finish_module(namespace: dict[str, Any]) -> None:
 
 # ---------------------------------------------------------------- SciPy
 
-#: A function of SciPy that is no ufunc -> what to write for traced values.
+#: A function of SciPy -> what to write for traced values, unless `md.scipy` has a function of this name.
 SCIPY = _table(
     {
-        "md.scipy.special.{}": "logsumexp softmax log_softmax polygamma zeta multigammaln",
-        "md.scipy.linalg.{}": "block_diag cho_factor cho_solve cosm expm sinm solve_banded solve_sylvester "
-        "solve_triangular sqrtm",
-        "md.scipy.signal.{}": "convolve correlate",
         "md.scipy.signal.convolve": "convolve2d fftconvolve oaconvolve",
         "md.scipy.signal.correlate": "correlate2d",
-        "md.scipy.integrate.{}": "odeint solve_ivp",
-        "md.scipy.optimize.{}": "root minimize",
         "np.{}": "kron trapezoid",
         "np.linalg.solve(a, b)": "lu_factor lu_solve lu",
         "for a symmetric matrix w, v = np.linalg.eigh(a), and then (v * np.log(w)) @ v.T": "logm",
         "np.interp": "interp1d",
     }
 )
+#: Frames of these call the functions of users, whose traced values no function of SciPy around them has.
+_TRANSFORMATIONS = ("minidiff.transforms.", "minidiff.compiler.", "minidiff.higher_order.")
 
 
 def scipy_function() -> tuple[str, str] | None:
-    """The function of SciPy that is running, and what to write for traced values; None outside SciPy."""
+    """The function of SciPy that was called with traced values, and what to write instead; None outside SciPy."""
     frame: FrameType | None = sys._getframe(1)
     running: list[tuple[str, str]] = []
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("scipy."):
-            running.append((frame.f_globals["__name__"], frame.f_code.co_name))
+    while frame is not None and not (module := frame.f_globals.get("__name__", "")).startswith(_TRANSFORMATIONS):
+        if module.startswith("scipy."):
+            running.append((module, _name_of_method(module, frame)))
             # A decorator's wrapper has the function in a variable.
             running += [
                 (f.__module__, f.__name__)
@@ -232,11 +227,46 @@ def scipy_function() -> tuple[str, str] | None:
             ]
         frame = frame.f_back
     for module, name in reversed(running):  # the user called the outermost
-        family = next((f for f in ("linalg", "fft") if name in getattr(numpy, f).__all__), None)
-        if name in SCIPY or family:
-            return _public(module, name), f"write {SCIPY.get(name, f'np.{family}.{name}')}"
-    return (_public(*running[-1]), "write it in NumPy's functions") if running else None
+        if instead := _instead_of_scipy(module.split(".")[1], name):
+            return _public(module, name), instead
+    places = [*map(_public, *zip(*reversed(running)))] if running else [""]
+    place = next((p for p in places if p.rpartition(".")[2] in _public_names(p)), places[0])
+    return (place, "write it in NumPy's functions") if running else None
+
+
+def _instead_of_scipy(family: str, name: str) -> str | None:
+    """What to write for a function of a module of SciPy, or for the method of a distribution."""
+    libraries = importlib.import_module("minidiff.scipy").__all__
+    library = importlib.import_module(f"minidiff.scipy.{family}") if family in libraries else None
+    first, _, method = name.partition(".")
+    if library and first in library.__all__:
+        methods = [m for m in dir(getattr(library, first)) if m.endswith(("df", "mf", "sf"))]
+        if method in ("", "entropy", *methods) and hasattr(getattr(library, first), method or "__call__"):
+            return f"write md.scipy.{family}.{name}"
+        return f"md.scipy.{family}.{first} has {', '.join(methods)}"
+    if name in SCIPY:
+        return f"write {SCIPY[name]}"
+    numpys = next((f for f in ("linalg", "fft") if name in getattr(numpy, f).__all__), None)
+    return f"write np.{numpys}.{name}" if numpys else None
+
+
+def _name_of_method(module: str, frame: FrameType) -> str:
+    """The name of the function of a frame: for a distribution's method, also frozen, `norm.logpdf`."""
+    owner = frame.f_locals.get("self")
+    owner = getattr(owner, "dist", getattr(owner, "_dist", owner))
+    distribution = getattr(owner, "name", None) or type(owner).__name__.removesuffix("_gen")
+    known = module.startswith("scipy.stats.") and distribution in vars(sys.modules["scipy.stats"])
+    return f"{distribution}.{frame.f_code.co_name}" if known else frame.f_code.co_name
+
+
+def _public_names(path: str) -> Sequence[str]:
+    """The public names of the module of SciPy that a path begins with: of `scipy.optimize.root`, of scipy.optimize."""
+    return getattr(sys.modules.get(".".join(path.split(".")[:2])), "__all__", ())
 
 
 def _public(module: str, name: str) -> str:
+    """The import path of a function of SciPy, whose private modules users do not import."""
+    family = ".".join(module.split(".")[:2])
+    if name.split(".")[0] in _public_names(family):
+        return f"{family}.{name}"
     return ".".join([*(part for part in module.split(".") if not part.startswith("_")), name])

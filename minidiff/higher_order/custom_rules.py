@@ -323,24 +323,30 @@ class CustomFunctionCall:
         self.out_structure = structure
         return result_values([who], leaves, structure)
 
-    def run(self, kind: str, rule: Callable, when: str, *args: Any) -> tuple[str, Any]:
-        """Apply a rule; return how errors name it, and its result.
+    def run(self, kind: str, rule: Callable, when: str, *args: Any, convert: Callable = lambda who, out: out) -> Any:
+        """Apply a rule, and `convert(who, out)` its result, where `who` is how errors name the rule.
 
-        If the rule closes over a tracer that has ended, the error says how to pass the value: `when`, in which
-        `{error}` is the reason.
+        If the rule closes over a tracer that has ended, or returns one, the error says how to pass the value: `when`,
+        in which `{error}` is the reason.
         """
         who = f"{_name(rule)}, the {kind} rule of {self.function.what},"
         try:
-            return who, rule(*args)
+            return convert(who, rule(*args))
         except LeakedTracerError as error:
             raise LeakedTracerError(f"{who} {when.format(error=error)}") from None
 
     def run_for_pair(self, kind: str, rule: Callable, when: str, pair: str, *args: Any) -> tuple[str, list[Value], Any]:
         """Apply a rule that returns a pair; also return the leaves of the first, a result like the function's."""
-        who, out = self.run(kind, rule, when, *args)
-        if not (isinstance(out, (tuple, list)) and len(out) == 2):
-            raise TypeError(f"{who} must return a pair ({pair}), got {tree.structure(out)}")
-        return who, self.results(out[0], who), out[1]
+
+        def convert(who: str, out: Any) -> tuple[str, list[Value], Any]:
+            if not (isinstance(out, (tuple, list)) and len(out) == 2):
+                raise TypeError(f"{who} must return a pair ({pair}), got {tree.structure(out)}")
+            for x in tree.leaves(out[1]):
+                if isinstance(x, Tracer):
+                    x.check_alive()
+            return who, self.results(out[0], who), out[1]
+
+        return self.run(kind, rule, when, *args, convert=convert)
 
 
 def _name(rule: Callable) -> str:
@@ -530,7 +536,11 @@ class _Call(CustomFunctionCall):
         residuals = tree.unflatten(structure, restore_weak(weak, residuals))
         cts = tree.unflatten(self.out_structure, _symbolic(cts, [t.cotangent for t in types]))
         when = _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))
-        who, cts = self.run("backward", self.function.bwd, when, *self.static.values(), residuals, cts)
+        return self.run(
+            "backward", self.function.bwd, when, *self.static.values(), residuals, cts, convert=self._cotangents
+        )
+
+    def _cotangents(self, who: str, cts: Any) -> list[Value | None]:
         count = len(self.moving)
         if not (isinstance(cts, (tuple, list)) and len(cts) == count):
             raise TypeError(

@@ -126,8 +126,13 @@ def _explains_assignment(convert: Callable) -> Callable:
         try:
             return convert(x, *args, **kwargs)
         except (TracerError, VarianceError) as error:
-            if isinstance(error, LeakedTracerError) or not location.assigns_an_item():
+            if isinstance(error, LeakedTracerError):
                 raise
+            called = scipy_function()
+            if not called and not location.assigns_an_item():
+                raise
+        if called:
+            raise TracerError(f"{called[0]} is not supported on traced values ({x.type}): {called[1]}")
         raise TracerError(
             f"y[i] = x cannot write a traced value x ({x.type}) into a plain array y. Make a new array instead: "
             "y = np.at(y)[i].set(x), where np is minidiff.numpy; or build it from a list that may hold traced "
@@ -141,8 +146,12 @@ def _as_array(x: Tracer, dtype: Any = None, copy: Any = None) -> numpy.ndarray:
     x.check_alive()
     if dtype is not None:  # as in np.float32(x), and in np.asarray(x, dtype)
         return _as_plain(x, numpy.dtype(dtype))
-    if found := scipy_function():
-        raise TracerError(f"{found[0]} is not supported on traced values ({x.type}): {found[1]}")
+    if x.dtype.kind in "biu":  # no derivative to lose
+        raise TracerError(
+            f"a traced value ({x.type}) cannot become a plain NumPy array: in {x.interpreter.name} it has no value. "
+            "To index a plain array a with it, write np.take(a, x), or np.asarray(a)[x] in a list of indices; to build "
+            "an array out of traced values, np.array or np.stack, where np is minidiff.numpy."
+        )
     raise TracerError(
         f"a traced value ({x.type}) cannot become a plain NumPy array: its derivative would be lost. "
         "Call functions on it directly; to build an array out of traced values, use minidiff.numpy.array or "

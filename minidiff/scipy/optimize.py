@@ -21,7 +21,7 @@ from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.higher_order.custom_rules import custom_jvp
-from minidiff.jacobian import jacfwd
+from minidiff.jacobians import jacfwd
 from minidiff.ops.arrays import as_array
 from minidiff.ops.callback import pure_callback
 from minidiff.ops.decomposition import as_floating, solve

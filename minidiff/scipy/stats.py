@@ -22,7 +22,6 @@ import numpy
 import scipy.special as sp
 
 from minidiff.core.tracer import Value
-from minidiff.core.types import typeof
 from minidiff.ops.arrays import as_array
 from minidiff.scipy.linalg import solve_triangular
 
@@ -159,14 +158,19 @@ class _Dirichlet:
 
 
 class _MultivariateNormal:
-    """x is [..., n], mean [n] or [..., n], cov [n, n], of which one triangle is read.
+    """x is [..., n], mean [n] or [..., n], cov [n, n], of which one triangle is read; or [n] or one number, variances.
 
-    With `allow_singular`, cov has a rank that derivatives take to be constant; off the support the density is 0.
+    If mean and cov are numbers, n is 1, and x may be a number or a vector of these, as in SciPy. Without a mean, it is
+    0 in as many dimensions as x has numbers. With `allow_singular`, cov has a rank that derivatives take to be
+    constant; off the support the density is 0.
     """
 
-    def logpdf(self, x: Value, mean: Value = 0.0, cov: Value = 1.0, allow_singular: bool = False) -> Value:
-        x = numpy.subtract(x, mean)
-        cov = cov if typeof(cov).ndim else cov * numpy.eye(typeof(x).shape[-1])
+    def logpdf(self, x: Value, mean: Value | None = None, cov: Value = 1.0, allow_singular: bool = False) -> Value:
+        x, size = as_array(x), self._size(mean, cov)
+        if not x.ndim or (x.ndim == size == 1 != x.size):
+            x = x[..., None]
+        cov = self._matrix(cov, size or x.shape[-1])
+        x = x if mean is None else numpy.subtract(x, mean)
         if not allow_singular:
             factor = numpy.linalg.cholesky(cov)
             white = solve_triangular(factor, x[..., None], lower=True)[..., 0]
@@ -179,11 +183,22 @@ class _MultivariateNormal:
         off = numpy.linalg.norm(x - solution @ cov, axis=-1) > math.sqrt(least) * numpy.sqrt(largest)
         return numpy.where(off, -math.inf, -0.5 * numpy.sum(x * solution, -1) - 0.5 * log_det)
 
-    def pdf(self, x: Value, mean: Value = 0.0, cov: Value = 1.0, allow_singular: bool = False) -> Value:
+    def pdf(self, x: Value, mean: Value | None = None, cov: Value = 1.0, allow_singular: bool = False) -> Value:
         return numpy.exp(self.logpdf(x, mean, cov, allow_singular))
 
-    def entropy(self, mean: Value, cov: Value) -> Value:
-        return self._half_log_det(numpy.linalg.cholesky(cov)) + 0.5 * typeof(cov).shape[-1]
+    def entropy(self, mean: Value | None = None, cov: Value = 1.0) -> Value:
+        size = self._size(mean, cov) or 1
+        return self._half_log_det(numpy.linalg.cholesky(self._matrix(cov, size))) + 0.5 * size
+
+    @staticmethod
+    def _size(mean: Value | None, cov: Value) -> int | None:
+        """The number of dimensions, as mean and cov say; None if there is no mean, and cov is a number."""
+        shapes = [as_array(x).shape[-1:] for x in (cov, mean) if x is not None]
+        return next((shape[0] for shape in shapes if shape), None if mean is None else 1)
+
+    @staticmethod
+    def _matrix(cov: Value, size: int) -> Value:
+        return cov if as_array(cov).ndim > 1 else cov * numpy.eye(size)
 
     @staticmethod
     def _half_log_det(factor: Value) -> Value:

@@ -19,7 +19,7 @@ from minidiff.diagnostics.location import begins
 from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import as_value, check_function, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
-from minidiff.inputs.keywords import make_decorator
+from minidiff.inputs.keywords import copy_metadata, make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.values.lifetimes import current_lifetimes
 
@@ -83,13 +83,14 @@ def close_tape(tape: Tape) -> tuple[Tape, list[Value]]:
 
 @make_decorator
 def make_tape(f: Callable) -> Callable[..., Tape]:
-    """Return a function that records `f`: `make_tape(f)(*args) -> Tape`.
+    """Return a function that records `f`: `make_tape(f)(*args, **kwargs) -> Tape`.
 
-    The arguments are trees of arrays, whose values are ignored, or of `ShapedArray`s. Python numbers promote as in
-    NumPy: where one is converted to an array's dtype, the tape has a `convert`. Arrays that `f` closes over are
-    constants, with the values that they have when `f` uses them: the tape has one read-only copy of each. Printing the
-    tape shows the typed program, with the bodies of `shard_map` indented below their equation. Raises TypeError if `f`
-    is not a function; the call raises TracerError where `f` needs a concrete value.
+    The arguments, of which keywords come last and in order, are trees of arrays, whose values are ignored, or of
+    `ShapedArray`s. Python numbers promote as in NumPy: where one is converted to an array's dtype, the tape has a
+    `convert`. Arrays that `f` closes over are constants, with the values that they have when `f` uses them: the tape
+    has one read-only copy of each. Printing the tape shows the typed program, with the bodies of `shard_map` indented
+    below their equation. Raises TypeError if `f` is not a function; the call raises TracerError where `f` needs a
+    concrete value.
 
     >>> from minidiff import grad
     >>> print(make_tape(grad(lambda x: x * x))(3.0))
@@ -102,8 +103,10 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
     """
     check_function("make_tape", f)
 
-    def tape_of(*args: Any) -> Tape:
-        return stage_flat(f, args)[0]
+    def tape_of(*args: Any, **kwargs: Any) -> Tape:
+        if not kwargs:
+            return stage_flat(f, args)[0]
+        return stage_flat(copy_metadata(f, lambda args, kwargs: f(*args, **kwargs)), (args, kwargs))[0]
 
     return tape_of
 

@@ -61,13 +61,14 @@ class StoredTree:
 
     def __init__(self, file: Path | None, tree: Any, thread: ThreadPoolExecutor, folder: _Folder | None = None):
         self._file, self._thread, self._folder = file, thread, folder
-        self.write(tree).result()
+        self.write(tree, file is None).result()
 
-    def write(self, tree: Any) -> Future:
-        """Begin to write a tree over the old one, and do not wait."""
+    def write(self, tree: Any, copy: bool = True) -> Future:
+        """Begin to write a tree over the old one, and do not wait; without `copy`, it must not change any more."""
         leaves, self._structure = md.tree.flatten(tree)
         self._types = [md.typeof(x) for x in leaves]
         data = [x.data if isinstance(x, ShardedArray) else numpy.asarray(x) for x in leaves]
+        data = [x.copy() for x in data] if copy else data
         self._reading: Future | None = None
         self.writing = self._thread.submit(self._put, data)
         return self.writing
@@ -77,18 +78,19 @@ class StoredTree:
         self._reading = self._reading or self._thread.submit(self._get)
         return self._reading
 
-    def read(self) -> Any:
-        """Wait until the tree is in memory, and return it."""
+    def read(self, copy: bool = True) -> Any:
+        """Wait until the tree is in memory, and return it; without `copy`, it must not be changed."""
         self.writing.result()
         data = self.prefetch().result()
         self._reading = None
+        data = [x.copy() for x in data] if copy and self._file is None else data
         leaves = [ShardedArray.of_type(t, x) if t.sharding else x for t, x in zip(self._types, data)]
         return md.tree.unflatten(self._structure, leaves)
 
     def _put(self, data: list[numpy.ndarray]) -> None:
         self._blocks = [(x.nbytes, x.dtype, x.shape) for x in data]
         if self._file is None:
-            self._memory = [numpy.array(x, order="C") for x in data]
+            self._memory = data
             return
         with self._file.open("wb") as file:  # on a full disk, writing to a memory map would kill the process
             for x in data:
@@ -97,7 +99,7 @@ class StoredTree:
 
     def _get(self) -> list[numpy.ndarray]:
         if self._file is None:
-            return [x.copy() for x in self._memory]
+            return self._memory
         mapped, ends = numpy.memmap(self._file, numpy.uint8, "r"), accumulate(n for n, _, _ in self._blocks)
         return [
             numpy.array(mapped[end - n : end]).view(dtype).reshape(shape)
@@ -211,20 +213,20 @@ def offload(
     def step(params: list[StoredTree], states: list[StoredTree], batch: tuple) -> Any:
         xs = [batch[0]]
         for k in range(len(layers)):
-            tree = params[k].read()
+            tree = params[k].read(False)
             for stored in params[k + 1 : k + 2] or (params[k], states[k]):
                 stored.prefetch()
             xs.append(on_ranks(k, tree, xs[-1]))
         value, *ct = last(xs.pop(), batch[1])
         for k in reversed(range(len(layers))):
-            tree, state = params[k].read(), states[k].read()
+            tree, state = params[k].read(False), states[k].read(False)
             for stored in (params[k - 1], states[k - 1]) if k else ():
                 stored.prefetch()
             gradients, ct = on_ranks(k, tree, xs.pop(), *ct)
             shards = tree if stage == 3 else shards_of(tree, mesh)
             updates, state = optimizer.update(gradients, state, shards)
-            params[k].write(place(apply_updates(shards, updates)))
-            states[k].write(state)
+            params[k].write(place(apply_updates(shards, updates)), False)
+            states[k].write(state, False)
         on_all_ranks(lambda: [stored.writing.result() for stored in (*params, *states)])
         return value
 

@@ -87,6 +87,9 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     return jacobian
 
 
+jacobian = jacrev  # the name in autograd, PyTorch and TensorFlow
+
+
 @make_decorator
 def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Hessian of `f` by forward mode over reverse mode: `jacfwd(jacrev(f))`.
