@@ -203,11 +203,11 @@ _BY_RULE: dict[Rule, str] = {
     _count(lambda inputs, outputs, params: 4 * outputs[0].size * inputs[0].shape[-2]): "solve_banded",
     _of_matrix(1 / 3): "cholesky",
     _of_matrix(2 / 3): "lu det slogdet",
-    _of_matrix(2): "inv inverse_or_nan cofactor lu_inv lu_inverse_or_nan",
+    _of_matrix(2): "inv inverse_or_nan lu_inv lu_inverse_or_nan",
     _of_matrix(4): "qr eigvalsh svdvals fit",
     _of_matrix(9): "eigh",
     _of_matrix(10): "eigvals roots",
-    _of_matrix(22): "svd pinv",
+    _of_matrix(22): "svd pinv minors",
     _of_matrix(25): "eig solve_sylvester sqrtm",
     _of_matrix(30): "expm cosm sinm",  # products and a quotient of Padé's approximant, squarings
     _of_matrix(240): "expm_frechet cosm_frechet sinm_frechet",  # of matrices of twice the size

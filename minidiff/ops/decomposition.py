@@ -105,7 +105,7 @@ def right_hand_side(name: str, a: Value, b: Value) -> Value:
     return b
 
 
-def _declare(numpy_function: Callable, primitive: OfMatrix) -> Callable:
+def declare(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     """Declare a function of a square matrix alone, or of a stack of them."""
     return implements(numpy_function)(lambda a: _apply(numpy_function, primitive, a, square=True))
 
@@ -266,7 +266,7 @@ def _or_nan(impl: Callable, x: numpy.ndarray) -> numpy.ndarray:
 inv_p = _inverse("inv", numpy.linalg.inv)
 #: The inverse for derivatives of functions that also have a value for singular matrices.
 inverse_p = _inverse("inverse_or_nan", functools.partial(_or_nan, numpy.linalg.inv))
-inv = _declare(numpy.linalg.inv, inv_p)
+inv = declare(numpy.linalg.inv, inv_p)
 
 
 def _pinv_rule(x, t, rcond, hermitian):
@@ -367,60 +367,6 @@ def matrix_power(a: Value, n: int) -> Value:
         out = matmul(out, out)
         out = matmul(out, factor) if bit == "1" else out
     return out
-
-
-# ---------------------------------------------------------------- determinants
-
-
-def _cofactor_impl(x: numpy.ndarray) -> numpy.ndarray:
-    """Multiply all singular values but one, which works for singular matrices."""
-    u, s, vh = numpy.linalg.svd(x)
-    ones = numpy.ones_like(s[..., :1])
-    before = numpy.cumprod(numpy.concatenate([ones, s[..., :-1]], -1), -1)
-    after = numpy.cumprod(numpy.concatenate([ones, s[..., :0:-1]], -1), -1)[..., ::-1]
-    phase = numpy.linalg.det(u) * numpy.linalg.det(vh)
-    products = phase[..., None] * before * after
-    return numpy.conjugate(numpy.matmul(u * numpy.conjugate(products)[..., None, :], vh))
-
-
-def _cofactor_rule(x, t):
-    c = cofactor_p.bind(x)
-    along = reduction.sum(c * t, (-2, -1), keepdims=True)
-    scale = expand_dims(det_p.bind(x), (-2, -1))
-    return c, (c * along - matmul(matmul(c, t.mT), c)) / scale
-
-
-#: The determinant of a singular matrix has a first derivative, no second.
-det_p = OfMatrix(
-    "det",
-    numpy.linalg.det,
-    lambda x: (x.shape[:-2], x.dtype),
-    lambda x, t: (det_p.bind(x), reduction.sum(cofactor_p.bind(x) * t, (-2, -1))),
-)
-det = _declare(numpy.linalg.det, det_p)
-
-#: The derivative of the determinant: the determinants of the minors, with their signs.
-cofactor_p = OfMatrix(
-    "cofactor", functools.partial(_or_nan, _cofactor_impl), lambda x: (x.shape, x.dtype), _cofactor_rule
-)
-
-
-def _slogdet_rule(x, t):
-    sign, logabsdet = slogdet_p.bind(x)
-    moved = reduction.sum(inverse_p.bind(x).mT * t, (-2, -1))
-    if not _is_complex(x):
-        return [sign, logabsdet], [None, moved]
-    return [sign, logabsdet], [sign * (1j * imag(moved)), real(moved)]
-
-
-slogdet_p = OfMatrix(
-    "slogdet",
-    lambda x: list(numpy.linalg.slogdet(x)),
-    lambda x: [(x.shape[:-2], x.dtype), (x.shape[:-2], real_dtype(x.dtype))],
-    _slogdet_rule,
-    multiple_results=True,
-)
-slogdet = _declare(numpy.linalg.slogdet, slogdet_p)
 
 
 # ---------------------------------------------------------------- cholesky, qr
@@ -564,7 +510,7 @@ eigvals_p = OfMatrix(
     lambda x: (x.shape[:-1], _complex_dtype(x)),
     _eigvals_rule,
 )
-eig, eigvals = _declare(numpy.linalg.eig, eig_p), _declare(numpy.linalg.eigvals, eigvals_p)
+eig, eigvals = declare(numpy.linalg.eig, eig_p), declare(numpy.linalg.eigvals, eigvals_p)
 
 
 def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
