@@ -38,7 +38,7 @@ from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, ro
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
-from minidiff.ops.ties import basis_p, divisors_of, quotient_p, rounding_of, split_p, table_of
+from minidiff.ops.ties import basis_p, divisors_of, flat_p, quotient_p, rounding_of, split_p, table_of
 
 
 @functools.cache
@@ -538,6 +538,11 @@ def _svd_shape(x: ShapedArray, full_matrices: bool, hermitian: bool):
     return [((*batch, *u), x.dtype), ((*batch, k), real_dtype(x.dtype)), ((*batch, *vh), x.dtype)]
 
 
+def _without_rounding(s: Value) -> Value:
+    """Singular values; 0 for those that are 0 up to rounding."""
+    return where(s <= rounding_of(s) * _maximum(s, -1, keepdims=True), 0, s)
+
+
 def _svd_rule(x, t, full_matrices, hermitian):
     outs = svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian)
     s, t = outs[1], _hermitian(t) if hermitian else t
@@ -548,11 +553,9 @@ def _svd_rule(x, t, full_matrices, hermitian):
     # The Hermitian part turns u and v alike, by differences of singular values; the other part by their sums.
     ds, alike = split_p.bind(table, _hermitian(inner), of=of)
     alike = divisors_of(table) * alike
-    size = _maximum(s, -1, keepdims=True)
-    zero = s <= rounding_of(s) * size
-    sums = where(zero[..., None, :] & zero[..., None], 0, s[..., None, :] + s[..., None])
-    apart = quotient_p.bind(sums, 0.5 * (inner - adjoint(inner)), turns=True, transposed=False)
-    s = where(zero, 0, s)[..., None, :]
+    s = _without_rounding(s)
+    apart = quotient_p.bind(s[..., None, :] + s[..., None], 0.5 * (inner - adjoint(inner)), turns=True, transposed=False)
+    s = s[..., None, :]
     left, right = (lambda y, t, i=i: basis_p.bind(table, y, t, of=of, side=i) for i in (0, 1))
     all_u, du = _singular_vectors(outs[0], matmul(u, alike + apart), (s, t, v, inner), left)
     all_v, dv = _singular_vectors(adjoint(outs[2]), matmul(v, alike - apart), (s, adjoint(t), u, adjoint(inner)), right)
@@ -576,7 +579,8 @@ def _singular_vectors(all_u, du, moves, basis):
 
 def _svdvals_rule(x, t, hermitian):
     u, s, vh = svd_p.bind(x, full_matrices=False, hermitian=hermitian)
-    return s, _real(_along(u, _hermitian(t) if hermitian else t, adjoint(vh)))
+    ds = _real(_along(u, _hermitian(t) if hermitian else t, adjoint(vh)))
+    return s, ds + flat_p.bind(_without_rounding(s), ds)
 
 
 svd_p = OfMatrix(

@@ -330,3 +330,30 @@ quotient_p = General(
     ],
     sharding=dimensions.batch(2),
 )
+
+
+def _corner_impl(s: numpy.ndarray, t: numpy.ndarray) -> numpy.ndarray:
+    """NaN where a singular value is 0, and moved at first order by t; or where all of a matrix are 0."""
+    wrong = (s == 0) & ((t != 0) | (s == 0).all(-1, keepdims=True))
+    if wrong.any():
+        warn_here(
+            "svd: the first derivative of a singular value at 0 is a convention, as that of abs. This derivative of it "
+            "is NaN. np.sum(np.abs(x) ** 2) has no corner",
+            RuntimeWarning,
+        )
+    return numpy.where(wrong, numpy.nan, numpy.zeros_like(t))
+
+
+_corner_p = Discrete("corner", _corner_impl, lambda s, t: (t.shape, t.dtype), sharding=dimensions.batch(1))
+#: 0, with the derivative of a convention: NaN where a singular value s is 0 and its tangent t is not. Linear in t.
+flat_p = General(
+    "corner_of_singular_values",
+    lambda s, t: numpy.zeros_like(t),
+    lambda s, t: (t.shape, t.dtype),
+    lambda out, primals, tangents, params: add_all(
+        ([] if tangents[0] is None else [_corner_p.bind(*primals) * tangents[0]])
+        + ([] if tangents[1] is None else [flat_p.bind(primals[0], tangents[1])])
+    ),
+    transpose_rule=lambda ct, operands: [match(flat_p.bind(operands[0], ct), operands[1])],
+    sharding=dimensions.batch(1),
+)
