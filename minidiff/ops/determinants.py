@@ -72,7 +72,9 @@ def _minors_impl(a: numpy.ndarray, *directions: numpy.ndarray) -> numpy.ndarray:
     """The minors in the basis of singular vectors, where the matrix is diagonal."""
     bad = ~numpy.isfinite(a).all((-2, -1))[..., None, None]
     u, s, vh = numpy.linalg.svd(numpy.where(bad, 0, a))
-    along = [numpy.conjugate(numpy.swapaxes(u, -1, -2)) @ e @ numpy.conjugate(numpy.swapaxes(vh, -1, -2)) for e in directions]
+    along = [
+        numpy.conjugate(numpy.swapaxes(u, -1, -2)) @ e @ numpy.conjugate(numpy.swapaxes(vh, -1, -2)) for e in directions
+    ]
     if not directions:
         found = numpy.eye(s.shape[-1], dtype=s.dtype) * _all_but_one(s)[..., None]
     else:

@@ -302,9 +302,7 @@ _beside_corner = function_of(
 
 #: x / r, and 0 where r is 0: derivatives that are 0 by convention. The derivative of that is NaN there, with a warning.
 over = function_of(
-    Elementwise(
-        "over", _over_impl, (lambda out, x, r: _beside_corner(r), lambda out, x, r: -out * _beside_corner(r))
-    )
+    Elementwise("over", _over_impl, (lambda out, x, r: _beside_corner(r), lambda out, x, r: -out * _beside_corner(r)))
 )
 
 
