@@ -38,7 +38,7 @@ from minidiff.ops.elementwise import absolute, isnan, real, real_dtype, root, sq
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
-from minidiff.ops.ties import basis_p, divisors_of, flat_p, quotient_p, rounding_of, split_p, table_of
+from minidiff.ops.ties import basis_p, corner_p, divisors_of, quotient_p, rounding_of, split_p, table_of
 
 
 @functools.cache
@@ -128,7 +128,7 @@ def _eye(n: int, like: Value) -> numpy.ndarray:
     return numpy.eye(n, dtype=real_dtype(like.dtype))
 
 
-def hermitian(x: Value) -> Value:
+def hermitian_part(x: Value) -> Value:
     """The Hermitian part of a matrix."""
     return 0.5 * (x + adjoint(x))
 
@@ -271,7 +271,7 @@ inv = declare(numpy.linalg.inv, inv_p)
 
 def _pinv_rule(x, t, rcond, hermitian):
     y = pinv_p.bind(x, rcond=rcond, hermitian=hermitian)
-    t = hermitian(t) if hermitian else t
+    t = hermitian_part(t) if hermitian else t
     m, n = x.shape[-2:]
     yh, th = adjoint(y), adjoint(t)
     left, right = _eye(m, x) - matmul(x, y), _eye(n, x) - matmul(y, x)
@@ -376,7 +376,7 @@ def _cholesky_rule(x, t, upper):
     out = cholesky_p.bind(x, upper=upper)
     factor = adjoint(out) if upper else out
     inverse = inv_p.bind(factor)
-    inner = matmul(matmul(inverse, hermitian(t)), adjoint(inverse))
+    inner = matmul(matmul(inverse, hermitian_part(t)), adjoint(inverse))
     n = x.shape[-1]
     moved = matmul(factor, inner * (numpy.tri(n, k=-1, dtype=real_dtype(x.dtype)) + 0.5 * _eye(n, x)))
     return out, adjoint(moved) if upper else moved
@@ -456,7 +456,7 @@ def qr(a: Value, mode: str = "reduced") -> Any:
 def _eigh_rule(x, t, UPLO):
     w, v = eigh_p.bind(x, UPLO=UPLO)
     table = table_of(w)
-    dw, inner = split_p.bind(table, matmul(adjoint(v), matmul(hermitian(t), v)), of="eigh")
+    dw, inner = split_p.bind(table, matmul(adjoint(v), matmul(hermitian_part(t), v)), of="eigh")
     moved = matmul(v, divisors_of(table) * inner)
     v, dv = (basis_p.bind(table, y, moved, of="eigh", side=0) for y in (v, moved))
     return [w, v], [dw, dv]
@@ -545,13 +545,13 @@ def _without_rounding(s: Value) -> Value:
 
 def _svd_rule(x, t, full_matrices, hermitian):
     outs = svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian)
-    s, t = outs[1], hermitian(t) if hermitian else t
+    s, t = outs[1], hermitian_part(t) if hermitian else t
     k, table = s.shape[-1], table_of(s)
     of = "svd" if x.shape[-1] == x.shape[-2] and not _is_complex(x) else "svd with other vectors of 0"
     u, v = outs[0][..., :k], adjoint(outs[2])[..., :k]
     inner = matmul(adjoint(u), matmul(t, v))
     # The Hermitian part turns u and v alike, by differences of singular values; the other part by their sums.
-    ds, alike = split_p.bind(table, hermitian(inner), of=of)
+    ds, alike = split_p.bind(table, hermitian_part(inner), of=of)
     alike = divisors_of(table) * alike
     s = _without_rounding(s)
     apart = quotient_p.bind(
@@ -581,8 +581,8 @@ def _singular_vectors(all_u, du, moves, basis):
 
 def _svdvals_rule(x, t, hermitian):
     u, s, vh = svd_p.bind(x, full_matrices=False, hermitian=hermitian)
-    ds = _real(_along(u, hermitian(t) if hermitian else t, adjoint(vh)))
-    return s, ds + flat_p.bind(_without_rounding(s), ds)
+    ds = _real(_along(u, hermitian_part(t) if hermitian else t, adjoint(vh)))
+    return s, ds + corner_p.bind(_without_rounding(s), ds, moved=False, transposed=False)
 
 
 svd_p = OfMatrix(

@@ -94,36 +94,42 @@ def _minors_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     return Dimensions(labels, ((*range(len(batch)), None, None),))
 
 
-class Minors(Batched):
-    """The derivatives of the cofactors of a matrix in any number of directions; linear in each."""
+class Directional(Batched):
+    """Derivatives of a function of a matrix in any number of directions: symmetric, and linear in each.
+
+    The operands are the matrix and the directions. The result is a matrix: its inner product with one more direction is
+    the derivative of a number; with the transpose of one, if it is `turned`. So the transpose is the operation itself.
+    """
 
     batch_rule = staticmethod(bind_aligned)
+    turned = False
 
     def is_linear_in(self, positions, count):
         return len(positions) == 1 and 0 not in positions
 
     def tangent(self, out, primals, tangents, params):
         a, *directions = primals
-        terms = [self.bind(a, *directions, tangents[0])] if tangents[0] is not None else []
+        terms = [] if tangents[0] is None else [self.bind(a, *directions, tangents[0], **params)]
         for i, t in enumerate(tangents[1:]):
-            terms += [] if t is None else [self.bind(a, *directions[:i], t, *directions[i + 1 :])]
+            terms += [] if t is None else [self.bind(a, *directions[:i], t, *directions[i + 1 :], **params)]
         return add_all(terms)
 
     def transpose(self, ct, operands, params):
         cts: list[Value | None] = [None] * len(operands)
-        i = next(i for i, x in enumerate(operands) if isinstance(x, ShapedArray))
-        cts[i] = match(self.bind(*operands[:i], ct, *operands[i + 1 :]), operands[i])
+        (i,) = [i for i, x in enumerate(operands) if isinstance(x, ShapedArray)]
+        others = [x.mT if self.turned and x is not ct else x for x in (*operands[:i], ct, *operands[i + 1 :])]
+        cts[i] = match(self.bind(*others, **params), operands[i])
         return cts
 
 
-def _minors_shape(*types: ShapedArray) -> tuple[Any, Any]:
+def directional_shape(*types: ShapedArray, **params: Any) -> tuple[Any, Any]:
     return numpy.broadcast_shapes(*[t.shape for t in types]), numpy.result_type(*[t.dtype for t in types])
 
 
-minors_p = Minors(
+minors_p = Directional(
     "minors",
     _minors_impl,
-    _minors_shape,
+    directional_shape,
     fits=lambda *types: all(inverse_p.fits(t) for t in types),
     sharding=_minors_dimensions,
 )
@@ -140,7 +146,7 @@ det = declare(numpy.linalg.det, det_p)
 def _slogdet_rule(x, t):
     sign, logabsdet = slogdet_p.bind(x)
     moved = reduction.sum(inverse_p.bind(x).mT * t, (-2, -1))
-    if not x.dtype.kind == "c":
+    if x.dtype.kind != "c":
         return [sign, logabsdet], [None, moved]
     return [sign, logabsdet], [sign * (1j * imag(moved)), real(moved)]
 

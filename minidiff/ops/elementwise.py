@@ -288,9 +288,9 @@ def _reciprocal_beside_corner(r: numpy.ndarray) -> numpy.ndarray:
     zero = numpy.equal(r, 0)
     if zero.any():
         warn_here(
-            "the first derivative of a norm, std, hypot, arctan2 or a complex number's abs at 0 is a convention, 0. This "
-            "derivative of it is NaN. A square without the root is smooth: np.sum(x * x) for norm(x) ** 2, np.var for "
-            "std ** 2, x * x + y * y for hypot ** 2, z.real ** 2 + z.imag ** 2 for abs(z) ** 2",
+            "the first derivative of a norm, std, hypot, arctan2 or a complex number's abs at 0 is a convention, 0. "
+            "This derivative of it is NaN. A square without the root is smooth: np.sum(x * x) for norm(x) ** 2, "
+            "np.var for std ** 2, x * x + y * y for hypot ** 2, z.real ** 2 + z.imag ** 2 for abs(z) ** 2",
             RuntimeWarning,
         )
     return numpy.where(zero, numpy.nan, 1 / numpy.where(zero, 1, r))[()]

@@ -2,9 +2,9 @@
 
 All functions accept stacks of matrices, real and complex. `expm`, `cosm` and `sinm` have Fréchet derivatives of every
 order, each by one evaluation at a block matrix: f([[a, e], [0, a]]) has the derivative at a in the direction e in its
-upper right block; so has `logm`. The derivatives of `sqrtm` and `polar` solve Sylvester's equation. `matrix_function` is
-any function of Hermitian matrices, by divided differences. All of these have derivatives where eigenvalues or singular
-values are equal. What `numpy.linalg` has too is in `minidiff.numpy.linalg`.
+upper right block; so has `logm`. The derivatives of `sqrtm` and `polar` solve Sylvester's equation. `matrix_function`
+is any function of Hermitian matrices, by divided differences. All of these have derivatives where eigenvalues or
+singular values are equal. What `numpy.linalg` has too is in `minidiff.numpy.linalg`.
 
 `sqrtm` and `logm` of a real matrix are real if they exist, as SciPy's. Where a value is not known yet, under `jit` and
 `vmap`, a dtype cannot depend on it: those of a real matrix are real there, and NaN, with a warning, if none exist.
@@ -22,22 +22,24 @@ import numpy
 import scipy.linalg
 
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.types import typeof
 from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import warn_here
 from minidiff.ops import dimensions
-from minidiff.ops.base import Batched, General, add_all, bind_aligned, convert, match
+from minidiff.ops.base import General, add_all, bind_aligned, convert, match
 from minidiff.ops.decomposition import (
     OfMatrix,
     check_matrices,
-    hermitian,
+    hermitian_part,
     linear_equation,
     right_hand_side,
     solve_columns,
     solve_p,
 )
+from minidiff.ops.determinants import Directional, directional_shape
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import real_dtype
+from minidiff.ops.linalg import adjoint
 from minidiff.ops.ties import rounding_of
 from minidiff.scipy.closures import over_stacks
 from minidiff.scipy.divided_differences import first_difference, second_difference, values_of
@@ -249,7 +251,7 @@ def _real_or_nan(x: numpy.ndarray, function: Callable) -> numpy.ndarray:
         return y.real
     name = function.__name__
     warn_here(
-        f"{name} of a real matrix has no real value, and under jit and vmap a dtype cannot depend on values: it is NaN. "
+        f"{name} of a real matrix has no real value, and under jit and vmap no dtype can depend on values: it is NaN. "
         f"Write {name}(a.astype(complex))",
         RuntimeWarning,
     )
@@ -325,11 +327,11 @@ _full_rank_p = Discrete(
 
 def _polar_rule(a: Value, t: Value) -> tuple[Value, Value]:
     u = _polar_p.bind(a)
-    uh = numpy.conjugate(u.mT)
-    p, turned = hermitian(uh @ a), uh @ t
-    moved = u @ _sylvester_p.bind(block_diag(p, p), turned - numpy.conjugate(turned.mT))
+    uh = adjoint(u)
+    p, turned = hermitian_part(uh @ a), uh @ t
+    moved = u @ _sylvester_p.bind(block_diag(p, p), turned - adjoint(turned))
     if a.shape[-2] > a.shape[-1]:
-        moved = moved + numpy.conjugate(numpy.linalg.solve(p, numpy.conjugate((t - u @ turned).mT)).mT)
+        moved = moved + adjoint(numpy.linalg.solve(p, adjoint(t - u @ turned)))
     return u, moved * _full_rank_p.bind(a)
 
 
@@ -359,46 +361,22 @@ def polar(a: Value, side: str = "right") -> tuple[Value, Value]:
     if side not in ("right", "left"):
         raise ValueError(f"polar: side is 'right' or 'left', got {side!r}")
     a = check_matrices("polar", a)
-    if a.shape[-2] >= a.shape[-1]:
-        u = _polar_p.bind(a)
-    else:
-        u = numpy.conjugate(_polar_p.bind(numpy.conjugate(a.mT)).mT)
-    uh = numpy.conjugate(u.mT)
-    return u, hermitian(uh @ a if side == "right" else a @ uh)
+    u = _polar_p.bind(a) if a.shape[-2] >= a.shape[-1] else adjoint(_polar_p.bind(adjoint(a)))
+    uh = adjoint(u)
+    return u, hermitian_part(uh @ a if side == "right" else a @ uh)
 
 
 # ---------------------------------------------------------------- functions of Hermitian matrices
 
 
-class Spectral(Batched):
-    """The derivatives of a function of a Hermitian matrix in up to two directions; linear in each.
+class Spectral(Directional):
+    """The derivatives of a function of a Hermitian matrix.
 
     In the basis of eigenvectors they are sums of products of the directions and divided differences of the function.
     `functions` are the function, and its first and second derivatives.
     """
 
-    batch_rule = staticmethod(bind_aligned)
-
-    def is_linear_in(self, positions, count):
-        return len(positions) == 1 and 0 not in positions
-
-    def tangent(self, out, primals, tangents, params):
-        a, *directions = primals
-        terms = []
-        if tangents[0] is not None:
-            if len(directions) == 2:
-                raise TypeError("matrix_function has a first and a second derivative, and no third")
-            terms.append(self.bind(a, *directions, tangents[0], **params))
-        for i, t in enumerate(tangents[1:]):
-            terms += [] if t is None else [self.bind(a, *directions[:i], t, *directions[i + 1 :], **params)]
-        return add_all(terms)
-
-    def transpose(self, ct, operands, params):
-        cts: list[Value | None] = [None] * len(operands)
-        i = next(i for i, x in enumerate(operands) if isinstance(x, ShapedArray))
-        turned = [x if j == i else x.mT for j, x in enumerate((*operands[:i], ct, *operands[i + 1 :]))]
-        cts[i] = match(self.bind(*turned, **params), operands[i])
-        return cts
+    turned = True
 
 
 def _spectral_impl(a: numpy.ndarray, *directions: numpy.ndarray, functions: tuple[Callable, ...]) -> numpy.ndarray:
@@ -410,6 +388,8 @@ def _spectral_impl(a: numpy.ndarray, *directions: numpy.ndarray, functions: tupl
         inner = numpy.eye(w.shape[-1]) * values_of(functions[0], w)[..., None]
     elif len(along) == 1:
         inner = first_difference(functions, w[..., None], w[..., None, :])[0] * along[0]
+    elif len(along) > 2:
+        raise TypeError("matrix_function has a first and a second derivative, and no third")
     else:
         d = second_difference(functions, w[..., None, None], w[..., None, :, None], w[..., None, None, :])
         (e, f) = along
@@ -417,15 +397,7 @@ def _spectral_impl(a: numpy.ndarray, *directions: numpy.ndarray, functions: tupl
     return (v @ inner @ vh).astype(numpy.result_type(a, *directions), copy=False)
 
 
-_spectral_p = Spectral(
-    "matrix_function",
-    _spectral_impl,
-    lambda *types, functions: (
-        numpy.broadcast_shapes(*[t.shape for t in types]),
-        numpy.result_type(*[t.dtype for t in types]),
-    ),
-    sharding=dimensions.gather,
-)
+_spectral_p = Spectral("matrix_function", _spectral_impl, directional_shape, sharding=dimensions.gather)
 
 
 def matrix_function(f: Callable, df: Callable, A: Value) -> Value:
@@ -448,4 +420,4 @@ def matrix_function(f: Callable, df: Callable, A: Value) -> Value:
     """
     second = lambda x: jvp(df, (x,), (numpy.ones_like(x),))[1]  # noqa: E731
     a = check_matrices("matrix_function", A, square=True)
-    return _spectral_p.bind(hermitian(a), functions=(f, df, second))
+    return _spectral_p.bind(hermitian_part(a), functions=(f, df, second))
